@@ -30,11 +30,13 @@
 //! | [`load`], [`rsum`], [`ras`], [`log`] | readers of files: dumps, summaries, NCCL's RAS reports, logs |
 //! | [`source`] | readers of a running job: rings, endpoints, stores, worker servers |
 //! | [`mod@print`], [`export`] | a report as text, JSON or HTML; records for other tools |
+//! | [`redact`] | pseudonyms in place of paths, hosts and frames |
 //! | [`recording`], [`simulate`] | recorded and simulated jobs as sources |
 #![forbid(unsafe_code)]
 
 mod input;
 mod live;
+pub mod redact;
 mod render;
 
 pub use input::{load, log, ras, rsum};
@@ -46,7 +48,7 @@ pub use live::{
 pub use rcomm_verdict::{
     Analysis, Code, Difference, Evidence, Explanation, Extent, Finding, FrameRef, GroupChange,
     GroupRef, GroupReport, Input, InstanceReport, InstanceState, LogInput, LogLine, Message,
-    MessageNumbers, Policy, Problem, RankReport, Report, SeqKind, Severity, StackNode, Unread,
-    Verdict, Wait, analyze, causes, explain, filter, format, logs, matrix,
+    MessageNumbers, Policy, Price, Problem, RankReport, Report, SeqKind, Severity, StackNode,
+    Unread, Verdict, Wait, analyze, causes, explain, filter, format, logs, matrix,
 };
 pub use render::{export, print};

@@ -79,9 +79,9 @@ fn a_folder_of_dumps_is_read_with_ranks_from_its_names() {
 }
 
 #[test]
-fn a_foreign_file_costs_one_line_and_nothing_else() {
+fn a_foreign_file_becomes_one_problem_and_affects_nothing_else() {
     let (dumps, loaded) = all(&fixture("truncated-dump-w4"));
-    // Pickle and JSON of the same moment are in neighbouring folders, with the expected result next to them.
+    // Pickle and JSON of the same moment are in neighboring folders, with the expected result next to them.
     assert_eq!(ranks(&dumps), [0, 0, 1, 1, 2, 2, 3, 3]);
     let truth: Vec<&Problem> = loaded
         .problems
@@ -125,7 +125,7 @@ fn empty_garbage_and_hostile_files_are_left_aside() {
     ]);
     let (dumps, loaded) = all(folder.path());
     assert_eq!(ranks(&dumps), [0]);
-    let told: Vec<(Code, &str)> = loaded
+    let reported: Vec<(Code, &str)> = loaded
         .problems
         .iter()
         .map(|problem| {
@@ -134,7 +134,7 @@ fn empty_garbage_and_hostile_files_are_left_aside() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             (Code::N301, "dump"),
             (Code::N301, "rank_1"),
@@ -198,7 +198,7 @@ fn a_packed_file_that_was_cut_gives_what_came_before() {
 }
 
 #[test]
-fn a_damaged_member_costs_itself_alone() {
+fn a_damaged_member_affects_no_other_member() {
     let mut broken = gzip(&dump(1));
     broken.truncate(20);
     let archive = tar(&[
@@ -219,7 +219,7 @@ fn a_damaged_member_costs_itself_alone() {
 }
 
 #[test]
-fn what_a_capture_lacks_is_told() {
+fn absences_of_a_capture_become_problems() {
     let manifest = br#"{"schema":"rcomm.capture/1","made_by":"rcomm-fr","made_ns":0,"files":[],
         "absent":[{"host":"node9","path":"/tmp/rank_1","reason":"No such file"}],"left_out":0}"#;
     let archive = tar(&[("node8/tmp/rank_0", &dump(0)), ("manifest.json", manifest)]);
@@ -250,7 +250,7 @@ fn judge(path: &Path, jobs: usize) -> Report {
 }
 
 #[test]
-fn of_two_records_of_one_rank_the_newer_stands_whatever_the_order() {
+fn of_two_records_of_one_rank_the_newer_is_used_in_any_order() {
     let record = |time: i64| {
         format!(
             r#"{{"version":"2.10","rank":5,"pg_config":{{}},"entries":[{{"profiling_name":"cpu:barrier","time_created_ns":{time}}}]}}"#
@@ -262,21 +262,21 @@ fn of_two_records_of_one_rank_the_newer_stands_whatever_the_order() {
         for jobs in [1, 4] {
             let report = judge(folder.path(), jobs);
             assert_eq!(report.input.ranks_read, 1);
-            let aside = report.problems.iter().find(|it| it.code == Code::N300);
-            let aside = aside.unwrap_or_else(|| panic!("{:?}", report.problems));
-            assert!(aside.path.ends_with(names[0]), "{}", aside.path);
+            let set_aside = report.problems.iter().find(|it| it.code == Code::N300);
+            let set_aside = set_aside.unwrap_or_else(|| panic!("{:?}", report.problems));
+            assert!(set_aside.path.ends_with(names[0]), "{}", set_aside.path);
         }
     }
 }
 
 #[test]
-fn of_two_forms_of_one_record_the_one_with_stacks_stands() {
+fn of_two_forms_of_one_record_the_one_with_stacks_is_used() {
     for jobs in [1, 2, 8] {
         let report = judge(&fixture("never-join-w4"), jobs);
         let first = &report.findings[0];
         assert!(first.sentence.contains("train.py:61"), "{}", first.sentence);
-        let aside = report.problems.iter().filter(|it| it.code == Code::N300);
-        let of_json = aside.filter(|it| it.path.contains("/json/")).count();
+        let set_aside = report.problems.iter().filter(|it| it.code == Code::N300);
+        let of_json = set_aside.filter(|it| it.path.contains("/json/")).count();
         assert_eq!(of_json, 4, "{:?}", report.problems);
     }
 }
@@ -361,6 +361,77 @@ fn packings_within_each_other_unpack_no_further_than_is_worth_it() {
 }
 
 #[test]
+fn many_small_files_unpack_to_no_more_than_they_may_together() {
+    let packed = gzip(&vec![b' '; 1 << 20]);
+    let names: Vec<String> = (1..65).map(|rank| format!("rank_{rank}.gz")).collect();
+    let bombs: Vec<(&str, &[u8])> = names.iter().map(|name| (&name[..], &packed[..])).collect();
+    let folder = folder(&bombs);
+    fs::write(folder.path().join("rank_0"), dump(0)).unwrap();
+    let options = LoadOptions {
+        jobs: NonZeroUsize::new(4),
+        max_unpacked: (8 << 20, 20),
+        ..LoadOptions::default()
+    };
+    let (dumps, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
+    // What is not packed is read even so.
+    assert_eq!(ranks(&dumps), [0]);
+    let over = |it: &&Problem| {
+        it.sentence
+            .contains("unpack to more than 8 MiB, and to over 20 times their size, together")
+    };
+    let refused = loaded.problems.iter().filter(over).count();
+    // Eight fit, less what the four threads had read of others by then.
+    assert!(
+        (55..=60).contains(&refused),
+        "{refused}: {:?}",
+        loaded.problems
+    );
+}
+
+#[test]
+fn summaries_count_among_what_is_unpacked() {
+    let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+    for _ in 0..16 {
+        // A part of 16 MiB, most of which is behind its end.
+        packer.write_all(&(16_u32 << 20).to_le_bytes()).unwrap();
+        packer.write_all(&vec![0; 16 << 20]).unwrap();
+    }
+    let summary = [b"rcommsum\x05\0".as_slice(), &packer.finish().unwrap()].concat();
+    let folder = folder(&[("node.rsum", &summary)]);
+    let options = LoadOptions {
+        max_unpacked: (1 << 20, 1),
+        ..LoadOptions::default()
+    };
+    let (_, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
+    let told = |what: &str| loaded.problems.iter().any(|it| it.sentence.contains(what));
+    assert!(told("unpack to more than 1 MiB"), "{:?}", loaded.problems);
+}
+
+#[test]
+fn large_files_are_read_one_at_a_time_and_all_of_them() {
+    let large = |rank: u32| {
+        let mut text = fs::read(fixture(&format!("batch-ring-w4/json/rank_{rank}.json"))).unwrap();
+        // White space at the end of a file is no part of it.
+        text.extend(std::iter::repeat_n(b'\n', 33 << 20));
+        text
+    };
+    let files: Vec<(String, Vec<u8>)> = (0..3)
+        .map(|rank| (format!("rank_{rank}"), large(rank)))
+        .collect();
+    let files: Vec<(&str, &[u8])> = files
+        .iter()
+        .map(|(name, text)| (&name[..], &text[..]))
+        .collect();
+    let folder = folder(&files);
+    let options = LoadOptions {
+        jobs: NonZeroUsize::new(3),
+        ..LoadOptions::default()
+    };
+    let (dumps, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
+    assert_eq!(ranks(&dumps), [0, 1, 2], "{:?}", loaded.problems);
+}
+
+#[test]
 fn archives_that_are_not_read_are_named() {
     let folder = folder(&[("dumps.zip", b"PK\x03\x04\x14\0\0\0")]);
     let (_, loaded) = all(folder.path());
@@ -372,10 +443,10 @@ fn archives_that_are_not_read_are_named() {
 
 #[test]
 fn progress_counts_every_file_once() {
-    let (calls, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (calls, highest) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let progress = |at: rcomm_analyzer::load::Progress| {
         calls.fetch_add(1, Ordering::Relaxed);
-        most.fetch_max(at.done, Ordering::Relaxed);
+        highest.fetch_max(at.done, Ordering::Relaxed);
         assert_eq!(at.files, 4);
     };
     let options = LoadOptions {
@@ -384,5 +455,5 @@ fn progress_counts_every_file_once() {
     };
     let mut dumps = 0;
     load(&[fixture("batch-ring-w4/pickle")], &options, |_| dumps += 1).unwrap();
-    assert_eq!((dumps, calls.into_inner(), most.into_inner()), (4, 4, 4));
+    assert_eq!((dumps, calls.into_inner(), highest.into_inner()), (4, 4, 4));
 }

@@ -47,11 +47,11 @@ fn every_excerpt_has_the_first_line_that_its_table_states() {
         assert!(!report.findings[0].log.is_empty(), "{name}");
         seen += 1;
     }
-    assert_eq!(seen, 10);
+    assert_eq!(seen, 12);
 }
 
 #[test]
-fn a_host_that_the_network_does_not_lead_to_is_named_with_who_misses_it() {
+fn an_unreachable_host_is_named_with_the_ranks_that_miss_it() {
     for (line, peer) in [
         (
             "n1:534:1763 [3] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.7<43731> failed : No \
@@ -147,7 +147,7 @@ fn a_rank_without_a_line_is_named_with_doubt() {
 }
 
 #[test]
-fn all_inside_blames_no_rank() {
+fn no_rank_is_blamed_if_all_are_in_the_operation() {
     let report = judge_lines(&all_reduce(0..8));
     let first = &report.findings[0];
     assert_eq!(first.code, Code::E135);
@@ -208,7 +208,97 @@ fn a_killed_process_comes_before_those_that_waited_for_it() {
 }
 
 #[test]
-fn a_text_of_something_else_is_left_aside() {
+fn lines_of_an_earlier_attempt_are_not_joined_with_later_ones() {
+    let restart = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group";
+    // Rank 5 was missing in the first attempt, rank 2 in the second.
+    let mut lines = all_reduce((0..8).filter(|&rank| rank != 5));
+    lines.push(restart.to_owned());
+    lines.extend(all_reduce((0..8).filter(|&rank| rank != 2)));
+    let report = judge_lines(&lines);
+    let first = &report.findings[0];
+    assert_eq!(
+        (first.code, first.culprit_ranks.as_slice()),
+        (Code::E102, &[2][..])
+    );
+    assert_eq!(report.input.logs.expect("a log").other_attempts, 14);
+    // Without a failure since, the report is about the earlier attempt and states that.
+    let mut lines = all_reduce(0..8);
+    lines.push(restart.to_owned());
+    let report = judge_lines(&lines);
+    let sentence = &report.findings[0].sentence;
+    assert_eq!(report.findings[0].code, Code::E135);
+    assert!(sentence.contains("restarted after that"), "{sentence}");
+    // Records are of the newest attempt: no line of an earlier one is cited with them.
+    let mut earlier = timed_out(0, 1, "ALLREDUCE", 512, 1).to_vec();
+    earlier.push(restart.to_owned());
+    assert!(with_log(&earlier).findings[0].log.is_empty());
+}
+
+#[test]
+fn torchrun_s_folders_of_attempts_are_kept_apart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |attempt: u32, rank: u32, lines: &[String]| {
+        let at = folder
+            .path()
+            .join(format!("run_x/attempt_{attempt}/{rank}"));
+        std::fs::create_dir_all(&at).expect("space");
+        std::fs::write(at.join("stderr.log"), lines.join("\n")).expect("space");
+    };
+    for rank in 0..4 {
+        let rest = if rank == 0 {
+            vec![INIT.to_owned()]
+        } else {
+            Vec::new()
+        };
+        write(
+            0,
+            rank,
+            &[rest, timed_out(rank, 41, "ALLREDUCE", 512, 41).to_vec()].concat(),
+        );
+    }
+    write(1, 0, &timed_out(0, 9, "ALLREDUCE", 512, 9));
+    let report = judge(&[folder.path().to_owned()]);
+    assert_eq!(report.input.logs.as_ref().expect("logs").other_attempts, 8);
+    let first = &report.findings[0];
+    assert!(
+        first
+            .sentence
+            .starts_with("rank 0 timed out in all_reduce #9"),
+        "{first:?}"
+    );
+    // A later attempt without a fact is an attempt, too.
+    write(2, 0, &["epoch 1: loss 0.4".to_owned()]);
+    let sentence = &judge(&[folder.path().to_owned()]).findings[0].sentence;
+    assert!(sentence.contains("restarted after that"), "{sentence}");
+}
+
+#[test]
+fn ranks_within_a_barrier_s_group_are_no_ranks_of_the_job() {
+    let missed = "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 30000 ms".to_owned();
+    let reached = |label: &str, rank: u32| {
+        format!(
+            "{label}Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for \
+             send/recv from rank 0. Please check rank 0 logs for faulty rank."
+        )
+    };
+    let culprits = |lines: &[String]| {
+        let report = judge_lines(lines);
+        assert_eq!(report.findings[0].code, Code::E101);
+        report.findings[0].culprit_ranks.clone()
+    };
+    let no_rank: [u32; 0] = [];
+    assert_eq!(culprits(&[missed.clone(), reached("", 1)]), no_rank);
+    assert_eq!(culprits(&[missed.clone(), reached("[rank6]:", 3)]), no_rank);
+    assert_eq!(culprits(&[missed.clone(), reached("[rank3]:", 3)]), [2]);
+    let size = "world_size 4".to_owned();
+    assert_eq!(
+        culprits(&[size, missed, reached("", 1), reached("", 3)]),
+        [2]
+    );
+}
+
+#[test]
+fn a_text_without_facts_is_set_aside() {
     let report = judge_lines(&["epoch 1: loss 0.4".to_owned(), "done".to_owned()]);
     assert!(report.input.logs.is_none());
     assert_eq!(report.problems[0].code, Code::N300);
@@ -229,7 +319,7 @@ fn a_long_log_is_read_as_a_stream() {
         load(&[file.path().to_owned()], &options, |_| panic!("no record")).expect("a file");
     assert_eq!(loaded.problems, []);
     assert_eq!(loaded.logs[0].lines, 300_017);
-    assert_eq!(loaded.logs[0].facts.len(), 16);
+    assert_eq!(loaded.logs[0].facts().count(), 16);
 }
 
 /// Records of a job in which one rank never joined, and a log of it.

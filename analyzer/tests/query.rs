@@ -37,11 +37,11 @@ fn the_finding_names_its_culprit() {
 }
 
 #[test]
-fn what_does_not_ask_is_exit_code_2() {
+fn a_statement_that_is_no_query_is_exit_code_2() {
     let output = query("drop table entries", &[]);
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("\"drop\" asks for nothing"), "{text}");
+    assert!(text.contains("\"drop\" is no query"), "{text}");
 }
 
 #[test]

@@ -49,10 +49,10 @@ fn main() -> Result<()> {
     for parameter in &model.parameters {
         let own: Vec<f32> = parameter.flatten_all()?.to_vec1()?;
         let all = group.all_gather_tensor(parameter.as_tensor())?;
-        let everybody: Vec<f32> = all.flatten_all()?.to_vec1()?;
+        let gathered: Vec<f32> = all.flatten_all()?.to_vec1()?;
         ensure!(
-            everybody == own.repeat(size),
-            "the ranks have drifted apart"
+            gathered == own.repeat(size),
+            "the weights of the ranks differ"
         );
     }
     if rank == 0 {
@@ -78,7 +78,8 @@ fn average(
     gradients: &GradStore,
 ) -> Result<Vec<Tensor>> {
     for (at, parameter) in model.parameters.iter().enumerate().rev() {
-        let own = gradients.get(parameter).context("a gradient")?;
+        let own = gradients.get(parameter);
+        let own = own.context("a parameter has no gradient")?;
         read(own, |own| {
             reducer.ready(at, own.as_slice::<f32>().unwrap_or_default())
         })?;
@@ -100,7 +101,8 @@ fn alone() -> Result<Vec<f32>> {
         let (loss, gradients) = model.backward(&Batch::of_step(step, BATCH)?)?;
         let own = model.parameters.iter().map(|it| gradients.get(it).cloned());
         let own: Option<Vec<Tensor>> = own.collect();
-        model.descend(&own.context("a gradient")?, RATE)?;
+        let own = own.context("a parameter has no gradient")?;
+        model.descend(&own, RATE)?;
         curve.push(loss);
     }
     Ok(curve)
@@ -111,10 +113,11 @@ fn compare(together: &[f32], alone: &[f32]) -> Result<()> {
     for step in (0..STEPS).step_by(STEPS / 10).chain([STEPS - 1]) {
         println!("{step:>6} {:>12.7} {:>12.7}", together[step], alone[step]);
     }
-    let apart = |(a, b): (&f32, &f32)| (a - b).abs() / b.abs();
-    let furthest = together.iter().zip(alone).map(apart).fold(0.0, f32::max);
-    println!("the curves differ by at most {furthest:.1e} of their height");
-    ensure!(furthest < 1e-3, "more than rounding");
+    let difference = |(a, b): (&f32, &f32)| (a - b).abs() / b.abs();
+    let largest = together.iter().zip(alone).map(difference);
+    let largest = largest.fold(0.0, f32::max);
+    println!("the curves differ by at most {largest:.1e} of their height");
+    ensure!(largest < 1e-3, "this is more than rounding explains");
     ensure!(
         together[STEPS - 1] < together[0] / 20.0,
         "the loss did not fall"

@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// The time-out of operations with `--hold`: so long that no operation ends while a user inspects the job.
 const LONG_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time limit for the ranks to exit; generous, for slow machines.
-const PATIENCE: Duration = Duration::from_secs(60);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The records and files that the job leaves.
 pub(crate) struct Outcome {
@@ -50,7 +50,7 @@ impl Job {
         let directory = std::env::temp_dir().join(format!("rcomm-{name}"));
         // The port is free now, and most likely still is when rank 0 binds it.
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-        say(&match fault {
+        print_line(&match fault {
             Fault::Hold => {
                 format!("== {RANKS} ranks of job {name}; rank {CULPRIT} stops in step 5")
             }
@@ -110,7 +110,7 @@ impl Job {
     /// ranks.
     pub(crate) fn hold(mut self) -> Result<()> {
         let name = &self.name;
-        say(&format!(
+        print_line(&format!(
             "== in another terminal:\n\
              ==   rcomm-top --job {name}          the live view (or: cargo run -p rcomm-top)\n\
              ==   rcomm-top --once --job {name}   the verdict as text\n\
@@ -119,7 +119,7 @@ impl Job {
         ));
         for rank in &mut self.ranks {
             let status = rank.process.wait()?;
-            say(&format!("== rank {} has ended: {status}", rank.number));
+            print_line(&format!("== rank {} has ended: {status}", rank.number));
         }
         Ok(())
     }
@@ -127,11 +127,11 @@ impl Job {
     /// Waits until all ranks but [`CULPRIT`] have exited, kills the culprit, as a scheduler would, and collects the
     /// dumps.
     pub(crate) fn finish(mut self) -> Result<Outcome> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EXIT_TIMEOUT;
         for rank in self.ranks.iter_mut().filter(|rank| rank.number != CULPRIT) {
             while rank.process.try_wait()?.is_none() {
                 if Instant::now() > deadline {
-                    bail!("rank {} has not exited after {PATIENCE:?}", rank.number);
+                    bail!("rank {} has not exited after {EXIT_TIMEOUT:?}", rank.number);
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -145,7 +145,7 @@ impl Job {
         let mut dumps = read_dumps(&self.directory)?;
         if let Some(ring) = ring {
             let ring = ring.context("read the ring of the killed rank")?;
-            say(&format!(
+            print_line(&format!(
                 "\n== the ring of rank {CULPRIT}: {}",
                 ring.path().display()
             ));
@@ -181,7 +181,7 @@ impl Drop for Job {
 }
 
 /// Prints a line; ignores a closed output.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
@@ -189,7 +189,7 @@ fn say(line: &str) {
 fn print_lines(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
     std::thread::spawn(move || {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
-            say(&format!("[rank {rank}] {line}"));
+            print_line(&format!("[rank {rank}] {line}"));
         }
     })
 }

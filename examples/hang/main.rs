@@ -23,9 +23,9 @@ use std::process::ExitCode;
 /// The fault of rank 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It never returns from loading data.
+    /// Rank 2 never returns from loading data.
     Stop,
-    /// It is killed while it loads data.
+    /// Rank 2 is killed while it loads data.
     Kill,
     /// As [`Stop`](Self::Stop), but with a time-out of a day, so that a user can inspect the job while it hangs.
     Hold,
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     // With RANK set, this process is one of the four ranks; without RANK, it starts the ranks.
     let result = match std::env::var_os("RANK") {
         Some(_) => training::run(fault),
-        None => show(fault),
+        None => run_and_analyze(fault),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
 
 /// Starts the job, waits for its end, and prints the analysis of the records. With [`Fault::Hold`] there is no
 /// analysis.
-fn show(fault: Fault) -> Result<()> {
+fn run_and_analyze(fault: Fault) -> Result<()> {
     let job = job::Job::start(fault)?;
     if fault == Fault::Hold {
         return job.hold();

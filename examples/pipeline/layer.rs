@@ -13,7 +13,7 @@ pub(crate) struct Layer {
 impl Layer {
     /// Returns layer number `at`, with a weight matrix near the identity.
     pub(crate) fn new(at: u32) -> Self {
-        let place = |index: usize| {
+        let weight_at = |index: usize| {
             let diagonal = if index.is_multiple_of(WIDTH + 1) {
                 1.0
             } else {
@@ -22,7 +22,7 @@ impl Layer {
             diagonal + 0.1 * (index as f32 + at as f32 * 0.37).cos()
         };
         Self {
-            weight: (0..WIDTH * WIDTH).map(place).collect(),
+            weight: (0..WIDTH * WIDTH).map(weight_at).collect(),
             gradient: vec![0.0; WIDTH * WIDTH],
         }
     }
@@ -36,15 +36,15 @@ impl Layer {
 
     /// Adds to the gradient of the weights, and returns the gradient of the input; `gradient` is that of the output.
     pub(crate) fn backward(&mut self, input: &[f32], output: &[f32], gradient: &[f32]) -> Vec<f32> {
-        let mut before = vec![0.0; WIDTH];
-        for (row, (out, above)) in output.iter().zip(gradient).enumerate() {
-            let bent = above * (1.0 - out * out);
+        let mut input_gradient = vec![0.0; WIDTH];
+        for (row, (out, output_gradient)) in output.iter().zip(gradient).enumerate() {
+            let sum_gradient = output_gradient * (1.0 - out * out);
             for (column, x) in input.iter().enumerate() {
-                self.gradient[row * WIDTH + column] += bent * x;
-                before[column] += bent * self.weight[row * WIDTH + column];
+                self.gradient[row * WIDTH + column] += sum_gradient * x;
+                input_gradient[column] += sum_gradient * self.weight[row * WIDTH + column];
             }
         }
-        before
+        input_gradient
     }
 
     /// Takes one step of gradient descent, and resets the gradient.

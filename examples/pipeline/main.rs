@@ -1,5 +1,5 @@
 //! Pipeline parallelism: each rank holds one layer of a network; micro-batches are sent forward through the ranks, and
-//! their gradients back. The result equals that of a single process, to the bit.
+//! their gradients back. The result equals that of a single process, bit for bit.
 //!
 //! ```text
 //! rcomm-run -n 4 target/release/examples/pipeline
@@ -78,9 +78,9 @@ fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
         } else {
             group.recv(&mut gradient, rank + 1, BACKWARD + micro)?;
         }
-        let before = own.backward(&inputs[at], &outputs[at], &gradient);
+        let input_gradient = own.backward(&inputs[at], &outputs[at], &gradient);
         if rank != 0 {
-            sends.push(group.send_async(before, rank - 1, BACKWARD + micro)?);
+            sends.push(group.send_async(input_gradient, rank - 1, BACKWARD + micro)?);
         }
     }
     for send in sends {

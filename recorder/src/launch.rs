@@ -13,7 +13,7 @@
 
 use crate::model::Rank;
 
-/// A process's place in its job, as set by its launcher.
+/// A process's rank and job, as set by its launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
     /// Its rank, below `world_size`.
@@ -22,14 +22,14 @@ pub struct Launched {
     pub world_size: u32,
     /// The job's name, the same on all its ranks; `None` if the environment has none.
     pub job: Option<String>,
-    /// How often the launcher has restarted the job; 0 if the launcher does not say.
+    /// How often the launcher has restarted the job; 0 if the environment does not contain it.
     pub attempt: u32,
 }
 
 /// A function that looks up an environment variable by name.
 type Environment<'e> = dyn Fn(&str) -> Option<String> + 'e;
 
-/// The names of one launcher's variables; an empty name stands for a variable that the launcher does not have.
+/// The names of one launcher's variables; a name is empty if the launcher has no such variable.
 struct Dialect {
     rank: &'static str,
     world_size: &'static [&'static str],
@@ -73,19 +73,19 @@ const DIALECTS: [Dialect; 4] = [
 
 impl Launched {
     /// The launcher's values, read through `lookup` (for example `std::env::var(name).ok()`). Only the first launcher
-    /// whose rank variable is set counts; `None` if there is none, or if its rank and world size are not numbers or do
-    /// not fit together.
+    /// whose rank variable is set counts; `None` if there is none, if its rank or world size is not a number, or if the
+    /// rank is not below the world size.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();
         let names = DIALECTS.iter().find(|names| text(names.rank).is_some())?;
         let rank = number(names.rank)?;
         let world_size = names.world_size.iter().find_map(|name| number(name))?;
-        let meeting = || Some(format!("{}-{}", text("MASTER_ADDR")?, text("MASTER_PORT")?));
+        let rendezvous = || Some(format!("{}-{}", text("MASTER_ADDR")?, text("MASTER_PORT")?));
         (rank < world_size).then(|| Self {
             rank,
             world_size,
-            job: (names.job)(&text).or_else(meeting),
+            job: (names.job)(&text).or_else(rendezvous),
             attempt: number(names.attempt).unwrap_or(0),
         })
     }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn each_launcher_gives_rank_and_job() {
+    fn rank_and_job_are_read_from_the_variables_of_each_launcher() {
         let torchrun = from(&[
             ("RANK", "3"),
             ("WORLD_SIZE", "8"),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn inconsistent_variables_give_no_place() {
+    fn inconsistent_variables_give_none() {
         assert_eq!(from(&[]), None);
         assert_eq!(from(&[("RANK", "3")]), None);
         assert_eq!(from(&[("RANK", "8"), ("WORLD_SIZE", "8")]), None);

@@ -37,7 +37,7 @@
 //! # }
 //! ```
 
-// invariant 8
+// Invariant 8 in docs/ARCHITECTURE.md.
 #![deny(unsafe_code)]
 
 mod error;

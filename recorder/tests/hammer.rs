@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const WRITERS: u64 = 2;
 /// Minimum number of entries to read: a few seconds' work in both kinds of builds.
-const LEAST_READS: usize = if cfg!(debug_assertions) {
+const MIN_READS: usize = if cfg!(debug_assertions) {
     250_000
 } else {
     2_000_000
@@ -150,7 +150,7 @@ fn reader_in_another_process_sees_no_torn_entry() {
     let seconds = Duration::from_secs(seconds.map_or(3, |seconds| seconds.parse().unwrap()));
     let begun = Instant::now();
     let (mut reads, mut snapshots, mut with_splits, mut newest) = (0, 0_u64, 0_usize, 0);
-    while reads < LEAST_READS || begun.elapsed() < seconds {
+    while reads < MIN_READS || begun.elapsed() < seconds {
         let dump = reader.snapshot();
         for entry in &dump.entries {
             check(&dump, entry);

@@ -65,7 +65,7 @@ fn rank_that_records_forever() {
     }
 }
 
-/// Its main thread has finished its work and joins a thread that never ends.
+/// The main thread of this rank has finished its work and joins a thread that never ends.
 #[test]
 #[ignore = "run by the tests below, as a process of its own"]
 fn rank_that_is_stuck_in_teardown() {

@@ -44,7 +44,7 @@ fn recording_known_operations_allocates_nothing() {
     });
     assert!(
         first.count_total > 0,
-        "the first of each is interned, so this counts nothing"
+        "interning allocates, so the counter does not work"
     );
     let failure = Failure::new(FailureKind::Timeout, &[1, 2, 3], 0, "waited for rank 1");
     let one_of_each = || {

@@ -210,7 +210,7 @@ fn every_prefix_of_a_dump_gives_its_complete_entries_or_an_error() {
 }
 
 #[test]
-fn one_wrong_byte_anywhere_neither_panics_nor_breaks_an_index() {
+fn a_changed_byte_anywhere_causes_no_panic_and_no_invalid_index() {
     for path in [
         "batch-ring-w4/pickle/rank_1",
         "batch-ring-w4/json/rank_1.json",
@@ -265,7 +265,7 @@ fn a_bare_list_of_entries_is_a_dump() {
 }
 
 #[test]
-fn torchcomms_is_recognised_by_its_groups() {
+fn torchcomms_is_recognized_by_its_groups() {
     let text = br#"{"version":"2.10","pg_config":{"main_comm":{"name":"main_comm","desc":"nccl","ranks":"[0,1]"}},
         "pg_status":{},"entries":[{"record_id":3,"pg_id":0,"process_group":["main_comm","nccl"],
         "collective_seq_id":3,"p2p_seq_id":0,"op_id":3,"profiling_name":"nccl:all_gather_single",
@@ -476,7 +476,7 @@ fn a_list_that_contains_itself_is_read_in_finite_time() {
 }
 
 #[test]
-fn invalid_and_empty_input_is_named() {
+fn empty_input_and_input_that_is_no_dump_are_refused() {
     assert_eq!(Dump::read(b""), Err(ReadError::Empty));
     for garbage in [&b"hello"[..], b"\x1f\x8b\x08\0", b"\0\0\0\0", b" \n\t"] {
         assert!(matches!(

@@ -1,4 +1,4 @@
-//! How long the rings of dead jobs are kept.
+//! Which rings of dead jobs are removed, and which are kept.
 
 use rcomm_recorder::publish::{KeptJobs, LaunchRecord, list_rings, remove_jobs_beside};
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
@@ -24,10 +24,10 @@ fn ring(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
     ring_on(None, directory, job, rank)
 }
 
-/// A job of two ranks whose rings were left behind.
-fn dead(directory: &Path, job: &str) {
+/// Makes a job of two ranks that have ended without removing their rings.
+fn make_dead_job(directory: &Path, job: &str) {
     for rank in 0..2 {
-        // Dropping it releases the lock without removing the file, as the end of the process does.
+        // Dropping the recorder releases the lock without removing the file, as the end of the process does.
         drop(ring(directory, job, rank));
     }
 }
@@ -46,53 +46,53 @@ fn names<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
 #[test]
 fn the_oldest_dead_jobs_beyond_the_count_are_removed_and_no_other() {
     let directory = tempfile::tempdir().expect("a directory");
-    let place = directory.path();
+    let root = directory.path();
     for job in ["a", "b", "c", "d"] {
-        dead(place, job);
+        make_dead_job(root, job);
     }
-    let alive = ring(place, "alive", 0);
+    let alive = ring(root, "alive", 0);
     let kept = KeptJobs { jobs: 4, ..ALL };
-    assert_eq!(kept.apply(place).expect("a directory").len(), 0);
+    assert_eq!(kept.apply(root).expect("a directory").len(), 0);
     remove_jobs_beside(&alive, &KeptJobs { jobs: 2, ..ALL });
-    assert_eq!(jobs(place), names(["alive", "c", "d"]));
-    assert!(!place.join("a").exists());
+    assert_eq!(jobs(root), names(["alive", "c", "d"]));
+    assert!(!root.join("a").exists());
     remove_jobs_beside(&alive, &KeptJobs { jobs: 0, ..ALL });
-    assert_eq!(jobs(place), names(["alive"]));
+    assert_eq!(jobs(root), names(["alive"]));
 }
 
 #[test]
 fn dead_jobs_beyond_the_bytes_are_removed_but_never_the_newest() {
     let directory = tempfile::tempdir().expect("a directory");
-    let place = directory.path();
+    let root = directory.path();
     for job in ["a", "b", "c"] {
-        dead(place, job);
+        make_dead_job(root, job);
     }
     let occupied = |job: &str| -> u64 {
-        let files = std::fs::read_dir(place.join(job)).expect("a directory");
+        let files = std::fs::read_dir(root.join(job)).expect("a directory");
         let about = files.map(|file| file.and_then(|file| file.metadata()).expect("a file"));
         about.map(|about| about.blocks() * 512).sum()
     };
     let two = occupied("b") + occupied("c");
     let bytes = |bytes| KeptJobs { bytes, ..ALL };
-    bytes(two).apply(place).expect("a directory");
-    assert_eq!(jobs(place), names(["b", "c"]));
-    bytes(two - 1).apply(place).expect("a directory");
-    assert_eq!(jobs(place), names(["c"]));
-    bytes(0).apply(place).expect("a directory");
-    assert_eq!(jobs(place), names(["c"]));
+    bytes(two).apply(root).expect("a directory");
+    assert_eq!(jobs(root), names(["b", "c"]));
+    bytes(two - 1).apply(root).expect("a directory");
+    assert_eq!(jobs(root), names(["c"]));
+    bytes(0).apply(root).expect("a directory");
+    assert_eq!(jobs(root), names(["c"]));
 }
 
 #[test]
 fn a_job_that_may_live_is_kept() {
     let directory = tempfile::tempdir().expect("a directory");
-    let place = directory.path();
-    // One rank of it lives; one is of another host, whose processes are not seen from here; one's launcher lives,
-    // and may start its ranks again.
-    drop(ring(place, "half", 0));
-    let _half = ring(place, "half", 1);
-    drop(ring_on(Some("elsewhere"), place, "distant", 0));
-    dead(place, "restarting");
-    dead(place, "launched");
+    let root = directory.path();
+    // A rank of `half` lives; `distant` ran on another host, whose processes are not visible here; the launcher of
+    // `restarting` lives and may start its ranks again.
+    drop(ring(root, "half", 0));
+    let _half = ring(root, "half", 1);
+    drop(ring_on(Some("elsewhere"), root, "distant", 0));
+    make_dead_job(root, "restarting");
+    make_dead_job(root, "launched");
     let host = rustix::system::uname()
         .nodename()
         .to_string_lossy()
@@ -106,13 +106,13 @@ fn a_job_that_may_live_is_kept() {
             ended_ns,
             ..LaunchRecord::default()
         };
-        record.write(place).expect("a file");
+        record.write(root).expect("a file");
     };
     launch("restarting", std::process::id(), 0);
     launch("launched", std::process::id(), 1);
-    let removed = KeptJobs { jobs: 0, ..ALL }.apply(place);
-    assert_eq!(removed.expect("a directory"), [place.join("launched")]);
-    assert_eq!(jobs(place), names(["half", "distant", "restarting"]));
-    // Its launcher's account has gone with it.
-    assert!(!place.join("launched").exists());
+    let removed = KeptJobs { jobs: 0, ..ALL }.apply(root);
+    assert_eq!(removed.expect("a directory"), [root.join("launched")]);
+    assert_eq!(jobs(root), names(["half", "distant", "restarting"]));
+    // The launch record was removed with the rings.
+    assert!(!root.join("launched").exists());
 }

@@ -89,7 +89,10 @@ fn ring_grows_as_it_is_written_and_readers_see_all_records() {
     let group = group(&recorder);
     let early = reader(&recorder);
     let whole = recorder.size_bytes() as u64;
-    assert!(space(&recorder) < whole / 2, "most of it has no space yet");
+    assert!(
+        space(&recorder) < whole / 2,
+        "most of the file is not reserved yet"
+    );
     assert_eq!(early.snapshot().entries.len(), 0);
     // Reading unreserved parts does not reserve them.
     assert!(space(&recorder) < whole / 2);
@@ -103,7 +106,10 @@ fn ring_grows_as_it_is_written_and_readers_see_all_records() {
         let ids: Vec<u64> = dump.entries.iter().map(|entry| entry.record_id).collect();
         assert_eq!(ids, (1..=5_000).collect::<Vec<_>>());
     }
-    assert!(space(&recorder) < whole, "the rest has none");
+    assert!(
+        space(&recorder) < whole,
+        "the rest of the file is not reserved"
+    );
 
     // Splits are stored after the slots.
     let splits = Operation {

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use rcomm_recorder::model::{
     Entry, EntryState, Frame, GroupPlace, LinkEnd, OpType, Peer, PeerLink, ProcessGroupInfo,
-    ProcessGroupStatus, RankStatus, ReduceOp, Signature, WaitingOperation,
+    ProcessGroupStatus, ProcessorWait, RankStatus, ReduceOp, Signature, WaitingOperation,
 };
 use rcomm_recorder::publish::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, write_dump_file,
@@ -23,9 +23,9 @@ fn read_whole(bytes: &[u8]) -> Dump {
     dump
 }
 
-/// An entry with its indices resolved: the order of the tables does not matter.
+/// The entries with their indices resolved, since the order of the tables does not matter.
 fn content(dump: &Dump) -> Vec<(Entry, Signature, Vec<Frame>, Option<ThreadInfo>)> {
-    let follow = |entry: &Entry| {
+    let resolve = |entry: &Entry| {
         let stack = entry.stack.map(|at| &dump.stacks[at as usize]);
         let frames = stack.into_iter().flatten();
         let frames = frames.map(|&at| dump.frames[at as usize].clone()).collect();
@@ -39,7 +39,7 @@ fn content(dump: &Dump) -> Vec<(Entry, Signature, Vec<Frame>, Option<ThreadInfo>
         let signature = dump.signatures[entry.signature as usize].clone();
         (plain, signature, frames, thread)
     };
-    dump.entries.iter().map(follow).collect()
+    dump.entries.iter().map(resolve).collect()
 }
 
 fn assert_same(written: &Dump, read: &Dump) {
@@ -54,7 +54,7 @@ fn assert_same(written: &Dump, read: &Dump) {
 }
 
 #[test]
-fn every_real_dump_survives_both_encodings() {
+fn every_real_dump_is_read_back_from_both_encodings() {
     let mut dumps = 0;
     for scenario in std::fs::read_dir(fixtures()).unwrap() {
         let pickles = scenario.unwrap().path().join("pickle");
@@ -253,12 +253,16 @@ fn dump() -> impl Strategy<Value = Dump> {
                 failures: Vec::new(),
                 closed_ns: 0,
                 peers: peers(),
+                processor_wait: with_status.then_some(ProcessorWait {
+                    since_ns: 8,
+                    waited_ns: u64::MAX >> 1,
+                }),
             }
         },
     )
 }
 
-/// Connections of all kinds.
+/// Connections to all kinds of ends.
 fn peers() -> Vec<PeerLink> {
     let silent = PeerLink {
         heard_ns: 4,
@@ -284,7 +288,7 @@ fn peers() -> Vec<PeerLink> {
 
 proptest! {
     #[test]
-    fn any_dump_survives_both_encodings(dump in dump()) {
+    fn any_dump_is_read_back_from_both_encodings(dump in dump()) {
         assert_same(&dump, &read_whole(&dump.to_json()));
         assert_same(&dump, &read_whole(&dump.to_pickle()));
     }
@@ -396,7 +400,7 @@ fn stuck_rank(rank: u32) -> Dump {
 }
 
 #[test]
-fn analyser_of_pytorch_reads_our_pickles_and_names_the_missing_rank() {
+fn analyzer_of_pytorch_reads_our_pickles_and_names_the_missing_rank() {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
     for rank in 0..4 {

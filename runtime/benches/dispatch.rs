@@ -1,5 +1,5 @@
-//! What an operation costs besides its data: checks, the issue lock, the record, the turn, and the report
-//! to the watchdog. One rank, which exchanges no data, its ring of the default size.
+//! The fixed cost of an operation: checks, the issue lock, the record, the wait for its turn, and the report to the
+//! watchdog. The group has one rank, so that no data is exchanged; the ring has the default size.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

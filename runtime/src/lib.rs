@@ -17,7 +17,7 @@
 //!
 //! | where | what |
 //! |---|---|
-//! | [`World`], [`Config`], [`Rendezvous`] | one process's place in a job |
+//! | [`World`], [`Config`], [`Rendezvous`] | one process's membership in a job |
 //! | [`ProcessGroup`], [`Work`], [`Window`] | groups of ranks, and operations in flight |
 //! | [`Op`], [`Buffer`], [`Reduction`] | operations as data |
 //! | [`store`] | key-value stores, one of which speaks the protocol of PyTorch's TCPStore |
@@ -50,7 +50,7 @@ pub use rcomm_core::{config, data_parallel, rendezvous, store};
 pub use rcomm_cpu::CpuBackend;
 pub use rcomm_nccl::NcclBackend;
 
-/// One process's place in a job, with the backends of this crate.
+/// One process's membership in a job, with the backends of this crate.
 pub type World = rcomm_core::World<Backends>;
 /// Builds a [`World`] with a store, backends or a dump writer that the program supplies.
 pub type WorldBuilder = rcomm_core::WorldBuilder<Backends>;

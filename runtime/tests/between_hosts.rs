@@ -1,7 +1,7 @@
-//! Ranks on different hosts reach each other, and log which addresses they use.
+//! Ranks on different hosts connect to each other over the expected addresses.
 //!
-//! Hosts are network namespaces with cables between them. Ranks are processes: this test starts itself
-//! once for each.
+//! Hosts are network namespaces with veth pairs between them. Ranks are processes: this program starts itself once
+//! for each rank.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use rcomm::config::{RingDir, TransportChoice};
@@ -15,25 +15,25 @@ use std::time::Duration;
 
 const HOSTS: usize = 2;
 const RANKS_PER_HOST: usize = 2;
-/// Far beyond what anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Much longer than any step takes.
+const LONG: Duration = Duration::from_secs(60);
 
-/// What the CPU backend left in the store under `cpu/<what>/<rank>`.
-fn note(world: &World, what: &str, rank: usize) -> String {
+/// The value that the CPU backend has stored under a key that ends in `cpu/<what>/<rank>`.
+fn stored_value(world: &World, what: &str, rank: usize) -> String {
     let end = format!("cpu/{what}/{rank}");
     let keys = world.store().list_keys().unwrap();
     let key = keys.iter().find(|key| key.ends_with(&end)).unwrap();
-    String::from_utf8(world.store().get(key, PATIENCE).unwrap()).unwrap()
+    String::from_utf8(world.store().get(key, LONG).unwrap()).unwrap()
 }
 
 fn address(world: &World, rank: usize) -> SocketAddr {
-    note(world, "addr", rank).parse().unwrap()
+    stored_value(world, "addr", rank).parse().unwrap()
 }
 
-/// Ranks 0 and 1 of one process, meeting on ::1.
-fn on_ipv6_loopback(socket_ifname: Option<&str>) {
-    // The kernel chooses the port, so that no other test gets it.
-    let store = TcpStore::host("::1", 0, PATIENCE).unwrap();
+/// Runs ranks 0 and 1 on threads of this process, with a store on ::1, and checks that they use ::1.
+fn check_on_ipv6_loopback(socket_ifname: Option<&str>) {
+    // With port 0 the kernel chooses a free port, so that tests do not compete for one.
+    let store = TcpStore::host("::1", 0, LONG).unwrap();
     let port = store.port();
     let mut hosted = Some(store);
     std::thread::scope(|scope| {
@@ -42,13 +42,13 @@ fn on_ipv6_loopback(socket_ifname: Option<&str>) {
                 rendezvous: Some(Rendezvous::explicit(rank, 2, "::1", port).unwrap()),
                 transport: TransportChoice::Tcp,
                 socket_ifname: socket_ifname.map(str::to_owned),
-                timeout: PATIENCE,
+                timeout: LONG,
                 ring_dir: RingDir::Memory,
                 ..Config::default()
             };
             let store = match hosted.take() {
                 Some(store) => store,
-                None => TcpStore::connect("::1", port, PATIENCE).unwrap(),
+                None => TcpStore::connect("::1", port, LONG).unwrap(),
             };
             scope.spawn(move || {
                 let world = World::builder(config).store(Arc::new(store));
@@ -67,33 +67,33 @@ fn on_ipv6_loopback(socket_ifname: Option<&str>) {
 }
 
 fn has_ipv6_loopback() -> bool {
-    let here = std::net::TcpListener::bind(("::1", 0)).is_ok();
-    if !here {
+    let is_there = std::net::TcpListener::bind(("::1", 0)).is_ok();
+    if !is_there {
         let _ = writeln!(std::io::stderr(), "skipped: this host has no ::1");
     }
-    here
+    is_there
 }
 
 #[test]
-fn world_that_meets_on_ipv6_speaks_ipv6() {
+fn ranks_use_ipv6_if_the_store_has_an_ipv6_address() {
     if has_ipv6_loopback() {
-        on_ipv6_loopback(None);
+        check_on_ipv6_loopback(None);
     }
 }
 
 #[test]
-fn named_interface_speaks_the_family_of_the_store() {
+fn ranks_use_the_address_family_of_the_store_on_a_named_interface() {
     if has_ipv6_loopback() {
-        on_ipv6_loopback(Some("lo"));
+        check_on_ipv6_loopback(Some("lo"));
     }
 }
 
 #[test]
-fn interface_that_is_not_there_is_refused_with_a_list_of_those_that_are() {
-    let store = TcpStore::host("127.0.0.1", 0, PATIENCE).unwrap();
-    let place = Rendezvous::explicit(0, 1, "127.0.0.1", store.port()).unwrap();
+fn an_unknown_interface_is_refused_with_a_list_of_the_existing_ones() {
+    let store = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    let rendezvous = Rendezvous::explicit(0, 1, "127.0.0.1", store.port()).unwrap();
     let config = Config {
-        rendezvous: Some(place),
+        rendezvous: Some(rendezvous),
         socket_ifname: Some("no-such0".to_owned()),
         ring_dir: RingDir::Memory,
         ..Config::default()
@@ -106,7 +106,7 @@ fn interface_that_is_not_there_is_refused_with_a_list_of_those_that_are() {
     assert!(message.contains("lo (127.0.0.1"), "{message}");
 }
 
-/// What a child does; does nothing when the tests are run.
+/// The body of a rank's process; does nothing when the tests are run.
 #[test]
 fn rank_process() {
     let Ok(network) = std::env::var("BETWEEN_HOSTS_NETWORK") else {
@@ -119,21 +119,20 @@ fn rank_process() {
     let world = World::init(Config::from_environment().unwrap()).unwrap();
     let rank = world.rank();
     let all: Vec<u32> = (0..world.size()).collect();
-    let again = GroupOptions::named("again");
-    let again = world.new_group(&all, &again).unwrap();
-    for group in [world.group(), &again] {
+    let second_group = world.new_group(&all, &GroupOptions::named("again"));
+    for group in [world.group(), &second_group.unwrap()] {
         for count in [1, 300_000] {
             let mut data = vec![f64::from(rank + 1); count];
             group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
             assert!(data.iter().all(|&sum| sum == 10.0));
         }
     }
-    every_pattern_crosses_the_hosts(world.group());
+    check_operations_between_hosts(world.group());
     for peer in 0..HOSTS * RANKS_PER_HOST {
         let ip = address(&world, peer).ip().to_string();
         assert_eq!(ip, format!("{network}{}", peer / RANKS_PER_HOST + 1));
     }
-    let host = |rank| note(&world, "host_of", rank);
+    let host = |rank| stored_value(&world, "host_of", rank);
     assert_eq!(host(0), host(1));
     assert_eq!(host(2), host(3));
     assert_ne!(host(0), host(2));
@@ -141,8 +140,8 @@ fn rank_process() {
     world.shutdown().unwrap();
 }
 
-/// Operations that have an algorithm of their own between hosts, with few and with many bytes.
-fn every_pattern_crosses_the_hosts(group: &ProcessGroup) {
+/// Runs the operations that have an algorithm of their own between hosts, with few and with many bytes.
+fn check_operations_between_hosts(group: &ProcessGroup) {
     let (rank, size) = (group.rank() as usize, group.size() as usize);
     let input = |rank: usize, count: usize| -> Vec<u64> {
         (0..count).map(|at| (rank * 1000 + at) as u64).collect()
@@ -186,14 +185,14 @@ fn ip(arguments: &str) -> std::io::Result<Output> {
     Command::new("ip").args(arguments.split(' ')).output()
 }
 
-/// Two hosts with two cables: `data` with 10.77.1.0/24 and fd77:1::/64, `more` with 10.77.2.0/24.
+/// Two hosts with two veth pairs: `data` with 10.77.1.0/24 and fd77:1::/64, `more` with 10.77.2.0/24.
 struct Network {
     names: [String; HOSTS],
 }
 
 impl Network {
-    /// `None`, aloud, where this process may not make one.
-    fn lay(purpose: &str) -> Option<Self> {
+    /// Makes the network. Prints why and returns `None` if this process may not make network namespaces.
+    fn make(purpose: &str) -> Option<Self> {
         let pid = std::process::id();
         let names = ["a", "b"].map(|end| format!("rcomm-{pid}-{purpose}-{end}"));
         let network = Self { names };
@@ -234,12 +233,12 @@ impl Network {
         Some(network)
     }
 
-    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, where `first` is the first host's
-    /// name; on the first host itself that name resolves to its loopback interface.
+    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second. The name `first` resolves to the first host's
+    /// address on the second host, and to the loopback interface on the first.
     fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str, streams: usize) {
         let folder = tempfile::tempdir().unwrap();
-        for (host, known) in ["127.0.1.1 first", "10.77.1.1 first"].iter().enumerate() {
-            std::fs::write(folder.path().join(host.to_string()), known).unwrap();
+        for (host, hosts_line) in ["127.0.1.1 first", "10.77.1.1 first"].iter().enumerate() {
+            std::fs::write(folder.path().join(host.to_string()), hosts_line).unwrap();
         }
         let world_size = HOSTS * RANKS_PER_HOST;
         let ranks = (0..world_size).map(|rank| {
@@ -247,7 +246,7 @@ impl Network {
             let mut command = Command::new("ip");
             command
                 .args(["netns", "exec", &self.names[host]])
-                // The mount is seen by this process alone.
+                // `ip netns exec` gives the process a mount namespace of its own, so no other process sees the mount.
                 .args(["sh", "-c", r#"mount --bind "$0" /etc/hosts && exec "$@""#])
                 .arg(folder.path().join(host.to_string()))
                 .arg(std::env::current_exe().unwrap())
@@ -259,7 +258,7 @@ impl Network {
                 .env("LOCAL_WORLD_SIZE", RANKS_PER_HOST.to_string())
                 .env("MASTER_ADDR", master_addr)
                 .env("MASTER_PORT", "29500")
-                .env("RCOMM_TIMEOUT_MS", PATIENCE.as_millis().to_string())
+                .env("RCOMM_TIMEOUT_MS", LONG.as_millis().to_string())
                 .env("RCOMM_RING_DIR", "memory")
                 .env("RCOMM_SOCKET_STREAMS", streams.to_string())
                 .env_remove("GLOO_SOCKET_IFNAME")
@@ -274,14 +273,14 @@ impl Network {
         });
         let mut ranks = Ranks(ranks.collect());
         for (rank, child) in ranks.0.iter_mut().enumerate() {
-            let mut said = String::new();
+            let mut log = String::new();
             let mut stderr = child.stderr.take().unwrap();
-            stderr.read_to_string(&mut said).unwrap();
+            stderr.read_to_string(&mut log).unwrap();
             let status = child.wait().unwrap();
-            assert!(status.success(), "rank {rank}: {status}: {said}");
-            // The namespaces are on one machine: that no memory is shared is worth a word, once.
-            let times = said.matches("no memory is shared with it").count();
-            assert_eq!(times, 1, "rank {rank}: {said}");
+            assert!(status.success(), "rank {rank}: {status}: {log}");
+            // The namespaces are on one machine, so each rank logs once that it shares no memory with the others.
+            let times = log.matches("no memory is shared with it").count();
+            assert_eq!(times, 1, "rank {rank}: {log}");
         }
     }
 }
@@ -289,13 +288,13 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for name in &self.names {
-            // It may not have been made; its cables go with it.
+            // The namespace may not exist. Its veth pairs are deleted with it.
             let _ = ip(&format!("netns del {name}"));
         }
     }
 }
 
-/// Kills what is left when a test fails.
+/// Kills the processes that still run when a test fails.
 struct Ranks(Vec<Child>);
 
 impl Drop for Ranks {
@@ -309,29 +308,29 @@ impl Drop for Ranks {
 }
 
 #[test]
-fn ranks_of_two_hosts_meet_on_the_addresses_that_lead_to_the_store() {
-    if let Some(network) = Network::lay("v4") {
+fn ranks_of_two_hosts_use_the_addresses_of_the_route_to_the_store() {
+    if let Some(network) = Network::make("v4") {
         network.run("10.77.1.1", None, "10.77.1.", 1);
     }
 }
 
 #[test]
-fn ranks_of_two_hosts_meet_on_the_interface_that_is_named() {
-    if let Some(network) = Network::lay("named") {
+fn ranks_of_two_hosts_use_the_named_interface() {
+    if let Some(network) = Network::make("named") {
         network.run("10.77.1.1", Some("more"), "10.77.2.", 2);
     }
 }
 
 #[test]
-fn ranks_of_two_hosts_meet_over_ipv6() {
-    if let Some(network) = Network::lay("v6") {
+fn ranks_of_two_hosts_use_ipv6_if_the_store_does() {
+    if let Some(network) = Network::make("v6") {
         network.run("fd77:1::1", None, "fd77:1::", 1);
     }
 }
 
 #[test]
-fn host_that_takes_the_name_of_the_store_for_its_loopback_is_reached_all_the_same() {
-    if let Some(network) = Network::lay("hidden") {
+fn ranks_are_reached_if_their_host_resolves_the_stores_name_to_its_loopback() {
+    if let Some(network) = Network::make("hidden") {
         network.run("first", None, "10.77.1.", 1);
     }
 }

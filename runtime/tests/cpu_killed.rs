@@ -1,23 +1,24 @@
 //! A rank is killed in the middle of collectives or messages: the others get an error that names it, at once.
 //!
-//! Ranks are processes: this test starts itself once for each.
+//! Ranks are processes: this program starts itself once for each rank.
 #![allow(clippy::unwrap_used)]
 
 mod job;
 
 use job::{DEADLINE, Rank};
 use rcomm::{Buffer, Config, DType, ErrorKind, Op, ReduceOp};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 4;
-/// Far beyond what noticing takes, and before the [`DEADLINE`]: an operation that waits until then has noticed nothing.
-const NOTICED: Duration = Duration::from_secs(60);
+/// Much longer than detection takes, but shorter than [`DEADLINE`]: an operation that ends later was ended by its
+/// deadline and has not detected the killed rank.
+const DETECTED_WITHIN: Duration = Duration::from_secs(60);
 
-/// What a child does; does nothing when the tests are run.
+/// The body of a rank's process; does nothing when the tests are run.
 #[test]
 fn rank_process() {
-    let Some((folder, rank)) = job::own_part() else {
+    let Some((folder, rank)) = job::folder_and_rank() else {
         return;
     };
     let variable = |name: &str| std::env::var(name).unwrap();
@@ -48,7 +49,7 @@ fn rank_process() {
                 op: ReduceOp::Max.into(),
             }
         } else {
-            // Round the ranks.
+            // Each rank sends to the next one.
             Op::Coalesced(vec![
                 Op::Send {
                     buffer: Buffer::from_slice(&message),
@@ -68,22 +69,9 @@ fn rank_process() {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
                 assert_eq!(error.rank(), Some(killed), "{error}");
-                assert!(began.elapsed() < NOTICED, "{:?}", began.elapsed());
+                assert!(began.elapsed() < DETECTED_WITHIN, "{:?}", began.elapsed());
                 return;
             }
-        }
-    }
-}
-
-/// Kills what is left when a test fails.
-struct Ranks(Vec<Child>);
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            // Most have ended by themselves.
-            let _ = child.kill();
-            let _ = child.wait();
         }
     }
 }
@@ -92,8 +80,8 @@ fn kill_one(operation: &str, wiring: &str, count: usize) {
     kill(2, operation, wiring, count);
 }
 
-/// The ranks reach each other over `tcp`, over several `streams`, over `shm`, over the same in `registered`
-/// buffers, or as `hosts` of two ranks.
+/// Kills a rank during operations and checks that the others name it. `wiring` is `tcp`, `streams` (TCP with several
+/// streams), `shm`, `registered` (shared memory and registered buffers), or `hosts` (two hosts of two ranks).
 fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
     let folder = tempfile::tempdir().unwrap();
     let ranks = (0..RANKS).map(|rank| {
@@ -106,7 +94,7 @@ fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
             .spawn()
             .unwrap()
     });
-    let mut ranks = Ranks(ranks.collect());
+    let mut ranks = job::Ranks(ranks.collect());
     let ready: Vec<String> = (0..RANKS).map(|rank| format!("ready/{rank}")).collect();
     let ready: Vec<&str> = ready.iter().map(String::as_str).collect();
     job::store(folder.path()).wait(&ready, DEADLINE).unwrap();
@@ -127,7 +115,7 @@ fn a_rank_killed_between_chunks_in_shared_memory_is_named() {
 }
 
 #[test]
-fn a_rank_killed_at_work_in_the_others_buffers_is_named() {
+fn a_rank_killed_while_it_works_in_buffers_of_other_ranks_is_named() {
     kill_one("all_reduce", "registered", 8 << 20);
 }
 
@@ -151,7 +139,7 @@ fn a_rank_killed_among_messages_is_named() {
 
 #[test]
 fn a_rank_killed_on_one_of_two_hosts_is_named_on_both() {
-    // The first of its host, which speaks for it, and another.
+    // Rank 2 is the first of its host, which communicates with the other host; rank 3 is not.
     for killed in [2, 3] {
         kill(killed, "all_reduce", "hosts", 2);
         kill(killed, "all_reduce", "hosts", 1 << 20);

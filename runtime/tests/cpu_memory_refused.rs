@@ -1,8 +1,8 @@
-//! Processes to which the system refuses huge pages, or memory that others can map: they go on without,
-//! and log that once.
+//! Processes to which the system refuses huge pages, or memory that others can map: they continue without it and log
+//! the refusal once.
 //!
-//! Ranks are processes: this test starts itself once for each, which then makes the system refuse the call
-//! by a filter (seccomp).
+//! Ranks are processes: this program starts itself once for each rank; the process installs a filter (seccomp) that
+//! makes the system refuse the call.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod job;
@@ -13,19 +13,20 @@ use std::process::Stdio;
 
 const RANKS: u32 = 2;
 const COUNT: usize = 100_000;
-/// What a child prints where there are no filters.
+/// What a rank's process prints if it cannot install a filter.
 const NO_FILTER: &str = "no filter";
 
-/// Has this thread, and those that it starts, get `errno` for a call, if its third argument is this one.
+/// Makes a system call fail with `errno` in this thread and in those that it starts; if `third` is given, only calls
+/// with this third argument.
 fn refuse(call: i64, third: Option<u32>, errno: i32) -> std::io::Result<()> {
     // Offsets in `struct seccomp_data`.
     const NUMBER: u32 = 0;
     const THIRD_ARGUMENT: u32 = 32;
-    let load = |at| libc::sock_filter {
+    let load = |offset| libc::sock_filter {
         code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
         jt: 0,
         jf: 0,
-        k: at,
+        k: offset,
     };
     let skip_unless = |value, skipped| libc::sock_filter {
         code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
@@ -33,13 +34,13 @@ fn refuse(call: i64, third: Option<u32>, errno: i32) -> std::io::Result<()> {
         jf: skipped,
         k: value,
     };
-    let answer = |what| libc::sock_filter {
+    let ret = |action| libc::sock_filter {
         code: (libc::BPF_RET | libc::BPF_K) as u16,
         jt: 0,
         jf: 0,
-        k: what,
+        k: action,
     };
-    let refusal = answer(libc::SECCOMP_RET_ERRNO | errno as u32);
+    let refusal = ret(libc::SECCOMP_RET_ERRNO | errno as u32);
     let mut program = match third {
         None => vec![load(NUMBER), skip_unless(call as u32, 1), refusal],
         Some(third) => vec![
@@ -50,7 +51,7 @@ fn refuse(call: i64, third: Option<u32>, errno: i32) -> std::io::Result<()> {
             refusal,
         ],
     };
-    program.push(answer(libc::SECCOMP_RET_ALLOW));
+    program.push(ret(libc::SECCOMP_RET_ALLOW));
     let filter = libc::sock_fprog {
         len: program.len() as u16,
         filter: program.as_mut_ptr(),
@@ -67,10 +68,10 @@ fn refuse(call: i64, third: Option<u32>, errno: i32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What a child does; does nothing when the tests are run.
+/// The body of a rank's process; does nothing when the tests are run.
 #[test]
 fn rank_process() {
-    let Some((folder, rank)) = job::own_part() else {
+    let Some((folder, rank)) = job::folder_and_rank() else {
         return;
     };
     let refused = std::env::var("CPU_REFUSED_WHAT").unwrap();
@@ -87,7 +88,7 @@ fn rank_process() {
     }
     let own = Rank::open(&folder, (rank, RANKS), Config::default());
     let mut group = own.connect(1);
-    // The ranks share memory by now, even if one may make no more.
+    // The ranks share memory already; rank 1 can only make no more of it.
     if refused == "memory"
         && rank == 1
         && let Err(error) = refuse(libc::SYS_memfd_create, None, libc::EPERM)
@@ -114,12 +115,12 @@ fn rank_process() {
         };
         group.run(&mut op).unwrap();
     }
-    // No rank leaves while another still reads.
+    // No rank may exit while another still reads.
     group.run(&mut Op::Barrier).unwrap();
 }
 
-/// What the ranks wrote to standard error; `None` if this system has no filters.
-fn said(refused: &str) -> Option<Vec<String>> {
+/// Runs the ranks and returns what each wrote to standard error; `None` if a rank could not install a filter.
+fn logs_of_ranks(refused: &str) -> Option<Vec<String>> {
     let folder = tempfile::tempdir().unwrap();
     let ranks: Vec<_> = (0..RANKS)
         .map(|rank| {
@@ -135,40 +136,38 @@ fn said(refused: &str) -> Option<Vec<String>> {
         .into_iter()
         .map(|child| child.wait_with_output().unwrap());
     let outputs: Vec<_> = outputs.collect();
-    let said = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
-    if let Some(why) = outputs
-        .iter()
-        .map(said)
-        .find(|said| said.contains(NO_FILTER))
-    {
+    let log = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    if let Some(why) = outputs.iter().map(log).find(|log| log.contains(NO_FILTER)) {
         eprintln!("skipped: no system call can be refused here: {why}");
         return None;
     }
     for (rank, output) in outputs.iter().enumerate() {
-        let ended = output.status;
-        assert!(ended.success(), "rank {rank}: {ended}: {}", said(output));
+        let status = output.status;
+        assert!(status.success(), "rank {rank}: {status}: {}", log(output));
     }
-    Some(outputs.iter().map(said).collect())
+    Some(outputs.iter().map(log).collect())
 }
 
 #[test]
-fn ranks_without_huge_pages_have_small_ones_and_say_so_once() {
-    let Some(said) = said("huge pages") else {
+fn ranks_without_huge_pages_use_small_ones_and_log_it_once() {
+    let Some(logs) = logs_of_ranks("huge pages") else {
         return;
     };
-    for (rank, said) in said.iter().enumerate() {
-        let times = said.matches("huge pages were refused").count();
-        assert_eq!(times, 1, "rank {rank}: {said}");
-        assert!(!said.contains("ordinary memory"), "rank {rank}: {said}");
+    for (rank, log) in logs.iter().enumerate() {
+        let times = log.matches("huge pages were refused").count();
+        assert_eq!(times, 1, "rank {rank}: {log}");
+        assert!(!log.contains("ordinary memory"), "rank {rank}: {log}");
     }
 }
 
 #[test]
-fn a_rank_that_may_make_no_shared_memory_allocates_ordinary_memory_and_says_so_once() {
-    let Some(said) = said("memory") else { return };
-    let times: Vec<usize> = said
+fn a_rank_that_may_make_no_shared_memory_allocates_ordinary_memory_and_logs_it_once() {
+    let Some(logs) = logs_of_ranks("memory") else {
+        return;
+    };
+    let times: Vec<usize> = logs
         .iter()
-        .map(|said| said.matches("what is allocated is ordinary memory").count())
+        .map(|log| log.matches("allocated buffers are ordinary memory").count())
         .collect();
-    assert_eq!(times, [0, 1], "{said:?}");
+    assert_eq!(times, [0, 1], "{logs:?}");
 }

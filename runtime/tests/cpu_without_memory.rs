@@ -1,7 +1,7 @@
-//! Ranks of one host that may make no memory to share: they use sockets, and log that once.
+//! Ranks of one host that may not make shared memory use sockets and log it once.
 //!
-//! Ranks are processes: this test starts itself once for each, with a limit on the size of files that no
-//! shared memory fits under.
+//! Ranks are processes: this program starts itself once for each rank, with a limit on the size of files that is
+//! smaller than any shared memory.
 #![allow(clippy::unwrap_used)]
 
 mod job;
@@ -12,10 +12,10 @@ use std::process::{Command, Stdio};
 
 const RANKS: u32 = 3;
 
-/// What a child does; does nothing when the tests are run.
+/// The body of a rank's process; does nothing when the tests are run.
 #[test]
 fn rank_process() {
-    let Some((folder, rank)) = job::own_part() else {
+    let Some((folder, rank)) = job::folder_and_rank() else {
         return;
     };
     tracing_subscriber::fmt()
@@ -33,17 +33,17 @@ fn rank_process() {
         group.run(&mut op).unwrap();
         drop(op);
         assert!(data.iter().all(|&sum| sum == 6));
-        // No rank leaves while another still reads.
+        // No rank may exit while another still reads.
         group.run(&mut Op::Barrier).unwrap();
     }
 }
 
 #[test]
-fn ranks_without_the_right_to_shared_memory_use_sockets_and_say_so_once() {
+fn ranks_that_may_not_make_shared_memory_use_sockets_and_log_it_once() {
     let folder = tempfile::tempdir().unwrap();
     let ranks: Vec<_> = (0..RANKS)
         .map(|rank| {
-            // A file larger than this is refused; the signal that goes with it is not wanted.
+            // The limit is 128 blocks. The trap ignores SIGXFSZ, so that the call fails instead of the process.
             let mut command = Command::new("sh");
             command
                 .args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$@\"", "sh"])
@@ -57,13 +57,13 @@ fn ranks_without_the_right_to_shared_memory_use_sockets_and_say_so_once() {
         .collect();
     for (rank, child) in ranks.into_iter().enumerate() {
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
+        let log = String::from_utf8_lossy(&output.stderr);
         assert!(
             output.status.success(),
-            "rank {rank}: {}: {said}",
+            "rank {rank}: {}: {log}",
             output.status
         );
-        let times = said.matches("no memory is shared").count();
-        assert_eq!(times, 1, "rank {rank}: {said}");
+        let times = log.matches("no memory is shared").count();
+        assert_eq!(times, 1, "rank {rank}: {log}");
     }
 }

@@ -1,4 +1,4 @@
-//! The errors where NCCL or the CUDA driver is missing, or the file is another library.
+//! Errors if NCCL or the CUDA driver is missing, or if the file is another library.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::backend::nccl::{CudaDriver, NcclLibrary, NcclOptions, Search};
@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 #[test]
-fn missing_library_is_an_error_that_lists_what_was_tried() {
+fn error_of_a_missing_library_lists_what_was_tried() {
     let path = PathBuf::from("/nonexistent/libnccl.so.2");
     let error = NcclLibrary::load(&Search {
         explicit: Some(path),
         python_prefix: None,
     })
     .err()
-    .expect("not there");
+    .expect("the library must not load");
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(
         error.to_string().contains("/nonexistent/libnccl.so.2"),
@@ -25,14 +25,14 @@ fn missing_library_is_an_error_that_lists_what_was_tried() {
 }
 
 #[test]
-fn library_of_another_kind_is_refused_by_its_missing_symbol() {
+fn another_library_is_refused_with_the_name_of_the_missing_symbol() {
     let libc = PathBuf::from("libc.so.6");
     let error = NcclLibrary::load(&Search {
         explicit: Some(libc),
         python_prefix: None,
     })
     .err()
-    .expect("not NCCL");
+    .expect("the C library must be refused");
     assert!(
         error.to_string().contains("no symbol ncclGetVersion"),
         "{error}"
@@ -40,9 +40,10 @@ fn library_of_another_kind_is_refused_by_its_missing_symbol() {
 }
 
 #[test]
-fn missing_driver_is_an_error_that_names_the_file() {
+fn error_of_a_missing_driver_names_the_file() {
     let path = PathBuf::from("/nonexistent/libcuda.so.1");
-    let error = CudaDriver::load(Some(&path)).err().expect("not there");
+    let error = CudaDriver::load(Some(&path)).err();
+    let error = error.expect("the driver must not load");
     assert!(
         error.to_string().contains("/nonexistent/libcuda.so.1"),
         "{error}"
@@ -50,7 +51,7 @@ fn missing_driver_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn a_world_without_a_driver_says_what_was_tried() {
+fn error_of_a_world_without_a_driver_lists_what_was_tried() {
     let mut config = Config {
         backend: "cpu:cpu,cuda:nccl".to_owned(),
         rendezvous: Some(Rendezvous::explicit(0, 1, "127.0.0.1", 1).unwrap()),
@@ -62,7 +63,7 @@ fn a_world_without_a_driver_says_what_was_tried() {
         ..NcclOptions::default()
     });
     let world = World::builder(config).store(Arc::new(HashStore::new()));
-    let error = world.init().expect_err("no driver");
+    let error = world.init().expect_err("the world must not start");
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(
         error

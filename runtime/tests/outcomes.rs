@@ -1,6 +1,7 @@
-//! How an operation ends is the same on every rank, over both transports, and stands in every rank's record.
+//! An operation that fails on one rank fails on every rank, over both transports, and every surviving rank records the
+//! failure in its ring.
 //!
-//! Ranks are processes: this test starts itself once for each.
+//! Ranks are processes: this program starts itself once for each rank.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{Config, ReduceOp, World};
@@ -12,15 +13,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 3;
-/// Far beyond what anything here takes.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Longer than anything may take here, so that nothing but what is tested ends an operation.
-const LONG: Duration = Duration::from_secs(100);
-const SCENE: &str = "OUTCOMES_SCENE";
+/// Much longer than a test takes.
+const WAIT_LIMIT: Duration = Duration::from_secs(120);
+/// A time-out that no operation may reach: only the tested event may end it.
+const UNREACHED: Duration = Duration::from_secs(100);
+const SCENARIO: &str = "OUTCOMES_SCENARIO";
 const FOLDER: &str = "OUTCOMES_FOLDER";
 
 fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + WAIT_LIMIT;
     while !is_there() {
         assert!(Instant::now() < until, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(5));
@@ -31,10 +32,10 @@ fn result_of(folder: &Path, rank: u32) -> PathBuf {
     folder.join(format!("result.{rank}"))
 }
 
-/// What a child does; does nothing when the tests are run.
+/// The body of a rank's process; does nothing when the tests are run.
 #[test]
 fn rank_process() {
-    let Ok(scene) = std::env::var(SCENE) else {
+    let Ok(scenario) = std::env::var(SCENARIO) else {
         return;
     };
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
@@ -44,7 +45,7 @@ fn rank_process() {
     let mut data = vec![1.0_f32; 4];
     let sum =
         |within: Duration, data: &mut [f32]| group.within(within).all_reduce(data, ReduceOp::Sum);
-    let result = match (scene.as_str(), rank) {
+    let result = match (scenario.as_str(), rank) {
         ("late", 1) => {
             wait_until("the others to time out", || {
                 [0, 2].iter().all(|&rank| result_of(&folder, rank).exists())
@@ -54,30 +55,35 @@ fn rank_process() {
         ("late", _) => sum(Duration::from_secs(1), &mut data),
         ("abort", 0) => {
             group.abort("loss is not a number");
-            sum(LONG, &mut data)
+            sum(UNREACHED, &mut data)
         }
         ("kill", 1) => {
-            let own = rustix::process::getpid();
-            rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
+            let pid = rustix::process::getpid();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
             Ok(())
         }
-        ("mismatch", 0) => sum(LONG, &mut data[..3]),
-        _ => sum(LONG, &mut data),
+        ("mismatch", 0) => sum(UNREACHED, &mut data[..3]),
+        _ => sum(UNREACHED, &mut data),
     };
-    let said = result.map_or_else(|error| error.to_string(), |()| "completed".to_owned());
-    let place = result_of(&folder, rank);
-    let hidden = folder.join(format!("unfinished.{rank}"));
-    std::fs::write(&hidden, said).unwrap();
-    std::fs::rename(&hidden, &place).unwrap();
-    // No rank leaves before all have their result: what is tested is the operation, not the end.
-    let others: &[u32] = if scene == "kill" { &[0, 2] } else { &[0, 1, 2] };
+    let text = result.map_or_else(|error| error.to_string(), |()| "completed".to_owned());
+    let unfinished = folder.join(format!("unfinished.{rank}"));
+    std::fs::write(&unfinished, text).unwrap();
+    std::fs::rename(&unfinished, result_of(&folder, rank)).unwrap();
+    // No rank exits before all have their result, since the exit of a rank would itself end operations.
+    let survivors: &[u32] = if scenario == "kill" {
+        &[0, 2]
+    } else {
+        &[0, 1, 2]
+    };
     wait_until("all results", || {
-        others.iter().all(|&rank| result_of(&folder, rank).exists())
+        survivors
+            .iter()
+            .all(|&rank| result_of(&folder, rank).exists())
     });
     world.shutdown().ok();
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
@@ -95,16 +101,16 @@ impl Drop for Ranks {
     }
 }
 
-/// What each rank's operation returned, and the failures in its ring; of a rank that has written no result, only
+/// Runs a scenario. Returns for each rank what its operation returned (empty if the rank was killed) and the failures in
 /// its ring.
-fn play(scene: &str, transport: &str) -> Vec<(String, Vec<Failure>)> {
+fn run_scenario(scenario: &str, transport: &str) -> Vec<(String, Vec<Failure>)> {
     let folder = tempfile::tempdir().unwrap();
-    let job = format!("outcomes-{scene}-{transport}");
+    let job = format!("outcomes-{scenario}-{transport}");
     let port = free_port().to_string();
     let ranks = (0..RANKS).map(|rank| {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "rank_process", "--nocapture"])
-            .env(SCENE, scene)
+            .env(SCENARIO, scenario)
             .env(FOLDER, folder.path())
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", RANKS.to_string())
@@ -132,16 +138,16 @@ fn play(scene: &str, transport: &str) -> Vec<(String, Vec<Failure>)> {
             .join(&job)
             .join(format!("{rank}.0.ring"));
         let ring = RingReader::attach(ring).unwrap().snapshot();
-        let said = std::fs::read_to_string(result_of(folder.path(), rank));
-        // A rank that ends after a failure ends in order; one that is killed does not.
-        assert_eq!(ring.closed_ns != 0, said.is_ok(), "rank {rank}");
-        (said.unwrap_or_default(), ring.failures)
+        let result = std::fs::read_to_string(result_of(folder.path(), rank));
+        // A rank closes its ring after a failed operation; a killed rank cannot.
+        assert_eq!(ring.closed_ns != 0, result.is_ok(), "rank {rank}");
+        (result.unwrap_or_default(), ring.failures)
     };
     (0..RANKS).map(of_rank).collect()
 }
 
-/// The failure that ended the group's operation on a rank.
-fn first(of: &(String, Vec<Failure>)) -> &Failure {
+/// The first recorded failure of a rank, which ended the group's operation there.
+fn first_failure(of: &(String, Vec<Failure>)) -> &Failure {
     let failure = of.1.first();
     let failure = failure.unwrap_or_else(|| panic!("no failure is recorded: {}", of.0));
     assert!(
@@ -151,43 +157,46 @@ fn first(of: &(String, Vec<Failure>)) -> &Failure {
     failure
 }
 
-fn a_late_rank_fails_too(transport: &str) {
-    let ends = play("late", transport);
+fn check_that_a_late_rank_fails_too(transport: &str) {
+    let ends = run_scenario("late", transport);
     for (rank, end) in ends.iter().enumerate() {
         assert_ne!(end.0, "completed", "rank {rank} over {transport}: {ends:?}");
-        let failure = first(end);
+        let failure = first_failure(end);
         assert_eq!(failure.operation.unwrap().seq, 2, "{failure:?}");
         assert!(!failure.text.is_empty());
     }
-    let seen: Vec<_> = [0, 2].iter().map(|&rank| first(&ends[rank])).collect();
+    let seen: Vec<_> = [0, 2]
+        .iter()
+        .map(|&rank| first_failure(&ends[rank]))
+        .collect();
     assert!(
         seen.iter()
-            .any(|it| it.kind == FailureKind::Timeout && it.ranks == [1]),
+            .any(|failure| failure.kind == FailureKind::Timeout && failure.ranks == [1]),
         "{ends:?}"
     );
-    assert_ne!(first(&ends[1]).seen_by, 1, "{ends:?}");
+    assert_ne!(first_failure(&ends[1]).seen_by, 1, "{ends:?}");
 }
 
 #[test]
-fn a_rank_that_comes_after_the_time_out_fails_too_over_shared_memory() {
-    a_late_rank_fails_too("shm");
+fn a_rank_that_arrives_after_the_time_out_fails_too_over_shared_memory() {
+    check_that_a_late_rank_fails_too("shm");
 }
 
 #[test]
-fn a_rank_that_comes_after_the_time_out_fails_too_over_tcp() {
-    a_late_rank_fails_too("tcp");
+fn a_rank_that_arrives_after_the_time_out_fails_too_over_tcp() {
+    check_that_a_late_rank_fails_too("tcp");
 }
 
 #[test]
 fn the_reason_of_an_abort_reaches_every_rank() {
     for transport in ["shm", "tcp"] {
-        let ends = play("abort", transport);
+        let ends = run_scenario("abort", transport);
         for rank in [1, 2] {
             let expected = "rank 0 aborted the group: loss is not a number";
             assert!(ends[rank].0.contains(expected), "{transport}: {ends:?}");
         }
         for end in &ends {
-            let failure = first(end);
+            let failure = first_failure(end);
             assert_eq!(failure.kind, FailureKind::Abort, "{transport}: {ends:?}");
             assert_eq!((&failure.ranks[..], failure.seen_by), (&[0][..], 0));
             assert_eq!(failure.text, "loss is not a number");
@@ -196,11 +205,11 @@ fn the_reason_of_an_abort_reaches_every_rank() {
 }
 
 #[test]
-fn survivors_of_a_killed_rank_record_who_is_gone() {
+fn survivors_record_which_rank_was_killed() {
     for transport in ["shm", "tcp"] {
-        let ends = play("kill", transport);
+        let ends = run_scenario("kill", transport);
         for rank in [0, 2] {
-            let failure = first(&ends[rank]);
+            let failure = first_failure(&ends[rank]);
             assert_eq!(failure.kind, FailureKind::PeerGone, "{transport}: {ends:?}");
             assert_eq!(failure.ranks, [1], "{transport}: {ends:?}");
         }
@@ -211,10 +220,10 @@ fn survivors_of_a_killed_rank_record_who_is_gone() {
 #[test]
 fn ranks_that_disagree_record_a_mismatch() {
     for transport in ["shm", "tcp"] {
-        let ends = play("mismatch", transport);
+        let ends = run_scenario("mismatch", transport);
         for end in &ends {
             assert_eq!(
-                first(end).kind,
+                first_failure(end).kind,
                 FailureKind::Mismatch,
                 "{transport}: {ends:?}"
             );

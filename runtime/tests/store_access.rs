@@ -1,4 +1,4 @@
-//! Who may use a store, how much of it, and which error a refused client gets: over real sockets.
+//! Access to a store and its limits, over real sockets: who is refused, at which limit, and with which error.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::store::{Store, StoreAccess, StoreLimits, TcpStore, TcpStoreServer};
@@ -22,15 +22,15 @@ fn connect(server: &TcpStoreServer, access: &StoreAccess) -> rcomm::Result<TcpSt
     TcpStore::connect_with("127.0.0.1", server.port(), LONG, access)
 }
 
-fn raw(server: &TcpStoreServer, bytes: &[u8]) -> TcpStream {
+fn connect_raw(server: &TcpStoreServer, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(server.local_addr()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     stream.write_all(bytes).unwrap();
     stream
 }
 
-/// All that comes until the server closes the connection.
-fn until_the_end(mut stream: TcpStream) -> String {
+/// Reads until the server closes the connection.
+fn read_to_end(mut stream: TcpStream) -> String {
     let mut bytes = Vec::new();
     // A reset is an end, too.
     let _ = stream.read_to_end(&mut bytes);
@@ -43,7 +43,7 @@ fn set(key: &[u8], value: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn those_who_know_the_secret_use_the_store_and_others_are_told_why_not() {
+fn clients_with_the_secret_are_served_and_others_get_the_reason() {
     let server = server(&secret("ours"), StoreLimits::default());
     let store = connect(&server, &secret("ours")).unwrap();
     store.set("k", b"v").unwrap();
@@ -62,13 +62,13 @@ fn those_who_know_the_secret_use_the_store_and_others_are_told_why_not() {
         "{text}"
     );
     assert!(text.contains("RCOMM_JOB_SECRET"), "{text}");
-    // For the ranks that wonder why one does not come.
+    // The store notes refused clients, so that an error about missing ranks can name the cause.
     let noted = store.get("rcomm/refused", LONG).unwrap();
     assert_eq!(String::from_utf8(noted).unwrap(), "2 127.0.0.1");
 }
 
 #[test]
-fn store_that_a_rank_serves_for_its_program_asks_for_the_secret() {
+fn store_served_by_a_rank_requires_the_secret() {
     let config = |rank, master_port| Config {
         secret: Some(Secret::from_text("ours")),
         rendezvous: Some(Rendezvous {
@@ -99,14 +99,14 @@ fn no_request_is_served_before_the_proof() {
         [&VALIDATE[..], &hello, &proof, &set(b"/k", b"v")].concat(),
         [&VALIDATE[..], &hello, &hello].concat(),
     ] {
-        let told = until_the_end(raw(&server, &first));
-        assert!(told.contains("rcomm refuses: "), "{told:?}");
+        let reply = read_to_end(connect_raw(&server, &first));
+        assert!(reply.contains("rcomm refuses: "), "{reply:?}");
     }
     assert!(!own.check(&["k"]).unwrap());
 }
 
 #[test]
-fn a_store_that_does_not_know_the_secret_is_not_used() {
+fn a_client_with_a_secret_refuses_an_open_store() {
     let open = server(&StoreAccess::Open, StoreLimits::default());
     let error = connect(&open, &secret("ours")).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unauthorized);
@@ -114,7 +114,7 @@ fn a_store_that_does_not_know_the_secret_is_not_used() {
 }
 
 #[test]
-fn a_stranger_that_is_slow_is_dropped_and_many_are_no_harm() {
+fn slow_clients_without_a_proof_are_dropped_and_others_are_served() {
     let limits = StoreLimits {
         proof_time: Duration::from_millis(300),
         unproved: 4,
@@ -122,12 +122,14 @@ fn a_stranger_that_is_slow_is_dropped_and_many_are_no_harm() {
     };
     for access in [secret("ours"), StoreAccess::Open] {
         let server = server(&access, limits.clone());
-        let many: Vec<_> = (0..32).map(|_| raw(&server, &VALIDATE[..2])).collect();
+        let many: Vec<_> = (0..32)
+            .map(|_| connect_raw(&server, &VALIDATE[..2]))
+            .collect();
         let store = connect(&server, &access).unwrap();
         store.set("k", b"v").unwrap();
         let started = Instant::now();
-        for stranger in many {
-            assert_eq!(until_the_end(stranger), "");
+        for slow in many {
+            assert_eq!(read_to_end(slow), "");
         }
         assert!(started.elapsed() < LONG);
         store.set("k", b"w").unwrap();
@@ -135,7 +137,7 @@ fn a_stranger_that_is_slow_is_dropped_and_many_are_no_harm() {
 }
 
 #[test]
-fn a_request_that_is_not_finished_is_dropped_and_others_are_served() {
+fn a_client_with_an_unfinished_request_is_dropped_and_others_are_served() {
     let limits = StoreLimits {
         request_time: Duration::from_millis(300),
         unfinished_per_host: 3,
@@ -143,27 +145,27 @@ fn a_request_that_is_not_finished_is_dropped_and_others_are_served() {
     };
     let server = server(&StoreAccess::Open, limits);
     let half = &set(b"/k", b"value")[..12];
-    let begun = [&VALIDATE[..], half].concat();
-    let slow: Vec<_> = (0..8).map(|_| raw(&server, &begun)).collect();
+    let unfinished = [&VALIDATE[..], half].concat();
+    let slow: Vec<_> = (0..8).map(|_| connect_raw(&server, &unfinished)).collect();
     let store = connect(&server, &StoreAccess::Open).unwrap();
     for client in slow {
-        assert_eq!(until_the_end(client), "");
+        assert_eq!(read_to_end(client), "");
     }
-    // One that sends a request byte by byte, in time, is served; one that rests between two is not slow.
-    let mut patient = raw(&server, &VALIDATE);
+    // A client that sends a request byte by byte, but in time, is served, and a client may pause between requests.
+    let mut byte_by_byte = connect_raw(&server, &VALIDATE);
     for byte in set(b"/k", b"value") {
-        patient.write_all(&[byte]).unwrap();
+        byte_by_byte.write_all(&[byte]).unwrap();
     }
     assert_eq!(store.get("k", LONG).unwrap(), b"value");
-    let rest = connect(&server, &StoreAccess::Open).unwrap();
-    rest.set("a", b"1").unwrap();
+    let pausing = connect(&server, &StoreAccess::Open).unwrap();
+    pausing.set("a", b"1").unwrap();
     let error = store.get("never", Duration::from_millis(900)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
-    rest.set("a", b"2").unwrap();
+    pausing.set("a", b"2").unwrap();
 }
 
 #[test]
-fn what_is_above_a_quota_is_refused_with_the_numbers_and_the_job_goes_on() {
+fn a_request_above_a_limit_is_refused_with_the_numbers_and_later_ones_are_served() {
     let limits = StoreLimits {
         stored_bytes: 10_000,
         stored_keys: 20,
@@ -181,7 +183,7 @@ fn what_is_above_a_quota_is_refused_with_the_numbers_and_the_job_goes_on() {
     assert!(text.contains("refused set of \"more\""), "{text}");
     let text = refused(store.append("large", &[7; 2_000]).unwrap_err());
     assert!(text.contains("above the limit of 10000"), "{text}");
-    // What is there can be read, replaced and removed.
+    // At the limit, existing keys can still be read, replaced and removed.
     assert_eq!(store.get("large", LONG).unwrap(), [7; 9_000]);
     store.set("large", b"small now").unwrap();
     for key in 0..19 {
@@ -194,7 +196,7 @@ fn what_is_above_a_quota_is_refused_with_the_numbers_and_the_job_goes_on() {
 }
 
 #[test]
-fn waits_count_as_what_is_stored() {
+fn pending_waits_count_towards_the_limit_of_stored_bytes() {
     let limits = StoreLimits {
         stored_bytes: 2_000,
         ..StoreLimits::default()
@@ -207,7 +209,7 @@ fn waits_count_as_what_is_stored() {
         error.to_string().contains("above the limit of 2000"),
         "{error}"
     );
-    // Cancelled waits count no longer.
+    // Cancelled waits no longer count.
     for _ in 0..20 {
         let error = store
             .wait(&["absent"], Duration::from_millis(1))
@@ -217,22 +219,22 @@ fn waits_count_as_what_is_stored() {
 }
 
 #[test]
-fn unfinished_requests_have_a_limit_in_bytes_for_all_clients_together() {
+fn unfinished_requests_of_all_clients_share_a_limit_in_bytes() {
     let limits = StoreLimits {
         unfinished_bytes: 1 << 20,
         ..StoreLimits::default()
     };
     let server = server(&StoreAccess::Open, limits);
-    let begun = [&VALIDATE[..], &set(b"/k", &[7; 700 << 10])[..600 << 10]].concat();
-    let first = raw(&server, &begun);
-    let second = raw(&server, &begun);
+    let unfinished = [&VALIDATE[..], &set(b"/k", &[7; 700 << 10])[..600 << 10]].concat();
+    let first = connect_raw(&server, &unfinished);
+    let second = connect_raw(&server, &unfinished);
     second.set_nonblocking(false).unwrap();
-    // One of the two is closed; the store goes on.
+    // The server closes one of the two connections and continues.
     let (sender, closed) = std::sync::mpsc::channel();
     for stream in [first, second] {
         let sender = sender.clone();
         std::thread::spawn(move || {
-            until_the_end(stream);
+            read_to_end(stream);
             let _ = sender.send(());
         });
     }
@@ -249,14 +251,14 @@ fn connections_above_the_limit_are_closed() {
     };
     let server = server(&StoreAccess::Open, limits);
     let held = [(); 2].map(|()| connect(&server, &StoreAccess::Open).unwrap());
-    assert_eq!(until_the_end(raw(&server, &[])), "");
+    assert_eq!(read_to_end(connect_raw(&server, &[])), "");
     drop(held);
-    // Their places are free again.
+    // Closed connections no longer count.
     connect(&server, &StoreAccess::Open).unwrap();
 }
 
 #[test]
-fn the_limits_are_those_that_are_written_down() {
+fn the_default_limits_are_those_in_the_documentation() {
     let limits = StoreLimits::default();
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/SECURITY.md");
     let page = std::fs::read_to_string(page).unwrap();

@@ -1,4 +1,4 @@
-//! What every store promises, asked of each one that there is.
+//! The contract of stores, checked on every implementation.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Runs `check` on a fresh store of each kind, as two users of it.
+/// Runs `check` on a new store of each kind, with two handles to it.
 fn on_every_store(check: impl Fn(&dyn Store, &dyn Store)) {
     let hash = HashStore::new();
     check(&hash, &hash);
@@ -50,7 +50,7 @@ fn timed_out<T: std::fmt::Debug>(result: Result<T>) -> String {
 }
 
 #[test]
-fn what_one_sets_the_other_gets() {
+fn a_value_set_through_one_handle_is_read_through_the_other() {
     on_every_store(|one, two| {
         one.set("k", b"first").unwrap();
         assert_eq!(two.get("k", LONG).unwrap(), b"first");
@@ -89,7 +89,7 @@ fn keys_are_counted_listed_and_removed() {
 }
 
 #[test]
-fn counters_count_as_text() {
+fn counters_are_stored_as_decimal_text() {
     on_every_store(|one, two| {
         assert_eq!(one.add("n", 5).unwrap(), 5);
         assert_eq!(two.add("n", -7).unwrap(), -2);
@@ -101,7 +101,7 @@ fn counters_count_as_text() {
 }
 
 #[test]
-fn compare_set_answers_what_the_key_holds() {
+fn compare_set_returns_the_stored_value_or_for_a_missing_key_the_expected_one() {
     on_every_store(|one, two| {
         assert_eq!(one.compare_set("k", b"x", b"new").unwrap(), b"x");
         assert!(!two.check(&["k"]).unwrap());
@@ -113,7 +113,7 @@ fn compare_set_answers_what_the_key_holds() {
 }
 
 #[test]
-fn wait_names_the_keys_that_did_not_come() {
+fn time_out_of_a_wait_names_the_missing_keys() {
     on_every_store(|one, _| {
         one.set("here", b"").unwrap();
         let text = timed_out(one.wait(&["here", "late"], SHORT));
@@ -129,12 +129,12 @@ fn wait_names_the_keys_that_did_not_come() {
 }
 
 #[test]
-fn waiting_call_leaves_other_threads_alone_and_wakes() {
+fn waiting_calls_do_not_block_other_threads_and_end_when_the_keys_are_set() {
     on_every_store(|one, _| {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| one.wait(&["a", "b"], LONG));
             let getting = scope.spawn(|| one.get("b", LONG));
-            // Both wait, or will: this thread's calls pass either way.
+            // The calls of this thread must succeed whether or not the other two wait already.
             one.set("a", b"1").unwrap();
             assert_eq!(one.add("count", 1).unwrap(), 1);
             one.set("b", b"2").unwrap();
@@ -145,7 +145,7 @@ fn waiting_call_leaves_other_threads_alone_and_wakes() {
 }
 
 #[test]
-fn barrier_holds_until_all_have_come() {
+fn barrier_blocks_until_all_ranks_have_arrived() {
     on_every_store(|one, two| {
         let text = timed_out(one.barrier("early", 2, SHORT));
         assert!(
@@ -189,7 +189,7 @@ fn concurrent_adds_lose_nothing() {
 }
 
 #[test]
-fn queue_gives_first_in_first_out() {
+fn queue_returns_values_in_order_of_pushes() {
     on_every_queue_store(|store| {
         assert_eq!(store.try_queue_pop("q").unwrap(), None);
         timed_out(store.queue_pop("q", SHORT));
@@ -206,7 +206,7 @@ fn queue_gives_first_in_first_out() {
 }
 
 #[test]
-fn each_value_of_a_queue_goes_to_one_taker() {
+fn each_value_of_a_queue_is_popped_once() {
     on_every_queue_store(|store| {
         thread::scope(|scope| {
             let takers: Vec<_> = (0..4)
@@ -223,7 +223,7 @@ fn each_value_of_a_queue_goes_to_one_taker() {
 }
 
 #[test]
-fn half_written_record_of_a_killed_writer_is_dropped() {
+fn half_written_record_of_a_killed_writer_is_discarded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = FileStore::open(&path, None).unwrap();
@@ -244,7 +244,7 @@ fn half_written_record_of_a_killed_writer_is_dropped() {
 }
 
 #[test]
-fn file_of_something_else_is_refused_and_left_alone() {
+fn a_file_that_is_no_store_is_refused_and_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("not_a_store");
     let foreign: [&[u8]; 2] = [

@@ -1,6 +1,6 @@
-//! This crate's stores and PyTorch's: either client at either server, and both in one file.
+//! The stores of rcomm and of PyTorch together: each client with the other's server, and both on one file.
 //!
-//! Needs `RCOMM_TEST_PYTHON`, a Python that has torch; skips aloud without.
+//! Needs `RCOMM_TEST_PYTHON`, a Python that has torch; without it, prints that it skips.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
@@ -30,7 +30,7 @@ fn python(script: &str, arguments: &[&str]) -> Option<Child> {
     Some(command.spawn().unwrap())
 }
 
-fn succeeds(mut child: Child) {
+fn assert_success(mut child: Child) {
     let mut output = String::new();
     let mut stdout = child.stdout.take().unwrap();
     stdout.read_to_string(&mut output).unwrap();
@@ -77,7 +77,7 @@ store.barrier("meet", 2, timedelta(seconds=60))
 "#;
 
 #[test]
-fn pytorch_client_uses_our_server() {
+fn pytorchs_client_works_with_our_server() {
     let store = Arc::new(TcpStore::host("127.0.0.1", 0, LONG).unwrap());
     let Some(client) = python(CLIENT, &[&store.port().to_string()]) else {
         return;
@@ -87,12 +87,12 @@ fn pytorch_client_uses_our_server() {
     dp.set("k", b"under the prefix").unwrap();
     store.set("from_rust", b"value").unwrap();
     assert_eq!(store.get("from_torch", LONG).unwrap(), b"\0\xff text");
-    // Their constructor counted itself; with us that makes two.
+    // The constructor of PyTorch's client counts itself as a worker, and so did that of `store`.
     store.wait_for_workers(2, LONG).unwrap();
     store.barrier("meet", 2, LONG).unwrap();
     assert_eq!(store.try_queue_pop("queue").unwrap().unwrap(), b"two");
     assert_eq!(store.get("large", LONG).unwrap().len(), 8 << 20);
-    succeeds(client);
+    assert_success(client);
 }
 
 const SERVER: &str = r#"
@@ -107,7 +107,7 @@ store.set("from_torch", b"\x00\xff text")
 sys.stdin.read()
 "#;
 
-fn our_client_uses_pytorchs_server(kind: &str) {
+fn check_our_client_with_pytorchs_server(kind: &str) {
     let Some(mut process) = python(SERVER, &[kind]) else {
         return;
     };
@@ -115,7 +115,7 @@ fn our_client_uses_pytorchs_server(kind: &str) {
     let mut stdout = BufReader::new(process.stdout.take().unwrap());
     stdout.read_line(&mut line).unwrap();
     let store = TcpStore::connect("127.0.0.1", line.trim().parse().unwrap(), LONG).unwrap();
-    // The key is not there yet: with the legacy server this takes the second way.
+    // The key does not exist yet, so that the client must wait, which it does differently with the legacy server.
     let late = store
         .get("from_torch", SHORT)
         .expect_err("the key is never set");
@@ -164,13 +164,13 @@ fn our_client_uses_pytorchs_server(kind: &str) {
 }
 
 #[test]
-fn our_client_uses_pytorchs_libuv_server() {
-    our_client_uses_pytorchs_server("libuv");
+fn our_client_works_with_pytorchs_libuv_server() {
+    check_our_client_with_pytorchs_server("libuv");
 }
 
 #[test]
-fn our_client_uses_pytorchs_legacy_server() {
-    our_client_uses_pytorchs_server("legacy");
+fn our_client_works_with_pytorchs_legacy_server() {
+    check_our_client_with_pytorchs_server("legacy");
 }
 
 const FILE: &str = r#"
@@ -184,7 +184,7 @@ store.set("done", "")
 "#;
 
 #[test]
-fn one_file_serves_both() {
+fn file_stores_of_both_share_one_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = FileStore::open(&path, Some(2)).unwrap();
@@ -197,13 +197,13 @@ fn one_file_serves_both() {
     store.wait(&["done"], LONG).unwrap();
     assert_eq!(store.get("count", LONG).unwrap(), b"6");
     assert!(!store.check(&["gone"]).unwrap());
-    succeeds(peer);
+    assert_success(peer);
     drop(store);
     assert!(!path.exists(), "the last of two users removes the file");
 }
 
 #[test]
-fn torchruns_words_are_understood() {
+fn the_environment_that_torchrun_sets_is_read() {
     const PROGRAM: &str = r#"
 import json, os, sys
 from torch.distributed.run import main
@@ -215,25 +215,25 @@ main()
     };
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    let place = rcomm::Rendezvous::from_environment(|name| {
+    let rendezvous = rcomm::Rendezvous::from_environment(|name| {
         let line = text
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
         line.map(str::to_owned)
     })
     .unwrap();
-    assert_eq!((place.rank, place.world_size), (0, 1));
+    assert_eq!((rendezvous.rank, rendezvous.world_size), (0, 1));
     assert_eq!(
-        (place.local_rank, place.local_world_size),
+        (rendezvous.local_rank, rendezvous.local_world_size),
         (Some(0), Some(1))
     );
-    assert!(place.uses_agent_store);
-    assert_ne!(place.master_port, 0);
-    assert!(place.is_single_host());
+    assert!(rendezvous.uses_agent_store);
+    assert_ne!(rendezvous.master_port, 0);
+    assert!(rendezvous.is_single_host());
 }
 
 #[test]
-fn server_is_stopped_while_pytorch_waits() {
+fn stopping_the_server_ends_a_wait_of_pytorchs_client() {
     const WAITER: &str = r#"
 import sys, torch.distributed as dist
 from datetime import timedelta
@@ -252,5 +252,5 @@ sys.exit("the wait ended otherwise")
     let store = TcpStore::connect("127.0.0.1", server.port(), LONG).unwrap();
     store.wait(&["ready"], LONG).unwrap();
     drop(server);
-    succeeds(child);
+    assert_success(child);
 }

@@ -23,7 +23,7 @@ fn dial(server: &TcpStoreServer) -> TcpStream {
     socket
 }
 
-/// A client that speaks in bytes.
+/// A client that sends and receives raw bytes.
 struct Raw(TcpStream);
 
 impl Raw {
@@ -50,7 +50,7 @@ impl Raw {
         self.expect(reply);
     }
 
-    /// No reply is on the way: the server answers a PING next.
+    /// Asserts that no reply is pending: the next bytes from the server are the reply to a PING.
     #[track_caller]
     fn expect_nothing(&mut self) {
         self.ask(b"\x0Dnext", b"next");
@@ -104,7 +104,7 @@ fn barrier(key: &[u8], world: i64) -> Vec<u8> {
     op(0x12, &[s(key), n(world)])
 }
 
-/// A conversation that touches every opcode: each request with the reply it gets.
+/// Requests with every opcode, each with the expected reply.
 fn conversation() -> Vec<(Vec<u8>, Vec<u8>)> {
     let none = Vec::new;
     vec![
@@ -166,7 +166,7 @@ fn conversation() -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 #[test]
-fn every_opcode_is_answered() {
+fn every_opcode_gets_its_reply() {
     let server = server();
     let mut raw = Raw::new(&server);
     for (request, reply) in conversation() {
@@ -176,7 +176,7 @@ fn every_opcode_is_answered() {
 }
 
 #[test]
-fn requests_may_come_byte_by_byte_or_all_at_once() {
+fn requests_may_arrive_byte_by_byte_or_all_at_once() {
     let stream: Vec<u8> = conversation().into_iter().flat_map(|(q, _)| q).collect();
     let replies: Vec<u8> = conversation().into_iter().flat_map(|(_, r)| r).collect();
     for piece in [1, 7, 64, stream.len()] {
@@ -207,7 +207,7 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
-fn who_does_not_validate_is_disconnected() {
+fn client_without_a_valid_first_message_is_disconnected() {
     let server = server();
     let refused: [&[u8]; 6] = [
         b"\x0D1234",
@@ -226,7 +226,7 @@ fn who_does_not_validate_is_disconnected() {
 }
 
 #[test]
-fn limits_are_held_and_what_is_above_is_disconnected() {
+fn requests_at_the_limits_are_served_and_above_them_disconnected() {
     let server = server();
     let mut raw = Raw::new(&server);
     let key = vec![b'k'; MAX_KEY];
@@ -261,7 +261,7 @@ fn limits_are_held_and_what_is_above_is_disconnected() {
 }
 
 #[test]
-fn large_value_in_small_pieces_is_taken() {
+fn large_value_in_small_pieces_is_stored() {
     let server = server();
     let mut raw = Raw::new(&server);
     let value: Vec<u8> = (0..MAX_VALUE).map(|i| (i / 7) as u8).collect();
@@ -272,7 +272,7 @@ fn large_value_in_small_pieces_is_taken() {
 }
 
 #[test]
-fn counter_over_text_is_refused() {
+fn add_to_a_value_that_is_no_number_or_overflows_is_refused() {
     let server = server();
     for bad in [&b"abc"[..], b"", b"9223372036854775807"] {
         let mut raw = Raw::new(&server);
@@ -285,7 +285,7 @@ fn counter_over_text_is_refused() {
 }
 
 #[test]
-fn wait_ends_when_the_last_key_comes() {
+fn wait_ends_when_the_last_key_is_set() {
     let server = server();
     let (mut one, mut two) = (Raw::new(&server), Raw::new(&server));
     one.send(&wait(&[b"/a", b"/b", b"/a"]));
@@ -293,7 +293,7 @@ fn wait_ends_when_the_last_key_comes() {
     two.send(&set(b"/a", b""));
     two.expect_nothing();
     one.expect_nothing();
-    // A key that went again has come all the same.
+    // A key that was deleted after it was set still counts as set for this wait.
     two.ask(&op(0x08, &[s(b"/a")]), &n(1));
     two.ask(&op(0x04, &[s(b"/b"), n(1)]), &n(1));
     one.expect(&[0]);
@@ -301,10 +301,10 @@ fn wait_ends_when_the_last_key_comes() {
 }
 
 #[test]
-fn every_way_to_make_a_key_wakes() {
+fn every_request_that_makes_a_key_wakes_its_waiters() {
     let server = server();
-    type Way = fn(&[u8]) -> Vec<u8>;
-    let ways: [Way; 7] = [
+    type MakeRequest = fn(&[u8]) -> Vec<u8>;
+    let requests: [MakeRequest; 7] = [
         |key| set(key, b""),
         |key| op(0x02, &[s(key), s(b""), s(b"v")]),
         |key| op(0x04, &[s(key), n(1)]),
@@ -313,18 +313,18 @@ fn every_way_to_make_a_key_wakes() {
         |key| push(key, b""),
         |key| barrier(key, 2),
     ];
-    for (i, way) in ways.into_iter().enumerate() {
+    for (i, request) in requests.into_iter().enumerate() {
         let key = format!("/k{i}").into_bytes();
         let mut waiter = Raw::new(&server);
         waiter.send(&wait(&[&key]));
         waiter.expect_nothing();
-        Raw::new(&server).send(&way(&key));
+        Raw::new(&server).send(&request(&key));
         waiter.expect(&[0]);
     }
 }
 
 #[test]
-fn connection_may_wake_itself() {
+fn connection_can_set_the_key_that_it_waits_for() {
     let server = server();
     let mut raw = Raw::new(&server);
     let all = [wait(&[b"/k"]), set(b"/k", b"v"), b"\x0Dpost".to_vec()].concat();
@@ -372,7 +372,7 @@ fn second_wait_while_one_is_pending_is_refused() {
 }
 
 #[test]
-fn waiter_that_left_is_forgotten() {
+fn waiter_that_was_disconnected_is_not_woken() {
     let server = server();
     let mut stays = Raw::new(&server);
     for _ in 0..3 {
@@ -384,7 +384,7 @@ fn waiter_that_left_is_forgotten() {
     }
     stays.send(&wait(&[b"/q"]));
     stays.expect_nothing();
-    // One value wakes one waiter: not one of those that left.
+    // One pushed value wakes one waiter, which must not be a connection that was closed.
     Raw::new(&server).send(&push(b"/q", b"v"));
     stays.expect(&[0]);
 }
@@ -409,7 +409,7 @@ fn each_push_wakes_one_waiter_and_a_key_wakes_all() {
 }
 
 #[test]
-fn barrier_lets_all_go_and_latecomers_pass() {
+fn barrier_ends_for_all_ranks_and_for_later_arrivals_at_once() {
     let server = server();
     let mut ranks: Vec<Raw> = (0..4).map(|_| Raw::new(&server)).collect();
     for rank in &mut ranks[..3] {
@@ -424,7 +424,7 @@ fn barrier_lets_all_go_and_latecomers_pass() {
 }
 
 #[test]
-fn client_that_does_not_read_is_held_back_and_then_served() {
+fn client_that_does_not_read_does_not_block_others_and_is_served_later() {
     let server = server();
     let mut slow = Raw::new(&server);
     let value = vec![b'x'; 1 << 20];
@@ -451,7 +451,7 @@ fn server_that_stops_closes_its_connections() {
 }
 
 #[test]
-fn ipv4_and_ipv6_clients_meet_on_a_server_of_all_addresses() {
+fn server_on_all_addresses_serves_ipv4_and_ipv6_clients() {
     let server = TcpStoreServer::bind_any(0, &StoreAccess::Open, StoreLimits::default()).unwrap();
     let four = TcpStore::connect("127.0.0.1", server.port(), LONG).unwrap();
     four.set("k", b"v").unwrap();
@@ -487,12 +487,12 @@ fn thousand_clients_wait_for_one_key() {
 }
 
 #[test]
-fn any_bytes_leave_the_server_standing() {
+fn arbitrary_bytes_do_not_stop_the_server() {
     use proptest::collection::vec;
     use proptest::prelude::*;
     let server = server();
     let near_requests = prop_oneof![
-        // Small numbers pass for opcodes, counts and lengths.
+        // Small numbers are likely to be valid opcodes, counts and lengths.
         vec(
             prop_oneof![4 => Just(0_u8), 2 => 0_u8..20, 1 => any::<u8>()],
             0..400
@@ -513,7 +513,7 @@ fn any_bytes_leave_the_server_standing() {
         let mut raw = Raw(dial(&server));
         let stream = [&HELLO[..], &bytes[..cut.index(bytes.len() + 1)]].concat();
         for piece in stream.chunks(piece) {
-            // The server may have closed by now, and rightly.
+            // The server may already have closed the connection because of an invalid request.
             if raw.0.write_all(piece).is_err() {
                 break;
             }

@@ -1,4 +1,4 @@
-/* One rank of gloo as a C++ program uses it, measured by the program in collectives.rs.
+/* One rank of gloo as a C++ program uses it, measured by the program in collectives/.
  *
  * gloo HOST PORT NAME, with RANK, WORLD_SIZE and GLOO_STORE (a folder that all ranks see) in the
  * environment. Speaks as mpi.c does. A NAME with "busy" has pairs of sockets that are polled by the caller's
@@ -47,8 +47,8 @@ std::shared_ptr<gloo::Context> join(gloo::rendezvous::Store& store, int rank, in
   return context;
 }
 
-/* Whoever sends needs the other's buffer to be there: nobody goes on before all have come. */
-void meet(gloo::rendezvous::Store& store, int rank, int ranks) {
+/* A sender needs the receiver's buffers: no rank goes on before all have created theirs. */
+void wait_for_all(gloo::rendezvous::Store& store, int rank, int ranks) {
   std::vector<std::string> keys;
   for (int peer = 0; peer < ranks; peer++) keys.push_back("ready" + std::to_string(peer));
   store.set(keys[rank], {'1'});
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
   gloo::rendezvous::FileStore store(folder);
   auto context = join(store, rank, ranks, busy);
   gloo::BarrierAllToAll barrier(context);
-  meet(store, rank, ranks);
+  wait_for_all(store, rank, ranks);
 
   std::vector<float> data(kMostBytes / sizeof(float));
   std::map<size_t, std::unique_ptr<gloo::Algorithm>> reductions;

@@ -1,4 +1,4 @@
-"""One rank of torch.distributed over gloo, measured by the program in collectives.rs.
+"""One rank of torch.distributed over gloo, measured by the program in collectives/.
 
 gloo.py HOST PORT NAME, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. Speaks as
 mpi.c does.

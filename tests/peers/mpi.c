@@ -1,8 +1,8 @@
-/* One rank of an MPI library, measured by the program in collectives.rs.
+/* One rank of an MPI library, measured by the program in collectives/.
  *
- * mpi HOST PORT NAME. Each rank connects, says "NAME RANK\n" and then reads lines "OPERATION BYTES TIMES".
- * It runs the operation so many times on f32 and answers "P50 P99 MIN", in microseconds. Between two
- * lines it sleeps on its socket: whoever is measured next has the machine for itself. */
+ * mpi HOST PORT NAME. Each rank connects, sends "NAME RANK\n" and then reads lines "OPERATION BYTES TIMES".
+ * It runs the operation TIMES times on f32 and answers "P50 P99 MIN", in microseconds, or "unsupported". Between
+ * two lines it sleeps on its socket, so that the peer that is measured next has the machine to itself. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <mpi.h>
@@ -24,7 +24,7 @@ static int compare(const void *left, const void *right) {
   return (a > b) - (a < b);
 }
 
-/* 0 if there is no such operation. */
+/* Returns 0 if there is no such operation. */
 static int call(const char *name, size_t bytes) {
   int count = bytes / sizeof(float), part = count / ranks > 0 ? count / ranks : 1;
   MPI_Comm world = MPI_COMM_WORLD;

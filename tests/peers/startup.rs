@@ -1,10 +1,10 @@
-//! How long ranks take to find each other, and to make a group, compared with PyTorch and gloo.
+//! How long ranks take to find each other, and to create a group, compared with PyTorch's gloo backend.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-startup [-- --ranks 2,8,32]`, with `RCOMM_TEST_PYTHON`
 //! naming a Python that has torch; without it, only ours is measured and the program prints that. Every rank
-//! is a process. The program prints the time from the start signal to all of them, which are up and have loaded
-//! what they need, until the last has its world; and the time of a group of all ranks, on the slowest,
-//! several times in each job. Jobs of both kinds take turns.
+//! is a process. Once all ranks are up and have loaded what they need, they get a start signal. The program prints
+//! the time from that until the last rank has its world, and the time to create a group of all ranks, on the
+//! slowest rank (the median of 20 groups per job). Jobs of rcomm and of PyTorch alternate.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -31,7 +31,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Role {
-    /// One rank: reports that it is up, waits for a line, and then reports how long everything took.
+    /// One rank: prints that it is up, waits for a line, and then prints when it had its world and how long each group
+    /// took.
     Rank,
 }
 
@@ -62,9 +63,9 @@ fn now() -> f64 {
 
 /// What a rank of ours does.
 fn rank() -> Result<()> {
-    let mut word = String::new();
+    let mut line = String::new();
     println!("up");
-    std::io::stdin().read_line(&mut word)?;
+    std::io::stdin().read_line(&mut line)?;
     let world = World::init(Config::from_environment()?)?;
     println!("{}", now());
     let all: Vec<u32> = (0..world.size()).collect();
@@ -78,7 +79,7 @@ fn rank() -> Result<()> {
         kept.push(group);
     }
     println!("{}", times.join(" "));
-    std::io::stdin().read_line(&mut word)?;
+    std::io::stdin().read_line(&mut line)?;
     world.shutdown()?;
     Ok(())
 }
@@ -116,13 +117,14 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // One that has ended already cannot be killed, and need not.
+        // This fails only if the process has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Seconds until the last rank had its world, and until the slowest had each group.
+/// Seconds from the start signal until the last rank had its world; and for each group, the seconds that the slowest
+/// rank's call took.
 fn job(ranks: u32, command: impl Fn() -> Command) -> Result<(f64, Vec<f64>)> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut members = Vec::new();
@@ -141,7 +143,7 @@ fn job(ranks: u32, command: impl Fn() -> Command) -> Result<(f64, Vec<f64>)> {
     for member in &mut members {
         member.line()?;
     }
-    let word = now();
+    let started = now();
     for member in &mut members {
         member.stdin.write_all(b"go\n")?;
     }
@@ -161,7 +163,7 @@ fn job(ranks: u32, command: impl Fn() -> Command) -> Result<(f64, Vec<f64>)> {
     for member in &mut members {
         member.process.wait()?;
     }
-    Ok((last - word, groups))
+    Ok((last - started, groups))
 }
 
 fn main() -> Result<()> {
@@ -179,38 +181,38 @@ fn main() -> Result<()> {
     if python.is_none() {
         eprintln!("PyTorch was not measured: RCOMM_TEST_PYTHON names no Python");
     }
-    println!("ms: median (least, greatest) of {} jobs", arguments.rounds);
+    println!("ms: median (min, max) of {} jobs", arguments.rounds);
     println!("{:<8}{:>6}{:>30}{:>30}", "", "ranks", "init", "new_group");
     for &ranks in &arguments.ranks {
-        let mut of_peers = [
+        let mut of_libraries = [
             ("rcomm", Vec::new(), Vec::new()),
             ("torch", Vec::new(), Vec::new()),
         ];
         for _ in 0..arguments.rounds {
             let (init, mut groups) = job(ranks, ours)?;
-            of_peers[0].1.push(init);
-            of_peers[0].2.push(median(&mut groups));
+            of_libraries[0].1.push(init);
+            of_libraries[0].2.push(median(&mut groups));
             if let Some(python) = &python {
                 let theirs = || {
                     let mut command = Command::new(python);
-                    // Without it gloo looks up the host's name.
+                    // Without this variable, gloo looks up the host's name.
                     command.env("GLOO_SOCKET_IFNAME", "lo");
                     command.args(["-c", PYTORCH]).stderr(Stdio::null());
                     command
                 };
                 let (init, mut groups) = job(ranks, theirs)?;
-                of_peers[1].1.push(init);
-                of_peers[1].2.push(median(&mut groups));
+                of_libraries[1].1.push(init);
+                of_libraries[1].2.push(median(&mut groups));
             }
         }
-        for (name, mut init, mut groups) in of_peers {
+        for (name, mut init, mut groups) in of_libraries {
             if init.is_empty() {
                 continue;
             }
             let spread = |values: &mut Vec<f64>| {
                 let middle = median(values) * 1e3;
-                let (least, most) = (values[0] * 1e3, values[values.len() - 1] * 1e3);
-                format!("{middle:.2} ({least:.2}, {most:.2})")
+                let (min, max) = (values[0] * 1e3, values[values.len() - 1] * 1e3);
+                format!("{middle:.2} ({min:.2}, {max:.2})")
             };
             println!(
                 "{name:<8}{ranks:>6}{:>30}{:>30}",

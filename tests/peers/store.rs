@@ -1,12 +1,12 @@
-//! Our store server compared with PyTorch's: operations a second, the time of a barrier and of a
-//! connection.
+//! Our store server compared with PyTorch's: operations per second, the time of a barrier and of a
+//! connection, and the memory of an idle connection.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-store [-- --rounds 9]`, with `RCOMM_TEST_PYTHON` naming
 //! a Python that has torch. Both servers are processes of their own; one load, written here, drives them
 //! by turns, so that a machine that speeds up or slows down does so for both. The load has one core and
 //! the servers another, unless `--anywhere`: left to the system, the two sides of a connection often end
 //! up on one core, and then the core limits both. The program prints the medians over the rounds, and
-//! the median, least and greatest ratio within a round (above 1: ours is faster). Without torch, ours is
+//! the median, min and max of the ratio within a round (above 1: ours is better). Without torch, ours is
 //! measured alone and the program prints that.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -47,8 +47,8 @@ enum Serve {
     Serve,
 }
 
-/// A server that does not answer for so long is called stalled.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// If PyTorch's server does not answer for this long, its rows say `stalled`.
+const READ_TIMEOUT: Duration = Duration::from_secs(4);
 
 const PYTORCH: &str = "
 import sys, torch.distributed as dist
@@ -61,7 +61,7 @@ sys.stdin.read()
 struct Server {
     process: Child,
     port: u16,
-    /// The Python that runs PyTorch's; `None` if it is ours.
+    /// The Python that runs PyTorch's server; `None` for our server.
     python: Option<String>,
 }
 
@@ -97,7 +97,7 @@ impl Server {
         Self::start(command, Some(python.to_owned()))
     }
 
-    /// Another one of the same kind.
+    /// Starts another server of the same kind.
     fn another(&self) -> Result<Self> {
         match &self.python {
             None => Self::ours(),
@@ -108,7 +108,7 @@ impl Server {
     fn dial(&self) -> Result<TcpStream> {
         let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(READ_TIMEOUT))?;
         socket.write_all(b"\x00\xCE\xF7\x85\x3C\x0Dping")?;
         socket.read_exact(&mut [0; 4])?;
         Ok(socket)
@@ -223,7 +223,7 @@ fn throughput(
         }
     }
     let rate = done as f64 / started.elapsed().as_secs_f64();
-    // Replies that are still on their way would be met by a reset: wait for them.
+    // Closing a connection that has unread replies resets it: read them first.
     for flow in &mut flows {
         while flow.replies < batch {
             let count = flow.socket.read(&mut buffer)?;
@@ -261,19 +261,19 @@ fn client_gets(server: &Server) -> Result<f64> {
     Ok(TIMES as f64 / started.elapsed().as_secs_f64())
 }
 
-/// Whose time a barrier takes.
+/// The clock that measures a barrier.
 #[derive(Clone, Copy)]
 enum Clock {
-    /// All there is.
+    /// Elapsed time.
     Wall,
-    /// The processor's, for the server.
+    /// Processor time of the server.
     Server,
-    /// The processor's, for the one thread that is all clients.
+    /// Processor time of the one thread that acts as all clients.
     Clients,
 }
 
 impl Clock {
-    /// Seconds, from some moment on.
+    /// Seconds since an arbitrary moment.
     fn now(self, server: &Server) -> Result<f64> {
         use rustix::time::{ClockId, clock_gettime};
         let clock = match self {
@@ -282,9 +282,9 @@ impl Clock {
             Clock::Server => {
                 let mut nanoseconds = 0.0;
                 for thread in std::fs::read_dir(format!("/proc/{}/task", server.process.id()))? {
-                    let told = std::fs::read_to_string(thread?.path().join("schedstat"))?;
-                    let first = told.split_whitespace().next();
-                    let first = first.context("the system counts a thread's time")?;
+                    let schedstat = std::fs::read_to_string(thread?.path().join("schedstat"))?;
+                    let first = schedstat.split_whitespace().next();
+                    let first = first.context("a thread's schedstat is empty")?;
                     nanoseconds += first.parse::<f64>()?;
                 }
                 return Ok(nanoseconds / 1e9);
@@ -294,7 +294,7 @@ impl Clock {
     }
 }
 
-/// Native barriers of `clients` per second of this clock, all sent by one thread.
+/// Barriers of `clients` clients, by the store's own request, per second of `clock`; one thread acts as all clients.
 fn barriers(server: &Server, clients: usize, name: &mut u32, clock: Clock) -> Result<f64> {
     const TIMES: usize = 5;
     let mut sockets: Vec<TcpStream> = (0..clients).map(|_| server.dial()).collect::<Result<_>>()?;
@@ -324,7 +324,7 @@ fn connects(server: &Server, clients: usize) -> Result<f64> {
     for _ in 0..clients {
         let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port))?;
         socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(READ_TIMEOUT))?;
         socket.write_all(b"\x00\xCE\xF7\x85\x3C\x0Dping")?;
         sockets.push(socket);
     }
@@ -334,8 +334,8 @@ fn connects(server: &Server, clients: usize) -> Result<f64> {
     Ok(clients as f64 / started.elapsed().as_secs_f64())
 }
 
-/// Bytes that a new server's process holds more of for each of so many connections that are idle after one
-/// request, as their inverse: higher is better in every row.
+/// Connections per byte: `clients` connections that are idle after one request, by the growth of a new server's memory.
+/// It is not bytes per connection because higher must be better in every row.
 fn idle_memory(server: &Server, clients: usize) -> Result<f64> {
     let server = server.another()?;
     let resident = || -> Result<f64> {
@@ -345,12 +345,12 @@ fn idle_memory(server: &Server, clients: usize) -> Result<f64> {
             .find_map(|line| line.strip_prefix("RssAnon:"));
         let kib = line.and_then(|line| line.trim().strip_suffix("kB"));
         let kib: f64 = kib
-            .context("a process has anonymous memory")?
+            .context("the server's status has no RssAnon")?
             .trim()
             .parse()?;
         Ok(kib * 1024.0)
     };
-    // The first one makes what all share.
+    // The first connection allocates what all share.
     drop(server.dial()?);
     let before = resident()?;
     let sockets: Vec<TcpStream> = (0..clients).map(|_| server.dial()).collect::<Result<_>>()?;
@@ -359,19 +359,20 @@ fn idle_memory(server: &Server, clients: usize) -> Result<f64> {
     Ok(count / (after - before).max(1.0))
 }
 
-/// Takes the soft limit of open files up to the hard one.
+/// Raises the soft limit of open files to the hard one.
 fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // Too few show as an error where they are missed.
+    // If the limit stays too low, a later connection fails with an error.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// Keeps this thread, and what it starts from now on, on one core.
-fn settle(core: usize) -> Result<()> {
+/// Binds this thread, and the processes that it starts from now on, to one core.
+fn pin_to(core: usize) -> Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);
-    rustix::thread::sched_setaffinity(None, &set).context("cannot keep to a core")
+    rustix::thread::sched_setaffinity(None, &set)
+        .with_context(|| format!("cannot bind to core {core}; try --anywhere"))
 }
 
 /// Measures a rate of a server.
@@ -387,13 +388,13 @@ struct Row {
 /// How a rate is printed.
 #[derive(Clone, Copy)]
 enum Unit {
-    /// As it is.
+    /// In thousands per second.
     PerSecond,
-    /// As the microseconds that one takes.
+    /// As the microseconds of one operation.
     Micros,
-    /// As the milliseconds that so many take.
+    /// As the milliseconds of this many operations.
     MillisFor(f64),
-    /// As the bytes of one.
+    /// As the bytes of one connection.
     Bytes,
 }
 
@@ -441,7 +442,7 @@ fn rows(time: Duration) -> Vec<Row> {
         (Clock::Server, ", the server's processor"),
         (Clock::Clients, ", the clients' processor"),
     ]) {
-        // Names serve for one barrier only.
+        // A name can be used for one barrier only.
         let mut name = at * 1_000_000;
         rows.push(Row {
             name: format!("native barrier of 1024{whose}"),
@@ -482,7 +483,7 @@ fn main() -> Result<()> {
     raise_descriptor_limit();
     let pinned = !arguments.anywhere && std::thread::available_parallelism()?.get() > 1;
     if pinned {
-        settle(1)?;
+        pin_to(1)?;
     }
     let ours = Server::ours()?;
     let peer = match std::env::var("RCOMM_TEST_PYTHON") {
@@ -493,10 +494,10 @@ fn main() -> Result<()> {
         }
     };
     if pinned {
-        settle(0)?;
+        pin_to(0)?;
     }
     println!(
-        "{:<48} {:>12} {:>12}   ratio (least, greatest)",
+        "{:<48} {:>12} {:>12}   ratio (min, max)",
         "", "rcomm", "PyTorch"
     );
     let mut rows = rows(Duration::from_secs_f64(arguments.seconds));
@@ -513,7 +514,7 @@ fn main() -> Result<()> {
                         theirs.push(other);
                         ratios.push(rate / other);
                     }
-                    // It looks up the name of every client; without a resolver that takes seconds.
+                    // PyTorch's server looks up the name of every client; without a resolver that takes seconds.
                     Err(error) if is_timeout(&error) => stalled = true,
                     Err(error) => return Err(error.context(row.name)),
                 }
@@ -522,7 +523,7 @@ fn main() -> Result<()> {
         let show = |rate| row.unit.show(rate);
         print!("{:<48} {:>12}", row.name, show(median(&mut mine)));
         if stalled {
-            print!(" {:>12}   no answer within {PATIENCE:?}", "stalled");
+            print!(" {:>12}   no answer within {READ_TIMEOUT:?}", "stalled");
         } else if peer.is_some() {
             let ratio = median(&mut ratios);
             print!(

@@ -15,7 +15,7 @@ pub enum Fault {
     Freeze,
     /// Gives up with an error, and hangs in its own clean-up.
     StickInTeardown,
-    /// Leaves in good order, while the others go on.
+    /// Shuts its world down and exits, while the others continue.
     Leave,
 }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// The rank into which tests inject a fault.
 pub const CULPRIT: u32 = 2;
-/// Deadline of a test's waits: long, for machines under load.
-pub const PATIENCE: Duration = Duration::from_secs(240);
+/// The longest time that a test waits for something: long, for machines under load.
+pub const TIME_LIMIT: Duration = Duration::from_secs(240);
 
 /// A job of several processes. Dropping it ends those that still run.
 pub struct Job {
@@ -202,8 +202,8 @@ fn list(directory: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// A port on which no process listens: one of sixteen that follow from the process id, below the range from
-/// which the kernel assigns ports by itself.
+/// A port on which no process listens: one of sixteen that are derived from the process id, below the ephemeral port
+/// range.
 ///
 /// # Panics
 /// If none of the sixteen is free.
@@ -220,14 +220,17 @@ pub fn free_port() -> u16 {
 /// Waits for `look` to find something.
 ///
 /// # Panics
-/// If nothing was found within [`PATIENCE`]; the message names what was waited for.
+/// If nothing was found within [`TIME_LIMIT`]; the message names what was waited for.
 pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        assert!(
+            Instant::now() < deadline,
+            "waited {TIME_LIMIT:?} for {what}"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -126,7 +126,7 @@ impl Backend for Registered {
     }
 }
 
-/// An operation under way on the twins of its buffers.
+/// An operation in progress on copies of its buffers, in memory of the group.
 struct TwinPending {
     inner: Arc<dyn Pending>,
     given: Mutex<Option<Op<'static>>>,

@@ -22,10 +22,10 @@ pub fn profiler_path() -> PathBuf {
 fn library(file: &str) -> PathBuf {
     let program = std::env::current_exe().expect("this program has a path");
     let near = program.ancestors().skip(1).take(2);
-    let found = near.flat_map(|folder| [folder.join("deps").join(file), folder.join(file)]);
-    let tried: Vec<PathBuf> = found.collect();
-    let there = tried.iter().find(|path| path.exists());
-    there
-        .unwrap_or_else(|| panic!("the library is not built; looked for {tried:?}"))
+    let candidates = near.flat_map(|folder| [folder.join("deps").join(file), folder.join(file)]);
+    let candidates: Vec<PathBuf> = candidates.collect();
+    let found = candidates.iter().find(|path| path.exists());
+    found
+        .unwrap_or_else(|| panic!("none of {candidates:?} exists; build the workspace's tests"))
         .clone()
 }

@@ -94,14 +94,15 @@ impl Backend for Staged {
         )?;
         match pending.wait(deadline) {
             Progress::Completed(done) => {
-                let filled = pending.reclaim().expect("it has ended well");
+                let filled = pending.reclaim().expect("the operation has completed");
                 op.copy_outputs_from(&filled)?;
                 Ok(done)
             }
             Progress::Failed(error) => Err(error),
-            Progress::Queued | Progress::Started => {
-                Err(Error::new(ErrorKind::Timeout, "no end before the deadline"))
-            }
+            Progress::Queued | Progress::Started => Err(Error::new(
+                ErrorKind::Timeout,
+                "the operation did not end before its deadline",
+            )),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Numbers about samples.
+//! Statistics of samples.
 
 /// Sorts the values and returns the middle one, or the larger of the two in the middle; NaN if there is none.
 pub fn median(values: &mut [f64]) -> f64 {

@@ -35,9 +35,9 @@ impl Carrier {
 
 /// Options that suit a test: short time-outs, the ring in memory.
 pub fn config(rank: Rank, world_size: u32) -> Config {
-    let place = Rendezvous::explicit(rank, world_size, "127.0.0.1", 1);
+    let rendezvous = Rendezvous::explicit(rank, world_size, "127.0.0.1", 1);
     Config {
-        rendezvous: Some(place.expect("the test's own numbers fit")),
+        rendezvous: Some(rendezvous.expect("the test's own numbers fit")),
         timeout: Duration::from_secs(20),
         init_timeout: Duration::from_secs(20),
         ring_dir: RingDir::Memory,
@@ -53,7 +53,7 @@ pub fn builder(config: Config, store: Arc<dyn Store>, carrier: &Carrier) -> Worl
     let mut config = config;
     if let Carrier::Registered = carrier {
         let tuned = RegisteredFactory::tune(&mut config.tuning);
-        tuned.expect("lines that the table knows");
+        tuned.expect("valid lines");
     }
     let builder = World::builder(Config { backend, ..config }).store(store);
     match carrier.clone() {

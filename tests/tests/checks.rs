@@ -13,7 +13,7 @@ fn carriers() -> [Carrier; 2] {
 fn checked(config: &mut Config) {
     config.debug = DebugLevel::Detail;
     config.nan_check = NanCheck::On;
-    // A disagreement is dumped.
+    // Ranks write dumps when they disagree.
     config.dump_dir = std::env::temp_dir().join("rcomm-tests-checks");
     config.status_wait = Duration::from_millis(200);
 }
@@ -24,14 +24,14 @@ fn run(size: u32, body: impl Fn(World) + Sync) {
     }
 }
 
-/// The error that all ranks get, which is the same except for the facts that each rank adds.
+/// Asserts the part of the error that is the same on all ranks; each rank adds facts of its own.
 fn assert_error(error: &rcomm::Error, expected: &str) {
     let message = error.to_string();
     assert!(message.contains(expected), "{message}");
 }
 
 #[test]
-fn ranks_that_agree_notice_nothing() {
+fn operations_succeed_if_all_ranks_agree() {
     run(3, |world| {
         let group = world.group();
         let rank = world.rank();
@@ -72,7 +72,7 @@ fn the_rank_with_another_size_is_named_on_all_ranks() {
 }
 
 #[test]
-fn the_rank_with_another_operation_is_named_to_all_waiters() {
+fn the_rank_with_another_operation_is_named_on_all_ranks() {
     run(3, |world| {
         let group = world.group();
         let error = if world.rank() == 2 {
@@ -83,7 +83,7 @@ fn the_rank_with_another_operation_is_named_to_all_waiters() {
             work.wait().unwrap_err()
         };
         assert_eq!(error.kind(), ErrorKind::Mismatch);
-        // The calls are at different places.
+        // The calls are at different lines of the source.
         let file = file!();
         assert_error(
             &error,
@@ -95,7 +95,7 @@ fn the_rank_with_another_operation_is_named_to_all_waiters() {
 }
 
 #[test]
-fn roots_and_reductions_are_compared_too() {
+fn ranks_with_another_root_or_reduction_are_named() {
     run(2, |world| {
         let rank = world.rank();
         let error = world.group().broadcast(&mut [0u8], rank).unwrap_err();
@@ -110,7 +110,7 @@ fn roots_and_reductions_are_compared_too() {
 
 #[test]
 fn a_message_that_does_not_fit_is_an_error_at_both_ends() {
-    // A short message is sent before the mismatch can be refused, a long one is not.
+    // A short message is sent before its receiver can refuse it, a long one is not.
     for count in [10, 100_000] {
         let run = |body: fn(World, usize)| {
             on_threads(2, &Carrier::Cpu, checked, |world| body(world, count));
@@ -157,7 +157,7 @@ fn received(count: usize) -> String {
 }
 
 #[test]
-fn a_nan_is_refused_on_all_ranks_with_its_place() {
+fn a_nan_is_refused_on_all_ranks_with_its_rank_and_index() {
     run(2, |world| {
         let mut numbers = [1f32, 2.0, 3.0];
         let group = world.group();
@@ -170,7 +170,7 @@ fn a_nan_is_refused_on_all_ranks_with_its_place() {
         assert_eq!(error.rank(), Some(1));
         assert_error(
             &error,
-            "rank 1 put in a NaN: element 2 of input 0 of #2 all_reduce(sum) of Float[3]",
+            "rank 1 passed a NaN: element 2 of input 0 of #2 all_reduce(sum) of Float[3]",
         );
         // Nothing was written.
         assert_eq!(numbers[..2], [2.0, 4.0]);
@@ -178,7 +178,7 @@ fn a_nan_is_refused_on_all_ranks_with_its_place() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_before_anything_is_started() {
+fn a_rank_that_does_not_arrive_is_named_before_the_operation_starts() {
     run(2, |world| {
         let group = world.group().within(Duration::from_millis(200));
         if world.rank() == 0 {

@@ -54,13 +54,13 @@ fn average(size: u32, parameter: usize, step: u32) -> Vec<f32> {
 }
 
 #[test]
-fn gradients_come_back_averaged_whatever_their_order() {
+fn gradients_are_averaged_in_whatever_order_they_are_ready() {
     run(3, |world| {
         let group = world.group();
         let mut reducer = Reducer::new(group, parameters(), small_buckets()).unwrap();
         assert_eq!(reducer.buckets(), [vec![3], vec![2], vec![1, 0]]);
         for step in 0..4 {
-            // Another order on each rank and in each step.
+            // The order differs between ranks and between steps.
             for nth in 0..4 {
                 let parameter = (nth + world.rank() as usize + step as usize) % 4;
                 let gradient = gradient(world.rank(), parameter, step);
@@ -76,7 +76,7 @@ fn gradients_come_back_averaged_whatever_their_order() {
 }
 
 #[test]
-fn a_full_bucket_is_under_way_before_the_last_gradient_is_there() {
+fn a_full_bucket_is_reduced_before_the_last_gradient_is_ready() {
     run(2, |world| {
         let mut reducer = Reducer::new(world.group(), parameters(), small_buckets()).unwrap();
         let sums = |world: &World| {
@@ -137,7 +137,7 @@ fn unused_parameters_are_refused_by_name_or_found() {
 }
 
 #[test]
-fn what_is_no_gradient_of_the_model_is_refused() {
+fn an_unknown_parameter_a_wrong_length_and_a_second_gradient_are_refused() {
     run(1, |world| {
         let group = world.group();
         let mut reducer = Reducer::new(group, parameters(), ReducerOptions::default()).unwrap();
@@ -153,7 +153,7 @@ fn what_is_no_gradient_of_the_model_is_refused() {
         assert!(
             error
                 .to_string()
-                .contains("a had its gradient in this step"),
+                .contains("a already had its gradient in this step"),
             "{error}"
         );
     });
@@ -175,7 +175,7 @@ fn models_that_differ_are_refused_with_rank_and_parameter() {
 }
 
 #[test]
-fn values_are_those_of_rank_0_and_stay_together() {
+fn differing_parameters_are_found_and_broadcast_sets_those_of_rank_0() {
     run(3, |world| {
         let group = world.group();
         let reducer = Reducer::new(group, parameters(), ReducerOptions::default()).unwrap();
@@ -207,7 +207,7 @@ fn through(world: &World, hook: impl CommHook + 'static) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn compression_halves_the_bytes_and_rounds() {
+fn compression_sends_16_bit_gradients_and_rounds_them() {
     run(2, |world| {
         for (got, dtype) in [
             (through(&world, F16CompressHook), "Half"),
@@ -298,8 +298,8 @@ impl CommHook for LowRank {
         }
         let (q, error) = &mut self.memory[bucket.index];
         let mut matrix = error.clone();
-        for (place, gradient) in matrix.iter_mut().zip(&bucket.gradients) {
-            *place += gradient;
+        for (element, gradient) in matrix.iter_mut().zip(&bucket.gradients) {
+            *element += gradient;
         }
         let row = |matrix: &[f32], row: usize| matrix[row * columns..][..columns].to_vec();
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
@@ -326,7 +326,7 @@ impl CommHook for LowRank {
 }
 
 #[test]
-fn a_hook_of_the_users_own_may_compress_and_keep_state() {
+fn a_custom_hook_may_compress_and_keep_state() {
     run(2, |world| {
         let options = ReducerOptions {
             hook: Some(Box::new(LowRank::default())),

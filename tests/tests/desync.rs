@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const RANKS: u32 = 4;
 
-/// Runs `body` on all ranks, over each way that data can go, and returns the errors, by rank.
+/// Runs `body` on all ranks, over each transport, and returns the errors, by rank.
 fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static str, Vec<Error>)> {
     let fake = Carrier::Fake(FakeFabric::new());
     let ways = [
@@ -34,8 +34,7 @@ fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static st
     ways.into_iter().map(run).collect()
 }
 
-/// Every rank fails at its first operation, long before its time-out, with an error that names the
-/// disagreement and not a lost peer.
+/// Asserts that every rank's first operation fails because of the disagreement, and not by a time-out or a lost peer.
 fn assert_all_disagree(body: impl Fn(&World) -> rcomm::Result<()> + Sync) {
     for (way, errors) in errors(body) {
         for (rank, error) in errors.iter().enumerate() {
@@ -61,17 +60,20 @@ fn sizes_that_differ_are_reported() {
 }
 
 #[test]
-fn sizes_that_differ_in_much_data_are_reported() {
+fn sizes_of_long_buffers_that_differ_are_reported() {
     assert_all_disagree(|world| {
         let rank = world.rank() as usize;
         let count = 300_000 - usize::from(rank == 1);
         let input = vec![rank as f64; count];
         let mut all = vec![7.0f64; RANKS as usize * count];
         let result = world.group().all_gather_single(&input, &mut all);
-        // A rank's own input may already be in its place of the output; no data of another rank may be there.
-        for (place, part) in all.chunks(count).enumerate() {
-            let fits = |&x: &f64| x == 7.0 || (place == rank && x == rank as f64);
-            assert!(part.iter().all(fits), "part {place} of rank {rank}");
+        // A rank's own input may already be in its part of the output; no data of another rank may be there.
+        for (owner, part) in all.chunks(count).enumerate() {
+            let fits = |&x: &f64| x == 7.0 || (owner == rank && x == rank as f64);
+            assert!(
+                part.iter().all(fits),
+                "rank {rank} holds data of rank {owner}"
+            );
         }
         result
     });
@@ -123,19 +125,19 @@ fn a_message_of_another_size_is_reported_at_both_ends() {
 }
 
 #[test]
-fn a_sender_that_was_done_learns_of_the_wrong_size_from_its_next_operation() {
+fn a_sender_that_has_completed_gets_the_size_mismatch_in_its_next_operation() {
     let wait = |world: &World, key| {
-        let came = world.store().wait(&[key], Duration::from_secs(60));
-        came.unwrap();
+        let waited = world.store().wait(&[key], Duration::from_secs(60));
+        waited.unwrap();
     };
     let body = |world: &World| match world.rank() {
         0 => {
             // So short that it is sent before the receiver checks it.
             let sent = world.group().send(&[1.0f32; 8], 1, 0);
             wait(world, "test/refused");
-            let told = sent.and_then(|()| world.group().barrier());
+            let result = sent.and_then(|()| world.group().barrier());
             world.store().set("test/done", b"1").unwrap();
-            told
+            result
         }
         1 => {
             let mut numbers = [7.0f32; 4];
@@ -158,13 +160,13 @@ fn a_sender_that_was_done_learns_of_the_wrong_size_from_its_next_operation() {
             "{way}: {}",
             errors[1]
         );
-        let told = errors[0].to_string();
-        assert!(told.contains("Float"), "{way}: {told}");
+        let text = errors[0].to_string();
+        assert!(text.contains("Float"), "{way}: {text}");
     }
 }
 
 #[test]
-fn a_rank_that_skips_ends_in_an_error_on_every_rank() {
+fn if_a_rank_skips_an_operation_every_rank_gets_an_error() {
     let fabric = FakeFabric::new();
     fabric.add_fault(FakeFault {
         rank: 1,

@@ -64,7 +64,7 @@ fn instances_on_the_nodes_are_found_through_the_store_of_the_job() {
     let access = StoreAccess::Secret(Secret::of_user().unwrap());
     let wait = Duration::from_secs(20);
     let client = TcpStore::connect_with(&*store.host, store.port, wait, &access).unwrap();
-    // The hosts name themselves; where this test runs, only loopback is sure to lead to one.
+    // Ranks publish their host's name; on a test machine only the loopback address is sure to reach it.
     for rank in 0..RANKS {
         let notice = EndpointNotice {
             address: EndpointAddress::Unix(job.ring_path(rank).with_extension("sock")),

@@ -1,4 +1,4 @@
-//! The statements of the guides in `docs/` about the sources are true.
+//! The guides name only paths that exist, and the configuration page every environment variable, with its true default.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::Config;
@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Where products are; their tests and benches are elsewhere.
+/// The folders of product code.
 const PRODUCTS: &[&str] = &["recorder", "runtime", "analyzer", "tui", "web"];
 
-/// Between a program and the ranks that it starts; not for users.
+/// Variables that a program passes to the ranks that it starts; not for users.
 const INTERNAL: &[&str] = &["RCOMM_BENCH_CHILD"];
 
 fn root() -> PathBuf {
@@ -138,7 +138,7 @@ fn the_defaults_on_the_configuration_page_are_those_of_config() {
         let Some(value) = value.strip_prefix('`').and_then(|it| it.strip_suffix('`')) else {
             continue;
         };
-        // A default that is no value that could be set: it depends on the user.
+        // A description in place of a value, such as of a default that depends on the user.
         if value.contains(['<', '`']) {
             continue;
         }

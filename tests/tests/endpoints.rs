@@ -51,7 +51,7 @@ fn ranks_whose_main_threads_are_stuck_answer_at_their_endpoints() {
     let report = ask_until_found(EndpointAddress::Unix(socket.clone()));
     let sentence = &report.findings[0].sentence;
     assert!(sentence.contains("load data"), "{sentence}");
-    assert!(job.dumps().is_empty(), "no rank has timed out");
+    assert!(job.dumps().is_empty(), "a rank has timed out");
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
@@ -69,7 +69,7 @@ fn a_job_that_turns_endpoints_off_has_none() {
 }
 
 #[test]
-fn over_tcp_an_endpoint_wants_the_token_and_knows_its_peers() {
+fn over_tcp_an_endpoint_requires_the_token_and_lists_its_peers() {
     let secret = Secret::from_text("of this test");
     let change = |config: &mut rcomm::Config| {
         config.secret = Some(secret.clone());
@@ -78,12 +78,12 @@ fn over_tcp_an_endpoint_wants_the_token_and_knows_its_peers() {
     on_threads(2, &Carrier::Cpu, change, |world| {
         let address = world.endpoint().unwrap().clone();
         world.group().barrier().unwrap();
-        let stranger = EndpointClient::new(address.clone(), None);
-        let error = stranger.status(soon()).unwrap_err().to_string();
+        let unauthorized = EndpointClient::new(address.clone(), None);
+        let error = unauthorized.status(soon()).unwrap_err().to_string();
         assert!(error.contains("token"), "{error}");
         let token = EndpointToken::new("another token, long enough".replace(' ', "-")).unwrap();
-        let stranger = EndpointClient::new(address.clone(), Some(token));
-        assert!(stranger.status(soon()).is_err());
+        let unauthorized = EndpointClient::new(address.clone(), Some(token));
+        assert!(unauthorized.status(soon()).is_err());
         let client = EndpointClient::new(address, Some(secret.endpoint_token()));
         let status = client.status(soon()).unwrap();
         assert_eq!(status.identity.rank, Some(world.rank()));

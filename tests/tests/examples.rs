@@ -45,7 +45,7 @@ fn a_backend_of_the_programs_own_is_found_by_name() {
     assert_eq!(printed[1], "rank 1: 2 operations, 8000 bytes\n");
 }
 
-/// A report's words, less the seconds and the time of day that are others in each run.
+/// A report's words, without the seconds and the times of day, which differ between runs.
 fn tokens(report: &str) -> Vec<&str> {
     let seconds = |word: &&str| {
         let number = word.contains('.') && word.parse::<f64>().is_ok();
@@ -55,25 +55,26 @@ fn tokens(report: &str) -> Vec<&str> {
     tokens.filter(|word| !seconds(word)).collect()
 }
 
-/// A launcher and its ranks, which end with the test however it goes.
-struct Held(std::process::Child);
+/// A launcher and its ranks, which are ended when the test ends, also if it fails.
+struct HeldJob(std::process::Child);
 
-impl Held {
+impl HeldJob {
     fn end(&self) {
-        // Not SIGINT, which processes ignore whose shell runs in the background. They may have ended already.
+        // Not SIGINT, which a process ignores if a shell has started it in the background. The error is ignored: the
+        // processes may have ended already.
         let _ = kill_process_group(Pid::from_child(&self.0), Signal::TERM);
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldJob {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// A job that is there to be looked at: the same verdict from its rings, while it is held.
+/// While the job is held, its rings show that rank 2 is stuck as it loads data.
 #[test]
-fn a_held_job_stays_to_be_looked_at() {
+fn a_held_job_can_be_analyzed_until_it_is_signaled() {
     let Some(hang) = example("hang") else { return };
     let launcher = std::process::Command::new(hang)
         .arg("--hold")
@@ -81,7 +82,7 @@ fn a_held_job_stays_to_be_looked_at() {
         .process_group(0)
         .stdout(std::process::Stdio::null())
         .spawn();
-    let mut launcher = Held(launcher.expect("a run"));
+    let mut launcher = HeldJob(launcher.expect("a run"));
     let job = format!("hang-{}", launcher.0.id());
     let rings = default_directory().join(&job);
     wait_until("the verdict", || {
@@ -90,12 +91,12 @@ fn a_held_job_stays_to_be_looked_at() {
             rcomm_analyzer::load::load_all(std::slice::from_ref(&rings), &options).ok()?;
         let dumps: Vec<_> = dumps.into_iter().map(|one| one.dump).collect();
         let report = rcomm_analyzer::analyze(&dumps, &rcomm_analyzer::Policy::default());
-        // Until rank 2 stops, whoever is behind at this moment may seem to be missing.
+        // Until rank 2 stops, any rank that is behind at this moment may seem to be missing.
         let first = report.findings.first()?;
         (first.culprit_ranks == [2] && first.sentence.contains("load data")).then_some(())
     });
     launcher.end();
-    let status = launcher.0.wait().expect("its end");
+    let status = launcher.0.wait().expect("the end of the launcher");
     assert!(!status.success(), "{status}");
     let mut removed = 0;
     wait_until("the end of its ranks", || {
@@ -111,7 +112,7 @@ fn the_readme_shows_the_report_of_the_first_example() {
     let Some(hang) = example("hang") else { return };
     let readme = include_str!("../../README.md");
     let (_, rest) = readme.split_once("```text\n").expect("a report");
-    let (shown, _) = rest.split_once("```").expect("its end");
+    let (shown, _) = rest.split_once("```").expect("the end of the report");
     let output = std::process::Command::new(hang).output().expect("a run");
     let printed = String::from_utf8(output.stdout).expect("text");
     let (_, rest) = printed

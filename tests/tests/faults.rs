@@ -3,7 +3,7 @@
 use std::process::Command;
 
 #[test]
-fn errors_come_in_time_and_name_the_right_rank() {
+fn the_short_list_of_faults_gives_errors_in_time_with_the_right_ranks() {
     // Rows that need a launcher which is not built, or a privilege that this user lacks, print that they are
     // skipped.
     let mut suite = Command::new(env!("CARGO_BIN_EXE_faults"));

@@ -86,7 +86,7 @@ fn a_rank_that_stops_joining_is_named_by_errors_and_analysis() {
 }
 
 #[test]
-fn the_ring_of_a_killed_rank_says_where_it_was() {
+fn the_ring_of_a_killed_rank_has_its_last_phase_and_step() {
     let mut job = start(Fault::Kill);
     for (_, error) in wait_for_the_others(&mut job) {
         assert!(error.contains("is gone"), "{error}");
@@ -106,7 +106,7 @@ fn the_ring_of_a_killed_rank_says_where_it_was() {
 }
 
 #[test]
-fn the_ring_of_a_frozen_rank_says_where_it_is() {
+fn the_ring_of_a_frozen_rank_has_its_phase_and_step() {
     let mut job = start(Fault::Freeze);
     for (rank, error) in wait_for_the_others(&mut job) {
         if rank != 1 {
@@ -123,7 +123,7 @@ fn the_ring_of_a_frozen_rank_says_where_it_is() {
 }
 
 #[test]
-fn the_ring_of_a_rank_stuck_in_teardown_says_where_it_was() {
+fn the_ring_of_a_rank_stuck_in_teardown_has_its_last_phase() {
     let mut job = start(Fault::StickInTeardown);
     wait_for_the_others(&mut job);
     let status = job.ring(CULPRIT).snapshot().status;
@@ -132,7 +132,7 @@ fn the_ring_of_a_rank_stuck_in_teardown_says_where_it_was() {
 }
 
 #[test]
-fn dumps_that_cannot_be_written_change_nothing_for_the_job() {
+fn a_dump_that_cannot_be_written_is_noted_in_the_error_of_the_operation() {
     let nowhere = tempfile::NamedTempFile::new().unwrap();
     let change = |_: u32, command: &mut std::process::Command| {
         command.env("RCOMM_DUMP_DIR", nowhere.path());

@@ -69,7 +69,7 @@ impl Backend for Listening {
 }
 
 #[test]
-fn hints_go_with_each_call_of_their_handle() {
+fn hints_of_a_handle_reach_the_backend_with_each_of_its_calls() {
     let config = rcomm::Config {
         backend: "cpu:listening".to_owned(),
         ..world::config(0, 1)

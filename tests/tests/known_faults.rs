@@ -48,25 +48,25 @@ impl Truth {
         }
     }
 
-    /// The errors of the report; empty if there are none.
+    /// The questions that the report answers wrongly.
     fn misses(&self, report: &Report) -> Vec<&'static str> {
-        let loud: Vec<&Finding> = report
+        let findings: Vec<&Finding> = report
             .findings
             .iter()
             .filter(|finding| finding.severity != Severity::Note)
             .collect();
         if self.kind == "healthy" {
-            return if loud.is_empty() {
+            return if findings.is_empty() {
                 vec![]
             } else {
-                vec!["quiet"]
+                vec!["innocents"]
             };
         }
         if !self.decidable {
-            let sure = loud.iter().any(|finding| finding.confidence > 0.6);
+            let sure = findings.iter().any(|finding| finding.confidence > 0.6);
             return if sure { vec!["certainty"] } else { vec![] };
         }
-        let Some(first) = loud.first() else {
+        let Some(first) = findings.first() else {
             return vec!["culprit", "kind", "place"];
         };
         let sets = self.culprits();
@@ -76,28 +76,28 @@ impl Truth {
                 && first.alternatives.iter().any(|set| sets.contains(set)));
         let kind = first.name == self.kind || self.kind_alternatives.contains(&first.name);
         let group = first.group.as_ref();
-        // A cycle has no one place, and a straggler is late everywhere.
+        // A cycle has no single place, and a straggler is late everywhere.
         let place = self.first_bad_seq.is_none()
             || self.kind == "cross_group_deadlock"
             || (first.seq == self.first_bad_seq
                 && group.is_some_and(|group| {
                     [Some(&group.desc), Some(&group.name)].contains(&self.first_bad_pg.as_ref())
                 }));
-        let mut roots = loud.iter().filter(|one| {
+        let mut roots = findings.iter().filter(|one| {
             one.caused_by.is_none() && (one.severity == Severity::Error || self.kind == "straggler")
         });
-        let quiet = roots.all(|root| {
+        let spares_innocents = roots.all(|root| {
             let mut accused = root.culprit_ranks.iter();
             accused.all(|rank| sets.iter().any(|set| set.contains(rank)))
         });
-        let told =
+        let is_reported =
             |set: &Vec<Rank>| first.alternatives.contains(set) || first.culprit_ranks == *set;
-        let alternatives = sets.len() == 1 || sets.iter().all(told);
+        let alternatives = sets.len() == 1 || sets.iter().all(is_reported);
         let columns = [
             (named, "culprit"),
             (kind, "kind"),
             (place, "place"),
-            (quiet && alternatives, "quiet"),
+            (spares_innocents && alternatives, "innocents"),
         ];
         let missed = columns.into_iter().filter(|(good, _)| !good);
         missed.map(|(_, name)| name).collect()
@@ -147,7 +147,7 @@ fn scenarios() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_known_fault_is_told_in_every_form_and_file_order() {
+fn every_known_fault_is_diagnosed_in_every_form_and_file_order() {
     let (mut sets, mut misses) = (0, Vec::new());
     for scenario in scenarios() {
         let truth = Truth::read(&scenario);
@@ -235,7 +235,8 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
         let _ = writeln!(table, "| {name} | {all_looks} | {whom} | {from} |");
     }
     eprintln!(
-        "| fixture | values of --overdue | who is accused, whatever the value | too young to be judged from |\n|---|---|---|---|\n{table}\n\
+        "| fixture | values of --overdue | who is accused, whatever the value | too young to be judged from |\n\
+         |---|---|---|---|\n{table}\n\
          {looks} looks, 0 changed whom they accuse"
     );
     assert!(looks >= 500, "only {looks} looks");

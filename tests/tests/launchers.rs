@@ -9,7 +9,7 @@ fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }
 
-/// Runs to the end; the launchers' own time-outs end it if the ranks never meet.
+/// Runs the command to its end; the ranks' time-outs end it if they do not find each other.
 fn run(command: &mut Command) -> Output {
     command
         .env("RCOMM_RING_DIR", "memory")
@@ -35,7 +35,7 @@ fn text(output: &Output) -> String {
 }
 
 #[test]
-fn ranks_of_open_mpi_meet_without_further_variables() {
+fn ranks_of_open_mpi_find_each_other_without_further_variables() {
     if Command::new("mpirun").arg("--version").output().is_err() {
         return skip("mpirun is not installed");
     }
@@ -46,7 +46,7 @@ fn ranks_of_open_mpi_meet_without_further_variables() {
 }
 
 #[test]
-fn ranks_of_torchrun_meet_at_its_own_store() {
+fn ranks_of_torchrun_find_each_other_through_its_store() {
     let Some(python) = std::env::var_os("RCOMM_TEST_PYTHON") else {
         return skip("RCOMM_TEST_PYTHON names no Python with torch");
     };
@@ -64,7 +64,7 @@ fn ranks_of_torchrun_meet_at_its_own_store() {
 }
 
 #[test]
-fn ranks_of_mpich_meet_at_the_port_that_they_are_given() {
+fn ranks_of_mpich_find_each_other_at_the_given_port() {
     if Command::new("mpiexec.hydra")
         .arg("--version")
         .output()
@@ -80,7 +80,7 @@ fn ranks_of_mpich_meet_at_the_port_that_they_are_given() {
 }
 
 #[test]
-fn ranks_of_slurm_meet_without_further_variables() {
+fn ranks_of_slurm_find_each_other_without_further_variables() {
     let answers = Command::new("srun")
         .args(["--immediate=10", "true"])
         .output();

@@ -1,7 +1,7 @@
 //! How jobs of real processes live and end: the part of the matrix that every test run takes, each row over
 //! one transport. `cargo run -p rcomm-tests --bin lives` runs all of it.
 //!
-//! Together they take a minute or two, which the number of tests at a time decides.
+//! Together the tests take a minute or two, depending on how many run at a time.
 
 use rcomm_tests::lives::{Cell, ROWS, Source, Transport, run};
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Runs a row once; every answer must be right, and none wrong on the way to it.
 #[allow(clippy::print_stderr, reason = "a row that is skipped says so")]
-fn right(name: &str, transport: Transport) -> Vec<Cell> {
+fn assert_right(name: &str, transport: Transport) -> Vec<Cell> {
     let row = ROWS.iter().find(|row| row.name == name);
     let row = row.unwrap_or_else(|| panic!("there is no row {name}"));
     if let Some(why) = row.skipped() {
@@ -17,14 +17,14 @@ fn right(name: &str, transport: Transport) -> Vec<Cell> {
         return Vec::new();
     }
     let program = Path::new(env!("CARGO_BIN_EXE_lives"));
-    let cells = run(program, row, transport).expect("the job starts");
+    let cells = run(program, row, transport, None).expect("the job starts");
     let mut wrong = String::new();
     for cell in &cells {
         let last = cell.last.iter().filter(|_| !cell.is_right);
         for sight in last.chain(&cell.wrong) {
             let (source, at, answer) = (cell.source.name(), sight.at, &sight.answer);
-            let said = &answer.sentence;
-            let _ = writeln!(wrong, "{source} at {at:.2} s: {answer}: {said}");
+            let sentence = &answer.sentence;
+            let _ = writeln!(wrong, "{source} at {at:.2} s: {answer}: {sentence}");
         }
         let is_missing = cell.last.is_none() && !cell.is_right;
         let missing = if is_missing { "no answer\n" } else { "" };
@@ -39,64 +39,74 @@ fn right(name: &str, transport: Transport) -> Vec<Cell> {
 }
 
 #[test]
-fn a_clean_end() {
-    right("clean-end", Transport::Shm);
+fn a_job_that_ends_cleanly_has_ended() {
+    assert_right("clean-end", Transport::Shm);
 }
 
 #[test]
-fn a_rank_that_exits_by_itself() {
-    right("exit", Transport::Tcp);
+fn a_rank_that_exits_by_itself_is_named() {
+    assert_right("exit", Transport::Tcp);
 }
 
 #[test]
-fn a_launcher_that_is_terminated() {
-    right("terminated", Transport::Shm);
+fn a_job_whose_launcher_is_terminated_is_cancelled() {
+    assert_right("terminated", Transport::Shm);
 }
 
 #[test]
-fn a_rank_that_is_killed_inside_an_operation() {
-    right("kill-inside", Transport::Tcp);
+fn a_rank_that_is_slow_in_every_step_is_named() {
+    assert_right("slow", Transport::Shm);
 }
 
 #[test]
-fn a_job_that_is_killed_rank_by_rank() {
-    right("kill-all", Transport::Tcp);
+fn a_rank_that_gets_no_processor_is_not_accused() {
+    assert_right("starved", Transport::Tcp);
 }
 
 #[test]
-fn a_rank_that_is_stopped_inside_an_operation() {
-    right("stop-inside", Transport::Shm);
+fn a_rank_that_is_killed_inside_an_operation_is_named() {
+    assert_right("kill-inside", Transport::Tcp);
 }
 
 #[test]
-fn a_stopped_rank_that_goes_on_in_time() {
-    right("resume-before", Transport::Shm);
+fn a_job_whose_ranks_are_all_killed_is_cancelled() {
+    assert_right("kill-all", Transport::Tcp);
 }
 
 #[test]
-fn a_hang_that_is_cancelled() {
-    right("stuck-cancelled", Transport::Tcp);
+fn a_rank_that_is_stopped_inside_an_operation_is_named_as_stopped() {
+    assert_right("stop-inside", Transport::Shm);
 }
 
 #[test]
-fn a_hang_in_which_another_rank_is_killed() {
-    right("stuck-killed", Transport::Shm);
+fn a_job_whose_stopped_rank_is_resumed_in_time_ends() {
+    assert_right("resume-before", Transport::Shm);
 }
 
 #[test]
-fn a_stopped_rank_that_is_killed_with_all_others() {
-    right("stop-killed", Transport::Tcp);
+fn a_hang_that_is_cancelled_keeps_its_culprit() {
+    assert_right("stuck-cancelled", Transport::Tcp);
 }
 
 #[test]
-fn a_rank_that_comes_after_the_time_out() {
-    right("late", Transport::Shm);
+fn a_hang_in_which_another_rank_is_killed_keeps_its_culprit() {
+    assert_right("stuck-killed", Transport::Shm);
 }
 
 #[test]
-fn a_rank_that_the_kernel_kills_for_want_of_memory() {
-    for cell in right("out-of-memory", Transport::Shm) {
-        // Dumps alone have no account of a launcher.
+fn a_stopped_rank_that_is_killed_with_all_others_is_named_as_stopped() {
+    assert_right("stop-killed", Transport::Tcp);
+}
+
+#[test]
+fn a_rank_that_joins_after_the_time_out_is_named() {
+    assert_right("late", Transport::Shm);
+}
+
+#[test]
+fn a_rank_that_the_kernel_kills_because_memory_ran_out_is_named() {
+    for cell in assert_right("out-of-memory", Transport::Shm) {
+        // The launcher's record is not read with dumps alone.
         if let (Source::Live | Source::Rings, Some(last)) = (cell.source, cell.last) {
             let sentence = last.answer.sentence;
             let why = "was killed by SIGKILL (the kernel ran out of memory)";

@@ -1,8 +1,8 @@
 //! Ranks of PyTorch and of rcomm at one store: a fault of either makes the other write its dump.
 //!
 //! Needs `RCOMM_TEST_PYTHON`, a Python that has torch; without it, the test prints that it skips. The thread
-//! of PyTorch that looks at the flag belongs to its NCCL backend, so on a machine without a GPU the script
-//! does what that thread does: the time-out, the flag and the flight recorder are PyTorch's own.
+//! of PyTorch that polls the flag belongs to its NCCL backend. The scripts need no GPU: they do what that thread
+//! does, with PyTorch's own time-out, flag and flight recorder.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{Store, TcpStore, TcpStoreServer};
@@ -123,14 +123,14 @@ fn a_time_out_of_ours_makes_a_rank_of_pytorch_dump() {
         .get("exception_dump", Duration::from_secs(60))
         .unwrap();
     let raised = i32::from_ne_bytes(flag.try_into().unwrap());
-    let mut said = String::new();
+    let mut output = String::new();
     let mut torch = torch;
     torch
         .stdout
         .take()
         .unwrap()
-        .read_to_string(&mut said)
+        .read_to_string(&mut output)
         .unwrap();
-    assert!(torch.wait().unwrap().success(), "{said}");
-    assert!(said.contains(&format!("rank {raised}")), "{said}");
+    assert!(torch.wait().unwrap().success(), "{output}");
+    assert!(output.contains(&format!("rank {raised}")), "{output}");
 }

@@ -77,7 +77,7 @@ fn lists(text: &str) -> Vec<usize> {
 }
 
 #[test]
-fn no_place_decides_silently_for_operations_that_it_does_not_name() {
+fn no_source_has_a_silent_default_for_operations_that_it_does_not_name() {
     let mut all = Vec::new();
     for folder in ["recorder", "runtime", "analyzer", "tui", "web"] {
         sources(&root().join(folder), &mut all);
@@ -97,8 +97,8 @@ fn no_place_decides_silently_for_operations_that_it_does_not_name() {
 fn a_wildcard_among_operations_is_found() {
     let silent = "match op {\n    OpType::Send => 1,\n    _ => 2,\n}\n";
     assert_eq!(wildcards(silent), [3]);
-    let loud = "match op {\n    OpType::Send => match x {\n        _ => 1,\n    },\n}\n";
-    assert_eq!(wildcards(loud), [0; 0]);
+    let explicit = "match op {\n    OpType::Send => match x {\n        _ => 1,\n    },\n}\n";
+    assert_eq!(wildcards(explicit), [0; 0]);
     let reduction = "match op {\n    ReduceOp::Sum => 1,\n    _ => 2,\n}\n";
     assert_eq!(wildcards(reduction), [0; 0]);
     assert_eq!(lists("matches!(op, OpType::Send | OpType::Recv)"), [1]);

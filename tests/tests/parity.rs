@@ -36,7 +36,7 @@ fn every_test_that_the_table_names_exists() {
         assert!(known.contains(test), "{line}: there is no test {test}");
         assert!(
             !ours.starts_with('—'),
-            "{line}: a test of what is not there"
+            "{line}: names a test of a feature that is missing"
         );
         named += 1;
     }

@@ -1,7 +1,7 @@
 //! A real Prometheus scrapes a real job of four ranks, with the files that users get.
 //!
-//! Rank 2 stops joining. Every query of the dashboards' panels then has a result, and the alerts name the
-//! rank. Needs `prometheus` and `promtool`.
+//! Rank 2 stops joining. Every query of the dashboards' panels, except on the cost of late ranks, then has a result,
+//! and the alerts name the rank. Needs `prometheus` and `promtool`.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_tests::fault::Fault;
@@ -59,8 +59,8 @@ impl Drop for Prometheus {
 }
 
 impl Prometheus {
-    /// With the configuration and the rules that are shipped; only the address, the place of the token
-    /// and the pace are changed.
+    /// Starts Prometheus with the configuration and the rules that are shipped; only the address, the path of the token
+    /// and the interval are changed.
     fn start(target: SocketAddr, token: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let token_file = folder.path().join("token");
@@ -153,7 +153,7 @@ fn panels(dashboard: &Value) -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
-fn the_shipped_configuration_and_alerts_hold_what_they_promise() {
+fn the_shipped_configuration_and_alerts_pass_promtools_checks() {
     if !has_prometheus() {
         return;
     }
@@ -180,7 +180,7 @@ fn every_panel_and_every_alert_has_an_answer_for_a_job_that_hangs() {
     })
     .unwrap();
     let prometheus = Prometheus::start(page.address(), page.token());
-    // Not before: the job works for ten seconds, and rates are of what is seen to grow.
+    // The job starts after Prometheus: it works for ten seconds, and a rate needs samples that grow.
     let _job = Job::start(
         env!("CARGO_BIN_EXE_rank"),
         4,
@@ -240,12 +240,12 @@ fn every_panel_and_every_alert_has_an_answer_for_a_job_that_hangs() {
     let rules = wait_until("the alerts to be evaluated", || {
         let rules = prometheus.api("/api/v1/rules?type=alert");
         let rules = rules["groups"][0]["rules"].as_array().cloned()?;
-        let told = |rule: &Value| rule["alerts"].as_array().is_some_and(|it| !it.is_empty());
+        let is_active = |rule: &Value| rule["alerts"].as_array().is_some_and(|it| !it.is_empty());
         assert!(
             rules.iter().all(|rule| rule["health"] != "err"),
             "{rules:?}"
         );
-        (rules.iter().filter(|rule| told(rule)).count() >= 2).then_some(rules)
+        (rules.iter().filter(|rule| is_active(rule)).count() >= 2).then_some(rules)
     });
     writeln!(transcript, "\nalerts").unwrap();
     let mut active = Vec::new();

@@ -18,7 +18,7 @@ fn blank<T: Default + Clone>(len: usize) -> Vec<T> {
     vec![T::default(); len]
 }
 
-/// Two ranks; what differs between them by intent is their part of uneven operations: rank r has r + 1.
+/// Operations of two ranks, which differ only in their part of uneven operations: rank r has r + 1 elements.
 fn operations() -> Vec<(OpType, Issue)> {
     use OpType as It;
     vec![
@@ -250,20 +250,20 @@ fn every_operation_is_recorded_with_all_its_fields() {
         if update {
             std::fs::write(&path, &text).unwrap();
         }
-        let kept = std::fs::read_to_string(&path).unwrap_or_default();
-        if kept != text {
+        let stored = std::fs::read_to_string(&path).unwrap_or_default();
+        if stored != text {
             wrong.push(format!("{}:\n{text}", path.display()));
         }
     }
     assert!(
         wrong.is_empty(),
-        "records differ from the kept ones (RCOMM_UPDATE_RECORDS=1 writes them):\n{}",
+        "records differ from the stored ones (RCOMM_UPDATE_RECORDS=1 writes them):\n{}",
         wrong.join("\n")
     );
 }
 
 #[test]
-fn no_operation_is_left_out() {
+fn every_operation_has_a_stored_record() {
     let listed: BTreeSet<OpType> = operations().into_iter().map(|(op, _)| op).collect();
     let missing = OpType::ALL.iter().filter(|op| !listed.contains(op));
     let missing: Vec<&OpType> = missing.collect();

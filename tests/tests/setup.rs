@@ -11,13 +11,13 @@ use rcomm_tests::world::{Carrier, builder, config, on_threads};
 use std::sync::Arc;
 use std::time::Duration;
 
-fn place(rank: u32, world_size: u32, port: u16) -> Rendezvous {
+fn rendezvous(rank: u32, world_size: u32, port: u16) -> Rendezvous {
     Rendezvous::explicit(rank, world_size, "127.0.0.1", port).unwrap()
 }
 
-fn at(place: Rendezvous) -> Config {
+fn config_at(rendezvous: Rendezvous) -> Config {
     Config {
-        rendezvous: Some(place),
+        rendezvous: Some(rendezvous),
         init_timeout: Duration::from_secs(20),
         ring_dir: RingDir::Memory,
         // The error does not depend on which clients may use the store.
@@ -30,7 +30,7 @@ fn refusal(config: Config) -> Error {
     World::init(config).expect_err("a wrong set-up")
 }
 
-/// A world of two whose rank 1 has not come yet, and its port.
+/// A world of two whose rank 1 has not joined yet, and its port.
 fn half_a_job() -> (std::thread::JoinHandle<rcomm::Result<World>>, u16) {
     half_a_job_with(|_| {})
 }
@@ -43,18 +43,18 @@ fn half_a_job_with(
     let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
     let port = store.port();
     let store: Arc<dyn Store> = Arc::new(store);
-    let mut config = at(place(0, 2, port));
+    let mut config = config_at(rendezvous(0, 2, port));
     change(&mut config);
     let builder = World::builder(config).store(store.clone());
     let first = std::thread::spawn(move || builder.init());
-    // From here on the store belongs to this job with this size: any other rank comes second.
+    // From here on rank 0 has put the job and its size into the store: any other rank is the second.
     let checked_in = ["rcomm/rendezvous/0/job"];
     store.wait(&checked_in, Duration::from_secs(20)).unwrap();
     (first, port)
 }
 
 fn complete(first: std::thread::JoinHandle<rcomm::Result<World>>, port: u16) {
-    let second = World::init(at(place(1, 2, port))).unwrap();
+    let second = World::init(config_at(rendezvous(1, 2, port))).unwrap();
     let first = first.join().unwrap().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| second.shutdown().unwrap());
@@ -65,8 +65,8 @@ fn complete(first: std::thread::JoinHandle<rcomm::Result<World>>, port: u16) {
 #[test]
 fn a_rank_that_was_started_twice_is_refused() {
     let (first, port) = half_a_job();
-    let second = World::init(at(place(1, 2, port))).unwrap();
-    let error = refusal(at(place(1, 2, port)));
+    let second = World::init(config_at(rendezvous(1, 2, port))).unwrap();
+    let error = refusal(config_at(rendezvous(1, 2, port)));
     assert_eq!(error.kind(), ErrorKind::Rendezvous);
     assert!(error.to_string().contains("rank 1"), "{error}");
     assert!(error.to_string().contains("started 2 times"), "{error}");
@@ -76,9 +76,9 @@ fn a_rank_that_was_started_twice_is_refused() {
 #[test]
 fn two_jobs_at_one_port_are_distinguished() {
     let (first, port) = half_a_job();
-    let mut other = place(1, 2, port);
+    let mut other = rendezvous(1, 2, port);
     other.job = "another".to_owned();
-    let error = refusal(at(other));
+    let error = refusal(config_at(other));
     assert_eq!(error.kind(), ErrorKind::Rendezvous);
     assert!(error.to_string().contains("two jobs share"), "{error}");
     complete(first, port);
@@ -87,7 +87,7 @@ fn two_jobs_at_one_port_are_distinguished() {
 #[test]
 fn world_sizes_that_disagree_are_both_named() {
     let (first, port) = half_a_job();
-    let error = refusal(at(place(2, 3, port)));
+    let error = refusal(config_at(rendezvous(2, 3, port)));
     assert_eq!(error.kind(), ErrorKind::Rendezvous);
     let text = error.to_string();
     assert!(
@@ -101,10 +101,10 @@ fn world_sizes_that_disagree_are_both_named() {
 fn a_rank_with_another_world_size_ends_the_wait_for_it() {
     let (first, port) = half_a_job_with(|config| config.init_timeout = Duration::from_secs(3_600));
     let sentence = "rank 1 was given a world size of 4, another rank of job";
-    let error = refusal(at(place(1, 4, port))).to_string();
+    let error = refusal(config_at(rendezvous(1, 4, port))).to_string();
     assert!(error.starts_with(sentence), "{error}");
     // Long before its own deadline.
-    let error = first.join().unwrap().expect_err("rank 1 cannot come");
+    let error = first.join().unwrap().expect_err("rank 1 was refused");
     assert!(error.to_string().starts_with(sentence), "{error}");
 }
 
@@ -114,15 +114,15 @@ fn all_ranks_present_report_the_same_missing_rank() {
     let (first, port) = half_a_job_with(|config| {
         config.init_timeout = Duration::from_secs(10);
         config.status_wait = Duration::from_secs(60);
-        if let Some(place) = &mut config.rendezvous {
-            place.world_size = 3;
+        if let Some(rendezvous) = &mut config.rendezvous {
+            rendezvous.world_size = 3;
         }
     });
-    let told = [
-        refusal(at(place(1, 3, port))),
+    let errors = [
+        refusal(config_at(rendezvous(1, 3, port))),
         first.join().unwrap().expect_err("rank 2 is missing"),
     ];
-    for error in told {
+    for error in errors {
         let expected = "not all 3 ranks arrived in time: missing rank 2";
         assert_eq!(error.to_string(), expected);
     }
@@ -133,14 +133,14 @@ fn a_port_without_a_listener_is_named() {
     // Port 1 has been out of use for decades.
     let error = refusal(Config {
         init_timeout: Duration::from_millis(300),
-        ..at(place(1, 2, 1))
+        ..config_at(rendezvous(1, 2, 1))
     });
     assert_eq!(error.kind(), ErrorKind::Rendezvous);
     assert!(error.to_string().contains("127.0.0.1 port 1 "), "{error}");
 }
 
 #[test]
-fn ranks_that_do_not_come_are_named() {
+fn ranks_that_do_not_arrive_are_named() {
     let config = Config {
         init_timeout: Duration::from_millis(300),
         ..config(0, 4)
@@ -156,7 +156,7 @@ fn ranks_that_do_not_come_are_named() {
 
 /// The error of each of three ranks that were given these secrets.
 fn refusals_of_secrets(secrets: [Option<&str>; 3]) -> Vec<String> {
-    // A real store, which goes with rank 0.
+    // A TCP store, which ends with rank 0.
     let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
     let port = store.port();
     let mut store = Some(store);
@@ -166,7 +166,7 @@ fn refusals_of_secrets(secrets: [Option<&str>; 3]) -> Vec<String> {
                 secret: secret.map(rcomm::Secret::from_text),
                 // Rank 0 stays until all have been refused.
                 status_wait: Duration::from_secs(60),
-                ..at(place(rank, 3, port))
+                ..config_at(rendezvous(rank, 3, port))
             };
             let mut builder = World::builder(config);
             if let Some(store) = store.take() {
@@ -203,17 +203,17 @@ fn all_ranks_report_differing_secrets_before_they_connect() {
 }
 
 #[test]
-fn ranks_of_several_hosts_agree_on_a_secret_that_does_not_lie_in_the_store() {
+fn ranks_of_several_hosts_agree_on_a_secret_that_the_store_does_not_contain() {
     let server = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
     let port = server.port();
     let store: Arc<dyn Store> = Arc::new(server);
     // The system resolves this name to the loopback address; the ranks cannot tell that all of them are on
     // one host.
-    let place = |rank| Rendezvous::explicit(rank, 3, "127.1", port).unwrap();
-    assert!(!place(0).is_on_one_host());
+    let rendezvous = |rank| Rendezvous::explicit(rank, 3, "127.1", port).unwrap();
+    assert!(!rendezvous(0).is_on_one_host());
     std::thread::scope(|scope| {
         for rank in 0..3 {
-            let builder = World::builder(at(place(rank))).store(store.clone());
+            let builder = World::builder(config_at(rendezvous(rank))).store(store.clone());
             scope.spawn(move || {
                 // Data connections prove the secret to each other.
                 let world = builder.init().unwrap();
@@ -241,13 +241,13 @@ fn ranks_of_several_hosts_agree_on_a_secret_that_does_not_lie_in_the_store() {
 }
 
 #[test]
-fn a_secret_that_is_wrong_is_named_by_the_ranks_that_wait_too() {
+fn a_wrong_secret_is_named_by_the_ranks_that_wait_too() {
     let port = rcomm_tests::process::free_port();
     let rank = |rank, secret: &str| Config {
         secret: Some(rcomm::Secret::from_text(secret)),
         store: StoreChoice::Auto,
         init_timeout: Duration::from_secs(8),
-        ..at(place(rank, 2, port))
+        ..config_at(rendezvous(rank, 2, port))
     };
     let (first, second) = (rank(0, "one"), rank(1, "two"));
     let first = std::thread::spawn(move || refusal(first));
@@ -270,8 +270,8 @@ fn a_flag_of_an_earlier_attempt_makes_no_dumps_and_hides_no_new_one() {
     let config = |rank| {
         let mut config = config(rank, 2);
         config.dump_dir = dumps.path().to_owned();
-        if let Some(place) = &mut config.rendezvous {
-            place.attempt = 1;
+        if let Some(rendezvous) = &mut config.rendezvous {
+            rendezvous.attempt = 1;
         }
         config
     };
@@ -284,7 +284,7 @@ fn a_flag_of_an_earlier_attempt_makes_no_dumps_and_hides_no_new_one() {
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     assert!(!store.check(&["exception_dump"]).unwrap());
-    // A rank of PyTorch raises it in this attempt: both answer, to that alone.
+    // A rank of PyTorch raises the flag in this attempt: both ranks dump, because of this flag alone.
     store.set("exception_dump", &7i32.to_ne_bytes()).unwrap();
     for (rank, world) in worlds.iter().enumerate() {
         let path = world.dump_dir().join(format!("rank_{rank}.json"));
@@ -300,7 +300,7 @@ fn a_flag_of_an_earlier_attempt_makes_no_dumps_and_hides_no_new_one() {
 }
 
 #[test]
-fn a_group_that_makes_no_sense_is_refused_by_its_first_member() {
+fn an_invalid_list_of_members_or_backend_is_refused() {
     on_threads(
         2,
         &Carrier::Cpu,
@@ -356,11 +356,11 @@ fn members_that_want_different_backends_are_refused() {
         let mut errors = errors.into_iter().flatten();
         let error = errors.next().expect("one of the two fails");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        let told = |own: &str, other: &str| {
+        let names = |own: &str, other: &str| {
             let words = format!("wants the backends {own:?}, another member {other:?}");
             error.to_string().contains(&words)
         };
-        assert!(told("cpu", "fake") || told("fake", "cpu"), "{error}");
+        assert!(names("cpu", "fake") || names("fake", "cpu"), "{error}");
         assert!(errors.next().is_none());
     }
 }
@@ -407,12 +407,15 @@ fn a_world_that_cannot_be_made_leaves_no_ring() {
     let error = world.init().expect_err("a backend that cannot be opened");
     assert!(error.to_string().contains("no such device"), "{error}");
     let seen = seen.load(std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(seen, 1, "the ring was there");
+    assert_eq!(
+        seen, 1,
+        "no folder for the ring while the backend was opened"
+    );
     assert_eq!(rings(), 0);
 }
 
 #[test]
-fn the_rank_with_the_store_stays_for_the_questions_about_its_end() {
+fn the_rank_with_the_store_stays_until_the_others_have_asked_for_its_status() {
     let dumps = tempfile::tempdir().unwrap();
     let (first, port) = half_a_job_with(|config| {
         config.dump_dir = dumps.path().to_owned();
@@ -421,7 +424,7 @@ fn the_rank_with_the_store_stays_for_the_questions_about_its_end() {
     });
     let second = World::init(Config {
         dump_dir: dumps.path().to_owned(),
-        ..at(place(1, 2, port))
+        ..config_at(rendezvous(1, 2, port))
     })
     .unwrap();
     let first = first.join().unwrap().unwrap();
@@ -437,30 +440,30 @@ fn the_rank_with_the_store_stays_for_the_questions_about_its_end() {
 }
 
 #[test]
-fn a_rank_is_dropped_without_ado_although_the_store_is_gone() {
+fn dropping_a_world_does_not_wait_for_a_store_that_is_gone() {
     let (first, port) = half_a_job_with(|config| config.status_wait = Duration::from_millis(10));
     let far = Duration::from_secs(3_600);
     let second = World::init(Config {
         init_timeout: far,
         timeout: far,
         status_wait: far,
-        ..at(place(1, 2, port))
+        ..config_at(rendezvous(1, 2, port))
     })
     .unwrap();
-    // With it goes the store.
+    // This ends the store.
     drop(first.join().unwrap().unwrap());
-    wait_until("the store to go", || second.store().check(&["any"]).err());
+    wait_until("the store to end", || second.store().check(&["any"]).err());
     drop(second);
 }
 
 #[test]
-fn table_of_algorithms_of_rank_0_counts_for_all_ranks() {
+fn all_ranks_use_the_table_of_algorithms_of_rank_0() {
     let only_rank_0 = |config: &mut Config| {
         config.transport = TransportChoice::Tcp;
         if config
             .rendezvous
             .as_ref()
-            .is_some_and(|place| place.rank == 0)
+            .is_some_and(|rendezvous| rendezvous.rank == 0)
         {
             let lines = "all_reduce sockets any any exchange; streams 2";
             config.tuning.prepend(lines).unwrap();

@@ -1,4 +1,4 @@
-//! A job that goes on after one of its processes was killed.
+//! A job that continues after one of its processes was killed.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_tests::process::{CULPRIT, Job};
@@ -6,7 +6,7 @@ use rcomm_tests::process::{CULPRIT, Job};
 const RANKS: u32 = 4;
 
 #[test]
-fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
+fn the_remaining_ranks_of_a_job_continue_without_a_restart() {
     for transport in ["shm", "tcp"] {
         let program = env!("CARGO_BIN_EXE_rank");
         let mut job = Job::start_as(program, RANKS, "shrink", |_, command| {
@@ -21,10 +21,10 @@ fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
                 ended.status.success(),
                 "{transport}, rank {rank}: {ended:?}"
             );
-            let said = &ended.stderr;
-            assert!(said.contains("lost: all_reduce #4 on group "), "{said}");
-            assert!(said.contains("absent: [2]"), "{said}");
-            assert!(said.contains("sum: 3 of ranks [0, 1, 3]"), "{said}");
+            let output = &ended.stderr;
+            assert!(output.contains("lost: all_reduce #4 on group "), "{output}");
+            assert!(output.contains("absent: [2]"), "{output}");
+            assert!(output.contains("sum: 3 of ranks [0, 1, 3]"), "{output}");
         }
         assert!(!job.wait(CULPRIT).status.success());
         // The job ended well, so that rings were removed; the failure before that was dumped.
@@ -34,7 +34,7 @@ fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
 }
 
 #[test]
-fn a_killed_process_is_missed_by_an_issued_monitored_barrier_and_its_group_goes_on() {
+fn an_issued_monitored_barrier_names_a_killed_process_and_its_group_stays_usable() {
     let program = env!("CARGO_BIN_EXE_rank");
     let mut job = Job::start_as(program, RANKS, "roll-call", |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "60000");
@@ -42,10 +42,13 @@ fn a_killed_process_is_missed_by_an_issued_monitored_barrier_and_its_group_goes_
     for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
-        let said = &ended.stderr;
-        assert!(said.contains("missed: monitored_barrier #1 on"), "{said}");
-        assert!(said.contains("these did not arrive: rank 2"), "{said}");
+        let output = &ended.stderr;
+        assert!(
+            output.contains("missed: monitored_barrier #1 on"),
+            "{output}"
+        );
+        assert!(output.contains("these did not arrive: rank 2"), "{output}");
         let number = format!("number: {}", if rank == 1 { 0 } else { rank });
-        assert!(said.contains(&number), "{said}");
+        assert!(output.contains(&number), "{output}");
     }
 }

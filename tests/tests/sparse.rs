@@ -16,17 +16,17 @@ fn tensor(rank: u32, seed: u64) -> SparseTensor<f64> {
         x ^= x << 17;
         x % below
     };
-    let places = next(9) as usize;
-    let rows: Vec<i64> = (0..places).map(|_| next(4) as i64).collect();
-    let columns: Vec<i64> = (0..places).map(|_| next(3) as i64).collect();
-    let values = (0..places * 2).map(|_| next(100) as f64).collect();
+    let nnz = next(9) as usize;
+    let rows: Vec<i64> = (0..nnz).map(|_| next(4) as i64).collect();
+    let columns: Vec<i64> = (0..nnz).map(|_| next(3) as i64).collect();
+    let values = (0..nnz * 2).map(|_| next(100) as f64).collect();
     SparseTensor::new(SHAPE.to_vec(), 2, [rows, columns].concat(), values).unwrap()
 }
 
 fn add_to(dense: &mut [f64], tensor: &SparseTensor<f64>) {
-    let places = tensor.places();
-    for at in 0..places {
-        let (row, column) = (tensor.indices()[at], tensor.indices()[places + at]);
+    let nnz = tensor.places();
+    for at in 0..nnz {
+        let (row, column) = (tensor.indices()[at], tensor.indices()[nnz + at]);
         let start = (row as usize * 3 + column as usize) * 2;
         for (sum, value) in dense[start..]
             .iter_mut()
@@ -51,10 +51,10 @@ proptest! {
                 let mut got = vec![0.0; 24];
                 add_to(&mut got, &sum);
                 assert_eq!(got, expected);
-                // Each place once, in ascending order.
-                let places = sum.places();
-                let keys: Vec<_> = (0..places)
-                    .map(|at| (sum.indices()[at], sum.indices()[places + at]))
+                // The sum is coalesced: each index tuple occurs once, in ascending order.
+                let nnz = sum.places();
+                let keys: Vec<_> = (0..nnz)
+                    .map(|at| (sum.indices()[at], sum.indices()[nnz + at]))
                     .collect();
                 assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
                 world.shutdown().unwrap();

@@ -1,4 +1,4 @@
-//! Partial summaries of labelled jobs: the report is that of the records themselves.
+//! Partial summaries of labeled jobs: the report is that of the records themselves.
 
 #![allow(clippy::unwrap_used)]
 
@@ -33,7 +33,7 @@ fn judge(dumps: &[LoadedDump]) -> Report {
     analysis.finish()
 }
 
-/// Puts every rank on one of several nodes, and writes what each node packs.
+/// Puts every rank on one of several nodes, and writes the summary of each node.
 fn pack(job: &Job, random: &mut Random, folder: &Path) -> Vec<LoadedDump> {
     let nodes = random.between(1, 4);
     let all: Vec<LoadedDump> = job
@@ -58,13 +58,13 @@ fn pack(job: &Job, random: &mut Random, folder: &Path) -> Vec<LoadedDump> {
     all
 }
 
-/// The stacks, frame by frame: of two equal rows in a table of frames either may be referred to.
+/// The stacks as lists of frames: a stack may refer to either of two equal rows in the table of frames.
 fn stacks(dump: &Dump) -> Vec<Vec<&Frame>> {
     let frames = |stack: &Vec<u32>| stack.iter().map(|&at| &dump.frames[at as usize]).collect();
     dump.stacks.iter().map(frames).collect()
 }
 
-/// Everything else.
+/// The dump without its stacks.
 fn rest(dump: &Dump) -> Dump {
     Dump {
         stacks: Vec::new(),

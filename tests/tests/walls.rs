@@ -77,7 +77,7 @@ impl Workspace {
 
 // Invariant 1.
 #[test]
-fn the_recorder_knows_no_sibling_and_no_async_runtime_by_default() {
+fn the_recorder_links_no_crate_of_the_workspace_and_no_async_runtime_by_default() {
     let workspace = Workspace::read();
     assert_eq!(workspace.reached("rcomm-recorder"), BTreeSet::new());
     let heavy = ["axum", "hyper", "hyper-util", "tokio"];
@@ -106,14 +106,14 @@ fn readers_link_no_runtime() {
 
 // Invariant 7.
 #[test]
-fn the_judgement_links_the_vocabulary_and_nothing_that_could_look_around() {
+fn the_verdict_crate_links_the_recorder_only() {
     let workspace = Workspace::read();
     let reached = workspace.reached("rcomm-verdict");
     assert_eq!(reached, BTreeSet::from(["rcomm-recorder"]));
 }
 
 #[test]
-fn the_core_knows_no_backend_and_backends_do_not_know_each_other() {
+fn the_core_links_no_backend_and_backends_do_not_link_each_other() {
     let workspace = Workspace::read();
     assert_eq!(
         workspace.reached("rcomm-core"),
@@ -131,7 +131,8 @@ fn the_core_knows_no_backend_and_backends_do_not_know_each_other() {
     }
 }
 
-/// The rooms of `docs/ARCHITECTURE.md`, by the folder that holds them, in the page's order: each uses only those below it.
+/// The rooms of `docs/ARCHITECTURE.md`, by the folder that holds them, in the page's order: each uses only those below
+/// it.
 fn rooms() -> BTreeMap<String, Vec<String>> {
     let page = std::fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
     let (_, after) = page.split_once("\n## Rooms\n").unwrap();
@@ -244,7 +245,7 @@ fn rooms_use_only_those_below_them() {
                     .count();
                 let above = rooms[..at].iter().filter(|it| used.contains(*it));
                 upward.extend(above.map(|above| format!("{} uses {above}", file.display())));
-                // A type that the crate's root re-exports would hide the room that it comes from.
+                // A type that the crate's root re-exports would hide the room that defines it.
                 let hidden = used.iter().filter(|it| it.starts_with(char::is_uppercase));
                 upward
                     .extend(hidden.map(|name| {

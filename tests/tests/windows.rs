@@ -39,7 +39,7 @@ fn memory(group: &ProcessGroup, path: DataPath, len: usize) -> Buffer<'static> {
 const DATA_PATHS: [DataPath; 3] = [DataPath::Mapped, DataPath::Own, DataPath::Apart];
 
 #[test]
-fn what_is_put_before_a_signal_is_there_after_it() {
+fn data_put_before_a_signal_is_visible_after_it() {
     for path in DATA_PATHS {
         run(path, 3, |world, path| {
             let group = world.group();
@@ -60,7 +60,7 @@ fn what_is_put_before_a_signal_is_there_after_it() {
                 // No rank overwrites what has not been checked.
                 group.barrier().unwrap();
             }
-            // A neighbour's part is read without its help.
+            // A neighbor's part is read without its help.
             let mut theirs = [0u32; 4];
             window.get(next, 2, &mut theirs).unwrap();
             assert_eq!(theirs, [0, own << 3, 1 ^ own << 3, 2 ^ own << 3]);
@@ -72,7 +72,7 @@ fn what_is_put_before_a_signal_is_there_after_it() {
 }
 
 #[test]
-fn what_is_put_at_once_is_there_after_the_signal_issued_behind_it() {
+fn data_of_an_issued_put_is_visible_after_the_signal_issued_behind_it() {
     for path in DATA_PATHS {
         run(path, 3, |world, path| {
             let group = world.group();
@@ -86,14 +86,14 @@ fn what_is_put_at_once_is_there_after_the_signal_issued_behind_it() {
                 let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ own << round).collect();
                 let at = numbers.as_ptr();
                 let put = window.put_async(next, 0, numbers).unwrap();
-                let signalled = window.signal_async(next).unwrap();
+                let signaled = window.signal_async(next).unwrap();
                 signal.wait().unwrap();
                 let got = window.get_async(own, 0, vec![0u32; len]).unwrap();
                 let got = got.wait().unwrap();
                 assert!((0..len as u32).all(|at| got[at as usize] == at ^ before << round));
                 let back = put.wait().unwrap();
                 assert_eq!(back.as_ptr(), at);
-                signalled.wait().unwrap();
+                signaled.wait().unwrap();
                 group.barrier().unwrap();
             }
             let refused = window.put_async(next, len, vec![1u32]).unwrap();
@@ -110,23 +110,23 @@ fn what_is_put_at_once_is_there_after_the_signal_issued_behind_it() {
 }
 
 #[test]
-fn a_signal_without_a_waiter_is_seen_by_the_watchdog() {
+fn an_issued_wait_for_a_signal_completes_without_a_waiter() {
     run(DataPath::Mapped, 2, |world, path| {
         let group = world.group();
         let window = group.new_window(memory(group, path, 1)).unwrap();
         let other = 1 - group.rank();
         let signal = window.wait_signal_async(other).unwrap();
-        let (told, heard) = std::sync::mpsc::channel();
-        signal.on_completion(move |end| told.send(end.is_ok()).unwrap());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        signal.on_completion(move |end| sender.send(end.is_ok()).unwrap());
         window.signal(other).unwrap();
-        assert_eq!(heard.recv_timeout(Duration::from_secs(30)), Ok(true));
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(30)), Ok(true));
         assert!(signal.is_success());
         world.shutdown().unwrap();
     });
 }
 
 #[test]
-fn an_abort_ends_the_signals_that_were_asked_for() {
+fn an_abort_ends_an_issued_wait_for_a_signal() {
     run(DataPath::Own, 2, |world, path| {
         let group = world.group();
         let window = group.new_window(memory(group, path, 1)).unwrap();
@@ -140,7 +140,7 @@ fn an_abort_ends_the_signals_that_were_asked_for() {
 }
 
 #[test]
-fn parts_of_different_lengths_and_none_will_do() {
+fn a_window_may_have_parts_of_different_lengths_and_empty_ones() {
     for path in DATA_PATHS {
         run(path, 2, |world, path| {
             let group = world.group();
@@ -160,7 +160,7 @@ fn parts_of_different_lengths_and_none_will_do() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_the_window_goes_on() {
+fn an_access_that_does_not_fit_is_refused_and_the_window_stays_usable() {
     for path in DATA_PATHS {
         run(path, 2, |world, path| {
             let group = world.group();
@@ -188,7 +188,7 @@ fn what_does_not_fit_is_refused_and_the_window_goes_on() {
 }
 
 #[test]
-fn mapped_memory_is_counted_in_together() {
+fn all_ranks_add_to_one_counter_in_mapped_memory() {
     run(DataPath::Mapped, 4, |world, _| {
         let group = world.group();
         let window = group.new_window(group.allocate::<u64>(1).unwrap()).unwrap();
@@ -218,7 +218,7 @@ fn mapped_memory_is_counted_in_together() {
 }
 
 #[test]
-fn memory_that_another_rank_still_has_mapped_is_not_given_back() {
+fn memory_that_another_rank_still_has_mapped_is_not_returned() {
     run(DataPath::Mapped, 2, |world, path| {
         let group = world.group();
         let own = group.rank();
@@ -242,7 +242,7 @@ fn memory_that_another_rank_still_has_mapped_is_not_given_back() {
 }
 
 #[test]
-fn what_was_put_at_once_is_there_when_the_window_has_closed() {
+fn data_of_issued_puts_is_visible_when_the_window_has_closed() {
     for path in DATA_PATHS {
         run(path, 3, |world, path| {
             let group = world.group();
@@ -311,13 +311,13 @@ fn windows_are_made_in_the_order_of_the_calls_whether_issued_or_not() {
                 group.new_window(memory(group, path, 2)).unwrap()
             } else {
                 let second = issue(2);
-                let told = group.broadcast_object_async(own, 2).unwrap();
-                assert_eq!(told.wait().unwrap(), 2);
+                let from_rank_2 = group.broadcast_object_async(own, 2).unwrap();
+                assert_eq!(from_rank_2.wait().unwrap(), 2);
                 second.wait().unwrap()
             };
             if own == 1 {
-                let told = group.broadcast_object_async(own, 2).unwrap();
-                assert_eq!(told.wait().unwrap(), 2);
+                let from_rank_2 = group.broadcast_object_async(own, 2).unwrap();
+                assert_eq!(from_rank_2.wait().unwrap(), 2);
             }
             let first = first.wait().unwrap();
             assert_eq!((first.len_of(0), second.len_of(0)), (1, 2));
@@ -338,7 +338,7 @@ fn windows_are_made_in_the_order_of_the_calls_whether_issued_or_not() {
 }
 
 #[test]
-fn an_abort_ends_the_making_of_a_window() {
+fn an_abort_ends_the_creation_of_a_window() {
     for path in [DataPath::Mapped, DataPath::Apart] {
         run(path, 2, |world, path| {
             let group = world.group();
@@ -379,7 +379,7 @@ fn a_wait_for_a_rank_that_left_ends_with_an_error() {
 }
 
 #[test]
-fn an_abort_ends_the_wait_for_a_signal() {
+fn an_abort_ends_a_blocking_wait_for_a_signal() {
     run(DataPath::Mapped, 2, |world, path| {
         let group = world.group().clone();
         let window = group.new_window(memory(&group, path, 1)).unwrap();
@@ -397,7 +397,7 @@ fn an_abort_ends_the_wait_for_a_signal() {
 }
 
 #[test]
-fn a_signal_that_does_not_come_is_a_time_out_that_names_its_rank() {
+fn a_signal_that_does_not_arrive_is_a_time_out_that_names_its_rank() {
     run(DataPath::Own, 2, |world, path| {
         let group = world.group().within(Duration::from_millis(100));
         let window = world.group().new_window(memory(&group, path, 1)).unwrap();
@@ -419,7 +419,7 @@ fn a_signal_that_does_not_come_is_a_time_out_that_names_its_rank() {
 }
 
 #[test]
-fn every_step_is_recorded_with_its_peer() {
+fn every_one_sided_operation_is_recorded_with_its_peer() {
     run(DataPath::Mapped, 2, |world, path| {
         let group = world.group();
         let window = group.new_window(memory(group, path, 4)).unwrap();

@@ -1,4 +1,4 @@
-//! Costs of a large job: time to process and draw a snapshot, time to analyse it, memory. Costs of the program while it
+//! Costs of a large job: time to process and draw a snapshot, time to analyze it, memory. Costs of the program while it
 //! only displays: time to the first screen, CPU time, memory. Delay from the first overdue operation to the displayed
 //! hang.
 //!
@@ -141,14 +141,14 @@ fn remember(minutes: u32) -> std::io::Result<()> {
 /// Calls `look` with the directory of the rings of eight running ranks.
 fn with_a_job(look: impl FnOnce(&str) -> std::io::Result<()>) -> std::io::Result<()> {
     let directory = tempfile::tempdir()?;
-    let place = directory.path().display().to_string();
+    let rings = directory.path().display().to_string();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let members: Vec<_> = (0..8).map(|rank| member(directory.path(), rank)).collect();
         scope.spawn(|| run_job(members, &stop));
-        let looked = look(&place);
+        let result = look(&rings);
         stop.store(true, Ordering::SeqCst);
-        looked
+        result
     })
 }
 

@@ -44,7 +44,7 @@ fn a_filter_applies_while_it_is_typed_and_esc_restores_the_former() {
     assert_eq!(state.page.rows(0), all);
     press(&mut state, "/group:dp_5<enter>");
     assert_eq!(state.filter.text(), "group:dp_5");
-    // At the top, esc clears it.
+    // At the top, esc clears the filter.
     press(&mut state, "<esc><esc>");
     assert!(state.filter.is_empty());
 }

@@ -17,7 +17,7 @@ proptest! {
     })]
 
     #[test]
-    fn live_and_post_mortem_agree_at_every_moment(
+    fn the_last_live_report_agrees_with_an_analysis_of_dumps_of_that_moment(
         situation in prop::sample::select(vec![
             Situation::Healthy,
             Situation::StuckRank,
@@ -35,7 +35,7 @@ proptest! {
             let mut at = looks.clone().into_iter();
             let fault = simulation.fault_ns();
             SimulatedSource::new(simulation.clone(), move || {
-                fault + at.next().expect("one poll a look") * 1_000_000
+                fault + at.next().expect("one time for each read") * 1_000_000
             })
         };
         let mut seen = None;
@@ -46,13 +46,13 @@ proptest! {
             live.observe(0, source.poll(Instant::now()), at);
             seen = live.refresh(at).map(|snapshot| snapshot.report).or(seen);
         }
-        let live = seen.expect("the first look is news");
+        let live = seen.expect("the first read gives a report");
         let mut policy = LiveOptions::default().policy;
         policy.now_ns = Some(now);
         policy.world_size = Some(16);
         let dumps = simulation.dumps_at(now);
         let cut = analyze(&dumps, &policy);
-        // A report is renewed only when something changes or becomes overdue, so an unchanged one is as good.
+        // A report is renewed only when something changes or becomes overdue; until then, the old report holds.
         prop_assert_eq!(live.verdict, cut.verdict, "{:?}", situation);
         let blamed = |report: &rcomm_analyzer::Report| -> Vec<_> {
             report.findings.iter().map(|f| (f.code, f.culprit_ranks.clone())).collect()

@@ -17,7 +17,7 @@ const BUDGET: usize = 32 << 20;
 const RANKS: u32 = 8;
 const WINDOW: usize = 600;
 
-/// Bytes of the operations in these frames; a record that frames share counts once.
+/// Bytes of the operations in these frames; a dump that frames share counts once.
 fn held<'a>(frames: impl Iterator<Item = &'a Arc<Snapshot>>) -> usize {
     let mut records = BTreeMap::new();
     for view in frames.flat_map(|frame| frame.ranks.iter()) {
@@ -36,7 +36,7 @@ fn hours_of_frames_stay_within_the_budget_and_the_newest_stay_whole() {
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
     let mut state = showing(Snapshot::empty(Default::default()), (80, 24));
     state.history = rcomm_top::state::history::History::new(BUDGET);
-    let mut most = 0;
+    let mut max_bytes = 0;
     // Three hours, with one read every twenty seconds.
     for look in 0..540 {
         let now = simulation.fault_ns() + 60_000_000_000 + look * 20_000_000_000;
@@ -45,9 +45,9 @@ fn hours_of_frames_stay_within_the_budget_and_the_newest_stay_whole() {
         live.observe(0, source.poll(Instant::now()), at);
         let snapshot = live.refresh(at).expect("everything changed");
         update(&mut state, Event::Observed(Arc::new(snapshot)));
-        most = most.max(state.history.bytes());
+        max_bytes = max_bytes.max(state.history.bytes());
     }
-    assert!(most <= BUDGET, "{most}");
+    assert!(max_bytes <= BUDGET, "{max_bytes}");
     let (_, count) = state.history.position();
     let mut frames = Vec::new();
     for _ in 0..count {
@@ -79,7 +79,7 @@ fn a_long_pause_keeps_its_frame_within_the_budget() {
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
     let mut state = showing(Snapshot::empty(Default::default()), (80, 24));
     state.history = rcomm_top::state::history::History::new(BUDGET / 4);
-    let mut looked_at = None;
+    let mut paused_frame = None;
     for look in 0..120 {
         let now = simulation.fault_ns() + 60_000_000_000 + look * 20_000_000_000;
         let mut source = SimulatedSource::new(simulation.clone(), move || now);
@@ -89,10 +89,13 @@ fn a_long_pause_keeps_its_frame_within_the_budget() {
         update(&mut state, Event::Observed(Arc::new(snapshot)));
         if look == 3 {
             state.history.pause();
-            looked_at = state.history.shown().cloned();
+            paused_frame = state.history.shown().cloned();
         }
         assert!(state.history.bytes() <= BUDGET / 4, "{look}");
     }
     let shown = state.history.shown().expect("a frame");
-    assert!(Arc::ptr_eq(shown, &looked_at.expect("paused at the third")));
+    assert!(Arc::ptr_eq(
+        shown,
+        &paused_frame.expect("the view was paused")
+    ));
 }

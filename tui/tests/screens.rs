@@ -1,4 +1,4 @@
-//! Every view in six situations and several sizes, as text; colours where they matter.
+//! Every view in six situations and several sizes, as text; colors where they matter.
 
 mod common;
 
@@ -151,7 +151,7 @@ fn the_first_screen_answers_stuck_who_and_since_when_without_a_key() {
 }
 
 #[test]
-fn the_way_out_is_always_in_the_footer() {
+fn the_footer_always_ends_with_the_key_to_quit() {
     for &(situation, _) in Situation::ALL {
         for columns in [40, 80, 120, 200] {
             let screen = text::of(&showing(recorded(situation), (columns, 24)));
@@ -162,7 +162,7 @@ fn the_way_out_is_always_in_the_footer() {
 }
 
 #[test]
-fn what_moves_is_drawn_beside_a_job_without_trouble_and_on_high_terminals() {
+fn trends_are_shown_without_root_causes_and_on_high_terminals() {
     let steps = |situation, size| {
         let mut snapshot = recorded(situation);
         let mut state = showing(snapshot.clone(), size);
@@ -187,7 +187,7 @@ fn what_moves_is_drawn_beside_a_job_without_trouble_and_on_high_terminals() {
 }
 
 #[test]
-fn problems_are_coloured_and_marked_with_a_glyph_and_without_colours_the_glyph_stays() {
+fn a_problem_has_a_color_and_a_glyph_and_without_colors_only_the_glyph() {
     let mut state = showing(recorded(Situation::StuckRank), (100, 30));
     press(&mut state, "2");
     let find = |state: &rcomm_top::state::State| {
@@ -200,14 +200,14 @@ fn problems_are_coloured_and_marked_with_a_glyph_and_without_colours_the_glyph_s
         }
         marked.expect("a marked row")
     };
-    let (row, colour, _) = find(&state);
-    assert_eq!(Some(colour), state.options.theme.style(Tone::Bad).fg);
+    let (row, color, _) = find(&state);
+    assert_eq!(Some(color), state.options.theme.style(Tone::Bad).fg);
     state.options.theme = rcomm_top::page::theme::Theme::new(
         rcomm_top::page::theme::ThemeName::Dark,
         rcomm_top::page::theme::Depth::None,
     );
-    let (same, colour, _) = find(&state);
-    assert_eq!((same, colour), (row, ratatui::style::Color::Reset));
+    let (same, color, _) = find(&state);
+    assert_eq!((same, color), (row, ratatui::style::Color::Reset));
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn every_situation_gets_its_verdict() {
 }
 
 #[test]
-fn a_stopped_job_grows_older_on_the_screen_while_nothing_is_observed() {
+fn the_age_of_a_hang_advances_with_the_clock_without_a_new_snapshot() {
     let simulation = simulation(Situation::StuckRank);
     let mut state = showing(recorded(Situation::StuckRank), (80, 24));
     let before = text::of(&state);

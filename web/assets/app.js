@@ -25,19 +25,19 @@ const state = {
   /** @type {?object} indices of the matching rows, and the number of their snapshot */ selected: null,
   /** @type {?number} */ rank: null,
   /** @type {?object} group whose matrix is shown */ group: null,
-  /** @type {?number} when the newest picture came */ received: null,
+  /** @type {?number} when the newest snapshot arrived, ms */ received: null,
 };
 
 /** Whether a row matches the filter. A snapshot newer than the answer shows all rows until the next answer. */
-const passes = (section, place) => {
+const passes = (section, index) => {
   const selected = state.selected;
-  return !selected || selected.of !== state.shown?.status.number || selected[section].has(place);
+  return !selected || selected.of !== state.shown?.status.number || selected[section].has(index);
 };
 
 // Drawing ------------------------------------------------------------------------------------------
 
 let queued = false;
-/** @param {boolean} [asked] the reader has asked for something else to be shown */
+/** @param {boolean} [asked] whether the user's input requires it; then sections under the pointer are drawn too */
 function draw(asked = false) {
   forced ||= asked;
   if (queued) return;
@@ -49,8 +49,8 @@ function draw(asked = false) {
   });
 }
 
-/** Draws a part, unless the pointer is inside: what one is about to click does not move. The verdict is
- * drawn always. @param {string} id @param {() => void} drawPart */
+/** Draws a section, unless the pointer is inside it: what the user is about to click must not move. The
+ * verdict is always drawn. @param {string} id @param {() => void} drawPart */
 function unlessHeld(id, drawPart) {
   const section = at(id).closest("section");
   const held = !forced && section.matches(":hover");
@@ -58,7 +58,7 @@ function unlessHeld(id, drawPart) {
   if (!held) drawPart();
 }
 
-/** What the reader has just asked for is drawn, though the pointer is inside. */
+/** Whether the next drawing includes the section under the pointer. */
 let forced = false;
 
 /** @param {Picture} picture */
@@ -89,7 +89,7 @@ function showAge() {
   const past = state.shown !== state.live && !upload;
   const passed = laterMs();
   const old = age(past ? Math.max(0, Date.now() - judged / 1e6) : passed);
-  // A job that has ended is not judged again: its last picture is no older for it.
+  // A job that has ended is not judged again, so its last snapshot does not become stale.
   const over = state.shown.report.end != null;
   const stale = !upload && (past || state.paused || !state.connected || (passed > STALE_MS && !over));
   at("light").className = upload || over ? "" : stale ? "stale" : "live";
@@ -104,10 +104,10 @@ function showAge() {
   at("live").hidden = upload != null || !(past || state.paused);
 }
 
-/** After this time without a picture the page calls itself stale. */
+/** Time without a snapshot after which the page is marked as stale. */
 const STALE_MS = 10e3;
 
-/** How long ago the newest picture came, by this browser's clock alone. */
+/** Milliseconds since the newest snapshot arrived, by the browser's own clock. */
 const laterMs = () => (state.received == null ? 0 : performance.now() - state.received);
 
 async function copyVerdict() {
@@ -117,12 +117,12 @@ async function copyVerdict() {
     await navigator.clipboard.writeText(text);
     at("copied").textContent = "copied";
   } catch {
-    at("copied").textContent = "the browser did not allow it: select the text";
+    at("copied").textContent = "the browser did not allow copying: select the text";
   }
   setTimeout(() => { at("copied").textContent = ""; }, 3000);
 }
 
-// The displayed snapshot------------------------------------------------------------------------------------
+// The displayed snapshot ---------------------------------------------------------------------------
 
 /** @param {Picture} picture */
 function take(picture) {
@@ -178,7 +178,7 @@ async function select() {
   try {
     const found = await ask("select", { filter: state.filter, upload, at: newest ? null : of });
     if (turn !== selecting) return;
-    state.selected = { of, ...Object.fromEntries(Object.entries(found).map(([name, places]) => [name, new Set(places)])) };
+    state.selected = { of, ...Object.fromEntries(Object.entries(found).map(([name, indices]) => [name, new Set(indices)])) };
     error.textContent = "";
   } catch (problem) {
     if (turn !== selecting) return;
@@ -256,9 +256,9 @@ addEventListener("keydown", (event) => {
 /** Applies a delta to a snapshot. @param {Picture} picture @param {object} delta */
 function changed(picture, { status, focus, set, rows }) {
   const report = { ...picture.report, ...set };
-  for (const [section, places] of Object.entries(rows)) {
+  for (const [section, indices] of Object.entries(rows)) {
     report[section] = picture.report[section].slice();
-    for (const [place, row] of Object.entries(places)) report[section][place] = row;
+    for (const [index, row] of Object.entries(indices)) report[section][index] = row;
   }
   return { status, focus, report };
 }
@@ -274,8 +274,8 @@ function listen() {
   });
 }
 
-const kept = localStorage.getItem("rcomm-theme");
-if (kept === "dark" || kept === "light") document.documentElement.dataset.theme = kept;
+const storedTheme = localStorage.getItem("rcomm-theme");
+if (storedTheme === "dark" || storedTheme === "light") document.documentElement.dataset.theme = storedTheme;
 prepareUpload();
 prepareTimeline();
 let typing;
@@ -285,7 +285,7 @@ at("problems-only").addEventListener("click", KEYS.z);
 at("live").addEventListener("click", () => go(null));
 at("theme").addEventListener("click", theme);
 at("copy-verdict").addEventListener("click", copyVerdict);
-// A part that was held is brought up to date when the pointer leaves it.
+// A section that was held is redrawn when the pointer leaves it.
 for (const section of document.querySelectorAll("section")) section.addEventListener("pointerleave", () => { if (section.classList.contains("held")) draw(); });
 at("show-help").addEventListener("click", KEYS["?"]);
 at("rank").addEventListener("close", () => { state.rank = null; });

@@ -22,14 +22,14 @@ export function draw(name, attributes = {}, ...children) {
 /** @param {string} id */
 export const at = (id) => document.getElementById(id);
 
-/** Resolves a colour of the style sheet for a canvas, since it depends on the theme. */
-export function colour(name) {
+/** Resolves a color of the style sheet for a canvas, since it depends on the theme. */
+export function color(name) {
   const probe = at("probe");
   probe.style.color = `var(${name})`;
   return getComputedStyle(probe).color;
 }
 
-/** 0-3, 7, 12-15 @param {number[]} ranks @param {number} [most] */
+/** Formats ranks as in `0-3, 7, 12-15`. @param {number[]} ranks @param {number} [most] */
 export function rankSet(ranks, most = 6) {
   const runs = [];
   for (const rank of ranks) {
@@ -72,18 +72,18 @@ export function label(group) {
 /** @param {number} share */
 export const percent = (share) => `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
 
-/** Shows a table in `place`; numbers are right-aligned, and cells may be elements. Only cells that differ
+/** Shows a table in `element`; numbers are right-aligned, and cells may be elements. Only cells that differ
  * are touched: the scroll position is kept, and an unchanged table causes no layout.
- * @param {HTMLElement} place @param {string[]} heads @param {(string|number|Node)[][]} rows
+ * @param {HTMLElement} element @param {string[]} heads @param {(string|number|Node)[][]} rows
  * @param {string} empty text for a table without rows @param {number} [more] number of omitted rows */
-export function fillTable(place, heads, rows, empty, more = 0) {
-  if (rows.length === 0) { place.replaceChildren(make("p", { class: "empty" }, empty)); return; }
-  let body = place.querySelector(":scope > .scroll > table > tbody");
+export function fillTable(element, heads, rows, empty, more = 0) {
+  if (rows.length === 0) { element.replaceChildren(make("p", { class: "empty" }, empty)); return; }
+  let body = element.querySelector(":scope > .scroll > table > tbody");
   if (!body) {
     const head = make("tr", {}, ...heads.map((text, i) =>
       make("th", { scope: "col", class: typeof rows[0][i] === "number" ? "number" : false }, text)));
     body = make("tbody");
-    place.replaceChildren(make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, head), body)),
+    element.replaceChildren(make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, head), body)),
       make("p", { class: "empty" }));
   }
   const lines = [...body.rows];
@@ -102,13 +102,14 @@ export function fillTable(place, heads, rows, empty, more = 0) {
     });
   });
   const rest = more > 0 ? `and ${more} more: narrow the filter` : "";
-  if (place.lastChild.textContent !== rest) place.lastChild.textContent = rest;
+  if (element.lastChild.textContent !== rest) element.lastChild.textContent = rest;
 }
 
-/** The job that the page shows, where it is not the one that the server shows. */
+/** The job that the page's address names; null if the page shows the server's own job or an upload. */
 export const job = location.pathname.startsWith("/reports/") ? null : new URLSearchParams(location.search).get("job");
 
-/** A path of the API about the shown job. @param {string} path @param {object} [query] */
+/** Returns the address of an API path, with the shown job and `query` as its query string.
+ * @param {string} path @param {object} [query] */
 export function address(path, query = {}) {
   const asked = Object.entries({ job, ...query }).filter(([, value]) => value != null && value !== "");
   return `/api/v1/${path}${asked.length ? `?${new URLSearchParams(asked)}` : ""}`;

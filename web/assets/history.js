@@ -1,7 +1,7 @@
 // The history: a plot over time, and a slider to go back.
 
 import uPlot from "./vendor/uPlot.esm.min.js";
-import { age, ask, at, colour } from "./format.js";
+import { age, ask, at, color } from "./format.js";
 
 /** Maximum number of points in the browser; the server has its own limit. */
 const MAX_POINTS = 7200;
@@ -16,20 +16,20 @@ let shown = null;
 
 function build() {
   plot?.destroy();
-  const axis = { stroke: colour("--faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") }, font: "11px system-ui" };
+  const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, font: "11px system-ui" };
   plot = new uPlot({
     width: Math.max(200, at("history-plot").clientWidth), height: HEIGHT, legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false } },
     scales: { x: { time: true }, s: { range: (_, __, most) => [0, Math.max(1, most)] }, n: { range: (_, __, most) => [0, Math.max(1, most)] } },
     axes: [{ ...axis, size: 26, space: 90, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200], values: (_, ticks) => ticks.map((s) => new Date(s * 1e3).toLocaleTimeString([], { hour12: false })) }, { ...axis, scale: "s", size: 52, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
       { ...axis, scale: "n", side: 1, size: 40, grid: { show: false } }],
-    series: [{}, { scale: "s", stroke: colour("--bad"), width: 2, label: "oldest pending" },
-      { scale: "n", stroke: colour("--busy"), width: 1, dash: [4, 3], label: "in flight" }],
+    series: [{}, { scale: "s", stroke: color("--bad"), width: 2, label: "oldest pending" },
+      { scale: "n", stroke: color("--busy"), width: 1, dash: [4, 3], label: "in flight" }],
     hooks: { draw: [mark] },
   }, columns(), at("history-plot"));
   plot.over.addEventListener("click", () => {
-    const place = plot.cursor.idx;
-    if (place != null) go(points[place].number);
+    const index = plot.cursor.idx;
+    if (index != null) go(points[index].number);
   });
 }
 
@@ -38,7 +38,7 @@ function mark(it) {
   const point = points.find((one) => one.number === shown);
   if (!point) return;
   const x = it.valToPos(point.at_ns / 1e9, "x", true);
-  it.ctx.fillStyle = colour("--text");
+  it.ctx.fillStyle = color("--text");
   it.ctx.fillRect(x - 1, it.bbox.top, 2, it.bbox.height);
 }
 
@@ -48,9 +48,9 @@ function paint() {
   plot?.setData(columns());
   const slider = at("history-slider");
   slider.max = String(Math.max(0, points.length - 1));
-  const place = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
-  slider.value = String(Math.max(0, place));
-  const point = points[Math.max(0, place)];
+  const index = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
+  slider.value = String(Math.max(0, index));
+  const point = points[Math.max(0, index)];
   slider.setAttribute("aria-valuetext", point ? `${point.verdict}, ${new Date(point.at_ns / 1e6).toLocaleTimeString()}` : "no snapshot");
 }
 
@@ -84,7 +84,7 @@ export function remember(status, report) {
 /** @param {?number} number null = live */
 export function showing(number) { shown = number; paint(); }
 
-/** Moves by some snapshots. @param {number} by */
+/** Moves by `by` snapshots. @param {number} by */
 export function step(by) {
   const here = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
   const there = Math.max(0, Math.min(points.length - 1, here + by));

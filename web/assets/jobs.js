@@ -2,13 +2,13 @@
 
 import { age, ask, at, fillTable, job as named, make } from "./format.js";
 
-/** How often the list is asked for, while the page is seen. */
+/** Interval between two requests for the list, while the page is visible. */
 const ROUND_MS = 5000;
 
-/** @param {{name: string}[]} jobs the one that this page shows, if it is among them */
+/** The job that this page shows; undefined if it is not in the list. @param {object[]} jobs */
 const own = (jobs) => jobs.find((job) => (named ? job.name === named : job.shown));
 
-/** A job that lives, or is in trouble. */
+/** Whether the line counts a job: it has a live process, or is in trouble. */
 const counts = (job) => job.alive > 0 || job.in_trouble;
 
 /** `2 other jobs on this node, 1 stuck` @param {object[]} jobs */
@@ -16,7 +16,7 @@ function others(jobs) {
   const rest = jobs.filter((job) => job !== own(jobs) && counts(job));
   if (rest.length === 0) return "";
   const line = `${rest.length} other ${rest.length === 1 ? "job" : "jobs"} on this node`;
-  // Trouble comes first.
+  // The list begins with the jobs in trouble.
   const { in_trouble: trouble, verdict } = rest[0];
   return trouble ? `${line}, ${rest.filter((job) => job.verdict === verdict).length} ${verdict}` : line;
 }
@@ -35,12 +35,12 @@ function drawJobs(jobs) {
   }), "no job has rings on this node");
 }
 
-/** Lists the jobs, again and again. */
+/** Lists the jobs, and again after every ROUND_MS. */
 export async function listJobs() {
   try {
     if (!document.hidden) drawJobs((await ask("jobs", { job: null })).jobs);
   } catch {
-    // The age of the picture shows that the connection is lost; the last list stays.
+    // The age of the snapshot shows that the connection is lost; the last list stays.
   }
   setTimeout(listJobs, ROUND_MS);
 }

@@ -1,4 +1,4 @@
-// The heat map: one cell per rank, one row per host. A cell has a glyph and a word, never colour alone.
+// The heat map: one cell per rank, one row per host. A cell has a glyph and a word, never color alone.
 
 import { age, at, make, percent, rankSet } from "./format.js";
 
@@ -13,11 +13,16 @@ const METRICS = {
   lost: { of: (r) => r.lost, steps: [1, 1000, 100000], words: String, title: "records lost" },
 };
 const GLYPHS = [".", "o", "O", "@"];
-/** Number of ranks from which on cells are small, so that more hosts are visible. */
+/** With more ranks than this, cells are small, and hosts without trouble are folded into one line. */
 const MANY = 256;
+/** What makes a host worth a row of its own: states, and the upper steps of the other metrics. */
+const TROUBLE = new Set(["root", "unread", "silent", "late", "heat2", "heat3"]);
 
 /** @type {Map<number, HTMLElement>} */
 const cells = new Map();
+/** The rows of the hosts, each with its ranks. @type {{row: HTMLElement, ranks: number[]}[]} */
+let rows = [];
+let unfolded = false;
 let layout = "";
 let metric = "state";
 
@@ -50,16 +55,33 @@ function arrange(ranks, choose) {
     hosts.get(rank.host).push(rank);
   }
   cells.clear();
-  const rows = [...hosts].map(([host, members]) => make("div", { class: "host" },
+  rows = [...hosts].map(([host, members]) => ({ ranks: members.map((rank) => rank.rank), row: make("div", { class: "host" },
     make("span", { class: "name" }, host || "unknown host"),
     make("span", { class: "cells" }, ...members.map((rank) => {
       const cell = make("button", { tabindex: "-1", onclick: () => choose(rank.rank) });
       cells.set(rank.rank, cell);
       return cell;
-    }))));
-  rows[0]?.querySelector("button")?.setAttribute("tabindex", "0");
+    }))) }));
+  rows[0]?.row.querySelector("button")?.setAttribute("tabindex", "0");
   at("ranks").classList.toggle("many", ranks.length > MANY);
-  at("ranks").replaceChildren(...rows);
+  at("ranks").replaceChildren(...rows.map(({ row }) => row));
+}
+
+/** Puts hosts in trouble first and, of many ranks, hides the others behind one line. @param {boolean} many */
+function fold(many) {
+  let hosts = 0, ranks = 0;
+  for (const { row, ranks: members } of rows) {
+    const inTrouble = members.some((rank) => cells.get(rank).className.split(" ").some((name) => TROUBLE.has(name)));
+    if (row.classList.contains("trouble") !== inTrouble) row.classList.toggle("trouble", inTrouble);
+    if (!inTrouble) { hosts += 1; ranks += members.length; }
+  }
+  const button = at("ranks-fold");
+  button.hidden = !many || hosts === 0;
+  at("ranks").classList.toggle("folded", many && !unfolded);
+  const what = `${hosts} ${hosts === 1 ? "host" : "hosts"} (${ranks} ranks) without trouble`;
+  const text = unfolded ? `Fold ${what}` : `Show ${what}`;
+  if (button.textContent !== text) button.textContent = text;
+  button.onclick = () => { unfolded = !unfolded; fold(many); };
 }
 
 /** @param {object} report @param {object} status @param {(rank: number) => void} choose */
@@ -68,19 +90,20 @@ export function drawRanks(report, status, passes, choose) {
   if (shape !== layout) { arrange(report.ranks, choose); layout = shape; }
   const state = states(report, status);
   const counts = {}, atFault = [];
-  report.ranks.forEach((rank, place) => {
+  report.ranks.forEach((rank, index) => {
     const cell = cells.get(rank.rank);
     const of = state(rank);
     counts[of] = (counts[of] ?? 0) + 1;
     if (of === "root") atFault.push(rank.rank);
     const [kind, glyph, words] = look(rank, of);
-    const shown = passes("ranks", place) ? kind : `${kind} dim`;
-    // Only changed cells touch the document: a thousand cells cost nothing while a job runs.
+    const shown = passes("ranks", index) ? kind : `${kind} dim`;
+    // Only changed cells are written to the document, since every write costs layout.
     if (cell.className !== shown) cell.className = shown;
     if (cell.textContent !== glyph) cell.textContent = glyph;
     const title = `rank ${rank.rank}: ${words}; last call ${rank.last_call ?? "unknown"}`;
     if (cell.title !== title) { cell.title = title; cell.setAttribute("aria-label", title); }
   });
+  fold(report.ranks.length > MANY);
   at("ranks-legend").textContent = metric === "state"
     ? Object.entries(STATES).filter(([name]) => counts[name]).map(([name, [glyph, words]]) => `${glyph} ${words} ${counts[name]}${name === "root" ? ` (${rankSet(atFault)})` : ""}`).join("   ")
     : `${METRICS[metric].title}: ${GLYPHS.map((g, i) => `${g} ${i === 0 ? "<" : "≥"} ${METRICS[metric].words(METRICS[metric].steps[Math.max(0, i - 1)])}`).join("   ")}   ? unknown`;
@@ -88,7 +111,8 @@ export function drawRanks(report, status, passes, choose) {
 
 /** Moves within the map by arrow keys. @param {KeyboardEvent} event */
 export function walk(event) {
-  const order = [...cells.values()];
+  // A folded row cannot have the focus.
+  const order = [...cells.values()].filter((cell) => cell.offsetParent);
   const here = order.indexOf(document.activeElement);
   const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 8, ArrowUp: -8 }[event.key];
   if (here < 0 || !step) return;

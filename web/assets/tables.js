@@ -5,9 +5,9 @@ import { age, at, fillTable, label, make, percent, rankSet, size } from "./forma
 /** Maximum number of rows of a table; the filter finds the others. */
 const MAX_ROWS = 200;
 
-/** @param {object[]} rows @param {string} section @param {(section: string, place: number) => boolean} passes */
+/** @param {object[]} rows @param {string} section @param {(section: string, index: number) => boolean} passes */
 function passing(rows, section, passes) {
-  const all = rows.map((row, place) => [row, place]).filter(([, place]) => passes(section, place)).map(([row]) => row);
+  const all = rows.map((row, index) => [row, index]).filter(([, index]) => passes(section, index)).map(([row]) => row);
   return { shown: all.slice(0, MAX_ROWS), more: all.length - MAX_ROWS };
 }
 
@@ -23,8 +23,8 @@ function namer(report) {
 export function drawInFlight(report, passes, problemsOnly) {
   const name = namer(report);
   const isProblem = (i) => i.overdue && i.state !== "running";
-  const { shown, more } = passing(report.in_flight, "in_flight", (section, place) =>
-    passes(section, place) && (!problemsOnly || isProblem(report.in_flight[place])));
+  const { shown, more } = passing(report.in_flight, "in_flight", (section, index) =>
+    passes(section, index) && (!problemsOnly || isProblem(report.in_flight[index])));
   fillTable(at("flight"),
     ["age", "group", "seq", "operation", "bytes", "joined", "state", "missing"],
     shown.map((i) => [
@@ -39,8 +39,8 @@ export function drawGroups(report, passes, problemsOnly, open) {
   // Groups may share a name: their first ranks distinguish them.
   const key = (group) => `${group.ranks[0]} ${group.name}`;
   const overdue = new Set(report.in_flight.filter((i) => i.overdue).map((i) => key(i.group)));
-  const { shown, more } = passing(report.groups, "groups", (section, place) =>
-    passes(section, place) && (!problemsOnly || overdue.has(key(report.groups[place].group))));
+  const { shown, more } = passing(report.groups, "groups", (section, index) =>
+    passes(section, index) && (!problemsOnly || overdue.has(key(report.groups[index].group))));
   fillTable(at("groups"),
     ["group", "ranks", "read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "bus GB/s", "backend"],
     shown.map((g) => [
@@ -52,8 +52,8 @@ export function drawGroups(report, passes, problemsOnly, open) {
 
 /** @param {object} report */
 export function drawStragglers(report, passes) {
-  const { shown } = passing(report.ranks, "ranks", (section, place) =>
-    passes(section, place) && report.ranks[place].lag_share != null);
+  const { shown } = passing(report.ranks, "ranks", (section, index) =>
+    passes(section, index) && report.ranks[index].lag_share != null);
   shown.sort((a, b) => b.lag_share - a.lag_share);
   fillTable(at("stragglers"),
     ["rank", "host", "lag p50", "share of the job's time", "meter"],

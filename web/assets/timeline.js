@@ -1,11 +1,11 @@
 // The newest operations of each rank on a canvas. Only visible lanes are drawn, so that a thousand
 // ranks scroll as easily as ten.
 
-import { address, age, ask, at, colour } from "./format.js";
+import { address, age, ask, at, color } from "./format.js";
 
 const LANE = 18, LEFT = 92, TOP = 22;
-// Okabe and Ito's colours; operations also differ by the text in and under them.
-const COLOURS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
+// Okabe and Ito's colors; operations also differ by the text in and under them.
+const COLORS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
 
 /** @type {?object} */
 let drawn = null;
@@ -13,7 +13,7 @@ let view = { from: 0, to: 1 };
 let wanted = { seconds: 10, filter: "", upload: null };
 let asking = false;
 let again = false;
-/** Whether the reader has chosen a part: it stays as it is until all is shown again. */
+/** Whether the user has zoomed or moved the view: new answers do not replace it until all is shown again. */
 let chosen = false;
 
 const canvas = () => at("timeline-canvas");
@@ -27,7 +27,7 @@ export async function refresh(query = {}) {
     paint();
     return;
   }
-  // What the reader looks at stays, until something else is asked for.
+  // The view that the user looks at is replaced only after its settings change.
   if (Object.keys(query).some((key) => key !== "past")) chosen = false;
   else if (drawn && (chosen || at("timeline").matches(":hover"))) return;
   const place = at("timeline").getBoundingClientRect();
@@ -68,7 +68,7 @@ export function paint() {
   context.clearRect(0, 0, width, height);
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
-  const [text, faint, line, bad] = ["--text", "--faint", "--line", "--bad"].map(colour);
+  const [text, faint, line, bad] = ["--text", "--faint", "--line", "--bad"].map(color);
   context.fillStyle = faint;
   if (lanes.length === 0) { context.fillText("No operations to draw.", 8, 12); return; }
   const span = view.to - view.from;
@@ -94,7 +94,7 @@ export function paint() {
       if (end < view.from || slice.start > view.to) continue;
       const a = Math.max(LEFT, x(slice.start, width)), b = Math.min(width - 8, x(end, width));
       const wide = Math.max(1, b - a);
-      context.fillStyle = COLOURS[slice.op % COLOURS.length];
+      context.fillStyle = COLORS[slice.op % COLORS.length];
       if (slice.length == null) {
         // A pending operation is an outline with a bar at its open end.
         context.globalAlpha = 0.25;
@@ -116,7 +116,7 @@ export function paint() {
 
 /** Describes the state of an operation. @param {object} slice */
 function fate(slice) {
-  // It runs when the graph is launched, which is not recorded.
+  // An operation of a CUDA graph runs when the graph is launched; launches are not recorded.
   if (slice.graph_id != null) return `in graph ${slice.graph_id}`;
   return slice.length == null ? `pending for ${age((drawn.length - slice.start) / 1e3)}` : `${slice.state} after ${age(slice.length / 1e3)}`;
 }
@@ -173,18 +173,18 @@ function prepareDrag(pane) {
   pane.addEventListener("dblclick", showAll);
 }
 
-/** All that was asked for, kept up to date again. */
+/** Shows the whole timeline, and lets new answers replace it again. */
 function showAll() {
   chosen = false;
   view = { from: 0, to: Math.max(1, drawn?.length ?? 1) };
   paint();
 }
 
-/** @param {number} factor @param {number} at where it stays, 0..1 */
-function zoom(factor, centre = 0.5) {
+/** @param {number} factor @param {number} [center] the point that does not move, 0..1 */
+function zoom(factor, center = 0.5) {
   const span = view.to - view.from;
   const next = Math.min(drawn?.length ?? span, Math.max(10, span * factor));
-  const from = Math.max(0, view.from + (span - next) * centre);
+  const from = Math.max(0, view.from + (span - next) * center);
   view = { from, to: from + next };
   chosen = next < (drawn?.length ?? next);
   paint();
@@ -224,7 +224,8 @@ export function prepareTimeline() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
 }
 
-/** Passes the trace to Perfetto's page, which requests it by a message. Unlike the download, this needs a network. */
+/** Passes the trace to Perfetto's page, which requests it by a message. Unlike the download, this needs access
+ * to the internet. */
 export async function openInPerfetto(upload) {
   const origin = "https://ui.perfetto.dev";
   const page = open(origin);
@@ -232,13 +233,13 @@ export async function openInPerfetto(upload) {
   const answer = await fetch(address("perfetto", { upload }));
   const buffer = await answer.arrayBuffer();
   const ping = setInterval(() => page.postMessage("PING", origin), 100);
-  const give = (event) => {
+  const send = (event) => {
     if (event.origin !== origin || event.data !== "PONG") return;
     clearInterval(ping);
-    removeEventListener("message", give);
+    removeEventListener("message", send);
     page.postMessage({ perfetto: { buffer, title: "rcomm", fileName: "rcomm-trace.json" } }, origin);
   };
-  addEventListener("message", give);
+  addEventListener("message", send);
   setTimeout(() => clearInterval(ping), 30e3);
 }
 

@@ -32,7 +32,7 @@ export function drawVerdict(report) {
 
 const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
 
-/** Since when it is so; the duration is that of the report, and what has passed here after it.
+/** Since when ranks wait: the duration in the report, plus the time that has passed since it arrived.
  * @param {object} report @param {?number} laterMs */
 export function since(report, laterMs) {
   const began = headline(report)?.since;
@@ -43,7 +43,7 @@ export function since(report, laterMs) {
   return `for ${parts.map((part) => String(part).padStart(2, "0")).join(":")}, since ${clock(began.at_ns)} UTC`;
 }
 
-/** The verdict for a message to somebody else. @param {object} report @param {string} job */
+/** The verdict as text for the clipboard. @param {object} report @param {string} job */
 export function asText(report, job) {
   const first = headline(report);
   const lines = [`${report.verdict.toUpperCase()} ${sentence(report)}`];
@@ -57,7 +57,7 @@ export function asText(report, job) {
   return `${lines.join("\n")}\n`;
 }
 
-/** What a code means, asked for once. @param {string} code */
+/** A section that explains a code; its text is requested when it is first opened. @param {string} code */
 function explained(code) {
   const text = make("div", {}, make("p", {}, "…"));
   const details = make("details", { class: "explain" }, make("summary", {}, `What ${code} means`), text);
@@ -99,9 +99,9 @@ function article(finding, isHeadline) {
   return element;
 }
 
-/** @param {object} report @param {(section: string, place: number) => boolean} passes */
+/** @param {object} report @param {(section: string, index: number) => boolean} passes */
 export function drawFindings(report, passes) {
-  const shown = report.findings.filter((_, place) => passes("findings", place)).slice(0, 50);
+  const shown = report.findings.filter((_, index) => passes("findings", index)).slice(0, 50);
   const before = new Map([...document.querySelectorAll("#findings details")].map((it) => [it.dataset.key, it]));
   const articles = shown.map((finding) => {
     const element = article(finding, finding === headline(report));
@@ -109,7 +109,7 @@ export function drawFindings(report, passes) {
       const key = `${details.className} ${finding.code} ${finding.culprit_ranks}`;
       const old = before.get(key);
       details.dataset.key = key;
-      // What was asked for once stays; evidence may have changed.
+      // A loaded explanation is reused; evidence may have changed.
       if (old?.className === "explain") details.replaceWith(old);
       else details.open = old?.open ?? false;
     }

@@ -29,8 +29,8 @@ fn scrape() {
     let ns = simulation.fault_ns() + 8_000_000_000;
     let source: Box<dyn Source> = Box::new(SimulatedSource::new(simulation, move || ns));
     let options = LiveOptions::post_mortem();
-    let (store, watch) = SnapshotStore::watch(vec![source], options, Pace::default())
-        .expect("threads to watch with");
+    let (store, watch) =
+        SnapshotStore::watch(vec![source], options, Pace::default()).expect("the threads start");
     while store.newest().is_none() {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -45,7 +45,7 @@ fn scrape() {
             .collect();
         times.sort();
         println!(
-            "scrape of 1024 ranks, {form:?}: median {:?}, most {:?}, {bytes} bytes",
+            "scrape of 1024 ranks, {form:?}: median {:?}, max {:?}, {bytes} bytes",
             times[25], times[49]
         );
     }
@@ -83,7 +83,7 @@ fn idle() {
         desc: "default_pg".into(),
         ranks: (0..RANKS).collect(),
     };
-    let places: Vec<_> = recorders
+    let handles: Vec<_> = recorders
         .iter()
         .map(|recorder| {
             let group = recorder.add_group(&info, Duration::from_secs(60));
@@ -94,14 +94,14 @@ fn idle() {
             };
             (
                 group,
-                SignatureRef::Id(recorder.intern(&key).expect("room in a fresh table")),
+                SignatureRef::Id(recorder.intern(&key).expect("a fresh table has free slots")),
             )
         })
         .collect();
     let mut seq = 0;
     let mut issue = || {
         seq += 1;
-        for (recorder, (group, signature)) in recorders.iter().zip(&places) {
+        for (recorder, (group, signature)) in recorders.iter().zip(&handles) {
             let record = recorder.begin(&Operation {
                 collective_seq_id: seq,
                 ..Operation::new(*group, OpType::Barrier, *signature)
@@ -114,13 +114,16 @@ fn idle() {
     }
     let rings: Box<dyn Source> = Box::new(RingSource::new(folder.path().to_owned(), None));
     let (store, watch) = SnapshotStore::watch(vec![rings], LiveOptions::default(), Pace::default())
-        .expect("threads to watch with");
+        .expect("the threads start");
     while store.newest().is_none() {
         std::thread::sleep(Duration::from_millis(5));
     }
     for (what, pause) in [
         ("nothing happens", WATCHED),
-        ("100 operations a second on each", Duration::from_millis(10)),
+        (
+            "100 operations a second on each rank",
+            Duration::from_millis(10),
+        ),
     ] {
         let (began, before) = (Instant::now(), ticks());
         while began.elapsed() < WATCHED {

@@ -2,7 +2,7 @@
 
 use clap::{ArgGroup, Parser, ValueEnum};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::source::HostPort;
+use rcomm_analyzer::source::{HostPort, NetworkSources};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 const HELP: &str = "\
 Exit codes:
   0  stopped by a signal
-  2  could not start: wrong usage, the address is taken";
+  2  an error: wrong usage, or for example the address is in use";
 
 /// Shows a job's collectives in a browser and exports their metrics to Prometheus.
 ///
@@ -20,7 +20,7 @@ Exit codes:
 #[command(group = ArgGroup::new("directory").args(["nodes_dns", "nodes_store"]))]
 pub struct Cli {
     /// Dump files, directories or archives to show instead of this node's rings.
-    #[arg(value_name = "PATH", conflicts_with = "demo")]
+    #[arg(value_name = "PATH", conflicts_with_all = ["demo", "network"])]
     pub paths: Vec<PathBuf>,
     /// Address to listen on; port 0 picks a free one. On other than loopback addresses,
     /// a token (--token-file or RCOMM_WEB_TOKEN) and TLS are required.
@@ -33,19 +33,19 @@ pub struct Cli {
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub ring_dir: Option<PathBuf>,
     /// Show a simulated job: healthy, stuck, deadlock, mismatch, straggler or silent.
-    #[arg(long, value_name = "SITUATION", value_parser = situation)]
+    #[arg(long, value_name = "SITUATION", value_parser = situation, conflicts_with = "network")]
     pub demo: Option<Situation>,
     /// Number of ranks of the simulated job.
     #[arg(long, value_name = "N", default_value_t = 16, requires = "demo", value_parser = clap::value_parser!(u32).range(2..=8192))]
     pub ranks: u32,
     /// Collect from this rcomm-web instance (one per node) instead of reading rings; repeatable.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["paths", "demo"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["paths", "demo", "network"])]
     pub node: Vec<String>,
     /// Collect from every address that this DNS name resolves to (a headless service).
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "demo", "node"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "demo", "node", "network"])]
     pub nodes_dns: Option<String>,
     /// Collect from one instance on each host listed in this job's store (the address of a TCPStore).
-    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["paths", "demo", "node", "nodes_dns"])]
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["paths", "demo", "node", "nodes_dns", "network"])]
     pub nodes_store: Option<HostPort>,
     /// Port of the instances found by --nodes-dns or --nodes-store.
     #[arg(
@@ -61,11 +61,11 @@ pub struct Cli {
     /// File with the token for those instances.
     #[arg(long, value_name = "FILE")]
     pub nodes_token_file: Option<PathBuf>,
-    /// Read the ranks whose endpoints are listed in this job's store (the address of a TCPStore).
-    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["paths", "demo", "node", "nodes_dns", "nodes_store"])]
-    pub store: Option<HostPort>,
+    /// Sources over the network instead of this node's rings.
+    #[command(flatten)]
+    pub network: NetworkSources,
     /// File with the token for the ranks' endpoints over TCP.
-    #[arg(long, value_name = "FILE", requires = "store")]
+    #[arg(long, value_name = "FILE", requires = "network")]
     pub endpoint_token_file: Option<PathBuf>,
     /// File with the token that requests must carry (or set RCOMM_WEB_TOKEN); by default a new one is
     /// generated at every start.
@@ -95,8 +95,7 @@ pub struct Cli {
     /// Interval between two reads of the records.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
     pub refresh: Duration,
-    /// Age at which a pending operation counts as stuck, or half of its own time-out if that is
-    /// shorter.
+    /// Age from which a pending operation is overdue; half of its own time-out if that is shorter.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub overdue: Duration,
     /// Format of the log on standard error; RCOMM_LOG sets its level (`info`, `rcomm_web=debug`).

@@ -4,7 +4,9 @@
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use rcomm_analyzer::simulate::Simulation;
-use rcomm_analyzer::source::{EndpointSource, FileSource, RingSource, SimulatedSource, Source};
+use rcomm_analyzer::source::{
+    FileSource, JobChoice, LocalSource, RingSource, SimulatedSource, Source,
+};
 use rcomm_analyzer::{Anchor, LiveOptions, Pace};
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
@@ -49,8 +51,8 @@ fn log(format: LogFormat) {
 
 /// The access rules, and the query string that carries the token; empty with `--no-token`.
 fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
-    let beyond = !is_loopback(&cli.listen);
-    if beyond && cli.tls_cert.is_none() && !cli.plain_http {
+    let beyond_loopback = !is_loopback(&cli.listen);
+    if beyond_loopback && cli.tls_cert.is_none() && !cli.plain_http {
         bail!(
             "{} can be reached from other machines: give --tls-cert and --tls-key, or --plain-http if \
              TLS is terminated in front of it",
@@ -59,7 +61,7 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
     }
     if cli.no_token {
         ensure!(
-            !beyond,
+            !beyond_loopback,
             "{} can be reached from other machines: --no-token is for loopback addresses only",
             cli.listen
         );
@@ -69,7 +71,7 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
         Some(path) => token_in(path)?,
         None => match std::env::var("RCOMM_WEB_TOKEN") {
             Ok(token) => token,
-            Err(_) if beyond => bail!(
+            Err(_) if beyond_loopback => bail!(
                 "{} can be reached from other machines: pass --token-file, or set RCOMM_WEB_TOKEN",
                 cli.listen
             ),
@@ -81,10 +83,12 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte))
     {
-        bail!("the token must be letters, digits, '-', '_', '.' and '~', at least one");
+        bail!(
+            "the token is empty or has other characters than letters, digits, '-', '_', '.' and '~'"
+        );
     }
     ensure!(
-        !beyond || token.len() >= 16,
+        !beyond_loopback || token.len() >= 16,
         "{} can be reached from other machines: the token needs at least 16 characters",
         cli.listen
     );
@@ -105,7 +109,7 @@ fn ring_directory(cli: &Cli) -> PathBuf {
 /// Whether the rings of this node are the source.
 fn shows_rings(cli: &Cli) -> bool {
     let nodes = !cli.node.is_empty() || cli.nodes_dns.is_some() || cli.nodes_store.is_some();
-    !nodes && cli.store.is_none() && cli.demo.is_none() && cli.paths.is_empty()
+    !nodes && cli.network.is_empty() && cli.demo.is_none() && cli.paths.is_empty()
 }
 
 /// The sources, and how their records are analyzed.
@@ -133,15 +137,13 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
             NodeSource::all(nodes, token.as_deref()).context("failed to look up the nodes")?;
         return Ok((nodes, LiveOptions::default()));
     }
-    if let Some(store) = &cli.store {
-        let token = cli
-            .endpoint_token_file
-            .as_deref()
-            .map(token_in)
-            .transpose()?;
+    if !cli.network.is_empty() {
+        let file = cli.endpoint_token_file.as_deref();
+        let token = file.map(token_in).transpose()?;
         let token = token.map(EndpointToken::new).transpose()?;
-        let ranks = EndpointSource::in_store(store.clone(), token);
-        return Ok((vec![Box::new(ranks)], LiveOptions::default()));
+        let mut options = LiveOptions::default();
+        options.policy.world_size = cli.network.world_size;
+        return Ok((cli.network.sources(token.as_ref()), options));
     }
     if let Some(situation) = cli.demo {
         let anchor = Anchor::now();
@@ -152,8 +154,12 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
         return Ok((vec![Box::new(demo)], LiveOptions::default()));
     }
     if cli.paths.is_empty() {
-        let rings = RingSource::new(ring_directory(cli), cli.job.clone());
-        return Ok((vec![Box::new(rings)], LiveOptions::default()));
+        let (directory, choice) = (ring_directory(cli), JobChoice::of(cli.job.clone()));
+        let source: Box<dyn Source> = match cli.job.is_some() || cli.ring_dir.is_some() {
+            true => Box::new(RingSource::showing(directory, choice)),
+            false => Box::new(LocalSource::new(directory, choice)),
+        };
+        return Ok((vec![source], LiveOptions::default()));
     }
     let dumps = FileSource::new(cli.paths.clone());
     Ok((vec![Box::new(dumps)], LiveOptions::post_mortem()))

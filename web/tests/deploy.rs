@@ -38,8 +38,8 @@ fn systemd_accepts_the_unit_without_warnings() {
         .replace("/usr/local/bin/rcomm-web", "/bin/true");
     let path = folder.path().join("rcomm-web.service");
     std::fs::write(&path, unit.replace("User=trainer", "User=root")).expect("writable");
-    let said = succeed(Command::new("systemd-analyze").arg("verify").arg(&path));
-    assert!(!said.contains("rcomm-web.service:"), "{said}");
+    let output = succeed(Command::new("systemd-analyze").arg("verify").arg(&path));
+    assert!(!output.contains("rcomm-web.service:"), "{output}");
 }
 
 /// Every option in the deployed files is an option of this program.
@@ -85,9 +85,9 @@ fn kubernetes_schemas_accept_the_manifests() {
         folder.join("bin/python"),
         folder.join("bin/kubernetes-validate"),
     );
-    let place = folder.to_str().expect("plain text");
+    let folder_text = folder.to_str().expect("plain text");
     let there = runs(&validate, &["--version"])
-        || (runs(Path::new("python3"), &["-m", "venv", place])
+        || (runs(Path::new("python3"), &["-m", "venv", folder_text])
             && runs(
                 &python,
                 &["-m", "pip", "install", "--quiet", "kubernetes-validate"],
@@ -104,8 +104,8 @@ fn kubernetes_schemas_accept_the_manifests() {
     for (number, part) in parts[..2].iter().enumerate() {
         let path = files.path().join(format!("{number}.yml"));
         std::fs::write(&path, part).expect("writable");
-        let said = succeed(Command::new(&validate).arg("--strict").arg(&path));
-        assert!(said.contains("passed"), "{said}");
+        let output = succeed(Command::new(&validate).arg("--strict").arg(&path));
+        assert!(output.contains("passed"), "{output}");
     }
 }
 
@@ -136,11 +136,11 @@ fn the_monitor_is_valid_for_prometheus_operator() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     assert_eq!(validate(monitor), "valid\n");
-    // Proof that the check works: it finds a misspelt field and an invalid duration.
-    let misspelt = validate(&monitor.replace("type: Bearer", "typ: Bearer"));
+    // The check itself finds a misspelled field and an invalid duration.
+    let misspelled = validate(&monitor.replace("type: Bearer", "typ: Bearer"));
     assert!(
-        misspelt.contains("authorization.typ is no field"),
-        "{misspelt}"
+        misspelled.contains("authorization.typ is no field"),
+        "{misspelled}"
     );
     let soon = validate(&monitor.replace("interval: 15s", "interval: soon"));
     assert!(soon.contains("interval must match"), "{soon}");

@@ -25,7 +25,7 @@ enum Span {
 }
 
 #[test]
-fn two_hundred_event_streams_are_served_in_flat_memory() {
+fn two_hundred_event_streams_are_served_in_bounded_memory() {
     serve_streams(8, Span::Pictures(30));
 }
 
@@ -34,7 +34,7 @@ fn two_hundred_event_streams_are_served_in_flat_memory() {
 /// ```
 #[test]
 #[ignore = "takes a minute"]
-fn two_hundred_event_streams_are_served_in_flat_memory_for_a_minute() {
+fn two_hundred_event_streams_are_served_in_bounded_memory_for_a_minute() {
     serve_streams(64, Span::Time(Duration::from_secs(60)));
 }
 
@@ -70,7 +70,7 @@ fn serve_streams(ranks: u32, span: Span) {
     wait_until("a few pictures", || (number() > start + 5).then_some(()));
     let (before, bytes) = (web.resident_kib(), received.load(Relaxed));
     let (began, start) = (Instant::now(), number());
-    let (mut last, mut least, mut most) = (start, before, before);
+    let (mut last, mut min, mut max) = (start, before, before);
     loop {
         let over = match span {
             Span::Pictures(pictures) => last >= start + pictures,
@@ -83,20 +83,23 @@ fn serve_streams(ranks: u32, span: Span) {
             Some(number()).filter(|it| *it > last)
         });
         let resident = web.resident_kib();
-        (least, most) = (least.min(resident), most.max(resident));
+        (min, max) = (min.min(resident), max.max(resident));
     }
     let (after, more) = (web.resident_kib(), received.load(Relaxed) - bytes);
     let pictures = last - start;
     let _ = writeln!(
         std::io::stderr(),
         "{CLIENTS} clients, {ranks} ranks, {:.0?}, {pictures} pictures, {} MiB sent: {before} KiB before, \
-         {after} KiB after, {least} to {most} between",
+         {after} KiB after, {min} to {max} between",
         began.elapsed(),
         more >> 20
     );
-    assert!(more > CLIENTS as u64 * pictures * 100, "{more} bytes came");
+    assert!(
+        more > CLIENTS as u64 * pictures * 100,
+        "only {more} bytes were received"
+    );
     // The history may grow by some kilobytes per snapshot.
-    assert!(most < before + 24 * 1024, "{before} KiB grew to {most} KiB");
+    assert!(max < before + 24 * 1024, "{before} KiB grew to {max} KiB");
     assert_eq!(web.sample("rcomm_web_slow_clients_dropped_total"), 0.0);
 }
 
@@ -173,7 +176,7 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
         assert!(page.starts_with("HTTP/1.0 200"), "{page}");
         (dropped() == 1).then_some(())
     });
-    wait_until("its place to be free", || {
+    wait_until("its connection to be closed", || {
         // The connection of this scrape.
         (server.sample("rcomm_web_connections ") == 1).then_some(())
     });
@@ -257,7 +260,7 @@ fn a_tls_server_refuses_plain_http() {
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         String::from_utf8_lossy(&output.stdout).into_owned() + &errors
     };
-    wait_until("the sources to be looked at", || {
+    wait_until("the sources to be read", || {
         curl(&[], "/readyz").contains("200").then_some(())
     });
     assert!(curl(&[], "/api/v1/report").contains("401 Unauthorized"));

@@ -23,7 +23,7 @@ page.on("console", (message) => {
   else complaints.push(message.text());
 });
 page.on("pageerror", (error) => complaints.push(error.stack ?? error.message));
-page.on("request", (request) => { if (!request.url().startsWith(new URL(url).origin) && !request.url().startsWith("data:")) complaints.push(`asked elsewhere: ${request.url()}`); });
+page.on("request", (request) => { if (!request.url().startsWith(new URL(url).origin) && !request.url().startsWith("data:")) complaints.push(`requested another origin: ${request.url()}`); });
 const said = (what) => process.stdout.write(`${what}\n`);
 const number = () => page.evaluate(() => Number(document.body.dataset.number));
 const text = (selector) => page.locator(selector).first().textContent();

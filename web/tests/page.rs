@@ -1,7 +1,7 @@
 //! The page in a real browser: headless Chromium, driven by playwright-core.
 //!
 //! `RCOMM_TEST_PLAYWRIGHT` names a folder below which playwright-core is installed; without it, npm installs it into
-//! the target folder. Pictures are kept in `RCOMM_TEST_PICTURES`, if that is set.
+//! the target folder. Screenshots are kept in `RCOMM_TEST_PICTURES`, if that is set.
 
 mod common;
 
@@ -91,7 +91,7 @@ fn page_draws_a_thousand_ranks() {
     let pictures = pictures.to_str().expect("plain text");
     let url = format!("http://{}/", web.address);
     let text = drive("page_scale.mjs", &modules, &[&url, pictures]);
-    // The measurements are printed for people; a shared machine proves nothing about time.
+    // Only the form of the output is checked: on a shared machine the times vary too much.
     let measured: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert!(
         measured["draw_ms"]["median"]

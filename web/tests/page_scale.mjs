@@ -1,5 +1,6 @@
 // Measures how long the page takes to draw one snapshot of a large job, and whether it scrolls smoothly. Arguments:
 // folder of playwright-core, Chromium, address, folder for pictures. Prints one JSON object.
+import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
@@ -31,8 +32,16 @@ const frames = await page.evaluate(() => new Promise((done) => {
   };
   requestAnimationFrame(step);
 }));
+// Only the culprit's host has a row; the others are behind one button.
+await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
+const rows = () => page.locator("#ranks .host:visible").count();
+await page.waitForFunction(() => document.querySelector("#ranks .trouble .root"));
+assert.equal(await rows(), 1);
+await page.locator("#ranks-fold").click();
+assert.equal(await rows(), 128);
+await page.locator("#ranks-fold").click();
 await page.evaluate(() => scrollTo(0, 0));
 await page.screenshot({ path: join(pictures, "scale.png") });
 draws.sort((a, b) => a - b);
-process.stdout.write(`${JSON.stringify({ draw_ms: { median: draws[4], most: draws.at(-1) }, scroll_frame_ms: { median: frames[60], p95: frames[113] } })}\n`);
+process.stdout.write(`${JSON.stringify({ draw_ms: { median: draws[4], max: draws.at(-1) }, scroll_frame_ms: { median: frames[60], p95: frames[113] } })}\n`);
 await browser.close();

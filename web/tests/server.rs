@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::rings::{ring, wait_for_ever};
+use common::rings::{issue_overdue_barrier, ring};
 use common::{Web, dumps_of, form, wait_until};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -148,7 +148,7 @@ fn unknown_paths_say_where_to_look() {
 }
 
 #[test]
-fn metrics_have_both_forms_and_pass_the_lint() {
+fn metrics_have_two_formats_and_promtool_accepts_the_text() {
     let web = Web::on_dumps("cascade-2x2x2", &["--no-token"]);
     let text = web.get("/metrics", &[]);
     assert!(
@@ -205,7 +205,7 @@ fn metrics_have_both_forms_and_pass_the_lint() {
 }
 
 #[test]
-fn a_signal_ends_it_also_while_a_stream_is_open() {
+fn sigterm_ends_the_server_also_while_a_stream_is_open() {
     let mut web = Web::on_dumps("healthy-w4", &["--no-token"]);
     let mut stream = web.connect();
     write!(
@@ -221,7 +221,7 @@ fn a_signal_ends_it_also_while_a_stream_is_open() {
 }
 
 #[test]
-fn the_log_is_for_people_or_one_json_object_a_line() {
+fn the_log_is_text_or_one_json_object_per_line_and_never_has_the_token() {
     let log_of = |args: &[&str]| {
         let mut all = vec!["--demo", "healthy"];
         all.extend(args);
@@ -298,9 +298,9 @@ fn deltas_applied_to_the_first_snapshot_give_the_later_ones() {
             picture["report"][section] = value.clone();
         }
         for (section, rows) in data["rows"].as_object().expect("sections") {
-            for (place, row) in rows.as_object().expect("rows") {
-                let place: usize = place.parse().expect("a place");
-                picture["report"][section][place] = row.clone();
+            for (index, row) in rows.as_object().expect("rows") {
+                let index: usize = index.parse().expect("an index");
+                picture["report"][section][index] = row.clone();
             }
         }
     }
@@ -396,7 +396,7 @@ fn assert_described(api: &Value, schema: &Value, answer: &Value, what: &str) {
 }
 
 #[test]
-fn uploaded_dumps_get_a_report_of_their_own() {
+fn uploaded_dumps_get_a_separate_report() {
     let web = Web::on_dumps("healthy-w4", &["--no-token"]);
     let folder = std::fs::read_dir(dumps_of("cascade-2x2x2")).expect("fixtures");
     let files: Vec<(String, Vec<u8>)> = folder
@@ -429,19 +429,18 @@ fn uploaded_dumps_get_a_report_of_their_own() {
             .as_array()
             .is_some_and(|it| it.len() > 20)
     );
-    // The live snapshot is still another one.
+    // The live snapshot is unchanged.
     assert_eq!(web.get("/api/v1/report", &[]).json()["verdict"], "healthy");
     assert_eq!(web.get("/api/v1/report?upload=0123", &[]).status, 404);
 }
 
-/// A node's jobs are listed, trouble first; the job that is shown stays, and any other has a page of its own.
 #[test]
-fn the_shown_job_stays_and_the_others_are_a_click_away() {
+fn jobs_are_listed_trouble_first_and_another_job_can_be_requested_by_name() {
     let directory = tempfile::tempdir().expect("a directory");
     let stuck = [0, 1].map(|rank| ring(directory.path(), "stuck", rank));
-    wait_for_ever(&stuck[0]);
-    let place = directory.path().to_str().expect("plain text");
-    let web = Web::start(&["--no-token", "--ring-dir", place, "--refresh", "100ms"]);
+    issue_overdue_barrier(&stuck[0]);
+    let ring_dir = directory.path().to_str().expect("UTF-8");
+    let web = Web::start(&["--no-token", "--ring-dir", ring_dir, "--refresh", "100ms"]);
     web.wait_until_ready();
     let _second = ring(directory.path(), "second", 0);
     let _third = ring(directory.path(), "third", 0);
@@ -458,7 +457,7 @@ fn the_shown_job_stays_and_the_others_are_a_click_away() {
         (&listed[0]["alive"], &listed[0]["ranks"]),
         (&2.into(), &2.into())
     );
-    // One truth: the list says what the page of the job says.
+    // The list and the report name the same rank.
     let report = web.get("/api/v1/report", &[]).json();
     assert_eq!(report["verdict"], "stuck");
     let sentence = report["findings"][0]["sentence"].as_str().expect("a text");
@@ -469,7 +468,7 @@ fn the_shown_job_stays_and_the_others_are_a_click_away() {
     let other = web.get("/api/v1/picture?job=third", &[]).json();
     assert_eq!(other["status"]["job"], "third");
     assert_eq!(other["report"]["findings"], serde_json::json!([]));
-    // Who looks at another job changes nothing for the others.
+    // A request for another job does not change the job that the server shows.
     assert_eq!(web.get("/api/v1/status", &[]).json()["job"], "stuck");
     let unknown = web.get("/api/v1/report?job=fourth", &[]);
     assert_eq!(unknown.status, 404);

@@ -141,8 +141,8 @@ fn rotel() -> Option<PathBuf> {
     path
 }
 
-/// A port without a listener that the kernel does not assign: it lies below the range of ephemeral ports, among sixteen
-/// that belong to this process alone.
+/// A port without a listener, below the ephemeral port range, from sixteen ports derived from the process id, so that
+/// test processes rarely meet.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut own = (0..16).map(|_| {

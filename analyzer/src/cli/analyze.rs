@@ -1,7 +1,7 @@
 //! `rcomm-fr analyze PATH...`: judges records and prints the report.
 
 use super::judge::{Judged, Keep, judge};
-use crate::cli::args::{AnalyzeArgs, Format};
+use crate::cli::args::{AnalyzeArgs, Format, JudgeArgs};
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use anstream::ColorChoice;
@@ -16,7 +16,11 @@ pub(super) fn run(args: &AnalyzeArgs, color: ColorChoice) -> Result<ExitCode, Fa
         Format::Html | Format::Perfetto => Keep::Records,
         Format::Text | Format::Json => Keep::Report,
     };
-    let judged = judge(&args.paths, &args.judge, keep)?;
+    let how = JudgeArgs {
+        redact: args.redact,
+        ..args.judge.clone()
+    };
+    let judged = judge(&args.paths, &how, keep)?;
     show(&judged, &args.show, color)
 }
 

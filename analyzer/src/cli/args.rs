@@ -25,7 +25,7 @@ pub(crate) struct Cli {
     #[arg(long, value_enum, global = true, default_value_t = Color::Auto, value_name = "WHEN")]
     pub(crate) color: Color,
 
-    /// Without one, the newest records of this node are looked for and judged.
+    /// The sub-command; without one, the newest records of this node are judged.
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
@@ -96,6 +96,10 @@ pub(crate) struct AnalyzeArgs {
     pub(crate) show: ShowReportArgs,
     #[command(flatten)]
     pub(crate) judge: JudgeArgs,
+    /// Show pseudonyms in place of paths, hosts and the program's own frames: the same one for the same name. Logs and
+    /// RAS reports, which can hold anything, are left out.
+    #[arg(long)]
+    pub(crate) redact: bool,
 }
 
 /// How a report is shown.
@@ -125,13 +129,13 @@ pub(crate) enum Format {
 }
 
 /// How records are read and judged.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct JudgeArgs {
     /// The records are a snapshot of a running job: pending operations are no finding.
     #[arg(long)]
     pub(crate) snapshot: bool,
-    /// With --snapshot or --as-of: the age from which a pending operation counts as stuck; half of its own time-out if
-    /// that is shorter.
+    /// With --snapshot or --as-of: the age from which a pending operation is overdue; half of its own time-out if that
+    /// is shorter.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub(crate) overdue: Duration,
     /// Judge as of this time: `now`, or a time like `2026-01-31T13:00:05Z`. For records that state no time themselves,
@@ -147,6 +151,9 @@ pub(crate) struct JudgeArgs {
     /// Give up, with exit code 2, before more memory than this is used (`512MiB`, `4GiB`).
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_limit: Option<ByteSize>,
+    /// Whether the report shows pseudonyms.
+    #[arg(skip)]
+    pub(crate) redact: bool,
 }
 
 impl Default for JudgeArgs {
@@ -158,6 +165,7 @@ impl Default for JudgeArgs {
             world_size: None,
             jobs: None,
             memory_limit: None,
+            redact: false,
         }
     }
 }
@@ -311,6 +319,10 @@ pub(crate) struct CollectArgs {
     /// How many hosts are asked at once.
     #[arg(long, value_name = "N", default_value = "16")]
     pub(crate) jobs: NonZeroUsize,
+    /// Put pseudonyms in place of paths, hosts and the program's own frames into the archive. Summaries, RAS reports and
+    /// other files that are no dumps are left out.
+    #[arg(long)]
+    pub(crate) redact: bool,
 }
 
 /// Condense the records of this node into one small file for an analysis of all nodes.

@@ -30,10 +30,9 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
     let mut written = Vec::new();
     let mut unread = Vec::new();
     for path in &paths {
-        match RingReader::attach(path) {
+        match RingReader::attach(path).and_then(|ring| ring.read()) {
             Err(error) => unread.push(error),
-            Ok(ring) => {
-                let dump = ring.snapshot();
+            Ok(dump) => {
                 let bytes = match args.format {
                     DumpFormat::Pickle => dump.to_pickle(),
                     DumpFormat::Json => dump.to_json(),

@@ -20,12 +20,15 @@ pub(crate) enum Failure {
     /// A file in the arguments could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
+    /// The system has no random numbers for pseudonyms.
+    #[error("no key for pseudonyms: {0}")]
+    NoKey(io::Error),
     /// A path or a pattern gives no file.
     #[error(transparent)]
     Find(#[from] rcomm_analyzer::load::FindError),
     /// The records do not fit into the memory limit.
-    #[error("the records need more than {} of memory; {read} of them were read", bytes(*limit))]
-    MemoryLimit { limit: u64, read: usize },
+    #[error("the records need more than {} of memory; {dumps_read} dumps were read", bytes(*limit))]
+    MemoryLimit { limit: u64, dumps_read: usize },
     /// No record arrived in a watched folder.
     #[error("nothing arrived in {} within {}", dir.display(), duration_ms(after.as_secs_f64() * 1e3))]
     NothingArrived { dir: PathBuf, after: Duration },
@@ -36,7 +39,7 @@ pub(crate) enum Failure {
     #[error("no ring of {wanted} in {}", directory.display())]
     NoRing { wanted: String, directory: PathBuf },
     /// Rings of several jobs match the arguments.
-    #[error("{fitting} rings are of {wanted}")]
+    #[error("{fitting} rings of several jobs match {wanted}")]
     SeveralRings { wanted: String, fitting: usize },
     /// A dump file could not be written.
     #[error(transparent)]
@@ -67,6 +70,7 @@ impl Failure {
             Self::Usage { .. }
             | Self::Read { .. }
             | Self::Find(_)
+            | Self::NoKey(_)
             | Self::NothingArrived { .. }
             | Self::Ring(_)
             | Self::DumpFile(_)
@@ -83,6 +87,7 @@ impl Failure {
             | Self::Usage { .. }
             | Self::Read { .. }
             | Self::Find(_)
+            | Self::NoKey(_)
             | Self::MemoryLimit { .. }
             | Self::NothingArrived { .. }
             | Self::Ring(_)
@@ -102,7 +107,7 @@ impl Failure {
             .hint()
             .map(|hint| format!(" (hint: {hint})"))
             .unwrap_or_default();
-        // If standard error is closed, there is no place for a message.
+        // If standard error is closed, the message is lost.
         let _ = writeln!(stderr, "{alarm}error:{alarm:#} {}{hint}", printable(&text));
     }
 }

@@ -4,9 +4,10 @@ use super::on_node::{self, OnNode};
 use crate::cli::args::JudgeArgs;
 use crate::cli::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rcomm_analyzer::load::{self, LoadOptions, LoadedDump, Progress};
-use rcomm_analyzer::{Analysis, Code, Extent, Policy, Report, Unread, logs, ras};
-use rcomm_recorder::publish::Dump;
+use rcomm_analyzer::load::{self, LoadOptions, Loaded, LoadedDump, Progress};
+use rcomm_analyzer::redact::Redactor;
+use rcomm_analyzer::{Analysis, Code, Extent, Policy, Problem, Report, Unread, logs, ras};
+use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -15,19 +16,19 @@ use std::time::{Duration, Instant};
 /// The progress bar appears after this time: for faster work it would only flicker.
 const BAR_AFTER: Duration = Duration::from_secs(1);
 
-/// Whether to keep the records in addition to the report.
+/// Whether to keep the dumps in addition to the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
     /// Only the report: memory holds 56 bytes per operation.
     Report,
-    /// Also the records, for formats that show them.
+    /// Also the dumps, for formats that show them.
     Records,
 }
 
-/// A report, with its records if they were kept.
+/// A report, with its dumps if they were kept.
 pub(super) struct Judged {
     pub(super) report: Report,
-    /// The records by rank; empty unless they were kept.
+    /// The dumps in ascending order of rank; empty unless they were kept.
     pub(super) dumps: Vec<Dump>,
 }
 
@@ -43,9 +44,13 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     let mut analysis = Some(Analysis::new(policy(args)));
     let mut kept: Vec<LoadedDump> = Vec::new();
     let mut on_node = OnNode::default();
-    let mut read = 0;
-    let loaded = load::load(paths, &options, |loaded: LoadedDump| {
-        let Some(judge) = &mut analysis else {
+    let mut dumps_read = 0;
+    let redactor = match args.redact {
+        true => Some(Redactor::new().map_err(Failure::NoKey)?),
+        false => None,
+    };
+    let loaded = load::load(paths, &options, |mut loaded: LoadedDump| {
+        let Some(open) = &mut analysis else {
             return;
         };
         let extent = if loaded.cut {
@@ -53,57 +58,95 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         } else {
             Extent::Whole
         };
-        judge.add_from(&loaded.path, &loaded.dump, extent);
         on_node.note(&loaded);
         if loaded.dump.identity.dump_time_ns == 0
             && let Some(written_ns) = written_ns(&loaded.path)
         {
-            judge.note_written(written_ns);
+            open.note_written(written_ns);
         }
-        read += 1;
+        if let Some(redactor) = &redactor {
+            redactor.record(&mut loaded);
+        }
+        open.add_from(&loaded.path, &loaded.dump, extent);
+        dumps_read += 1;
         if keep == Keep::Records {
             kept.push(loaded);
         }
-        if too_large(args) {
-            // A part of the records is useless: free the memory at once.
+        if over_memory_limit(args) {
+            // A report on only some of the records would be useless: free the memory at once.
             analysis = None;
             kept.clear();
         }
     })?;
     meter.finish();
     let Some(mut analysis) = analysis else {
-        return Err(memory_limit(args, read));
+        return Err(memory_limit_error(args, dumps_read));
+    };
+    let mut loaded = loaded;
+    if let Some(redactor) = &redactor {
+        leave_out_texts(&mut loaded, redactor);
+    }
+    let launch_redacted = |mut launch: LaunchRecord| {
+        if let Some(redactor) = &redactor {
+            redactor.launch(&mut launch);
+        }
+        launch
     };
     for problem in loaded.problems {
         analysis.add_problem(problem, Unread::Part);
     }
-    if read == 0 {
+    if dumps_read == 0 {
         let launches = on_node::launches_in(paths);
+        let launches: Vec<_> = launches.into_iter().map(launch_redacted).collect();
         if let Some(launch) = launches.first() {
             analysis.expect(launch.world_size);
         }
         analysis.add_launches(launches);
     }
-    analysis.add_launches(on_node.launches());
+    let launches = on_node.launches().into_iter();
+    analysis.add_launches(launches.map(launch_redacted).collect());
     for (path, dump) in on_node.rings() {
-        analysis.add_from(&path, &dump, Extent::Whole);
+        let mut ring = LoadedDump {
+            dump,
+            path,
+            cut: false,
+        };
+        if let Some(redactor) = &redactor {
+            redactor.record(&mut ring);
+        }
+        analysis.add_from(&ring.path, &ring.dump, Extent::Whole);
     }
     let mut report = analysis.finish();
     report.input.files = loaded.files;
     ras::join(&mut report, loaded.ras.iter().map(|(_, report)| report));
     logs::join(&mut report, &loaded.logs);
-    let aside: HashSet<&str> = report
+    let set_aside_paths: HashSet<&str> = report
         .problems
         .iter()
         .filter(|problem| problem.code == Code::N300)
         .map(|problem| problem.path.as_str())
         .collect();
-    kept.retain(|loaded| !aside.contains(loaded.path.as_str()));
+    kept.retain(|loaded| !set_aside_paths.contains(loaded.path.as_str()));
     kept.sort_by_key(|loaded| loaded.dump.identity.rank);
     Ok(Judged {
         dumps: kept.into_iter().map(|loaded| loaded.dump).collect(),
         report,
     })
+}
+
+/// Replaces the names in problems, and leaves out what can hold names of any form.
+fn leave_out_texts(loaded: &mut Loaded, redactor: &Redactor) {
+    let problems = std::mem::take(&mut loaded.problems).into_iter();
+    loaded.problems = problems.map(|it| redactor.problem(it)).collect();
+    let logs = loaded.logs.iter().map(|log| &log.path);
+    let texts = logs.chain(loaded.ras.iter().map(|(path, _)| path));
+    let left_out = texts.map(|path| {
+        let why = "left aside: logs and RAS reports are not redacted";
+        Problem::stale_dump(redactor.path(path), why)
+    });
+    loaded.problems.extend(left_out);
+    loaded.logs.clear();
+    loaded.ras.clear();
 }
 
 /// When a file was written, ns since the epoch; `None` if that is unknown, as for the member of an archive.
@@ -114,16 +157,16 @@ fn written_ns(path: &str) -> Option<i64> {
 }
 
 /// Whether the process uses more memory than `--memory-limit` allows.
-pub(super) fn too_large(args: &JudgeArgs) -> bool {
+pub(super) fn over_memory_limit(args: &JudgeArgs) -> bool {
     args.memory_limit
         .is_some_and(|limit| resident_bytes() > limit.0)
 }
 
-/// The error for exceeding `--memory-limit` after `read` records.
-pub(super) fn memory_limit(args: &JudgeArgs, read: usize) -> Failure {
+/// The error for exceeding `--memory-limit` after `dumps_read` dumps were read.
+pub(super) fn memory_limit_error(args: &JudgeArgs, dumps_read: usize) -> Failure {
     Failure::MemoryLimit {
         limit: args.memory_limit.map_or(0, |limit| limit.0),
-        read,
+        dumps_read,
     }
 }
 

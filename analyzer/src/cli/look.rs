@@ -1,4 +1,4 @@
-//! `rcomm-fr` without arguments: looks for records in the usual places of this node and judges the newest; if there are
+//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest; if there are
 //! none, lists the settings with which PyTorch would write some.
 
 use super::args::JudgeArgs;
@@ -8,6 +8,7 @@ use crate::cli::failure::Failure;
 use anstream::ColorChoice;
 use rcomm_analyzer::format::{count, duration_ms};
 use rcomm_analyzer::print::human;
+use rcomm_analyzer::source::RankProcess;
 use rcomm_recorder::publish::list_rings;
 use rcomm_recorder::record::default_directory;
 use std::collections::BTreeMap;
@@ -21,17 +22,17 @@ use std::time::SystemTime;
 const MOST_LISTED: usize = 9;
 
 /// A path that was searched for records, and what was found there.
-struct Place {
+struct SearchedPath {
     path: PathBuf,
     found: String,
 }
 
-/// The rings of one job, or the dumps of one place.
+/// The rings of one job, or the dumps below one path.
 struct Records {
     what: String,
     paths: Vec<PathBuf>,
     /// The command that repeats the analysis.
-    typed: String,
+    command: String,
     written: SystemTime,
     /// Whether a process of the job is alive: then a pending operation alone is not a finding.
     alive: bool,
@@ -39,7 +40,7 @@ struct Records {
 
 #[derive(Default)]
 struct Search {
-    places: Vec<Place>,
+    searched: Vec<SearchedPath>,
     records: Vec<Records>,
 }
 
@@ -61,7 +62,7 @@ pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
     match search.records.first() {
         Some(newest) => show_newest(newest, &search, color),
         None => {
-            let text = advice(&search.places, &training_processes(), &environment);
+            let text = advice(&search.searched, &RankProcess::list(), &environment);
             output::write_to(None, color, |out| out.write_all(text.as_bytes()))?;
             Ok(ExitCode::from(2))
         }
@@ -89,19 +90,19 @@ fn show_newest(newest: &Records, search: &Search, color: ColorChoice) -> Result<
             out,
             "\nthe newest records here: {}\n  {}",
             line(newest),
-            newest.typed
+            newest.command
         )?;
         let others = &search.records[1..];
         if !others.is_empty() {
             writeln!(out, "others:")?;
         }
         for records in others.iter().take(MOST_LISTED) {
-            writeln!(out, "  {}\n    {}", line(records), records.typed)?;
+            writeln!(out, "  {}\n    {}", line(records), records.command)?;
         }
         if others.len() > MOST_LISTED {
             writeln!(out, "  and {} more", others.len() - MOST_LISTED)?;
         }
-        write!(out, "looked in:\n{}", list_of(&search.places))
+        write!(out, "looked in:\n{}", list_of(&search.searched))
     })?;
     Ok(ExitCode::from(judged.report.exit_code()))
 }
@@ -122,7 +123,7 @@ impl Search {
             job.2 += usize::from(ring.alive);
             job.3 = job.3.max(ring.heartbeat_ns).max(ring.created_ns);
         }
-        self.places.push(Place {
+        self.searched.push(SearchedPath {
             path: directory.to_owned(),
             found: match jobs.len() {
                 0 => "no rings".to_owned(),
@@ -141,7 +142,7 @@ impl Search {
                         alive => format!("{alive} processes"),
                     }
                 ),
-                typed: format!("rcomm-fr analyze {snapshot}{}", quoted(&folder)),
+                command: format!("rcomm-fr analyze {snapshot}{}", quoted(&folder)),
                 paths: vec![folder],
                 written: SystemTime::UNIX_EPOCH + since,
                 alive: alive > 0,
@@ -187,7 +188,7 @@ impl Search {
     }
 
     fn add(&mut self, what: &str, path: PathBuf, files: Vec<PathBuf>) {
-        self.places.push(Place {
+        self.searched.push(SearchedPath {
             path: path.clone(),
             found: match files.len() {
                 0 => "no files".to_owned(),
@@ -200,7 +201,7 @@ impl Search {
         if let Some(written) = written.max() {
             self.records.push(Records {
                 what: format!("{what}, {}", count(files.len() as u64, "file")),
-                typed: format!("rcomm-fr analyze {}", path.display()),
+                command: format!("rcomm-fr analyze {}", path.display()),
                 paths: files,
                 written,
                 alive: false,
@@ -209,12 +210,12 @@ impl Search {
     }
 }
 
-fn list_of(places: &[Place]) -> String {
-    let paths = places.iter().map(|place| place.path.display().to_string());
+fn list_of(searched: &[SearchedPath]) -> String {
+    let paths = searched.iter().map(|item| item.path.display().to_string());
     let widest = paths.map(|path| path.chars().count()).max().unwrap_or(0);
-    places.iter().fold(String::new(), |mut text, place| {
-        let path = place.path.display().to_string();
-        let _ = writeln!(text, "  {path:<widest$}  {}", place.found);
+    searched.iter().fold(String::new(), |mut text, item| {
+        let path = item.path.display().to_string();
+        let _ = writeln!(text, "  {path:<widest$}  {}", item.found);
         text
     })
 }
@@ -241,38 +242,6 @@ fn dump_beginnings(environment: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBu
     );
     all.push("/tmp/nccl_trace_rank_".into());
     all.dedup();
-    all
-}
-
-/// A process on this node whose environment is that of a distributed job.
-struct Process {
-    pid: u32,
-    rank: String,
-    variables: BTreeMap<String, String>,
-}
-
-/// The processes whose environment this user may read and has `RANK` and `MASTER_ADDR`, by rank.
-fn training_processes() -> Vec<Process> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut all: Vec<Process> = entries
-        .filter_map(|entry| {
-            let pid = entry.file_name().to_str()?.parse().ok()?;
-            let bytes = std::fs::read(entry.path().join("environ")).ok()?;
-            let variables: BTreeMap<String, String> = bytes
-                .split(|&byte| byte == 0)
-                .filter_map(|pair| std::str::from_utf8(pair).ok()?.split_once('='))
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .collect();
-            let rank = variables.get("RANK")?.clone();
-            variables.get("MASTER_ADDR")?;
-            Some(Process {
-                pid,
-                rank,
-                variables,
-            })
-        })
-        .collect();
-    all.sort_by_key(|process| (process.rank.parse::<u32>().ok(), process.pid));
     all
 }
 
@@ -307,11 +276,11 @@ const VARIABLES: [(&str, &str, &str); 5] = [
 
 /// The text for a node without records: where they were looked for, how the variables are set, and what to do.
 fn advice(
-    places: &[Place],
-    processes: &[Process],
+    searched: &[SearchedPath],
+    processes: &[RankProcess],
     environment: &dyn Fn(&str) -> Option<OsString>,
 ) -> String {
-    let mut text = format!("no records on this node; looked in:\n{}", list_of(places));
+    let mut text = format!("no records on this node; looked in:\n{}", list_of(searched));
     let first = processes.first();
     match first {
         Some(first) => {
@@ -319,7 +288,7 @@ fn advice(
                 1 => "1 process".to_owned(),
                 n => format!("{n} processes"),
             };
-            let (rank, pid) = (&first.rank, first.pid);
+            let (rank, pid) = (first.launched.rank, first.pid);
             let _ = writeln!(
                 text,
                 "\n{count} of a distributed job here (rank {rank}: process {pid}); its environment:"
@@ -342,17 +311,11 @@ fn advice(
         let _ = writeln!(text, "  {set}\n      {meaning}");
     }
     text.push_str("\nA job that hangs now:\n");
-    let meeting = processes.first().map(|first| &first.variables);
-    let part = |name: &str, or: &str| {
-        let found = meeting.and_then(|variables| variables.get(name));
-        found.cloned().unwrap_or_else(|| or.to_owned())
-    };
-    let store = format!(
-        "{}:{}",
-        part("MASTER_ADDR", "MASTER_ADDR"),
-        part("MASTER_PORT", "MASTER_PORT")
+    let store = first.and_then(RankProcess::store).map_or_else(
+        || "MASTER_ADDR:MASTER_PORT".to_owned(),
+        |store| store.to_string(),
     );
-    let pipe = meeting.and_then(|variables| variables.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"));
+    let pipe = first.and_then(|it| it.variables.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"));
     if let Some(pipe) = pipe {
         let _ = writeln!(
             text,
@@ -365,7 +328,7 @@ fn advice(
     );
     let _ = writeln!(
         text,
-        "  rcomm-top --torch-store {store}   if the ranks called start_debug_server()"
+        "  rcomm-top --store {store}   if the ranks called start_debug_server()"
     );
     text.push_str(
         "  or wait for the time-out (10 minutes for NCCL by default): PyTorch then writes the dumps\n\
@@ -378,9 +341,10 @@ fn advice(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcomm_recorder::launch::Launched;
 
     #[test]
-    fn the_environment_comes_before_the_default_places() {
+    fn paths_from_the_environment_come_before_the_defaults() {
         let environment = |name: &str| match name {
             "TORCH_FR_DUMP_TEMP_FILE" => Some("/shared/run7/rank_".into()),
             "HOME" => Some("/home/u".into()),
@@ -402,9 +366,14 @@ mod tests {
             ("MASTER_PORT", "29500"),
         ];
         let variables = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let process = Process {
+        let process = RankProcess {
             pid: 71,
-            rank: "3".into(),
+            launched: Launched {
+                rank: 3,
+                world_size: 8,
+                job: None,
+                attempt: 0,
+            },
             variables: variables.into(),
         };
         let text = advice(&[], &[process], &|_| None);
@@ -412,7 +381,7 @@ mod tests {
             "rank 3: process 71",
             "TORCH_NCCL_TRACE_BUFFER_SIZE=0",
             "TORCH_FR_DUMP_TEMP_FILE is not set",
-            "--torch-store n07:29500",
+            "--store n07:29500",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Paths of the plug-in relative to the folder of the program: in a release, in a wheel, in cargo's target folder.
-const PLACES: [&str; 3] = [
+const CANDIDATES: [&str; 3] = [
     "../lib/libnccl-profiler-rcomm.so",
     "libnccl-profiler-rcomm.so",
     "librcomm_nccl_profiler.so",
@@ -19,13 +19,18 @@ pub(super) fn run(_: &NcclPluginArgs, color: anstream::ColorChoice) -> Result<Ex
         source,
     })?;
     let folder = program.parent().unwrap_or(Path::new("/"));
-    let places = PLACES.map(|place| folder.join(place));
-    let found = places.iter().find_map(|place| place.canonicalize().ok());
+    let candidates = CANDIDATES.map(|candidate| folder.join(candidate));
+    let found = candidates
+        .iter()
+        .find_map(|candidate| candidate.canonicalize().ok());
     let Some(path) = found else {
-        let places: Vec<String> = places.iter().map(|it| it.display().to_string()).collect();
+        let candidates: Vec<String> = candidates
+            .iter()
+            .map(|it| it.display().to_string())
+            .collect();
         let sentence = format!(
-            "the plug-in for NCCL is not installed next to this program: there is none of {}",
-            places.join(", ")
+            "the plug-in for NCCL is not installed next to this program: none of these files exists: {}",
+            candidates.join(", ")
         );
         return Err(Failure::Usage { sentence });
     };

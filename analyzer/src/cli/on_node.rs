@@ -30,8 +30,8 @@ pub(super) struct OnNode {
 #[derive(Default)]
 struct Job {
     attempt: u32,
-    /// The folders with the rings that were read, of any attempt.
-    ring_directories: BTreeSet<PathBuf>,
+    /// The folders with the records that were read, of any attempt.
+    directories: BTreeSet<PathBuf>,
     /// The ranks of which a record was read.
     ranks: BTreeSet<Rank>,
     /// When the earliest dump was taken, ns since the epoch; 0 if no dump states it.
@@ -51,10 +51,7 @@ impl OnNode {
         }
         let job = self.jobs.entry(identity.job.clone()).or_default();
         let is_ring = path.extension().is_some_and(|it| it == "ring");
-        if is_ring {
-            job.ring_directories
-                .extend(path.parent().map(Path::to_owned));
-        }
+        job.directories.extend(path.parent().map(Path::to_owned));
         if identity.attempt > job.attempt {
             job.attempt = identity.attempt;
             job.ranks.clear();
@@ -71,16 +68,17 @@ impl OnNode {
         }
     }
 
-    /// The launch records of the jobs' newest attempts, from the folders of their rings and the default ring directory.
+    /// The launch records of the jobs' newest attempts, from the folders of the records that were read and from the
+    /// default ring directory.
     pub(super) fn launches(&self) -> Vec<LaunchRecord> {
         let mut launches: Vec<LaunchRecord> = Vec::new();
         for (name, job) in &self.jobs {
-            let near = job
-                .ring_directories
+            let next_to_records = job
+                .directories
                 .iter()
                 .flat_map(|it| LaunchRecord::in_directory(it));
-            let usual = LaunchRecord::of_job(&default_directory(), name);
-            for launch in near.chain(usual) {
+            let in_default_directory = LaunchRecord::of_job(&default_directory(), name);
+            for launch in next_to_records.chain(in_default_directory) {
                 let own = launch.job == *name && launch.attempt == job.attempt;
                 if own && !launches.contains(&launch) {
                     launches.push(launch);
@@ -109,9 +107,9 @@ impl OnNode {
                 summary.identity.attempt == job.attempt && summary.created_ns <= job.taken_ns;
             if missing
                 && same_run
-                && let Ok(reader) = RingReader::attach(&listing.path)
+                && let Ok(dump) = RingReader::attach(&listing.path).and_then(|ring| ring.read())
             {
-                rings.push((listing.path.display().to_string(), reader.snapshot()));
+                rings.push((listing.path.display().to_string(), dump));
             }
         }
         rings

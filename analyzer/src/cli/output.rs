@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// The width of a page, columns, if the output is not a terminal.
 const DEFAULT_WIDTH: usize = 80;
 
-/// Smaller values of `COLUMNS` are ignored: sentences need room.
+/// Smaller values of `COLUMNS` are ignored: sentences would take too many lines.
 const MIN_WIDTH: usize = 40;
 
 /// The widest page: wider lines are hard to read.
@@ -81,10 +81,10 @@ pub(crate) fn is_stdout(path: &Path) -> bool {
 
 /// The width of a page on standard output, columns: from `COLUMNS`, else from the terminal, else 80; at most 110.
 pub(crate) fn page_width() -> usize {
-    let asked = std::env::var("COLUMNS").ok();
-    let asked = asked.and_then(|columns| columns.parse().ok());
+    let wanted = std::env::var("COLUMNS").ok();
+    let wanted = wanted.and_then(|columns| columns.parse().ok());
     let terminal = || terminal_size::terminal_size_of(io::stdout());
-    asked
+    wanted
         .filter(|&columns| columns >= MIN_WIDTH)
         .or_else(|| terminal().map(|(width, _)| usize::from(width.0)))
         .unwrap_or(DEFAULT_WIDTH)

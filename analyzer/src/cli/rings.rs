@@ -114,7 +114,7 @@ fn show(args: &ShowArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
     };
     let ring = RingReader::attach(&path)?;
     let alive = ring.is_alive();
-    let dump = ring.snapshot();
+    let dump = ring.read()?;
     let layout = Layout {
         width: output::page_width(),
         detail: if args.verbose {

@@ -4,7 +4,7 @@
 //! other hosts.
 
 use super::analyze::show;
-use super::judge::{Judged, Keep, judge, memory_limit, policy, too_large};
+use super::judge::{Judged, Keep, judge, memory_limit_error, over_memory_limit, policy};
 use crate::cli::args::{Format, JudgeArgs, WatchArgs};
 use crate::cli::failure::Failure;
 use anstream::{AutoStream, ColorChoice};
@@ -90,8 +90,8 @@ fn poll(
         jobs: args.jobs,
         ..LoadOptions::default()
     };
-    let mut read = 0;
-    let mut large = false;
+    let mut dumps_read = 0;
+    let mut over_limit = false;
     let poll = follower.poll(&options, |change| match change {
         Change::Outdated(path) => {
             analysis.forget(&path);
@@ -105,7 +105,7 @@ fn poll(
             further.logs.insert(log.path.clone(), log);
         }
         // Above the memory limit, the remaining dumps are dropped; the command then fails.
-        Change::Dump(_) if large => {}
+        Change::Dump(_) if over_limit => {}
         Change::Dump(loaded) => {
             let extent = if loaded.cut {
                 Extent::Cut
@@ -113,12 +113,12 @@ fn poll(
                 Extent::Whole
             };
             analysis.add_from(&loaded.path, &loaded.dump, extent);
-            read += 1;
-            large = too_large(args);
+            dumps_read += 1;
+            over_limit = over_memory_limit(args);
         }
     })?;
-    if large {
-        return Err(memory_limit(args, read));
+    if over_limit {
+        return Err(memory_limit_error(args, dumps_read));
     }
     let Some(poll) = poll else { return Ok(None) };
     for problem in poll.problems {

@@ -5,10 +5,10 @@ use rcomm_recorder::publish::Dump;
 use rcomm_verdict::Problem;
 use rcomm_verdict::logs::Log;
 
-/// The record of one rank.
+/// The dump of one rank.
 #[derive(Debug)]
 pub struct LoadedDump {
-    /// The record; its identity holds the rank, from the record or from the name of the file.
+    /// The dump; its identity holds the rank, from the dump or from the name of the file.
     pub dump: Dump,
     /// Its path; for a member of an archive, the archive's path, a colon and the member's name.
     pub path: String,
@@ -23,7 +23,7 @@ pub struct Loaded {
     pub problems: Vec<Problem>,
     /// The number of files, including members of archives.
     pub files: usize,
-    /// The number of records that were passed on; a rank may have several.
+    /// The number of dumps that were passed on; a rank may have several.
     pub dumps: usize,
     /// Reports of NCCL's RAS with their paths, in the order of the paths.
     pub ras: Vec<(String, RasReport)>,

@@ -262,7 +262,7 @@ mod tests {
             op_name: "barrier",
             ..SignatureKey::default()
         });
-        let signature = SignatureRef::Id(signature.expect("room in a fresh table"));
+        let signature = SignatureRef::Id(signature.expect("a fresh table has free slots"));
         let operation = Operation {
             collective_seq_id: 1,
             ..Operation::new(group, OpType::Barrier, signature)
@@ -296,13 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_is_to_stop_judges_no_further_job() {
+    fn a_poll_that_must_stop_judges_no_further_job() {
         let directory = tempfile::tempdir().expect("a directory");
         let _rings = ["one", "two", "three"].map(|job| recorder(directory.path(), job, 0));
         let mut jobs = NodeJobs::new(directory.path().to_owned());
-        let mut judged = |most: usize| {
-            let asked = Cell::new(0);
-            let go_on = || asked.replace(asked.get() + 1) < most;
+        let mut judged = |max: usize| {
+            let calls = Cell::new(0);
+            let go_on = || calls.replace(calls.get() + 1) < max;
             let found = jobs.poll_while(Anchor::now(), go_on).expect("a directory");
             let judged = found.iter().filter(|job| job.report.is_some()).count();
             (found.len(), judged)

@@ -26,7 +26,7 @@ pub enum Urgency {
     Usual,
     /// An operation became overdue, and another one was overdue before.
     More,
-    /// The first poll that shows anything, or the first overdue operation: a user waits for this.
+    /// The first poll that shows anything, or the first overdue operation: a user waits for the report.
     First,
 }
 
@@ -47,7 +47,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// A view of sources with these names that has seen nothing yet.
+    /// A view of sources with these names that has observed nothing yet.
     pub fn new(options: LiveOptions, judge: Judge, sources: Vec<String>) -> Self {
         Self {
             options,
@@ -76,8 +76,8 @@ impl Live {
             };
         };
         let silent = self.kept.silent(self.options.silent_after);
-        let seen = self.horizon(at, &silent);
-        if let Some(Horizon { ns, .. }) = seen {
+        let horizon = self.horizon(at, &silent);
+        if let Some(Horizon { ns, .. }) = horizon {
             let mut slots = self.kept.slots.values();
             if slots.any(|slot| !slot.was_overdue && slot.is_overdue(ns)) {
                 let mut slots = self.kept.slots.values();
@@ -88,8 +88,8 @@ impl Live {
                 };
             }
         }
-        let looked_since = seen.map(|seen| seen.ns) > before;
-        let older = looked_since && at.elapsed >= then + AGES && self.has_open();
+        let polled_since = horizon.map(|horizon| horizon.ns) > before;
+        let older = polled_since && at.elapsed >= then + AGES && self.has_open();
         let due = self.due.is_some_and(|due| due <= at.elapsed);
         if self.changed || older || due || silent != self.silent {
             Urgency::Usual
@@ -101,14 +101,14 @@ impl Live {
     /// When the sources should be polled again, as [`Moment::elapsed`]: the earliest time at which an operation that
     /// was pending at the last poll becomes overdue. `None` if no operation is pending that is not overdue yet.
     pub fn look_again(&self, at: Moment) -> Option<Duration> {
-        let seen = self.horizon(at, &self.silent)?;
+        let horizon = self.horizon(at, &self.silent)?;
         let due = self.kept.slots.values().flat_map(|slot| &slot.due);
         let young = due.filter_map(|due| {
-            let left = due.saturating_sub(seen.ns);
+            let left = due.saturating_sub(horizon.ns);
             u64::try_from(left).ok().filter(|&left| left > 0)
         });
         let left = young.min()?;
-        Some(seen.looked + Duration::from_nanos(left))
+        Some(horizon.looked + Duration::from_nanos(left))
     }
 
     /// When [`Live::refresh`] may have a new snapshot although nothing is observed, as [`Moment::elapsed`]; `None` if

@@ -353,7 +353,7 @@ pub(super) fn is_open(entry: &Entry) -> bool {
     entry.state < EntryState::Completed && !entry.retired
 }
 
-/// Replaces the members of a record's groups by equal lists of other records, which share memory.
+/// Replaces the members of a record's groups by equal lists of other records, so that they share memory.
 fn share(members: &mut HashSet<Arc<[Rank]>>, dump: &mut Dump, before: Option<&Dump>) {
     let before = before.map_or(&[][..], |before| &before.groups);
     for (at, group) in dump.groups.iter_mut().enumerate() {

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_that_was_cut_is_read_as_far_as_it_goes() {
+    fn a_recording_that_was_cut_is_read_up_to_its_last_whole_frame() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("job.rec");
         record(&path);

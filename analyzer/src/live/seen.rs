@@ -22,22 +22,34 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     }
     let culprits: Vec<Rank> = silent.iter().copied().collect();
     let views = || ranks.iter().filter(|view| view.silent);
-    let longest = views().filter_map(|view| view.silence).max();
-    let why = views().find_map(|view| view.failure.clone());
-    let age_ms = longest.unwrap_or_default().as_secs_f64() * 1e3;
-    let subject = match culprits.as_slice() {
-        [one] => format!("rank {one} has"),
-        many => format!("{} ranks ({}) have", many.len(), rank_set(many, 6)),
+    let longest = views().max_by_key(|view| view.silence)?;
+    let age_ms = longest.silence.unwrap_or_default().as_secs_f64() * 1e3;
+    let age = format_time(age_ms);
+    let failures: BTreeSet<Option<&str>> = views().map(|view| view.failure.as_deref()).collect();
+    let reason = |who: &str| {
+        let why = longest.failure.as_ref();
+        why.map_or_else(String::new, |why| format!("{who}: {why}"))
     };
-    let reason = why.map_or_else(String::new, |why| format!(": {why}"));
+    let sentence = match culprits.as_slice() {
+        [one] => format!("rank {one} has not answered for {age}{}", reason("")),
+        many => format!(
+            "{} ranks ({}) do not answer, rank {} for the longest time, {age}{}",
+            many.len(),
+            rank_set(many, 6),
+            longest.rank,
+            match failures.len() {
+                1 => reason(""),
+                _ => reason(&format!("; rank {}", longest.rank)),
+            }
+        ),
+    };
     let hosts: BTreeSet<&str> = views().map(|view| view.host.as_ref()).collect();
-    let place = match hosts.into_iter().collect::<Vec<_>>().as_slice() {
+    let on_host = match hosts.into_iter().collect::<Vec<_>>().as_slice() {
         [host] if !host.is_empty() => format!(" on {host}"),
         _ => String::new(),
     };
     let next =
-        format!("check whether the process is alive{place}; its last record is shown as it was");
-    let sentence = format!("{subject} not answered for {}{reason}", format_time(age_ms));
+        format!("check whether the process is alive{on_host}; its last record is shown as it was");
     Some(Finding {
         age_ms: Some(age_ms),
         next,
@@ -258,7 +270,7 @@ pub(super) fn library(
             (many, _) => format!("{many} members have"),
         };
         let sentence = format!(
-            "{who} launched {launched} {kind} on communicator {name}, the others {others}; no count has \
+            "{who} launched {launched} {kind} on communicator {name}, others {others}; no count has \
              moved for {} s",
             still.as_secs()
         );
@@ -335,13 +347,47 @@ mod tests {
             .collect();
         // One by host and device, then two by a process id that occurs on both hosts.
         assert_eq!(joined, [Some(3), Some(2), Some(0)]);
-        let stranger = member(1, "n9", 5, 0, 1);
-        assert_eq!(rank_of(&stranger, &communicator, &ranks), None);
-        let whole = Communicator {
+        let unknown = member(1, "n9", 5, 0, 1);
+        assert_eq!(rank_of(&unknown, &communicator, &ranks), None);
+        let as_large_as_the_job = Communicator {
             size: 4,
             ..communicator
         };
-        assert_eq!(rank_of(&stranger, &whole, &ranks), Some(1));
+        assert_eq!(rank_of(&unknown, &as_large_as_the_job, &ranks), Some(1));
+    }
+
+    #[test]
+    fn of_several_silent_ranks_only_the_longest_silence_is_stated_as_one_rank_s() {
+        let silent = |seconds: &[u64], failures: &[Option<&str>]| {
+            let views = seconds.iter().zip(failures).zip(1..);
+            let views: Vec<RankView> = views
+                .map(|((&silence, failure), rank)| RankView {
+                    silent: true,
+                    silence: Some(Duration::from_secs(silence)),
+                    failure: failure.map(Into::into),
+                    ..RankView::missing(rank)
+                })
+                .collect();
+            let ranks = views.iter().map(|view| view.rank).collect();
+            silence(&ranks, &views).expect("a finding").sentence
+        };
+        let refused = Some("connection refused");
+        assert_eq!(
+            silent(&[9], &[refused]),
+            "rank 1 has not answered for 9.0 s: connection refused"
+        );
+        assert_eq!(
+            silent(&[9, 20], &[refused, refused]),
+            "2 ranks (1,2) do not answer, rank 2 for the longest time, 20 s: connection refused"
+        );
+        assert_eq!(
+            silent(&[20, 9], &[refused, Some("timed out")]),
+            "2 ranks (1,2) do not answer, rank 1 for the longest time, 20 s; rank 1: connection refused"
+        );
+        assert_eq!(
+            silent(&[20, 9], &[None, refused]),
+            "2 ranks (1,2) do not answer, rank 1 for the longest time, 20 s"
+        );
     }
 
     #[test]
@@ -362,15 +408,15 @@ mod tests {
             (finding.code, finding.culprit_ranks.as_slice()),
             (Code::E101, &[2][..])
         );
-        let said = "rank 2 (n1, process 100, device 0) has launched 41 AllReduce on communicator \
-                    27a0, the others 43; no count has moved for 18 s";
-        assert_eq!(finding.sentence, said);
+        let expected = "rank 2 (n1, process 100, device 0) has launched 41 AllReduce on communicator \
+                    27a0, others 43; no count has moved for 18 s";
+        assert_eq!(finding.sentence, expected);
         let even = Watched::update(&still, vec![communicator([43, 43, 43])], seconds(40));
         assert!(library(&even, &ranks, seconds(90), seconds(5), false).is_empty());
     }
 
     #[test]
-    fn a_process_that_the_library_gave_up_is_reported_once() {
+    fn a_process_that_nccl_considers_dead_or_failed_is_reported_once() {
         let ranks = ranks();
         let mut dead = communicator([42, 42, 42]);
         dead.members[0].state = MemberState::Dead;

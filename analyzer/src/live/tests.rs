@@ -217,7 +217,7 @@ fn a_view_that_looks_too_rarely_does_not_call_the_job_stuck() {
 }
 
 #[test]
-fn a_clock_that_jumps_here_ages_nothing_and_hides_nothing() {
+fn a_jump_of_the_local_clock_changes_no_age_and_hides_no_hang() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     let fault = simulation.fault_ns() as f64 / 1e9;
     for jump in [-86_400.0, -10.0, 10.0, 86_400.0] {
@@ -490,7 +490,7 @@ fn ages_in_sentences_follow_the_clock_of_the_report() {
 }
 
 #[test]
-fn hours_of_looks_hold_no_more_than_the_newest_operations() {
+fn hours_of_polls_keep_no_more_than_the_newest_operations() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0).with_window(200);
     let options = LiveOptions {
         record_budget: 100,

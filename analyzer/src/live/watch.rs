@@ -127,13 +127,13 @@ impl Watch {
         let (sender, receiver) = sync_channel::<PollResult>(sources.len().max(1));
         for (number, source) in sources.into_iter().enumerate() {
             let (signals, sender) = (watch.signals.clone(), sender.clone());
-            let look = move || look_on(source, number, pace, anchor, &signals, &sender);
+            let look = move || poll_repeatedly(source, number, pace, anchor, &signals, &sender);
             watch.spawn(format!("rcomm/source/{number}"), look)?;
         }
         drop(sender);
         let signals = watch.signals.clone();
         watch.spawn("rcomm/judge".into(), move || {
-            judge_on(&mut live, &receiver, anchor, &signals, &mut sink);
+            judge_repeatedly(&mut live, &receiver, anchor, &signals, &mut sink);
         })?;
         Ok(watch)
     }
@@ -162,7 +162,7 @@ impl Drop for Watch {
     }
 }
 
-fn look_on(
+fn poll_repeatedly(
     mut source: Box<dyn Source>,
     number: usize,
     pace: Pace,
@@ -198,7 +198,7 @@ pub(super) fn time_spent() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-fn judge_on(
+fn judge_repeatedly(
     live: &mut Live,
     receiver: &Receiver<PollResult>,
     anchor: Anchor,
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_waits_for_its_answers_is_asked_as_often_as_others() {
+    fn a_source_that_waits_for_its_answers_is_polled_as_often_as_others() {
         let (sender, receiver) = channel();
         let live = Live::new(LiveOptions::default(), empty, vec!["far".into()]);
         let pace = Pace {
@@ -367,7 +367,7 @@ mod tests {
         // Fifty times its waiting time would be longer than this.
         let deadline = Duration::from_secs(20);
         for _ in 0..3 {
-            receiver.recv_timeout(deadline).expect("it is asked again");
+            receiver.recv_timeout(deadline).expect("it is polled again");
         }
         watch.stop();
     }

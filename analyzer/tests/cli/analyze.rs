@@ -90,7 +90,7 @@ fn pages_are_as_wide_as_columns_says() {
 }
 
 #[test]
-fn a_path_that_names_nothing_costs_a_note() {
+fn a_missing_path_among_others_becomes_a_note() {
     for (scenario, code) in [("healthy-w4", 0), ("never-join-w4", 1)] {
         let dumps = fixture(scenario, "pickle");
         let analyzed = run(&["analyze", "/nowhere/dumps", &dumps, "/nowhere/rank_*"]);
@@ -131,7 +131,7 @@ fn assert_inconclusive(folder: &tempfile::TempDir, why: &str) {
 }
 
 #[test]
-fn dumps_that_were_all_cut_are_no_all_clear() {
+fn dumps_that_were_all_cut_are_inconclusive() {
     let folder = never_join(|_, mut bytes| {
         bytes.truncate(bytes.len() * 6 / 10);
         Some(bytes)
@@ -143,7 +143,7 @@ fn dumps_that_were_all_cut_are_no_all_clear() {
 }
 
 #[test]
-fn one_readable_dump_among_garbage_is_no_all_clear() {
+fn one_readable_dump_among_garbage_is_inconclusive() {
     let folder = never_join(|rank, bytes| {
         Some(match rank {
             1 => bytes,
@@ -154,13 +154,13 @@ fn one_readable_dump_among_garbage_is_no_all_clear() {
 }
 
 #[test]
-fn the_dump_of_the_culprit_alone_is_no_all_clear() {
+fn the_dump_of_the_culprit_alone_is_inconclusive() {
     let folder = never_join(|rank, bytes| (rank == 1).then_some(bytes));
     assert_inconclusive(&folder, "ranks 0, 2 and 3 left no readable record");
 }
 
 #[test]
-fn an_entry_left_out_of_a_healthy_job_is_no_all_clear() {
+fn a_healthy_job_with_an_entry_left_out_is_inconclusive() {
     let folder = tempfile::tempdir().unwrap();
     for rank in 0..4 {
         let name = format!("rank_{rank}.json");
@@ -198,11 +198,11 @@ fn a_rank_whose_entries_are_no_list_is_not_blamed() {
                 .any(|f| f.culprit_ranks.contains(rank))
         };
         assert!(!blamed(&2), "{report:?}");
-        let told = report
+        let reported = report
             .problems
             .iter()
             .any(|problem| problem.sentence.starts_with("`entries` is"));
-        assert!(told, "{:?}", report.problems);
+        assert!(reported, "{:?}", report.problems);
     }
 }
 
@@ -282,7 +282,7 @@ fn path_that_names_nothing_is_one_clear_line_and_exit_code_two() {
 }
 
 #[test]
-fn folder_without_a_record_cannot_tell() {
+fn folder_without_a_record_is_inconclusive() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("train.log"), "step 1\n").unwrap();
     let analyzed = run(&["analyze", dir.path().to_str().unwrap()]);
@@ -365,7 +365,7 @@ fn html_and_perfetto_are_made_from_the_records() {
 }
 
 #[test]
-fn look_at_a_running_job_accuses_nobody() {
+fn records_of_a_running_job_accuse_no_rank() {
     let dumps = fixture("never-join-w4", "pickle");
     let analyzed = run(&["analyze", &dumps, "--snapshot", "--overdue", "1h"]);
     assert_eq!(analyzed.code, Some(0), "{}", analyzed.stdout);
@@ -377,7 +377,7 @@ fn look_at_a_running_job_accuses_nobody() {
 }
 
 #[test]
-fn world_size_that_the_user_knows_makes_absent_ranks_known() {
+fn world_size_from_the_user_makes_absent_ranks_known() {
     let dumps = fixture("healthy-w4", "pickle");
     let analyzed = run(&["analyze", &dumps, "--world-size", "6"]);
     assert!(
@@ -388,7 +388,7 @@ fn world_size_that_the_user_knows_makes_absent_ranks_known() {
 }
 
 #[test]
-fn memory_limit_is_kept_with_a_clear_line() {
+fn a_reached_memory_limit_is_one_clear_line_and_exit_code_two() {
     let dumps = fixture("nccl-slow-2x4", "pickle");
     let analyzed = run(&["analyze", &dumps, "--memory-limit", "1MiB"]);
     assert_eq!(analyzed.code, Some(2));
@@ -407,7 +407,7 @@ fn memory_limit_is_kept_with_a_clear_line() {
 }
 
 #[test]
-fn reader_that_stops_early_changes_nothing() {
+fn reader_that_stops_early_does_not_change_the_exit_code() {
     let dumps = fixture("never-join-w4", "pickle");
     assert_eq!(
         run_with_reader_that_stops(&["analyze", &dumps, "--verbose"]),
@@ -449,7 +449,7 @@ fn launch(folder: &Path, exit_codes: [i32; 3]) {
 }
 
 #[test]
-fn a_job_that_left_its_launchers_account_alone_is_judged_by_that() {
+fn a_job_with_only_a_launch_record_is_judged_by_it() {
     for (exit_codes, code, words) in [
         ([0, 0, 0], 0, "ENDED  all 3 ranks ended in order"),
         (

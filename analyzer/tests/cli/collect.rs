@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-const DUMPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/dumps");
+pub(crate) const DUMPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/dumps");
 
 fn pickles(scenario: &str) -> PathBuf {
     Path::new(DUMPS).join(scenario).join("pickle")
@@ -35,7 +35,7 @@ fn open(archive: &Path) -> (BTreeMap<String, Vec<u8>>, Value) {
 fn absences(manifest: &Value) -> Vec<String> {
     let absent = manifest["absent"].as_array().unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let say = |a: &Value| {
+    let format = |a: &Value| {
         format!(
             "{} {}: {}",
             text(&a["host"]),
@@ -43,7 +43,7 @@ fn absences(manifest: &Value) -> Vec<String> {
             text(&a["reason"])
         )
     };
-    absent.iter().map(say).collect()
+    absent.iter().map(format).collect()
 }
 
 /// `rcomm-fr collect -o ARCHIVE ARGS...`
@@ -147,7 +147,7 @@ fn rank_without_a_record_is_named() {
 }
 
 #[test]
-fn archives_of_hosts_are_joined_under_the_names_they_were_asked_by() {
+fn archives_of_hosts_are_joined_under_the_host_names_from_the_user() {
     let dir = tempfile::tempdir().unwrap();
     let archive = dir.path().join("job.rcap");
     // Each host has the dump of one rank; the command of the last one fails.
@@ -236,7 +236,7 @@ fn answer_that_is_no_archive_is_an_absence() {
 }
 
 #[test]
-fn commands_and_hosts_that_make_no_sense_are_one_clear_line() {
+fn invalid_commands_and_hosts_are_one_clear_line() {
     let dir = tempfile::tempdir().unwrap();
     let archive = dir.path().join("job.rcap");
     for (args, sentence) in [

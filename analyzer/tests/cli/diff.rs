@@ -33,7 +33,7 @@ fn run_that_began_to_hang_differs_and_the_reverse_does_not() {
 }
 
 #[test]
-fn saved_report_stands_for_the_records_it_was_made_from() {
+fn saved_report_can_replace_its_records() {
     let dir = tempfile::tempdir().unwrap();
     let saved = dir.path().join("before.json");
     let saved = saved.to_str().unwrap();

@@ -46,7 +46,7 @@ fn unknown_code_is_one_clear_line_and_exit_code_two() {
 }
 
 #[test]
-fn colours_come_only_where_they_are_asked_for() {
+fn colors_are_used_only_where_they_are_wanted() {
     assert!(!run(&["explain", "E101"]).stdout.contains('\u{1b}'));
     let always = run(&["explain", "E101", "--color", "always"]);
     assert!(always.stdout.contains('\u{1b}'));

@@ -18,7 +18,7 @@ fn look(home: &Path, dumps: &Path) -> Run {
 }
 
 #[test]
-fn the_newest_records_are_judged_and_the_places_named() {
+fn the_newest_records_are_judged_and_the_searched_folders_named() {
     let home = tempfile::tempdir().unwrap();
     let fixture =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps/cascade-2x2x2/pickle");

@@ -11,6 +11,7 @@ mod help;
 mod look;
 mod program;
 mod ras;
+mod redact;
 mod rings;
 mod summarize;
 mod transcripts;

@@ -87,7 +87,7 @@ pub(crate) fn fixture(scenario: &str, form: &str) -> String {
 /// The output lines of a running program, read with a deadline.
 pub(crate) struct Reader {
     lines: Receiver<String>,
-    heard: Vec<String>,
+    seen: Vec<String>,
 }
 
 impl Reader {
@@ -102,7 +102,7 @@ impl Reader {
         });
         Self {
             lines,
-            heard: Vec::new(),
+            seen: Vec::new(),
         }
     }
 
@@ -113,8 +113,8 @@ impl Reader {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {
                 Ok(line) if line.contains(text) => return line,
-                Ok(line) => self.heard.push(line),
-                Err(_) => panic!("{text:?} was not heard among {:?}", self.heard),
+                Ok(line) => self.seen.push(line),
+                Err(_) => panic!("no line holds {text:?}: {:?}", self.seen),
             }
         }
     }

@@ -12,29 +12,29 @@ fn report(scenario: &str, ras: &str) -> Report {
 }
 
 #[test]
-fn a_rank_that_left_no_record_is_told_dead() {
+fn the_finding_on_a_rank_without_a_record_states_that_ras_considers_it_dead() {
     let report = report("crashed-w4", "dead.json");
     let first = &report.findings[0];
     assert_eq!(
         (first.code, &first.culprit_ranks[..]),
         (Code::E102, &[3][..])
     );
-    let said = "; NCCL RAS: its process 4182 on node07 (GPU 3) is considered dead";
-    assert!(first.sentence.ends_with(said), "{}", first.sentence);
+    let expected = "; NCCL RAS: its process 4182 on node07 (GPU 3) is considered dead";
+    assert!(first.sentence.ends_with(expected), "{}", first.sentence);
     assert_eq!(first.confidence, 0.97);
     assert!(report.problems.is_empty(), "{:?}", report.problems);
 }
 
 #[test]
-fn launches_support_who_never_came() {
+fn launch_counts_support_the_finding_on_a_rank_that_never_joined() {
     let report = report("never-join-w4", "behind.txt");
     let first = &report.findings[0];
     assert_eq!(
         (first.code, &first.culprit_ranks[..]),
         (Code::E101, &[1][..])
     );
-    let said = "launched 2 AllGather operations where most launched 3";
-    assert!(first.sentence.ends_with(said), "{}", first.sentence);
+    let expected = "launched 2 AllGather operations where most launched 3";
+    assert!(first.sentence.ends_with(expected), "{}", first.sentence);
 }
 
 #[test]

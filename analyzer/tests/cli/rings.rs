@@ -116,7 +116,7 @@ fn directory_without_rings_says_so() {
 }
 
 #[test]
-fn ring_of_a_dead_rank_shows_where_it_stood() {
+fn ring_of_a_dead_rank_shows_its_phase_and_pending_operation() {
     let dir = tempfile::tempdir().unwrap();
     die_with_a_ring(dir.path());
     let shown = rings(dir.path(), &["show", "0"]);
@@ -217,8 +217,8 @@ fn ring_becomes_a_dump_in_both_forms_and_nothing_is_overwritten() {
 #[test]
 fn nothing_to_dump_is_exit_code_two() {
     let dir = tempfile::tempdir().unwrap();
-    let place = dir.path().to_str().unwrap();
-    let dumped = run(&["dump", "-o", place, "--dir", place]);
+    let folder = dir.path().to_str().unwrap();
+    let dumped = run(&["dump", "-o", folder, "--dir", folder]);
     assert_eq!(dumped.code, Some(2));
     assert!(
         dumped.stderr.starts_with("error: no ring of any job in "),

@@ -30,28 +30,28 @@ fn output_of(command: &str) -> String {
 
 /// The document with every transcript regenerated, and how many commands it holds.
 fn regenerate(text: &str) -> (String, usize) {
-    let mut retold = String::new();
+    let mut regenerated = String::new();
     let mut commands = 0;
     let mut in_block = false;
     for line in text.lines() {
         if !in_block {
-            retold.push_str(line);
-            retold.push('\n');
+            regenerated.push_str(line);
+            regenerated.push('\n');
             in_block = line == "```console";
             continue;
         }
         if line == "```" {
             in_block = false;
-            retold.push_str("```\n");
+            regenerated.push_str("```\n");
         } else if let Some(command) = line.strip_prefix("$ ") {
             commands += 1;
-            retold.push_str(line);
-            retold.push('\n');
-            retold.push_str(&output_of(command));
+            regenerated.push_str(line);
+            regenerated.push('\n');
+            regenerated.push_str(&output_of(command));
         }
     }
     assert!(!in_block, "a transcript does not end");
-    (retold, commands)
+    (regenerated, commands)
 }
 
 #[test]
@@ -59,13 +59,13 @@ fn documents_show_what_the_program_prints() {
     for name in DOCUMENTS {
         let path = document(name);
         let text = fs::read_to_string(&path).unwrap();
-        let (retold, commands) = regenerate(&text);
+        let (regenerated, commands) = regenerate(&text);
         assert!(commands >= 5, "{name} holds only {commands} transcripts");
         if std::env::var_os("RCOMM_UPDATE_DOCS").is_some() {
-            fs::write(&path, retold).unwrap();
+            fs::write(&path, regenerated).unwrap();
             continue;
         }
-        for (number, (is, should)) in text.lines().zip(retold.lines()).enumerate() {
+        for (number, (is, should)) in text.lines().zip(regenerated.lines()).enumerate() {
             let at = number + 1;
             assert_eq!(
                 is, should,
@@ -74,7 +74,7 @@ fn documents_show_what_the_program_prints() {
         }
         assert_eq!(
             text.lines().count(),
-            retold.lines().count(),
+            regenerated.lines().count(),
             "{name} has drifted"
         );
     }

@@ -20,14 +20,14 @@ fn verdict_follows_the_last_dump() {
 
     fs::create_dir(&dumps).unwrap();
     let source = fixture("never-join-w4", "pickle");
-    for (rank, heard) in [
+    for (rank, expected) in [
         (0, "1 of 4 ranks"),
         (2, "2 of 4 ranks"),
         (3, "3 of 4 ranks"),
     ] {
         let name = format!("rank_{rank}");
         fs::copy(Path::new(&source).join(&name), dumps.join(&name)).unwrap();
-        lines.wait_for(heard);
+        lines.wait_for(expected);
         assert!(!out.exists(), "the report came before the last dump");
     }
     fs::copy(Path::new(&source).join("rank_1"), dumps.join("rank_1")).unwrap();
@@ -38,8 +38,8 @@ fn verdict_follows_the_last_dump() {
     assert_eq!(wait(&mut child), Some(1));
     // Reported, not asserted: a machine may be busy.
     let report = arrived.elapsed();
-    let told = format!("after the last dump: verdict {verdict:.1?}, report {report:.1?}");
-    writeln!(std::io::stderr(), "{told}").unwrap();
+    let times = format!("after the last dump: verdict {verdict:.1?}, report {report:.1?}");
+    writeln!(std::io::stderr(), "{times}").unwrap();
     let report: Report = serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap();
     assert_eq!(report.input.ranks_read, 4);
     assert_eq!(report.findings[0].culprit_ranks, vec![1]);

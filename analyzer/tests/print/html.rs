@@ -21,7 +21,7 @@ fn dumps() -> Vec<Dump> {
 }
 
 #[test]
-fn page_stands_alone() {
+fn page_loads_nothing_else() {
     let page = page(&sample::stuck(), &dumps());
     for outside in [
         "http://", "https://", "<script", "<link", "<img", "@import", "url(h",
@@ -107,13 +107,13 @@ fn frame_says_who_is_in_it_and_who_went_another_way() {
 }
 
 #[test]
-fn circle_of_waits_has_an_arrow_for_each_wait() {
+fn cycle_of_waits_has_an_arrow_for_each_wait() {
     let page = page(&sample::cycle(), &[]);
     assert_eq!(page.matches("class=\"edge\"").count(), 2);
 }
 
 #[test]
-fn browser_shows_the_page_without_a_complaint() {
+fn browser_shows_the_page_without_an_error() {
     let chromium = Path::new("/usr/bin/chromium");
     if !chromium.exists() {
         let _ = writeln!(

@@ -4,7 +4,7 @@ use crate::sample;
 use rcomm_analyzer::Report;
 use rcomm_analyzer::print::human::{self, Detail, Layout};
 
-/// The page without its colours.
+/// The page without its colors.
 fn page(report: &Report, width: usize, detail: Detail) -> String {
     let mut out = anstream::StripStream::new(Vec::new());
     human::write(report, &Layout { width, detail }, &mut out).unwrap();

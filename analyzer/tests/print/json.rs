@@ -118,14 +118,14 @@ fn schema_refuses_what_is_no_report() {
 }
 
 #[test]
-fn report_survives_the_way_out_and_back() {
+fn a_report_read_back_from_json_is_equal() {
     let report = sample::stuck();
     let back: Report = serde_json::from_str(&printed(&report)).unwrap();
     assert_eq!(back, report);
 }
 
 #[test]
-fn keys_come_in_a_stable_order() {
+fn keys_have_a_stable_order() {
     let text = printed(&sample::stuck());
     assert_eq!(text, printed(&sample::stuck()));
     let at = |key: &str| text.find(&format!("\"{key}\"")).unwrap();

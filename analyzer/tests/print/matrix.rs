@@ -4,7 +4,7 @@ use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 
-fn seen(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
+fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
     let simulation = Simulation::new(situation, 16, 0);
     let dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
     let group = dumps
@@ -26,7 +26,7 @@ fn letters(row: &Row) -> String {
 
 #[test]
 fn the_missing_rank_stands_out_in_its_group() {
-    let matrix = seen(Situation::StuckRank, "dp", "dp_5", Rows::Each);
+    let matrix = matrix_of(Situation::StuckRank, "dp", "dp_5", Rows::Each);
     let rows: Vec<_> = matrix
         .rows
         .iter()
@@ -38,7 +38,7 @@ fn the_missing_rank_stands_out_in_its_group() {
 
 #[test]
 fn equal_rows_fold_into_one_and_another_operation_is_a_mismatch() {
-    let matrix = seen(Situation::Mismatch, "tp", "tp_1", Rows::Folded);
+    let matrix = matrix_of(Situation::Mismatch, "tp", "tp_1", Rows::Folded);
     let rows: Vec<_> = matrix
         .rows
         .iter()
@@ -52,7 +52,7 @@ fn equal_rows_fold_into_one_and_another_operation_is_a_mismatch() {
 }
 
 #[test]
-fn what_fell_off_the_ring_is_lost_and_not_missing() {
+fn an_overwritten_entry_is_lost_and_not_missing() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     let mut dumps = simulation.dumps_at(20_000_000_000);
     let group = GroupRef {

@@ -248,18 +248,18 @@ pub(crate) fn cycle() -> Report {
     let mut report = empty(Verdict::Stuck);
     let left = group("1", "left", &[0, 1]);
     let right = group("2", "right", &[0, 1]);
-    let mut circle = finding(
+    let mut cycle = finding(
         1,
         Code::E130,
         "ranks 0 and 1 wait on each other: 0 in barrier #3 on left, 1 in barrier #3 on right",
     );
-    circle.confidence = 0.5;
-    circle.cycle = vec![0, 1];
-    circle.alternatives = vec![vec![0], vec![1]];
-    circle.victim_ranks = vec![0, 1];
-    circle.victim_count = 2;
-    circle.next = "make both ranks use left and right in the same order".into();
-    report.findings.push(circle);
+    cycle.confidence = 0.5;
+    cycle.cycle = vec![0, 1];
+    cycle.alternatives = vec![vec![0], vec![1]];
+    cycle.victim_ranks = vec![0, 1];
+    cycle.victim_count = 2;
+    cycle.next = "make both ranks use left and right in the same order".into();
+    report.findings.push(cycle);
     for (rank, on, group) in [(0, 1, left), (1, 0, right)] {
         report.waits.push(Wait {
             rank,

@@ -27,7 +27,7 @@ fn judged(simulation: &Simulation) -> Report {
     let mut live = live("judged");
     let mut source = SimulatedSource::new(simulation.clone(), move || at.wall_ns);
     live.observe(0, source.poll(soon()), at);
-    Report::clone(&live.refresh(at).expect("news").report)
+    Report::clone(&live.refresh(at).expect("a new snapshot").report)
 }
 
 fn live(name: &str) -> Live {
@@ -57,7 +57,7 @@ fn its_report_is_shown_with_its_ranks_and_hosts() {
     let at = moment(&simulation);
     let mut live = live("collector");
     live.observe(0, source.poll(soon()), at);
-    let snapshot = live.refresh(at).expect("news");
+    let snapshot = live.refresh(at).expect("a new snapshot");
     assert_eq!(
         (snapshot.report.verdict, &*snapshot.job),
         (Verdict::Stuck, "llama")
@@ -73,7 +73,7 @@ fn its_report_is_shown_with_its_ranks_and_hosts() {
 }
 
 #[test]
-fn who_read_more_ranks_judges() {
+fn the_source_that_read_more_ranks_judges() {
     let (large, small) = (
         Simulation::new(Situation::Healthy, 32, 0),
         Simulation::new(Situation::StuckRank, 16, 0),
@@ -83,18 +83,18 @@ fn who_read_more_ranks_judges() {
     let at = moment(&small);
     live.observe(0, source.poll(soon()), at);
     assert_eq!(
-        live.refresh(at).expect("news").report.verdict,
+        live.refresh(at).expect("a new snapshot").report.verdict,
         Verdict::Stuck
     );
     let mut own = SimulatedSource::new(large, move || at.wall_ns);
     live.observe(1, own.poll(soon()), at);
-    let snapshot = live.refresh(at).expect("news");
+    let snapshot = live.refresh(at).expect("a new snapshot");
     assert_eq!(snapshot.ranks.len(), 32);
     assert_ne!(snapshot.report.verdict, Verdict::Stuck);
 }
 
 #[test]
-fn what_is_no_collector_or_keeps_its_report_to_itself_is_told() {
+fn unusable_answers_of_a_collector_are_errors_with_their_reason() {
     let refused: Answers = [("/api/v1/status", (401, Vec::new()))].into();
     let early: Answers = [("/api/v1/status", (503, Vec::new()))].into();
     let other: Answers = [("/api/v1/status", (200, b"<html>".to_vec()))].into();
@@ -104,8 +104,8 @@ fn what_is_no_collector_or_keeps_its_report_to_itself_is_told() {
     *report = text.into_bytes();
     for (answers, part) in [
         (refused, "--token"),
-        (early, "looked at nothing yet"),
-        (other, "makes no sense"),
+        (early, "not read its sources yet"),
+        (other, "is invalid"),
         (newer, "rcomm.report/9"),
     ] {
         let error = CollectorSource::new(address(serve(answers)), None).poll(soon());

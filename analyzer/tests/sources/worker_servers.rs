@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 fn fixture(name: &str) -> Vec<u8> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/worker_servers");
@@ -80,7 +80,9 @@ fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
     assert_eq!(kinds(&poll), [8, 0, 0], "two recorders of four ranks");
     let mut live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
     live.observe(0, Ok(poll), moment(Duration::ZERO));
-    let snapshot = live.refresh(moment(Duration::ZERO)).expect("news");
+    let snapshot = live
+        .refresh(moment(Duration::ZERO))
+        .expect("a new snapshot");
     // NCCL's recorder was never used: its empty ring adds nothing to another.
     assert!(snapshot.ranks.iter().all(|view| view.dumps.len() == 1));
     assert_eq!(&*snapshot.ranks[1].host, "127.0.0.1");
@@ -100,7 +102,7 @@ fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
 }
 
 #[test]
-fn a_rank_that_fails_fails_alone() {
+fn the_failure_of_a_rank_does_not_affect_the_others() {
     // It is bound but never listens, so no other process can get the port.
     let gone = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     bind(&gone, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
@@ -155,7 +157,7 @@ fn a_rank_that_fails_fails_alone() {
 }
 
 #[test]
-fn ranks_are_asked_to_write_their_dumps_and_who_refuses_is_told() {
+fn ranks_are_asked_to_write_their_dumps_and_refusals_are_reported() {
     let mut writes = recorded(0);
     writes.insert("/handler/fr_dump_file", (200, b"dumping".to_vec()));
     let mut refuses = recorded(1);
@@ -272,7 +274,7 @@ fn a_real_job_is_found_through_its_store_and_its_late_rank_named() {
         .collect();
     for rank in &mut ranks {
         let lines = lines(&mut rank.0);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + DEADLINE;
         while lines
             .recv_timeout(deadline.saturating_duration_since(Instant::now()))
             .expect("the rank gets ready")
@@ -284,7 +286,7 @@ fn a_real_job_is_found_through_its_store_and_its_late_rank_named() {
     let mut options = LiveOptions::default();
     options.policy.overdue = Duration::from_millis(200);
     let mut live = Live::new(options, analyze, vec![source.name()]);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + DEADLINE;
     let began = Instant::now();
     loop {
         let poll = source.poll(Instant::now() + Duration::from_secs(5));

@@ -151,3 +151,20 @@ fn the_number_of_a_communicator_joins_it_where_it_has_no_name() {
     }
     assert_eq!(analyze(&dumps, &Policy::default()).groups.len(), 1);
 }
+
+#[test]
+fn records_that_lack_the_process_are_joined_by_the_communicator_s_number_only() {
+    let groups = |name: &str, numbered: bool| {
+        let mut dumps = all(name, &SEEN);
+        for dump in dumps.iter_mut().filter(|it| it.recorder == Recorder::Rcomm) {
+            dump.identity.pid = 0;
+            if numbered {
+                let facts = vec![("group".to_owned(), "0".to_owned())];
+                dump.nccl_comm_state = vec![("0x00000000000000ab".to_owned(), facts)];
+            }
+        }
+        analyze(&dumps, &Policy::default()).groups.len()
+    };
+    assert_eq!(groups("default_pg", false), 2);
+    assert_eq!(groups("default_pg", true), 1);
+}

@@ -1,4 +1,4 @@
-//! The collectives of a program are children of its own spans, as a collector receives them.
+//! A collector receives the collectives of a program as children of the program's own spans.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../web/tests/common/otlp.rs"]
@@ -91,7 +91,7 @@ fn collectives_are_children_of_the_spans_that_issue_them() {
     assert_eq!(per_rank(&paths, reduced), 6, "{paths:?}");
     assert_eq!(per_rank(&paths, "train_step > barrier default_pg"), 3);
     assert_eq!(paths.len(), 4, "nothing outside of the steps: {paths:?}");
-    // Both ranks' spans link to one trace, whose id they derive independently.
+    // The spans of both ranks for one operation link to the same trace, whose id each rank derives by itself.
     assert_eq!(links.len(), 9, "{links:?}");
     for ranks in links.values_mut() {
         ranks.sort_unstable();

@@ -27,7 +27,7 @@ fn pair(criterion: &mut Criterion) {
         entries: 0,
     };
     let mut ring = ptr::null_mut();
-    // SAFETY: the configuration and the place for the handle are valid during the call.
+    // SAFETY: the configuration and the pointer for the handle are valid during the call.
     let opened = unsafe { rcomm_recorder_open(&config, &mut ring) };
     assert_eq!(opened, RCOMM_RECORDER_OK);
     let ranks = [0];
@@ -81,7 +81,7 @@ fn pair(criterion: &mut Criterion) {
         is_p2p: 0,
         starts_at_once: 0,
     };
-    let mut once = || {
+    let mut record_one = || {
         operation.collective_seq_id += 1;
         operation.op_id += 1;
         // SAFETY: the handle and the operation are valid.
@@ -91,9 +91,11 @@ fn pair(criterion: &mut Criterion) {
         }
     };
     for _ in 0..2 * 16_384 {
-        once();
+        record_one();
     }
-    criterion.bench_function("C: begin + completed", |bencher| bencher.iter(&mut once));
+    criterion.bench_function("C: begin + completed", |bencher| {
+        bencher.iter(&mut record_one)
+    });
     // SAFETY: the handle is not used any more.
     unsafe { rcomm_recorder_close(ring) };
 }

@@ -5,9 +5,10 @@
  *
  * Any thread may call any function at any time, except rcomm_recorder_close and rcomm_recorder_leave,
  * which end the handle. The functions that record (begin, started, completed, failed, retired, phase,
- * step, heartbeat) never block, never fail, and allocate nothing; those that add to a table (group,
- * members, call_site, signature) take a lock for the time of a copy: call them once and keep the number.
- * Operations of one group are begun in the order of issue.
+ * step, heartbeat) never fail; they neither block nor allocate, except that the first begin of a thread
+ * adds the thread to a table. Adding to a table (also group, members, call_site, signature) takes a lock
+ * for the time of a copy: call these functions once and keep the number. Operations of one group are
+ * begun in the order of issue.
  *
  * In a child made by fork, functions called with the parent's handle do nothing. To record, the child
  * opens a ring of its own.
@@ -238,7 +239,7 @@ extern "C" {
 // calls ignore.
 //
 // # Safety
-// `recorder` is NULL or a living handle; `operation` is NULL or points to an operation whose splits are
+// `recorder` is NULL or a valid handle; `operation` is NULL or points to an operation whose splits are
 // NULL or as many as their counts.
 struct rcomm_recorder_ticket rcomm_recorder_begin(const struct rcomm_recorder *recorder,
                                                   const struct rcomm_recorder_operation *operation);
@@ -246,14 +247,14 @@ struct rcomm_recorder_ticket rcomm_recorder_begin(const struct rcomm_recorder *r
 // Records that an operation was seen to have started, now.
 //
 // # Safety
-// `recorder` is NULL or a living handle.
+// `recorder` is NULL or a valid handle.
 void rcomm_recorder_started(const struct rcomm_recorder *recorder,
                             struct rcomm_recorder_ticket ticket);
 
 // Records that an operation was seen to have completed, now.
 //
 // # Safety
-// `recorder` is NULL or a living handle.
+// `recorder` is NULL or a valid handle.
 void rcomm_recorder_completed(const struct rcomm_recorder *recorder,
                               struct rcomm_recorder_ticket ticket);
 
@@ -261,7 +262,7 @@ void rcomm_recorder_completed(const struct rcomm_recorder *recorder,
 // backend.
 //
 // # Safety
-// `recorder` is NULL or a living handle.
+// `recorder` is NULL or a valid handle.
 void rcomm_recorder_completed_after(const struct rcomm_recorder *recorder,
                                     struct rcomm_recorder_ticket ticket,
                                     uint64_t duration_ns);
@@ -269,14 +270,14 @@ void rcomm_recorder_completed_after(const struct rcomm_recorder *recorder,
 // Records that an operation ended with an error or a time-out, now.
 //
 // # Safety
-// `recorder` is NULL or a living handle.
+// `recorder` is NULL or a valid handle.
 void rcomm_recorder_failed(const struct rcomm_recorder *recorder,
                            struct rcomm_recorder_ticket ticket);
 
 // Records that an operation is no longer watched: its further progress will not be recorded.
 //
 // # Safety
-// `recorder` is NULL or a living handle.
+// `recorder` is NULL or a valid handle.
 void rcomm_recorder_retired(const struct rcomm_recorder *recorder,
                             struct rcomm_recorder_ticket ticket);
 
@@ -287,19 +288,19 @@ const char *rcomm_recorder_last_error(void);
 // Names the program's phase from now on, in at most 104 bytes; an empty text ends a phase.
 //
 // # Safety
-// `recorder` is NULL or a living handle; `name` is NULL or a text.
+// `recorder` is NULL or a valid handle; `name` is NULL or a text.
 void rcomm_recorder_phase(const struct rcomm_recorder *recorder, const char *name);
 
 // Sets the program's step from now on.
 //
 // # Safety
-// `recorder` is NULL or a living handle.
+// `recorder` is NULL or a valid handle.
 void rcomm_recorder_step(const struct rcomm_recorder *recorder, int64_t step);
 
 // Updates the heartbeat. Call it about once a second, from a thread that never blocks.
 //
 // # Safety
-// `recorder` is NULL or a living handle.
+// `recorder` is NULL or a valid handle.
 void rcomm_recorder_heartbeat(const struct rcomm_recorder *recorder);
 
 // Opens the ring of this rank and attempt. Blocks for some milliseconds while it creates a file of some MiB. Fails if
@@ -314,21 +315,21 @@ int32_t rcomm_recorder_open(const struct rcomm_recorder_config *config,
 // Closes the ring, removes its file and frees the handle: for a rank that ends cleanly. NULL has no effect.
 //
 // # Safety
-// `recorder` is NULL or a living handle that no thread uses any more.
+// `recorder` is NULL or a valid handle that no thread uses any more.
 int32_t rcomm_recorder_close(struct rcomm_recorder *recorder);
 
 // Frees the handle and leaves the ring's file for readers, which treat the rank as ended without closing its ring.
 // NULL has no effect.
 //
 // # Safety
-// `recorder` is NULL or a living handle that no thread uses any more.
+// `recorder` is NULL or a valid handle that no thread uses any more.
 void rcomm_recorder_leave(struct rcomm_recorder *recorder);
 
 // Writes the path of the ring's file with a terminating zero byte into `buffer`, truncated to its size. Returns the
 // size that it needs in bytes; 0 if the ring is in the process's own memory.
 //
 // # Safety
-// `recorder` is NULL or a living handle; `buffer` may be written for `size` bytes, or `size` is 0.
+// `recorder` is NULL or a valid handle; `buffer` may be written for `size` bytes, or `size` is 0.
 size_t rcomm_recorder_path(const struct rcomm_recorder *recorder,
                            char *buffer,
                            size_t size);
@@ -336,16 +337,16 @@ size_t rcomm_recorder_path(const struct rcomm_recorder *recorder,
 // Adds a group. Returns its number; `RCOMM_RECORDER_NONE` if it was not added.
 //
 // # Safety
-// `recorder` is NULL or a living handle; `group` points to a group whose texts are NULL or end with a zero
+// `recorder` is NULL or a valid handle; `group` points to a group whose texts are NULL or end with a zero
 // byte and whose ranks are NULL or as many as its size.
 uint32_t rcomm_recorder_group(const struct rcomm_recorder *recorder,
                               const struct rcomm_recorder_group_info *group);
 
 // Sets the members of a group that was added without them, once. Fails if they are already set, if their number
-// differs from the group's size, or if the ring has no room for them.
+// differs from the group's size, or if the ring has no space for them.
 //
 // # Safety
-// `recorder` is NULL or a living handle; `ranks` holds `count` ranks.
+// `recorder` is NULL or a valid handle; `ranks` holds `count` ranks.
 int32_t rcomm_recorder_group_members(const struct rcomm_recorder *recorder,
                                      uint32_t group,
                                      const uint32_t *ranks,
@@ -354,7 +355,7 @@ int32_t rcomm_recorder_group_members(const struct rcomm_recorder *recorder,
 // Returns the number of a call site: a location in the program's source; lines count from 1.
 //
 // # Safety
-// `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte.
+// `recorder` is NULL or a valid handle; the texts are NULL or end with a zero byte.
 uint32_t rcomm_recorder_call_site(const struct rcomm_recorder *recorder,
                                   const char *file,
                                   const char *function,
@@ -364,7 +365,7 @@ uint32_t rcomm_recorder_call_site(const struct rcomm_recorder *recorder,
 // with it are recorded with their numbers of elements only.
 //
 // # Safety
-// `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte; `inputs` and
+// `recorder` is NULL or a valid handle; the texts are NULL or end with a zero byte; `inputs` and
 // `outputs` hold as many tensors as their counts, each with as many extents as it has dimensions.
 struct rcomm_recorder_signature_id rcomm_recorder_signature(const struct rcomm_recorder *recorder,
                                                             const char *backend,

@@ -81,8 +81,8 @@ impl ForkGuarded {
 impl Drop for ForkGuarded {
     fn drop(&mut self) {
         if self.get().is_some() {
-            // SAFETY: it is dropped once, here. In a child it never is: the addresses of its mapping may
-            // hold something else there.
+            // SAFETY: the recorder is dropped once, here, and never in a child, where the addresses of its
+            // mapping may hold something else.
             unsafe { ManuallyDrop::drop(&mut self.recorder) }
         }
     }

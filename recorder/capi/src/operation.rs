@@ -61,7 +61,7 @@ const NOTHING: CallTicket = CallTicket { words: [0; 3] };
 /// calls ignore.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle; `operation` is NULL or points to an operation whose splits are
+/// `recorder` is NULL or a valid handle; `operation` is NULL or points to an operation whose splits are
 /// NULL or as many as their counts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_begin(
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn rcomm_recorder_begin(
     operation: *const CallOperation,
 ) -> CallTicket {
     quietly(NOTHING, || {
-        // SAFETY: `recorder` is NULL or a living handle, and `operation` is NULL or points to an operation
+        // SAFETY: `recorder` is NULL or a valid handle, and `operation` is NULL or points to an operation
         // that the caller does not change; both for the time of this call.
         let (recorder, call) = unsafe { (Handle::recorder(recorder)?, operation.as_ref()?) };
         // SAFETY: both lists are NULL or as long as their counts, and the caller does not change them
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn rcomm_recorder_begin(
 /// Calls `act` with the recorder and the ticket, unless the ticket refers to no operation.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle.
+/// `recorder` is NULL or a valid handle.
 #[inline]
 unsafe fn with(
     recorder: *const Handle,
@@ -123,7 +123,7 @@ unsafe fn with(
     act: impl FnOnce(&rcomm_recorder::record::FlightRecorder, Ticket),
 ) {
     quietly((), || {
-        // SAFETY: `recorder` is NULL or a living handle, as this function requires of its caller.
+        // SAFETY: `recorder` is NULL or a valid handle, as this function requires of its caller.
         let recorder = unsafe { Handle::recorder(recorder)? };
         let known = ticket.words[0] != 0;
         known.then(|| act(recorder, Ticket::of_words(ticket.words)))
@@ -133,7 +133,7 @@ unsafe fn with(
 /// Records that an operation was seen to have started, now.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle.
+/// `recorder` is NULL or a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_started(recorder: *const Handle, ticket: CallTicket) {
     // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL. The ticket consists of numbers that
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rcomm_recorder_started(recorder: *const Handle, ticket:
 /// Records that an operation was seen to have completed, now.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle.
+/// `recorder` is NULL or a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_completed(recorder: *const Handle, ticket: CallTicket) {
     // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn rcomm_recorder_completed(recorder: *const Handle, ticke
 /// backend.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle.
+/// `recorder` is NULL or a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_completed_after(
     recorder: *const Handle,
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn rcomm_recorder_completed_after(
 /// Records that an operation ended with an error or a time-out, now.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle.
+/// `recorder` is NULL or a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_failed(recorder: *const Handle, ticket: CallTicket) {
     // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn rcomm_recorder_failed(recorder: *const Handle, ticket: 
 /// Records that an operation is no longer watched: its further progress will not be recorded.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle.
+/// `recorder` is NULL or a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_retired(recorder: *const Handle, ticket: CallTicket) {
     // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.

@@ -15,20 +15,21 @@ pub const RCOMM_RECORDER_NONE: u32 = u32::MAX;
 pub const RCOMM_RECORDER_ANY: u32 = u32::MAX - 1;
 
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Runs a call that may fail. Both an error and a panic are returned as a code, and their text is kept.
+/// Runs a call that may fail. Both an error and a panic are returned as a code, with a text for
+/// `rcomm_recorder_last_error`.
 pub(crate) fn call(run: impl FnOnce() -> Result<(), String>) -> i32 {
-    let ended = catch_unwind(AssertUnwindSafe(run));
-    let why = match ended {
+    let result = catch_unwind(AssertUnwindSafe(run));
+    let why = match result {
         Ok(Ok(())) => return RCOMM_RECORDER_OK,
         Ok(Err(why)) => why,
         Err(_) => "the recorder panicked: please report it".to_owned(),
     };
     let text = CString::new(why.replace('\0', " ")).unwrap_or_default();
     // The thread-local text may already be dropped in a thread that is ending.
-    let _ = LAST.try_with(|last| last.replace(text));
+    let _ = LAST_ERROR.try_with(|last| last.replace(text));
     RCOMM_RECORDER_FAILED
 }
 
@@ -44,7 +45,7 @@ pub(crate) fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
 /// A C string as a `str`, with U+FFFD for invalid UTF-8; empty for NULL.
 ///
 /// # Safety
-/// `text` is NULL or ends with a zero byte, and stays as it is.
+/// `text` is NULL or ends with a zero byte, and stays unchanged.
 pub(crate) unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> {
     if text.is_null() {
         return "".into();
@@ -59,6 +60,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> 
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_recorder_last_error() -> *const c_char {
     // The text's memory does not move until the value is replaced.
-    LAST.try_with(|last| last.borrow().as_ptr())
+    LAST_ERROR
+        .try_with(|last| last.borrow().as_ptr())
         .unwrap_or(c"".as_ptr())
 }

@@ -7,11 +7,11 @@ use std::ffi::c_char;
 /// Names the program's phase from now on, in at most 104 bytes; an empty text ends a phase.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle; `name` is NULL or a text.
+/// `recorder` is NULL or a valid handle; `name` is NULL or a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_phase(recorder: *const Handle, name: *const c_char) {
     quietly((), || {
-        // SAFETY: `recorder` is NULL or a living handle; `name` is NULL or ends with a zero byte and stays
+        // SAFETY: `recorder` is NULL or a valid handle; `name` is NULL or ends with a zero byte and stays
         // unchanged during this call, which copies it.
         let (recorder, name) = unsafe { (Handle::recorder(recorder)?, text(name)) };
         recorder.phase(&name);
@@ -22,11 +22,11 @@ pub unsafe extern "C" fn rcomm_recorder_phase(recorder: *const Handle, name: *co
 /// Sets the program's step from now on.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle.
+/// `recorder` is NULL or a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_step(recorder: *const Handle, step: i64) {
     quietly((), || {
-        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
+        // SAFETY: `recorder` is NULL or a valid handle, which the caller keeps alive during this call.
         unsafe { Handle::recorder(recorder)? }.step(step);
         Some(())
     });
@@ -35,11 +35,11 @@ pub unsafe extern "C" fn rcomm_recorder_step(recorder: *const Handle, step: i64)
 /// Updates the heartbeat. Call it about once a second, from a thread that never blocks.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle.
+/// `recorder` is NULL or a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_heartbeat(recorder: *const Handle) {
     quietly((), || {
-        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
+        // SAFETY: `recorder` is NULL or a valid handle, which the caller keeps alive during this call.
         unsafe { Handle::recorder(recorder)? }.heartbeat();
         Some(())
     });

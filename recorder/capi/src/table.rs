@@ -17,7 +17,7 @@ impl Handle {
     /// The recorder, in the process that opened it.
     ///
     /// # Safety
-    /// `handle` is NULL or a living handle, and lives for as long as the result is used.
+    /// `handle` is NULL or a valid handle, and lives for as long as the result is used.
     #[inline]
     pub(crate) unsafe fn recorder<'a>(handle: *const Self) -> Option<&'a FlightRecorder> {
         // SAFETY: `handle` is NULL or came from `rcomm_recorder_open`, and the caller neither closes nor
@@ -97,17 +97,17 @@ pub unsafe extern "C" fn rcomm_recorder_open(
     call(|| {
         // SAFETY: `config` is NULL (refused here) or points to a configuration that the caller does not
         // change during this call.
-        let asked = unsafe { config.as_ref() }.ok_or("the configuration is NULL")?;
+        let given = unsafe { config.as_ref() }.ok_or("the configuration is NULL")?;
         if recorder.is_null() {
-            return Err("the place for the handle is NULL".to_owned());
+            return Err("the pointer for the handle is NULL".to_owned());
         }
         // SAFETY: both texts of the configuration are NULL or end with a zero byte, and the caller does not
         // change them during this call, which copies them.
-        let (job, directory) = unsafe { (text(asked.job), text(asked.directory)) };
-        let mut config = RecorderConfig::new(job, asked.rank, asked.world_size);
-        config.attempt = asked.attempt;
-        if asked.entries > 0 {
-            config.entries = asked.entries;
+        let (job, directory) = unsafe { (text(given.job), text(given.directory)) };
+        let mut config = RecorderConfig::new(job, given.rank, given.world_size);
+        config.attempt = given.attempt;
+        if given.entries > 0 {
+            config.entries = given.entries;
         }
         if !directory.is_empty() {
             config.placement = Placement::Dir(directory.as_ref().into());
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn rcomm_recorder_open(
 /// Closes the ring, removes its file and frees the handle: for a rank that ends cleanly. NULL has no effect.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle that no thread uses any more.
+/// `recorder` is NULL or a valid handle that no thread uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_close(recorder: *mut Handle) -> i32 {
     call(|| {
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rcomm_recorder_close(recorder: *mut Handle) -> i32 {
 /// NULL has no effect.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle that no thread uses any more.
+/// `recorder` is NULL or a valid handle that no thread uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_leave(recorder: *mut Handle) {
     quietly((), || {
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn rcomm_recorder_leave(recorder: *mut Handle) {
 /// size that it needs in bytes; 0 if the ring is in the process's own memory.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle; `buffer` may be written for `size` bytes, or `size` is 0.
+/// `recorder` is NULL or a valid handle; `buffer` may be written for `size` bytes, or `size` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_path(
     recorder: *const Handle,
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn rcomm_recorder_path(
     size: usize,
 ) -> usize {
     quietly(0, || {
-        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
+        // SAFETY: `recorder` is NULL or a valid handle, which the caller keeps alive during this call.
         let recorder = unsafe { Handle::recorder(recorder)? };
         let path = recorder.storage().path()?.as_os_str().as_encoded_bytes();
         if size > 0 && !buffer.is_null() {
@@ -190,12 +190,12 @@ pub unsafe extern "C" fn rcomm_recorder_path(
 /// Adds a group. Returns its number; `RCOMM_RECORDER_NONE` if it was not added.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle; `group` points to a group whose texts are NULL or end with a zero
+/// `recorder` is NULL or a valid handle; `group` points to a group whose texts are NULL or end with a zero
 /// byte and whose ranks are NULL or as many as its size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_group(recorder: *const Handle, group: *const Group) -> u32 {
     quietly(RCOMM_RECORDER_NONE, || {
-        // SAFETY: `recorder` is NULL or a living handle, and `group` is NULL or points to a group that the
+        // SAFETY: `recorder` is NULL or a valid handle, and `group` is NULL or points to a group that the
         // caller does not change; both for the time of this call.
         let (recorder, group) = unsafe { (Handle::recorder(recorder)?, group.as_ref()?) };
         // SAFETY: both texts of the group are NULL or end with a zero byte and stay unchanged during this
@@ -224,10 +224,10 @@ pub unsafe extern "C" fn rcomm_recorder_group(recorder: *const Handle, group: *c
 }
 
 /// Sets the members of a group that was added without them, once. Fails if they are already set, if their number
-/// differs from the group's size, or if the ring has no room for them.
+/// differs from the group's size, or if the ring has no space for them.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle; `ranks` holds `count` ranks.
+/// `recorder` is NULL or a valid handle; `ranks` holds `count` ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_group_members(
     recorder: *const Handle,
@@ -236,7 +236,7 @@ pub unsafe extern "C" fn rcomm_recorder_group_members(
     count: usize,
 ) -> i32 {
     call(|| {
-        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
+        // SAFETY: `recorder` is NULL or a valid handle, which the caller keeps alive during this call.
         let Some(recorder) = (unsafe { Handle::recorder(recorder) }) else {
             return Ok(());
         };
@@ -247,8 +247,8 @@ pub unsafe extern "C" fn rcomm_recorder_group_members(
         match recorder.set_group_members(group, ranks) {
             true => Ok(()),
             false => Err(format!(
-                "the {count} members were not kept: the group has its members, or another size, or the \
-                 ring has no room"
+                "the {count} members were not stored: the group already has members, has another size, or \
+                 the ring has no space for them"
             )),
         }
     })
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn rcomm_recorder_group_members(
 /// Returns the number of a call site: a location in the program's source; lines count from 1.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte.
+/// `recorder` is NULL or a valid handle; the texts are NULL or end with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_call_site(
     recorder: *const Handle,
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn rcomm_recorder_call_site(
     line: u32,
 ) -> u32 {
     quietly(RCOMM_RECORDER_NONE, || {
-        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
+        // SAFETY: `recorder` is NULL or a valid handle, which the caller keeps alive during this call.
         let recorder = unsafe { Handle::recorder(recorder)? };
         // SAFETY: both texts are NULL or end with a zero byte, and the caller does not change them during
         // this call, which copies them.
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn rcomm_recorder_call_site(
 /// with it are recorded with their numbers of elements only.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte; `inputs` and
+/// `recorder` is NULL or a valid handle; the texts are NULL or end with a zero byte; `inputs` and
 /// `outputs` hold as many tensors as their counts, each with as many extents as it has dimensions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_signature(
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn rcomm_recorder_signature(
         words: SignatureId::UNKNOWN.to_words(),
     };
     quietly(unknown, || {
-        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
+        // SAFETY: `recorder` is NULL or a valid handle, which the caller keeps alive during this call.
         let recorder = unsafe { Handle::recorder(recorder)? };
         // SAFETY: both texts are NULL or end with a zero byte, and the caller does not change them during
         // this call, which copies them.
@@ -319,14 +319,14 @@ pub unsafe extern "C" fn rcomm_recorder_signature(
 
 /// # Safety
 /// `tensors` is NULL or holds `count` tensors, and the `shape` of each is NULL or holds as many extents as
-/// it has dimensions. All of it stays as it is while the result is used.
+/// it has dimensions. All of it stays unchanged while the result is used.
 unsafe fn tensors<'a>(tensors: *const CallTensor, count: usize) -> Vec<Tensor<'a>> {
-    // SAFETY: the caller's `tensors` is NULL or holds `count` tensors, which stay as they are while the
+    // SAFETY: the caller's `tensors` is NULL or holds `count` tensors, which stay unchanged while the
     // result is used.
     let tensors = unsafe { list(tensors, count) };
     let tensor = |tensor: &CallTensor| Tensor {
         dtype: DType::from_code(tensor.dtype).unwrap_or(DType::Other),
-        // SAFETY: the caller's `shape` is NULL or holds `dimensions` extents, which stay as they are while
+        // SAFETY: the caller's `shape` is NULL or holds `dimensions` extents, which stay unchanged while
         // the result is used.
         shape: unsafe { list(tensor.shape, tensor.dimensions as usize) },
     };
@@ -334,8 +334,7 @@ unsafe fn tensors<'a>(tensors: *const CallTensor, count: usize) -> Vec<Tensor<'a
 }
 
 /// # Safety
-/// `start` is NULL, or aligned with `count` values behind it that stay as they are while the result is
-/// used.
+/// `start` is NULL, or points to `count` aligned values that stay unchanged while the result is used.
 pub(crate) unsafe fn list<'a, T>(start: *const T, count: usize) -> &'a [T] {
     if start.is_null() || count == 0 {
         return &[];

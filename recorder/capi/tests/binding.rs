@@ -36,9 +36,9 @@ fn the_header_matches_the_crate() {
     if std::env::var_os("RCOMM_UPDATE_HEADER").is_some() {
         std::fs::write(&path, &text).unwrap();
     }
-    let kept = std::fs::read_to_string(&path).unwrap();
+    let stored = std::fs::read_to_string(&path).unwrap();
     assert!(
-        kept == text,
+        stored == text,
         "include/rcomm_recorder.h is out of date: run this test with RCOMM_UPDATE_HEADER=1"
     );
 }
@@ -145,7 +145,7 @@ fn a_c_program_and_its_forked_child_each_leave_their_own_record() {
     assert_eq!(
         child.entries.len(),
         1,
-        "what the child did on its parent's handle is nowhere"
+        "calls of the child with its parent's handle record nothing"
     );
     assert_eq!(child.identity.rank, Some(2));
 }

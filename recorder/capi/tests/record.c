@@ -1,4 +1,4 @@
-/* Records as rank 1, and as rank 2 in a forked child, and leaves both rings. */
+/* Records as rank 1, and as rank 2 in a forked child; the files of both rings remain. */
 #define _POSIX_C_SOURCE 200809L
 #include "rcomm_recorder.h"
 #include <stdio.h>
@@ -42,7 +42,7 @@ int main(int count, char **arguments) {
     CHECK(rcomm_recorder_open(&wrong, &none) == RCOMM_RECORDER_FAILED && none == NULL);
     CHECK(strstr(rcomm_recorder_last_error(), "rank 4 is not less than the world size 4") != NULL);
     CHECK(rcomm_recorder_open(NULL, &none) == RCOMM_RECORDER_FAILED);
-    /* What records goes on without a handle. */
+    /* Functions that record accept NULL as the handle. */
     rcomm_recorder_operation nothing = operation(0, RCOMM_RECORDER_BARRIER);
     rcomm_recorder_completed(NULL, rcomm_recorder_begin(NULL, &nothing));
     rcomm_recorder_phase(NULL, "nowhere");

@@ -2,7 +2,7 @@
 
 use crate::model::{
     Communicator, Entry, EntryState, Failure, Frame, GroupPlace, PeerLink, ProcessGroupInfo,
-    ProcessGroupStatus, Rank, RankStatus, Signature, Stack,
+    ProcessGroupStatus, ProcessorWait, Rank, RankStatus, Signature, Stack,
 };
 use serde::{Deserialize, Serialize};
 
@@ -147,7 +147,7 @@ pub struct Identity {
 pub struct DumpGroup {
     /// Name, description, members.
     pub info: ProcessGroupInfo,
-    /// The rank's own place in the group, if the record has it in place of the members.
+    /// The rank's number in the group and the group's size, if the record has these instead of the members.
     pub place: Option<GroupPlace>,
     /// Progress of the group on this rank, if recorded.
     pub status: Option<ProcessGroupStatus>,
@@ -199,6 +199,8 @@ pub struct Dump {
     pub closed_ns: i64,
     /// The process's connections, one element per other end; empty if they were not recorded.
     pub peers: Vec<PeerLink>,
+    /// How long its threads had to wait for a processor; `None` if that was not recorded.
+    pub processor_wait: Option<ProcessorWait>,
 }
 
 impl Dump {
@@ -215,7 +217,7 @@ impl Dump {
         let first = self.first_of_newest(most);
         if first > 0 {
             self.entries.drain(..first);
-            // A record that is kept for long must not keep the memory of removed entries.
+            // A live view holds dumps for long: free the memory of removed entries.
             if self.entries.capacity() > 2 * self.entries.len() {
                 self.entries.shrink_to_fit();
             }
@@ -240,6 +242,7 @@ impl Dump {
             failures: self.failures.clone(),
             closed_ns: self.closed_ns,
             peers: self.peers.clone(),
+            processor_wait: self.processor_wait,
         }
     }
 

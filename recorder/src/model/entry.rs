@@ -51,7 +51,7 @@ pub struct Frame {
 /// A call stack, innermost frame first, as indices into the dump's frames.
 pub type Stack = Vec<u32>;
 
-/// The properties of an operation on which members can disagree: all but its times and ranks.
+/// The backend, name, tensors and splits of an operation: many operations of a rank share one signature.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Signature {
     /// Backend of the operation (`nccl`, `gloo`, `cpu`, ...); empty if unknown.

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_have_one_code_and_one_name() {
+    fn failure_kinds_are_found_by_code_and_by_name() {
         for &kind in FailureKind::ALL {
             assert_eq!(FailureKind::from_code(kind.code()), Some(kind));
             assert_eq!(FailureKind::from_name(kind.name()), Some(kind));

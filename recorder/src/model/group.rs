@@ -11,7 +11,7 @@ pub type Rank = u32;
 /// Differs between ranks for the same group: never compare it across ranks.
 pub type GroupId = u32;
 
-/// A process's place in a group, for a record that does not contain the other members.
+/// A process's rank in a group and the group's size, for a record that does not contain the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupPlace {
     /// Its rank in the group.

@@ -18,4 +18,4 @@ pub use group::{GroupId, GroupPlace, ProcessGroupInfo, Rank};
 pub use nccl::{Communicator, KernelProgress, LinkProgress, LinkWait};
 pub use ops::{Bus, Layout, OpType, Parts, Pattern, WaitsFor};
 pub use peer_link::{LinkEnd, PeerLink, WaitingOperation};
-pub use status::{ProcessGroupStatus, RankStatus};
+pub use status::{ProcessGroupStatus, ProcessorWait, RankStatus};

@@ -69,7 +69,7 @@ pub enum LinkWait {
     /// Unknown: the transfer was given to the proxy thread.
     #[default]
     Posted,
-    /// The device of this process: data to send, or room for what was received.
+    /// The device of this process: data to send, or free memory for received data.
     Device,
     /// The peer's permission to send.
     Peer,
@@ -191,8 +191,8 @@ impl Communicator {
         for (key, value) in facts {
             if let Some(id) = key.strip_prefix(KERNEL) {
                 communicator.kernels.extend(kernel_of(id, value));
-            } else if let Some(place) = key.strip_prefix(LINK) {
-                communicator.links.extend(link_of(place, value));
+            } else if let Some(id) = key.strip_prefix(LINK) {
+                communicator.links.extend(link_of(id, value));
             }
         }
         Some(communicator)
@@ -219,16 +219,16 @@ fn kernel_of(id: &str, text: &str) -> Option<KernelProgress> {
     })
 }
 
-fn link_of(place: &str, text: &str) -> Option<LinkProgress> {
-    let mut place = place.split(':');
+fn link_of(id: &str, text: &str) -> Option<LinkProgress> {
+    let mut id = id.split(':');
     Some(LinkProgress {
-        channel: place.next()?.parse().ok()?,
-        is_send: match place.next()? {
+        channel: id.next()?.parse().ok()?,
+        is_send: match id.next()? {
             "send" => true,
             "recv" => false,
             _ => return None,
         },
-        peer: place.next()?.parse().ok()?,
+        peer: id.next()?.parse().ok()?,
         record_id: field(text, "record")?.parse().ok()?,
         step: field(text, "step")?.parse().ok()?,
         steps: field(text, "steps")?.parse().ok()?,

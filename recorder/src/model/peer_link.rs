@@ -71,8 +71,8 @@ impl PeerLink {
         }
     }
 
-    /// For how long there had been no sign of life when the process looked last, ns. `None` if one of the two times is
-    /// unknown, or if an idle connection gives no signs of life.
+    /// Time from the last sign of life to the last sample, ns. `None` if one of the two times is unknown, or if an idle
+    /// connection gives no signs of life.
     pub fn silence_ns(&self) -> Option<i64> {
         let known = self.heard_ns > 0 && self.sampled_ns > 0 && self.interval_ms > 0;
         known.then(|| self.sampled_ns.saturating_sub(self.heard_ns).max(0))
@@ -82,8 +82,8 @@ impl PeerLink {
     /// one can be chance. False if the silence is unknown.
     pub fn is_silent(&self) -> bool {
         const SLACK_NS: i64 = 500_000_000;
-        let due = 2 * i64::from(self.interval_ms) * 1_000_000 + SLACK_NS;
-        self.silence_ns().is_some_and(|silence| silence > due)
+        let limit = 2 * i64::from(self.interval_ms) * 1_000_000 + SLACK_NS;
+        self.silence_ns().is_some_and(|silence| silence > limit)
     }
 }
 
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silence_counts_from_the_last_sign_of_life_to_the_last_look() {
+    fn the_silence_lasts_from_the_last_sign_of_life_to_the_last_sample() {
         let second = 1_000_000_000;
         let mut link = PeerLink {
             heard_ns: 10 * second,

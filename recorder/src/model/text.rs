@@ -1,4 +1,4 @@
-//! Times and sizes as text for people, for every program.
+//! Times, sizes and ranks as text for people, for every program.
 //!
 //! | form | where | examples |
 //! |---|---|---|
@@ -9,7 +9,9 @@
 //! | [`bytes`] | sentences, tables and reports | `512 B`, `1.5 GiB` |
 //! | [`narrow_bytes`] | narrow columns | `512`, `1.5G` |
 //! | [`clock_age`], [`time_of_day`] | clocks | `00:01:42` |
+//! | [`ranks`] | errors of the runtime | `rank 3`, `ranks 1, 2 and 5 more` |
 
+use super::Rank;
 use std::time::Duration;
 
 /// A duration as messages give it: `2.0 s`, `350 ms`, `42 µs`.
@@ -136,6 +138,16 @@ pub fn narrow_bytes(n: u64) -> String {
     }
 }
 
+/// Ranks as errors name them: `rank 3`, `ranks 1, 2`, or the first `limit` of them and how many more.
+pub fn ranks(ranks: &[Rank], limit: usize) -> String {
+    let shown: Vec<String> = ranks.iter().take(limit).map(Rank::to_string).collect();
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    match ranks.len() - shown.len() {
+        0 => format!("{noun} {}", shown.join(", ")),
+        more => format!("{noun} {} and {more} more", shown.join(", ")),
+    }
+}
+
 /// Bytes as hexadecimal digits in lower case: `00ff`.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -146,7 +158,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_rounded_for_people() {
+    fn a_long_list_of_ranks_says_how_many_it_leaves_out() {
+        assert_eq!(ranks(&[3], 8), "rank 3");
+        assert_eq!(ranks(&[1, 2], 2), "ranks 1, 2");
+        assert_eq!(ranks(&[1, 2, 5, 6], 2), "ranks 1, 2 and 2 more");
+    }
+
+    #[test]
+    fn durations_are_rounded_to_their_unit() {
         let cases = [
             (1_999_999_289, "2.0 s"),
             (600_000_000_000, "600.0 s"),
@@ -155,13 +174,13 @@ mod tests {
             (999_900, "1 ms"),
             (42_100, "42 µs"),
         ];
-        for (ns, words) in cases {
-            assert_eq!(duration(Duration::from_nanos(ns)), words);
+        for (ns, text) in cases {
+            assert_eq!(duration(Duration::from_nanos(ns)), text);
         }
     }
 
     #[test]
-    fn durations_have_the_usual_unit() {
+    fn the_unit_of_a_duration_in_ms_grows_with_it() {
         for (ms, text) in [
             (0.25, "0.2 ms"),
             (640.0, "640 ms"),
@@ -176,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_grow_coarser() {
+    fn ages_are_shortened_and_unknown_ones_are_two_dashes() {
         let ages = [400.0, 9_960.0, 102_400.0, 720_000.0, 36_000_000.0];
         let shown: Vec<_> = ages.map(|ms| age(Some(ms))).into();
         assert_eq!(shown, ["0.4s", "10s", "102s", "12m", "10h"]);
@@ -196,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn narrow_sizes_have_one_letter() {
+    fn narrow_sizes_have_at_most_one_letter() {
         assert_eq!(narrow_bytes(512), "512");
         assert_eq!(narrow_bytes(64 << 10), "64K");
         assert_eq!(narrow_bytes(3 << 19), "1.5M");
     }
 
     #[test]
-    fn digits_come_in_pairs() {
+    fn each_byte_becomes_two_hexadecimal_digits() {
         assert_eq!(hex(&[0, 255]), "00ff");
     }
 }

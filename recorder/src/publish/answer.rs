@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_written_and_read_alike() {
+    fn addresses_are_written_and_read_back() {
         for text in [
             "unix:/dev/shm/rcomm-0/job/0.0.sock",
             "tcp:[::1]:7000",
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_long_and_stay_out_of_debug_output() {
+    fn short_tokens_are_refused_and_debug_output_hides_tokens() {
         assert!(EndpointToken::new("short").is_err());
         assert!(EndpointToken::new("sixteen chars or\r\nmore").is_err());
         let token = EndpointToken::new("0123456789abcdef").unwrap();

@@ -31,7 +31,7 @@ pub enum DumpFileError {
         .path.display(), MAX_NUMBERED
     )]
     NoFreeName {
-        /// The name asked for.
+        /// The path that the caller passed.
         path: PathBuf,
     },
 }
@@ -142,7 +142,7 @@ impl TempFile {
                 create_private(wanted)?;
                 std::fs::rename(&self.path, wanted)
             }
-            done => done,
+            result => result,
         }
     }
 }
@@ -160,7 +160,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn an_older_dump_is_never_overwritten() {
+    fn an_existing_dump_is_never_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("job/rank_3");
         let first = write_dump_file(&path, b"one").unwrap();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_owner_may_read() {
+    fn only_the_owner_may_read_a_dump_and_its_folder() {
         let folder = tempfile::tempdir().unwrap();
         let path = write_dump_file(&folder.path().join("a/rank_0"), b"x").unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_the_way_is_never_written_through() {
+    fn a_symbolic_link_at_the_path_is_never_written_through() {
         let folder = tempfile::tempdir().unwrap();
         let victim = folder.path().join("victim");
         std::fs::write(&victim, b"precious").unwrap();

@@ -12,12 +12,14 @@
 //! `GET /peers` and `POST /dump`, which may block. The endpoint reads the ring and takes no lock that operations take,
 //! so it answers while the program is stuck. Until the first connection it sleeps and holds only its socket. The mode
 //! 0600 of a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`).
-//! Requests have no body. At most [`MAX_CONNECTIONS`] are served at a time, each for at most [`CONNECTION_TIME`].
+//! Requests have no body. At most [`MAX_CONNECTIONS`] are served at a time, each for at most [`CONNECTION_TIME`]; if there
+//! are more, the oldest that has not made an admitted request is closed ([`Places`]).
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
     RankAnswer, SINCE_HEADER, WrittenDump,
 };
+use super::places::{Place, Places};
 use crate::error::{Error, Result};
 use crate::record::FlightRecorder;
 use crate::record::changes::Changes;
@@ -28,7 +30,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -46,7 +50,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
 
 /// Maximum number of connections served at a time; others wait.
 pub const MAX_CONNECTIONS: usize = 32;
@@ -107,7 +110,7 @@ impl Endpoint {
             peers: Arc::new(Vec::new),
             dump: None,
         }));
-        let refused = |address: String, error: io::Error| Error::Endpoint {
+        let listen_error = |address: String, error: io::Error| Error::Endpoint {
             address,
             why: format!("cannot listen there: {error}"),
         };
@@ -115,7 +118,7 @@ impl Endpoint {
             Listen::Unix(path) => {
                 let address = EndpointAddress::Unix(path.clone());
                 let listener =
-                    bind_unix(&path).map_err(|error| refused(address.to_string(), error))?;
+                    bind_unix(&path).map_err(|error| listen_error(address.to_string(), error))?;
                 (Listener::Unix(listener), address, None)
             }
             Listen::Tcp(wanted, token) => {
@@ -125,7 +128,7 @@ impl Endpoint {
                     Ok((listener, address))
                 });
                 let (listener, address) =
-                    bound.map_err(|error| refused(format!("tcp:{wanted}"), error))?;
+                    bound.map_err(|error| listen_error(format!("tcp:{wanted}"), error))?;
                 let address = EndpointAddress::Tcp(address);
                 (Listener::Tcp(listener), address, Some(token))
             }
@@ -134,19 +137,19 @@ impl Endpoint {
             stopped.set_nonblocking(true)?;
             Ok((stop, stopped))
         });
-        let (stop, stopped) = pair.map_err(|error| refused(address.to_string(), error))?;
+        let (stop, stopped) = pair.map_err(|error| listen_error(address.to_string(), error))?;
         let served = handlers.clone();
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
                 if listener.wait_for_connection(&stopped) {
                     let router = router(recorder, served, token);
-                    // Without a runtime or its listener there is nothing left to do; connections end with
-                    // the runtime.
+                    // If the runtime or its listener cannot be made, this thread has nothing to serve. Open
+                    // connections end with the runtime.
                     let _ = serve(listener, router, stopped);
                 }
             })
-            .map_err(|error| refused(address.to_string(), error))?;
+            .map_err(|error| listen_error(address.to_string(), error))?;
         Ok(Self {
             address,
             handlers,
@@ -198,7 +201,7 @@ impl Drop for Endpoint {
         }
         if let EndpointAddress::Unix(path) = &self.address {
             let _ = fs::remove_file(path);
-            // The ring file may have been removed first and left the directory because of the socket.
+            // If the ring file was removed first, its directory could not be removed because of the socket.
             if let Some(directory) = path.parent() {
                 let _ = fs::remove_dir(directory);
             }
@@ -255,15 +258,14 @@ fn serve(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<
 
 async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<()> {
     let stopped = tokio::net::UnixStream::from_std(stopped)?;
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = Places::new(MAX_CONNECTIONS);
     let accepting = async {
         match listener {
             Listener::Unix(listener) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 loop {
-                    let place = places.clone().acquire_owned().await;
                     match listener.accept().await {
-                        Ok((stream, _)) => start(stream, &router, place),
+                        Ok((stream, _)) => start(stream, &router, places.enter().await),
                         Err(_) => pause().await,
                     }
                 }
@@ -271,9 +273,8 @@ async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::
             Listener::Tcp(listener) => {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 loop {
-                    let place = places.clone().acquire_owned().await;
                     match listener.accept().await {
-                        Ok((stream, _)) => start(stream, &router, place),
+                        Ok((stream, _)) => start(stream, &router, places.enter().await),
                         Err(_) => pause().await,
                     }
                 }
@@ -281,7 +282,7 @@ async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::
         }
     };
     tokio::select! {
-        ended = accepting => ended,
+        result = accepting => result,
         _ = stopped.readable() => Ok(()),
     }
 }
@@ -291,13 +292,17 @@ async fn pause() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-/// Serves one connection in a new task; `place` is freed when the connection ends.
-fn start<S, P>(stream: S, router: &Router, place: P)
+/// Serves one connection in a new task, until it ends or its place is taken.
+fn start<S>(stream: S, router: &Router, place: Arc<Place>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    P: Send + 'static,
 {
     let service = TowerToHyperService::new(router.clone());
+    let own = place.clone();
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(own.clone());
+        service.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
@@ -305,8 +310,10 @@ where
         .serve_connection(TokioIo::new(stream), service);
     tokio::spawn(async move {
         // A client that disconnects early ends only its own task.
-        let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
-        drop(place);
+        tokio::select! {
+            _ = tokio::time::timeout(CONNECTION_TIME, connection) => {}
+            () = place.is_taken() => {}
+        }
     });
 }
 
@@ -335,26 +342,34 @@ fn router(
         .route("/dump", get(dump).post(write_dump))
         .route("/peers", get(list_peers))
         .with_state(served);
-    match token {
-        None => router,
-        Some(token) => router.layer(middleware::from_fn(move |request, next| {
-            let token = token.clone();
-            async move { check_token(&token, request, next).await }
-        })),
-    }
+    router.layer(middleware::from_fn(move |request, next| {
+        let token = token.clone();
+        async move { check_token(token.as_ref(), request, next).await }
+    }))
 }
 
-async fn check_token(token: &EndpointToken, request: Request, next: Next) -> Response {
+/// Admits a request that carries the token, or any if there is none: then the mode of the socket decides.
+async fn check_token(token: Option<&EndpointToken>, request: Request, next: Next) -> Response {
+    let Some(token) = token else {
+        return admit(request, next).await;
+    };
     let given = request
         .headers()
         .get(header::AUTHORIZATION)
         .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
         .unwrap_or_default();
     if token.as_str().as_bytes().ct_eq(given).into() {
-        return next.run(request).await;
+        return admit(request, next).await;
     }
     let why = "missing or wrong token\n";
     (StatusCode::UNAUTHORIZED, why).into_response()
+}
+
+async fn admit(request: Request, next: Next) -> Response {
+    if let Some(place) = request.extensions().get::<Arc<Place>>() {
+        place.admit();
+    }
+    next.run(request).await
 }
 
 fn wall_now() -> i64 {

@@ -45,8 +45,8 @@ impl EndpointFollower {
             partial,
             entries,
         } = answer;
-        // After a partial read the next request is for the whole record: otherwise the lost part would stay
-        // missing.
+        // If a part of the answer could not be read, the next request is for the whole record: otherwise that
+        // part would stay missing.
         self.change = change.filter(|_| problems.is_empty());
         if partial {
             self.record.take_in(dump, entries);
@@ -114,13 +114,14 @@ impl FollowedDump {
             failures,
             closed_ns,
             peers,
+            processor_wait,
         } = newer;
         let dump = &mut self.dump;
         (dump.version, dump.recorder) = (version, recorder);
         (dump.identity, dump.status) = (identity, status);
         (dump.comm_lib_version, dump.nccl_comm_state) = (comm_lib_version, nccl_comm_state);
         (dump.failures, dump.closed_ns) = (failures, closed_ns);
-        dump.peers = peers;
+        (dump.peers, dump.processor_wait) = (peers, processor_wait);
         let mut known: HashMap<GroupId, u32> = (0..)
             .zip(&dump.groups)
             .map(|(index, group)| (group.info.id, index))
@@ -161,8 +162,8 @@ impl FollowedDump {
         let newest = dump.entries.last().map_or(0, |entry| entry.record_id);
         if let Some(ring_entries) = ring_entries {
             let oldest = newest.saturating_sub(ring_entries);
-            let gone = dump.entries.partition_point(|e| e.record_id <= oldest);
-            dump.entries.drain(..gone);
+            let removed = dump.entries.partition_point(|e| e.record_id <= oldest);
+            dump.entries.drain(..removed);
         }
     }
 
@@ -183,11 +184,11 @@ fn merge<T: Clone + Eq + Hash>(
     known: &mut HashMap<T, u32>,
     values: impl IntoIterator<Item = T>,
 ) -> Vec<u32> {
-    let place = |value: T| {
+    let index_of = |value: T| {
         *known.entry(value).or_insert_with_key(|value| {
             table.push(value.clone());
             (table.len() - 1) as u32
         })
     };
-    values.into_iter().map(place).collect()
+    values.into_iter().map(index_of).collect()
 }

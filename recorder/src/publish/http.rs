@@ -1,7 +1,7 @@
 //! A minimal blocking HTTP client, for ranks' endpoints and similar servers.
 //!
-//! Each request opens a new connection, and one deadline covers both; no threads are started. Answers must
-//! have a Content-Length, which is limited.
+//! Each request opens a new connection; one deadline covers connecting and the answer. No threads are started. Answers
+//! must have a Content-Length, which is limited.
 
 use super::answer::{EndpointAddress, EndpointToken};
 use rustix::io::Errno;
@@ -39,7 +39,7 @@ pub struct HttpAnswer {
     fields: Vec<(String, String)>,
 }
 
-/// Why there is no answer.
+/// Why no complete answer was received.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The deadline passed.
@@ -194,7 +194,7 @@ enum Stream {
 }
 
 /// The time left, or an error if there is none.
-fn left(deadline: Instant) -> std::io::Result<Duration> {
+fn time_left(deadline: Instant) -> std::io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(std::io::ErrorKind::TimedOut.into());
@@ -207,14 +207,14 @@ impl Stream {
         match address {
             EndpointAddress::Unix(path) => connect_unix(path, deadline).map(Self::Unix),
             EndpointAddress::Tcp(address) => {
-                TcpStream::connect_timeout(address, left(deadline)?).map(Self::Tcp)
+                TcpStream::connect_timeout(address, time_left(deadline)?).map(Self::Tcp)
             }
         }
     }
 
     fn write_all(&mut self, mut bytes: &[u8], deadline: Instant) -> std::io::Result<()> {
         while !bytes.is_empty() {
-            let left = Some(left(deadline)?);
+            let left = Some(time_left(deadline)?);
             let written = match self {
                 Self::Unix(stream) => {
                     stream.set_write_timeout(left)?;
@@ -246,7 +246,7 @@ impl Stream {
         bytes.resize(start + most, 0);
         let into = &mut bytes[start..];
         let read = loop {
-            let left = Some(left(deadline)?);
+            let left = Some(time_left(deadline)?);
             let read = match self {
                 Self::Unix(stream) => {
                     stream.set_read_timeout(left)?;
@@ -295,7 +295,7 @@ fn connect_unix(path: &Path, deadline: Instant) -> std::io::Result<UnixStream> {
             return Err(error.into());
         }
         // The backlog is full, and the kernel reports no event when it drains.
-        std::thread::sleep(left(deadline)?.min(Duration::from_millis(5)));
+        std::thread::sleep(time_left(deadline)?.min(Duration::from_millis(5)));
     }
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;

@@ -155,8 +155,8 @@ impl LaunchRecord {
         Ok(record)
     }
 
-    /// Writes the record to its place below `directory`, with mode 0600, and atomically replaces the previous
-    /// one: readers see one or the other.
+    /// Writes the record to its [`path`](Self::path) below `directory`, with mode 0600, and atomically replaces the
+    /// previous record: readers see one of the two, complete.
     ///
     /// # Errors
     /// If the directory or the file cannot be written.
@@ -233,7 +233,8 @@ const MAX_BYTES: u64 = 16 << 20;
 const MAX_FILES: usize = 4096;
 
 fn modified(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).and_then(|of| of.modified()).ok()
+    let metadata = fs::metadata(path);
+    metadata.and_then(|metadata| metadata.modified()).ok()
 }
 
 fn is_named_so(path: &Path) -> bool {
@@ -244,16 +245,16 @@ fn is_named_so(path: &Path) -> bool {
 
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt as _;
-    let hidden = path.with_file_name(format!(".launch.{}.new", std::process::id()));
-    let _ = fs::remove_file(&hidden);
+    let temporary = path.with_file_name(format!(".launch.{}.new", std::process::id()));
+    let _ = fs::remove_file(&temporary);
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
     let written = options
-        .open(&hidden)
+        .open(&temporary)
         .and_then(|mut file| file.write_all(bytes))
-        .and_then(|()| fs::rename(&hidden, path));
+        .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        let _ = fs::remove_file(&hidden);
+        let _ = fs::remove_file(&temporary);
     }
     written
 }
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_refused() {
+    fn truncated_oversized_and_foreign_files_are_refused() {
         let whole = serde_json::to_vec(&example(0)).unwrap();
         for end in 0..whole.len() {
             assert!(LaunchRecord::parse(&whole[..end]).is_err());

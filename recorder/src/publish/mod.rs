@@ -5,13 +5,15 @@ mod answer;
 mod client;
 mod dialect;
 mod dump_file;
-// invariant 1: an async runtime comes with this feature only.
+// Invariant 1 in docs/ARCHITECTURE.md: only this feature brings an async runtime.
 #[cfg(feature = "endpoint")]
 mod endpoint;
 mod follow;
 mod http;
 mod launch_record;
 mod pickle;
+#[cfg(feature = "endpoint")]
+mod places;
 mod retention;
 mod ring_follower;
 mod ring_reader;
@@ -33,6 +35,8 @@ pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MAX_CONNECTIONS};
 pub use follow::{EndpointFollower, FollowedDump};
 pub use http::{HttpAnswer, HttpError, HttpRequest};
 pub use launch_record::{LaunchRecord, LaunchSignal, LaunchedRank, RankEnd};
+#[cfg(feature = "endpoint")]
+pub use places::{Place, Places};
 pub use retention::{KeptJobs, remove_jobs_beside};
 pub use ring_follower::{RingFollower, RingPoll};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};

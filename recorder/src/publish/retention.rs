@@ -1,6 +1,6 @@
 //! Removes the files of old jobs that have died.
 //!
-//! Ring files lie in memory, and a job that died leaves its rings behind to be read. When a rank makes a ring, the
+//! Ring files are in memory, and a job that died leaves its rings for readers. When a rank makes a ring, the
 //! dead jobs below its directory are counted from the newest to the oldest, and those beyond the limits are removed
 //! with their rings and launch records. A job is dead if all its rings belong to processes of this host that are
 //! gone, and none of its launchers is alive. The newest dead job is kept however large it is, unless no jobs are to
@@ -92,8 +92,8 @@ fn dead_jobs(directory: &Path) -> Result<Vec<DeadJob>> {
     Ok(jobs.into_iter().filter_map(dead).collect())
 }
 
-/// The job of a directory; `None` unless it is dead. A ring that cannot be read may have a newer layout, and from the
-/// ring of another host one cannot tell whether its process is alive: the job is then not taken for dead.
+/// The job of a directory; `None` unless it is dead. A ring that cannot be read may have a newer layout, and a ring of
+/// another host does not show whether its process is alive: in both cases the job does not count as dead.
 fn dead_job(directory: PathBuf, rings: Vec<(RingName, PathBuf)>, host: &str) -> Option<DeadJob> {
     let launches = LaunchRecord::in_directory(&directory);
     if !launches.iter().all(|it| it.host == host && it.is_over()) {
@@ -140,6 +140,6 @@ fn remove(job: &DeadJob) {
             let _ = fs::remove_file(file);
         }
     }
-    // It fails if a new process has put a file there.
+    // This fails, and must, if a new process has put a file there.
     let _ = fs::remove_dir(&job.directory);
 }

@@ -33,6 +33,8 @@ pub struct RingFollower {
 pub struct RingPoll {
     /// Whether something other than the heartbeat was written since the last read, or the owner's state has changed.
     pub changed: bool,
+    /// Whether the file still has its whole size. If not, nothing was read.
+    pub whole: bool,
     /// Whether the process that writes the ring is alive.
     pub alive: bool,
     /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
@@ -46,7 +48,7 @@ impl RingFollower {
     /// ones are read once and dropped.
     pub fn new(reader: RingReader, keep: usize) -> Self {
         Self {
-            anchor: layout::load_anchor(reader.memory().0),
+            anchor: layout::load_anchor(&reader.memory().0),
             reader,
             keep,
             record: FollowedDump::default(),
@@ -68,16 +70,25 @@ impl RingFollower {
 
     /// Reads the ring's changes. Never blocks.
     pub fn poll(&mut self) -> RingPoll {
+        if !self.reader.is_whole() {
+            return RingPoll {
+                changed: false,
+                whole: false,
+                alive: false,
+                heartbeat_ns: 0,
+                as_of_ns: self.dump().identity.dump_time_ns,
+            };
+        }
         // Fingerprint and owner are read before the ring, so that the next poll finds a concurrent write.
         let rest = (self.reader.fingerprint(), self.reader.owner());
-        let anchor = layout::load_anchor(self.reader.memory().0);
+        let anchor = layout::load_anchor(&self.reader.memory().0);
         if anchor != self.anchor {
             // With the new anchor, all times that were read before are different.
             self.anchor = anchor;
             self.forget();
         }
-        let (picked, moved) = self.pick();
-        let changed = moved || self.rest != Some(rest);
+        let (picked, is_written) = self.pick();
+        let changed = is_written || self.rest != Some(rest);
         self.rest = Some(rest);
         let owner = rest.1;
         if changed {
@@ -85,6 +96,7 @@ impl RingFollower {
         }
         RingPoll {
             changed,
+            whole: true,
             alive: owner.is_alive(),
             heartbeat_ns: self.reader.heartbeat_ns(),
             as_of_ns: match owner {
@@ -113,35 +125,35 @@ impl RingFollower {
         // 0 is a stamp that no slot has, so new records are read in any case.
         self.open.extend((first..=newest).map(|id| (id, 0)));
         self.newest = newest;
-        let mut moved = false;
+        let mut is_written = false;
         let mut picked = Vec::new();
         for (&id, known) in &mut self.open {
             let index = slots.index_of(id);
-            let own = slots.stamp(view, index);
+            let own = slots.stamp(&view, index);
             let stamp = match layout.kernels.rows {
                 0 => own,
-                // The record's row in the table of kernels counts too. Its stamp goes into the upper half: the low
-                // bits still say whether the record is busy.
-                _ => own ^ rings::kernels(layout).stamp(view, index) << 32,
+                // The record's row in the table of kernels counts too. Its stamp changes only the upper half: the low
+                // bits still show whether the record is busy.
+                _ => own ^ rings::kernels(layout).stamp(&view, index) << 32,
             };
             // The stamp is noted before its slot is read, so that the next poll finds a concurrent write. A slot
             // whose writer died stays busy and is read every time.
             if stamp != *known || is_busy(own) {
-                moved |= stamp != *known;
+                is_written |= stamp != *known;
                 *known = stamp;
                 picked.push(index);
             }
         }
-        (picked, moved)
+        (picked, is_written)
     }
 
     fn take_in(&mut self, picked: Vec<usize>, owner: Owner) {
         let (view, layout) = self.reader.memory();
         let slots = layout.slots.rows as u64;
-        let newer = decode::dump_of(view, layout, self.reader.now_ns(), picked);
+        let newer = decode::dump_of(&view, layout, self.reader.now_ns(), picked);
         self.record.take_in(newer, Some(slots));
         if self.record.is_overgrown() {
-            self.record = FollowedDump::of(decode::dump(view, layout, self.reader.now_ns()));
+            self.record = FollowedDump::of(decode::dump(&view, layout, self.reader.now_ns()));
         }
         self.reader.finish(self.record.dump_mut(), owner);
         let entries = &self.record.dump().entries;
@@ -149,9 +161,9 @@ impl RingFollower {
             let at = entries.binary_search_by_key(&id, |entry| entry.record_id);
             at.map_or(true, |at| !is_settled(&entries[at]))
         });
-        // The operations in progress include some that this read did not cover.
+        // NCCL's state covers all operations in progress, also those whose slots this read did not cover.
         let (view, layout) = self.reader.memory();
-        nccl::put_into(self.record.dump_mut(), view, layout);
+        nccl::put_into(self.record.dump_mut(), &view, layout);
         self.record.dump_mut().keep_newest(self.keep);
     }
 }

@@ -1,22 +1,20 @@
 //! Reads a ring file from outside: its owner, whether the owner is alive, and the records.
 //!
-//! The owner need not cooperate: it may be running, stopped or dead. The file is mapped read-only and
-//! its contents are untrusted. A process that may write to the file can truncate it under a reader (see
-//! `record/map.rs`), so read only rings of users that you trust not to.
+//! The owner need not cooperate: it may be running, stopped or dead. The file's contents are untrusted, and it may be
+//! truncated while it is read (see `record/view.rs`).
 
 use super::{Dump, Identity};
 use crate::error::{Error, Result};
 use crate::record::directory::{self, RingName};
 use crate::record::failures;
 use crate::record::layout::{self, RingLayout, halves, header};
-use crate::record::map::View;
 use crate::record::nccl;
 use crate::record::peers;
 use crate::record::process::{ProcessIdentity, ProcessState};
 use crate::record::sync::Read;
+use crate::record::view::{View, Words};
 use crate::record::{RingPart, decode, rings};
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -27,7 +25,6 @@ const MAX_BYTES: u64 = 1 << 30;
 #[derive(Debug)]
 pub struct RingReader {
     path: PathBuf,
-    file: OwnedFd,
     view: View,
     layout: RingLayout,
     owner: ProcessIdentity,
@@ -81,8 +78,8 @@ impl RingReader {
                 "it has {bytes} bytes, more than a ring can have"
             )));
         }
-        let view = View::of_file(&file, bytes as usize)
-            .map_err(|error| Error::io(format!("map ring {}", path.display()), error))?;
+        let whole = View::new(file, bytes as usize);
+        let view = whole.words();
         if view.load(header::MAGIC) != layout::MAGIC {
             return Err(not_a_ring(
                 "it does not start with a ring's magic number".to_owned(),
@@ -105,8 +102,7 @@ impl RingReader {
         };
         Ok(Self {
             path,
-            file,
-            view,
+            view: whole,
             layout,
             shares_clock: owner.shares_clock(),
             owner,
@@ -125,15 +121,15 @@ impl RingReader {
 
     /// The rank and process of the ring. `dump_time_ns` is now, `reason` empty.
     pub fn identity(&self) -> Identity {
-        decode::identity(&self.view, self.now_ns())
+        decode::identity(&self.view.words(), self.now_ns())
     }
 
     /// Whether the process that writes the ring is alive: running, waiting or stopped.
     ///
-    /// It holds a lock on the file while it is alive. Since a child that it forked keeps that lock, the
-    /// process is also looked up by number and start time where it can be seen from here.
+    /// The process holds a lock on the file while it is alive. Since a forked child keeps that lock, the process is
+    /// also looked up by number and start time, if it is visible from here.
     pub fn is_alive(&self) -> bool {
-        !self.is_closed() && directory::owner_is_alive(&self.file, &self.owner)
+        !self.is_closed() && directory::owner_is_alive(self.view.file(), &self.owner)
     }
 
     /// The id of the process that writes the ring, if it runs and the id is valid here: not for a process of
@@ -147,57 +143,78 @@ impl RingReader {
     /// wall clock since the ring was made does not change ages; else by the wall clock.
     pub(super) fn now_ns(&self) -> i64 {
         match self.shares_clock {
-            true => layout::load_anchor(&self.view).now_ns(),
+            true => layout::load_anchor(&self.view.words()).now_ns(),
             false => wall_now(),
         }
     }
 
     /// Whether the owner closed the ring cleanly (and the file was removed since).
     pub fn is_closed(&self) -> bool {
-        self.view.load(header::STATE) == layout::STATE_CLOSED
+        self.view.words().load(header::STATE) == layout::STATE_CLOSED
     }
 
     /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub fn heartbeat_ns(&self) -> i64 {
-        let beat = self.view.load(header::HEARTBEAT);
-        layout::load_anchor(&self.view).wall_of(beat)
+        let words = self.view.words();
+        layout::load_anchor(&words).wall_of(words.load(header::HEARTBEAT))
     }
 
     /// Number of operations issued so far.
     pub fn records(&self) -> u64 {
-        self.view.load(header::LAST_ID)
+        self.view.words().load(header::LAST_ID)
     }
 
     /// A hash of everything but the operations: groups and their progress, phase, step, lost records, NCCL's links,
     /// failures and connections.
     pub(super) fn fingerprint(&self) -> u64 {
+        let view = &self.view.words();
         let phases = rings::phases(&self.layout);
         let groups = self.layout.groups;
-        let named = (0..phases.slots()).map(|index| phases.stamp(&self.view, index));
-        let used = self.view.load(header::GROUPS_USED).min(groups.rows as u64) as usize;
+        let phase_stamps = (0..phases.slots()).map(|index| phases.stamp(view, index));
+        let used = view.load(header::GROUPS_USED).min(groups.rows as u64) as usize;
         let words = layout::group::TIMEOUT_MS..=layout::group::LAST_COMPLETED;
         let progress = (0..used).flat_map(|row| {
             let start = groups.row(row, layout::group::WORDS);
-            words.clone().map(move |word| self.view.load(start + word))
+            words.clone().map(move |word| view.load(start + word))
         });
-        let rest = [header::STEP, header::RECORDS_LOST].map(|word| self.view.load(word));
-        named
+        let rest = [header::STEP, header::RECORDS_LOST].map(|word| view.load(word));
+        phase_stamps
             .chain(progress)
             .chain(rest)
             .chain([
                 used as u64,
-                nccl::fingerprint(&self.view, &self.layout),
-                failures::fingerprint(&self.view, &self.layout),
-                peers::fingerprint(&self.view, &self.layout),
+                nccl::fingerprint(view, &self.layout),
+                failures::fingerprint(view, &self.layout),
+                peers::fingerprint(view, &self.layout),
             ])
             .fold(0, |hash: u64, word| {
                 (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
             })
     }
 
-    /// The ring's words, and their layout.
-    pub(super) fn memory(&self) -> (&View, &RingLayout) {
-        (&self.view, &self.layout)
+    /// The ring's words from now on, and their layout.
+    pub(super) fn memory(&self) -> (Words<'_>, &RingLayout) {
+        (self.view.words(), &self.layout)
+    }
+
+    /// Whether the file still has its whole size. What was read before it was truncated may have parts that are empty.
+    pub fn is_whole(&self) -> bool {
+        self.view.is_whole()
+    }
+
+    /// As [`snapshot`](Self::snapshot), for a file that others may truncate.
+    ///
+    /// # Errors
+    /// If the file was truncated since it was attached.
+    pub fn read(&self) -> Result<Dump> {
+        let dump = self.snapshot();
+        match self.is_whole() {
+            true => Ok(dump),
+            false => Err(Error::NotARing {
+                path: self.path.clone(),
+                why: "it was truncated while it was read".to_owned(),
+            }),
+        }
     }
 
     /// The state of the process that writes the ring.
@@ -215,7 +232,7 @@ impl RingReader {
         }
     }
 
-    /// The ring's current contents. Entries that change during the read are read again; entries that
+    /// The ring's current contents, empty where the file was truncated. Entries that change during the read are read again; entries that
     /// stay unreadable (half-written by a process that was killed) are counted in
     /// [`RankStatus::dropped`](crate::model::RankStatus::dropped).
     ///
@@ -223,7 +240,7 @@ impl RingReader {
     /// that operations pending when the process died do not age.
     pub fn snapshot(&self) -> Dump {
         let owner = self.owner();
-        let mut dump = decode::dump(&self.view, &self.layout, self.now_ns());
+        let mut dump = decode::dump(&self.view.words(), &self.layout, self.now_ns());
         self.finish(&mut dump, owner);
         dump
     }
@@ -241,9 +258,9 @@ impl RingReader {
         if owner.is_alive() {
             return;
         }
-        let anchor = layout::load_anchor(&self.view);
+        let anchor = layout::load_anchor(&self.view.words());
         let status = dump.status.iter();
-        let said = status.flat_map(|status| [status.heartbeat_ns, status.phase_since_ns]);
+        let reported = status.flat_map(|status| [status.heartbeat_ns, status.phase_since_ns]);
         let recorded = dump.entries.iter().flat_map(|entry| {
             [
                 entry.time_created_ns,
@@ -251,7 +268,7 @@ impl RingReader {
                 entry.time_discovered_completed_ns,
             ]
         });
-        let last = said.chain(recorded).max().unwrap_or(0);
+        let last = reported.chain(recorded).max().unwrap_or(0);
         dump.identity.dump_time_ns = last.max(anchor.wall_ns);
     }
 }
@@ -319,7 +336,7 @@ impl RingListing {
             identity: reader.identity(),
             part,
             alive: reader.is_alive(),
-            created_ns: layout::load_anchor(&reader.view).wall_ns,
+            created_ns: layout::load_anchor(&reader.view.words()).wall_ns,
             heartbeat_ns: reader.heartbeat_ns(),
             records: reader.records(),
             size_bytes: reader.size_bytes() as u64,
@@ -360,9 +377,9 @@ pub fn remove_stale_rings(directory: &Path, job: Option<&str>) -> Result<Vec<Pat
         if reader.is_alive() {
             continue;
         }
-        let gone = directory::remove_if_dead(&path)
+        let is_removed = directory::remove_if_dead(&path)
             .map_err(|error| Error::io(format!("remove {}", path.display()), error))?;
-        if gone {
+        if is_removed {
             removed.push(path);
         }
     }

@@ -49,7 +49,7 @@ impl Secret {
 
     /// The secret of this user on this host, generated at the first call: 32 bytes in a file of mode 0600,
     /// `/dev/shm/rcomm-<uid>/secret`. If that folder cannot be used (another user may have taken its name),
-    /// `/run/user/<uid>/rcomm/secret`, provided that systemd made that folder.
+    /// `/run/user/<uid>/rcomm/secret`, for which systemd usually makes `/run/user/<uid>`.
     ///
     /// All processes of the user get the same secret. Jobs derive theirs from it.
     ///
@@ -80,8 +80,8 @@ impl Secret {
         let _ = fs::remove_file(&new);
         written.map_err(|error| Error::io(format!("write {}", path.display()), error))?;
         read(&path)?.ok_or_else(|| {
-            let gone = io::Error::from(ErrorKind::NotFound);
-            Error::io(format!("read {}", path.display()), gone)
+            let not_found = io::Error::from(ErrorKind::NotFound);
+            Error::io(format!("read {}", path.display()), not_found)
         })
     }
 
@@ -154,8 +154,8 @@ fn read(path: &Path) -> Result<Option<Secret>> {
         Err(error) => return Err(failed(error)),
     };
     let about = file.metadata().map_err(failed)?;
-    let ours = about.is_file() && about.uid() == rustix::process::geteuid().as_raw();
-    if !ours || about.mode() & 0o077 != 0 || about.len() != 32 {
+    let is_own_file = about.is_file() && about.uid() == rustix::process::geteuid().as_raw();
+    if !is_own_file || about.mode() & 0o077 != 0 || about.len() != 32 {
         let why = "it is not a file of 32 bytes that only this user may read: remove it";
         return Err(failed(io::Error::new(ErrorKind::PermissionDenied, why)));
     }
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_holds_for_its_parts_and_its_secret_only() {
+    fn a_tag_is_valid_for_its_parts_and_its_secret_only() {
         let secret = Secret::from_text("one");
         let tag = secret.tag(&[b"ab", b"c"]);
         assert!(secret.verify(&[b"ab", b"c"], &tag));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_secret_is_like_no_other() {
+    fn generated_and_derived_secrets_differ_and_debug_output_hides_them() {
         let (one, two) = (Secret::generate().unwrap(), Secret::generate().unwrap());
         assert_ne!(one.as_bytes(), two.as_bytes());
         assert_ne!(one.as_bytes(), one.derive("endpoint").as_bytes());

@@ -67,8 +67,8 @@ impl StoreCaller {
     /// secret.
     pub fn proof(&self, answer: &[u8; Self::ANSWER_LEN]) -> Option<Vec<u8>> {
         let (head, tag) = answer.split_at(36);
-        let (magic, theirs) = head.split_at(4);
-        let parts = |label| [label, &self.nonce[..], theirs];
+        let (magic, server_nonce) = head.split_at(4);
+        let parts = |label| [label, &self.nonce[..], server_nonce];
         if magic != MAGIC || !self.key.verify(&parts(SERVER), tag) {
             return None;
         }
@@ -92,18 +92,18 @@ impl StoreChallenge {
     ///
     /// # Errors
     /// [`Io`](crate::Error::Io) if the system's random source cannot be read.
-    pub fn new(key: &Secret, theirs: &[u8; 32]) -> Result<(Self, Vec<u8>)> {
-        let nonces = Box::new([*theirs, random()?]);
-        let [theirs, own] = &*nonces;
-        let proof = key.tag(&[SERVER, theirs, own]);
+    pub fn new(key: &Secret, client_nonce: &[u8; 32]) -> Result<(Self, Vec<u8>)> {
+        let nonces = Box::new([*client_nonce, random()?]);
+        let [client_nonce, own] = &*nonces;
+        let proof = key.tag(&[SERVER, client_nonce, own]);
         let answer = [&MAGIC[..], own, &proof].concat();
         Ok((Self { nonces }, answer))
     }
 
     /// Whether `proof` comes from a client that knows the secret. Compares in constant time.
     pub fn is_met(&self, key: &Secret, proof: &[u8]) -> bool {
-        let [theirs, own] = &*self.nonces;
-        key.verify(&[CLIENT, theirs, own], proof)
+        let [client_nonce, own] = &*self.nonces;
+        key.verify(&[CLIENT, client_nonce, own], proof)
     }
 }
 
@@ -111,27 +111,28 @@ impl StoreChallenge {
 mod tests {
     use super::*;
 
-    fn meet(client: &Secret, server: &Secret) -> (bool, bool) {
+    fn exchange_proofs(client: &Secret, server: &Secret) -> (bool, bool) {
         let caller = StoreCaller::new(client).unwrap();
         let key = server.store_key();
         let nonce = *caller.hello().last_chunk().unwrap();
         let (challenge, answer) = StoreChallenge::new(&key, &nonce).unwrap();
         let proof = caller.proof(answer[..].try_into().unwrap());
-        let known = proof.is_some();
-        // The client rejects the server's proof; the test sends a proof in spite of that.
+        let server_is_accepted = proof.is_some();
+        // A client that rejects the server's proof sends none; the test then sends a wrong one.
         let proof = proof.unwrap_or_else(|| answer[36..].to_vec());
-        (known, challenge.is_met(&key, &proof[1..]))
+        let client_is_accepted = challenge.is_met(&key, &proof[1..]);
+        (server_is_accepted, client_is_accepted)
     }
 
     #[test]
     fn both_ends_must_know_the_secret() {
         let (one, two) = (Secret::from_text("one"), Secret::from_text("two"));
-        assert_eq!(meet(&one, &one), (true, true));
-        assert_eq!(meet(&one, &two), (false, false));
+        assert_eq!(exchange_proofs(&one, &one), (true, true));
+        assert_eq!(exchange_proofs(&one, &two), (false, false));
     }
 
     #[test]
-    fn a_proof_is_no_proof_of_the_other_end_or_of_another_connection() {
+    fn a_proof_is_invalid_for_the_other_end_and_for_another_connection() {
         let secret = Secret::from_text("one");
         let key = secret.store_key();
         let caller = StoreCaller::new(&secret).unwrap();

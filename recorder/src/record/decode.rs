@@ -7,7 +7,7 @@ use super::bytes;
 use super::clock::Anchor;
 use super::config::RingPart;
 use super::failures;
-use super::lap::{self, LapPlace};
+use super::lap::{self, LapRange};
 use super::layout::{self, NO_THREAD, RingLayout, group, halves, header, phase, slot};
 use super::nccl;
 use super::peers;
@@ -17,8 +17,8 @@ use super::signature;
 use super::sync::Read;
 use crate::model::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use crate::model::{
-    Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank,
-    RankStatus, ReduceOp, Signature,
+    Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus,
+    ProcessorWait, Rank, RankStatus, ReduceOp, Signature,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -64,6 +64,7 @@ pub(crate) fn dump_of(
     decoder.dump.failures = failures::read(memory, layout, decoder.anchor);
     decoder.dump.peers = peers::read(memory, layout, decoder.anchor);
     decoder.dump.closed_ns = failures::closed_ns(memory, decoder.anchor);
+    decoder.dump.processor_wait = processor_wait(memory, decoder.anchor);
     let mut dump = decoder.dump;
     nccl::put_into(&mut dump, memory, layout);
     dump
@@ -95,6 +96,14 @@ pub(crate) fn identity(memory: &impl Read, dump_time_ns: i64) -> Identity {
         dump_time_ns,
         reason: String::new(),
     }
+}
+
+fn processor_wait(memory: &impl Read, anchor: Anchor) -> Option<ProcessorWait> {
+    let since = memory.load(header::PROCESSOR_WAIT_SINCE);
+    (since != 0).then(|| ProcessorWait {
+        since_ns: anchor.wall_of(since),
+        waited_ns: memory.load(header::PROCESSOR_WAIT),
+    })
 }
 
 fn header_text(memory: &impl Read, word: usize) -> String {
@@ -316,8 +325,8 @@ impl<'a, R: Read> Decoder<'a, R> {
     /// The index of a group's row; references to missing rows share one placeholder group.
     fn group(&mut self, row: u32) -> u32 {
         let groups = &mut self.dump.groups;
-        let known = self.lost_group.map_or(groups.len(), |lost| lost as usize);
-        if (row as usize) < known {
+        let rows = self.lost_group.map_or(groups.len(), |lost| lost as usize);
+        if (row as usize) < rows {
             return row;
         }
         *self.lost_group.get_or_insert_with(|| {
@@ -331,18 +340,18 @@ impl<'a, R: Read> Decoder<'a, R> {
                 place: None,
                 status: None,
             });
-            known as u32
+            rows as u32
         })
     }
 
     fn signature(&mut self, id: u64, op: OpType, row: u32, words: &[u64; slot::WORDS]) -> u32 {
-        let place = LapPlace {
+        let range = LapRange {
             position: words[slot::LAP_POSITION],
             words: words[slot::LAP_WORDS],
         };
         let from_table = self.table_signature(row);
-        let own = if place.words > 0 {
-            self.own_facts(id, place)
+        let own = if range.words > 0 {
+            self.own_facts(id, range)
         } else {
             None
         };
@@ -373,14 +382,14 @@ impl<'a, R: Read> Decoder<'a, R> {
             .or_insert_with_key(|signature| push(signatures, signature.clone()))
     }
 
-    fn own_facts(&mut self, id: u64, place: LapPlace) -> Option<lap::OwnFacts> {
+    fn own_facts(&mut self, id: u64, range: LapRange) -> Option<lap::OwnFacts> {
         let ring = rings::lap_ring(self.layout);
-        let words = usize::try_from(place.words).ok()?;
-        if !ring.holds(self.memory, place.position, words) {
+        let words = usize::try_from(range.words).ok()?;
+        if !ring.holds(self.memory, range.position, words) {
             return None;
         }
         self.lap_left = self.lap_left.checked_sub(words)?;
-        lap::read(self.memory, &ring, id, place)
+        lap::read(self.memory, &ring, id, range)
     }
 
     fn table_signature(&mut self, row: u32) -> Option<u32> {

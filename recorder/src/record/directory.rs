@@ -15,8 +15,9 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The directory of this user's rings, unless another one is configured.
 pub fn default_directory() -> PathBuf {
@@ -116,20 +117,20 @@ pub(crate) struct Unnamed {
 }
 
 impl Unnamed {
-    /// Creates a locked file of `bytes` zero bytes below `directory`, and reserves space for the first `first` of them.
-    /// Fails if the file system has less space than the whole file needs.
+    /// Creates a locked file of `bytes` zero bytes below `directory`, and reserves space for the first `reserved` of
+    /// them. Fails if the file system has less space than the whole file needs.
     pub(crate) fn create(
         directory: &Path,
-        place: RingId<'_>,
-        first: usize,
+        ring: RingId<'_>,
+        reserved: usize,
         bytes: usize,
     ) -> Result<Self> {
-        let job = directory.join(job_directory_name(place.job));
+        let job = directory.join(job_directory_name(ring.job));
         let temporary = job.join(format!(
             ".{}.{}.{}{}.new",
-            place.rank,
-            place.attempt,
-            place.part.name(),
+            ring.rank,
+            ring.attempt,
+            ring.part.name(),
             std::process::id()
         ));
         let flags =
@@ -160,11 +161,11 @@ impl Unnamed {
             temporary: Temporary(temporary),
             directory: job,
         };
-        unnamed.reserve(first, bytes)?;
+        unnamed.reserve(reserved, bytes)?;
         Ok(unnamed)
     }
 
-    fn reserve(&self, first: usize, bytes: usize) -> Result<()> {
+    fn reserve(&self, reserved: usize, bytes: usize) -> Result<()> {
         let file = self.file.as_fd();
         rfs::flock(file, FlockOperation::NonBlockingLockExclusive)
             .map_err(|error| Error::io(format!("lock {}", self.temporary.0.display()), error))?;
@@ -172,7 +173,7 @@ impl Unnamed {
         sized
             .and_then(|()| self.check_space(bytes))
             .map_err(|error| (bytes, error))
-            .and_then(|()| reserve(&self.file, 0, first).map_err(|error| (first, error)))
+            .and_then(|()| reserve(&self.file, 0, reserved).map_err(|error| (reserved, error)))
             .map_err(|(bytes, error)| {
                 let what = format!("reserve {bytes} bytes in {}", self.directory.display());
                 Error::io(what, error)
@@ -180,7 +181,7 @@ impl Unnamed {
     }
 
     /// Fails if there is no space now for the whole ring, although only its beginning is reserved: the owner can still
-    /// place the ring elsewhere.
+    /// choose another directory.
     fn check_space(&self, bytes: usize) -> io::Result<()> {
         let system = rfs::fstatvfs(&self.file)?;
         let free = system.f_bavail.saturating_mul(system.f_frsize);
@@ -193,21 +194,22 @@ impl Unnamed {
 
     /// Gives the ring its name and returns the file with its lock. Fails if a living owner has the name; the ring of a
     /// dead one is kept under another name.
-    pub(crate) fn publish(self, place: RingId<'_>) -> Result<(PathBuf, OwnedFd)> {
-        let path = self.directory.join(place.file_name());
+    pub(crate) fn publish(self, ring: RingId<'_>) -> Result<(PathBuf, OwnedFd)> {
+        let path = self.directory.join(ring.file_name());
         for _ in 0..10 {
             match fs::hard_link(&self.temporary.0, &path) {
                 Ok(()) => {
-                    prune(&self.directory, place);
+                    prune(&self.directory, ring);
+                    remove_leftovers(&self.directory);
                     return Ok((path, self.file));
                 }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                    keep_previous(&path, place)?;
+                    keep_previous(&path, ring)?;
                 }
                 Err(error) => return Err(Error::io(format!("create {}", path.display()), error)),
             }
         }
-        Err(place.taken(path))
+        Err(ring.taken(path))
     }
 }
 
@@ -229,7 +231,7 @@ impl Drop for Temporary {
 }
 
 /// Renames a dead process's ring, so that its name is free.
-fn keep_previous(path: &Path, place: RingId<'_>) -> Result<()> {
+fn keep_previous(path: &Path, ring: RingId<'_>) -> Result<()> {
     let file = match open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -239,7 +241,7 @@ fn keep_previous(path: &Path, place: RingId<'_>) -> Result<()> {
     let mut tries = 0;
     while !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
         if tries == 50 {
-            return Err(place.taken(path.to_owned()));
+            return Err(ring.taken(path.to_owned()));
         }
         tries += 1;
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -255,10 +257,10 @@ fn keep_previous(path: &Path, place: RingId<'_>) -> Result<()> {
 }
 
 /// Removes this rank's rings except the new one, the newest other one, and those of living processes.
-fn prune(directory: &Path, place: RingId<'_>) {
+fn prune(directory: &Path, ring: RingId<'_>) {
     let mut others: Vec<_> = ring_files(directory)
-        .filter(|(name, _)| name.rank == place.rank && name.part == place.part)
-        .filter(|(name, _)| (name.attempt, name.newest) != (place.attempt, true))
+        .filter(|(name, _)| name.rank == ring.rank && name.part == ring.part)
+        .filter(|(name, _)| (name.attempt, name.newest) != (ring.attempt, true))
         .collect();
     others.sort_by_key(|(name, path)| (modified(path), *name));
     others.pop();
@@ -267,9 +269,49 @@ fn prune(directory: &Path, place: RingId<'_>) {
     }
 }
 
+/// A new ring gets its name and its lock within much less than this time.
+const UNNAMED_TIME: Duration = Duration::from_secs(60);
+
+/// Removes what processes that were killed left in a job's directory: rings that never got their names, and sockets
+/// whose rings are gone. Errors are ignored, since they harm no one.
+fn remove_leftovers(directory: &Path) {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    for path in files.map(|entry| entry.path()) {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let is_old = || {
+            modified(&path)
+                .elapsed()
+                .is_ok_and(|age| age > UNNAMED_TIME)
+        };
+        match name {
+            // The owner of a ring has locked it, except in the first moments.
+            Some(name) if name.starts_with('.') && name.ends_with(".new") && is_old() => {
+                let is_free = |file| lock_is_free(&file, FlockOperation::NonBlockingLockExclusive);
+                if open(&path).is_ok_and(is_free) {
+                    let _ = fs::remove_file(&path);
+                }
+            }
+            // A ring has its name before its owner listens.
+            Some(name)
+                if name.ends_with(".sock")
+                    && !path.with_extension("ring").exists()
+                    && is_refused(&path) =>
+            {
+                let _ = fs::remove_file(&path);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether this is a socket on which no process listens.
+fn is_refused(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
 fn modified(path: &Path) -> SystemTime {
     fs::metadata(path)
-        .and_then(|of| of.modified())
+        .and_then(|metadata| metadata.modified())
         .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
@@ -338,8 +380,8 @@ pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
         .map_err(|error| Error::io(format!("create directory {shown}"), error))?;
     let about = fs::symlink_metadata(directory)
         .map_err(|error| Error::io(format!("stat {shown}"), error))?;
-    let ours = about.is_dir() && about.uid() == rustix::process::geteuid().as_raw();
-    if ours && about.mode() & 0o022 == 0 {
+    let is_own_directory = about.is_dir() && about.uid() == rustix::process::geteuid().as_raw();
+    if is_own_directory && about.mode() & 0o022 == 0 {
         return Ok(());
     }
     let why = "it is not a directory that only this user may write to";
@@ -365,7 +407,44 @@ mod tests {
     }
 
     #[test]
-    fn names_of_rings_are_distinguished_from_others() {
+    fn what_killed_processes_left_is_removed_and_nothing_else() {
+        use std::os::unix::net::UnixListener;
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let long_ago = SystemTime::now() - 2 * UNNAMED_TIME;
+        let old = |name: &str| {
+            let file = fs::File::create(path(name)).unwrap();
+            file.set_modified(long_ago).unwrap();
+            file
+        };
+        old(".1.0.77.new");
+        let locked = old(".2.0.77.new");
+        rfs::flock(&locked, FlockOperation::LockExclusive).unwrap();
+        fs::write(path(".3.0.77.new"), "").unwrap();
+        drop(UnixListener::bind(path("4.0.sock")).unwrap());
+        let _listens = UnixListener::bind(path("5.0.sock")).unwrap();
+        drop(UnixListener::bind(path("6.0.sock")).unwrap());
+        fs::write(path("6.0.ring"), "").unwrap();
+        old("other");
+        remove_leftovers(directory.path());
+        let mut left: Vec<_> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        let expected = [
+            ".2.0.77.new",
+            ".3.0.77.new",
+            "5.0.sock",
+            "6.0.ring",
+            "6.0.sock",
+            "other",
+        ];
+        assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn only_names_of_rings_are_parsed_as_such() {
         let name = RingName::parse("7.2.ring").unwrap();
         assert_eq!((name.rank, name.attempt, name.newest), (7, 2, true));
         assert!(!RingName::parse("7.2.previous.ring").unwrap().newest);

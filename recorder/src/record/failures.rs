@@ -41,7 +41,6 @@ pub(super) fn write<M: Memory>(memory: &M, layout: &RingLayout, failure: &Failur
         newest
     };
     let written: Result<(), Missed> = ring.write(memory, id, |words| fill(words, failure, at));
-    // A failure that was not written shows as a gap in the numbers.
     let _ = written;
 }
 
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_words_give_no_failure_or_a_limited_one() {
+    fn invalid_words_give_no_failure_or_a_limited_one() {
         let anchor = Anchor {
             monotonic_ns: 0,
             wall_ns: 0,
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_pass_through_both_encodings() {
+    fn failures_are_read_back_from_both_encodings() {
         let recorder = recorder();
         recorder.note_failure(&example(&[1, 2]));
         recorder.note_failure(&Failure::new(FailureKind::Abort, &[], 0, "\"by\" hand\n"));

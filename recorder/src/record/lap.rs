@@ -22,9 +22,9 @@ pub(super) struct OwnFacts {
     pub(super) signature: Option<Signature>,
 }
 
-/// The place in the lap ring of the data specific to one record; 0 words if there is none.
+/// Position and length in the lap ring of the data specific to one record; 0 words if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LapPlace {
+pub(super) struct LapRange {
     pub(super) position: u64,
     pub(super) words: u64,
 }
@@ -48,7 +48,7 @@ pub(super) fn write(
     id: u64,
     splits: [&[u64]; 2],
     key: Option<&SignatureKey<'_>>,
-) -> Option<LapPlace> {
+) -> Option<LapRange> {
     let [inputs, outputs] = splits;
     let count = inputs.len() + outputs.len();
     let all = || inputs.iter().chain(outputs).copied();
@@ -82,7 +82,7 @@ pub(super) fn write(
         }
         store(hash.0);
     })?;
-    Some(LapPlace {
+    Some(LapRange {
         position,
         words: words as u64,
     })
@@ -93,10 +93,10 @@ pub(super) fn read(
     memory: &impl Read,
     ring: &LapRing,
     id: u64,
-    place: LapPlace,
+    range: LapRange,
 ) -> Option<OwnFacts> {
-    let len = usize::try_from(place.words).ok()?;
-    let words = ring.read(memory, place.position, len)?;
+    let len = usize::try_from(range.words).ok()?;
+    let words = ring.read(memory, range.position, len)?;
     let (&written, words) = words.split_last()?;
     let mut hash = Hash::of(id);
     words.iter().for_each(|&word| hash.add(word));

@@ -16,7 +16,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
 /// Raised when a word changes its meaning; readers refuse any other major version.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
-pub(crate) const MINOR: u32 = 6;
+pub(crate) const MINOR: u32 = 7;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -102,6 +102,12 @@ pub(crate) mod header {
 
     /// A section like those above, since 1.6; no rows = not kept.
     pub(crate) const PEERS: usize = 202;
+
+    // Since 1.7: the waits for a processor.
+    /// Since when the waits are counted; 0 = they are not counted.
+    pub(crate) const PROCESSOR_WAIT_SINCE: usize = 204;
+    /// How long the threads of operations have waited since then, ns.
+    pub(crate) const PROCESSOR_WAIT: usize = 205;
 }
 
 /// Value of [`header::STATE`]: in use.
@@ -314,7 +320,7 @@ impl Section {
     }
 }
 
-/// The place of every section.
+/// The position and size of every section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingLayout {
     pub(crate) bytes: usize,
@@ -345,7 +351,7 @@ impl RingLayout {
     /// The layout for this configuration.
     pub(crate) fn plan(config: &RecorderConfig) -> Self {
         let slots = (config.entries as usize).next_power_of_two();
-        // Names and signatures are short and the ranks of most groups are one run. There is additional room
+        // Names and signatures are short and the ranks of most groups are one run. There is additional space
         // for one group of the whole world whose ranks are in arbitrary order.
         let many_groups = (config.groups as usize).saturating_sub(1024) * 64;
         let arena = (192 * 1024 + config.world_size as usize * 16 + many_groups)

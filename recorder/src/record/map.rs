@@ -1,21 +1,17 @@
-//! A ring's memory: mapped from a file, or anonymous.
+//! The memory of a ring's owner: mapped from a file, or anonymous.
 //!
-//! Besides the time-stamp counter, the only `unsafe` of this crate is here: the system calls that create and
-//! drop a mapping, and the view of it as atomic words. [`Map`] is the owner's, [`View`] a reader's.
-//! [`directory`](super::directory) decides which file is mapped by which process.
-//!
-//! A process that may write to the file can also truncate it, after which an access to the missing
-//! pages raises `SIGBUS`. Only the same user can do so (mode 0600), and that user can kill the process
-//! anyway.
+//! The `unsafe` here is the system calls that create and drop a mapping, and the view of it as atomic words.
+//! [`directory`](super::directory) decides which file is mapped. A file that is truncated while it is mapped harms no
+//! one ([`truncation`](super::truncation)). Readers map nothing ([`view`](super::view)).
 
 #![allow(unsafe_code)]
 
 use super::config::Touch;
-use super::layout::{self, header};
-use super::sync::{self, Memory, Read};
+use super::sync::{self, Memory};
+use super::truncation::TruncationGuard;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -55,19 +51,13 @@ impl Pages {
         Ok(Self { start, words })
     }
 
-    #[inline]
-    fn words(&self) -> &[AtomicU64] {
-        self.first(self.words)
-    }
-
     /// The first words, at most as many as there are.
     #[inline]
     fn first(&self, words: usize) -> &[AtomicU64] {
         let words = words.min(self.words);
         // SAFETY: `start` is page-aligned and `self.words` words from it stay mapped, initialized (zero or
         // the file's) and readable until `self` is dropped. Another process may store there at any time, but the words
-        // are accessed only as atomics, and every value of a word is valid. Pages that are mapped read-only are only
-        // loaded from (`View`).
+        // are accessed only as atomics, and every value of a word is valid.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), words) }
     }
 }
@@ -86,6 +76,8 @@ impl Drop for Pages {
 /// accessed.
 #[derive(Debug)]
 pub(crate) struct Map {
+    /// The first field, so that it is dropped before the mapping ends. `None` for anonymous memory.
+    guard: Option<TruncationGuard>,
     pages: Pages,
     /// Number of words that may be used.
     usable: AtomicUsize,
@@ -101,7 +93,17 @@ impl Map {
 
     /// Maps the first `bytes` of an open file, which must be at least as long. No words are admitted yet.
     pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize, touch: Touch) -> io::Result<Self> {
-        Self::of(Some(file), bytes, MapFlags::SHARED, touch)
+        let mut map = Self::of(Some(file), bytes, MapFlags::SHARED, touch)?;
+        let start = map.pages.start.as_ptr().expose_provenance();
+        map.guard = Some(TruncationGuard::of(start, map.pages.words * 8));
+        Ok(map)
+    }
+
+    /// Whether the file was found to be truncated. What was recorded since is in this process's memory only.
+    pub(crate) fn is_truncated(&self) -> bool {
+        self.guard
+            .as_ref()
+            .is_some_and(TruncationGuard::has_replaced)
     }
 
     fn of(
@@ -124,6 +126,7 @@ impl Map {
             )?;
         }
         Ok(Self {
+            guard: None,
             pages,
             usable: AtomicUsize::new(0),
         })
@@ -158,63 +161,5 @@ impl Memory for Map {
     #[inline]
     fn fence(&self, order: Ordering) {
         sync::fence(order);
-    }
-}
-
-/// A reader's mapping: nothing can be stored through it.
-///
-/// Reading a part of the file that is not reserved yet would allocate it, and kill the process if there
-/// is no space. Reads are safe up to the header's reserved size.
-#[derive(Debug)]
-pub(crate) struct View {
-    pages: Pages,
-    /// Number of words that were reserved when the header was read last.
-    reserved: AtomicUsize,
-}
-
-impl View {
-    /// Maps the first `bytes` of an open file, which must be at least as long; read-only.
-    pub(crate) fn of_file(file: impl AsFd, bytes: usize) -> io::Result<Self> {
-        let file = Some(file.as_fd());
-        let pages = Pages::map(file, bytes, ProtFlags::READ, MapFlags::SHARED)?;
-        Ok(Self {
-            pages,
-            reserved: AtomicUsize::new(layout::HEADER_BYTES / 8),
-        })
-    }
-
-    /// Reads the header again; returns whether the word is reserved now.
-    #[cold]
-    fn is_reserved(&self, index: usize) -> bool {
-        let told = self.pages.words().get(header::RESERVED);
-        let words = match told.map_or(0, |word| word.load(Ordering::Acquire)) {
-            0 => usize::MAX,
-            bytes => usize::try_from(bytes / 8).unwrap_or(usize::MAX),
-        };
-        self.reserved.store(words, Ordering::Relaxed);
-        index < words
-    }
-}
-
-impl Read for View {
-    fn len(&self) -> usize {
-        self.pages.words
-    }
-
-    // A relaxed load of one word is a plain load of the machine, and so allowed on read-only pages.
-    #[inline]
-    fn load(&self, index: usize) -> u64 {
-        if index >= self.reserved.load(Ordering::Relaxed) && !self.is_reserved(index) {
-            return 0;
-        }
-        self.pages
-            .words()
-            .get(index)
-            .map_or(0, |word| word.load(Ordering::Relaxed))
-    }
-
-    #[inline]
-    fn fence_acquire(&self) {
-        sync::fence(Ordering::Acquire);
     }
 }

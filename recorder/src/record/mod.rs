@@ -4,8 +4,8 @@
 //! ends, and returns a [`Dump`](crate::publish::Dump) of itself. Its input is an [`Operation`] (`operation`).
 //! Below it, `ring` holds slots of atomic words that others read without a lock and `progress` updates a
 //! slot; `layout` defines the file and `header` writes its head; `signature` encodes signatures, `tables` stores each
-//! repeated value once, and `signature_cache` finds signatures again; `map` and `directory` own the file; `decode`
-//! turns the words back into a dump, for the owner and for readers outside.
+//! repeated value once, and `signature_cache` finds signatures again; `map` and `directory` own the file, `truncation` keeps its owner
+//! alive when others truncate it, `view` reads it; `decode` turns the words back into a dump, for the owner and for readers outside.
 
 pub(crate) mod bytes;
 #[cfg(feature = "endpoint")]
@@ -19,11 +19,12 @@ mod flight_recorder;
 mod header;
 mod lap;
 pub(crate) mod layout;
-pub(crate) mod map;
+mod map;
 pub(crate) mod nccl;
 mod operation;
 pub(crate) mod peers;
 pub(crate) mod process;
+mod processor_wait;
 mod progress;
 pub(crate) mod ring;
 #[cfg(test)]
@@ -33,6 +34,8 @@ mod signature;
 mod signature_cache;
 pub(crate) mod sync;
 mod tables;
+mod truncation;
+pub(crate) mod view;
 
 pub use clock::Timestamp;
 pub use config::{Placement, RecorderConfig, RingPart, Storage, Touch};

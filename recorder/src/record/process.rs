@@ -40,8 +40,8 @@ impl ProcessIdentity {
 
     /// The state of the process according to the system; `None` if it is not visible from here.
     pub(crate) fn state(&self) -> Option<ProcessState> {
-        let known = self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0];
-        if !known || self.boot_id != boot_id() || self.pid_namespace != own_pid_namespace() {
+        let is_known = self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0];
+        if !is_known || self.boot_id != boot_id() || self.pid_namespace != own_pid_namespace() {
             return None;
         }
         Some(match stat_of(self.pid) {
@@ -83,7 +83,7 @@ fn stat_of(pid: u32) -> Option<(ProcessState, u64)> {
 }
 
 fn own_pid_namespace() -> u64 {
-    fs::metadata("/proc/self/ns/pid").map_or(0, |of| of.ino())
+    fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
 
 fn boot_id() -> [u64; 2] {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_process_exists_and_one_with_another_start_does_not() {
+    fn this_process_exists_and_one_with_another_start_time_does_not() {
         let own = ProcessIdentity::of_self();
         assert_eq!(own.state(), Some(ProcessState::Runs));
         let other = ProcessIdentity {

@@ -43,12 +43,12 @@ pub(super) fn graph_bits(id: u64) -> Option<u64> {
 
 /// Ends an operation that has not ended yet, and sets `bits`.
 #[inline]
-pub(super) fn end(words: &[AtomicU64; slot::WORDS], how: EntryState, at: Timestamp, bits: u64) {
+pub(super) fn end(words: &[AtomicU64; slot::WORDS], to: EntryState, at: Timestamp, bits: u64) {
     let state = words[slot::STATE].load(Ordering::Relaxed);
     if state as u8 >= EntryState::Completed as u8 {
         return;
     }
-    advance(words, how, bits);
+    advance(words, to, bits);
     // The clock may step back by a fraction of a microsecond.
     let created = words[slot::CREATED].load(Ordering::Relaxed);
     words[slot::ENDED].store(at.0.max(created), Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Checks the ring's protocol under every order of events that the memory model allows (loom), and
-//! checks that weakened memories (mutants) are detected.
+//! Checks the ring's protocol under every order of events that loom explores, and checks that weakened memories
+//! (mutants) are detected.
 //!
 //! The mutants show that the model detects errors, and the asserted counts that it explored enough
 //! orders: with the writer in the spawned thread, for example, loom visits only one or two orders and proves
@@ -123,8 +123,8 @@ fn check(found: Found<3>) {
     }
 }
 
-/// Runs a reader concurrently with `second`, applied to a slot that was just written.
-fn one_writer(honor: Honor, second: fn(&ModelMemory)) -> impl Fn() {
+/// Runs a reader concurrently with an action of the writer on a slot that was just written.
+fn one_writer(honor: Honor, action: fn(&ModelMemory)) -> impl Fn() {
     move || {
         let memory = ModelMemory::of(3, honor);
         let reader = loom::thread::spawn({
@@ -132,18 +132,18 @@ fn one_writer(honor: Honor, second: fn(&ModelMemory)) -> impl Fn() {
             move || check(slot().read(&*memory, 0, 1))
         });
         put(&memory, 1);
-        second(&memory);
+        action(&memory);
         reader.join().unwrap();
     }
 }
 
 /// The actions of a writer on a slot that contains a record.
-const SECONDS: [fn(&ModelMemory); 2] = [|memory| add_ten(memory, 1), |memory| put(memory, 2)];
+const ACTIONS: [fn(&ModelMemory); 2] = [|memory| add_ten(memory, 1), |memory| put(memory, 2)];
 
 #[test]
 fn reader_never_sees_a_torn_slot() {
-    for second in SECONDS {
-        let orders = explore(one_writer(Honor::All, second));
+    for action in ACTIONS {
+        let orders = explore(one_writer(Honor::All, action));
         println!("{orders} orders");
         assert!(orders > 500, "only {orders} orders were explored");
     }
@@ -151,24 +151,24 @@ fn reader_never_sees_a_torn_slot() {
 
 #[test]
 fn a_claim_without_a_fence_is_detected() {
-    for second in SECONDS {
+    for action in ACTIONS {
         let mutant = Honor::NoFence(Ordering::Release);
-        assert!(is_detected(one_writer(mutant, second)));
+        assert!(is_detected(one_writer(mutant, action)));
     }
 }
 
 #[test]
 fn a_reader_without_fences_is_detected() {
-    for second in SECONDS {
+    for action in ACTIONS {
         let mutant = Honor::NoFence(Ordering::Acquire);
-        assert!(is_detected(one_writer(mutant, second)));
+        assert!(is_detected(one_writer(mutant, action)));
     }
 }
 
 #[test]
 fn a_slot_published_without_release_is_detected() {
-    for second in SECONDS {
-        assert!(is_detected(one_writer(Honor::NoRelease, second)));
+    for action in ACTIONS {
+        assert!(is_detected(one_writer(Honor::NoRelease, action)));
     }
 }
 
@@ -192,7 +192,7 @@ fn two_writers_never_mix_in_one_slot() {
     assert!(orders > 10, "only {orders} orders were explored");
 }
 
-/// A reader copies the record that a writer is about to lap.
+/// A reader copies the record whose words a writer is about to overwrite.
 fn lapping(honor: Honor) -> impl Fn() {
     move || {
         let ring = LapRing::new(0, 1, 16);
@@ -210,7 +210,7 @@ fn lapping(honor: Honor) -> impl Fn() {
             let memory = memory.clone();
             move || {
                 if let Some(words) = ring.read(&*memory, 0, 2) {
-                    assert_eq!(words, [1, 1], "lapped words passed for kept ones");
+                    assert_eq!(words, [1, 1], "overwritten words were returned");
                 }
             }
         });

@@ -279,7 +279,7 @@ impl OwnedKey {
         }
     }
 
-    pub(crate) fn is(&self, key: &SignatureKey<'_>) -> bool {
+    pub(crate) fn matches(&self, key: &SignatureKey<'_>) -> bool {
         let same = |own: &[OwnedTensor], side: &[Tensor<'_>]| {
             own.len() == side.len()
                 && own.iter().zip(side).all(|((dtype, shape), tensor)| {
@@ -345,13 +345,13 @@ mod tests {
     }
 
     #[test]
-    fn owned_key_equals_its_own_key_only() {
+    fn owned_key_matches_the_key_that_it_was_made_from_only() {
         let own = OwnedKey::of(&KEY);
-        assert!(own.is(&KEY));
+        assert!(own.matches(&KEY));
         let other = SignatureKey {
             inputs: KEY.outputs,
             ..KEY
         };
-        assert!(!own.is(&other));
+        assert!(!own.matches(&other));
     }
 }

@@ -53,11 +53,11 @@ impl SignatureCache {
         let first = inputs.clone().next().or_else(|| outputs.clone().next());
         let at = row_of(op, count, first.as_ref());
         let row = self.rows[at].as_ref()?;
-        let same = row.op == op
+        let matches = row.op == op
             && row.inputs == count
             // In most cases both are the same constant.
             && (std::ptr::eq(row.backend, backend) || row.backend == backend);
-        if !same {
+        if !matches {
             return None;
         }
         let rest = after(&row.tensors, inputs)?;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_found_for_its_own_facts_and_no_others() {
+    fn an_id_is_found_for_its_own_signature_and_no_other() {
         let (op, backend) = (OpType::AllGather, "cpu");
         let one = [tensor(DType::F32, &[8, 2])];
         let two = [tensor(DType::F32, &[8]), tensor(DType::F32, &[8])];
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(find(&cache, backend, op, &one, &two), None);
         cache.keep(backend, op, &key, ID);
         assert_eq!(find(&cache, backend, op, &one, &two), Some(ID));
-        // Each of these falls into the same row, or is distinguished by its own.
+        // Each of these signatures selects either another row, or the same row, where it must be distinguished.
         let other_type = [tensor(DType::I32, &[8, 2])];
         let other_size = [tensor(DType::F32, &[8, 3])];
         let fewer_dimensions = [tensor(DType::F32, &[8])];

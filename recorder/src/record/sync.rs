@@ -86,7 +86,7 @@ impl Word for AtomicU64 {
     }
 }
 
-/// How often writers retry in production; all tries together take well under a microsecond.
+/// How often writers retry in production; all tries together take a few microseconds at most.
 pub(crate) const RETRIES: u32 = 64;
 
 /// The production fence.

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// A hash index of the rows, which is read without a lock. Rows are only added.
 ///
 /// The index has levels, each four times as long as the previous one and created when that is full: nearly all programs
-/// use only the first, and memory for empty places must be initialized too.
+/// use only the first, and memory for unused cells must be initialized too.
 #[derive(Debug)]
 struct HashIndex<K> {
     levels: [OnceLock<Level<K>>; LEVELS],
@@ -32,53 +32,55 @@ const LEVELS: usize = 6;
 /// Rows of the first level.
 const FIRST_LEVEL: usize = 128;
 
-/// One level; at most half of its places are in use.
+/// One level; at most half of its cells are in use.
 #[derive(Debug)]
 struct Level<K> {
-    places: Box<[OnceLock<(u64, K, u32)>]>,
-    taken: AtomicUsize,
+    cells: Box<[OnceLock<(u64, K, u32)>]>,
+    used: AtomicUsize,
 }
 
 impl<K> Level<K> {
-    fn with_room_for(rows: usize) -> Self {
+    fn for_rows(rows: usize) -> Self {
         Self {
-            places: (0..rows * 2).map(|_| OnceLock::new()).collect(),
-            taken: AtomicUsize::new(0),
+            cells: (0..rows * 2).map(|_| OnceLock::new()).collect(),
+            used: AtomicUsize::new(0),
         }
     }
 
     fn is_full(&self) -> bool {
-        self.taken.load(Ordering::Relaxed) >= self.places.len() / 2
+        self.used.load(Ordering::Relaxed) >= self.cells.len() / 2
     }
 
     #[inline]
     fn probe(&self, hash: u64) -> impl Iterator<Item = &OnceLock<(u64, K, u32)>> {
-        let mask = self.places.len() - 1;
+        let mask = self.cells.len() - 1;
         let start = (hash >> 32) as usize;
-        (0..self.places.len()).map(move |i| &self.places[(start + i) & mask])
+        (0..self.cells.len()).map(move |i| &self.cells[(start + i) & mask])
     }
 }
 
 impl<K> HashIndex<K> {
     fn new() -> Self {
-        let known = Self {
+        let index = Self {
             levels: [const { OnceLock::new() }; LEVELS],
         };
-        known.levels[0].get_or_init(|| Level::with_room_for(FIRST_LEVEL));
-        known
+        index.levels[0].get_or_init(|| Level::for_rows(FIRST_LEVEL));
+        index
     }
 
     #[inline]
-    fn find(&self, hash: u64, is: impl Fn(&K) -> bool) -> Option<u32> {
-        self.find_with_key(hash, is).map(|(_, row)| row)
+    fn find(&self, hash: u64, matches: impl Fn(&K) -> bool) -> Option<u32> {
+        self.find_with_key(hash, matches).map(|(_, row)| row)
     }
 
     #[inline]
-    fn find_with_key(&self, hash: u64, is: impl Fn(&K) -> bool) -> Option<(&K, u32)> {
+    fn find_with_key(&self, hash: u64, matches: impl Fn(&K) -> bool) -> Option<(&K, u32)> {
         for level in &self.levels {
-            for place in level.get()?.probe(hash) {
-                match place.get() {
-                    Some((at, key, row)) if *at == hash && is(key) => return Some((key, *row)),
+            for cell in level.get()?.probe(hash) {
+                match cell.get() {
+                    Some((known, key, row)) if *known == hash && matches(key) => {
+                        return Some((key, *row));
+                    }
                     Some(_) => {}
                     None => break,
                 }
@@ -91,14 +93,14 @@ impl<K> HashIndex<K> {
     fn add(&self, hash: u64, key: K, row: u32) {
         let mut entry = (hash, key, row);
         for (nth, level) in self.levels.iter().enumerate() {
-            let level = level.get_or_init(|| Level::with_room_for(FIRST_LEVEL << (2 * nth)));
+            let level = level.get_or_init(|| Level::for_rows(FIRST_LEVEL << (2 * nth)));
             if level.is_full() {
                 continue;
             }
-            for place in level.probe(hash) {
-                match place.set(entry) {
+            for cell in level.probe(hash) {
+                match cell.set(entry) {
                     Ok(()) => {
-                        level.taken.fetch_add(1, Ordering::Relaxed);
+                        level.used.fetch_add(1, Ordering::Relaxed);
                         return;
                     }
                     Err(back) => entry = back,
@@ -139,7 +141,7 @@ struct SourceSite {
 #[derive(Debug)]
 pub(super) struct Tables {
     layout: RingLayout,
-    /// Boxed: nearly all places stay empty, and each would have the size of a key.
+    /// Boxed: nearly all cells stay empty, and each would have the size of a key.
     signatures: HashIndex<Box<OwnedKey>>,
     /// By the address of the location, which is a constant of the program.
     call_sites: HashIndex<usize>,
@@ -156,9 +158,9 @@ pub(super) struct Tables {
 
 impl Tables {
     pub(super) fn new(layout: RingLayout) -> Self {
-        // invariant 9: the exception. Numbers the recorders of this process, so that a thread's cached
-        // row (`OWN_ROW`) is not used with another recorder's tables; 0 means none. Relaxed: only
-        // uniqueness matters.
+        // The exception to invariant 9. Numbers the recorders of this process, so that a thread's cached row
+        // (`OWN_ROW`) is not used with another recorder's tables; 0 means none. Relaxed: only uniqueness
+        // matters.
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self {
             layout,
@@ -172,8 +174,8 @@ impl Tables {
         }
     }
 
-    /// Adds a group and returns its row; `None` if there is no room. `communicator` is NCCL's hash of it, or 0 if the
-    /// group is not a communicator.
+    /// Adds a group and returns its row; `None` if the table or the arena is full. `communicator` is NCCL's hash of it,
+    /// or 0 if the group is not a communicator.
     pub(super) fn add_group(
         &self,
         map: &Map,
@@ -187,7 +189,7 @@ impl Tables {
         let mut arena = Arena::new(map, self.layout.arena, &mut used);
         let name = arena.keep_text(&info.name)?;
         let desc = arena.keep_text(&info.desc)?;
-        // If there is no room for its ranks, the group is still added with its name.
+        // If the arena has no space for its ranks, the group is still added with its name.
         let (ranks, size, own_rank) = match place {
             None if info.ranks.is_empty() => (0, 0, 0),
             None => {
@@ -225,16 +227,17 @@ impl Tables {
     ) -> bool {
         let mut used = self.lock();
         let size = row[layout::group::SIZE].load(Ordering::Relaxed);
-        let known = row[layout::group::RANKS].load(Ordering::Relaxed) != 0;
-        if known || ranks.is_empty() || (size != 0 && size != ranks.len() as u64) {
+        let has_members = row[layout::group::RANKS].load(Ordering::Relaxed) != 0;
+        if has_members || ranks.is_empty() || (size != 0 && size != ranks.len() as u64) {
             return false;
         }
-        let Some(kept) = Arena::new(map, self.layout.arena, &mut used).keep_ranks(ranks) else {
+        let mut arena = Arena::new(map, self.layout.arena, &mut used);
+        let Some(reference) = arena.keep_ranks(ranks) else {
             return false;
         };
         // A reader that sees only one of these stores finds runs that do not sum to the size, and reports no
         // members yet.
-        row[layout::group::RANKS].store(kept, Ordering::Release);
+        row[layout::group::RANKS].store(reference, Ordering::Release);
         row[layout::group::SIZE].store(ranks.len() as u64, Ordering::Release);
         true
     }
@@ -242,7 +245,7 @@ impl Tables {
     /// The signature's id; `None` if it is new and does not fit.
     pub(super) fn signature(&self, map: &Map, key: &SignatureKey<'_>) -> Option<SignatureId> {
         let hash = key.hash_code();
-        let known = self.signatures.find_with_key(hash, |own| own.is(key));
+        let known = self.signatures.find_with_key(hash, |own| own.matches(key));
         Some(match known {
             Some((own, row)) => SignatureId {
                 row,
@@ -266,7 +269,7 @@ impl Tables {
             return None;
         }
         let mut used = self.lock();
-        if let Some(row) = self.signatures.find(hash, |own| own.is(key)) {
+        if let Some(row) = self.signatures.find(hash, |own| own.matches(key)) {
             return Some(row);
         }
         let row = free_row(map, header::SIGNATURES_USED, self.layout.signatures)?;
@@ -374,7 +377,7 @@ impl Tables {
         let row = free_row(map, header::CALL_SITES_USED, self.layout.call_sites)?;
         let mut arena = Arena::new(map, self.layout.arena, used);
         let file = arena.keep_text(file)?;
-        // If there is no room for its function, the call site is still added with its line.
+        // If the arena has no space for its function, the call site is still added with its line.
         let function = arena.keep_text(function).unwrap_or(0);
         let sites = self.layout.call_sites;
         let start = sites.row(row as usize, layout::call_site::WORDS);
@@ -395,6 +398,16 @@ impl Tables {
             return Some(row);
         }
         self.find_thread(map)
+    }
+
+    /// The kernel's ids of the threads in the rows from this one on.
+    pub(super) fn threads_from(&self, map: &Map, first: usize) -> impl Iterator<Item = u32> {
+        let section = self.layout.threads;
+        let used = map.words()[header::THREADS_USED].load(Ordering::Acquire) as usize;
+        (first..used.min(section.rows)).map(move |row| {
+            let start = section.row(row, layout::thread::WORDS);
+            map.words()[start + layout::thread::ID].load(Ordering::Relaxed) as u32
+        })
     }
 
     #[inline(never)]
@@ -547,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_site_goes_into_a_word_with_its_row_or_is_looked_up_every_time() {
+    fn site_word_is_none_if_the_address_or_the_row_does_not_fit() {
         assert_eq!(site_word(0x7fff_1234, 5), Some(0x7fff_1234_0005));
         assert_eq!(site_word(1 << 48, 5), None);
         assert_eq!(site_word(0x7fff_1234, 1 << 16), None);
@@ -555,25 +568,25 @@ mod tests {
 
     #[test]
     fn known_rows_are_found_through_collisions_and_on_every_level() {
-        let known = HashIndex::new();
+        let index = HashIndex::new();
         for (key, row) in [("a", 0), ("b", 1), ("c", 2)] {
-            known.add(7, key, row);
+            index.add(7, key, row);
         }
-        assert_eq!(known.find(7, |key| *key == "c"), Some(2));
-        assert_eq!(known.find(7, |key| *key == "d"), None);
-        assert_eq!(known.find(8, |key| *key == "a"), None);
+        assert_eq!(index.find(7, |key| *key == "c"), Some(2));
+        assert_eq!(index.find(7, |key| *key == "d"), None);
+        assert_eq!(index.find(8, |key| *key == "a"), None);
 
-        let known = HashIndex::new();
+        let index = HashIndex::new();
         let many = 3_000;
         for row in 0..many {
-            known.add(spread(u64::from(row)), row, row);
+            index.add(spread(u64::from(row)), row, row);
         }
         for row in 0..many {
-            let found = known.find(spread(u64::from(row)), |key| *key == row);
+            let found = index.find(spread(u64::from(row)), |key| *key == row);
             assert_eq!(found, Some(row));
         }
-        let levels = known.levels.iter().map_while(OnceLock::get);
-        let taken: Vec<usize> = levels.map(|it| it.taken.load(Ordering::Relaxed)).collect();
-        assert_eq!(taken, [128, 512, 2048, 312]);
+        let levels = index.levels.iter().map_while(OnceLock::get);
+        let used: Vec<usize> = levels.map(|it| it.used.load(Ordering::Relaxed)).collect();
+        assert_eq!(used, [128, 512, 2048, 312]);
     }
 }

@@ -46,20 +46,20 @@ impl Child {
         loop {
             let mut line = String::new();
             let read = self.output.read_line(&mut line).unwrap();
-            assert!(read > 0, "the child ended without a word");
-            if let Some(said) = line.trim_end().strip_prefix(MARK) {
-                return said.to_owned();
+            assert!(read > 0, "the child ended before it printed a line");
+            if let Some(text) = line.trim_end().strip_prefix(MARK) {
+                return text.to_owned();
             }
         }
     }
 
-    /// Sends it a signal.
+    /// Sends the child a signal.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the child.
     pub(crate) fn wait(&mut self) {
         self.process.wait().unwrap();
     }

@@ -18,21 +18,21 @@ fn follower_reports_exactly_the_changes_of_a_snapshot() {
         assert!(!again.changed && again.alive, "{what}");
         assert!(again.heartbeat_ns > 0 && again.as_of_ns >= again.heartbeat_ns);
     };
-    differs("it was never looked at");
+    differs("the ring was not read before");
     let world = world(&recorder);
     differs("a group was added");
     let ticket = recorder.begin(&all_reduce(world, 1));
     differs("an operation was issued");
     recorder.started(ticket);
-    differs("it started");
+    differs("the operation started");
     recorder.completed(ticket);
-    differs("it completed");
+    differs("the operation completed");
     recorder.retired(ticket);
-    differs("nobody watches it any more");
+    differs("the operation was retired");
     recorder.phase("evaluate");
-    differs("a phase was named");
+    differs("the phase was set");
     recorder.step(2);
-    differs("a step was named");
+    differs("the step was set");
     recorder.set_group_timeout(world, MINUTE * 2);
     differs("a time-out was set");
 }
@@ -84,7 +84,7 @@ fn follower_equals_a_snapshot_however_often_the_ring_wraps() {
     }
     assert!(
         recorder.snapshot().entries[0].record_id > 100,
-        "it went round"
+        "the ring has not wrapped"
     );
 }
 
@@ -117,8 +117,8 @@ fn follower_keeps_the_newest_and_all_pending_operations() {
     assert!(follower.poll().changed);
     assert_eq!(ids(&follower), (8, 33));
     recorder.close().unwrap();
-    let look = follower.poll();
-    assert!(look.changed && !look.alive);
+    let poll = follower.poll();
+    assert!(poll.changed && !poll.alive);
     assert_eq!(follower.dump().identity.reason, RingReader::CLOSED);
     assert!(!follower.poll().changed);
 }

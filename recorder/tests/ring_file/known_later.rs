@@ -1,11 +1,11 @@
-//! Groups whose members are set later, call sites given as text, and rings from before both.
+//! Groups whose members are set later, call sites given as text, and rings of a version before 1.3, which has neither.
 
 use super::*;
 use rcomm_recorder::model::{Frame, GroupPlace};
 use rcomm_recorder::publish::DumpGroup;
 use rcomm_recorder::record::CallSite;
 
-fn unnumbered(name: &str) -> ProcessGroupInfo {
+fn without_members(name: &str) -> ProcessGroupInfo {
     ProcessGroupInfo {
         id: 1,
         name: name.to_owned(),
@@ -27,7 +27,7 @@ fn members_are_absent_until_they_are_set_once() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 3, 0)).unwrap();
     let place = GroupPlace { rank: 1, size: 2 };
-    let group = recorder.add_group_by_place(&unnumbered("0xf00d"), place, MINUTE);
+    let group = recorder.add_group_by_place(&without_members("0xf00d"), place, MINUTE);
     recorder.begin(&all_reduce(group, 1));
     let before = read(&recorder);
     assert_eq!(first_group(&before).place, Some(place));
@@ -36,13 +36,13 @@ fn members_are_absent_until_they_are_set_once() {
 
     assert!(
         !recorder.set_group_members(group, &[1, 2, 3]),
-        "not as many as its place says"
+        "the number differs from the group's size"
     );
     assert!(!recorder.set_group_members(group, &[]));
     assert!(recorder.set_group_members(group, &[1, 3]));
     assert!(
         !recorder.set_group_members(group, &[0, 3]),
-        "they are known"
+        "the members are already set"
     );
     let after = read(&recorder);
     assert_eq!(first_group(&after).info.ranks[..], [1, 3]);
@@ -54,14 +54,14 @@ fn members_are_absent_until_they_are_set_once() {
 fn group_without_members_or_place_takes_any_number_of_members() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
-    let group = recorder.add_group(&unnumbered("tp"), MINUTE);
+    let group = recorder.add_group(&without_members("tp"), MINUTE);
     assert_eq!(first_group(&read(&recorder)).place, None);
     assert!(recorder.set_group_members(group, &[0, 2, 1]));
     assert_eq!(first_group(&read(&recorder)).info.ranks[..], [0, 2, 1]);
     let named = world(&recorder);
     assert!(
         !recorder.set_group_members(named, &[0, 1, 2, 3]),
-        "they came with the group"
+        "the group was added with its members"
     );
     assert!(
         !recorder.set_group_members(GroupHandle::of_row(9_999), &[0]),

@@ -211,7 +211,7 @@ fn a_thread_has_a_row_of_its_own_with_every_recorder() {
         FlightRecorder::create(&config).unwrap()
     });
     let groups = [world(&one), world(&other)];
-    // So this thread comes second in one recorder and first in the other.
+    // With this, the test's thread is the second one of one recorder and the first one of the other.
     std::thread::scope(|scope| {
         scope.spawn(|| one.begin(&all_reduce(groups[0], 1)));
     });
@@ -311,7 +311,7 @@ fn signatures_beyond_the_table_are_stored_with_their_records() {
 }
 
 #[test]
-fn signature_without_room_keeps_its_element_counts() {
+fn a_signature_that_does_not_fit_keeps_its_element_counts() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let world = world(&recorder);
@@ -358,7 +358,7 @@ fn groups_keep_thousands_of_members_in_any_order() {
     config.world_size = 16_384;
     let recorder = FlightRecorder::create(&config).unwrap();
     let strided: Vec<u32> = (0..2_048).map(|i| i * 8).collect();
-    // 7 and 16,384 have no common factor, so this visits every rank, in no regular steps.
+    // Squares have no regular steps, so this list is stored as many short runs.
     let scrambled: Vec<u32> = (0..16_384_u32)
         .map(|i| i.wrapping_mul(i) % 16_384)
         .collect();
@@ -431,7 +431,7 @@ fn ring_of_a_dropped_recorder_is_kept_as_dead() {
 }
 
 #[test]
-fn second_process_of_a_rank_is_refused_by_name() {
+fn a_second_process_of_a_rank_is_refused_with_rank_and_job_in_the_error() {
     let directory = tempfile::tempdir().unwrap();
     let config = config(directory.path(), 2, 0);
     let first = FlightRecorder::create(&config).unwrap();
@@ -448,7 +448,7 @@ fn second_process_of_a_rank_is_refused_by_name() {
 }
 
 #[test]
-fn last_two_attempts_are_kept() {
+fn the_rings_of_the_last_two_attempts_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let attempts = || -> Vec<(u32, bool)> {
         let rings = list_rings(directory.path()).unwrap();
@@ -531,19 +531,19 @@ fn a_ring_of_the_first_version_is_read_as_before() {
         .unwrap();
     let mut version = [0; 8];
     file.read_exact_at(&mut version, VERSION).unwrap();
-    assert_eq!(version, [1, 0, 0, 0, 6, 0, 0, 0], "1.6");
+    assert_eq!(version, [1, 0, 0, 0, 7, 0, 0, 0], "1.7");
     file.write_all_at(&[1, 0, 0, 0, 0, 0, 0, 0], VERSION)
         .unwrap();
-    // Its header did not contain the reserved size.
+    // A ring of 1.0 has no reserved size in its header.
     const RESERVED: u64 = 96;
     file.write_all_at(&[0; 8], RESERVED).unwrap();
-    // Nor did it have functions of call sites.
+    // It has no functions of call sites.
     const FUNCTIONS: u64 = 112;
     file.write_all_at(&[0; 16], FUNCTIONS).unwrap();
-    // Nor failures.
+    // It has no failures.
     const FAILURES: u64 = 1584;
     file.write_all_at(&[0; 16], FAILURES).unwrap();
-    // Nor connections.
+    // It has no connections.
     const CONNECTIONS: u64 = 1616;
     file.write_all_at(&[0; 16], CONNECTIONS).unwrap();
     assert_eq!(read(), now);
@@ -576,7 +576,7 @@ fn content(dump: &Dump) -> impl PartialEq + std::fmt::Debug + use<> {
 }
 
 #[test]
-fn recorder_in_plain_memory_keeps_the_same_record() {
+fn a_recorder_in_process_memory_records_operations() {
     let mut config = RecorderConfig::new("job", 0, 1);
     config.placement = Placement::Memory;
     let recorder = FlightRecorder::create(&config).unwrap();

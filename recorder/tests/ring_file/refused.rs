@@ -1,4 +1,4 @@
-//! Files and places that are refused, each with one sentence.
+//! Files, directories and configurations that are refused, each with one sentence.
 
 use super::*;
 use crate::indices::check_indices;
@@ -33,7 +33,7 @@ fn rank_outside_the_world_is_refused() {
 }
 
 /// Writes the bytes of a valid ring, modified by `change`, to a file; returns the error of attaching to it.
-fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
+fn attach_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let mut bytes = fs::read(path_of(&recorder)).unwrap();
@@ -44,20 +44,23 @@ fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
 }
 
 #[test]
-fn foreign_cut_and_newer_files_are_refused_with_one_sentence() {
-    assert!(refusal(|bytes| bytes.clear()).ends_with("it has 0 bytes, less than a ring's header"));
+fn foreign_truncated_and_newer_files_are_refused_with_one_sentence() {
     assert!(
-        refusal(|bytes| bytes[0] = b'X').ends_with("it does not start with a ring's magic number")
+        attach_error(|bytes| bytes.clear()).ends_with("it has 0 bytes, less than a ring's header")
     );
-    let half = refusal(|bytes| bytes.truncate(bytes.len() / 2));
+    assert!(
+        attach_error(|bytes| bytes[0] = b'X')
+            .ends_with("it does not start with a ring's magic number")
+    );
+    let half = attach_error(|bytes| bytes.truncate(bytes.len() / 2));
     assert!(half.contains("it is truncated"), "{half}");
-    let newer = refusal(|bytes| bytes[8] = 9);
+    let newer = attach_error(|bytes| bytes[8] = 9);
     assert!(
         newer.ends_with("layout 9, this reader supports layout 1; use a newer reader"),
         "{newer}"
     );
     // A section beyond the end of the file: the offset of the slots is in word 28.
-    let beyond = refusal(|bytes| bytes[28 * 8 + 5] = 1);
+    let beyond = attach_error(|bytes| bytes[28 * 8 + 5] = 1);
     assert!(beyond.contains("its header puts"), "{beyond}");
 }
 

@@ -54,7 +54,7 @@ impl TensorGroup for ProcessGroup {
     fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Tensor> {
         let mut dims = vec![self.size() as usize];
         dims.extend(tensor.dims());
-        let all = blank(tensor, dims)?;
+        let all = zeros_like(tensor, dims)?;
         read(tensor, |input| {
             write(&all, |output| {
                 self.execute(Op::AllGatherSingle { input, output })
@@ -67,7 +67,7 @@ impl TensorGroup for ProcessGroup {
     fn reduce_scatter_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<Tensor> {
         let op = op.into();
         let rest = tensor.dims().get(1..).unwrap_or_default().to_vec();
-        let part = blank(tensor, rest)?;
+        let part = zeros_like(tensor, rest)?;
         read(tensor, |input| {
             write(&part, |output| {
                 self.execute(Op::ReduceScatterSingle { input, output, op })
@@ -94,6 +94,6 @@ impl TensorGroup for ProcessGroup {
     }
 }
 
-fn blank(like: &Tensor, dims: Vec<usize>) -> Result<Tensor> {
+fn zeros_like(like: &Tensor, dims: Vec<usize>) -> Result<Tensor> {
     Tensor::zeros(Shape::from(dims), like.dtype(), like.device()).map_err(from_candle)
 }

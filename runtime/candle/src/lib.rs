@@ -14,8 +14,8 @@
 //! without a copy. [`copy_of`] and [`tensor_of`] convert between tensors and buffers that own their memory,
 //! which asynchronous operations require.
 //!
-//! Tensors must be in host memory, contiguous, and of an element type that both sides have: candle's
-//! 8-bit, 6-bit and 4-bit floats are refused with an error.
+//! Tensors must be in host memory and contiguous. Candle's 8-bit, 6-bit and 4-bit floats are not supported: they are
+//! refused with an error.
 
 #![forbid(unsafe_code)]
 

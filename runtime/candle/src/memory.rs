@@ -11,12 +11,12 @@ use std::ops::Range;
 /// Other readers may run until `body` returns; writers block until then.
 ///
 /// # Errors
-/// `Unsupported` if the tensor is not in host memory or of an element type that rcomm does not have;
-/// `InvalidArgument` if it is not contiguous. Otherwise that of `body`.
+/// `Unsupported` if the tensor is not in host memory, or its element type is not supported; `InvalidArgument` if it is
+/// not contiguous. Otherwise that of `body`.
 pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> Result<R> {
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else {
-        return Err(elsewhere(tensor));
+        return Err(not_in_host_memory(tensor));
     };
     let range = range_of(layout)?;
     let buffer = match storage {
@@ -35,7 +35,7 @@ pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> R
 }
 
 /// Lends the elements of a tensor for reading and writing, in its shape. Nothing is copied. Every tensor
-/// that shares the memory (a clone, a view, the `Var` it came from) sees what is written.
+/// that shares the memory (a clone, a view, the `Var` of the tensor) changes with it.
 ///
 /// # Blocking
 /// Any other use of the tensor blocks until `body` returns.
@@ -44,21 +44,21 @@ pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> R
 /// Those of [`read`].
 pub fn write<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> Result<R> {
     if !tensor.device().is_cpu() {
-        return Err(elsewhere(tensor));
+        return Err(not_in_host_memory(tensor));
     }
     let lend = Lend {
         body: Cell::new(Some(body)),
         result: Cell::new(None),
     };
-    let lent = tensor.inplace_op1(&lend);
+    let outcome = tensor.inplace_op1(&lend);
     match lend.result.take() {
         Some(result) => result,
-        None => Err(unsupported(format!("candle lends no memory: {lent:?}"))),
+        None => Err(unsupported(format!("candle lends no memory: {outcome:?}"))),
     }
 }
 
-/// An operation in place, through which candle lends a tensor's memory for writing: it runs `body` and keeps
-/// its result.
+/// An in-place operation, through which candle lends a tensor's memory for writing: it runs `body` and keeps the
+/// result of `body`.
 struct Lend<F, R> {
     body: Cell<Option<F>>,
     result: Cell<Option<Result<R>>>,
@@ -80,7 +80,11 @@ where
             CpuStorage::F16(all) => Buffer::from_mut(&mut all[range]),
             CpuStorage::F32(all) => Buffer::from_mut(&mut all[range]),
             CpuStorage::F64(all) => Buffer::from_mut(&mut all[range]),
-            _ => return Err(unsupported("a tensor of an element type that rcomm lacks")),
+            _ => {
+                return Err(unsupported(
+                    "the element type of this tensor is not supported",
+                ));
+            }
         };
         let body = self.body.take();
         let body = body.ok_or_else(|| unsupported("candle lent a tensor's memory twice"))?;
@@ -115,7 +119,7 @@ pub fn copy_of(tensor: &Tensor) -> Result<Buffer<'static>> {
 /// Makes a tensor of the elements and the shape of a buffer that owns its memory. Nothing is copied.
 ///
 /// # Errors
-/// `Unsupported` if candle lacks the element type, or the buffer does not own its memory.
+/// `Unsupported` if the element type is not supported, or the buffer does not own its memory.
 pub fn tensor_of(buffer: Buffer<'static>) -> Result<Tensor> {
     fn make<T: rcomm::Element + candle_core::WithDType>(buffer: Buffer<'static>) -> Result<Tensor> {
         let dims: Vec<usize> = buffer.shape().iter().map(|&n| n as usize).collect();
@@ -135,7 +139,9 @@ pub fn tensor_of(buffer: Buffer<'static>) -> Result<Tensor> {
         DType::F16 => make::<f16>(buffer),
         DType::F32 => make::<f32>(buffer),
         DType::F64 => make::<f64>(buffer),
-        other => Err(unsupported(format!("candle has no tensors of {other}"))),
+        other => Err(unsupported(format!(
+            "a buffer of {other} cannot become a tensor of candle"
+        ))),
     }
 }
 
@@ -161,7 +167,7 @@ fn unsupported(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unsupported, message)
 }
 
-fn elsewhere(tensor: &Tensor) -> Error {
+fn not_in_host_memory(tensor: &Tensor) -> Error {
     unsupported(format!(
         "a tensor on {:?} is not in host memory",
         tensor.device()
@@ -170,7 +176,7 @@ fn elsewhere(tensor: &Tensor) -> Error {
 
 fn unknown_type(tensor: &Tensor) -> Error {
     unsupported(format!(
-        "rcomm has no elements of candle's type {:?}",
+        "tensors of candle's type {:?} are not supported",
         tensor.dtype()
     ))
 }

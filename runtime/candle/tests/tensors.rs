@@ -1,4 +1,4 @@
-//! Tensors in collectives, against what candle itself computes.
+//! Collectives on tensors, compared with what candle computes.
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor, Var};
@@ -76,7 +76,7 @@ fn tensors_of_every_shared_type_are_reduced_gathered_and_sent() {
 }
 
 #[test]
-fn a_view_lends_its_part_and_all_that_share_it_see_the_result() {
+fn a_view_is_reduced_in_place_and_changes_the_tensor_that_shares_its_memory() {
     on_threads(
         2,
         &Carrier::Cpu,
@@ -84,7 +84,7 @@ fn a_view_lends_its_part_and_all_that_share_it_see_the_result() {
         |world| {
             let group = world.group();
             let var = Var::from_tensor(&tensor(group.rank(), DType::F32)).unwrap();
-            // The second row, which lies behind the first.
+            // The second row: its memory does not start at the start of the tensor's.
             let row = var.narrow(0, 1, 1).unwrap();
             group.all_reduce_tensor(&row, ReduceOp::Sum).unwrap();
             let own = numbers(&tensor(group.rank(), DType::F32));
@@ -106,7 +106,7 @@ fn a_view_lends_its_part_and_all_that_share_it_see_the_result() {
 }
 
 #[test]
-fn tensors_travel_asynchronously_as_buffers_of_their_own() {
+fn copies_of_tensors_are_reduced_asynchronously() {
     on_threads(
         2,
         &Carrier::Cpu,
@@ -134,7 +134,7 @@ fn tensors_travel_asynchronously_as_buffers_of_their_own() {
 }
 
 #[test]
-fn what_cannot_be_lent_is_refused_by_name() {
+fn strided_tensors_and_unsupported_types_are_refused() {
     let flipped = tensor(0, DType::F32).t().unwrap();
     for error in [
         read(&flipped, |_| Ok(())).unwrap_err(),
@@ -155,7 +155,9 @@ fn what_cannot_be_lent_is_refused_by_name() {
     }
     let error = tensor_of(rcomm::Buffer::from_vec(vec![1u64])).unwrap_err();
     assert!(
-        error.to_string().contains("candle has no tensors of"),
+        error
+            .to_string()
+            .contains("cannot become a tensor of candle"),
         "{error}"
     );
 }

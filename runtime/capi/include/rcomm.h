@@ -29,7 +29,7 @@
 // Element type: a 16-bit float.
 #define RCOMM_F16 2
 
-// Element type: the upper half of a 32-bit float.
+// Element type: bfloat16, the upper 16 bits of a 32-bit float.
 #define RCOMM_BF16 3
 
 // Element type: a signed 8-bit integer.
@@ -116,7 +116,7 @@
 // The group was aborted.
 #define RCOMM_ABORTED 2
 
-// A peer is gone.
+// The connection to a peer broke, or its process is gone.
 #define RCOMM_PEER_LOST 3
 
 // The ranks disagree on the operation.
@@ -125,28 +125,28 @@
 // An argument is invalid; nothing was sent.
 #define RCOMM_INVALID_ARGUMENT 5
 
-// The backend does not support the operation; nothing was sent.
+// The operation, reduction or function is not supported; nothing was sent.
 #define RCOMM_UNSUPPORTED 6
 
-// The store answered wrongly or not at all.
+// The store sent a wrong reply or none.
 #define RCOMM_STORE 7
 
-// The ranks could not find each other.
+// The ranks could not find each other, or do not agree on their ranks.
 #define RCOMM_RENDEZVOUS 8
 
 // The operating system reported an error.
 #define RCOMM_IO 9
 
-// A peer did not know the job's secret.
+// A peer did not prove that it knows the job's secret.
 #define RCOMM_UNAUTHORIZED 10
 
 // The backend's library reported an error.
 #define RCOMM_BACKEND 11
 
-// The object was used after it was shut down or destroyed.
+// The world or group was used after it was shut down or destroyed.
 #define RCOMM_CLOSED 12
 
-// A rank's input contains a NaN while these are rejected.
+// A rank's input contains a NaN while NaNs are rejected.
 #define RCOMM_NOT_A_NUMBER 13
 
 // An error in rcomm itself.
@@ -179,11 +179,11 @@ typedef struct rcomm_reduction {
 typedef struct rcomm_message {
   // 1 to send, 0 to receive.
   int32_t is_send;
-  // Address of its elements.
+  // Address of the message's elements.
   void *buffer;
-  // Number of its elements.
+  // Number of elements.
   size_t count;
-  // Code of their type.
+  // Code of the element type.
   uint8_t dtype;
   // The peer, as a rank of the group.
   uint32_t peer;
@@ -286,14 +286,14 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
 // Writes this process's rank in the group, and the number of its ranks. Either pointer may be NULL.
 //
 // # Safety
-// `group` is a living handle; the places are NULL or may be written.
+// `group` is a valid handle; `rank` and `size` are NULL or may be written.
 int32_t rcomm_group_place(const struct rcomm_group *group, uint32_t *rank, uint32_t *size);
 
 // Splits the group: members with the same color (0 or more) form a new group, ordered by key. A member with a negative
 // color gets NULL.
 //
 // # Safety
-// `group` is a living handle, `purpose` a text that ends with a zero byte; `part` may be written.
+// `group` is a valid handle, `purpose` a text that ends with a zero byte; `part` may be written.
 int32_t rcomm_split(const struct rcomm_group *group,
                     int64_t color,
                     int64_t key,
@@ -303,35 +303,35 @@ int32_t rcomm_split(const struct rcomm_group *group,
 // Sets the time-out of the group's operations on this rank from now on, in milliseconds.
 //
 // # Safety
-// `group` is a living handle.
+// `group` is a valid handle.
 int32_t rcomm_group_set_timeout(const struct rcomm_group *group, uint64_t timeout_ms);
 
 // Writes the time-out of the group's operations, in milliseconds.
 //
 // # Safety
-// `group` is a living handle; `timeout_ms` may be written.
+// `group` is a valid handle; `timeout_ms` may be written.
 int32_t rcomm_group_timeout(const struct rcomm_group *group, uint64_t *timeout_ms);
 
 // Extends the time-out of the group's operations on this rank by `extra_ms`, until the first collective issued from
 // now on has ended.
 //
 // # Safety
-// `group` is a living handle.
+// `group` is a valid handle.
 int32_t rcomm_group_extend_timeout(const struct rcomm_group *group,
                                    uint64_t extra_ms);
 
 // Makes another handle of the same group, to be freed, with options for the operations called with it: `timeout_ms` is
 // their time-out (0 = that of `group`), and `wait` (`RCOMM_WAIT_UNKNOWN` and so on) hints how long the other ranks may
-// take, which only affects how long a core spins.
+// take, which only affects how long a waiting thread spins.
 //
 // # Safety
-// `group` is a living handle; `handle` may be written.
+// `group` is a valid handle; `handle` may be written.
 int32_t rcomm_group_on_terms(const struct rcomm_group *group,
                              uint64_t timeout_ms,
                              uint8_t wait,
                              struct rcomm_group **handle);
 
-// A barrier whose error names the ranks that did not arrive: the first one, or all of them if `all` is not 0. After a
+// A barrier whose error names the lowest rank that did not arrive, or all such ranks if `all` is not 0. After a
 // failure the group is still usable.
 //
 // # Safety
@@ -343,19 +343,19 @@ int32_t rcomm_monitored_barrier(const struct rcomm_group *group,
 // Aborts the group: pending operations fail soon, and later ones at once, with this reason.
 //
 // # Safety
-// `group` is a living handle, `reason` a text that ends with a zero byte.
+// `group` is a valid handle, `reason` a text that ends with a zero byte.
 int32_t rcomm_group_abort(const struct rcomm_group *group, const char *reason);
 
 // Waits for pending operations, closes the group, and frees this handle.
 //
 // # Safety
-// `group` is a living handle that is not used afterwards.
+// `group` is a valid handle that is not used afterwards.
 int32_t rcomm_group_destroy(struct rcomm_group *group);
 
 // Frees this handle; the group stays open. NULL has no effect.
 //
 // # Safety
-// `group` is NULL or a living handle that is not used afterwards.
+// `group` is NULL or a valid handle that is not used afterwards.
 void rcomm_group_free(struct rcomm_group *group);
 
 // `outputs[r]`, with `counts[r]` elements, ends as rank r's `input`.
@@ -550,7 +550,7 @@ int32_t rcomm_batch_isend_irecv(const struct rcomm_group *group,
                                 size_t length,
                                 struct rcomm_work **work);
 
-// `*out` is the root's `json`; that of the other ranks is ignored.
+// Writes the root's `json` to `*out` on every rank; the `json` of the other ranks is ignored.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
@@ -561,7 +561,7 @@ int32_t rcomm_broadcast_object(const struct rcomm_group *group,
                                char **out,
                                struct rcomm_work **work);
 
-// `*out` is a JSON array of the `json` of all ranks, by rank.
+// Writes to `*out` a JSON array of the `json` of all ranks, by rank.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
@@ -571,7 +571,7 @@ int32_t rcomm_all_gather_object(const struct rcomm_group *group,
                                 char **out,
                                 struct rcomm_work **work);
 
-// On the root, `*out` is a JSON array of the `json` of all ranks, by rank; elsewhere `null`.
+// Writes to `*out` a JSON array of the `json` of all ranks, by rank, on the root, and `null` on the other ranks.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
@@ -582,7 +582,7 @@ int32_t rcomm_gather_object(const struct rcomm_group *group,
                             char **out,
                             struct rcomm_work **work);
 
-// `*out` is the element for this rank of the root's `json`, an array with one element per rank; the `json` of the
+// Writes to `*out` this rank's element of the root's `json`, an array with one element per rank; the `json` of the
 // other ranks is ignored.
 //
 // # Safety
@@ -604,8 +604,8 @@ int32_t rcomm_send_object(const struct rcomm_group *group,
                           uint32_t tag,
                           struct rcomm_work **work);
 
-// `*out` is the value that `peer` sends. With `work`, several may be in progress; until they have ended, nothing else
-// may be received from this peer with this tag.
+// Writes to `*out` the value that `peer` sends. With `work`, several receives of values may be in progress; until they
+// have ended, nothing else may be received from this peer with this tag.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `out` may be written unless there is a `work`.
@@ -615,10 +615,11 @@ int32_t rcomm_recv_object(const struct rcomm_group *group,
                           char **out,
                           struct rcomm_work **work);
 
-// Takes the text of the value that `work` has produced: once, after the operation was seen to complete.
+// Takes the text of the value that `work` has produced. Call it once, after waiting for or querying `work` has
+// reported that the operation completed.
 //
 // # Safety
-// `work` is a living handle; `out` may be written.
+// `work` is a valid handle; `out` may be written.
 int32_t rcomm_work_text(const struct rcomm_work *work,
                         char **out);
 
@@ -628,58 +629,62 @@ int32_t rcomm_work_text(const struct rcomm_work *work,
 // `text` is NULL or such a text, and is not used afterwards.
 void rcomm_text_free(char *text);
 
-// Sums the sparse tensors (COO) of all ranks. In the result, `*sum` or the tensor that `rcomm_work_sparse` takes from
-// `work`, each place occurs once, in ascending order.
+// Sums the sparse tensors (COO) of all ranks. The result, `*out` or the tensor that `rcomm_work_sparse` takes from
+// `work`, is coalesced: each index tuple occurs once, in ascending order.
 //
 // The tensor has `dims` dimensions with the sizes in `shape`; the first `sparse_dims` of them are sparse. `indices`
-// holds a row of `places` indices for each sparse dimension, `values` a block of elements (one for each index in the
-// remaining dimensions) for each place.
+// holds a row of `nnz` indices for each sparse dimension. `values` holds `nnz` blocks, with an element for each index
+// in the remaining dimensions.
 //
 // # Safety
-// `group` is a living handle; `shape`, `indices` and `values` hold what is described above, and are
-// copied; `sum` may be written, or is NULL if `work` is not; `work` is NULL or may be written.
+// `group` is a valid handle; `shape`, `indices` and `values` hold what is described above, and are copied; `out` may
+// be written, and may be NULL only if `work` is not NULL; `work` is NULL or may be written.
 int32_t rcomm_all_reduce_sparse(const struct rcomm_group *group,
                                 const uint64_t *shape,
                                 size_t dims,
                                 size_t sparse_dims,
                                 const int64_t *indices,
                                 const void *values,
-                                size_t places,
+                                size_t nnz,
                                 uint8_t dtype,
-                                struct rcomm_sparse **sum_of,
+                                struct rcomm_sparse **out,
                                 struct rcomm_work **work);
 
-// Takes the sum that `work` has produced: once, after the operation was seen to complete.
+// Takes the sum that `work` has produced. Call it once, after waiting for or querying `work` has reported that the
+// operation completed.
 //
 // # Safety
-// `work` is a living handle; `sum` may be written.
-int32_t rcomm_work_sparse(const struct rcomm_work *work, struct rcomm_sparse **sum_of);
+// `work` is a valid handle; `out` may be written.
+int32_t rcomm_work_sparse(const struct rcomm_work *work,
+                          struct rcomm_sparse **out);
 
-// Writes the contents of a sparse tensor: the number of its places, its rows of indices and its blocks of values,
-// which are valid until it is freed. Any pointer may be NULL.
+// Writes the number of elements of a sparse tensor and the addresses of its indices and its values; the addresses are
+// valid until the tensor is freed. Each output pointer may be NULL.
 //
 // # Safety
-// `sparse` is a living handle; the places are NULL or may be written.
+// `sparse` is a valid handle; `nnz`, `indices` and `values` are NULL or may be written.
 int32_t rcomm_sparse_get(const struct rcomm_sparse *sparse,
-                         size_t *places,
+                         size_t *nnz,
                          const int64_t **indices,
                          const void **values);
 
 // Frees a sparse tensor. NULL has no effect.
 //
 // # Safety
-// `sparse` is NULL or a living handle that is not used afterwards.
+// `sparse` is NULL or a valid handle that is not used afterwards.
 void rcomm_sparse_free(struct rcomm_sparse *sparse);
 
 // Returns the text of the last error that a function returned to this thread; empty if none did. Valid until the next
 // call of this thread.
 const char *rcomm_last_error(void);
 
-// Takes the window that `work` has made: once, after the operation was seen to complete.
+// Takes the window that `work` has made. Call it once, after waiting for or querying `work` has reported that the
+// operation completed.
 //
 // # Safety
-// `work` is a living handle; `window` may be written.
-int32_t rcomm_work_window(const struct rcomm_work *work, struct rcomm_window **window);
+// `work` is a valid handle; `window` may be written.
+int32_t rcomm_work_window(const struct rcomm_work *work,
+                          struct rcomm_window **window);
 
 // Makes a window over `count` new elements on this rank, all zero; this is the memory that other ranks access fastest.
 // All members call this or `rcomm_new_window`, with the same element type; counts may differ, and may be 0. With
@@ -697,8 +702,7 @@ int32_t rcomm_window_allocate(const struct rcomm_group *group,
 // closed or freed. `work` is as in `rcomm_window_allocate`.
 //
 // # Safety
-// See "Handles and memory" in rcomm.h; `window` may be written unless there is a
-// `work`.
+// See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.
 int32_t rcomm_new_window(const struct rcomm_group *group,
                          void *memory,
                          size_t count,
@@ -709,7 +713,7 @@ int32_t rcomm_new_window(const struct rcomm_group *group,
 // Writes the number of elements in the part of `peer`.
 //
 // # Safety
-// `window` is a living handle; `count` may be written.
+// `window` is a valid handle; `count` may be written.
 int32_t rcomm_window_count(const struct rcomm_window *window, uint32_t peer, size_t *count);
 
 // Writes `count` elements into the part of `peer`, from element `offset` on; a signal notifies the peer of them. With
@@ -751,69 +755,69 @@ int32_t rcomm_window_wait_signal(const struct rcomm_window *window,
                                  uint32_t peer,
                                  struct rcomm_work **work);
 
-// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its `*start`
-// and its length `*bytes`. Other ranks may write to it at any time, so use atomic operations. Fails with
-// `RCOMM_UNSUPPORTED` for a peer on another host, and for memory that `rcomm_window_allocate` did not make.
+// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its address
+// to `*start` and its length to `*bytes`. Other ranks may write to it at any time, so use atomic operations. Fails
+// with `RCOMM_UNSUPPORTED` for a peer on another host, and for memory that `rcomm_window_allocate` did not make.
 //
 // # Safety
-// `window` is a living handle; the places may be written.
+// `window` is a valid handle; `start` and `bytes` may be written.
 int32_t rcomm_window_map(const struct rcomm_window *window,
                          uint32_t peer,
                          void **start,
                          size_t *bytes);
 
-// Ends the window once all members have called this, and frees the handle.
+// Closes the window once all members have called this, and frees the handle.
 //
 // # Safety
-// `window` is a living handle that is not used afterwards.
+// `window` is a valid handle that is not used afterwards.
 int32_t rcomm_window_close(struct rcomm_window *window);
 
-// Ends the window at once and frees the handle: pending accesses of peers fail. NULL has no effect.
+// Closes the window at once and frees the handle: pending accesses of peers fail. NULL has no effect.
 //
 // # Safety
-// `window` is NULL or a living handle that is not used afterwards.
+// `window` is NULL or a valid handle that is not used afterwards.
 void rcomm_window_free(struct rcomm_window *window);
 
 // Waits for the end of the operation, which its time-out guarantees, and returns its result.
 //
 // # Safety
-// `work` is a living handle.
+// `work` is a valid handle.
 int32_t rcomm_work_wait(const struct rcomm_work *work);
 
 // Waits for at most `timeout_ms` (0 only checks). If the operation has ended, `*ended` is 1 and the returned code is
-// its result; otherwise `*ended` is 0 and it continues.
+// its result; otherwise `*ended` is 0 and the operation continues.
 //
 // # Safety
-// `work` is a living handle; `ended` may be written.
+// `work` is a valid handle; `ended` may be written.
 int32_t rcomm_work_test(const struct rcomm_work *work,
                         uint64_t timeout_ms,
                         int32_t *ended);
 
-// Tells whether the memory may be used again: `*released` is 1 once `rcomm_work_wait` or `rcomm_work_test` has seen
-// the operation end and the backend has released the memory. After an error it may stay 0: the memory must then never
-// be used again. The memory of a window belongs to the window until that is closed.
+// Writes whether the memory may be used again: `*released` is 1 once `rcomm_work_wait` or `rcomm_work_test` has
+// reported the end of the operation and the backend has released the memory. After an error `*released` may stay 0:
+// the memory must then never be used again. The memory of a window belongs to the window until that is closed.
 //
 // # Safety
-// `work` is a living handle; `released` may be written.
+// `work` is a valid handle; `released` may be written.
 int32_t rcomm_work_released(const struct rcomm_work *work,
                             int32_t *released);
 
 // Writes the sender, as a rank of the group, of a receive from any rank that has completed.
 //
 // # Safety
-// `work` is a living handle; `source` may be written.
+// `work` is a valid handle; `source` may be written.
 int32_t rcomm_work_source(const struct rcomm_work *work, uint32_t *source);
 
 // Aborts the operation and its group with this reason.
 //
 // # Safety
-// `work` is a living handle, `reason` a text that ends with a zero byte.
+// `work` is a valid handle, `reason` a text that ends with a zero byte.
 int32_t rcomm_work_abort(const struct rcomm_work *work, const char *reason);
 
 // Frees the handle; an operation that has not ended continues and still uses its memory. NULL has no effect.
 //
 // # Safety
-// `work` is NULL or a living handle that is not used afterwards.
+// `work` is NULL or a valid handle that is not used afterwards.
 void rcomm_work_free(struct rcomm_work *work);
 
 // Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, or the variables
@@ -838,20 +842,20 @@ int32_t rcomm_init_at(uint32_t rank,
 // Writes this process's rank, and the number of ranks. Either pointer may be NULL.
 //
 // # Safety
-// `world` is a living handle; the places are NULL or may be written.
+// `world` is a valid handle; `rank` and `size` are NULL or may be written.
 int32_t rcomm_world_place(const struct rcomm_world *world, uint32_t *rank, uint32_t *size);
 
-// Makes a handle to the group of all ranks, which is to be freed.
+// Makes a handle to the group of all ranks. Free it with `rcomm_group_free`.
 //
 // # Safety
-// `world` is a living handle; `group` may be written.
+// `world` is a valid handle; `group` may be written.
 int32_t rcomm_world_group(const struct rcomm_world *world, struct rcomm_group **group);
 
 // Makes a group of these ranks of the world, in this order, for this purpose. Its members call this, and no other rank
 // does.
 //
 // # Safety
-// `world` is a living handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
+// `world` is a valid handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
 // byte; `group` may be written.
 int32_t rcomm_new_group(const struct rcomm_world *world,
                         const uint32_t *ranks,
@@ -862,13 +866,13 @@ int32_t rcomm_new_group(const struct rcomm_world *world,
 // Flushes and closes all groups and frees the world. All ranks call it, after they have freed their groups and works.
 //
 // # Safety
-// `world` is a living handle that is not used afterwards.
+// `world` is a valid handle that is not used afterwards.
 int32_t rcomm_shutdown(struct rcomm_world *world);
 
 // Aborts all groups and frees the world: for use after an error. NULL has no effect.
 //
 // # Safety
-// `world` is NULL or a living handle that is not used afterwards.
+// `world` is NULL or a valid handle that is not used afterwards.
 void rcomm_world_free(struct rcomm_world *world);
 
 #ifdef __cplusplus

@@ -6,7 +6,7 @@ pub const RCOMM_F32: u8 = 0;
 pub const RCOMM_F64: u8 = 1;
 /// Element type: a 16-bit float.
 pub const RCOMM_F16: u8 = 2;
-/// Element type: the upper half of a 32-bit float.
+/// Element type: bfloat16, the upper 16 bits of a 32-bit float.
 pub const RCOMM_BF16: u8 = 3;
 /// Element type: a signed 8-bit integer.
 pub const RCOMM_I8: u8 = 4;
@@ -67,27 +67,27 @@ pub const RCOMM_OK: i32 = 0;
 pub const RCOMM_TIMEOUT: i32 = 1;
 /// The group was aborted.
 pub const RCOMM_ABORTED: i32 = 2;
-/// A peer is gone.
+/// The connection to a peer broke, or its process is gone.
 pub const RCOMM_PEER_LOST: i32 = 3;
 /// The ranks disagree on the operation.
 pub const RCOMM_MISMATCH: i32 = 4;
 /// An argument is invalid; nothing was sent.
 pub const RCOMM_INVALID_ARGUMENT: i32 = 5;
-/// The backend does not support the operation; nothing was sent.
+/// The operation, reduction or function is not supported; nothing was sent.
 pub const RCOMM_UNSUPPORTED: i32 = 6;
-/// The store answered wrongly or not at all.
+/// The store sent a wrong reply or none.
 pub const RCOMM_STORE: i32 = 7;
-/// The ranks could not find each other.
+/// The ranks could not find each other, or do not agree on their ranks.
 pub const RCOMM_RENDEZVOUS: i32 = 8;
 /// The operating system reported an error.
 pub const RCOMM_IO: i32 = 9;
-/// A peer did not know the job's secret.
+/// A peer did not prove that it knows the job's secret.
 pub const RCOMM_UNAUTHORIZED: i32 = 10;
 /// The backend's library reported an error.
 pub const RCOMM_BACKEND: i32 = 11;
-/// The object was used after it was shut down or destroyed.
+/// The world or group was used after it was shut down or destroyed.
 pub const RCOMM_CLOSED: i32 = 12;
-/// A rank's input contains a NaN while these are rejected.
+/// A rank's input contains a NaN while NaNs are rejected.
 pub const RCOMM_NOT_A_NUMBER: i32 = 13;
 /// An error in rcomm itself.
 pub const RCOMM_PANIC: i32 = 255;
@@ -122,7 +122,7 @@ pub(crate) fn wait_hint(code: u8) -> rcomm::Result<rcomm::WaitHint> {
         RCOMM_WAIT_SHORT => rcomm::WaitHint::Short,
         RCOMM_WAIT_LONG => rcomm::WaitHint::Long,
         other => {
-            let message = format!("no hint about waiting has the code {other}");
+            let message = format!("no wait hint has the code {other}");
             return Err(rcomm::Error::new(
                 rcomm::ErrorKind::InvalidArgument,
                 message,
@@ -137,7 +137,7 @@ mod tests {
     use rcomm::{DType, ErrorKind, ReduceOp};
 
     #[test]
-    fn codes_are_those_of_the_crate() {
+    fn codes_are_those_of_the_rust_types() {
         let types = [
             (RCOMM_F32, DType::F32),
             (RCOMM_F64, DType::F64),

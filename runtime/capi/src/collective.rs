@@ -22,10 +22,10 @@ pub unsafe extern "C" fn rcomm_all_reduce(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
-    // the length given, and is left to the operation until it has released it.
+    // the length given, and is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let buffer = it.output(buffer, count)?;
+        operate(group, dtype, work, |maker| {
+            let buffer = maker.output(buffer, count)?;
             let op = reduction.read()?;
             Ok(Op::AllReduce { buffer, op })
         })
@@ -47,10 +47,10 @@ pub unsafe extern "C" fn rcomm_reduce(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
-    // the length given, and is left to the operation until it has released it.
+    // the length given, and is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let buffer = it.output(buffer, count)?;
+        operate(group, dtype, work, |maker| {
+            let buffer = maker.output(buffer, count)?;
             let op = reduction.read()?;
             Ok(Op::Reduce { buffer, op, root })
         })
@@ -71,10 +71,10 @@ pub unsafe extern "C" fn rcomm_broadcast(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
-    // the length given, and is left to the operation until it has released it.
+    // the length given, and is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let buffer = it.output(buffer, count)?;
+        operate(group, dtype, work, |maker| {
+            let buffer = maker.output(buffer, count)?;
             Ok(Op::Broadcast { buffer, root })
         })
     }
@@ -108,11 +108,11 @@ pub unsafe extern "C" fn rcomm_all_gather_single(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
-    // `output` have the lengths given, and the memory is left to the operation until it has released it.
+    // `output` have the lengths given, and the memory is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let input = it.input(input, count)?;
-            let output = it.output(output, it.of_all(count))?;
+        operate(group, dtype, work, |maker| {
+            let input = maker.input(input, count)?;
+            let output = maker.output(output, maker.total(count))?;
             Ok(Op::AllGatherSingle { input, output })
         })
     }
@@ -134,11 +134,11 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_single(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
-    // `output` have the lengths given, and the memory is left to the operation until it has released it.
+    // `output` have the lengths given, and the memory is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let input = it.input(input, it.of_all(count))?;
-            let output = it.output(output, count)?;
+        operate(group, dtype, work, |maker| {
+            let input = maker.input(input, maker.total(count))?;
+            let output = maker.output(output, count)?;
             let op = reduction.read()?;
             Ok(Op::ReduceScatterSingle { input, output, op })
         })
@@ -159,11 +159,11 @@ pub unsafe extern "C" fn rcomm_all_to_all_single(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
-    // `output` have the lengths given, and the memory is left to the operation until it has released it.
+    // `output` have the lengths given, and the memory is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let input = it.input(input, it.of_all(count))?;
-            let output = it.output(output, it.of_all(count))?;
+        operate(group, dtype, work, |maker| {
+            let input = maker.input(input, maker.total(count))?;
+            let output = maker.output(output, maker.total(count))?;
             Ok(Op::AllToAllSingle { input, output })
         })
     }
@@ -186,15 +186,15 @@ pub unsafe extern "C" fn rcomm_all_to_all_v_single(
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input_splits`
     // and `output_splits` hold a number for each rank; `input` and `output` have the lengths given, and
-    // the memory is left to the operation until it has released it.
+    // the memory is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let input_splits = it.counts(input_splits)?;
-            let output_splits = it.counts(output_splits)?;
+        operate(group, dtype, work, |maker| {
+            let input_splits = maker.counts(input_splits)?;
+            let output_splits = maker.counts(output_splits)?;
             let sum =
                 |splits: &[usize]| splits.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
-            let input = it.input(input, sum(&input_splits))?;
-            let output = it.output(output, sum(&output_splits))?;
+            let input = maker.input(input, sum(&input_splits))?;
+            let output = maker.output(output, sum(&output_splits))?;
             Ok(Op::AllToAllVSingle {
                 input,
                 output,

@@ -13,7 +13,7 @@ pub struct Group(pub(crate) ProcessGroup);
 /// Writes this process's rank in the group, and the number of its ranks. Either pointer may be NULL.
 ///
 /// # Safety
-/// `group` is a living handle; the places are NULL or may be written.
+/// `group` is a valid handle; `rank` and `size` are NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_place(
     group: *const Group,
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn rcomm_group_place(
 /// color gets NULL.
 ///
 /// # Safety
-/// `group` is a living handle, `purpose` a text that ends with a zero byte; `part` may be written.
+/// `group` is a valid handle, `purpose` a text that ends with a zero byte; `part` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_split(
     group: *const Group,
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn rcomm_split(
 /// Sets the time-out of the group's operations on this rank from now on, in milliseconds.
 ///
 /// # Safety
-/// `group` is a living handle.
+/// `group` is a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_set_timeout(group: *const Group, timeout_ms: u64) -> i32 {
     call(|| {
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn rcomm_group_set_timeout(group: *const Group, timeout_ms
 /// Writes the time-out of the group's operations, in milliseconds.
 ///
 /// # Safety
-/// `group` is a living handle; `timeout_ms` may be written.
+/// `group` is a valid handle; `timeout_ms` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *mut u64) -> i32 {
     call(|| {
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *m
 /// now on has ended.
 ///
 /// # Safety
-/// `group` is a living handle.
+/// `group` is a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_extend_timeout(group: *const Group, extra_ms: u64) -> i32 {
     call(|| {
@@ -110,10 +110,10 @@ pub unsafe extern "C" fn rcomm_group_extend_timeout(group: *const Group, extra_m
 
 /// Makes another handle of the same group, to be freed, with options for the operations called with it: `timeout_ms` is
 /// their time-out (0 = that of `group`), and `wait` (`RCOMM_WAIT_UNKNOWN` and so on) hints how long the other ranks may
-/// take, which only affects how long a core spins.
+/// take, which only affects how long a waiting thread spins.
 ///
 /// # Safety
-/// `group` is a living handle; `handle` may be written.
+/// `group` is a valid handle; `handle` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_on_terms(
     group: *const Group,
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
     })
 }
 
-/// A barrier whose error names the ranks that did not arrive: the first one, or all of them if `all` is not 0. After a
+/// A barrier whose error names the lowest rank that did not arrive, or all such ranks if `all` is not 0. After a
 /// failure the group is still usable.
 ///
 /// # Safety
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
 /// Aborts the group: pending operations fail soon, and later ones at once, with this reason.
 ///
 /// # Safety
-/// `group` is a living handle, `reason` a text that ends with a zero byte.
+/// `group` is a valid handle, `reason` a text that ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_abort(group: *const Group, reason: *const c_char) -> i32 {
     call(|| {
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn rcomm_group_abort(group: *const Group, reason: *const c
 /// Waits for pending operations, closes the group, and frees this handle.
 ///
 /// # Safety
-/// `group` is a living handle that is not used afterwards.
+/// `group` is a valid handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
     call(|| {
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
 /// Frees this handle; the group stays open. NULL has no effect.
 ///
 /// # Safety
-/// `group` is NULL or a living handle that is not used afterwards.
+/// `group` is NULL or a valid handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_free(group: *mut Group) {
     // SAFETY: `group` is NULL or a handle of this type that the caller gives up.

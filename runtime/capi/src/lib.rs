@@ -1,4 +1,4 @@
-//! The C binding: worlds, groups, every operation by the code of its element type, and operations in progress.
+//! The C binding: worlds, groups, every operation (element types are passed as codes), and operations in progress.
 //!
 //! `include/rcomm.h` is generated from this crate and documents how to use it from C. Codes of element types,
 //! reductions and errors are those of the Rust crates and never change. Only the public interface of `rcomm`
@@ -21,7 +21,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `code` | codes of element types, reductions and errors |
-//! | `status` | results of calls: code and text; no panic unwinds into C |
+//! | `status` | results of calls: the code and an error's text; no panic unwinds into C |
 //! | `memory`, `operate` | C pointers as buffers; the common part of all operations |
 //! | `world`, `group` | worlds and groups |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |

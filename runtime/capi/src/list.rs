@@ -25,12 +25,12 @@ pub unsafe extern "C" fn rcomm_all_gather_v(
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
     // a number for each rank; `input` and `outputs` have the lengths given, and the memory is left to
-    // the operation until it has released it.
+    // the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let counts = it.counts(counts)?;
-            let input = it.input(input, it.own(&counts))?;
-            let outputs = it.outputs(outputs, &counts)?;
+        operate(group, dtype, work, |maker| {
+            let counts = maker.counts(counts)?;
+            let input = maker.input(input, maker.own_count(&counts))?;
+            let outputs = maker.outputs(outputs, &counts)?;
             Ok(Op::AllGatherV { input, outputs })
         })
     }
@@ -50,13 +50,13 @@ pub unsafe extern "C" fn rcomm_all_gather(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
-    // `outputs` have the lengths given, and the memory is left to the operation until it has released
-    // it.
+    // `outputs` have the lengths given, and the memory is left to the operation until it is
+    // released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let counts = it.even(count);
-            let input = it.input(input, count)?;
-            let outputs = it.outputs(outputs, &counts)?;
+        operate(group, dtype, work, |maker| {
+            let counts = maker.same_counts(count);
+            let input = maker.input(input, count)?;
+            let outputs = maker.outputs(outputs, &counts)?;
             Ok(Op::AllGather { input, outputs })
         })
     }
@@ -79,12 +79,12 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_v(
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
     // a number for each rank; `inputs` and `output` have the lengths given, and the memory is left to
-    // the operation until it has released it.
+    // the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let counts = it.counts(counts)?;
-            let inputs = it.inputs(inputs, &counts)?;
-            let output = it.output(output, it.own(&counts))?;
+        operate(group, dtype, work, |maker| {
+            let counts = maker.counts(counts)?;
+            let inputs = maker.inputs(inputs, &counts)?;
+            let output = maker.output(output, maker.own_count(&counts))?;
             let op = reduction.read()?;
             Ok(Op::ReduceScatterV { inputs, output, op })
         })
@@ -106,12 +106,12 @@ pub unsafe extern "C" fn rcomm_reduce_scatter(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `inputs` and
-    // `output` have the lengths given, and the memory is left to the operation until it has released it.
+    // `output` have the lengths given, and the memory is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let counts = it.even(count);
-            let inputs = it.inputs(inputs, &counts)?;
-            let output = it.output(output, count)?;
+        operate(group, dtype, work, |maker| {
+            let counts = maker.same_counts(count);
+            let inputs = maker.inputs(inputs, &counts)?;
+            let output = maker.output(output, count)?;
             let op = reduction.read()?;
             Ok(Op::ReduceScatter { inputs, output, op })
         })
@@ -134,13 +134,13 @@ pub unsafe extern "C" fn rcomm_all_to_all(
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input_counts`
     // and `output_counts` hold a number for each rank; `inputs` and `outputs` have the lengths given,
-    // and the memory is left to the operation until it has released it.
+    // and the memory is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let input_counts = it.counts(input_counts)?;
-            let output_counts = it.counts(output_counts)?;
-            let inputs = it.inputs(inputs, &input_counts)?;
-            let outputs = it.outputs(outputs, &output_counts)?;
+        operate(group, dtype, work, |maker| {
+            let input_counts = maker.counts(input_counts)?;
+            let output_counts = maker.counts(output_counts)?;
+            let inputs = maker.inputs(inputs, &input_counts)?;
+            let outputs = maker.outputs(outputs, &output_counts)?;
             Ok(Op::AllToAll { inputs, outputs })
         })
     }
@@ -162,13 +162,13 @@ pub unsafe extern "C" fn rcomm_gather_v(
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
     // a number for each rank; `input` and `outputs` have the lengths given, and the memory is left to
-    // the operation until it has released it.
+    // the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let counts = it.counts(counts)?;
-            let input = it.input(input, it.own(&counts))?;
-            let list = || it.outputs(outputs, &counts);
-            let outputs = it.at_root(root, list)?;
+        operate(group, dtype, work, |maker| {
+            let counts = maker.counts(counts)?;
+            let input = maker.input(input, maker.own_count(&counts))?;
+            let list = || maker.outputs(outputs, &counts);
+            let outputs = maker.at_root(root, list)?;
             Ok(Op::GatherV {
                 input,
                 outputs,
@@ -193,14 +193,14 @@ pub unsafe extern "C" fn rcomm_gather(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `input` and
-    // `outputs` have the lengths given, and the memory is left to the operation until it has released
-    // it.
+    // `outputs` have the lengths given, and the memory is left to the operation until it is
+    // released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let counts = it.even(count);
-            let input = it.input(input, count)?;
-            let list = || it.outputs(outputs, &counts);
-            let outputs = it.at_root(root, list)?;
+        operate(group, dtype, work, |maker| {
+            let counts = maker.same_counts(count);
+            let input = maker.input(input, count)?;
+            let list = || maker.outputs(outputs, &counts);
+            let outputs = maker.at_root(root, list)?;
             Ok(Op::Gather {
                 input,
                 outputs,
@@ -226,13 +226,13 @@ pub unsafe extern "C" fn rcomm_scatter_v(
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
     // a number for each rank; `inputs` and `output` have the lengths given, and the memory is left to
-    // the operation until it has released it.
+    // the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let counts = it.counts(counts)?;
-            let list = || it.inputs(inputs, &counts);
-            let inputs = it.at_root(root, list)?;
-            let output = it.output(output, it.own(&counts))?;
+        operate(group, dtype, work, |maker| {
+            let counts = maker.counts(counts)?;
+            let list = || maker.inputs(inputs, &counts);
+            let inputs = maker.at_root(root, list)?;
+            let output = maker.output(output, maker.own_count(&counts))?;
             Ok(Op::ScatterV {
                 inputs,
                 output,
@@ -257,13 +257,13 @@ pub unsafe extern "C" fn rcomm_scatter(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `inputs` and
-    // `output` have the lengths given, and the memory is left to the operation until it has released it.
+    // `output` have the lengths given, and the memory is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let counts = it.even(count);
-            let list = || it.inputs(inputs, &counts);
-            let inputs = it.at_root(root, list)?;
-            let output = it.output(output, count)?;
+        operate(group, dtype, work, |maker| {
+            let counts = maker.same_counts(count);
+            let list = || maker.inputs(inputs, &counts);
+            let inputs = maker.at_root(root, list)?;
+            let output = maker.output(output, count)?;
             Ok(Op::Scatter {
                 inputs,
                 output,
@@ -289,12 +289,12 @@ pub unsafe extern "C" fn rcomm_all_reduce_coalesced(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
-    // `length` numbers; `buffers` have the lengths given, and the memory is left to the operation until
-    // it has released it.
+    // `length` numbers; `buffers` have the lengths given, and the memory is left to the operation until it
+    // is released.
     unsafe {
-        operate(group, dtype, work, |it| {
+        operate(group, dtype, work, |maker| {
             let counts = array(counts, length, "the list of counts")?;
-            let buffers = it.outputs(buffers, counts)?;
+            let buffers = maker.outputs(buffers, counts)?;
             let op = reduction.read()?;
             Ok(Op::AllReduceCoalesced { buffers, op })
         })
@@ -317,13 +317,13 @@ pub unsafe extern "C" fn rcomm_all_gather_coalesced(
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
     // `length` numbers; `inputs` and `outputs` have the lengths given, and the memory is left to the
-    // operation until it has released it.
+    // operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
+        operate(group, dtype, work, |maker| {
             let counts = array(counts, length, "the list of counts")?;
-            let all: Vec<usize> = counts.iter().map(|&n| it.of_all(n)).collect();
-            let inputs = it.inputs(inputs, counts)?;
-            let outputs = it.outputs(outputs, &all)?;
+            let output_counts: Vec<usize> = counts.iter().map(|&n| maker.total(n)).collect();
+            let inputs = maker.inputs(inputs, counts)?;
+            let outputs = maker.outputs(outputs, &output_counts)?;
             Ok(Op::AllGatherCoalesced { inputs, outputs })
         })
     }
@@ -346,13 +346,13 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_coalesced(
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `counts` holds
     // `length` numbers; `inputs` and `outputs` have the lengths given, and the memory is left to the
-    // operation until it has released it.
+    // operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
+        operate(group, dtype, work, |maker| {
             let counts = array(counts, length, "the list of counts")?;
-            let all: Vec<usize> = counts.iter().map(|&n| it.of_all(n)).collect();
-            let inputs = it.inputs(inputs, &all)?;
-            let outputs = it.outputs(outputs, counts)?;
+            let input_counts: Vec<usize> = counts.iter().map(|&n| maker.total(n)).collect();
+            let inputs = maker.inputs(inputs, &input_counts)?;
+            let outputs = maker.outputs(outputs, counts)?;
             let op = reduction.read()?;
             Ok(Op::ReduceScatterCoalesced {
                 inputs,

@@ -15,7 +15,7 @@ pub(crate) fn dtype_of(code: u8) -> Result<DType> {
 /// Makes an input buffer of `count` elements.
 ///
 /// # Safety
-/// `data` is NULL, or `count` elements lie there and stay as they are until the operation has released
+/// `data` is NULL, or `count` elements lie there and stay unchanged until the operation has released
 /// them. They need not be aligned.
 pub(crate) unsafe fn input(
     data: *const c_void,
@@ -53,18 +53,22 @@ unsafe fn buffer(
     let data = match NonNull::new(data.cast::<u8>()) {
         Some(data) => data,
         None if count == 0 => NonNull::dangling(),
-        None => return Err(refused(format!("NULL for {count} elements of {dtype}"))),
+        None => {
+            return Err(refused(format!(
+                "the buffer for {count} elements of {dtype} is NULL"
+            )));
+        }
     };
-    // SAFETY: `count` elements lie at `data` (none, if it was NULL). C has given them their values, or lets
-    // them be overwritten, and keeps the memory until the operation has released it: no owner here has to.
-    // C uses it as `access` allows, since the caller of `input` and `output` answers for that.
+    // SAFETY: `count` elements lie at `data` (none if the caller passed NULL). C has initialized them or lets
+    // them be overwritten, and keeps the memory valid until the operation has released it, so the buffer needs
+    // no owner. The caller of `input` or `output` guarantees that C uses the memory only as `access` allows.
     unsafe { Buffer::from_raw(data, count, dtype, Device::Cpu, access, Arc::new(())) }
 }
 
 /// Returns the array of `count` values at `data`.
 ///
 /// # Safety
-/// `data` is NULL, or `count` values lie there, aligned, that stay as they are while the result is used.
+/// `data` is NULL, or `count` values lie there, aligned, that stay unchanged while the result is used.
 pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, what: &str) -> Result<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
@@ -73,13 +77,14 @@ pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, what: &str) -> R
         return Err(refused(format!("{what} is NULL")));
     }
     // SAFETY: `data` is not NULL (checked above), so the caller has `count` aligned values there, which
-    // stay as they are while the result is used.
+    // stay unchanged while the result is used.
     Ok(unsafe { std::slice::from_raw_parts(data, count) })
 }
 
 /// Makes a list of input buffers of these lengths.
 ///
-/// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers meets
+/// # Safety
+/// `list` is NULL, or as long as `counts`, and stays unchanged during the call; each of its pointers fulfills
 /// the contract of [`input`].
 pub(crate) unsafe fn inputs(
     list: *const *const c_void,
@@ -100,7 +105,7 @@ pub(crate) unsafe fn inputs(
 /// Makes a list of output buffers of these lengths.
 ///
 /// # Safety
-/// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers meets
+/// `list` is NULL, or as long as `counts`, and stays unchanged during the call; each of its pointers fulfills
 /// the contract of [`output`], and their elements do not overlap.
 pub(crate) unsafe fn outputs(
     list: *const *mut c_void,

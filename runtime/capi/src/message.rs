@@ -14,11 +14,11 @@ use std::ffi::c_void;
 pub struct Message {
     /// 1 to send, 0 to receive.
     pub is_send: i32,
-    /// Address of its elements.
+    /// Address of the message's elements.
     pub buffer: *mut c_void,
-    /// Number of its elements.
+    /// Number of elements.
     pub count: usize,
-    /// Code of their type.
+    /// Code of the element type.
     pub dtype: u8,
     /// The peer, as a rank of the group.
     pub peer: u32,
@@ -41,10 +41,10 @@ pub unsafe extern "C" fn rcomm_send(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
-    // the length given, and is left to the operation until it has released it.
+    // the length given, and is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let buffer = it.input(buffer, count)?;
+        operate(group, dtype, work, |maker| {
+            let buffer = maker.input(buffer, count)?;
             Ok(Op::Send { buffer, peer, tag })
         })
     }
@@ -65,10 +65,10 @@ pub unsafe extern "C" fn rcomm_recv(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     // SAFETY: the caller keeps `group` alive during the call; `work` is NULL or writable; `buffer` has
-    // the length given, and is left to the operation until it has released it.
+    // the length given, and is left to the operation until it is released.
     unsafe {
-        operate(group, dtype, work, |it| {
-            let buffer = it.output(buffer, count)?;
+        operate(group, dtype, work, |maker| {
+            let buffer = maker.output(buffer, count)?;
             let peer = Some(peer);
             Ok(Op::Recv { buffer, peer, tag })
         })
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn rcomm_batch_isend_irecv(
         // SAFETY: `messages` is NULL, or holds `length` values that stay unchanged during the call.
         let messages = unsafe { array(messages, length, "the list of messages")? };
         if messages.is_empty() {
-            return Err(refused("a batch holds one message at least"));
+            return Err(refused("a batch needs at least one message"));
         }
         let ops = messages.iter().map(|message| -> Result<Op<'static>> {
             let dtype = dtype_of(message.dtype)?;

@@ -5,7 +5,7 @@
 
 use crate::group::Group;
 use crate::status::{borrow, call, put, refused, text};
-use crate::work::{Made, WorkHandle, start_or_wait, start_with_value};
+use crate::work::{Made, WorkHandle, nothing_to_take, start_or_wait, start_with_value};
 use rcomm::{ProcessGroup, Result, Work};
 use serde_json::Value;
 use std::ffi::{CString, c_char};
@@ -13,7 +13,7 @@ use std::ffi::{CString, c_char};
 impl Made for Value {}
 
 /// # Safety
-/// `json` is NULL, or ends with a zero byte and stays as it is during the call.
+/// `json` is NULL, or ends with a zero byte and stays unchanged during the call.
 unsafe fn value_of(json: *const c_char) -> Result<Value> {
     // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
     let json = unsafe { text(json, "the value")? };
@@ -24,7 +24,7 @@ unsafe fn value_of(json: *const c_char) -> Result<Value> {
 /// `out` is NULL or may be written.
 unsafe fn give_value(out: *mut *mut c_char, value: &Value) -> Result<()> {
     if out.is_null() {
-        return Err(refused("the place for the text is NULL"));
+        return Err(refused("the pointer for the text is NULL"));
     }
     // JSON escapes zero bytes, so the text contains none.
     let json = CString::new(value.to_string()).map_err(|error| refused(error.to_string()))?;
@@ -32,11 +32,11 @@ unsafe fn give_value(out: *mut *mut c_char, value: &Value) -> Result<()> {
     unsafe { put(out, json.into_raw()) }
 }
 
-/// Starts the operation `start`. The value that `read` makes from its result is passed to C: at once, or when C takes
-/// it from the work.
+/// Starts the operation `start`. `read` makes a value from its result. If `work` is NULL, this waits and writes the
+/// value to `out`; otherwise C takes it from the work.
 ///
 /// # Safety
-/// `group` is a living handle; `out` and `work` are NULL or may be written.
+/// `group` is a valid handle; `out` and `work` are NULL or may be written.
 unsafe fn exchange<T: Send + 'static>(
     group: *const Group,
     out: *mut *mut c_char,
@@ -48,7 +48,9 @@ unsafe fn exchange<T: Send + 'static>(
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
         if out.is_null() && work.is_null() {
-            return Err(refused("the place for the text is NULL"));
+            return Err(refused(
+                "`out` and `work` are both NULL: nothing would take the text",
+            ));
         }
         let under_way = start(group)?;
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
@@ -61,7 +63,7 @@ unsafe fn exchange<T: Send + 'static>(
     })
 }
 
-/// `*out` is the root's `json`; that of the other ranks is ignored.
+/// Writes the root's `json` to `*out` on every rank; the `json` of the other ranks is ignored.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
@@ -86,7 +88,7 @@ pub unsafe extern "C" fn rcomm_broadcast_object(
     unsafe { exchange(group, out, work, start, |value| value) }
 }
 
-/// `*out` is a JSON array of the `json` of all ranks, by rank.
+/// Writes to `*out` a JSON array of the `json` of all ranks, by rank.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
@@ -107,7 +109,7 @@ pub unsafe extern "C" fn rcomm_all_gather_object(
     unsafe { exchange(group, out, work, start, Value::Array) }
 }
 
-/// On the root, `*out` is a JSON array of the `json` of all ranks, by rank; elsewhere `null`.
+/// Writes to `*out` a JSON array of the `json` of all ranks, by rank, on the root, and `null` on the other ranks.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
@@ -130,7 +132,7 @@ pub unsafe extern "C" fn rcomm_gather_object(
     unsafe { exchange(group, out, work, start, read) }
 }
 
-/// `*out` is the element for this rank of the root's `json`, an array with one element per rank; the `json` of the
+/// Writes to `*out` this rank's element of the root's `json`, an array with one element per rank; the `json` of the
 /// other ranks is ignored.
 ///
 /// # Safety
@@ -149,7 +151,7 @@ pub unsafe extern "C" fn rcomm_scatter_object(
             // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
             true => match unsafe { value_of(json)? } {
                 Value::Array(values) => values,
-                _ => return Err(refused("the root's value is no JSON array")),
+                _ => return Err(refused("the root's value is not a JSON array")),
             },
             false => Vec::new(),
         };
@@ -181,8 +183,8 @@ pub unsafe extern "C" fn rcomm_send_object(
     })
 }
 
-/// `*out` is the value that `peer` sends. With `work`, several may be in progress; until they have ended, nothing else
-/// may be received from this peer with this tag.
+/// Writes to `*out` the value that `peer` sends. With `work`, several receives of values may be in progress; until they
+/// have ended, nothing else may be received from this peer with this tag.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `out` may be written unless there is a `work`.
@@ -199,17 +201,17 @@ pub unsafe extern "C" fn rcomm_recv_object(
     unsafe { exchange(group, out, work, start, |value: Value| value) }
 }
 
-/// Takes the text of the value that `work` has produced: once, after the operation was seen to complete.
+/// Takes the text of the value that `work` has produced. Call it once, after waiting for or querying `work` has
+/// reported that the operation completed.
 ///
 /// # Safety
-/// `work` is a living handle; `out` may be written.
+/// `work` is a valid handle; `out` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut c_char) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        let value: Value =
-            (work.take()).ok_or_else(|| refused("no value that has come, or taken before"))?;
+        let value: Value = (work.take()).ok_or_else(|| refused(nothing_to_take("value")))?;
         // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be written
         // there.
         unsafe { give_value(out, &value) }

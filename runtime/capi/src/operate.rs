@@ -16,7 +16,7 @@ pub(crate) struct BufferMaker<'a> {
 /// Makes an operation over elements of this type, and runs or starts it.
 ///
 /// # Safety
-/// `group` is a living handle; `work` is NULL or may be written; the buffers that `make` puts into the
+/// `group` is a valid handle; `work` is NULL or may be written; the buffers that `make` puts into the
 /// operation stay valid until it has released them.
 pub(crate) unsafe fn operate(
     group: *const Group,
@@ -35,22 +35,22 @@ pub(crate) unsafe fn operate(
 }
 
 impl BufferMaker<'_> {
-    /// Returns the number of elements for all ranks, given the number for each.
-    pub(crate) fn of_all(&self, count: usize) -> usize {
+    /// Returns the number of elements for all ranks together, if each has `count`.
+    pub(crate) fn total(&self, count: usize) -> usize {
         count.saturating_mul(self.group.size() as usize)
     }
 
     /// Returns a list with the same number for each rank.
-    pub(crate) fn even(&self, count: usize) -> Vec<usize> {
+    pub(crate) fn same_counts(&self, count: usize) -> Vec<usize> {
         vec![count; self.group.size() as usize]
     }
 
     /// Returns this rank's number from a list with one number for each rank.
-    pub(crate) fn own(&self, counts: &[usize]) -> usize {
+    pub(crate) fn own_count(&self, counts: &[usize]) -> usize {
         counts[self.group.rank() as usize]
     }
 
-    /// Makes a list that only the root has.
+    /// Returns `list()` on the root, and an empty list on the other ranks.
     pub(crate) fn at_root<T>(
         &self,
         root: u32,
@@ -66,11 +66,11 @@ impl BufferMaker<'_> {
     /// Returns a number for each rank.
     ///
     /// # Safety
-    /// `counts` is NULL or holds these numbers, and they stay as they are during the call.
+    /// `counts` is NULL or holds these numbers, and they stay unchanged during the call.
     pub(crate) unsafe fn counts(&self, counts: *const usize) -> Result<Vec<usize>> {
         let size = self.group.size() as usize;
-        // SAFETY: the caller's `counts` is NULL, or holds a number for each rank, unchanged during this
-        // call, which copies them.
+        // SAFETY: the caller's `counts` is NULL, or holds a number for each rank; the numbers stay unchanged
+        // during this call, which copies them.
         Ok(unsafe { memory::array(counts, size, "the list of counts")? }.to_vec())
     }
 
@@ -81,14 +81,14 @@ impl BufferMaker<'_> {
         data: *const c_void,
         count: usize,
     ) -> Result<Buffer<'static>> {
-        // SAFETY: the caller answers for the elements as `memory::input` asks.
+        // SAFETY: the caller guarantees what `memory::input` requires.
         unsafe { memory::input(data, count, self.dtype) }
     }
 
     /// # Safety
     /// As [`memory::output`].
     pub(crate) unsafe fn output(&self, data: *mut c_void, count: usize) -> Result<Buffer<'static>> {
-        // SAFETY: the caller answers for the elements as `memory::output` asks.
+        // SAFETY: the caller guarantees what `memory::output` requires.
         unsafe { memory::output(data, count, self.dtype) }
     }
 
@@ -99,7 +99,7 @@ impl BufferMaker<'_> {
         list: *const *const c_void,
         counts: &[usize],
     ) -> Result<Vec<Buffer<'static>>> {
-        // SAFETY: the caller answers for list and elements as `memory::inputs` asks.
+        // SAFETY: the caller guarantees what `memory::inputs` requires.
         unsafe { memory::inputs(list, counts, self.dtype) }
     }
 
@@ -110,7 +110,7 @@ impl BufferMaker<'_> {
         list: *const *mut c_void,
         counts: &[usize],
     ) -> Result<Vec<Buffer<'static>>> {
-        // SAFETY: the caller answers for list and elements as `memory::outputs` asks.
+        // SAFETY: the caller guarantees what `memory::outputs` requires.
         unsafe { memory::outputs(list, counts, self.dtype) }
     }
 }

@@ -3,7 +3,7 @@
 use crate::group::Group;
 use crate::memory::{self, array, dtype_of};
 use crate::status::{borrow, call, free, give, put, refused};
-use crate::work::{Made, WorkHandle, start_with_value};
+use crate::work::{Made, WorkHandle, nothing_to_take, start_with_value};
 use rcomm::{
     Buffer, Complex, DType, Element, F8E4M3, F8E5M2, ProcessGroup, ReduceOp, Result, SparseTensor,
     bf16, f16,
@@ -14,7 +14,7 @@ use std::ffi::c_void;
 pub struct Sparse {
     indices: Vec<i64>,
     values: Buffer<'static>,
-    places: usize,
+    nnz: usize,
 }
 
 impl Made for Sparse {}
@@ -27,7 +27,8 @@ struct Part<'a> {
     values: Buffer<'static>,
 }
 
-/// Starts the sum. If C takes a handle, the handle is written to `work`; otherwise the sum is returned.
+/// Sums. If `work` is not NULL, starts the operation, writes its handle there and returns `None`; otherwise blocks
+/// until the sum is there and returns the sum.
 ///
 /// # Safety
 /// `work` is NULL or may be written.
@@ -42,7 +43,7 @@ unsafe fn sum<T: Element>(
     let own = SparseTensor::new(part.shape, part.sparse_dims, indices, values)?;
     let under_way = group.all_reduce_sparse_async(own, ReduceOp::Sum)?;
     let made = |sum: SparseTensor<T>| Sparse {
-        places: sum.places(),
+        nnz: sum.places(),
         indices: sum.indices().to_vec(),
         values: Buffer::from_vec(sum.values().to_vec()),
     };
@@ -50,16 +51,16 @@ unsafe fn sum<T: Element>(
     unsafe { start_with_value(group, under_way, work, made) }
 }
 
-/// Sums the sparse tensors (COO) of all ranks. In the result, `*sum` or the tensor that `rcomm_work_sparse` takes from
-/// `work`, each place occurs once, in ascending order.
+/// Sums the sparse tensors (COO) of all ranks. The result, `*out` or the tensor that `rcomm_work_sparse` takes from
+/// `work`, is coalesced: each index tuple occurs once, in ascending order.
 ///
 /// The tensor has `dims` dimensions with the sizes in `shape`; the first `sparse_dims` of them are sparse. `indices`
-/// holds a row of `places` indices for each sparse dimension, `values` a block of elements (one for each index in the
-/// remaining dimensions) for each place.
+/// holds a row of `nnz` indices for each sparse dimension. `values` holds `nnz` blocks, with an element for each index
+/// in the remaining dimensions.
 ///
 /// # Safety
-/// `group` is a living handle; `shape`, `indices` and `values` hold what is described above, and are
-/// copied; `sum` may be written, or is NULL if `work` is not; `work` is NULL or may be written.
+/// `group` is a valid handle; `shape`, `indices` and `values` hold what is described above, and are copied; `out` may
+/// be written, and may be NULL only if `work` is not NULL; `work` is NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     group: *const Group,
@@ -68,9 +69,9 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     sparse_dims: usize,
     indices: *const i64,
     values: *const c_void,
-    places: usize,
+    nnz: usize,
     dtype: u8,
-    sum_of: *mut *mut Sparse,
+    out: *mut *mut Sparse,
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
@@ -80,27 +81,28 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
         // SAFETY: `shape` is NULL, or holds `dims` values that stay unchanged during the call, which
         // copies them.
         let shape = unsafe { array(shape, dims, "the shape")? }.to_vec();
-        let rows = places.checked_mul(sparse_dims);
+        let index_count = nnz.checked_mul(sparse_dims);
         let mut block = shape.get(sparse_dims..).unwrap_or_default().iter();
         let block = block.try_fold(1u64, |all, &n| all.checked_mul(n));
         let block = block.and_then(|block| usize::try_from(block).ok());
-        let count = block.and_then(|block| block.checked_mul(places));
-        let (Some(rows), Some(count)) = (rows, count) else {
+        let count = block.and_then(|block| block.checked_mul(nnz));
+        let (Some(index_count), Some(count)) = (index_count, count) else {
             return Err(refused(format!(
-                "{places} places of shape {shape:?} do not fit in memory"
+                "the size of {nnz} sparse elements of a tensor of shape {shape:?} ({sparse_dims} sparse \
+                 dimensions) overflows; check the number of elements and the shape"
             )));
         };
         let part = Part {
             shape,
             sparse_dims,
-            // SAFETY: `indices` is NULL, or holds `rows` values that stay unchanged during the call, in
-            // which they are copied.
-            indices: unsafe { array(indices, rows, "the list of indices")? },
-            // SAFETY: `values` is NULL, or holds `count` elements that stay unchanged during the call, in
-            // which `sum` copies them.
+            // SAFETY: `indices` is NULL, or holds `index_count` values that stay unchanged during the call,
+            // which copies them.
+            indices: unsafe { array(indices, index_count, "the list of indices")? },
+            // SAFETY: `values` is NULL, or holds `count` elements that stay unchanged during the call, which
+            // copies them.
             values: unsafe { memory::input(values, count, dtype)? },
         };
-        let start = match dtype {
+        let sum_of_type = match dtype {
             DType::F32 => sum::<f32>,
             DType::F64 => sum::<f64>,
             DType::F16 => sum::<f16>,
@@ -121,51 +123,48 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
             other => return Err(refused(format!("there are no sparse tensors of {other}"))),
         };
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        match unsafe { start(group, part, work)? } {
-            // SAFETY: `sum_of` is NULL, which is refused, or the caller lets a handle be written there.
-            Some(made) => unsafe { give(sum_of, made) },
+        match unsafe { sum_of_type(group, part, work)? } {
+            // SAFETY: `out` is NULL, which is refused, or the caller lets a handle be written there.
+            Some(result) => unsafe { give(out, result) },
             None => Ok(()),
         }
     })
 }
 
-/// Takes the sum that `work` has produced: once, after the operation was seen to complete.
+/// Takes the sum that `work` has produced. Call it once, after waiting for or querying `work` has reported that the
+/// operation completed.
 ///
 /// # Safety
-/// `work` is a living handle; `sum` may be written.
+/// `work` is a valid handle; `out` may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rcomm_work_sparse(
-    work: *const WorkHandle,
-    sum_of: *mut *mut Sparse,
-) -> i32 {
+pub unsafe extern "C" fn rcomm_work_sparse(work: *const WorkHandle, out: *mut *mut Sparse) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        let sum: Sparse = (work.take())
-            .ok_or_else(|| refused("no sparse sum that has ended well, or taken before"))?;
-        // SAFETY: `sum_of` is NULL, which is refused, or the caller lets a handle be written there.
-        unsafe { give(sum_of, sum) }
+        let sum: Sparse = (work.take()).ok_or_else(|| refused(nothing_to_take("sparse sum")))?;
+        // SAFETY: `out` is NULL, which is refused, or the caller lets a handle be written there.
+        unsafe { give(out, sum) }
     })
 }
 
-/// Writes the contents of a sparse tensor: the number of its places, its rows of indices and its blocks of values,
-/// which are valid until it is freed. Any pointer may be NULL.
+/// Writes the number of elements of a sparse tensor and the addresses of its indices and its values; the addresses are
+/// valid until the tensor is freed. Each output pointer may be NULL.
 ///
 /// # Safety
-/// `sparse` is a living handle; the places are NULL or may be written.
+/// `sparse` is a valid handle; `nnz`, `indices` and `values` are NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_sparse_get(
     sparse: *const Sparse,
-    places: *mut usize,
+    nnz: *mut usize,
     indices: *mut *const i64,
     values: *mut *const c_void,
 ) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `sparse` alive during the call.
         let sparse = unsafe { borrow(sparse, "the sparse tensor")? };
-        if !places.is_null() {
-            // SAFETY: `places` is not NULL, so the caller lets one value be written there.
-            unsafe { put(places, sparse.places)? };
+        if !nnz.is_null() {
+            // SAFETY: `nnz` is not NULL, so the caller lets one value be written there.
+            unsafe { put(nnz, sparse.nnz)? };
         }
         if !indices.is_null() {
             // SAFETY: `indices` is not NULL, so the caller lets one address be written there.
@@ -182,7 +181,7 @@ pub unsafe extern "C" fn rcomm_sparse_get(
 /// Frees a sparse tensor. NULL has no effect.
 ///
 /// # Safety
-/// `sparse` is NULL or a living handle that is not used afterwards.
+/// `sparse` is NULL or a valid handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_sparse_free(sparse: *mut Sparse) {
     // SAFETY: `sparse` is NULL or a handle of this type that the caller gives up.

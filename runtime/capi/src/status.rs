@@ -1,4 +1,4 @@
-//! Results of calls: a code, and a text on request.
+//! Results of calls: a code, and the text of an error on request.
 
 use crate::code::{RCOMM_OK, RCOMM_PANIC};
 use rcomm::{Error, ErrorKind, Result};
@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
 /// Returns the text of the last error that a function returned to this thread; empty if none did. Valid until the next
@@ -15,7 +15,7 @@ thread_local! {
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_last_error() -> *const c_char {
     // A thread that is ending may already have freed its text.
-    let last = LAST.try_with(|text| text.borrow().as_ptr());
+    let last = LAST_ERROR.try_with(|text| text.borrow().as_ptr());
     last.unwrap_or_else(|_| c"".as_ptr())
 }
 
@@ -24,23 +24,24 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> i32 {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => RCOMM_OK,
         Ok(Err(error)) => {
-            keep(&error.to_string());
+            set_last_error(&error.to_string());
             error.kind().code().into()
         }
         Err(_) => {
-            keep("rcomm panicked: its message is on the standard error");
+            set_last_error("rcomm panicked: its message is on the standard error");
             RCOMM_PANIC
         }
     }
 }
 
-fn keep(text: &str) {
+fn set_last_error(text: &str) {
     let text: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
     let text = CString::new(text).unwrap_or_default();
-    // The text may be freed, as in `rcomm_last_error`; then only the code is returned.
-    let _ = LAST.try_with(|last| last.replace(text));
+    // A thread that is ending has no text any more; then only the code is returned.
+    let _ = LAST_ERROR.try_with(|last| last.replace(text));
 }
 
+/// The error of an invalid argument.
 pub(crate) fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
@@ -84,13 +85,13 @@ pub(crate) unsafe fn free<T>(handle: *mut T) {
 /// Writes a value to a pointer that C passed.
 ///
 /// # Safety
-/// `place` is NULL or may be written.
-pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
-    if place.is_null() {
-        return Err(refused("the place for the result is NULL"));
+/// `out` is NULL or may be written.
+pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
+    if out.is_null() {
+        return Err(refused("the pointer for the result is NULL"));
     }
     // SAFETY: not NULL (checked above), so the caller lets one `T` be written there.
-    unsafe { place.write(value) };
+    unsafe { out.write(value) };
     Ok(())
 }
 
@@ -98,18 +99,18 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
 ///
 /// # Safety
 /// As [`put`].
-pub(crate) unsafe fn give<T: Send + Sync>(place: *mut *mut T, value: T) -> Result<()> {
-    if place.is_null() {
-        return Err(refused("the place for the handle is NULL"));
+pub(crate) unsafe fn give<T: Send + Sync>(out: *mut *mut T, value: T) -> Result<()> {
+    if out.is_null() {
+        return Err(refused("the pointer for the handle is NULL"));
     }
     // SAFETY: not NULL (checked above), so the caller lets one address be written there.
-    unsafe { put(place, Box::into_raw(Box::new(value))) }
+    unsafe { put(out, Box::into_raw(Box::new(value))) }
 }
 
 /// Returns a text that C passed, as UTF-8.
 ///
 /// # Safety
-/// `text` is NULL, or ends with a zero byte and stays as it is while the result is used.
+/// `text` is NULL, or ends with a zero byte and stays unchanged while the result is used.
 pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
     if text.is_null() {
         return Err(refused(format!("{what} is NULL")));

@@ -3,7 +3,7 @@
 use crate::group::Group;
 use crate::memory::{self, dtype_of};
 use crate::status::{borrow, call, consume, free, give, put, refused};
-use crate::work::{Made, WorkHandle, start_or_wait, start_with_value};
+use crate::work::{Made, WorkHandle, nothing_to_take, start_or_wait, start_with_value};
 use rcomm::{Buffer, ProcessGroup, RemoteMemory, Result};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Window {
     window: rcomm::Window,
     group: ProcessGroup,
-    /// Memory mapped for C, by rank, until the window ends.
+    /// The parts of peers that are mapped for C, until the window is closed or freed.
     mapped: Mutex<Vec<(u32, RemoteMemory)>>,
 }
 
@@ -21,8 +21,8 @@ impl Made for Window {
 }
 
 /// # Safety
-/// `group` is a living handle; `window` and `work` are NULL or may be written; the ranks of the group may
-/// use the buffer that `memory` returns until the window ends.
+/// `group` is a valid handle; `window` and `work` are NULL or may be written; the ranks of the group may
+/// use the buffer that `memory` returns until the window is closed or freed.
 unsafe fn open(
     group: *const Group,
     window: *mut *mut Window,
@@ -33,13 +33,15 @@ unsafe fn open(
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
         if window.is_null() && work.is_null() {
-            return Err(refused("the place for the window is NULL"));
+            return Err(refused(
+                "`window` and `work` are both NULL: nothing would take the window",
+            ));
         }
         let under_way = group.new_window_async(memory(group)?)?;
-        let own = group.clone();
+        let own_group = group.clone();
         let make = move |window| Window {
             window,
-            group: own,
+            group: own_group,
             mapped: Mutex::default(),
         };
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
@@ -51,10 +53,11 @@ unsafe fn open(
     })
 }
 
-/// Takes the window that `work` has made: once, after the operation was seen to complete.
+/// Takes the window that `work` has made. Call it once, after waiting for or querying `work` has reported that the
+/// operation completed.
 ///
 /// # Safety
-/// `work` is a living handle; `window` may be written.
+/// `work` is a valid handle; `window` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_window(
     work: *const WorkHandle,
@@ -63,8 +66,7 @@ pub unsafe extern "C" fn rcomm_work_window(
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        let made: Window =
-            (work.take()).ok_or_else(|| refused("no window that was made, or taken before"))?;
+        let made: Window = (work.take()).ok_or_else(|| refused(nothing_to_take("window")))?;
         // SAFETY: `window` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(window, made) }
     })
@@ -93,8 +95,7 @@ pub unsafe extern "C" fn rcomm_window_allocate(
 /// closed or freed. `work` is as in `rcomm_window_allocate`.
 ///
 /// # Safety
-/// See "Handles and memory" in rcomm.h; `window` may be written unless there is a
-/// `work`.
+/// See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_new_window(
     group: *const Group,
@@ -114,7 +115,7 @@ pub unsafe extern "C" fn rcomm_new_window(
 /// Writes the number of elements in the part of `peer`.
 ///
 /// # Safety
-/// `window` is a living handle; `count` may be written.
+/// `window` is a valid handle; `count` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_count(
     window: *const Window,
@@ -230,12 +231,12 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
     })
 }
 
-/// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its `*start`
-/// and its length `*bytes`. Other ranks may write to it at any time, so use atomic operations. Fails with
-/// `RCOMM_UNSUPPORTED` for a peer on another host, and for memory that `rcomm_window_allocate` did not make.
+/// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its address
+/// to `*start` and its length to `*bytes`. Other ranks may write to it at any time, so use atomic operations. Fails
+/// with `RCOMM_UNSUPPORTED` for a peer on another host, and for memory that `rcomm_window_allocate` did not make.
 ///
 /// # Safety
-/// `window` is a living handle; the places may be written.
+/// `window` is a valid handle; `start` and `bytes` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_map(
     window: *const Window,
@@ -250,8 +251,8 @@ pub unsafe extern "C" fn rcomm_window_map(
         if !mapped.iter().any(|(rank, _)| *rank == peer) {
             mapped.push((peer, window.window.map_remote(peer)?));
         }
-        let known = mapped.iter().find(|(rank, _)| *rank == peer);
-        let Some((_, memory)) = known else {
+        let entry = mapped.iter().find(|(rank, _)| *rank == peer);
+        let Some((_, memory)) = entry else {
             return Ok(());
         };
         // SAFETY: `start` is NULL, which is refused, or the caller lets one value be written there.
@@ -261,25 +262,25 @@ pub unsafe extern "C" fn rcomm_window_map(
     })
 }
 
-/// Ends the window once all members have called this, and frees the handle.
+/// Closes the window once all members have called this, and frees the handle.
 ///
 /// # Safety
-/// `window` is a living handle that is not used afterwards.
+/// `window` is a valid handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
     call(|| {
         // SAFETY: `window` is NULL or a handle of this type that the caller gives up.
         let Window { window, mapped, .. } = *unsafe { consume(window, "the window")? };
-        // Memory that is still mapped is not returned to its rank.
+        // Closing does not return a rank's memory to it while another rank still maps the memory.
         drop(mapped);
         window.close().map(drop)
     })
 }
 
-/// Ends the window at once and frees the handle: pending accesses of peers fail. NULL has no effect.
+/// Closes the window at once and frees the handle: pending accesses of peers fail. NULL has no effect.
 ///
 /// # Safety
-/// `window` is NULL or a living handle that is not used afterwards.
+/// `window` is NULL or a valid handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_free(window: *mut Window) {
     // SAFETY: `window` is NULL or a handle of this type that the caller gives up.

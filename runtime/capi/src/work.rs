@@ -67,7 +67,7 @@ impl UnderWay for Work<(Op<'static>, Done)> {
     }
 }
 
-/// An operation that has its own memory, or holds C's memory until it ends, for whatever reason.
+/// An operation that has its own memory, or holds C's memory until it ends, successfully or not.
 struct Holding<T, F> {
     work: Work<T>,
     make: F,
@@ -106,9 +106,12 @@ impl WorkHandle {
                 return Ok(false);
             }
             // This is the result if the code below panics.
-            let lost = rcomm::Error::new(ErrorKind::Backend, "how the operation ended was lost");
-            let taken = State::Ended(Ending::of(Err(lost), false));
-            if let State::UnderWay(work) = std::mem::replace(&mut *state, taken) {
+            let lost = rcomm::Error::new(
+                ErrorKind::Backend,
+                "a panic has lost the operation's result",
+            );
+            let if_panicked = State::Ended(Ending::of(Err(lost), false));
+            if let State::UnderWay(work) = std::mem::replace(&mut *state, if_panicked) {
                 *state = State::Ended(work.end());
             }
         }
@@ -118,20 +121,29 @@ impl WorkHandle {
         }
     }
 
-    /// Takes the value that the operation has produced, if it is of this type; once.
+    /// Takes the value that the operation has produced. `None` if the operation has not ended, if its value has another
+    /// type, or if the value was taken before.
     pub(crate) fn take<M: Made>(&self) -> Option<M> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State::Ended(Ending { made, .. }) = &mut *state else {
             return None;
         };
         match made.take()?.downcast() {
-            Ok(it) => Some(*it),
+            Ok(value) => Some(*value),
             Err(other) => {
                 *made = Some(other);
                 None
             }
         }
     }
+}
+
+/// The error of a work that has nothing of this kind to take.
+pub(crate) fn nothing_to_take(kind: &str) -> String {
+    format!(
+        "this work has no {kind} to take: it is another operation, has not completed, has failed, \
+         or its {kind} was taken before"
+    )
 }
 
 /// The result type of operations that produce no value.
@@ -212,14 +224,14 @@ unsafe fn write_handle(
 /// Waits for the end of the operation, which its time-out guarantees, and returns its result.
 ///
 /// # Safety
-/// `work` is a living handle.
+/// `work` is a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_wait(work: *const WorkHandle) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         if !work.wait(Duration::MAX)? {
-            let message = "the operation was not given up after its deadline";
+            let message = "the operation did not end at its deadline";
             return Err(rcomm::Error::new(ErrorKind::Timeout, message));
         }
         Ok(())
@@ -227,10 +239,10 @@ pub unsafe extern "C" fn rcomm_work_wait(work: *const WorkHandle) -> i32 {
 }
 
 /// Waits for at most `timeout_ms` (0 only checks). If the operation has ended, `*ended` is 1 and the returned code is
-/// its result; otherwise `*ended` is 0 and it continues.
+/// its result; otherwise `*ended` is 0 and the operation continues.
 ///
 /// # Safety
-/// `work` is a living handle; `ended` may be written.
+/// `work` is a valid handle; `ended` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_test(
     work: *const WorkHandle,
@@ -248,50 +260,52 @@ pub unsafe extern "C" fn rcomm_work_test(
     })
 }
 
-/// Tells whether the memory may be used again: `*released` is 1 once `rcomm_work_wait` or `rcomm_work_test` has seen
-/// the operation end and the backend has released the memory. After an error it may stay 0: the memory must then never
-/// be used again. The memory of a window belongs to the window until that is closed.
+/// Writes whether the memory may be used again: `*released` is 1 once `rcomm_work_wait` or `rcomm_work_test` has
+/// reported the end of the operation and the backend has released the memory. After an error `*released` may stay 0:
+/// the memory must then never be used again. The memory of a window belongs to the window until that is closed.
 ///
 /// # Safety
-/// `work` is a living handle; `released` may be written.
+/// `work` is a valid handle; `released` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: *mut i32) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is = matches!(&*state, State::Ended(ending) if ending.released);
+        let is_released = matches!(&*state, State::Ended(ending) if ending.released);
         // SAFETY: `released` is NULL, which is refused, or the caller lets one value be written there.
-        unsafe { put(released, i32::from(is)) }
+        unsafe { put(released, i32::from(is_released)) }
     })
 }
 
 /// Writes the sender, as a rank of the group, of a receive from any rank that has completed.
 ///
 /// # Safety
-/// `work` is a living handle; `source` may be written.
+/// `work` is a valid handle; `source` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut u32) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = match &*state {
+        let sender = match &*state {
             State::Ended(Ending {
                 result: Ok(done), ..
             }) => done.source,
             _ => None,
         };
-        let found = found.ok_or_else(|| refused("no receive that has ended well"))?;
+        let message =
+            "this work has no sender: it is not a receive, has not completed, or has failed";
+        let sender = sender.ok_or_else(|| refused(message))?;
         // SAFETY: `source` is NULL, which is refused, or the caller lets one value be written there.
-        unsafe { put(source, found) }
+        unsafe { put(source, sender) }
     })
 }
 
 /// Aborts the operation and its group with this reason.
 ///
 /// # Safety
-/// `work` is a living handle, `reason` a text that ends with a zero byte.
+/// `work` is a valid handle, `reason` a text that ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_abort(
     work: *const WorkHandle,
@@ -310,7 +324,7 @@ pub unsafe extern "C" fn rcomm_work_abort(
 /// Frees the handle; an operation that has not ended continues and still uses its memory. NULL has no effect.
 ///
 /// # Safety
-/// `work` is NULL or a living handle that is not used afterwards.
+/// `work` is NULL or a valid handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_free(work: *mut WorkHandle) {
     // SAFETY: `work` is NULL or a handle of this type that the caller gives up.

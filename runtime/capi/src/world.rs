@@ -41,9 +41,9 @@ pub unsafe extern "C" fn rcomm_init_at(
     call(|| {
         // SAFETY: `address` is NULL, or ends with a zero byte and stays unchanged during the call.
         let address = unsafe { text(address, "the address")? };
-        let place = Rendezvous::explicit(rank, world_size, address, port)?;
+        let rendezvous = Rendezvous::explicit(rank, world_size, address, port)?;
         let mut config = Config {
-            rendezvous: Some(place),
+            rendezvous: Some(rendezvous),
             ..Config::default()
         };
         if timeout_ms > 0 {
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn rcomm_init_at(
 /// Writes this process's rank, and the number of ranks. Either pointer may be NULL.
 ///
 /// # Safety
-/// `world` is a living handle; the places are NULL or may be written.
+/// `world` is a valid handle; `rank` and `size` are NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_world_place(
     world: *const World,
@@ -80,10 +80,10 @@ pub unsafe extern "C" fn rcomm_world_place(
     })
 }
 
-/// Makes a handle to the group of all ranks, which is to be freed.
+/// Makes a handle to the group of all ranks. Free it with `rcomm_group_free`.
 ///
 /// # Safety
-/// `world` is a living handle; `group` may be written.
+/// `world` is a valid handle; `group` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut Group) -> i32 {
     call(|| {
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut
 /// does.
 ///
 /// # Safety
-/// `world` is a living handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
+/// `world` is a valid handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
 /// byte; `group` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_new_group(
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn rcomm_new_group(
 /// Flushes and closes all groups and frees the world. All ranks call it, after they have freed their groups and works.
 ///
 /// # Safety
-/// `world` is a living handle that is not used afterwards.
+/// `world` is a valid handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
     call(|| {
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
 /// Aborts all groups and frees the world: for use after an error. NULL has no effect.
 ///
 /// # Safety
-/// `world` is NULL or a living handle that is not used afterwards.
+/// `world` is NULL or a valid handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_world_free(world: *mut World) {
     // SAFETY: `world` is NULL or a handle of this type that the caller gives up.

@@ -21,38 +21,38 @@ fn the_header_matches_the_crate() {
     if std::env::var_os("RCOMM_UPDATE_HEADER").is_some() {
         std::fs::write(&path, &text).unwrap();
     }
-    let kept = std::fs::read_to_string(&path).unwrap();
+    let stored = std::fs::read_to_string(&path).unwrap();
     assert!(
-        kept == text,
+        stored == text,
         "include/rcomm.h is out of date: run this test with RCOMM_UPDATE_HEADER=1"
     );
 }
 
-/// Why an operation has no function of its name; `None` if it has one.
-fn reason_for_none(op: OpType) -> Option<&'static str> {
+/// Why there is no function with the name of the operation; `None` if there is one.
+fn reason_for_no_function(op: OpType) -> Option<&'static str> {
     if op == OpType::Coalesced {
         Some("a batch of messages is `rcomm_batch_isend_irecv`")
     } else {
-        (op == OpType::Other).then_some("no operation of ours")
+        (op == OpType::Other).then_some("it represents operations that rcomm does not have")
     }
 }
 
 #[test]
-fn every_operation_has_its_function_with_the_arguments_of_its_kind() {
+fn the_header_declares_every_operation_with_the_arguments_of_its_kind() {
     let header = std::fs::read_to_string(root().join("include/rcomm.h")).unwrap();
     for &op in OpType::ALL {
         let of_window = op.pattern() == Pattern::OneSided;
         let name = format!("rcomm_{}{op}(", if of_window { "window_" } else { "" });
         let declared = header.split_once(&name);
-        if let Some(reason) = reason_for_none(op) {
+        if let Some(reason) = reason_for_no_function(op) {
             assert!(declared.is_none(), "{op} has a function, but: {reason}");
             continue;
         }
         let (_, rest) = declared.unwrap_or_else(|| panic!("the header has no {name}"));
         let (arguments, _) = rest.split_once(");").unwrap();
-        let has = |what: &str| arguments.contains(what);
+        let has = |argument: &str| arguments.contains(argument);
         assert_eq!(has("uint32_t root"), op.pattern().is_rooted(), "{op}");
-        // Sparse tensors are always added.
+        // Sparse tensors are always summed, so their function takes no reduction.
         let reduces = op.pattern().reduces() && op.layout() != Layout::Sparse;
         assert_eq!(has("reduction"), reduces, "{op}");
         assert_eq!(has("input_splits"), op.has_splits(), "{op}");
@@ -61,7 +61,7 @@ fn every_operation_has_its_function_with_the_arguments_of_its_kind() {
     }
 }
 
-/// The library for C, which cargo leaves in the directory of the tests.
+/// The path of the shared library, which cargo builds next to the tests.
 fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let build = tests.ancestors().nth(2).unwrap();
@@ -75,7 +75,7 @@ fn library() -> PathBuf {
 }
 
 #[test]
-fn a_c_program_uses_every_operation() {
+fn a_c_program_calls_every_function() {
     if Command::new("cc").arg("--version").output().is_err() {
         eprintln!("skipped: no C compiler is installed");
         return;

@@ -1,4 +1,4 @@
-/* One rank: every function of the binding once at least, with its result checked. */
+/* One rank: calls every function of the binding at least once and checks its result. */
 #include <rcomm.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -20,14 +20,14 @@ static rcomm_group *group;
 static uint32_t rank, size;
 static const rcomm_reduction SUM = {RCOMM_SUM, 1.0};
 
-/* Waits for a work that ends well. */
+/* Waits for an operation, which must succeed. */
 static void await(rcomm_work *work) {
     int32_t ended = 0;
     while (!ended) OK(rcomm_work_test(work, 1000, &ended));
     OK(rcomm_work_wait(work));
 }
 
-/* Waits for one that makes nothing, and frees it. */
+/* Waits for an operation that produces no value, and frees its handle. */
 static void finish(rcomm_work *work) {
     int32_t released = 0;
     await(work);
@@ -111,9 +111,9 @@ static void gathers(void) {
     part = 0;
     OK(rcomm_scatter_v(group, inputs, &part, ones, RCOMM_U32, 0, NULL));
     CHECK(part == rank + 10);
-    uint16_t told = (uint16_t)(rank == 0 ? 77 : 0);
-    OK(rcomm_broadcast(group, &told, 1, RCOMM_U16, 0, NULL));
-    CHECK(told == 77);
+    uint16_t value = (uint16_t)(rank == 0 ? 77 : 0);
+    OK(rcomm_broadcast(group, &value, 1, RCOMM_U16, 0, NULL));
+    CHECK(value == 77);
 }
 
 static void exchanges(void) {
@@ -168,21 +168,21 @@ static void messages(void) {
     finish(sent);
 }
 
-/* Everybody puts its rank into its place in the next one's part. */
-static void turn_window(rcomm_window *window, bool at_once) {
+/* Every rank puts its number + 1 into the element of its number in the next rank's part. */
+static void put_around(rcomm_window *window, bool with_handles) {
     uint32_t next = (rank + 1) % size, before = (rank + size - 1) % size;
     uint32_t mine = rank + 1, theirs[MAX] = {0};
     size_t count = 0;
     OK(rcomm_window_count(window, next, &count));
     CHECK(count == size);
-    if (at_once) {
-        rcomm_work *signal = NULL, *put = NULL, *said = NULL, *got = NULL;
-        OK(rcomm_window_wait_signal(window, before, &signal));
+    if (with_handles) {
+        rcomm_work *waited = NULL, *put = NULL, *signal = NULL, *got = NULL;
+        OK(rcomm_window_wait_signal(window, before, &waited));
         OK(rcomm_window_put(window, next, rank, &mine, 1, &put));
-        OK(rcomm_window_signal(window, next, &said));
-        finish(signal);
+        OK(rcomm_window_signal(window, next, &signal));
+        finish(waited);
         finish(put);
-        finish(said);
+        finish(signal);
         OK(rcomm_window_get(window, rank, 0, theirs, size, &got));
         finish(got);
     } else {
@@ -199,7 +199,7 @@ static void turn_window(rcomm_window *window, bool at_once) {
 static void windows(void) {
     rcomm_window *window = NULL;
     OK(rcomm_window_allocate(group, size, RCOMM_U32, &window, NULL));
-    turn_window(window, false);
+    put_around(window, false);
     void *start = NULL;
     size_t bytes = 0;
     OK(rcomm_window_map(window, rank, &start, &bytes));
@@ -217,24 +217,24 @@ static void windows(void) {
     OK(rcomm_work_window(work, &window));
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_work_window(work, &window));
     rcomm_work_free(work);
-    turn_window(window, true);
+    put_around(window, true);
     OK(rcomm_window_close(window));
     CHECK(own[(rank + size - 1) % size] == (rank + size - 1) % size + 1);
     rcomm_window_free(NULL);
 }
 
 static void sparse(void) {
-    /* Of five rows with two columns each: row 1 of everybody, and row 2 of this rank's alone. */
+    /* A tensor of five rows with two columns: every rank has row 1, and only rank 0 has row 2. */
     uint64_t shape[] = {5, 2};
     int64_t rows[] = {1, 2};
     float blocks[] = {1, 2, 3, 4};
-    size_t places = 0;
+    size_t nnz = 0;
     const int64_t *indices = NULL;
     const void *values = NULL;
     rcomm_sparse *sum = NULL;
     OK(rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, rank == 0 ? 2 : 1, RCOMM_F32, &sum, NULL));
-    OK(rcomm_sparse_get(sum, &places, &indices, &values));
-    CHECK(places == 2 && indices[0] == 1 && indices[1] == 2);
+    OK(rcomm_sparse_get(sum, &nnz, &indices, &values));
+    CHECK(nnz == 2 && indices[0] == 1 && indices[1] == 2);
     const float *sums = values;
     CHECK(sums[0] == (float)size && sums[1] == 2 * (float)size && sums[2] == 3 && sums[3] == 4);
     rcomm_sparse_free(sum);
@@ -247,8 +247,8 @@ static void sparse(void) {
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_work_sparse(work, &sum));
     CHECK(strstr(rcomm_last_error(), "taken before"));
     rcomm_work_free(work);
-    OK(rcomm_sparse_get(sum, &places, NULL, &values));
-    CHECK(places == 1 && ((const float *)values)[1] == 2 * (float)size);
+    OK(rcomm_sparse_get(sum, &nnz, NULL, &values));
+    CHECK(nnz == 1 && ((const float *)values)[1] == 2 * (float)size);
     rcomm_sparse_free(sum);
     rows[0] = 5;
     CODE(RCOMM_INVALID_ARGUMENT,
@@ -256,7 +256,7 @@ static void sparse(void) {
     CHECK(strstr(rcomm_last_error(), "index 5 is not in dimension 0"));
 }
 
-/* Takes a text over and compares it. */
+/* Compares a text and frees it. */
 static void is_text(char *got, const char *expected) {
     if (strcmp(got, expected) != 0) {
         fprintf(stderr, "%s is not %s\n", got, expected);
@@ -320,7 +320,7 @@ static void refusals(void) {
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_broadcast(group, &number, 1, 200, 0, NULL));
     CHECK(strstr(rcomm_last_error(), "no element type has the code 200"));
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_all_reduce(group, NULL, 1, RCOMM_F32, SUM, NULL));
-    CHECK(strstr(rcomm_last_error(), "NULL for 1 elements of Float"));
+    CHECK(strstr(rcomm_last_error(), "the buffer for 1 elements of Float is NULL"));
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_barrier(NULL, NULL));
     CHECK(strstr(rcomm_last_error(), "the group is NULL"));
     rcomm_reduction bits = {RCOMM_BAND, 1.0};
@@ -356,15 +356,15 @@ static void groups(rcomm_world *world) {
     rcomm_world_free(NULL);
 }
 
-/* Terms are those of a handle; what fails by them may leave the group usable. */
-static void terms(void) {
+/* Options apply to the operations called with their handle; a monitored barrier that fails leaves the group usable. */
+static void options(void) {
     rcomm_group *brief = NULL;
     uint64_t timeout_ms = 0, usual_ms = 0;
     rcomm_work *work = NULL;
     OK(rcomm_group_timeout(group, &usual_ms));
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_on_terms(group, 0, 9, &brief));
-    CHECK(strstr(rcomm_last_error(), "no hint about waiting has the code 9"));
-    /* Enough for a rank that is slow; the last one lets it pass. */
+    CHECK(strstr(rcomm_last_error(), "no wait hint has the code 9"));
+    /* Long enough for a slow rank; the last rank deliberately arrives after it. */
     OK(rcomm_group_on_terms(group, 3000, RCOMM_WAIT_LONG, &brief));
     OK(rcomm_group_timeout(brief, &timeout_ms));
     CHECK(timeout_ms == 3000);
@@ -379,7 +379,7 @@ static void terms(void) {
         CHECK(strstr(rcomm_last_error(), missed));
         rcomm_work_free(work);
     } else if (size > 1) {
-        /* It comes when rank 0 has given it up, and hears that. */
+        /* The last rank arrives after rank 0 has given up, and gets the same error. */
         char *text = NULL;
         OK(rcomm_recv_object(group, 0, 1, &text, NULL));
         rcomm_text_free(text);
@@ -395,7 +395,7 @@ static void terms(void) {
     rcomm_group_free(brief);
 }
 
-/* What is pending when its group is given up ends with the reason. */
+/* An operation that is pending when its group is aborted ends with the reason. */
 static void abort_work(rcomm_world *world) {
     if (size == 1) return;
     uint32_t all[MAX];
@@ -432,7 +432,7 @@ int main(void) {
     sparse();
     objects();
     refusals();
-    terms();
+    options();
     groups(world);
     OK(rcomm_barrier(group, NULL));
     abort_work(world);

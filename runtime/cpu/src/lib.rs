@@ -1,7 +1,7 @@
 //! The CPU backend: collectives and messages between processes, over shared memory and sockets.
 //!
-//! Programs use it through the crate `rcomm`, whose worlds open this backend first: it takes host memory,
-//! carries the checks that ranks make of each other, and needs no device. A program's own backend may open
+//! Programs use it through the crate `rcomm`, whose worlds open this backend first: it works on host memory and
+//! needs no device, and the ranks compare their operations over it. A program's own backend may open
 //! it with [`CpuFactory::open`], and so may a world that needs no other backend:
 //!
 //! ```no_run
@@ -25,7 +25,7 @@
 //! # Ok::<(), rcomm_core::Error>(())
 //! ```
 //!
-//! | room | holds |
+//! | module | holds |
 //! |---|---|
 //! | `backend` | the public types; running the operations of a group, in order; reporting a failure |
 //! | `window` | one-sided windows: memory that the others read and write |

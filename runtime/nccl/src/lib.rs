@@ -37,11 +37,11 @@
 //!
 //! Pointers of NCCL and of the CUDA driver stay inside this crate.
 //!
-//! | room | holds |
+//! | module | holds |
 //! |---|---|
 //! | `backend` | the factory, the backend of a group, and groups derived from groups |
 //! | `window` | one-sided windows |
-//! | `queue` | a communicator with its stream, and the operations on their way through it |
+//! | `queue` | a communicator with its stream, and the operations in progress on it |
 //! | `launch` | an operation as calls of NCCL |
 //! | `comm` | communicators: how ranks find each other over the store, creation, calls, the end |
 //! | `context` | what the queues of a backend share: options, the search for NaNs, and the job's report of NCCL's RAS subsystem |

@@ -1,5 +1,6 @@
-//! Costs of the plug-in for NCCL: an operation with all its events, as NCCL 2.29 and later report them, and single
-//! events, compared with a plug-in that does nothing and one that prints a line for each event.
+//! Costs of the plug-in for NCCL: the time of an operation with all its events, as NCCL 2.29 and later report them,
+//! compared with a plug-in that does nothing and one that prints a line for each event; and the memory of a
+//! communicator.
 //!
 //! `cargo bench -p rcomm-nccl-profiler`. Calls go through tables of functions, as in NCCL.
 
@@ -21,14 +22,14 @@ mod nothing {
     use super::*;
 
     /// # Safety
-    /// `place` takes a pointer.
+    /// `out` is valid for writes.
     pub(super) unsafe extern "C" fn start(
         _: *mut c_void,
-        place: *mut *mut c_void,
+        out: *mut *mut c_void,
         _: *mut DescriptorV5,
     ) -> c_int {
         // SAFETY: `Plugin::start` passes the address of a pointer of its own.
-        unsafe { *place = std::ptr::without_provenance_mut(8) };
+        unsafe { *out = std::ptr::without_provenance_mut(8) };
         0
     }
 
@@ -62,16 +63,16 @@ mod printing {
     }
 
     /// # Safety
-    /// `place` takes a pointer, and `descriptor` holds a kind.
+    /// `out` is valid for writes, and `descriptor` holds a kind.
     pub(super) unsafe extern "C" fn start(
         _: *mut c_void,
-        place: *mut *mut c_void,
+        out: *mut *mut c_void,
         descriptor: *mut DescriptorV5,
     ) -> c_int {
         // SAFETY: `Plugin::start` passes the addresses of a pointer and a descriptor of its own.
         unsafe {
             line("start", (*descriptor).kind);
-            *place = std::ptr::without_provenance_mut(8);
+            *out = std::ptr::without_provenance_mut(8);
         }
         0
     }
@@ -117,7 +118,7 @@ impl Plugin {
             rank: 0,
             facts,
         };
-        // SAFETY: place and descriptor live until the call returns; `facts` holds the member that belongs
+        // SAFETY: handle and descriptor live until the call returns; `facts` holds the member that belongs
         // to `kind`, with constant texts.
         unsafe { (self.start)(self.context, &mut handle, &mut descriptor) };
         handle
@@ -130,7 +131,7 @@ impl Plugin {
 
     /// Reports one operation. Returns the time of the calling thread's events and of the proxy thread's, in ns.
     fn operation(&self, shape: Shape) -> (u64, u64) {
-        let began = Instant::now();
+        let started = Instant::now();
         let group_api = GroupApi {
             graph_captured: false,
             depth: 1,
@@ -165,10 +166,10 @@ impl Plugin {
         let task = self.start(event::COLL, call, FactsV5 { coll });
         self.stop(task);
         self.stop(group);
-        let called = began.elapsed();
-        // A system call, which NCCL makes once.
+        let called = started.elapsed();
+        // NCCL makes this system call once, so it is not timed.
         let pid = std::process::id() as i32;
-        let began = Instant::now();
+        let started = Instant::now();
         for channel in 0..shape.channels {
             if shape.has_transfers {
                 for is_send in [0, 1] {
@@ -194,7 +195,10 @@ impl Plugin {
                 self.stop(kernel);
             }
         }
-        (called.as_nanos() as u64, began.elapsed().as_nanos() as u64)
+        (
+            called.as_nanos() as u64,
+            started.elapsed().as_nanos() as u64,
+        )
     }
 }
 
@@ -212,8 +216,8 @@ fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
     }
     let mut clock: Vec<u64> = (0..rounds)
         .map(|_| {
-            let began = Instant::now();
-            began.elapsed().as_nanos() as u64
+            let started = Instant::now();
+            started.elapsed().as_nanos() as u64
         })
         .collect();
     let median = |values: &mut Vec<u64>| {
@@ -231,12 +235,11 @@ fn ours(mask: &str) -> Plugin {
     assert_eq!(std::env::var("RCOMM_NCCL_EVENTS").as_deref(), Ok(mask));
     let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
     let (mut context, mut bits) = (null_mut(), 0);
-    // SAFETY: the context takes a pointer and the mask an int, both alive until the call returns; the name
-    // ends with a zero.
+    // SAFETY: context and mask are valid for writes until the call returns; the name ends with a zero.
     let code =
         unsafe { (table.init)(&mut context, 7, &mut bits, c"bench".as_ptr(), 1, 2, 0, None) };
     assert_eq!(code, 0);
-    assert!(!context.is_null(), "no ring could be made");
+    assert!(!context.is_null(), "no ring was created");
     Plugin::of(table, context)
 }
 
@@ -254,20 +257,19 @@ fn resident() -> usize {
     pages.map_or(0, |pages: usize| pages * 4)
 }
 
-/// What each further communicator adds to the process's memory.
+/// Prints what the first communicator and each further one add to the process's memory.
 fn memory() {
     const MANY: u64 = 4_000;
     let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
     let add = |hash: u64| {
         let (mut context, mut bits) = (null_mut(), 0);
         let name = c"data parallel";
-        // SAFETY: the context takes a pointer and the mask an int, both alive until the call returns; the name
-        // ends with a zero.
+        // SAFETY: context and mask are valid for writes until the call returns; the name ends with a zero.
         let code =
             unsafe { (table.init)(&mut context, hash, &mut bits, name.as_ptr(), 1, 8, 0, None) };
         assert!(
             code == 0 && !context.is_null(),
-            "no room for a communicator"
+            "the plug-in did not take the communicator"
         );
     };
     let empty = resident();
@@ -341,7 +343,7 @@ fn main() {
             .env("RANK", "0")
             .env("WORLD_SIZE", "2")
             .status();
-        assert!(status.expect("this bench again").success());
+        assert!(status.expect("this bench program").success());
     }
     let status = std::process::Command::new(std::env::current_exe().expect("a file"))
         .env("RCOMM_BENCH_PART", "memory")
@@ -350,5 +352,5 @@ fn main() {
         .env("RANK", "0")
         .env("WORLD_SIZE", "8")
         .status();
-    assert!(status.expect("this bench again").success());
+    assert!(status.expect("this bench program").success());
 }

@@ -270,14 +270,14 @@ pub struct ProxyOpArgsV3 {
 }
 
 /// The arguments of a state: sixteen bytes in version 3, and eight since then. For
-/// [`KERNEL_CH_STOP`](state::KERNEL_CH_STOP) these eight bytes are the time of the device's clock.
+/// [`KERNEL_CH_STOP`](state::KERNEL_CH_STOP) they are the time of the device's clock.
 pub type StateArgs = c_void;
 
 type Start<D> = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut D) -> c_int;
 type Stop = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Record = unsafe extern "C" fn(*mut c_void, c_int, *mut StateArgs) -> c_int;
 
-/// `init` of versions 1 to 3, of which the plug-in supports version 3: it does not name the communicator.
+/// `init` of versions 1 to 3, of which the plug-in supports version 3. It does not name the communicator.
 pub type InitV3 = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> c_int;
 /// `init` of version 4: the communicator's name and hash come after the mask.
 pub type InitV4 = unsafe extern "C" fn(

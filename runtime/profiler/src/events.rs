@@ -7,7 +7,7 @@
 //!
 //! A function for an event that begins returns the event's handle; null if the event is not followed.
 
-use crate::handle::{At, Handle, Kind};
+use crate::handle::{Handle, Kind, SlotUse};
 use crate::process::{Call, Communicator, Op, Process, flag, naming};
 use rcomm_recorder::model::LinkWait;
 use rcomm_recorder::record::{
@@ -49,7 +49,7 @@ pub(crate) struct TransferFacts {
 const NONE: *mut c_void = std::ptr::null_mut();
 
 impl Process {
-    fn communicator(&self, context: *mut c_void) -> Option<(At, &Communicator)> {
+    fn communicator(&self, context: *mut c_void) -> Option<(SlotUse, &Communicator)> {
         let at = Handle::of(context)?.is(Kind::Communicator)?;
         Some((at, self.communicators.get(at)?))
     }
@@ -100,19 +100,19 @@ impl Process {
     /// Handles the end of the outermost group call. An operation that is not in a plan by now is added to one on
     /// another thread, or, with some newer algorithms of NCCL, completes without an event. It is not watched until an
     /// event arrives.
-    fn group_stops(&self, at: At) {
+    fn group_stops(&self, at: SlotUse) {
         let Some(group) = self.groups.get(at) else {
             return;
         };
         let mut next = group.first.swap(0, Relaxed);
         self.groups.give_back(at);
         while next != 0 {
-            let op_at = At::from_word(next);
+            let op_at = SlotUse::from_word(next);
             let Some(op) = self.operations.get(op_at) else {
                 return;
             };
             next = op.next.load(Relaxed);
-            // The ticket is read before the place can belong to another operation.
+            // The ticket is read before the slot can belong to another operation.
             let ticket = op.ticket();
             let before = op.flags.fetch_and(!flag::IN_GROUP, AcqRel);
             if before & flag::OVER != 0 {
@@ -145,7 +145,7 @@ impl Process {
         let known = called.filter(|&at| self.operations.get(at).is_some());
         let op_at = match known {
             Some(op_at) => op_at,
-            // A call without a place already has its record.
+            // A call without a slot was recorded when it was issued.
             None if called.is_some() => return NONE,
             None => {
                 let Some(ticket) = self.begin(communicator, &task.call, is_replay) else {
@@ -187,7 +187,7 @@ impl Process {
         }
     }
 
-    fn task_stops(&self, at: At, op: &Op) {
+    fn task_stops(&self, at: SlotUse, op: &Op) {
         let ticket = op.ticket();
         self.recorder.kernel_launched(ticket);
         if self.events.mask & crate::abi::event::KERNEL_CH == 0 {
@@ -221,7 +221,7 @@ impl Process {
         at.handle(Kind::Kernel, channel)
     }
 
-    fn kernel_stops(&self, at: At, op: &Op, channel: u8) {
+    fn kernel_stops(&self, at: SlotUse, op: &Op, channel: u8) {
         let ticket = op.ticket();
         self.recorder
             .kernel_channel(ticket, channel, ChannelEvent::Finished);
@@ -252,7 +252,7 @@ impl Process {
         let Some(op) = task.and_then(|at| self.operations.get(at)) else {
             return NONE;
         };
-        let at = At::from_word(op.communicator.load(Relaxed));
+        let at = SlotUse::from_word(op.communicator.load(Relaxed));
         let ticket = op.ticket();
         let [.., group] = ticket.to_words();
         let link = self.recorder.link(LinkPlace {
@@ -279,7 +279,7 @@ impl Process {
         at.handle(Kind::Transfer, 0)
     }
 
-    fn transfer_is(&self, at: At, done: Option<u32>, wait: LinkWait) {
+    fn update_transfer(&self, at: SlotUse, done: Option<u32>, wait: LinkWait) {
         let Some(transfer) = self.transfers.get(at) else {
             return;
         };
@@ -293,7 +293,7 @@ impl Process {
         self.recorder.link_at(link, Some(ticket), steps, wait);
     }
 
-    fn transfer_stops(&self, at: At) {
+    fn transfer_stops(&self, at: SlotUse) {
         let Some(transfer) = self.transfers.get(at) else {
             return;
         };
@@ -316,10 +316,10 @@ impl Process {
         known.map_or(NONE, |at| at.handle(Kind::Step, 0))
     }
 
-    fn step_stops(&self, at: At) {
+    fn step_stops(&self, at: SlotUse) {
         if let Some(transfer) = self.transfers.get(at) {
             transfer.done.fetch_add(1, Relaxed);
-            self.transfer_is(at, None, LinkWait::Posted);
+            self.update_transfer(at, None, LinkWait::Posted);
         }
     }
 
@@ -340,7 +340,7 @@ impl Process {
                     }
                 }
             }
-            // Only the call has ended, and not the operation.
+            // An operation outlives its call; a communicator ends with `finalize`.
             Kind::Call | Kind::Captured | Kind::Communicator => {}
         }
     }
@@ -348,14 +348,14 @@ impl Process {
     /// Records what the step with this handle waits for.
     pub(crate) fn step_waits(&self, handle: *mut c_void, wait: LinkWait) {
         if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Step)) {
-            self.transfer_is(at, None, wait);
+            self.update_transfer(at, None, wait);
         }
     }
 
     /// Records that the transfer with this handle has completed this many steps.
     pub(crate) fn transfer_has_done(&self, handle: *mut c_void, steps: u32) {
         if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Transfer)) {
-            self.transfer_is(at, Some(steps), LinkWait::Posted);
+            self.update_transfer(at, Some(steps), LinkWait::Posted);
         }
     }
 

@@ -1,8 +1,8 @@
 //! The values that the plug-in gives to NCCL as handles of contexts and events: numbers, not addresses.
 //!
 //! NCCL passes a handle back unchanged, on any thread and, for network transfers on behalf of another
-//! process, in processes where it has no meaning. So a handle holds the index of its place and the number
-//! of that place's use; a handle of an earlier use finds nothing.
+//! process, in processes where it has no meaning. So a handle holds the index of its slot and the number
+//! of that slot's use; a handle of an earlier use finds nothing.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     Step = 6,
     /// The outermost group call.
     Group = 7,
-    /// The call of an operation that was captured into a graph; the place is that of its communicator.
+    /// The call of an operation that was captured into a graph; the slot is that of its communicator.
     Captured = 8,
 }
 
@@ -44,25 +44,25 @@ impl Kind {
     }
 }
 
-/// Kind, channel, place and number of the use in one word: 4, 8, 20 and 32 bits.
+/// Kind, channel, slot and number of the use in one word: 4, 8, 20 and 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     pub(crate) kind: Kind,
     pub(crate) channel: u8,
-    pub(crate) at: At,
+    pub(crate) at: SlotUse,
 }
 
-/// One use of one place.
+/// One use of one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct At {
+pub(crate) struct SlotUse {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// The largest number of places that a handle can distinguish.
-pub(crate) const MAX_PLACES: usize = 1 << 20;
+/// The largest number of slots that a handle can distinguish.
+pub(crate) const MAX_SLOTS: usize = 1 << 20;
 
-impl At {
+impl SlotUse {
     pub(crate) fn to_word(self) -> u64 {
         u64::from(self.index) << 32 | u64::from(self.generation)
     }
@@ -90,20 +90,20 @@ impl Handle {
         Some(Self {
             kind: Kind::from_number(word & 0xf)?,
             channel: (word >> 4) as u8,
-            at: At {
-                index: (word >> 12) as u32 & (MAX_PLACES as u32 - 1),
+            at: SlotUse {
+                index: (word >> 12) as u32 & (MAX_SLOTS as u32 - 1),
                 generation: (word >> 32) as u32,
             },
         })
     }
 
-    /// The place, if the handle is of this kind.
-    pub(crate) fn is(self, kind: Kind) -> Option<At> {
+    /// The slot, if the handle is of this kind.
+    pub(crate) fn is(self, kind: Kind) -> Option<SlotUse> {
         (self.kind == kind).then_some(self.at)
     }
 }
 
-/// The count of uses of a place. In the plug-in it is a standard atomic; under the model checker it is loom's, so
+/// The count of uses of a slot. In the plug-in it is a standard atomic; under the model checker it is loom's, so
 /// that the code that is checked is the code that runs.
 pub(crate) trait Uses: Default {
     fn load(&self, order: Ordering) -> u64;
@@ -127,51 +127,51 @@ impl Uses for AtomicU64 {
     }
 }
 
-/// A fixed number of places that are taken and returned without a lock.
+/// A fixed number of slots that are taken and returned without a lock.
 #[derive(Debug)]
 pub(crate) struct Pool<T, U = AtomicU64> {
-    places: Box<[Place<T, U>]>,
+    slots: Box<[Slot<T, U>]>,
     next: AtomicUsize,
 }
 
-/// A place is in use while its count of uses is odd.
+/// A slot is in use while its count of uses is odd.
 #[derive(Debug, Default)]
-struct Place<T, U> {
+struct Slot<T, U> {
     uses: U,
     value: T,
 }
 
-/// Maximum number of places to check before a pool counts as full.
+/// Maximum number of slots to check before a pool counts as full.
 const PROBES: usize = 64;
 
 impl<T: Default, U: Uses> Pool<T, U> {
-    /// `places` is a power of two, and at most [`MAX_PLACES`].
-    pub(crate) fn new(places: usize) -> Self {
-        debug_assert!(places.is_power_of_two() && places <= MAX_PLACES);
+    /// `slots` is a power of two, and at most [`MAX_SLOTS`].
+    pub(crate) fn new(slots: usize) -> Self {
+        debug_assert!(slots.is_power_of_two() && slots <= MAX_SLOTS);
         Self {
-            places: (0..places).map(|_| Place::default()).collect(),
+            slots: (0..slots).map(|_| Slot::default()).collect(),
             next: AtomicUsize::new(0),
         }
     }
 
-    /// Takes a place and lets `fill` set it up before any other thread can see it; `None` if none of the places that
+    /// Takes a slot and lets `fill` set it up before any other thread can see it; `None` if none of the slots that
     /// were checked is free.
-    pub(crate) fn take(&self, fill: impl FnOnce(&T)) -> Option<At> {
-        let mask = self.places.len() - 1;
-        for _ in 0..PROBES.min(self.places.len()) {
+    pub(crate) fn take(&self, fill: impl FnOnce(&T)) -> Option<SlotUse> {
+        let mask = self.slots.len() - 1;
+        for _ in 0..PROBES.min(self.slots.len()) {
             let index = self.next.fetch_add(1, Ordering::Relaxed) & mask;
-            let place = &self.places[index];
-            let uses = place.uses.load(Ordering::Relaxed);
-            // An even count means that the place is free. `SETTING` then marks that it is being set
+            let slot = &self.slots[index];
+            let uses = slot.uses.load(Ordering::Relaxed);
+            // An even count means that the slot is free. `SETTING` then marks that it is being set
             // up, so that no handle matches it.
             if uses & 1 == 0
                 && uses & SETTING == 0
-                && place.uses.replace(uses, uses | SETTING, Ordering::Acquire)
+                && slot.uses.replace(uses, uses | SETTING, Ordering::Acquire)
             {
-                fill(&place.value);
+                fill(&slot.value);
                 let generation = (uses as u32).wrapping_add(1);
-                place.uses.store(u64::from(generation), Ordering::Release);
-                return Some(At {
+                slot.uses.store(u64::from(generation), Ordering::Release);
+                return Some(SlotUse {
                     index: index as u32,
                     generation,
                 });
@@ -180,37 +180,36 @@ impl<T: Default, U: Uses> Pool<T, U> {
         None
     }
 
-    /// Returns the value of this use of a place, if it is the current one.
-    pub(crate) fn get(&self, at: At) -> Option<&T> {
-        let place = self.places.get(at.index as usize)?;
-        let uses = place.uses.load(Ordering::Acquire);
-        (at.generation & 1 == 1 && uses == u64::from(at.generation)).then_some(&place.value)
+    /// Returns the value of this use of a slot, if it is the current one.
+    pub(crate) fn get(&self, at: SlotUse) -> Option<&T> {
+        let slot = self.slots.get(at.index as usize)?;
+        let uses = slot.uses.load(Ordering::Acquire);
+        (at.generation & 1 == 1 && uses == u64::from(at.generation)).then_some(&slot.value)
     }
 
-    /// Returns a place to the pool; false if another thread has already done so.
-    pub(crate) fn give_back(&self, at: At) -> bool {
-        let Some(place) = self.places.get(at.index as usize) else {
+    /// Returns a slot to the pool; false if another thread has already done so.
+    pub(crate) fn give_back(&self, at: SlotUse) -> bool {
+        let Some(slot) = self.slots.get(at.index as usize) else {
             return false;
         };
         let next = u64::from(at.generation.wrapping_add(1));
-        at.generation & 1 == 1
-            && (place.uses).replace(at.generation.into(), next, Ordering::Release)
+        at.generation & 1 == 1 && (slot.uses).replace(at.generation.into(), next, Ordering::Release)
     }
 
-    /// Returns every place that is taken.
-    pub(crate) fn taken(&self) -> impl Iterator<Item = (At, &T)> {
-        (0..).zip(&self.places).filter_map(|(index, place)| {
-            let uses = place.uses.load(Ordering::Acquire);
-            let at = At {
+    /// Returns every slot that is taken.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = (SlotUse, &T)> {
+        (0..).zip(&self.slots).filter_map(|(index, slot)| {
+            let uses = slot.uses.load(Ordering::Acquire);
+            let at = SlotUse {
                 index,
                 generation: uses as u32,
             };
-            (uses & 1 == 1).then_some((at, &place.value))
+            (uses & 1 == 1).then_some((at, &slot.value))
         })
     }
 }
 
-/// Bit of the count of a place that is being set up; no generation has it.
+/// Bit of the count of a slot that is being set up; no generation has it.
 const SETTING: u64 = 1 << 63;
 
 #[cfg(test)]
@@ -222,12 +221,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_finds_its_own_use_of_a_place_and_no_other() {
+    fn a_handle_finds_its_own_use_of_a_slot_and_no_other() {
         let pool: Pool<AtomicU64> = Pool::new(2);
         let first = pool
             .take(|it| it.store(7, Ordering::Relaxed))
-            .expect("room");
-        let second = pool.take(|_| {}).expect("room");
+            .expect("a free slot");
+        let second = pool.take(|_| {}).expect("a free slot");
         assert_eq!(pool.take(|_| {}), None);
         assert_eq!(
             pool.get(first).map(|it| it.load(Ordering::Relaxed)),
@@ -236,7 +235,7 @@ mod tests {
         assert!(pool.give_back(first));
         assert!(!pool.give_back(first));
         assert!(pool.get(first).is_none());
-        let again = pool.take(|_| {}).expect("room");
+        let again = pool.take(|_| {}).expect("a free slot");
         assert_eq!(again.index, first.index);
         assert!(pool.get(first).is_none() && pool.get(again).is_some());
         assert_eq!(pool.taken().count(), 2);
@@ -244,9 +243,9 @@ mod tests {
     }
 
     #[test]
-    fn handles_are_decoded_and_null_is_none() {
-        let at = At {
-            index: MAX_PLACES as u32 - 1,
+    fn encoded_handles_are_decoded_and_other_pointers_are_not() {
+        let at = SlotUse {
+            index: MAX_SLOTS as u32 - 1,
             generation: 0xdead_beef,
         };
         let handle = Handle::of(at.handle(Kind::Kernel, 63)).expect("a handle");
@@ -254,13 +253,13 @@ mod tests {
             (handle.kind, handle.channel, handle.at),
             (Kind::Kernel, 63, at)
         );
-        assert_eq!(At::from_word(at.to_word()), at);
+        assert_eq!(SlotUse::from_word(at.to_word()), at);
         assert_eq!(Handle::of(std::ptr::null_mut()), None);
         assert_eq!(Handle::of(std::ptr::without_provenance_mut(0xf)), None);
     }
 
     #[test]
-    fn two_threads_never_hold_one_place() {
+    fn two_threads_never_hold_one_slot() {
         let pool: Pool<AtomicU64> = Pool::new(8);
         std::thread::scope(|scope| {
             for thread in 1..=4u64 {

@@ -121,8 +121,8 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 /// Answers the start of a communicator.
 ///
 /// # Safety
-/// `context` is null or takes a pointer, `mask` is null or takes an int; the communicator's name is null or
-/// ends with a zero and stays as it is during the call.
+/// `context` and `mask` are each null or valid for writes; the communicator's name is null or ends with a zero and
+/// stays as it is during the call.
 unsafe fn init(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -153,11 +153,11 @@ unsafe fn init(
                 Some(first.size),
             );
         }
-        // The mask is the same for all communicators: a communicator without a place has no context.
+        // The mask is the same for all communicators: a communicator without a slot has no context.
         (at, process.events.mask as c_int)
     });
-    // SAFETY: each place is written to only if it is not null (checked); then, by this function's contract, `context`
-    // takes a pointer and `mask` an int.
+    // SAFETY: each pointer is written through only if it is not null (checked); then it is valid for writes by this
+    // function's contract.
     unsafe {
         if !context.is_null() {
             *context = at.map_or(std::ptr::null_mut(), Process::context);
@@ -172,7 +172,7 @@ unsafe fn init(
 /// Refuses a version of the interface that lacks required features.
 ///
 /// # Safety
-/// `mask` is null or takes an int.
+/// `mask` is null or valid for writes.
 unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
@@ -183,7 +183,7 @@ unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
         });
     }
     if !mask.is_null() {
-        // SAFETY: `mask` is not null (checked), so the caller lets an int be written there.
+        // SAFETY: `mask` is not null (checked), so it is valid for writes by the contract.
         unsafe { *mask = 0 };
     }
     INVALID_USAGE
@@ -192,7 +192,7 @@ unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
 /// # Safety
 /// As [`init`], without a name.
 unsafe extern "C" fn init_v3(context: *mut *mut c_void, mask: *mut c_int) -> c_int {
-    // SAFETY: `init` asks of both places what this function asks of its caller, and gets no name.
+    // SAFETY: `init` asks of both pointers what this function asks of its caller, and gets no name.
     unsafe { init(context, mask, None) }
 }
 
@@ -216,7 +216,7 @@ unsafe extern "C" fn init_v4(
     rank: c_int,
     _log: Logger,
 ) -> c_int {
-    // SAFETY: `init` asks of the places and the name what this function asks of its caller.
+    // SAFETY: `init` asks of the pointers and the name what this function asks of its caller.
     unsafe { init(context, mask, Some((name, first_of(hash, rank, size)))) }
 }
 
@@ -232,7 +232,7 @@ unsafe extern "C" fn init_v5(
     rank: c_int,
     _log: Logger,
 ) -> c_int {
-    // SAFETY: `init` asks of the places and the name what this function asks of its caller.
+    // SAFETY: `init` asks of the pointers and the name what this function asks of its caller.
     unsafe { init(context, mask, Some((name, first_of(hash, rank, size)))) }
 }
 
@@ -316,32 +316,32 @@ fn transfer_of(facts: &ProxyOp) -> TransferFacts {
 /// Answers a start event: the handle is null for events that are not recorded.
 ///
 /// # Safety
-/// `place` is null or takes a pointer.
-unsafe fn answer(place: *mut *mut c_void, body: impl FnOnce(&Process) -> *mut c_void) -> c_int {
+/// `out` is null or valid for writes.
+unsafe fn answer(out: *mut *mut c_void, body: impl FnOnce(&Process) -> *mut c_void) -> c_int {
     let none = std::ptr::null_mut();
     let handle = guarded(none, || process().map_or(none, body));
-    if !place.is_null() {
-        // SAFETY: `place` is not null (checked), so the caller lets a pointer be written there.
-        unsafe { *place = handle };
+    if !out.is_null() {
+        // SAFETY: `out` is not null (checked), so it is valid for writes by the contract.
+        unsafe { *out = handle };
     }
     SUCCESS
 }
 
 /// # Safety
-/// `place` is null or takes a pointer. `descriptor` points to a descriptor of this version: the member of its facts
+/// `out` is null or valid for writes. `descriptor` points to a descriptor of this version: the member of its facts
 /// that its kind names is set, with texts that are null or end with a zero; nothing changes it during the call.
 unsafe extern "C" fn start_v3(
     context: *mut c_void,
-    place: *mut *mut c_void,
+    out: *mut *mut c_void,
     descriptor: *mut DescriptorV3,
 ) -> c_int {
     // SAFETY: the caller passes a descriptor of version 3, which has the layout of `DescriptorV3`. Each arm reads only
     // the member of `facts` that the kind names, so the descriptor is long enough. Its texts are null or
-    // end with a zero and outlive this call, after which nothing holds them. `answer` gets `place` as the
+    // end with a zero and outlive this call, after which nothing holds them. `answer` gets `out` as the
     // caller passed it.
     unsafe {
         let it = &*descriptor;
-        answer(place, |process| match u64::from(it.kind) {
+        answer(out, |process| match u64::from(it.kind) {
             event::COLL => {
                 let named = &it.facts.coll;
                 let by = Named {
@@ -379,14 +379,14 @@ unsafe extern "C" fn start_v3(
 /// As [`start_v3`], with a descriptor of version 4.
 unsafe extern "C" fn start_v4(
     context: *mut c_void,
-    place: *mut *mut c_void,
+    out: *mut *mut c_void,
     descriptor: *mut DescriptorV4,
 ) -> c_int {
     // SAFETY: as in `start_v3`, with the layout `DescriptorV4`: each arm reads the member that the kind
-    // names, and its texts outlive this call. `answer` gets `place` as the caller passed it.
+    // names, and its texts outlive this call. `answer` gets `out` as the caller passed it.
     unsafe {
         let it = &*descriptor;
-        answer(place, |process| match u64::from(it.kind) {
+        answer(out, |process| match u64::from(it.kind) {
             event::COLL => {
                 let task = coll_task(&it.facts.coll, false, None);
                 process.task_starts(context, it.parent, &task)
@@ -423,14 +423,14 @@ unsafe fn p2p_task<'t>(p2p: &abi::P2p) -> Task<'t> {
 /// As [`start_v3`], with a descriptor of version 5 or 6.
 unsafe extern "C" fn start_v5(
     context: *mut c_void,
-    place: *mut *mut c_void,
+    out: *mut *mut c_void,
     descriptor: *mut DescriptorV5,
 ) -> c_int {
     // SAFETY: as in `start_v3`, with the layout `DescriptorV5`: each arm reads the member that the kind
-    // names, and its texts outlive this call. `answer` gets `place` as the caller passed it.
+    // names, and its texts outlive this call. `answer` gets `out` as the caller passed it.
     unsafe {
         let it = &*descriptor;
-        answer(place, |process| match it.kind {
+        answer(out, |process| match it.kind {
             event::GROUP_API => process.group_starts(),
             event::COLL_API => {
                 let api = &it.facts.coll_api;
@@ -513,14 +513,14 @@ unsafe extern "C" fn record_v4(
 const NAME: *const c_char = c"rcomm".as_ptr();
 
 macro_rules! profiler {
-    ($($(#[$about:meta])* $name:ident: $init:ty, $descriptor:ty = $start:ident, $answer:ident, $record:ident;)*) => {$(
+    ($($(#[$about:meta])* $name:ident: $Init:ty, $Descriptor:ty = $init:ident, $start:ident, $record:ident;)*) => {$(
         $(#[$about])*
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals)]
-        pub static $name: Profiler<$init, $descriptor> = Profiler {
+        pub static $name: Profiler<$Init, $Descriptor> = Profiler {
             name: NAME,
-            init: $start,
-            start_event: $answer,
+            init: $init,
+            start_event: $start,
             stop_event: stop,
             record_event_state: $record,
             finalize,

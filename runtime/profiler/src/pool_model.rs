@@ -1,7 +1,7 @@
-//! Checks the pool under every order of events that the memory model allows (loom), and checks that an error in its
-//! orderings is detected.
+//! Checks the pool under every order of events that loom explores, and checks that an error in the pool's orderings is
+//! detected.
 
-use super::{At, Pool, Uses};
+use super::{Pool, SlotUse, Uses};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +27,7 @@ impl Uses for Exact {
     }
 }
 
-/// A memory whose stores are all relaxed.
+/// Weakens every store to relaxed.
 #[derive(Default)]
 struct NoRelease(Exact);
 
@@ -46,7 +46,7 @@ impl Uses for NoRelease {
 }
 
 /// Runs a model and returns how many orders of events loom visited.
-fn orders(model: impl Fn() + Send + Sync + 'static) -> usize {
+fn count_orders(model: impl Fn() + Send + Sync + 'static) -> usize {
     static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock();
     let visited = std::sync::Arc::new(Count::new(0));
@@ -59,8 +59,8 @@ fn orders(model: impl Fn() + Send + Sync + 'static) -> usize {
 }
 
 #[test]
-fn two_threads_never_hold_one_place_at_once() {
-    let visited = orders(|| {
+fn two_threads_never_hold_one_slot_at_once() {
+    let visited = count_orders(|| {
         let pool: Arc<Pool<AtomicUsize, Exact>> = Arc::new(Pool::new(1));
         let holders = Arc::new(AtomicUsize::new(0));
         let work = {
@@ -88,12 +88,12 @@ fn two_threads_never_hold_one_place_at_once() {
 }
 
 #[test]
-fn a_place_is_given_back_once_and_its_next_use_is_left_alone() {
-    let visited = orders(|| {
+fn a_slot_is_given_back_once_and_its_next_use_is_unaffected() {
+    let visited = count_orders(|| {
         let pool: Arc<Pool<AtomicUsize, Exact>> = Arc::new(Pool::new(1));
         let at = pool
             .take(|value| value.store(1, Ordering::Relaxed))
-            .expect("room");
+            .expect("a free slot");
         // NCCL's proxy thread ends an operation while its communicator is aborted.
         let other = loom::thread::spawn({
             let pool = pool.clone();
@@ -102,7 +102,7 @@ fn a_place_is_given_back_once_and_its_next_use_is_left_alone() {
         let mine = pool.give_back(at);
         let next = pool.take(|value| value.store(2, Ordering::Relaxed));
         let theirs = other.join().expect("no panic");
-        assert!(mine != theirs, "once");
+        assert!(mine != theirs, "given back twice or never");
         if let Some(next) = next {
             assert!(!pool.give_back(at));
             let seen = pool.get(next).map(|value| value.load(Ordering::Relaxed));
@@ -115,13 +115,13 @@ fn a_place_is_given_back_once_and_its_next_use_is_left_alone() {
 /// Passes a handle to another thread by relaxed accesses, as NCCL may do, so that only the pool orders the events.
 /// Returns how many orders of events loom visited.
 fn what_another_thread_finds<U: Uses + Send + Sync + 'static>() -> usize {
-    orders(|| {
+    count_orders(|| {
         let pool: Arc<Pool<AtomicUsize, U>> = Arc::new(Pool::new(1));
         let handle = Arc::new(AtomicU64::new(0));
         let other = loom::thread::spawn({
             let (pool, handle) = (pool.clone(), handle.clone());
             move || {
-                let at = At::from_word(handle.load(Ordering::Relaxed));
+                let at = SlotUse::from_word(handle.load(Ordering::Relaxed));
                 if let Some(value) = pool.get(at) {
                     assert_eq!(value.load(Ordering::Relaxed), 7, "half set up");
                 }
@@ -129,14 +129,14 @@ fn what_another_thread_finds<U: Uses + Send + Sync + 'static>() -> usize {
         });
         let at = pool
             .take(|value| value.store(7, Ordering::Relaxed))
-            .expect("room");
+            .expect("a free slot");
         handle.store(at.to_word(), Ordering::Relaxed);
         other.join().expect("no panic");
     })
 }
 
 #[test]
-fn a_handle_finds_what_was_set_up_and_a_weaker_order_is_noticed() {
+fn a_handle_finds_a_slot_that_is_set_up_and_loom_detects_relaxed_stores() {
     assert!(what_another_thread_finds::<Exact>() > 2);
     let weaker = catch_unwind(AssertUnwindSafe(what_another_thread_finds::<NoRelease>));
     assert!(weaker.is_err());

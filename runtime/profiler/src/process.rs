@@ -2,10 +2,10 @@
 //!
 //! All of it is created with the first communicator and has a fixed size. After that an event takes no lock, allocates
 //! no memory and makes no system call, except where it adds something new to the ring's tables: a communicator, its
-//! group of graph replays, a shape, or a thread. Events without a free place are not followed; they are counted if the
-//! ring has a counter for them.
+//! group of graph replays, a shape, or a thread. Events without a free slot are not followed. The ring counts groups
+//! and links for which its tables have no row.
 
-use crate::handle::{At, Kind, Pool};
+use crate::handle::{Kind, Pool, SlotUse};
 use crate::settings::Events;
 use rcomm_recorder::model::{DType, OpType, Pattern, Peer};
 use rcomm_recorder::record::{
@@ -86,9 +86,9 @@ pub(crate) mod naming {
 #[derive(Debug, Default)]
 pub(crate) struct Op {
     ticket: [AtomicU64; 3],
-    /// The use of its communicator's place.
+    /// The use of its communicator's slot.
     pub(crate) communicator: AtomicU64,
-    /// The use of the place of the next operation in the list of the group call; 0 = none.
+    /// The use of the slot of the next operation in the list of the group call; 0 = none.
     pub(crate) next: AtomicU64,
     pub(crate) flags: AtomicU32,
     /// Number of its channels; 0 = unknown.
@@ -120,7 +120,7 @@ impl Op {
         Ticket::of_words([0, 1, 2].map(|word| self.ticket[word].load(Relaxed)))
     }
 
-    fn set(&self, ticket: Ticket, communicator: At, flags: u32) {
+    fn set(&self, ticket: Ticket, communicator: SlotUse, flags: u32) {
         for (word, value) in self.ticket.iter().zip(ticket.to_words()) {
             word.store(value, Relaxed);
         }
@@ -140,7 +140,7 @@ impl Op {
 pub(crate) struct Transfer {
     /// Number of its link.
     pub(crate) link: AtomicU32,
-    /// The use of its communicator's place.
+    /// The use of its communicator's slot.
     pub(crate) communicator: AtomicU64,
     pub(crate) operation: [AtomicU64; 3],
     pub(crate) steps: AtomicU32,
@@ -182,8 +182,8 @@ impl Process {
         })
     }
 
-    /// Takes a place for a communicator, which has no group yet; `None` if there is no free place.
-    pub(crate) fn add_communicator(&self) -> Option<At> {
+    /// Takes a slot for a communicator, which has no group yet; `None` if there is no free slot.
+    pub(crate) fn add_communicator(&self) -> Option<SlotUse> {
         self.communicators.take(|it| {
             it.group.store(NO_GROUP, Relaxed);
             it.replays.store(NO_GROUP, Relaxed);
@@ -312,15 +312,20 @@ impl Process {
         Some(self.recorder.begin(&operation))
     }
 
-    /// Follows an operation that was begun; if there is no place for it, marks it as no longer watched.
-    pub(crate) fn follow(&self, ticket: Ticket, communicator: At, flags: u32) -> Option<At> {
+    /// Follows an operation that was begun; if there is no slot for it, marks it as no longer watched.
+    pub(crate) fn follow(
+        &self,
+        ticket: Ticket,
+        communicator: SlotUse,
+        flags: u32,
+    ) -> Option<SlotUse> {
         let take = || {
             self.operations
                 .take(|op| op.set(ticket, communicator, flags))
         };
         let taken = take().or_else(|| {
             // Operations whose group call has ended without a plan for them have waited longest, and some of them
-            // never get a plan: their places are used again.
+            // never get a plan: their slots are used again.
             for (at, op) in self.operations.taken() {
                 if op.flags.load(Relaxed) & (flag::LEFT | flag::PLANNED) == flag::LEFT {
                     self.operations.give_back(at);
@@ -336,7 +341,7 @@ impl Process {
 
     /// Ends the operations in progress on a communicator that has ended, as failed: NCCL waits for all other operations
     /// before it ends a communicator.
-    pub(crate) fn forget(&self, at: At) {
+    pub(crate) fn forget(&self, at: SlotUse) {
         let Some(communicator) = self.communicators.get(at) else {
             return;
         };
@@ -344,7 +349,7 @@ impl Process {
             if op.communicator.load(Relaxed) != at.to_word() {
                 continue;
             }
-            // The ticket is read before the place can belong to another operation.
+            // The ticket is read before the slot can belong to another operation.
             let ticket = op.ticket();
             let flags = op.flags.fetch_or(flag::OVER, Relaxed);
             if self.operations.give_back(op_at) && flags & (flag::OVER | flag::LEFT) == 0 {
@@ -369,8 +374,8 @@ impl Process {
         self.communicators.give_back(at);
     }
 
-    /// Ends an operation, and returns its place to the pool if its group call is over.
-    pub(crate) fn end(&self, at: At, op: &Op) {
+    /// Ends an operation, and returns its slot to the pool if its group call is over.
+    pub(crate) fn end(&self, at: SlotUse, op: &Op) {
         let now = self.recorder.now();
         let (start, end) = (op.first_start.load(Relaxed), op.last_end.load(Relaxed));
         let timed = start > 0 && end >= start;
@@ -380,8 +385,8 @@ impl Process {
         self.release(at, op);
     }
 
-    /// Marks an operation as over, and returns its place to the pool if its group call is over, too.
-    pub(crate) fn release(&self, at: At, op: &Op) {
+    /// Marks an operation as over, and returns its slot to the pool if its group call is over, too.
+    pub(crate) fn release(&self, at: SlotUse, op: &Op) {
         let before = op.flags.fetch_or(flag::OVER, Relaxed);
         if before & (flag::IN_GROUP | flag::OVER) == 0 {
             self.operations.give_back(at);
@@ -399,7 +404,7 @@ impl Process {
         self.recorder.now()
     }
 
-    pub(crate) fn context(at: At) -> *mut c_void {
+    pub(crate) fn context(at: SlotUse) -> *mut c_void {
         at.handle(Kind::Communicator, 0)
     }
 }

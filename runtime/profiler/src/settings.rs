@@ -125,11 +125,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_words_and_a_depth() {
+    fn events_are_parsed_from_words_and_a_ring_size() {
         assert_eq!(Events::parse(None), Ok(DEFAULT));
-        let calls = Events::parse(Some("calls, 1024")).expect("fine");
+        let calls = Events::parse(Some("calls, 1024")).expect("valid events");
         assert_eq!((calls.mask, calls.depth), (CALLS, 1_024));
-        let both = Events::parse(Some("channels,steps")).expect("fine");
+        let both = Events::parse(Some("channels,steps")).expect("valid events");
         assert_eq!(both.mask & event::PROXY_STEP, event::PROXY_STEP);
         assert_eq!(both.mask & event::KERNEL_CH, event::KERNEL_CH);
         assert_eq!(Events::parse(Some("none")).map(|it| it.mask), Ok(0));
@@ -144,7 +144,7 @@ mod tests {
             rank: 1,
             size: 2,
         };
-        let config = ring_config(|_| None, DEFAULT, Some(first)).expect("a place");
+        let config = ring_config(|_| None, DEFAULT, Some(first)).expect("a rank");
         assert_eq!((config.rank, config.world_size), (1, 2));
         assert_eq!(config.job, "nccl-00000000000000ab");
         assert!(ring_config(|_| None, DEFAULT, None).is_err());

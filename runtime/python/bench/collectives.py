@@ -2,9 +2,10 @@
 
     python runtime/python/bench/collectives.py [--ranks 1,2,4] [--most BYTES] [--rounds N] [--json FILE]
 
-For each number of ranks and size, a round times some calls on gloo and then as many on rcomm; a line shows the best and
-the median round of each in microseconds a call, as rank 0 saw them, and the ratio of the medians (over 1: rcomm is faster).
-The load of the machine is printed before and after: on busy cores the ratios say more than the times.
+For each number of ranks and size, a round times some calls on gloo and then as many on rcomm. A line shows the minimum
+and the median over the rounds in microseconds a call, as rank 0 measured them, and the ratios of the medians and of
+the minimums (over 1: rcomm is faster). The load of the machine is printed before and after: on busy cores the ratios
+are more reliable than the times.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def measure(groups: dict, x: torch.Tensor, how: Callable, rounds: int) -> dict[s
 def rank_main(rank: int, ranks: int, port: int, args: argparse.Namespace, out: int) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    place = f"tcp://127.0.0.1:{port}"
+    init_method = f"tcp://127.0.0.1:{port}"
     limit = datetime.timedelta(minutes=10)
-    dist.init_process_group("rcomm", init_method=place, rank=rank, world_size=ranks, timeout=limit)
+    dist.init_process_group("rcomm", init_method=init_method, rank=rank, world_size=ranks, timeout=limit)
     groups = {"gloo": dist.new_group(backend="gloo"), "rcomm": dist.group.WORLD}
     rows = []
     for size in SIZES:

@@ -2,9 +2,9 @@
 
     python bench/recording.py [--rounds 5]
 
-Each row is a process of its own; rounds alternate between the rows, so that a load on the machine meets all of them. Printed are the
-least and the median over all blocks of 200 calls, and the difference from the first row. Build the hooks in C++ before
-(`python -m rcomm build-hooks`); without them their row is left out, aloud.
+Each row is a process of its own; rounds alternate between the rows, so that load affects all of them.
+Printed are the minimum and the median over all blocks of 200 calls, and the difference of the minimum from the first
+row's. Build the hooks in C++ before (`python -m rcomm build-hooks`); without them their row is left out with a message.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def main() -> None:
                 done = subprocess.run(command, env=environment, check=True, capture_output=True)
                 took[name] += map(float, done.stdout.split())
     plain = min(took["plain"])
-    print(f"{'':36}{'least':>8}{'median':>8}{'least - plain':>15}   load {os.getloadavg()[0]:.1f}")
+    print(f"{'':36}{'min':>8}{'median':>8}{'min - plain':>15}   load {os.getloadavg()[0]:.1f}")
     for name, all_of in took.items():
-        least = min(all_of)
-        print(f"{name:36}{least:8.2f}{statistics.median(all_of):8.2f}{least - plain:15.2f}")
+        fastest = min(all_of)
+        print(f"{name:36}{fastest:8.2f}{statistics.median(all_of):8.2f}{fastest - plain:15.2f}")
 
 
 if __name__ == "__main__":

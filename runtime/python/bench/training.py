@@ -62,8 +62,8 @@ class Training:
 def rank_main(rank: int, port: int, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    place = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("rcomm", init_method=place, rank=rank, world_size=args.ranks)
+    init_method = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("rcomm", init_method=init_method, rank=rank, world_size=args.ranks)
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     for make in (ddp, fsdp2):
         trainings = {

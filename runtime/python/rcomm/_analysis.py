@@ -1,4 +1,4 @@
-"""Reading records: what ``rcomm-fr`` and ``rcomm-top`` say, as Python values."""
+"""Reading records: the reports of ``rcomm-fr`` and ``rcomm-top`` as Python values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class AnalysisError(RuntimeError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or worth a look."""
+    """One statement about the job."""
 
     code: str
-    """Its code, as ``E101``: `explain` describes it."""
+    """The code, such as ``E101``: `explain` describes it."""
     name: str
     severity: str
     """``error``, ``warning`` or ``note``."""
@@ -37,7 +37,7 @@ class Finding:
     next: str
     """What to look at next."""
     raw: dict[str, Any] = field(repr=False, compare=False)
-    """All that the report holds of it (``rcomm.report/1``)."""
+    """The finding as the report holds it (``rcomm.report/1``)."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,11 @@ class Report:
     """What was found in the records of a job's ranks."""
 
     verdict: str
-    """``healthy``, ``running``, ``stuck``, ``mismatch``, ``slow`` or ``inconclusive``."""
+    """``healthy``, ``running``, ``slow``, ``stuck``, ``mismatch``, ``ended``, ``cancelled``, ``crashed`` or
+    ``inconclusive``."""
     findings: tuple[Finding, ...]
     exit_code: int
-    """0 healthy or running, 1 at least one error or warning, 2 could not tell."""
+    """0 nothing is wrong, 1 something is wrong (slow, stuck, mismatch, crashed), 2 inconclusive."""
     raw: dict[str, Any] = field(repr=False, compare=False)
     """The whole report (``rcomm.report/1``)."""
     _paths: tuple[str, ...] = field(default=(), repr=False, compare=False)
@@ -56,7 +57,7 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """Whether no error and no warning was found, and enough was read to say so."""
+        """Whether nothing is wrong, and enough was read to know that: the exit code is 0."""
         return self.exit_code == 0
 
     @property
@@ -144,7 +145,7 @@ def _fr(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # In a debugger or a signal handler the job's own terminal and signals stay its own.
+    # The program must not read from the job's terminal, which a debugger may use.
     return subprocess.run(
         [_programs.find(program), *arguments],
         stdin=subprocess.DEVNULL,
@@ -165,7 +166,7 @@ def _json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     except ValueError:
         raise AnalysisError(_why(done)) from None
     if not isinstance(read, dict):
-        raise AnalysisError(f"{done.args[0]} gave no object")
+        raise AnalysisError(f"{done.args[0]} printed no JSON object")
     return read
 
 

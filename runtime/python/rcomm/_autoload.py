@@ -1,10 +1,10 @@
-"""What PyTorch calls by itself, through the package's entry points."""
+"""The functions that PyTorch calls through the package's entry points."""
 
 import os
 
 
 def distributed_backend() -> None:
-    """Registers the backend "rcomm" (group ``torch.distributed.backends``): called when it is asked for."""
+    """Registers the backend "rcomm" (group ``torch.distributed.backends``): called when a program asks for it."""
     from ._backend import register
 
     register()
@@ -21,7 +21,7 @@ def torch_backend() -> None:
         from .torch import record
 
         record()
-    except Exception as error:  # Whatever it is, the job comes first.
+    except Exception as error:  # No error of the recording may end the job.
         import logging
 
         logging.getLogger("rcomm").warning("rcomm does not record this process: %s", error)

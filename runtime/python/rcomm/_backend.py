@@ -1,7 +1,7 @@
 """The backend "rcomm" of torch.distributed: ``init_process_group("rcomm")``.
 
-PyTorch asks for two faces of one group. Its Python functions call a ``ProcessGroup``, which here hands each
-operation to Rust. Its C++ (the reducer of DDP, functional collectives) wants a ``Backend`` registered in that
+PyTorch needs two objects for one group. Its Python functions call a ``ProcessGroup``, which here passes each
+operation to Rust. Its C++ (the reducer of DDP, functional collectives) needs a ``Backend`` registered in that
 group. Both share one ``_native.Group``.
 """
 
@@ -53,7 +53,7 @@ _OPERATIONS = {
     "recv_anysource": ("recvAnysource",),
     "barrier": (),
 }
-# What is no operation and returns no Work.
+# Methods that are no operations and return no Work.
 _OTHERS = {
     "monitored_barrier": ("monitoredBarrier",),
     "_get_sequence_number_for_group": (),
@@ -96,12 +96,12 @@ class _Work(dist.Work):
         self._work.synchronize()
 
 
-# PyTorch's C++ holds its half of a backend only; the Python half lives as long as it is here.
+# PyTorch's C++ holds only the C++ half of a backend; the Python half lives as long as it is in this set.
 _kept: set[Any] = set()
 
 
 class _Inner(c10d.Backend):
-    """The face for PyTorch's C++."""
+    """The backend that PyTorch's C++ calls."""
 
     supports_coalescing = False
     supports_splitting = False
@@ -109,7 +109,7 @@ class _Inner(c10d.Backend):
     def __init__(self, group: _native.Group, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._group = group
-        # The outer face, where PyTorch's own group holds this one in its place.
+        # The `Group` of this backend, if PyTorch's own process group holds this backend and not the `Group`.
         self._outer: Group | None = None
         _kept.add(self)
 
@@ -120,7 +120,7 @@ class _Inner(c10d.Backend):
         return NAME
 
     def shutdown(self) -> None:
-        """Ends the outer face where PyTorch does not know it; else that one ends both."""
+        """Shuts down the `Group` if PyTorch does not hold it; otherwise PyTorch does that itself."""
         outer, self._outer = self._outer, None
         if outer is not None:
             outer.shutdown()
@@ -161,7 +161,7 @@ for _names, _make in ((_OPERATIONS, _delegate), (_OTHERS, _pass_on)):
 
 
 class Group(dist.ProcessGroup):
-    """The face for PyTorch's Python. Its operations are the methods of ``_native.Group``."""
+    """The group that PyTorch's Python calls. Its operations are the methods of ``_native.Group``."""
 
     supports_coalescing = False
     supports_splitting = False
@@ -202,7 +202,7 @@ class Group(dist.ProcessGroup):
         self._group.abort()
 
     def shutdown(self) -> None:
-        """Waits for what is under way, for a few seconds at most, and ends the group."""
+        """Waits for the operations under way, for a few seconds at most, and ends the group."""
         _kept.discard(self._inner)
         if self._owns_world:
             _worlds.discard(self._rcomm_world)
@@ -211,7 +211,7 @@ class Group(dist.ProcessGroup):
             self._group.shutdown(_DESTROY_WITHIN)
 
 
-# Worlds that were not destroyed; the newest of all ranks is the one in which groups are made.
+# Worlds that were not destroyed. New groups are made in `_default`, the newest world of all ranks.
 _worlds: set[_native.World] = set()
 _default: _native.World | None = None
 
@@ -222,7 +222,7 @@ def world() -> _native.World | None:
 
 
 def _create(opts: Any, options: Any) -> Group | _Inner:
-    """What PyTorch calls for each group with this backend."""
+    """Makes a group: PyTorch calls this for each group with this backend."""
     global _default
     ranks = list(opts.global_ranks_in_group)
     if not ranks:
@@ -235,12 +235,12 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
         # The default group is of another backend: this group is a world of its own.
         made = _join(opts, ranks)
         group, owns = made.group(), True
-    face = Group(group, opts.store, made, owns)
+    outer = Group(group, opts.store, made, owns)
     if _is_one_of_several(getattr(opts, "process_group", None)):
         # PyTorch's own group has a backend for each device.
-        face._inner._outer = face
-        return face._inner
-    return face
+        outer._inner._outer = outer
+        return outer._inner
+    return outer
 
 
 def _is_one_of_several(group: Any) -> bool:
@@ -253,7 +253,7 @@ def _is_one_of_several(group: Any) -> bool:
 
 
 def _join(opts: Any, ranks: list[int] | None = None) -> _native.World:
-    """Makes this process's world, with the others that PyTorch's store knows."""
+    """Makes this process's world, with the other ranks, which it finds through PyTorch's store."""
     store, rank, size = opts.store, opts.group_rank, opts.group_size
     options = {
         "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
@@ -263,25 +263,25 @@ def _join(opts: Any, ranks: list[int] | None = None) -> _native.World:
     if size == 1:
         made = _native.World(rank, size, job=_name_job(ranks), **options)
     else:
-        # How often this rank has met others at this store; the same on all ranks.
+        # How many worlds this rank has joined through this store; the same number on all ranks.
         times = store.add(f"rcomm/times/{rank}", 1)
         key = f"rcomm/meeting/{times}"
         if rank == 0:
-            place, server = _meeting_place(store, opts.timeout)
-            place["job"] = _name_job(ranks)
-            store.set(key, json.dumps(place))
+            address, server = _store_address(store, opts.timeout)
+            address["job"] = _name_job(ranks)
+            store.set(key, json.dumps(address))
         else:
             store.wait([key], opts.timeout)
-            place, server = json.loads(store.get(key)), None
-        made = _native.World(rank, size, server=server, **place, **options)
+            address, server = json.loads(store.get(key)), None
+        made = _native.World(rank, size, server=server, **address, **options)
     _worlds.add(made)
     return made
 
 
-def _meeting_place(
+def _store_address(
     store: dist.Store, timeout: timedelta
 ) -> tuple[dict[str, Any], _native.StoreServer | None]:
-    """Where the ranks meet: at PyTorch's own server, if there is one, else at one that rank 0 makes."""
+    """The store by which the ranks find each other: PyTorch's own server, if there is one, else rank 0's."""
     prefix = f"rcomm-{secrets.token_hex(8)}"
     bottom = store
     while isinstance(bottom, dist.PrefixStore):
@@ -297,7 +297,7 @@ def _meeting_place(
 
 
 def _name_job(ranks: list[int] | None) -> str:
-    """The job's name; rank 0 makes one up where no launcher has named it."""
+    """The job's name; a new one if no launcher has named the job."""
     name = _job()
     if name == "torch":
         name = f"torch-{os.getpid()}-{secrets.token_hex(4)}"
@@ -309,12 +309,13 @@ def register() -> None:
     if NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-    # We record ourselves. PyTorch's recorder would see only what its C++ issues, and takes 30 ms a group.
+    # This backend records its operations. PyTorch's recorder would see only what its C++ issues, and takes 30 ms a
+    # group.
     getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
 
 
 def _end() -> None:
-    """At the interpreter's end: ends what the program did not destroy."""
+    """Ends the worlds that the program did not destroy, when the interpreter ends."""
     error = getattr(sys, "last_value", None)
     for made in list(_worlds):
         if error is None:

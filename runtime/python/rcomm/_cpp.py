@@ -15,11 +15,11 @@ _SOURCE = Path(__file__).with_name("_hooks.cpp")
 
 
 class BuildError(RuntimeError):
-    """The hooks could not be compiled; the text says why, with the compiler's own words."""
+    """The hooks could not be built; the text says why, with the compiler's first error if there is one."""
 
 
 def library() -> Path:
-    """Where the hooks for the installed PyTorch and this version of rcomm lie once they are built.
+    """The path of the hooks for the installed PyTorch and this version of rcomm, once they are built.
 
     ``$XDG_CACHE_HOME/rcomm`` or ``~/.cache/rcomm``. The name has PyTorch's version and a digest of the source and
     of PyTorch's build, so that another PyTorch never loads them.
@@ -46,12 +46,12 @@ def find() -> Path | None:
 
 
 def build() -> Path:
-    """Compiles the hooks, and gives their path. Takes about half a minute. Raises BuildError."""
+    """Compiles the hooks, and returns their path. Takes about half a minute. Raises BuildError."""
     import torch
     from torch.utils import cpp_extension
 
     if not hasattr(torch.distributed.ProcessGroup, "register_pre_hook"):
-        raise BuildError(f"PyTorch {torch.__version__} has no hooks: they came with 2.15")
+        raise BuildError(f"PyTorch {torch.__version__} has no hooks, which 2.15 added")
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise BuildError("no C++ compiler: install g++, or name one in CXX")
@@ -82,7 +82,7 @@ def build() -> Path:
 
 
 def _try(made: Path) -> None:
-    """Loads what was made in a process of its own, so that a job never is the first to."""
+    """Loads the library in another process, so that one that cannot be loaded never reaches a job."""
     load = "import sys, torch; torch.ops.load_library(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", load, str(made)],
@@ -92,5 +92,5 @@ def _try(made: Path) -> None:
         env={**os.environ, "RCOMM_RECORD": "0"},
     )
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it died"])[-1]
+        last = (done.stderr.strip().splitlines() or ["the process died"])[-1]
         raise BuildError(f"the library was built, and cannot be loaded: {last}")

@@ -89,8 +89,8 @@ class Watch {
     }
   }
 
-  // Looks at the oldest `most`, and records those that ended. A Work is asked, and let go of, outside of the lock: it may be
-  // the last owner of tensors.
+  // Polls the oldest `most`, and records those that ended. A Work is queried, and dropped, outside of the lock: it may
+  // be the last owner of tensors.
   void sweep(size_t most) {
     std::vector<One> look;
     {
@@ -134,7 +134,7 @@ class Watch {
     return all_.size();
   }
 
-  // Ends the thread. What is under way is looked at no more.
+  // Ends the thread. Operations under way are no longer polled.
   void stop() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -153,9 +153,9 @@ class Watch {
     WorkPtr work;
   };
 
-  // The most operations that are watched; of those beyond, the oldest is not watched any more.
+  // The most operations that are watched; if there are more, the oldest is no longer watched.
   static constexpr size_t kMost = 8192;
-  // How often the thread looks while operations are issued, and while none are.
+  // How often the thread polls while operations are issued, and while none are.
   static constexpr std::chrono::milliseconds kBusy{2};
   static constexpr std::chrono::milliseconds kIdle{50};
 
@@ -212,7 +212,7 @@ Watch& watch() {
   return *one;
 }
 
-// How many operations under way a hook looks at.
+// How many operations under way a hook polls.
 constexpr size_t kLook = 4;
 
 void views(const std::vector<at::Tensor>& tensors, std::vector<TensorView>& into) {
@@ -243,7 +243,7 @@ void quietly(Act act) noexcept {
 }
 
 void before(const void* group, const c10d::PreHookArgs& args) {
-  // Kept by the thread, so that a hook allocates only until it has met the longest list.
+  // Reused by the thread, so that a hook allocates only for a list that is longer than all before.
   thread_local std::vector<TensorView> inputs, outputs;
   watch().sweep(kLook);
   views(args.input_tensors, inputs);

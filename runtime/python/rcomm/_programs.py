@@ -16,7 +16,7 @@ def find(name: str) -> str:
     own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", name)
     if os.access(own, os.X_OK):
         return own
-    # The console script of this package has the same name, and no program behind it.
+    # The console script of this package has the same name, and would only call this function again.
     scripts = os.path.realpath(os.path.dirname(sys.executable))
     folders = [
         folder

@@ -10,9 +10,9 @@ import pytest
 
 @pytest.fixture
 def rcomm_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Records the ranks that the test starts as processes, and fails it if they disagreed or died.
+    """Records the ranks that the test starts as processes, and fails the test if something was wrong with them.
 
-    Gives the folder of their rings. Ranks that call ``destroy_process_group()`` and end leave none.
+    Yields the folder of their rings. Ranks that call ``destroy_process_group()`` and end leave none.
     """
     rings = tmp_path / "rings"
     monkeypatch.setenv("RCOMM_RECORD", "1")

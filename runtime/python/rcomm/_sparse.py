@@ -8,7 +8,7 @@ import torch
 
 
 def all_reduce(group: Any, tensor: torch.Tensor, op: str) -> Any:
-    """Sums a sparse COO tensor in place. Blocks, whatever the call asked for; returns a Work that has ended.
+    """Sums a sparse COO tensor in place. Blocks, even if the call is asynchronous; returns a Work that has ended.
 
     Raises ValueError for another layout, and for another reduction than the sum.
     """
@@ -19,7 +19,7 @@ def all_reduce(group: Any, tensor: torch.Tensor, op: str) -> Any:
     own = tensor.detach().coalesce()
     indices, values = own.indices().contiguous(), own.values().contiguous()
     size = group.size()
-    # What the ranks hold, before anything of it is sent: all see a difference, and all raise.
+    # The ranks exchange their shapes before indices and values, so that all of them see a difference and raise.
     extents = [*tensor.shape[: tensor.sparse_dim()], *values.shape[1:]]
     described = torch.tensor([indices.shape[1], tensor.sparse_dim(), len(extents), *extents])
     lengths = torch.empty(size, dtype=torch.int64)

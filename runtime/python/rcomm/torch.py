@@ -2,7 +2,7 @@
 
 `record` attaches to every process group of this process, whatever its backend, and writes a ring that
 ``rcomm-top``, ``rcomm-web`` and ``rcomm-fr`` read while the process runs, and after it has died.
-Nothing here raises into the job or waits for anything.
+Recording does not raise into the job. It waits only at the end of the process, for about a second at most.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import sys
 import sysconfig
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -29,16 +30,19 @@ _log = logging.getLogger("rcomm")
 
 # After PyTorch's own hooks, which have small numbers.
 _HOOK_ID = 0x7263
-_LOOKS_A_SECOND = 20
+_SWEEPS_PER_SECOND = 20
 _IN_LOADER = "in next() of the data loader"
+# How long a process that ends waits for operations that the program did not wait for, in seconds.
+_END_TIME = 0.5
 
 
 def record() -> None:
     """Records every process group of this process from now on, and those that it has already.
 
-    Needs the hooks of PyTorch 2.15; without them it logs that it does not record. A second call does nothing. ``RCOMM_JOB`` names the job (else torchrun's run id, Slurm's job, or
-    ``MASTER_ADDR-MASTER_PORT``), ``RCOMM_RING_DIR`` the folder of the rings (else ``/dev/shm/rcomm-UID``),
-    ``RCOMM_RING_ENTRIES`` how many operations a ring holds (else 16,384).
+    Needs the hooks of PyTorch 2.15; without them it logs that it does not record. A second call does nothing.
+    ``RCOMM_JOB`` names the job (else torchrun's run id, Slurm's job, or ``MASTER_ADDR-MASTER_PORT``),
+    ``RCOMM_RING_DIR`` the folder of the rings (else ``/dev/shm/rcomm-UID``), ``RCOMM_RING_ENTRIES`` how many
+    operations a ring holds (else 16,384).
     """
     global _recorder
     with _lock:
@@ -65,7 +69,7 @@ def recording() -> str | None:
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Names what the program does in this block, in at most 104 bytes: it is in every verdict."""
+    """Records what the program does in this block, in at most 104 bytes; findings on this rank show it."""
     global _phase
     before, _phase = _phase, name
     _name_phase(name)
@@ -77,7 +81,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def step(number: int) -> None:
-    """Notes which step of the training this is. Without it, calls of optimizers' ``step()`` are counted."""
+    """Records which step the training is in. Without it, calls of optimizers' ``step()`` are counted."""
     recorder = _recorder
     if recorder is not None:
         recorder.own_steps = True
@@ -88,8 +92,8 @@ def step(number: int) -> None:
 def why() -> Report:
     """The verdict over all ranks of this job whose rings are on this host, now.
 
-    Made for a debugger or a signal handler: it starts ``rcomm-fr`` and waits for its answer, some tenths
-    of a second. Raises RuntimeError if this process does not record.
+    For a debugger or a signal handler: it starts ``rcomm-fr`` and waits for its output, some tenths of a
+    second. Raises RuntimeError if this process does not record.
     """
     path = recording()
     if path is None:
@@ -127,12 +131,12 @@ def _ring() -> Ring | None:
 
 
 def _records() -> list[Ring | World]:
-    """What has this process's phases and steps: the recorder's ring, and the world of the backend "rcomm"."""
+    """The objects that record phases and steps: the recorder's ring, and the world of the backend "rcomm"."""
     return [one for one in (_ring(), _own_world()) if one is not None]
 
 
 class _Recorder:
-    """What is installed in this process, once."""
+    """The recording of this process, which is installed once."""
 
     def __init__(self, c10d: Any) -> None:
         self.c10d = c10d
@@ -141,7 +145,7 @@ class _Recorder:
         self.addresses: dict[tuple[str, tuple[int, ...]], int] = {}
         self.groups: list[weakref.ref[Any]] = []
         # Backends that were logged as not recorded.
-        self.left: set[str] = set()
+        self.logged_backends: set[str] = set()
         self.phase = ""
         self.steps: dict[int, int] = {}
         self.own_steps = False
@@ -177,7 +181,7 @@ class _Recorder:
         key = (pg.group_name, tuple(global_ranks))
         hooks = self.hooks.get(key)
         if hooks is None:
-            # A group that is made again under its name goes on counting: all members see the same.
+            # A group that is made again under its name continues its sequence numbers, as on all members.
             hooks = self.hooks[key] = ring.group(
                 pg.group_name,
                 pg.group_desc,
@@ -187,7 +191,7 @@ class _Recorder:
             )
         self.groups.append(weakref.ref(pg))
         if self.native is not None and self.is_builtin(pg):
-            # A group's address is asked for once: each answer is kept to the end of the process.
+            # `address` is called once per group: each call keeps a reference to the end of the process.
             address = self.addresses.get(key) or self.addresses.setdefault(key, hooks.address())
             self.watch_waits(self.native_waited)
             self.native.attach(pg.boxed(), _HOOK_ID, address)
@@ -198,19 +202,19 @@ class _Recorder:
         pg.register_post_hook(_HOOK_ID, hooks.after)
 
     def is_left_to_own_backend(self, pg: Any) -> bool:
-        """Whether the backend "rcomm" has this group's operations, or this rank's ring: two would be two jobs."""
+        """Whether the backend "rcomm" records this group, or this rank: a second ring would be a second job."""
         names = {_name_of(backend) for backend in _backends_of(pg)}
         if "rcomm" not in names and _own_world() is None:
             return False
         others = ", ".join(sorted(names - {"rcomm", ""})) or "others"
-        if others not in self.left:
-            self.left.add(others)
+        if others not in self.logged_backends:
+            self.logged_backends.add(others)
             text = 'rcomm records what this process does through the backend "rcomm", and nothing of %s'
             _log.warning(text, others)
         return True
 
     def is_builtin(self, pg: Any) -> bool:
-        """Whether the group's Works are PyTorch's own: of one in Python C++ learns nothing but that a wait returned."""
+        """Whether the group's Works are PyTorch's own: of Works in Python, C++ sees only that a wait returned."""
         own, backends = self.c10d.Work.__module__, _backends_of(pg)
         return bool(backends) and all(type(one).__module__ == own for one in backends)
 
@@ -236,7 +240,7 @@ class _Recorder:
         return self.ring
 
     def watch_program(self) -> None:
-        """Notes from now on when the program loads data, and its steps."""
+        """Records from now on when the program loads data, and its steps."""
         if not self.watches_program:
             self.watches_program = True
             self.watch_loader()
@@ -255,7 +259,7 @@ class _Recorder:
             self.native = torch.ops.rcomm
 
     def native_waited(self, work: Any, well: bool) -> None:
-        # The hooks in C++ see the end of all others by themselves.
+        # The hooks in C++ see the end of operations that are not deferred by themselves.
         if self.ring.deferred():
             self.native.waited(work.boxed(), well)
 
@@ -280,13 +284,13 @@ class _Recorder:
         work.wait = wait_and_see
 
     def watch_works(self) -> None:
-        """For hooks in Python: looks from time to time which operations have ended."""
+        """For hooks in Python: polls the operations under way on a thread."""
         if self.watcher is not None:
             return
         ring = self.ring
 
         def look() -> None:
-            while not self.ended.wait(1 / _LOOKS_A_SECOND):
+            while not self.ended.wait(1 / _SWEEPS_PER_SECOND):
                 if ring.under_way():
                     ring.sweep()
 
@@ -351,28 +355,42 @@ class _Recorder:
         ring = self.ring
         if ring is None:
             return
-        ring.sweep()
-        under_way = ring.under_way()
+        destroyed = not self.c10d.is_initialized()
+        under_way = self.sweep()
+        # An operation that the program did not wait for may end after its group was destroyed.
+        deadline = time.monotonic() + _END_TIME
+        while destroyed and under_way and not self.raised and time.monotonic() < deadline:
+            time.sleep(0.01)
+            under_way = self.sweep()
         if self.native is not None:
-            self.native.sweep()
-            under_way += self.native.under_way()
             self.native.stop()
         if self.raised:
             return
-        if under_way == 0 and not self.c10d.is_initialized():
-            ring.close()
-        else:
+        if not destroyed:
             ring.phase("ended without destroy_process_group()")
+        elif under_way:
+            ring.phase(f"ended with {under_way} operations under way")
+        else:
+            ring.close()
+
+    def sweep(self) -> int:
+        """Polls the operations under way; returns how many have not ended."""
+        under_way = 0
+        for recorder in (self.ring, self.native):
+            if recorder is not None:
+                recorder.sweep()
+                under_way += recorder.under_way()
+        return under_way
 
     def name_phase(self, name: str) -> str:
-        """Names a phase, and gives the one before."""
+        """Names a phase, and returns the one before."""
         before = self.phase
         _name_phase(name)
         return before
 
 
 def _quietly(act: Callable[..., object], *args: object) -> None:
-    """Does a part of the recording; an error in it is logged and goes no further."""
+    """Calls a part of the recording; an error in it is logged and not raised."""
     try:
         act(*args)
     except Exception as error:
@@ -383,14 +401,14 @@ def _job() -> str:
     env = os.environ
     torchrun = env.get("TORCHELASTIC_RUN_ID")
     slurm = ".".join(env[key] for key in ("SLURM_JOB_ID", "SLURM_STEP_ID") if env.get(key))
-    meeting = "-".join(env[key] for key in ("MASTER_ADDR", "MASTER_PORT") if env.get(key))
+    master = "-".join(env[key] for key in ("MASTER_ADDR", "MASTER_PORT") if env.get(key))
     # "none" is what torchrun sets when it was given no id.
     named = env.get("RCOMM_JOB") or (torchrun if torchrun != "none" else None)
-    return named or slurm or meeting or "torch"
+    return named or slurm or master or "torch"
 
 
 def _library_folders() -> list[str]:
-    """Where code lies that is not the program's: PyTorch, this package, and what they call through."""
+    """Folders and files of code that is not the program's: PyTorch, this package, and what they call through."""
     import torch
 
     of_torch = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

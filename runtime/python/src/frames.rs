@@ -1,5 +1,5 @@
-//! Finds the call site in the program: the innermost Python frame that does not belong to a library in
-//! between.
+//! Finds the call site in the program: the innermost Python frame outside of PyTorch, of this package, and of the
+//! standard library between the two.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -74,11 +74,11 @@ impl CallSites {
             Code::Program
         };
         let mut known = self.code.lock().ok()?;
-        let room = known.len() < MOST_CODE;
-        if room {
+        let has_space = known.len() < MOST_CODE;
+        if has_space {
             known.insert(address, (kind, code.clone().unbind()));
         }
-        Some((kind, room))
+        Some((kind, has_space))
     }
 
     fn site(

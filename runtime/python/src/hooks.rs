@@ -238,9 +238,9 @@ impl RecordedGroup {
 
     /// Records that an operation was seen, now, to have ended.
     ///
-    /// Once one for which all members are needed has completed, all of them have issued every earlier one: no
-    /// member is missing in an earlier deferred operation. The end of such an operation may never be seen,
-    /// since a wait in C++ does not call this module, so it is retired.
+    /// Once an operation that waits for all members has completed, all members have issued every earlier operation:
+    /// no member is missing in an earlier deferred one. The end of such an operation may never be seen, since a
+    /// wait in C++ does not call this module, so it is retired.
     pub(crate) fn ended(&self, operation: UnderWay, ending: Ending) {
         let Some(ring) = self.shared.ring.get() else {
             return;
@@ -353,7 +353,7 @@ impl GroupHooks {
     }
 
     /// The address of this group for `_hooks.cpp`, valid to the end of the process: PyTorch may keep a hook for
-    /// longer than the interpreter lives. One is kept per call, so one call is made per group.
+    /// longer than the interpreter lives. Each call keeps one reference for good, so one call is made per group.
     fn address(&self) -> usize {
         Arc::into_raw(self.0.clone()).expose_provenance()
     }

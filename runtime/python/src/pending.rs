@@ -68,7 +68,7 @@ impl Pending {
             return;
         }
         let mut passed = VecDeque::new();
-        let look: Vec<(Py<PyAny>, bool)> = {
+        let works: Vec<(Py<PyAny>, bool)> = {
             let mut all = self.lock();
             if all.iter().any(Watched::has_passed) {
                 let (gone, left) = all.drain(..).partition(Watched::has_passed);
@@ -82,7 +82,7 @@ impl Pending {
         };
         // Dropped outside of the lock: a Work may be the last owner of tensors.
         drop(passed);
-        for (work, future) in look {
+        for (work, future) in works {
             let work = work.bind(py);
             let ended = work
                 .call_method0(intern!(py, "is_completed"))
@@ -136,7 +136,7 @@ impl Pending {
     }
 }
 
-/// Whether the future of a Work that has ended holds an error. Asking neither waits nor synchronises a stream.
+/// Whether the future of a Work that has ended holds an error. The call neither waits nor synchronizes a stream.
 fn future_failed(work: &Bound<'_, PyAny>) -> bool {
     let py = work.py();
     let Ok(future) = work.call_method0(intern!(py, "get_future")) else {

@@ -98,7 +98,7 @@ impl Ring {
         GroupHooks::new(self.0.clone(), row, backend, timeout)
     }
 
-    /// Looks at operations under way, and records those that ended.
+    /// Polls the operations under way, and records those that ended.
     fn sweep(&self, py: Python<'_>) {
         self.0.pending.sweep(py, &self.0.ring, usize::MAX);
     }
@@ -132,7 +132,7 @@ impl Ring {
         }
     }
 
-    /// Removes the ring's file: the rank ended in order. Recording on does no harm, and is seen by no reader.
+    /// Removes the ring's file: the rank ended in order. Later records do no harm; no reader sees them.
     fn close(&self) -> PyResult<()> {
         match self.0.ring.get() {
             Some(ring) => ring

@@ -56,10 +56,10 @@ const MOST: usize = 1_024;
 #[derive(Default)]
 pub(crate) struct Side {
     types: Vec<DType>,
-    /// How many extents each has.
+    /// How many dimensions each tensor has.
     dimensions: Vec<usize>,
     extents: Vec<u64>,
-    /// Whether the first is in the host's memory.
+    /// Whether the first tensor is in the host's memory.
     pub(crate) on_host: bool,
 }
 

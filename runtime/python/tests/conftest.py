@@ -17,7 +17,7 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-PATIENCE = 120
+TIME_LIMIT = 120
 
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -44,10 +44,10 @@ class Job:
         for rank in range(size):
             pid = os.fork()
             if pid == 0:
-                self._be(rank, size, port, body)
+                self._run_rank(rank, size, port, body)
             self.pids.append(pid)
 
-    def _be(self, rank: int, size: int, port: int, body: Callable[[int], None]) -> None:
+    def _run_rank(self, rank: int, size: int, port: int, body: Callable[[int], None]) -> None:
         os.environ.update(
             RANK=str(rank),
             WORLD_SIZE=str(size),
@@ -72,7 +72,7 @@ class Job:
             code = 0
         except BaseException as error:
             traceback.print_exc()
-            # What the interpreter does with an exception that is not caught.
+            # As the interpreter does with an exception that is not caught.
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             import rcomm.torch
@@ -85,7 +85,7 @@ class Job:
 
     def wait(self) -> list[int]:
         """The exit codes of all ranks; minus the signal's number for one that was killed."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIME_LIMIT
         codes = []
         for pid in self.pids:
             while True:
@@ -138,14 +138,14 @@ def job(
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], object]], object]:
-    """Waits for a condition, and gives what it gave."""
+    """Waits until a condition is true, and returns its value."""
 
     def wait(condition: Callable[[], object]) -> object:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIME_LIMIT
         while True:
-            met = condition()
-            if met:
-                return met
+            value = condition()
+            if value:
+                return value
             assert time.monotonic() < deadline, f"{condition} did not come true"
             time.sleep(0.05)
 

@@ -17,22 +17,22 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import PATIENCE, Job
+from conftest import TIME_LIMIT, Job
 
 import rcomm
 from rcomm import _native, _programs
 
-WAITS = 10**6
+FOREVER = 10**6
 
 
 class BackendJob(Job):
     """Ranks whose default group is of one backend; nothing is imported or set for it."""
 
-    def __init__(self, rings: Path, size: int, body, backend: str = "rcomm", timeout: float = PATIENCE):
+    def __init__(self, rings: Path, size: int, body, backend: str = "rcomm", timeout: float = TIME_LIMIT):
         self.backend, self.timeout = backend, timeout
         super().__init__(rings, size, body)
 
-    def _be(self, rank, size, port, body):
+    def _run_rank(self, rank, size, port, body):
         os.environ.update(
             RANK=str(rank),
             WORLD_SIZE=str(size),
@@ -303,10 +303,10 @@ def test_killed_peer_is_named_at_once(ranks):
 
     begun = time.monotonic()
     assert ranks(2, body).wait() == [0, -signal.SIGKILL]
-    assert time.monotonic() - begun < PATIENCE / 2
+    assert time.monotonic() - begun < TIME_LIMIT / 2
 
 
-def test_absent_rank_is_named_when_the_time_is_over(ranks, tmp_path, until):
+def test_absent_rank_is_named_at_the_timeout(ranks, tmp_path, until):
     over = tmp_path / "over"
 
     def body(rank):
@@ -326,7 +326,7 @@ def test_absent_rank_is_named_when_the_time_is_over(ranks, tmp_path, until):
     assert ranks(2, body).wait() == [0, 0]
 
 
-def test_wait_with_a_time_of_its_own_leaves_the_operation(ranks, tmp_path, until):
+def test_wait_with_a_shorter_timeout_leaves_the_operation_pending(ranks, tmp_path, until):
     go = tmp_path / "go"
 
     def body(rank):
@@ -355,7 +355,7 @@ def test_groups_can_be_destroyed_and_made_again(ranks):
             dist.destroy_process_group(pair)
             begun = time.monotonic()
             dist.destroy_process_group()
-            assert time.monotonic() - begun < PATIENCE / 2
+            assert time.monotonic() - begun < TIME_LIMIT / 2
             dist.init_process_group("rcomm")
         group = dist.group.WORLD
         dist.destroy_process_group()
@@ -392,12 +392,12 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
     assert ranks(2, body).wait() == [0, 0]
 
 
-def test_job_is_seen_without_a_switch_with_the_line_in_python(ranks, tmp_path, until):
+def test_job_is_recorded_without_rcomm_record_and_with_the_line_in_python(ranks, tmp_path, until):
     def body(rank):
         dist.all_reduce(torch.zeros(4, 8))
         if rank == 1:
             with rcomm.torch.phase("looks at a picture"):
-                time.sleep(WAITS)
+                time.sleep(FOREVER)
         dist.all_reduce(torch.zeros(4))
 
     import rcomm.torch
@@ -449,29 +449,29 @@ dist.all_reduce(torch.zeros(2))
         )
         for rank in range(2)
     ]
-    said = [one.communicate(timeout=300)[1] for one in started]
-    assert "ValueError: bad batch" in said[1]
-    assert "raised ValueError: bad batch" in said[0] and "rank 1" in said[0], said[0]
+    errors = [one.communicate(timeout=300)[1] for one in started]
+    assert "ValueError: bad batch" in errors[1]
+    assert "raised ValueError: bad batch" in errors[0] and "rank 1" in errors[0], errors[0]
     report = rcomm.analyze(tmp_path / "rings" / "job")
     assert "bad batch" in str(report)
 
 
-def test_store_that_rank_0_serves_is_not_for_those_without_the_secret(monkeypatch):
+def test_store_that_rank_0_serves_refuses_clients_without_the_secret(monkeypatch):
     monkeypatch.delenv("RCOMM_STORE", raising=False)
-    server = _native.StoreServer("127.0.0.1", datetime.timedelta(seconds=PATIENCE))
+    server = _native.StoreServer("127.0.0.1", datetime.timedelta(seconds=TIME_LIMIT))
     # PyTorch's greeting, and a request to set "/k".
     greeting = b"\x00\xce\xf7\x85\x3c" + b"\x01\x02" + bytes(7) + b"/k\x01" + bytes(7) + b"v"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as stranger:
-        stranger.sendall(greeting)
-        told = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=TIME_LIMIT) as client:
+        client.sendall(greeting)
+        reply = b""
         with contextlib.suppress(ConnectionResetError):
-            while part := stranger.recv(4096):
-                told += part
-    assert b"rcomm refuses" in told
+            while part := client.recv(4096):
+                reply += part
+    assert b"rcomm refuses" in reply
 
 
 @pytest.mark.parametrize("backend", ["rcomm", "cpu:rcomm,cuda:gloo"])
-def test_job_that_is_to_be_recorded_is_recorded_once(tmp_path, backend):
+def test_job_with_rcomm_record_is_recorded_once(tmp_path, backend):
     program = """
 import os, sys, torch, torch.distributed as dist
 rank, store, backend = int(sys.argv[1]), dist.FileStore(sys.argv[2], 3), sys.argv[3]
@@ -509,10 +509,10 @@ next(iter(torch.utils.data.DataLoader(Ends())))
         )
         for rank in range(3)
     ]
-    said = [one.communicate(timeout=300)[1] for one in started]
-    assert [one.returncode for one in started] == [0] * 3, said
-    # Of one line for all groups of gloo.
-    assert all(text.count("and nothing of gloo") == 1 for text in said[1:]), said
+    errors = [one.communicate(timeout=300)[1] for one in started]
+    assert [one.returncode for one in started] == [0] * 3, errors
+    # One line is logged for all groups of gloo.
+    assert all(text.count("and nothing of gloo") == 1 for text in errors[1:]), errors
     (folder,) = (tmp_path / "rings").glob("*/")
     rings = sorted(map(str, folder.glob("*.ring")))
     assert len(rings) == 3
@@ -529,7 +529,7 @@ next(iter(torch.utils.data.DataLoader(Ends())))
 
 
 @pytest.mark.parametrize("destroys", [True, False])
-def test_process_without_an_import_ends_well(tmp_path, destroys):
+def test_process_that_imports_only_torch_exits_with_0_and_prints_nothing(tmp_path, destroys):
     program = f"""
 import torch, torch.distributed as dist
 dist.init_process_group("rcomm", rank=0, world_size=1, store=dist.HashStore())

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import rcomm
 from rcomm import _cpp, _programs
 
-WAITS = 10**6
+FOREVER = 10**6
 
 
 def entries(job, tmp_path: Path) -> dict[int, dict]:
@@ -30,7 +30,7 @@ def entries(job, tmp_path: Path) -> dict[int, dict]:
     return {one["rank"]: one for one in read}
 
 
-def test_every_kind_of_operation_is_recorded_with_what_it_was_over(job, tmp_path, until):
+def test_operations_are_recorded_with_their_tensors_groups_and_call_sites(job, tmp_path, until):
     go = tmp_path / "go"
 
     def body(rank):
@@ -85,13 +85,13 @@ def test_every_kind_of_operation_is_recorded_with_what_it_was_over(job, tmp_path
         assert dump["status"]["heartbeat_ns"] > 0
 
 
-def test_rank_that_never_comes_is_named_while_the_job_hangs(job, until):
+def test_rank_that_does_not_arrive_is_named_while_the_job_hangs(job, until):
     def body(rank):
         for _ in range(3):
             dist.all_reduce(torch.zeros(4))
         if rank == 1:
             with rcomm.torch.phase("looks at a picture"):
-                time.sleep(WAITS)
+                time.sleep(FOREVER)
         dist.all_reduce(torch.zeros(4))
 
     started = job(3, body)
@@ -123,7 +123,7 @@ def test_killed_rank_is_named_after_its_death(job, until):
     assert report.culprit.culprit_ranks == (2,), str(report)
 
 
-def test_exception_on_the_way_out_is_in_the_record(job, tmp_path):
+def test_uncaught_exception_is_recorded_as_the_phase(job, tmp_path):
     def body(rank):
         dist.all_reduce(torch.zeros(4))
         if rank == 1:
@@ -135,7 +135,7 @@ def test_exception_on_the_way_out_is_in_the_record(job, tmp_path):
     of = entries(started, tmp_path)
     assert of[1]["status"]["phase"] == "raised ValueError: bad batch"
     assert of[0]["status"]["phase"].startswith("raised RuntimeError: ")
-    # What was under way when the peer went ended with an error.
+    # The operation that was under way when the peer ended has failed.
     assert of[0]["entries"][-1]["failed"] is True
 
 
@@ -174,7 +174,7 @@ def test_data_loader_is_named_as_the_phase(job, tmp_path, until):
 
         def __getitem__(self, index):
             if index == 4:
-                time.sleep(WAITS)
+                time.sleep(FOREVER)
             return torch.ones(1)
 
     def body(rank):
@@ -192,7 +192,7 @@ def test_data_loader_is_named_as_the_phase(job, tmp_path, until):
     until(lambda: phases() == ["in next() of the data loader"])
 
 
-def test_refused_operation_is_failed_and_the_next_one_counts_on(job, tmp_path):
+def test_refused_operation_is_recorded_as_failed_and_the_next_one_completes(job, tmp_path):
     def body(rank):
         with pytest.raises(Exception, match="."):
             dist.all_gather([torch.zeros(4)], torch.zeros(4))  # too few outputs for two ranks
@@ -239,7 +239,7 @@ def test_entry_point_does_nothing_unless_asked_and_is_fast():
     assert float(done.stdout) < 0.001
 
 
-def test_errors_of_the_analysis_are_sentences(tmp_path):
+def test_analysis_raises_its_errors_and_explain_describes_a_code(tmp_path):
     with pytest.raises(ValueError, match="either paths, or job="):
         rcomm.analyze()
     with pytest.raises(rcomm._analysis.AnalysisError, match="."):
@@ -295,11 +295,11 @@ def test_operation_that_was_waited_for_in_cpp_is_not_left_pending(job, tmp_path)
     for dump in entries(started, tmp_path).values():
         ops = [(one["profiling_name"], one["retired"]) for one in dump["entries"]]
         scattered = [retired for name, retired in ops if "reduce_scatter" in name]
-        # The last all_reduce's own end is seen by the next look at it, so only those before it are sure.
+        # The end of the last all_reduce is seen only when it is polled next, so only those before it are certain.
         assert len(scattered) == 3 and all(scattered[:2]), ops
 
 
-def test_hooks_in_native_code_are_those_that_ran(job, tmp_path):
+def test_hooks_in_cpp_run_if_they_were_built(job, tmp_path):
     def body(rank):
         dist.all_reduce(torch.zeros(4))
         recorder = rcomm.torch._recorder
@@ -325,7 +325,7 @@ def test_hooks_that_others_may_write_are_not_loaded(native_hooks, monkeypatch):
     assert _cpp.find() == built
 
 
-def test_compiler_that_fails_is_a_sentence(monkeypatch, tmp_path):
+def test_failing_compiler_raises_a_build_error(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(_cpp.BuildError, match="false failed"):
@@ -335,7 +335,7 @@ def test_compiler_that_fails_is_a_sentence(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("hooks", ["python", "c++"])
 @pytest.mark.parametrize("destroys", [True, False])
-def test_process_ends_well_with_its_groups_or_without(request, tmp_path, destroys, hooks):
+def test_process_exits_with_0_and_leaves_a_ring_unless_it_destroyed_its_groups(request, tmp_path, destroys, hooks):
     program = f"""
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())

@@ -1,25 +1,39 @@
-//! A small job over the CPU backend alone, for tests and benches. Ranks are processes: the program that runs, started
-//! once more for each.
+//! A small job over the CPU backend alone, for tests. Ranks are processes: the running program starts itself once for
+//! each rank.
 #![allow(dead_code, reason = "each test that includes it uses a part of it")]
 
 use rcomm::backend::cpu::CpuFactory;
 use rcomm::backend::{BackendFactory, Call, Done, GroupContext, Observer, WorldContext};
 use rcomm::{
-    Backend, Config, Deadline, FileStore, Hints, Op, ProcessGroupInfo, Result, Secret, Store,
+    Backend, Config, Deadline, FileStore, Hints, Op, PrefixStore, ProcessGroupInfo, Result, Secret,
+    Store,
 };
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Far beyond what anything here takes.
+/// Much longer than a test takes.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The ranks of a job; kills the processes that still run when a test fails.
+pub(crate) struct Ranks(pub(crate) Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Most have ended by themselves.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
 
 const FOLDER: &str = "TEST_JOB_FOLDER";
 const RANK: &str = "TEST_JOB_RANK";
 
-/// Has a command that starts this program start a rank of the job in `folder`: the test `rank_process`, where the
-/// program is one of tests.
+/// Adds to a command that starts this program what makes it a rank of the job in `folder`: it then runs only the test
+/// `rank_process`.
 pub(crate) fn as_rank<'c>(command: &'c mut Command, folder: &Path, rank: u32) -> &'c mut Command {
     command
         .args(["--exact", "rank_process", "--nocapture"])
@@ -27,26 +41,26 @@ pub(crate) fn as_rank<'c>(command: &'c mut Command, folder: &Path, rank: u32) ->
         .env(RANK, rank.to_string())
 }
 
-/// This program, as a rank.
+/// Returns a command that starts this program as a rank.
 pub(crate) fn rank_of(folder: &Path, rank: u32) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     as_rank(&mut command, folder, rank);
     command
 }
 
-/// The folder and the rank that this process was started with, if it is one of a job.
-pub(crate) fn own_part() -> Option<(PathBuf, u32)> {
+/// Returns the folder and the rank that this process was started with; `None` if it is not a rank's process.
+pub(crate) fn folder_and_rank() -> Option<(PathBuf, u32)> {
     let folder = std::env::var_os(FOLDER)?;
     let rank = std::env::var(RANK).unwrap().parse().unwrap();
     Some((folder.into(), rank))
 }
 
-/// Where the ranks of a job meet.
+/// Opens the store of the job in `folder`.
 pub(crate) fn store(folder: &Path) -> Arc<dyn Store> {
     Arc::new(FileStore::open(folder.join("store"), None).unwrap())
 }
 
-/// One rank.
+/// A rank of a job, with its store and its CPU backend.
 pub(crate) struct Rank {
     pub(crate) rank: u32,
     size: u32,
@@ -55,7 +69,7 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    /// A rank of the job in `folder`, which has `size`.
+    /// Opens a rank of the job in `folder`, which has `size` ranks.
     pub(crate) fn open(folder: &Path, (rank, size): (u32, u32), config: Config) -> Self {
         let store = store(folder);
         let job = folder.display().to_string();
@@ -79,9 +93,10 @@ impl Rank {
         }
     }
 
-    /// A group of all ranks, of which no other has this number.
+    /// Connects a group of all ranks. No other group of the job may have this `wire_id`.
     pub(crate) fn connect(&self, wire_id: u64) -> Group {
         let name = format!("group {wire_id}");
+        let name_of_keys = name.clone();
         let group = GroupContext {
             info: ProcessGroupInfo {
                 id: 0,
@@ -91,37 +106,41 @@ impl Rank {
             },
             group_rank: self.rank,
             wire_id,
-            store: self.store.clone(),
+            store: Arc::new(PrefixStore::new(name_of_keys, self.store.clone())),
         };
         Group {
             backend: self.factory.connect(group, DEADLINE.into()).unwrap(),
-            turn: 0,
+            operations: 0,
         }
     }
 }
 
-/// A group, and how many operations it has run.
+/// A group, and the number of operations that it has run.
 pub(crate) struct Group {
     pub(crate) backend: Arc<dyn Backend>,
-    turn: u64,
+    operations: u64,
 }
 
-struct Deaf;
+struct NoObserver;
 
-impl Observer for Deaf {
+impl Observer for NoObserver {
     fn started(&self) {}
     fn ended(&self) {}
 }
 
 impl Group {
     pub(crate) fn run(&mut self, op: &mut Op<'_>) -> Result<Done> {
-        self.turn += 1;
+        self.run_within(DEADLINE, op)
+    }
+
+    pub(crate) fn run_within(&mut self, time: Duration, op: &mut Op<'_>) -> Result<Done> {
+        self.operations += 1;
         let call = Call {
-            seq: self.turn,
-            turn: if op.is_p2p() { 0 } else { self.turn },
-            deadline: Deadline::In(DEADLINE),
+            seq: self.operations,
+            turn: if op.is_p2p() { 0 } else { self.operations },
+            deadline: Deadline::In(time),
             hints: Hints::NONE,
         };
-        self.backend.run(op, call, &Deaf)
+        self.backend.run(op, call, &NoObserver)
     }
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use rcomm::Secret;
 use std::process::Command;
 
-/// One rank's place in its job, and the address of the rendezvous.
+/// One rank's numbers in its job, and the address of the job's store.
 pub(crate) struct RankEnvironment<'a> {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,

@@ -107,7 +107,7 @@ fn a_root_that_does_not_exist_is_refused_with_the_facts() {
 }
 
 #[test]
-fn table_in_force_is_printed_with_the_environment_first() {
+fn the_table_in_use_is_printed_with_the_lines_of_the_environment_first() {
     let output = Command::new(env!("CARGO_BIN_EXE_rcomm-bench"))
         .args(["tune", "--print"])
         .env("RCOMM_TUNING", "all_reduce sockets 2 3M notice; streams 4")
@@ -160,8 +160,8 @@ fn measuring_a_machine_gives_a_usable_table() {
         "reduce_scatter",
     ] {
         let of_three = |line: &str| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            words.first() == Some(&pattern) && words[1..3] == ["hosts", "3"]
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            fields.first() == Some(&pattern) && fields[1..3] == ["hosts", "3"]
         };
         assert!(text.lines().any(of_three), "{pattern}: {text}");
     }

@@ -1,4 +1,4 @@
-//! `rcomm-run demo`, with real ranks: what a live view comes to say of each.
+//! `rcomm-run demo`, with real ranks: the report that a live view reaches for each kind.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_analyzer::source::{RingSource, Source as _};
@@ -8,9 +8,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// A demonstration of four ranks; rank 2 is the one that something happens to.
+/// A demonstration of four ranks, of which rank 2 is at fault.
 struct Demo {
     launcher: Child,
     rings: tempfile::TempDir,
@@ -31,13 +31,13 @@ impl Demo {
         Self { launcher, rings }
     }
 
-    /// Looks as rcomm-top does, until a report is as wanted.
+    /// Polls the rings as rcomm-top does, until `wanted` accepts a report.
     fn wait_for(&self, wanted: impl Fn(&Report) -> bool) -> std::sync::Arc<Report> {
         let anchor = Anchor::now();
         let mut source = RingSource::new(self.rings.path().to_owned(), None);
         let judge = |dumps: &[std::sync::Arc<_>], policy: &_| analyze(dumps, policy);
         let mut live = Live::new(LiveOptions::default(), judge, vec![source.name()]);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_LIMIT;
         let mut last = String::new();
         while Instant::now() < deadline {
             let poll = source.poll(Instant::now() + Duration::from_secs(10));
@@ -51,14 +51,14 @@ impl Demo {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        panic!("after {PATIENCE:?} the report is still: {last}");
+        panic!("after {TIME_LIMIT:?} the report is still: {last}");
     }
 
-    /// Ends it as ctrl-c does; a background process may have been started to ignore SIGINT.
+    /// Ends the job as ctrl-c does, but by SIGTERM: a process in the background may ignore SIGINT.
     fn end(mut self) {
         kill_process(Pid::from_child(&self.launcher), Signal::TERM).unwrap();
         let status = self.launcher.wait().unwrap();
-        // That of the first rank that failed, which is the killed one if there is one.
+        // The exit code is that of the first rank that failed: of the killed rank, if one was killed.
         let codes = [Signal::TERM, Signal::KILL].map(|signal| Some(128 + signal.as_raw()));
         assert!(codes.contains(&status.code()), "{status}");
         assert_eq!(rings_below(self.rings.path()), 0, "rings are left");
@@ -67,7 +67,7 @@ impl Demo {
 
 impl Drop for Demo {
     fn drop(&mut self) {
-        // It has ended already where the test went well.
+        // If the test passed, the launcher has already ended.
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
     }
@@ -82,9 +82,9 @@ fn rings_below(folder: &Path) -> usize {
     rcomm_recorder::publish::list_rings(folder).unwrap().len()
 }
 
-/// The verdict, and a finding of this code that names rank 2 alone, before all others.
+/// Checks that a report has this verdict, and that its first finding has this code and names rank 2 alone.
 #[track_caller]
-fn blames_rank_2(kind: &str, verdict: Verdict, code: Code) {
+fn first_finding_names_rank_2(kind: &str, verdict: Verdict, code: Code) {
     let demo = Demo::start(kind);
     let report = demo.wait_for(|report| report.verdict == verdict);
     let first = &report.findings[0];
@@ -98,13 +98,13 @@ fn blames_rank_2(kind: &str, verdict: Verdict, code: Code) {
 }
 
 #[test]
-fn nothing_is_wrong_with_a_healthy_one() {
+fn a_healthy_job_has_no_faulty_verdict() {
     let demo = Demo::start("healthy");
-    let is_on_its_way = |report: &Report| {
+    let has_made_20_steps = |report: &Report| {
         let steps = report.ranks.iter().filter_map(|rank| rank.step);
         report.ranks.len() == 4 && steps.min() >= Some(20)
     };
-    let report = demo.wait_for(is_on_its_way);
+    let report = demo.wait_for(has_made_20_steps);
     let wrong = [Verdict::Stuck, Verdict::Mismatch, Verdict::Crashed];
     assert!(!wrong.contains(&report.verdict), "{}", first_line(&report));
     demo.end();
@@ -112,35 +112,35 @@ fn nothing_is_wrong_with_a_healthy_one() {
 
 #[test]
 fn a_slow_rank_is_named() {
-    blames_rank_2("slow", Verdict::Slow, Code::W220);
+    first_finding_names_rank_2("slow", Verdict::Slow, Code::W220);
 }
 
 #[test]
-fn a_rank_that_does_not_come_back_is_named() {
-    blames_rank_2("stuck", Verdict::Stuck, Code::E101);
+fn a_rank_that_does_not_return_from_loading_is_named() {
+    first_finding_names_rank_2("stuck", Verdict::Stuck, Code::E101);
 }
 
 #[test]
 fn a_killed_rank_is_named() {
-    blames_rank_2("kill", Verdict::Stuck, Code::E150);
+    first_finding_names_rank_2("kill", Verdict::Stuck, Code::E150);
 }
 
 #[test]
 fn a_stopped_rank_is_named() {
-    blames_rank_2("freeze", Verdict::Stuck, Code::E151);
+    first_finding_names_rank_2("freeze", Verdict::Stuck, Code::E151);
 }
 
 #[test]
 fn a_rank_with_another_size_is_named() {
-    blames_rank_2("mismatch", Verdict::Mismatch, Code::E112);
+    first_finding_names_rank_2("mismatch", Verdict::Mismatch, Code::E112);
 }
 
 #[test]
 fn a_rank_that_uses_groups_in_another_order_is_named() {
-    blames_rank_2("deadlock", Verdict::Stuck, Code::E130);
+    first_finding_names_rank_2("deadlock", Verdict::Stuck, Code::E130);
 }
 
 #[test]
 fn a_stage_that_does_not_send_is_named() {
-    blames_rank_2("pipeline", Verdict::Stuck, Code::E120);
+    first_finding_names_rank_2("pipeline", Verdict::Stuck, Code::E120);
 }

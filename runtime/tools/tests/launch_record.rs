@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 fn launch(folder: &Path, script: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-run"));
@@ -26,7 +26,7 @@ fn read(folder: &Path) -> Option<LaunchRecord> {
     LaunchRecord::of_job(folder, "a job").pop()
 }
 
-/// Runs the script on both ranks to its end.
+/// Runs the script on two ranks until both have ended; returns the record.
 fn run(script: &str) -> LaunchRecord {
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), script).status().unwrap();
@@ -75,7 +75,7 @@ fn a_rank_that_kills_itself_was_not_killed_by_the_launcher() {
     let record = run("if [ $RANK = 0 ]; then kill -9 $$; fi; sleep 1000");
     assert_eq!(end(&record.ranks[0]), (None, Some(9)));
     assert!(signals(&record.ranks[0]).is_empty());
-    // Memory was not short, as far as the kernel's count is readable.
+    // The rank was not killed for lack of memory, or that is unknown because the kernel's count cannot be read.
     assert_ne!(record.ranks[0].end.unwrap().out_of_memory, Some(true));
 }
 
@@ -83,9 +83,9 @@ fn a_rank_that_kills_itself_was_not_killed_by_the_launcher() {
 fn a_signal_to_the_launcher_is_recorded_as_received_and_as_sent() {
     let folder = tempfile::tempdir().unwrap();
     let mut launcher = launch(folder.path(), "sleep 1000").spawn().unwrap();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIME_LIMIT;
     let running = loop {
-        assert!(Instant::now() < until, "the record does not come");
+        assert!(Instant::now() < until, "there is no record");
         match read(folder.path()) {
             Some(record) => break record,
             None => std::thread::sleep(Duration::from_millis(5)),

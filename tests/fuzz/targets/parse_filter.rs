@@ -1,4 +1,5 @@
-//! Parses any text as a filter. It must not panic, and a parsed filter must print as it was written.
+//! Parses any text as a filter. It must not panic, and the text of a parsed filter must parse to a filter that answers
+//! alike.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 
 fuzz_target!(|bytes: &[u8]| {
     let path = format!("/dev/shm/rcomm-fuzz-{}_rank_0", std::process::id());
-    fs::write(&path, bytes).expect("memory takes everything");
+    fs::write(&path, bytes).expect("memory is writable");
     let options = LoadOptions {
         jobs: NonZeroUsize::new(1),
         ..LoadOptions::default()

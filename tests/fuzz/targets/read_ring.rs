@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// A small ring that has gone round twice.
+/// A small ring that holds the last 16 of 32 operations.
 static RING: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let directory = PathBuf::from(format!("/dev/shm/rcomm-fuzz-{}", std::process::id()));
     let config = RecorderConfig {
@@ -69,7 +69,7 @@ fuzz_target!(|changes: &[u8]| {
         words[at].copy_from_slice(word);
     }
     let path = format!("/dev/shm/rcomm-fuzz-{}.ring", std::process::id());
-    fs::write(&path, ring).expect("memory takes everything");
+    fs::write(&path, ring).expect("memory is writable");
     if let Ok(ring) = RingReader::attach(&path) {
         let _ = (
             ring.is_alive(),

@@ -21,15 +21,15 @@ fn records(file: &[u8]) -> Vec<(String, Dump)> {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    // As it is: the head and the packing.
+    // The input as a whole file: this reaches the header and the decompression.
     let _ = records(bytes);
-    // As what is packed, which chance alone would never get past the checksum.
+    // The input as the compressed content: arbitrary bytes alone never pass the checksum.
     let mut file = b"rcommsum\x01\x00".to_vec();
     let mut packer = GzEncoder::new(&mut file, Compression::none());
-    packer.write_all(bytes).expect("memory takes everything");
-    packer.finish().expect("memory takes everything");
+    packer.write_all(bytes).expect("memory is writable");
+    packer.finish().expect("memory is writable");
     let read = records(&file);
-    let mut writer = Writer::new(Vec::new()).expect("memory takes everything");
+    let mut writer = Writer::new(Vec::new()).expect("memory is writable");
     for (path, dump) in &read {
         for entry in &dump.entries {
             assert!((entry.group as usize) < dump.groups.len());
@@ -47,6 +47,6 @@ fuzz_target!(|bytes: &[u8]| {
         };
         writer.add(&loaded).expect("what was read can be written");
     }
-    let again = writer.finish(&Loaded::default()).expect("memory takes everything");
+    let again = writer.finish(&Loaded::default()).expect("memory is writable");
     assert_eq!(records(&again).len(), read.len());
 });

@@ -1,15 +1,15 @@
-//! Our collectives compared with those of MPI libraries and of gloo: the ratio, measured fairly.
+//! Our collectives compared with those of MPI libraries and of gloo.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-collectives -- --ranks 2`, with `RCOMM_TEST_PYTHON`
-//! naming a Python that has torch. It builds and starts the peers that are installed: ours over shared memory
-//! and over TCP, Open MPI, MPICH, gloo through torch, and gloo through a C++ program (`gloo.cc`), where it can
+//! naming a Python that has torch. It builds and starts the peers that are asked for and installed: ours over shared
+//! memory or TCP, Open MPI, MPICH, gloo through torch, and gloo through a C++ program (`gloo.cc`), where gloo can
 //! poll in place of sleeping. A peer that is missing is named and left out.
 //!
-//! All of them stay up, asleep on a socket; the program wakes one after the other for a few milliseconds
-//! of one operation at one size, round after round, with a probe of the machine before and after: the
-//! round trip of a cache line between two cores. A virtual machine under load may be moved to other cores,
-//! which changes every time: a round in which the probe changed is not counted. The program prints the medians
-//! over the rounds and the median, least and greatest ratio within a round (above 1: ours is faster).
+//! All peers stay up, asleep on a socket. In each round the program wakes one after the other for a few milliseconds
+//! of one operation at one size, with a probe of the machine before and after: the round trip of a cache line
+//! between two cores. A virtual machine under load may be moved to other cores, which changes all measured times: a
+//! round in which the probe changed is not counted. The program prints the medians over the rounds, and the
+//! median, min and max of the ratio to the first peer within a round (above 1: the first peer is faster).
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -29,17 +29,17 @@ struct Arguments {
     /// Ranks of each job.
     #[arg(short = 'n', long, default_value_t = 2)]
     ranks: u32,
-    /// What is measured, with commas.
+    /// Operations to measure, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "all_reduce")]
     operations: Vec<String>,
-    /// At which sizes, in bytes, with commas.
+    /// Sizes in bytes, separated by commas.
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "8,4096,65536,1048576,16777216,67108864"
     )]
     sizes: Vec<usize>,
-    /// Rounds to be counted, at least.
+    /// Steady rounds to measure; at most four times as many rounds are run for them.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
     /// Milliseconds of one measurement.
@@ -48,29 +48,29 @@ struct Arguments {
     /// Seconds after which no further measurement begins.
     #[arg(long, default_value_t = 80)]
     seconds: u64,
-    /// Counts only rounds whose probes are below so many nanoseconds, and waits for such a time.
+    /// Counts only rounds whose probes take at most this many nanoseconds; waits for such a probe before each round.
     #[arg(long, default_value_t = f64::INFINITY)]
     near: f64,
-    /// The peers, with commas; the others are compared with the first. Also available are rcomm-registered,
+    /// The peers, separated by commas; the others are compared with the first. Also available are rcomm-registered,
     /// which is ours with buffers that the group allocated, rcomm-tcp, and gloo-busy-ring, gloo-cpp and
-    /// gloo-cpp-ring, which are other ways of gloo's C++; rcomm=PROGRAM and the like are other builds of this
-    /// program.
+    /// gloo-cpp-ring, which are other modes of gloo's C++ program. rcomm=PROGRAM, rcomm-tcp=PROGRAM and so on run
+    /// another build of this program.
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "rcomm,openmpi,mpich,gloo,gloo-busy"
     )]
     peers: Vec<String>,
-    /// Be one of our ranks: where the program listens.
+    /// Run as one of our ranks: the port on which the measuring program listens.
     #[arg(long, hide = true)]
     control: Option<u16>,
-    /// By which name.
+    /// Name of the peer that this rank belongs to.
     #[arg(long, hide = true, default_value = "rcomm")]
     name: String,
 }
 
-/// The largest ratio of two probes within a round.
-const STEADY: f64 = 1.4;
+/// The largest ratio of two probes within a round that counts.
+const MAX_PROBE_RATIO: f64 = 1.4;
 
 /// The times of one peer in one round.
 #[derive(Clone, Copy)]
@@ -80,12 +80,12 @@ struct Sample {
     probes: [f64; 2],
 }
 
-/// The most often that a peer is asked for an operation at a time.
-const MOST_TIMES: usize = 20_000;
+/// The largest number of times that a peer runs an operation in one measurement.
+const MAX_COUNT: usize = 20_000;
 
-/// How often an operation fits into the time.
+/// How often an operation of `micros` microseconds fits into `millis` milliseconds, but at least four times.
 fn times_within(millis: u64, micros: f64) -> usize {
-    ((millis as f64 * 1e3 / micros.max(0.01)) as usize).clamp(4, MOST_TIMES)
+    ((millis as f64 * 1e3 / micros.max(0.01)) as usize).clamp(4, MAX_COUNT)
 }
 
 fn main() -> Result<()> {
@@ -111,8 +111,7 @@ fn main() -> Result<()> {
     );
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
     println!(
-        "{} ranks; p50 in us, then how many times the first's it is: median (least, greatest) of the \
-         steady rounds",
+        "{} ranks; p50 in us, then its ratio to the first peer's: median (min, max) of the steady rounds",
         arguments.ranks
     );
     for operation in &arguments.operations {
@@ -130,20 +129,20 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// How often the operation fits into the time, once it is as fast as it gets: the first runs touch every
-/// page, and ranks that share cores take some milliseconds to fall into step. None if the peer does not have
-/// it.
-fn settle(peer: &mut Peer, operation: &str, bytes: usize, millis: u64) -> Result<Option<usize>> {
+/// Warms the peer up, and returns how often the operation then fits into `millis` milliseconds: the first runs touch
+/// every page, and ranks that share cores take some milliseconds to fall into step. `None` if the peer does not
+/// have the operation.
+fn warm_up(peer: &mut Peer, operation: &str, bytes: usize, millis: u64) -> Result<Option<usize>> {
     let mut count = 2;
     loop {
         let begun = Instant::now();
         let Some(times) = peer.run(operation, bytes, count)? else {
             return Ok(None);
         };
-        if begun.elapsed() >= Duration::from_millis(4 * millis) || count == MOST_TIMES {
+        if begun.elapsed() >= Duration::from_millis(4 * millis) || count == MAX_COUNT {
             return Ok(Some(times_within(millis, times.p50)));
         }
-        count = (4 * count).min(MOST_TIMES);
+        count = (4 * count).min(MAX_COUNT);
     }
 }
 
@@ -156,7 +155,7 @@ fn measure(
 ) -> Result<()> {
     let mut counts = BTreeMap::new();
     for peer in &mut *peers {
-        if let Some(count) = settle(peer, operation, bytes, arguments.millis)? {
+        if let Some(count) = warm_up(peer, operation, bytes, arguments.millis)? {
             counts.insert(peer.name().to_owned(), count);
         }
     }
@@ -223,22 +222,21 @@ fn measure(
             .filter_map(|round| Some(p50(round, name)? / p50(round, &first)?))
             .collect();
         let middle = median(&mut ratios);
-        if let (Some(least), Some(greatest)) = (ratios.first(), ratios.last()) {
-            print!(" {middle:.2} ({least:.2}, {greatest:.2})");
+        if let (Some(min), Some(max)) = (ratios.first(), ratios.last()) {
+            print!(" {middle:.2} ({min:.2}, {max:.2})");
         }
     }
     println!();
     Ok(())
 }
 
-/// Whether the machine stayed as it was for a whole round, its cores this near to each other.
+/// Whether the probes of a round differ by no more than [`MAX_PROBE_RATIO`] and take at most `near` nanoseconds.
 fn is_steady(round: &BTreeMap<String, Sample>, near: f64) -> bool {
     let probes = round.values().flat_map(|sample| sample.probes);
-    let (least, greatest) = probes
-        .fold((f64::INFINITY, 0.0), |(least, greatest): (f64, f64), ns| {
-            (least.min(ns), greatest.max(ns))
-        });
-    greatest <= (least * STEADY).min(near)
+    let (min, max) = probes.fold((f64::INFINITY, 0.0), |(min, max): (f64, f64), ns| {
+        (min.min(ns), max.max(ns))
+    });
+    max <= (min * MAX_PROBE_RATIO).min(near)
 }
 
 #[cfg(test)]
@@ -251,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn a_round_in_which_the_machine_moved_is_not_steady() {
+    fn a_round_is_not_steady_if_its_probes_differ_or_are_slower_than_near() {
         assert!(is_steady(&round([100.0, 130.0]), f64::INFINITY));
         assert!(!is_steady(&round([100.0, 400.0]), f64::INFINITY));
         assert!(!is_steady(&round([400.0, 401.0]), 200.0));
     }
 
     #[test]
-    fn times_are_as_many_as_fit_and_at_least_a_few() {
+    fn times_within_is_what_fits_but_at_least_4_and_at_most_20000() {
         assert_eq!(times_within(5, 1.0), 5000);
         assert_eq!(times_within(5, 1e6), 4);
         assert_eq!(times_within(5, 0.0), 20_000);

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a job may take to start, and one measurement to end.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a job may take to start, and a rank to answer.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// The slowest rank's percentiles, in microseconds.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Times {
 pub(crate) struct Peer {
     name: String,
     processes: Vec<Child>,
-    /// One for each rank.
+    /// The control connection of each rank.
     ranks: Vec<BufReader<TcpStream>>,
 }
 
@@ -37,7 +37,7 @@ fn output_of(command: &mut Command) -> Option<String> {
     output.status.success().then_some(text)
 }
 
-/// A compiler and a starter of this MPI, whichever names they have here.
+/// The compiler and the starter of this MPI, by the names that they have on this machine.
 fn mpi_of(name: &str) -> Option<(&'static str, &'static str)> {
     let candidates: [(&str, &str); 3] = match name {
         "openmpi" => [
@@ -63,11 +63,11 @@ fn mpi_of(name: &str) -> Option<(&'static str, &'static str)> {
     })
 }
 
-/// gloo as its own C++ programs use it: polled by the caller's thread or served by gloo's own, with
-/// recursive halving and doubling or around a ring.
+/// The modes of gloo's C++ program: sockets are polled by the caller's thread or served by gloo's own, and the
+/// reduction is by recursive halving and doubling or around a ring.
 const GLOO: [&str; 4] = ["gloo-busy", "gloo-busy-ring", "gloo-cpp", "gloo-cpp-ring"];
 
-/// A program that was built here, removed in the end. Processes that run it need it no more.
+/// The file of a program that was built here; removed on drop. Processes that already run the program do not need it.
 struct Program(PathBuf);
 
 impl Drop for Program {
@@ -76,7 +76,7 @@ impl Drop for Program {
     }
 }
 
-/// A new folder, removed in the end with all in it.
+/// A new folder, removed with its content on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -116,7 +116,7 @@ impl Peer {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // Where ranks outnumber cores the system places them unevenly, and leaves them so.
+        // Unbound ranks that outnumber the cores are spread unevenly by the system, and stay so.
         let core_of = |rank: u32| (rank as usize % cores).to_string();
         let mut commands = Vec::new();
         let mut kept = None;
@@ -163,7 +163,7 @@ impl Peer {
                     .arg(&program.0)
                     .args(["127.0.0.1", &port.to_string(), name]);
                 let mut peer = Self::spawn(name, vec![command])?;
-                peer.hear(&listener, ranks)?;
+                peer.accept_ranks(&listener, ranks)?;
                 return Ok(Ok(peer));
             }
             "gloo" => {
@@ -221,8 +221,8 @@ impl Peer {
             command
         });
         let mut peer = Self::spawn(name, commands.collect())?;
-        peer.hear(&listener, ranks)?;
-        // All ranks are up: they have the program open, and have met.
+        peer.accept_ranks(&listener, ranks)?;
+        // All ranks have loaded the program and completed their rendezvous, so the files are no longer needed.
         drop(kept);
         Ok(Ok(peer))
     }
@@ -241,23 +241,26 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Waits until every rank has called.
-    fn hear(&mut self, listener: &TcpListener, ranks: u32) -> Result<()> {
-        let mut called: Vec<Option<BufReader<TcpStream>>> = (0..ranks).map(|_| None).collect();
-        let end = Instant::now() + PATIENCE;
+    /// Waits until every rank has connected.
+    fn accept_ranks(&mut self, listener: &TcpListener, ranks: u32) -> Result<()> {
+        let mut connected: Vec<Option<BufReader<TcpStream>>> = (0..ranks).map(|_| None).collect();
+        let end = Instant::now() + TIME_LIMIT;
         listener.set_nonblocking(true)?;
-        while called.iter().any(Option::is_none) {
+        while connected.iter().any(Option::is_none) {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     for process in &mut self.processes {
                         if let Some(status) = process.try_wait()? {
-                            bail!("a rank of {} ended before it called: {status}", self.name);
+                            bail!(
+                                "a rank of {} ended before it connected: {status}",
+                                self.name
+                            );
                         }
                     }
                     ensure!(
                         Instant::now() < end,
-                        "{} has not started within {PATIENCE:?}",
+                        "{} has not started within {TIME_LIMIT:?}",
                         self.name
                     );
                     std::thread::sleep(Duration::from_millis(5));
@@ -267,7 +270,7 @@ impl Peer {
             };
             stream.set_nonblocking(false)?;
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIME_LIMIT))?;
             let mut stream = BufReader::new(stream);
             let mut line = String::new();
             stream.read_line(&mut line)?;
@@ -275,10 +278,11 @@ impl Peer {
                 .split_whitespace()
                 .nth(1)
                 .and_then(|rank| rank.parse::<usize>().ok());
-            let place = rank.and_then(|rank| called.get_mut(rank));
-            *place.with_context(|| format!("{line:?} is no greeting"))? = Some(stream);
+            let slot = rank.and_then(|rank| connected.get_mut(rank));
+            *slot.with_context(|| format!("{line:?} is not a name and a rank below {ranks}"))? =
+                Some(stream);
         }
-        self.ranks = called.into_iter().flatten().collect();
+        self.ranks = connected.into_iter().flatten().collect();
         Ok(())
     }
 
@@ -286,7 +290,7 @@ impl Peer {
         &self.name
     }
 
-    /// Runs an operation so many times; `None` if this peer does not have it.
+    /// Runs an operation `count` times; `None` if this peer does not have it.
     pub(crate) fn run(
         &mut self,
         operation: &str,
@@ -316,7 +320,7 @@ impl Peer {
                 );
                 continue;
             };
-            // There and back is two messages.
+            // A rank measures the round trip, which is two messages.
             let halves = if operation == "send_recv" { 2.0 } else { 1.0 };
             if at < active {
                 let so_far = slowest.unwrap_or(Times { p50: 0.0, p99: 0.0 });
@@ -332,14 +336,14 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Ranks end when their orders do.
+        // A rank ends when its control connection is closed.
         self.ranks.clear();
         let end = Instant::now() + Duration::from_secs(5);
         for process in &mut self.processes {
             while matches!(process.try_wait(), Ok(None)) && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // One that has ended needs no killing.
+            // This fails only if the process has ended already.
             let _ = process.kill();
             if let Err(error) = process.wait() {
                 eprintln!("a rank of {} could not be waited for: {error}", self.name);

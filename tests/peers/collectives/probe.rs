@@ -5,11 +5,11 @@ use std::time::Instant;
 
 const TRIPS: u32 = 4000;
 
-/// A word on lines of its own.
+/// A counter on cache lines of its own.
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// Nanoseconds, between the first two cores; over a few thousand trips.
+/// Nanoseconds of a round trip between the first two cores, as the mean of 3000.
 pub(crate) fn round_trip() -> f64 {
     let (to, fro) = (Line(AtomicU32::new(0)), Line(AtomicU32::new(0)));
     let wait = |line: &Line, trip| {
@@ -19,14 +19,14 @@ pub(crate) fn round_trip() -> f64 {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            settle(1);
+            pin_to(1);
             for trip in 1..=TRIPS {
                 wait(&to, trip);
                 fro.0.store(trip, Ordering::Release);
             }
         });
         let start = scope.spawn(|| {
-            settle(0);
+            pin_to(0);
             let mut then = Instant::now();
             for trip in 1..=TRIPS {
                 if trip == TRIPS / 4 {
@@ -43,9 +43,9 @@ pub(crate) fn round_trip() -> f64 {
 }
 
 /// Keeps this thread on a core, if there is such a core.
-pub(crate) fn settle(core: usize) {
+pub(crate) fn pin_to(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);
-    // Without it the answer is that of whichever cores the system chooses.
+    // If this fails, the probe measures whichever cores the system chooses.
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }

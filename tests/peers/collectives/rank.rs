@@ -1,42 +1,42 @@
-//! One of our ranks, as `mpi.c` and `gloo.py` are of theirs.
+//! One of our ranks; it speaks the protocol that `mpi.c` describes.
 
-use crate::{MOST_TIMES, probe};
+use crate::{MAX_COUNT, probe};
 use anyhow::{Context, Result};
 use rcomm::{Buffer, Config, ProcessGroup, ReduceOp, World};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Instant;
 
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
-/// Ranks of names that begin like this measure buffers that the group allocated.
+/// A peer whose name begins like this uses buffers that the group allocated.
 pub(crate) const REGISTERED: &str = "rcomm-registered";
 
-/// Runs what the program asks for until it hangs up.
+/// Runs the operations that the measuring program asks for, until it closes the connection.
 pub(crate) fn serve(port: u16, name: &str) -> Result<()> {
     if let Some(core) = std::env::var("PEER_CORE")
         .ok()
         .and_then(|core| core.parse().ok())
     {
-        probe::settle(core);
+        probe::pin_to(core);
     }
     let world = World::init(Config::from_environment()?).context("failed to start")?;
     let mut control = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     control.set_nodelay(true)?;
     control.write_all(format!("{name} {}\n", world.rank()).as_bytes())?;
-    let len = MOST_BYTES / 4;
+    let len = MAX_BYTES / 4;
     let memory = || match name.starts_with(REGISTERED) {
         true => world.group().allocate::<f32>(len),
         false => Ok(Buffer::from_vec(vec![0.0_f32; len])),
     };
     let (mut input, mut output) = (memory()?, memory()?);
-    let of = "memory of the host's, of this type";
-    let output = output.as_mut_slice::<f32>().context(of)?;
-    let input = input.as_mut_slice::<f32>().context(of)?;
-    // Zeroed memory is not there before it is written.
+    let expected = "a buffer of f32 in host memory";
+    let output = output.as_mut_slice::<f32>().context(expected)?;
+    let input = input.as_mut_slice::<f32>().context(expected)?;
+    // Zeroed memory has no pages before it is written.
     output.fill(0.0);
     input.fill(0.0);
-    let mut times = Vec::with_capacity(MOST_TIMES);
+    let mut times = Vec::with_capacity(MAX_COUNT);
     for line in BufReader::new(control.try_clone()?).lines() {
         let line = line?;
         let answer = match parse(&line) {
@@ -82,9 +82,9 @@ fn parse(line: &str) -> Option<(&str, usize, usize)> {
         .next()?
         .parse()
         .ok()
-        .filter(|&bytes| bytes <= MOST_BYTES)?;
+        .filter(|&bytes| bytes <= MAX_BYTES)?;
     let count = words.next()?.parse().ok()?;
-    (1..=MOST_TIMES)
+    (1..=MAX_COUNT)
         .contains(&count)
         .then_some((operation, bytes, count))
 }

@@ -1,8 +1,8 @@
-//! Functions of the program that the driver calls. They may not call CUDA or NCCL, since the driver may hold
+//! Functions of the program that the driver calls. They must not call CUDA or NCCL, since the driver may hold
 //! its locks during the call ("CUDA User Objects" in the CUDA programming guide; `cuLaunchHostFunc` in the
 //! driver's manual). A function that does so ends the process.
 
-use crate::handles::refuse;
+use crate::handles::end_process;
 use std::cell::Cell;
 use std::ffi::c_void;
 
@@ -18,7 +18,7 @@ thread_local! {
 /// The function may be called with this address now.
 pub(crate) unsafe fn call(function: HostFunction, at: usize) {
     let before = INSIDE.replace(true);
-    // SAFETY: the caller answers for this call of `function` with this address, which it has exposed
+    // SAFETY: the caller guarantees that `function` may be called with this address now, which it has exposed
     // (`expose_provenance`).
     unsafe { function(std::ptr::with_exposed_provenance_mut(at)) };
     INSIDE.set(before);
@@ -27,6 +27,6 @@ pub(crate) unsafe fn call(function: HostFunction, at: usize) {
 /// Ends the process if the driver is calling a function of the program on this thread.
 pub(crate) fn check() {
     if INSIDE.get() {
-        refuse("a function that the driver has called calls the driver or NCCL");
+        end_process("a function that the driver has called calls the driver or NCCL");
     }
 }

@@ -1,11 +1,11 @@
-//! Capturing streams into graphs, with the rules that a careless caller breaks.
+//! Capturing streams into graphs, with the rules that callers must keep.
 //!
 //! Follows "Creating a Graph Using Stream Capture" and "Prohibited and Unhandled Operations" of the CUDA
 //! programming guide, and `cuStreamBeginCapture`, `cuThreadExchangeStreamCaptureMode` and
-//! `cuEventQuery` of the driver's manual: a wait on an event of a capture draws a stream into it; all
+//! `cuEventQuery` of the driver's manual: a wait on an event of a capture adds the waiting stream to the capture; all
 //! streams must have been joined to the first again when the capture ends; an event of a capture cannot be
-//! queried; and while a capture of mode "global" is under way, calls that may wait or allocate are refused on
-//! every thread that has not relaxed its own mode, and spoil the capture.
+//! queried; and while a capture of mode "global" is active, calls that may wait or allocate are refused on
+//! every thread that has not relaxed its own mode, and invalidate the capture.
 
 use crate::cuda::graph;
 use crate::stream::{Event, Stream, Work, lock};
@@ -47,13 +47,13 @@ impl Member {
     }
 }
 
-/// A capture under way. The work of all its streams is kept in order of issue, which is a valid order for
+/// An active capture. The work of all its streams is kept in order of issue, which is a valid order for
 /// every stream.
 pub(crate) struct Capture {
     pub(crate) id: u64,
     mode: c_int,
     origin: usize,
-    /// The graph that it fills, as an address.
+    /// The handle of the graph that the capture fills, as an address.
     graph: usize,
     state: Mutex<State>,
 }
@@ -63,10 +63,10 @@ struct State {
     work: Vec<Work>,
     issued: Seen,
     streams: Vec<Weak<Stream>>,
-    spoiled: bool,
+    invalidated: bool,
 }
 
-/// Captures under way.
+/// The active captures.
 static ACTIVE: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -80,7 +80,7 @@ pub(crate) fn exchange_mode(mode: c_int) -> c_int {
 }
 
 /// Whether a call that may wait or allocate is allowed on this thread at this time. If it is not, the captures
-/// that forbid it are spoiled.
+/// that forbid it are invalidated.
 pub(crate) fn allows_unsafe_calls() -> bool {
     if MODE.get() == RELAXED {
         return true;
@@ -89,7 +89,7 @@ pub(crate) fn allows_unsafe_calls() -> bool {
     let mut strict = active.iter().filter(|capture| capture.mode == GLOBAL);
     let mut allowed = true;
     for capture in &mut strict {
-        capture.spoil();
+        capture.invalidate();
         allowed = false;
     }
     allowed
@@ -118,13 +118,13 @@ impl Capture {
         lock(&self.state).streams.push(Arc::downgrade(stream));
     }
 
-    /// The handle of the graph that it fills.
+    /// The handle of the graph that the capture fills.
     pub(crate) fn graph(&self) -> *mut c_void {
         std::ptr::without_provenance_mut(self.graph)
     }
 
-    pub(crate) fn spoil(&self) {
-        lock(&self.state).spoiled = true;
+    pub(crate) fn invalidate(&self) {
+        lock(&self.state).invalidated = true;
     }
 
     /// Ends the capture that began on this stream; returns the graph's handle and its work.
@@ -142,7 +142,7 @@ impl Capture {
             member.leave_capture();
         }
         let is_joined = |(stream, issued)| seen.get(stream).is_some_and(|seen| seen >= issued);
-        let status = if state.spoiled {
+        let status = if state.invalidated {
             INVALIDATED
         } else if !state.issued.iter().all(is_joined) {
             UNJOINED
@@ -163,7 +163,7 @@ pub(crate) fn wait(stream: &Arc<Stream>, event: &Arc<Event>) -> c_int {
             0
         }
         (None, Some(own)) if event.was_recorded() => {
-            own.spoil();
+            own.invalidate();
             ISOLATION
         }
         _ => {

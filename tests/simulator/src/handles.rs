@@ -78,13 +78,13 @@ impl<T> Handles<T> {
     }
 
     fn refuse(&self, handle: *mut c_void) -> ! {
-        refuse(&format!("{handle:p} is no live {}", self.what))
+        end_process(&format!("{handle:p} is not a live {}", self.what))
     }
 }
 
 /// Ends a process after a call that would corrupt the real libraries.
 #[allow(clippy::print_stderr, reason = "the error of a broken program")]
-pub(crate) fn refuse(why: &str) -> ! {
+pub(crate) fn end_process(why: &str) -> ! {
     eprintln!("simulator: {why}");
     std::process::abort()
 }

@@ -40,7 +40,7 @@ struct Communicator {
     /// By the number of the split, shrink or exchange: what each rank contributed.
     derivations: HashMap<u64, Contributions>,
     failed: bool,
-    /// The first rank that closed its connection without a destroy while no operation needed it.
+    /// The error text on the first rank that closed its connection without a destroy while no operation needed it.
     gone: Option<String>,
 }
 
@@ -101,17 +101,17 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) {
     else {
         return;
     };
-    let mut place = None;
+    let mut joined = None;
     while let Ok((request, payload)) = Request::receive(&mut stream) {
         let mut state = lock(state);
         if request.ask == Ask::Join {
-            place = state.join(&request, &writer);
+            joined = state.join(&request, &writer);
             continue;
         }
-        let Some((key, rank)) = place else { return };
-        state.take(key, rank, request, payload);
+        let Some((key, rank)) = joined else { return };
+        state.handle(key, rank, request, payload);
     }
-    if let Some((key, rank)) = place {
+    if let Some((key, rank)) = joined {
         lock(state).leave(key, rank);
     }
 }
@@ -172,7 +172,7 @@ impl State {
         }
     }
 
-    fn take(&mut self, key: u64, rank: usize, request: Request, payload: Vec<u8>) {
+    fn handle(&mut self, key: u64, rank: usize, request: Request, payload: Vec<u8>) {
         let Some(communicator) = self.communicators.get_mut(&key) else {
             return;
         };
@@ -337,8 +337,8 @@ impl Communicator {
         }
     }
 
-    /// Sends each rank its place: ranks of one color in order of key, then of rank. In a shrink all colors
-    /// and keys are 0, so that the remaining ranks keep their order.
+    /// Sends each rank its new rank, and the size and key of its new communicator: ranks of one color are ordered by
+    /// key, then by rank. In a shrink all colors and keys are 0, so that the remaining ranks keep their order.
     fn derive(&self, all: &Contributions, last_key: &mut u64) {
         let mut colors: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
         for (&rank, (request, _)) in all {
@@ -350,10 +350,10 @@ impl Communicator {
         for (color, mut members) in colors {
             members.sort_unstable();
             *last_key += 1;
-            for (place, (_, rank)) in members.iter().enumerate() {
+            for (new_rank, (_, rank)) in members.iter().enumerate() {
                 let mut payload = Vec::new();
                 if color >= 0 {
-                    payload.extend((place as u32).to_le_bytes());
+                    payload.extend((new_rank as u32).to_le_bytes());
                     payload.extend((members.len() as u32).to_le_bytes());
                     payload.extend(last_key.to_le_bytes());
                 }

@@ -3,7 +3,7 @@
 //!
 //! It is loaded by an explicit path and is not part of the product. Streams are threads with a queue,
 //! events are flags with a time, device memory is host memory, and a communicator is a connection to
-//! a hub that the maker of the unique id runs. Faults are ordered by the environment, see
+//! a hub in the process that made the unique id. Faults are requested by an environment variable, see
 //! `trouble`. Each behavior names the document or the line of NCCL's source that it follows; where
 //! NCCL leaves behavior undefined (ranks that disagree on a collective), the simulator hangs, which is
 //! what users see most often.

@@ -17,7 +17,7 @@ pub(crate) struct Reduction {
     pub(crate) factor: f64,
 }
 
-/// An element; it is computed with as `Wide`.
+/// A type of elements; arithmetic is done in `Wide`.
 trait Number {
     type Wide: Copy;
     const BYTES: usize;

@@ -35,7 +35,7 @@ pub struct Stream {
     /// The priority that it was made with.
     pub(crate) priority: c_int,
     queue: Mutex<Queue>,
-    moved: Condvar,
+    changed: Condvar,
 }
 
 impl Stream {
@@ -71,12 +71,12 @@ impl Stream {
                 drop(work);
                 queue = lock(&self.queue);
                 queue.pending -= 1;
-                self.moved.notify_all();
+                self.changed.notify_all();
             } else if queue.closed {
                 return;
             } else {
                 queue = self
-                    .moved
+                    .changed
                     .wait(queue)
                     .unwrap_or_else(PoisonError::into_inner);
             }
@@ -92,14 +92,14 @@ impl Stream {
         }
         queue.work.push_back(work);
         queue.pending += 1;
-        self.moved.notify_all();
+        self.changed.notify_all();
     }
 
     pub(crate) fn synchronize(&self) {
         let mut queue = lock(&self.queue);
         while queue.pending > 0 {
             queue = self
-                .moved
+                .changed
                 .wait(queue)
                 .unwrap_or_else(PoisonError::into_inner);
         }
@@ -111,7 +111,7 @@ impl Stream {
 
     pub(crate) fn close(&self) {
         lock(&self.queue).closed = true;
-        self.moved.notify_all();
+        self.changed.notify_all();
     }
 
     /// The capture that the stream belongs to, if any.
@@ -173,7 +173,7 @@ impl Event {
         })
     }
 
-    /// Records the event on a stream. In a capture, this only marks a place in the graph.
+    /// Records the event on a stream. In a capture, this only marks a position in the graph.
     pub(crate) fn record(self: &Arc<Self>, stream: &Stream) {
         let captured = stream.seen();
         let number = {

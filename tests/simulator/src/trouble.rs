@@ -1,20 +1,20 @@
-//! Faults that the environment variable `RCOMM_SIM` orders: `key=value` pairs between commas.
+//! Faults that the environment variable `RCOMM_SIM` requests: `key=value` pairs, separated by commas.
 //!
 //! | key | effect |
 //! |---|---|
 //! | `version=22105` | the result of `ncclGetVersion` |
 //! | `hang_after=3` | the fourth operation that this process enqueues, and all later ones, never end |
-//! | `async_error_after=3` | the fourth operation, and all later ones, end their communicator with `ncclRemoteError` |
+//! | `async_error_after=3` | the fourth operation, and all later ones, fail their communicator with `ncclRemoteError` |
 //! | `launch_error_after=3` | the fourth operation, and all later ones, are refused by the driver |
-//! | `call_error_after=1` | the second call of an operation, and all later ones, are refused, and with them their group of calls |
+//! | `call_error_after=1` | the second call of an operation, and all later ones, fail with their group of calls |
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
 //! | `die_in_init=1` | the process ends as it joins its first communicator, without a message |
 //! | `connect_hangs_after=1` | connecting to peers for the second operation, and for all later ones, never ends |
 //! | `launch_delay_ms=3000` | what is enqueued on a communicator that does not block is enqueued that much later |
-//! | `put_delay_ms=3000` | the same, of puts alone |
+//! | `put_delay_ms=3000` | a put is enqueued that much later |
 //! | `abort_hangs=1` | `ncclCommAbort` never returns |
 //! | `query_hangs_after=3` | the fourth `cuEventQuery`, and all later ones, never return |
-//! | `no_memory_after=2` | the third allocation of device memory and later ones fail |
+//! | `no_memory_after=2` | the third allocation of device memory, and all later ones, fail |
 //! | `no_symmetric=1` | communicators have no symmetric memory |
 //! | `no_one_sided=1` | communicators have no one-sided operations |
 //! | `no_reach=1` | no device reaches the memory of another rank |
@@ -44,7 +44,7 @@ fn orders() -> &'static Orders {
     })
 }
 
-/// The value ordered for `key`; `None` if it is not ordered.
+/// The value that `RCOMM_SIM` gives for `key`; `None` if it gives none.
 pub(crate) fn order(key: &str) -> Option<u64> {
     orders()
         .pairs
@@ -53,36 +53,36 @@ pub(crate) fn order(key: &str) -> Option<u64> {
         .map(|(_, value)| *value)
 }
 
-/// The ordered effect on the next enqueued operation.
+/// What becomes of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum Outcome {
     Runs,
     Hangs,
-    EndsCommunicator,
+    FailsCommunicator,
     IsNotLaunched,
     NeverConnects,
 }
 
-/// Counts one operation of this process and returns its fate.
-pub(crate) fn next_operation() -> Fate {
+/// Counts one operation of this process and returns what becomes of it.
+pub(crate) fn next_operation() -> Outcome {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let is_due = |key: &str| order(key).is_some_and(|after| number >= after);
     if is_due("hang_after") {
-        Fate::Hangs
+        Outcome::Hangs
     } else if is_due("async_error_after") {
-        Fate::EndsCommunicator
+        Outcome::FailsCommunicator
     } else if is_due("launch_error_after") {
-        Fate::IsNotLaunched
+        Outcome::IsNotLaunched
     } else if is_due("connect_hangs_after") {
-        Fate::NeverConnects
+        Outcome::NeverConnects
     } else {
-        Fate::Runs
+        Outcome::Runs
     }
 }
 
-/// Counts one call of this process and returns whether it is taken.
-pub(crate) fn next_call_is_taken() -> bool {
+/// Counts one call of this process and returns whether it is accepted.
+pub(crate) fn next_call_is_accepted() -> bool {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     order("call_error_after").is_none_or(|after| number < after)
@@ -95,21 +95,21 @@ pub(crate) fn next_allocation_fits() -> bool {
     order("no_memory_after").is_none_or(|after| number < after)
 }
 
-/// Ends the process if `die_in_init` was ordered.
+/// Ends the process if `RCOMM_SIM` has `die_in_init`.
 pub(crate) fn die_in_init() {
     if order("die_in_init").is_some() {
         std::process::abort();
     }
 }
 
-/// Does not return if `abort_hangs` was ordered.
+/// Does not return if `RCOMM_SIM` has `abort_hangs`.
 pub(crate) fn hang_in_abort() {
     if order("abort_hangs").is_some() {
         hang();
     }
 }
 
-/// Counts one query of an event, and does not return if `query_hangs_after` orders this.
+/// Counts one query of an event, and does not return if `query_hangs_after` says so.
 pub(crate) fn hang_in_query() {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);

@@ -5,13 +5,14 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use rcomm_tests::lives::{self, Cell, ROWS, Row, Sight, Source, Transport};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs jobs of real processes, does one thing to each, and judges it live and from what it leaves.
 ///
-/// Prints every answer as it comes, and at the end one line for each row, transport and source. The exit code is
+/// Prints every answer when it is given, and at the end one line for each row, transport and source. The exit code is
 /// 1 if any answer was wrong: the last one, or one on the way to it. "Not yet" is allowed on the way.
 #[derive(Parser)]
 #[command(name = "lives")]
@@ -28,7 +29,11 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     at_once: u32,
 
-    /// Over this transport alone: shm or tcp.
+    /// Copies the files of jobs with a wrong answer to this folder.
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+
+    /// Runs the rows over this transport only: shm or tcp.
     #[arg(long)]
     transport: Option<String>,
 
@@ -94,7 +99,7 @@ fn run(options: &Options) -> Result<bool> {
     let next = AtomicUsize::new(0);
     let worker = || -> Result<()> {
         while let Some(&(row, transport)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let cells = lives::run(&program, row, transport)?;
+            let cells = lives::run(&program, row, transport, options.keep.as_deref())?;
             lock(&tally).add(row, transport, cells);
         }
         Ok(())
@@ -141,11 +146,11 @@ struct Tally {
 impl Tally {
     fn add(&mut self, row: &Row, transport: Transport, cells: Vec<Cell>) {
         self.jobs += 1;
-        let place = ROWS.iter().position(|one| one.name == row.name);
+        let index = ROWS.iter().position(|one| one.name == row.name);
         for cell in cells {
             print(row, transport, &cell);
             let key = (
-                place.unwrap_or_default(),
+                index.unwrap_or_default(),
                 transport.name(),
                 cell.source as usize,
             );
@@ -184,10 +189,10 @@ impl Tally {
             }
             let (runs, right, on_the_way) = (line.runs, line.right, line.on_the_way);
             let (first, last) = (answers(&line.first, runs), answers(&line.last, runs));
-            let least = line.seconds.iter().copied().fold(f64::INFINITY, f64::min);
-            let most = line.seconds.iter().copied().fold(0.0, f64::max);
+            let min = line.seconds.iter().copied().fold(f64::INFINITY, f64::min);
+            let max = line.seconds.iter().copied().fold(0.0, f64::max);
             let after = match source {
-                "live" if !line.seconds.is_empty() => format!("{least:.1} to {most:.1}"),
+                "live" if !line.seconds.is_empty() => format!("{min:.1} to {max:.1}"),
                 _ => String::new(),
             };
             println!(

@@ -1,6 +1,6 @@
 //! One rank of a test job: trains in two groups until the culprit's fault ends it; or, in the shrinking
 //! scenario, sums in one group and goes on when the culprit is killed; or runs a monitored barrier that
-//! the culprit misses.
+//! the culprit misses; or makes and shuts down one world after the other.
 //!
 //! `rank FAULT [STEP [PAUSE_MS]]`: in which step the fault happens, and how long each step loads data.
 #![allow(clippy::print_stderr)]
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
     finish(match fault.as_str() {
         "shrink" => survive(),
         "roll-call" => run_monitored_barrier(),
+        "again" => make_worlds(),
         fault => run(fault, args),
     })
 }
@@ -74,7 +75,75 @@ fn survive() -> Result<(), String> {
     world.shutdown().map_err(told)
 }
 
-/// Misses the culprit, which was killed, and goes on in the same group, then without it.
+/// How many worlds a rank makes, and after how many its resources must no longer grow.
+const WORLDS: u64 = 24;
+const SETTLED: u64 = 8;
+
+/// Makes a world, works and shuts it down, again and again, and reports how the process's resources have changed since
+/// the first worlds.
+fn make_worlds() -> Result<(), String> {
+    let told = |error: rcomm::Error| error.to_string();
+    let config = Config::from_environment().map_err(told)?;
+    let mut settled = None;
+    for world in 0..WORLDS {
+        make_world(&config, world).map_err(|error| format!("world {world}: {error}"))?;
+        if world == SETTLED {
+            settled = Some(Resources::now());
+        }
+    }
+    let (before, after) = (settled.unwrap_or_default(), Resources::now());
+    eprintln!(
+        "{} descriptors, {} threads, {} KiB",
+        after.descriptors - before.descriptors,
+        after.threads - before.threads,
+        after.resident_kib - before.resident_kib
+    );
+    Ok(())
+}
+
+fn make_world(config: &Config, world: u64) -> Result<(), rcomm::Error> {
+    let made = World::init(config.clone())?;
+    let all: u64 = (0..u64::from(made.size())).sum();
+    let pair = made.rank() / 2 * 2;
+    let pair = made.new_group(&[pair, pair + 1], &GroupOptions::named("pair"))?;
+    for group in [made.group(), &pair] {
+        let size = u64::from(group.size());
+        let mut sums = [world; 10_000];
+        group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        assert_eq!(sums, [world * size; 10_000], "a sum of world {world}");
+    }
+    let mut ranks = [u64::from(made.rank())];
+    made.group().all_reduce(&mut ranks, ReduceOp::Sum)?;
+    assert_eq!(ranks, [all], "the ranks of world {world}");
+    made.shutdown()
+}
+
+/// What a process has of the system.
+#[derive(Default)]
+struct Resources {
+    descriptors: i64,
+    threads: i64,
+    resident_kib: i64,
+}
+
+impl Resources {
+    fn now() -> Self {
+        let count = |folder: &str| {
+            let entries = std::fs::read_dir(folder).map_or(0, |entries| entries.count());
+            i64::try_from(entries).unwrap_or(i64::MAX)
+        };
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let resident = resident.and_then(|text| text.split_whitespace().next()?.parse().ok());
+        Self {
+            descriptors: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+            resident_kib: resident.unwrap_or_default(),
+        }
+    }
+}
+
+/// Runs a monitored barrier that the killed culprit misses, and goes on in the same group, then without the culprit.
 fn run_monitored_barrier() -> Result<(), String> {
     let told = |error: rcomm::Error| error.to_string();
     let config = Config::from_environment().map_err(told)?;

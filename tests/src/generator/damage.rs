@@ -16,7 +16,7 @@ pub enum Damage {
     Stale,
     /// Half of the records are of an older version, which holds less.
     MixedVersions,
-    /// All were written without the operations that had completed.
+    /// All records were written without the operations that had completed.
     OnlyActive,
 }
 
@@ -36,13 +36,13 @@ impl Job {
     pub fn apply(&mut self, damage: Damage, random: &mut Random) -> bool {
         let guilty = self.culprits();
         let innocent = |rank: Option<Rank>| rank.is_some_and(|rank| !guilty.contains(&rank));
-        let whole: Vec<usize> = (0..self.dumps.len())
+        let candidates: Vec<usize> = (0..self.dumps.len())
             .filter(|&at| innocent(self.dumps[at].identity.rank))
             .collect();
-        if whole.is_empty() {
+        if candidates.is_empty() {
             return false;
         }
-        let at = *random.pick(&whole);
+        let at = *random.pick(&candidates);
         match damage {
             Damage::Missing => {
                 self.dumps.remove(at);

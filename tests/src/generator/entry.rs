@@ -72,9 +72,9 @@ impl Writer<'_> {
         let root = call.root.filter(|_| recorder == Recorder::Rcomm);
         let torchcomms = recorder == Recorder::Torchcomms;
         let entry = Entry {
-            record_id: self.everything + u64::from(recorder == Recorder::Rcomm),
+            record_id: self.operations + u64::from(recorder == Recorder::Rcomm),
             collective_seq_id: if torchcomms {
-                self.everything
+                self.operations
             } else {
                 counts[0]
             },
@@ -104,7 +104,7 @@ impl Writer<'_> {
             timeout_ms: 600_000,
             thread: None,
         };
-        self.everything += 1;
+        self.operations += 1;
         self.dump.entries.push(entry);
     }
 

@@ -24,7 +24,7 @@ pub struct Fault {
 }
 
 /// Injects a fault into the programs; `None` if the job has no place for it.
-pub(super) fn put_in(
+pub(super) fn inject(
     kind: Kind,
     spec: &Spec,
     mesh: &Mesh,
@@ -66,14 +66,14 @@ fn try_at(
 ) -> Option<Fault> {
     use rcomm_recorder::publish::Recorder;
     let recorder = spec.recording.recorder;
-    let needs = match kind {
+    let is_possible = match kind {
         Kind::Dead
         | Kind::Fails
         | Kind::Stalled
         | Kind::SlowHost
         | Kind::ShortRing
         | Kind::Dropped => recorder == Recorder::Rcomm,
-        // Only operations on a device hold each other up.
+        // Only operations on a device block one another.
         Kind::Overrun | Kind::Clocks | Kind::Inverted | Kind::BufferedSends => {
             recorder == Recorder::Nccl
         }
@@ -90,19 +90,19 @@ fn try_at(
         Kind::Tiny | Kind::NearTimeout => recorder != Recorder::NativeGloo,
         _ => true,
     };
-    if !needs {
+    if !is_possible {
         return None;
     }
     match kind {
         Kind::HostDown | Kind::HostsDown => {
-            return host_fault::put_in(kind, spec, programs, rank, at, random);
+            return host_fault::inject(kind, spec, programs, rank, at, random);
         }
         Kind::SendLeftOut
         | Kind::ReceiveLeftOut
         | Kind::Lopsided
         | Kind::SendFirst
         | Kind::AllSendFirst => {
-            return message_fault::put_in(kind, spec, mesh, programs, (rank, at), random);
+            return message_fault::inject(kind, spec, mesh, programs, (rank, at), random);
         }
         _ => {}
     }
@@ -134,7 +134,7 @@ fn try_at(
     };
     match kind {
         Kind::Stuck | Kind::Crash | Kind::Dead | Kind::Overrun => {
-            // What follows has to fill the others' rings.
+            // The rest of the program has to fill the others' rings.
             if kind == Kind::Overrun && program.acts.len() - at <= super::record::LONGEST_RING {
                 return None;
             }
@@ -147,7 +147,7 @@ fn try_at(
         }
         Kind::Skip => {
             let call = single(&program.acts[at])?;
-            // A rank that leaves out the group's last call looks as if it had not come: no later call shows it.
+            // A rank that leaves out the group's last call looks as if it had not joined: no later call shows the gap.
             let next = program.acts[at + 1..].iter().find_map(|act| match act {
                 Act::Collective { group: g, .. } if *g == group => single(act),
                 _ => None,
@@ -176,7 +176,7 @@ fn try_at(
         }
         Kind::Op | Kind::Dtype | Kind::Size => {
             let call = single(&program.acts[at])?;
-            let wrong = spoil(kind, &call)?;
+            let wrong = with_wrong_argument(kind, &call)?;
             program.acts[at] = Act::Collective {
                 group,
                 calls: vec![wrong],
@@ -226,9 +226,9 @@ fn try_at(
             })
         }
         Kind::Members => {
-            let states = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
+            let records_members = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
             // A job whose default group has other members would be another job.
-            if !states || members < 3 || group == 0 {
+            if !records_members || members < 3 || group == 0 {
                 return None;
             }
             // Nothing on the group ever completes: the first collective is where all wait.
@@ -256,7 +256,7 @@ fn try_at(
                     Vec::new()
                 },
                 group,
-                // What gloo's recorder retired may have completed.
+                // Gloo's recorder retires every operation, completed or not.
                 decidable: recorder != Recorder::NativeGloo,
             })
         }
@@ -344,20 +344,20 @@ fn try_at(
         | Kind::SendFirst
         | Kind::AllSendFirst => None,
         Kind::Uneven => {
-            let mine = spec.recording.window == super::Window::Whole && members > 2;
-            let heavy = program
+            let is_comparable = spec.recording.window == super::Window::Whole && members > 2;
+            let exchanges = program
                 .acts
                 .iter_mut()
                 .filter(|act| single(act).is_some_and(|call| call.op == OpType::AllToAllSingle));
-            let heavy: Vec<&mut Act> = heavy.collect();
-            if !mine || heavy.len() < 16 {
+            let exchanges: Vec<&mut Act> = exchanges.collect();
+            if !is_comparable || exchanges.len() < 16 {
                 return None;
             }
-            let at_group = heavy[0].group();
+            let at_group = exchanges[0].group();
             if mesh.groups[at_group].ranks.len() < 3 {
                 return None;
             }
-            for act in heavy {
+            for act in exchanges {
                 if let Act::Collective { calls, .. } = act {
                     calls[0].input[0] += 8 << 20;
                 }
@@ -410,12 +410,12 @@ fn try_at(
         Kind::Slow => {
             program.late = step_starts(program)?;
             // In a bare pipeline, or ring, each rank waits for the previous one, late or not.
-            let met = spec.tp > 1 || spec.pp == 1;
+            let synchronizes = spec.tp > 1 || spec.pp == 1;
             // A rank is not seen to be late if completions are noticed as late as the rank is.
             let noticed = recorder != Recorder::Nccl
                 || spec.recording.starts
                 || spec.recording.notice_ms == 0;
-            fault(met && noticed && (spec.dp > 1 || !spec.mix.rings) && !spec.mix.collects)
+            fault(synchronizes && noticed && (spec.dp > 1 || !spec.mix.rings) && !spec.mix.collects)
         }
         Kind::Turns => {
             for nth in 0..spec.steps as usize {
@@ -423,14 +423,14 @@ fn try_at(
                 let starts = step_starts(&programs[late])?;
                 programs[late].late.extend(starts.get(nth));
             }
-            let met = spec.pp == 1 && !spec.mix.rings && !spec.mix.collects;
+            let synchronizes = spec.pp == 1 && !spec.mix.rings && !spec.mix.collects;
             Some(Fault {
                 kind,
                 rank,
                 at,
                 culprits: Vec::new(),
                 group,
-                decidable: met && spec.world() > 3,
+                decidable: synchronizes && spec.world() > 3,
             })
         }
         Kind::SlowHost => {
@@ -512,7 +512,8 @@ pub(super) fn waits_for_all(call: &Call) -> bool {
     !matches!(call.op, OpType::Broadcast | OpType::Gather)
 }
 
-fn spoil(kind: Kind, call: &Call) -> Option<Call> {
+/// The call with another operation, type or size; `None` if the call has none that could be wrong.
+fn with_wrong_argument(kind: Kind, call: &Call) -> Option<Call> {
     let mut wrong = call.clone();
     match kind {
         Kind::Op => {

@@ -8,7 +8,7 @@ use rcomm_recorder::publish::Recorder;
 
 /// Stops all ranks of the rank's host, and with [`Kind::HostsDown`] of another one, around the same point of
 /// their programs. `None` if too little of the job is left, or no other host was drawn.
-pub(super) fn put_in(
+pub(super) fn inject(
     kind: Kind,
     spec: &Spec,
     programs: &mut [Program],

@@ -39,15 +39,15 @@ pub enum Kind {
     HostDown,
     /// All ranks of two hosts stop at nearly the same moment, and leave no record.
     HostsDown,
-    /// A rank passes other members to the creation of a group, so that the group never meets.
+    /// A rank passes other members to the creation of a group, so that no collective of the group completes.
     Members,
     /// A collective that all ranks enter and none finishes.
     Fabric,
-    /// A rank comes late in every step.
+    /// A rank is late in every step.
     Slow,
-    /// All ranks of a host come late in every step (only in records that name hosts).
+    /// All ranks of a host are late in every step (only in records that name hosts).
     SlowHost,
-    /// In each step a random rank comes late.
+    /// In each step a random rank is late.
     Turns,
     /// A rank issues two consecutive collectives on different groups in the other order.
     Detour,
@@ -65,10 +65,10 @@ pub enum Kind {
     Stalled,
     /// A rank's ring holds less than a step of a program that names its steps.
     ShortRing,
-    /// A rank stops, and the others' programs run so far ahead of their devices that what they are in
-    /// has left their rings.
+    /// A rank stops, and the others' programs run so far ahead of their devices that the operations in progress
+    /// have left their rings.
     Overrun,
-    /// A rank's recorder lost records because writers met.
+    /// A rank's recorder lost records because writers collided.
     Dropped,
     /// A rank moves far more bytes than its peers in exchanges.
     Uneven,

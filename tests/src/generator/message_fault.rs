@@ -8,7 +8,7 @@ use super::{Kind, Random, Spec};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 
-pub(super) fn put_in(
+pub(super) fn inject(
     kind: Kind,
     spec: &Spec,
     mesh: &Mesh,
@@ -35,7 +35,7 @@ pub(super) fn put_in(
             culprits.clear();
         }
     }
-    // Two ends of one pair contradict each other: only others of their kind show which one is odd.
+    // Two ends of one pair contradict each other: only others of their kind show which end deviates.
     let compared = mesh.siblings(group) > 2 || (members > 2 && mesh.groups[group].desc == "tp");
     Some(Fault {
         kind,

@@ -131,7 +131,7 @@ impl Spec {
         };
         let (dp, ep) = if tp * pp * dp < 2 { (2, 1) } else { (dp, ep) };
         let window = *random.pick(&[Window::Whole, Window::Whole, Window::Last, Window::Unequal]);
-        // One counter numbers all operations: from the middle of a ring it identifies nothing.
+        // Torchcomms numbers all operations with one counter: if a ring has lost its beginning, it identifies nothing.
         let window = match recorder {
             Recorder::Torchcomms => Window::Whole,
             _ => window,
@@ -143,12 +143,12 @@ impl Spec {
             &[0, 3, 8]
         };
         // Drawn from a second generator, so that a seed still gives the same job as before.
-        let mut beside = Random::new(seed ^ 0xbe51_de00);
+        let mut second = Random::new(seed ^ 0xbe51_de00);
         let peers = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
         let mix = Mix {
-            sharded: beside.chance(0.25),
-            rings: peers && beside.chance(0.2),
-            collects: peers && tp * pp * dp <= 16 && beside.chance(0.2),
+            sharded: second.chance(0.25),
+            rings: peers && second.chance(0.2),
+            collects: peers && tp * pp * dp <= 16 && second.chance(0.2),
             ragged: Random::new(seed ^ 0x0a99_ed00).chance(0.2),
             exchange: Exchange::None,
         };
@@ -178,7 +178,7 @@ impl Spec {
                 taken_at: None,
                 beside: None,
                 per_host: 8,
-                notice_ms: *beside.pick(&[0, 0, 100]),
+                notice_ms: *second.pick(&[0, 0, 100]),
             },
             faults: Vec::new(),
         }
@@ -199,7 +199,7 @@ impl Spec {
         let mut faults = Vec::new();
         for &kind in &self.faults {
             if let Some(fault) =
-                fault::put_in(kind, self, &mesh, &mut programs, &faults, &mut random)
+                fault::inject(kind, self, &mesh, &mut programs, &faults, &mut random)
             {
                 faults.push(fault);
             }

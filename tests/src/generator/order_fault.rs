@@ -18,7 +18,7 @@ pub(super) fn in_threads(
     random: &mut Random,
 ) -> Option<Fault> {
     let steps: Vec<usize> = step_begins(&programs[rank as usize]).collect();
-    // A step before and a step behind shows that all issue both from the same places.
+    // A step before and a step after it show that all ranks issue both from the same lines.
     let crossed = random.between(1, (steps.len() as u64).checked_sub(2)?.max(1)) as usize;
     if steps.len() < 3 {
         return None;

@@ -21,7 +21,7 @@ pub struct Past {
 impl Past {
     /// A past that fills rings of this many `entries` on every rank, and stacks of this many `frames`.
     ///
-    /// A job whose second step a fault has already reached gets none.
+    /// If a fault has already reached the second step, nothing is repeated.
     pub fn of(dumps: &[Dump], entries: usize, frames: usize) -> Self {
         let steps: Option<Vec<_>> = dumps
             .iter()
@@ -156,8 +156,8 @@ mod tests {
     use rcomm_analyzer::{Policy, analyze};
 
     #[test]
-    fn a_job_with_a_long_past_hangs_as_it_did_without() {
-        let mut told = 0;
+    fn a_lengthened_job_has_the_culprits_of_the_short_one() {
+        let mut diagnosed = 0;
         for seed in 0..24 {
             let mut spec = Spec::random(seed, 16);
             spec.steps = 6;
@@ -173,8 +173,8 @@ mod tests {
             };
             assert_eq!(root.culprit_ranks, job.culprits(), "seed {seed}");
             assert!(long.iter().any(|dump| dump.entries.len() == 2000));
-            told += 1;
+            diagnosed += 1;
         }
-        assert!(told > 16, "only {told} jobs hang");
+        assert!(diagnosed > 16, "only {diagnosed} jobs have a finding");
     }
 }

@@ -45,7 +45,7 @@ pub(super) struct Message {
     pub(super) any: bool,
 }
 
-/// One step of a rank's program.
+/// One act of a rank's program: a collective, a block of them, or a batch of messages.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Act {
     Collective {

@@ -252,12 +252,13 @@ pub(super) struct Writer<'a> {
     pub(super) seq: HashMap<usize, [u64; 3]>,
     pub(super) signatures: HashMap<Signature, u32>,
     pub(super) stacks: HashMap<u32, u32>,
-    pub(super) everything: u64,
+    /// Number of all operations so far.
+    pub(super) operations: u64,
     pub(super) notice: Random,
     /// When the record is taken, ns since the start.
     pub(super) taken: i64,
     /// The messages of the batch that is being written whose other half was posted, a bit each.
-    met: u32,
+    matched: u32,
     /// The act that failed by itself.
     failed_at: Option<usize>,
     share: Share,
@@ -287,10 +288,10 @@ impl<'a> Writer<'a> {
             seq: HashMap::new(),
             signatures: HashMap::new(),
             stacks: HashMap::new(),
-            everything: 0,
+            operations: 0,
             notice: Random::new(spec.seed ^ u64::from(rank) << 32),
             taken: 0,
-            met: 0,
+            matched: 0,
             failed_at: None,
             share,
         }
@@ -392,7 +393,7 @@ impl<'a> Writer<'a> {
                 arrived,
                 ended: seen.and_then(|times| times.ended),
             };
-            self.met = seen.map_or(0, |times| times.met);
+            self.matched = seen.map_or(0, |times| times.matched);
             self.act(act, outcome);
         }
         if keep < self.dump.entries.len() {
@@ -466,14 +467,14 @@ impl<'a> Writer<'a> {
                         is_p2p: true,
                     };
                     // Outside of NCCL's blocks each message ends on its own.
-                    let met = self.met & 1 << nth != 0;
+                    let matched = self.matched & 1 << nth != 0;
                     let outcome = match outcome {
                         _ if hidden => outcome.hidden(),
                         Outcome {
                             ended: None,
                             arrived,
                             ..
-                        } if met => Outcome {
+                        } if matched => Outcome {
                             state: EntryState::Completed,
                             arrived,
                             ended: Some(arrived + 200_000),

@@ -1,5 +1,5 @@
 //! The program of each rank: steps of pipeline messages, tensor-parallel collectives and rings, expert
-//! exchange, sharded parameters, gradients, messages that one rank receives from any, and a norm over the
+//! exchange, sharded parameters, gradients, messages that one rank receives from any rank, and a norm over the
 //! world.
 
 use super::mesh::{Mesh, Roles};
@@ -43,9 +43,9 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
     );
     for step in 0..spec.steps {
         script.pass(step, Pass::Forward);
-        script.exchange_with_neighbours();
+        script.exchange_with_neighbors();
         script.pass(step, Pass::Backward);
-        script.exchange_with_neighbours();
+        script.exchange_with_neighbors();
         script.gradients();
         if step >= spec.steps / 2 {
             script.save();
@@ -101,12 +101,12 @@ impl Script<'_> {
             Pass::Backward => (60, -1),
         };
         let (stage, stages) = (self.mesh.stage(self.rank), self.spec.pp);
-        let neighbour = |by: i64| {
+        let neighbor = |by: i64| {
             let at = i64::from(stage) + by;
             (0..i64::from(stages)).contains(&at).then_some(at as u32)
         };
         for micro_batch in 0..self.spec.micro_batches {
-            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbour(-away)) {
+            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbor(-away)) {
                 self.acts.push(message(pp, false, peer, self.hidden, line));
             }
             for layer in 0..self.layers {
@@ -118,7 +118,7 @@ impl Script<'_> {
                 }
                 self.reduce(pass, layer);
             }
-            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbour(away)) {
+            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbor(away)) {
                 self.acts
                     .push(message(pp, true, peer, self.hidden, line + 5));
             }
@@ -190,7 +190,7 @@ impl Script<'_> {
     }
 
     /// The messages to and from the previous and the next stage.
-    fn exchange_with_neighbours(&mut self) {
+    fn exchange_with_neighbors(&mut self) {
         let Some(group) = self.roles.pp else { return };
         let stage = self.mesh.stage(self.rank);
         let before = stage.checked_sub(1);

@@ -15,7 +15,7 @@ pub(super) struct Times {
     pub(super) arrived: i64,
     pub(super) ended: Option<i64>,
     /// Of a batch that did not end: the messages whose other half was posted, a bit each.
-    pub(super) met: u32,
+    pub(super) matched: u32,
 }
 
 /// The result of the programs.
@@ -39,8 +39,8 @@ impl Run {
 /// The receive and the send of a message: which rank posted it, when, and how many elements.
 type Halves = [Option<(Rank, i64, u64)>; 2];
 
-/// Messages that a receiver takes in any order: the ranks with a posted half that has met no other, by group
-/// and receiver.
+/// Messages that a receiver takes in any order: the ranks with a posted half that is not matched, by group and
+/// receiver.
 #[derive(Default)]
 struct FromAny {
     sends: HashMap<(usize, u32), VecDeque<Rank>>,
@@ -56,11 +56,11 @@ impl FromAny {
             (&mut self.receives, &mut self.sends)
         };
         let key = (group, receiver);
-        let met = others.get_mut(&key).and_then(VecDeque::pop_front);
-        if met.is_none() {
+        let matched = others.get_mut(&key).and_then(VecDeque::pop_front);
+        if matched.is_none() {
             own.entry(key).or_default().push_back(rank);
         }
-        met
+        matched
     }
 }
 
@@ -118,7 +118,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
             times[me].push(Times {
                 arrived: clock[me],
                 ended: None,
-                met: 0,
+                matched: 0,
             });
         }
         match act {
@@ -164,10 +164,10 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     && message.any
                 {
                     let receiver = if message.sends { message.peer } else { member };
-                    let met = fresh
+                    let matched = fresh
                         .then(|| from_any.post(*group, receiver, rank, message.sends))
                         .flatten();
-                    if let Some(other) = met {
+                    if let Some(other) = matched {
                         let other = other as usize;
                         let there = times[other][times[other].len() - 1].arrived;
                         for one in [me, other] {
@@ -203,7 +203,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     match halves {
                         [Some(a), Some(b)] if a.2 == b.2 => {
                             end = end.max(a.1).max(b.1);
-                            times[me][at].met |= 1 << at_batch;
+                            times[me][at].matched |= 1 << at_batch;
                             wake.push(mesh.groups[*group].ranks[message.peer as usize]);
                         }
                         _ => complete = false,

@@ -1,6 +1,6 @@
 //! The judgments of a job: live, and of the records that it left.
 
-use super::table::Said;
+use super::table::Expected;
 use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};
 use rcomm_analyzer::source::{RingSource, Source as _};
 use rcomm_analyzer::{
@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 /// The records on which a judgment is based.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The rings, again and again while the job lives and dies.
+    /// The rings, polled while the job runs and ends.
     Live,
     /// The rings that are left.
     Rings,
     /// The dumps, and the rings of ranks that left none.
     Dumps,
-    /// The dumps, without any ring and without the launcher's account.
+    /// The dumps, without any ring and without the launcher's record.
     DumpsAlone,
 }
 
@@ -85,25 +85,24 @@ impl Answer {
         self.code.is_none() && open.contains(&self.verdict)
     }
 
-    /// Whether it names no rank, but has the ranks of `said` among its alternatives and otherwise is what
-    /// `said`
-    /// allows.
-    pub fn leaves_open(&self, said: &Said) -> bool {
+    /// Whether the answer names no rank, but lists the expected ranks among its alternatives and is otherwise as
+    /// expected.
+    pub fn leaves_open(&self, expected: &Expected) -> bool {
         let named = Self {
-            ranks: said.ranks.to_vec(),
+            ranks: expected.ranks.to_vec(),
             ..self.clone()
         };
-        let among = self.alternatives.iter().any(|set| set == said.ranks);
-        self.ranks.is_empty() && among && named.is(said)
+        let among = self.alternatives.iter().any(|set| set == expected.ranks);
+        self.ranks.is_empty() && among && named.is(expected)
     }
 
-    /// Whether it is an answer that `said` allows.
-    pub fn is(&self, said: &Said) -> bool {
+    /// Whether the answer is one that `expected` allows.
+    pub fn is(&self, expected: &Expected) -> bool {
         let code = match self.code {
-            Some(code) => said.codes.contains(&code),
-            None => said.codes.is_empty(),
+            Some(code) => expected.codes.contains(&code),
+            None => expected.codes.is_empty(),
         };
-        said.verdicts.contains(&self.verdict) && code && self.ranks == said.ranks
+        expected.verdicts.contains(&self.verdict) && code && self.ranks == expected.ranks
     }
 }
 
@@ -126,10 +125,10 @@ pub(super) struct View {
 struct Shared {
     over: AtomicBool,
     /// Every answer that differs from the previous one, with its time.
-    said: Mutex<Vec<(Instant, Answer)>>,
+    answers: Mutex<Vec<(Instant, Answer)>>,
 }
 
-/// Time between two looks: shorter than in any view, so that no moment between two deaths is missed.
+/// Polling interval: shorter than in any view, so that no state between two deaths is missed.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl View {
@@ -137,7 +136,7 @@ impl View {
     pub(super) fn of(rings: PathBuf) -> Self {
         let shared = Arc::new(Shared {
             over: AtomicBool::new(false),
-            said: Mutex::default(),
+            answers: Mutex::default(),
         });
         let own = shared.clone();
         let thread = std::thread::spawn(move || look(rings, &own));
@@ -147,9 +146,9 @@ impl View {
         }
     }
 
-    pub(super) fn said(&self) -> Vec<(Instant, Answer)> {
-        let said = self.shared.said.lock();
-        said.unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn answers(&self) -> Vec<(Instant, Answer)> {
+        let answers = self.shared.answers.lock();
+        answers.unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -173,13 +172,16 @@ fn look(rings: PathBuf, shared: &Shared) {
         live.observe(0, poll, anchor.moment());
         if let Some(snapshot) = live.refresh(anchor.moment()) {
             let answer = Answer::of(&snapshot.report);
-            let mut said = shared.said.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut answers = shared
+                .answers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             let same = |last: &Answer| {
                 (last.verdict, last.code, &last.ranks)
                     == (answer.verdict, answer.code, &answer.ranks)
             };
-            if !said.last().is_some_and(|(_, last)| same(last)) {
-                said.push((Instant::now(), answer));
+            if !answers.last().is_some_and(|(_, last)| same(last)) {
+                answers.push((Instant::now(), answer));
             }
         }
         std::thread::sleep(PAUSE);

@@ -5,20 +5,20 @@
 //! |---|---|
 //! | `table` | the rows, and what is true of each |
 //! | `rank` | what the ranks of these jobs do |
-//! | `stage` | a job under its launcher, and what is done to it from outside |
+//! | `job` | a job under its launcher, and what is done to it from outside |
 //! | `look` | the judgments: live, of rings, of dumps |
-//! | `run` | one row from start to end, and what was said on the way |
+//! | `run` | one row from start to end, and the answers on the way |
 
+mod job;
 mod look;
 mod rank;
 mod run;
-mod stage;
 mod table;
 
 pub use look::{Answer, Source};
 pub use rank::main as rank;
 pub use run::{Cell, Sight, run};
-pub use table::{ROWS, Row, Said, Transport};
+pub use table::{Expected, ROWS, Row, Transport};
 
 use rcomm_tools::launch;
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ pub fn part_of_a_job(args: &[String]) -> Option<ExitCode> {
     match args.get(1).map(String::as_str) {
         Some("rank") => Some(rank::main(&args[2..])),
         Some("launch") => {
-            if let Err(error) = stage::enter_group() {
+            if let Err(error) = job::enter_group() {
                 eprintln!("the control group cannot be entered: {error}");
                 return Some(ExitCode::FAILURE);
             }

@@ -1,9 +1,12 @@
-//! What the ranks of these jobs do: train in two groups, until the culprit does its deed.
+//! What the ranks of these jobs do: train in two groups, until the culprit acts.
 #![allow(clippy::print_stderr)]
 
 use crate::process::CULPRIT;
 use rcomm::{Config, GroupOptions, ReduceOp, World};
-use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
+use rustix::process::{
+    Resource, Rlimit, Signal, getpid, kill_process, setpriority_process, setrlimit,
+};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fmt::Display;
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,7 +15,7 @@ use std::time::Duration;
 
 /// What the culprit does in its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Deed {
+pub(super) enum CulpritAct {
     /// Nothing; the job ends soon after.
     Nothing,
     /// Nothing; the job never ends.
@@ -36,37 +39,49 @@ pub(super) enum Deed {
     Allocate,
     /// Uses more memory than its control group has.
     Exhaust,
+    /// From the start, it is slow before each step; the job never ends.
+    Dawdle,
+    /// From the start, it shares one processor with threads that never sleep; the job never ends.
+    Starve,
 }
 
-/// All deeds, by name.
-const DEEDS: [(&str, Deed); 12] = [
-    ("nothing", Deed::Nothing),
-    ("forever", Deed::Forever),
-    ("hold", Deed::Hold),
-    ("fail", Deed::Fail),
-    ("panic", Deed::Panic),
-    ("exit", Deed::Exit),
-    ("kill", Deed::Kill),
-    ("stop", Deed::Stop),
-    ("sleep", Deed::Sleep),
-    ("late", Deed::Late),
-    ("allocate", Deed::Allocate),
-    ("exhaust", Deed::Exhaust),
+/// All acts, by name.
+const ACTS: [(&str, CulpritAct); 14] = [
+    ("nothing", CulpritAct::Nothing),
+    ("forever", CulpritAct::Forever),
+    ("hold", CulpritAct::Hold),
+    ("fail", CulpritAct::Fail),
+    ("panic", CulpritAct::Panic),
+    ("exit", CulpritAct::Exit),
+    ("kill", CulpritAct::Kill),
+    ("stop", CulpritAct::Stop),
+    ("sleep", CulpritAct::Sleep),
+    ("late", CulpritAct::Late),
+    ("allocate", CulpritAct::Allocate),
+    ("exhaust", CulpritAct::Exhaust),
+    ("dawdle", CulpritAct::Dawdle),
+    ("starve", CulpritAct::Starve),
 ];
 
-impl Deed {
+impl CulpritAct {
     pub(super) fn name(self) -> &'static str {
-        let of = DEEDS.iter().find(|(_, deed)| *deed == self);
+        let of = ACTS.iter().find(|(_, act)| *act == self);
         of.map_or("", |(name, _)| name)
     }
 }
 
-impl FromStr for Deed {
+impl CulpritAct {
+    const fn is_from_start(self) -> bool {
+        matches!(self, Self::Dawdle | Self::Starve)
+    }
+}
+
+impl FromStr for CulpritAct {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = DEEDS.iter().find(|(name, _)| *name == text);
-        let found = found.ok_or_else(|| format!("there is no deed {text:?}"))?;
+        let found = ACTS.iter().find(|(name, _)| *name == text);
+        let found = found.ok_or_else(|| format!("there is no act {text:?}"))?;
         Ok(found.1)
     }
 }
@@ -77,23 +92,27 @@ pub(super) const BEGUN: &str = "begun";
 pub(super) const HELD: &str = "held";
 /// The file that lets the culprit's peer go on.
 pub(super) const GO: &str = "go";
-/// The step of the deed; the job ends the same number of steps after it.
+/// The step of the act; the job ends the same number of steps after it.
 const STEP: i64 = 30;
 const PAUSE: Duration = Duration::from_millis(5);
+/// Far longer than a rank waits for a processor in one step, also on a busy host.
+const LONG_PAUSE: Duration = Duration::from_millis(250);
+/// Threads that keep a processor busy.
+const BUSY_THREADS: usize = 2;
 /// Bytes of an allocation: too many to come from memory that the process already has.
 const CHUNK: usize = 64 << 20;
 
-/// `rank DEED FOLDER`, with torchrun's variables in the environment.
+/// `rank ACT FOLDER`, with torchrun's variables in the environment.
 pub fn main(args: &[String]) -> ExitCode {
     let failure = |error: &dyn Display| {
         eprintln!("{error}");
         ExitCode::FAILURE
     };
-    let [deed, folder, ..] = args else {
-        return failure(&"usage: rank DEED FOLDER");
+    let [act, folder, ..] = args else {
+        return failure(&"usage: rank ACT FOLDER");
     };
-    match deed.parse() {
-        Ok(deed) => match train(deed, Path::new(folder)) {
+    match act.parse() {
+        Ok(act) => match train(act, Path::new(folder)) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => failure(&error),
         },
@@ -101,24 +120,33 @@ pub fn main(args: &[String]) -> ExitCode {
     }
 }
 
-fn train(deed: Deed, folder: &Path) -> rcomm::Result<()> {
+fn train(act: CulpritAct, folder: &Path) -> rcomm::Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();
     let (row, column) = (rank / 2 * 2, rank % 2);
     let tp = world.new_group(&[row, row + 1], &GroupOptions::named("tp"))?;
     let dp = world.new_group(&[column, column + 2], &GroupOptions::named("dp"))?;
+    if rank == CULPRIT && act.is_from_start() {
+        mark(folder, BEGUN);
+        if act == CulpritAct::Starve {
+            starve();
+        }
+    }
     for step in 0.. {
-        if deed != Deed::Forever && step == 2 * STEP {
+        if act != CulpritAct::Forever && !act.is_from_start() && step == 2 * STEP {
             break;
         }
         world.step(step);
         world.phase("load data");
-        std::thread::sleep(PAUSE);
-        if step == STEP && rank == CULPRIT {
+        std::thread::sleep(match (act, rank) {
+            (CulpritAct::Dawdle, CULPRIT) => LONG_PAUSE,
+            _ => PAUSE,
+        });
+        if step == STEP && rank == CULPRIT && !act.is_from_start() {
             mark(folder, BEGUN);
-            act(deed)?;
+            carry_out(act)?;
         }
-        if step == STEP && rank == CULPRIT + 1 && deed == Deed::Hold {
+        if step == STEP && rank == CULPRIT + 1 && act == CulpritAct::Hold {
             mark(folder, HELD);
             while !folder.join(GO).exists() {
                 std::thread::sleep(Duration::from_millis(5));
@@ -135,38 +163,42 @@ fn train(deed: Deed, folder: &Path) -> rcomm::Result<()> {
 }
 
 fn mark(folder: &Path, name: &str) {
-    // Without it the row ends with an error that says what was waited for.
+    // If this fails, the row ends with an error that names what it waited for.
     let _ = std::fs::write(folder.join(name), "");
 }
 
-fn act(deed: Deed) -> rcomm::Result<()> {
-    match deed {
-        Deed::Nothing | Deed::Forever | Deed::Hold => {}
-        Deed::Fail => {
+fn carry_out(act: CulpritAct) -> rcomm::Result<()> {
+    match act {
+        CulpritAct::Nothing
+        | CulpritAct::Forever
+        | CulpritAct::Hold
+        | CulpritAct::Dawdle
+        | CulpritAct::Starve => {}
+        CulpritAct::Fail => {
             let no_more = "the data set has no more samples";
             return Err(rcomm::Error::new(
                 rcomm::ErrorKind::InvalidArgument,
                 no_more,
             ));
         }
-        Deed::Panic => panic!("the data set is empty"),
-        Deed::Exit => std::process::exit(3),
-        Deed::Kill => signal(Signal::KILL),
-        Deed::Stop => signal(Signal::STOP),
-        Deed::Sleep => loop {
+        CulpritAct::Panic => panic!("the data set is empty"),
+        CulpritAct::Exit => std::process::exit(3),
+        CulpritAct::Kill => signal(Signal::KILL),
+        CulpritAct::Stop => signal(Signal::STOP),
+        CulpritAct::Sleep => loop {
             std::thread::sleep(Duration::from_secs(1));
         },
-        Deed::Late => std::thread::sleep(Duration::from_secs(6)),
-        Deed::Allocate => {
+        CulpritAct::Late => std::thread::sleep(Duration::from_secs(6)),
+        CulpritAct::Allocate => {
             let none = Rlimit {
                 current: Some(0),
                 maximum: Some(0),
             };
-            // An allocation that succeeds all the same shows in the row's answer.
+            // If the allocation succeeds nevertheless, the row's answer shows that.
             let _ = setrlimit(Resource::As, none);
             std::hint::black_box(vec![1u8; CHUNK]);
         }
-        Deed::Exhaust => exhaust(),
+        CulpritAct::Exhaust => exhaust(),
     }
     Ok(())
 }
@@ -174,13 +206,33 @@ fn act(deed: Deed) -> rcomm::Result<()> {
 /// Uses memory until the kernel kills this process. Does nothing outside of the control group of the row, where
 /// it would use up the host's memory.
 fn exhaust() {
-    if std::env::var_os(super::stage::GROUP).is_none() {
+    if std::env::var_os(super::job::GROUP).is_none() {
         return;
     }
     let mut all = Vec::new();
     loop {
         all.push(std::hint::black_box(vec![1u8; CHUNK]));
     }
+}
+
+/// Puts this thread, and those that it starts, behind threads that never sleep, on one processor.
+fn starve() {
+    let Ok(all) = sched_getaffinity(None) else {
+        return;
+    };
+    let mut one = CpuSet::new();
+    let first = (0..CpuSet::MAX_CPU).find(|&at| all.is_set(at));
+    first.into_iter().for_each(|at| one.set(at));
+    // If the system refuses one of these calls, the rank is not late, and the row's answer is still right.
+    let _ = sched_setaffinity(None, &one);
+    for _ in 0..BUSY_THREADS {
+        std::thread::spawn(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+    }
+    let _ = setpriority_process(None, 10);
 }
 
 fn signal(signal: Signal) {

@@ -1,9 +1,9 @@
 //! One row from start to end.
 
+use super::job::{Intervention, Job};
 use super::look::{self, Answer, Source, View};
-use super::stage::{Plot, Stage};
-use super::table::{Row, Said, Transport};
-use crate::process::PATIENCE;
+use super::table::{Expected, Row, Transport};
+use crate::process::TIME_LIMIT;
 use anyhow::Result;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -32,39 +32,58 @@ pub struct Cell {
     pub is_right: bool,
 }
 
-/// How long the live view goes on after the end of the job: longer than answers usually take to settle. It goes
-/// on up to three times as long while its answer is not right.
+/// How long the live view continues after the end of the job: longer than answers usually take to settle; up to three
+/// times as long while its answer is not right.
 const AFTER: Duration = Duration::from_secs(4);
 
 /// Runs the job of a row once and judges it from all sources; `program` is the one that calls
-/// [`super::part_of_a_job`].
+/// [`super::part_of_a_job`]. If an answer is wrong, what the job left is copied to a new folder in `keep`.
 ///
 /// # Errors
-/// If the job cannot be started.
+/// If the job cannot be started, or what it left cannot be kept.
 ///
 /// # Panics
-/// If something that the row waits for has not happened within [`PATIENCE`].
-pub fn run(program: &Path, row: &Row, transport: Transport) -> Result<Vec<Cell>> {
-    let mut stage = Stage::start(program, row, transport)?;
-    let view = View::of(stage.rings());
-    let fault = stage.play(row.plot, &view);
+/// If something that the row waits for has not happened within [`TIME_LIMIT`].
+pub fn run(
+    program: &Path,
+    row: &Row,
+    transport: Transport,
+    keep: Option<&Path>,
+) -> Result<Vec<Cell>> {
+    let mut job = Job::start(program, row, transport)?;
+    let view = View::of(job.rings());
+    let fault = job.intervene(row.intervention, &view);
     let over = Instant::now();
-    let right = |view: &View| view.said().last().is_some_and(|(_, it)| it.is(&row.last));
+    let right = |view: &View| {
+        view.answers()
+            .last()
+            .is_some_and(|(_, it)| it.is(&row.last))
+    };
     while over.elapsed() < AFTER || (!right(&view) && over.elapsed() < AFTER * 3) {
         std::thread::sleep(Duration::from_millis(50));
     }
-    let said = view.said();
+    let answers = view.answers();
     drop(view);
-    debug_assert!(over.elapsed() < PATIENCE);
+    debug_assert!(over.elapsed() < TIME_LIMIT);
     let cells = Source::ALL.map(|source| match source {
-        Source::Live => live(row, fault, &said),
-        after => left(row, after, &stage),
+        Source::Live => live(row, fault, &answers),
+        after => left(row, after, &job),
     });
+    if let Some(folder) = keep.filter(|_| cells.iter().any(Cell::is_wrong)) {
+        job.keep(folder)?;
+    }
     Ok(cells.into())
 }
 
-fn live(row: &Row, fault: Instant, said: &[(Instant, Answer)]) -> Cell {
-    let sights: Vec<Sight> = said
+impl Cell {
+    /// Whether the last answer is wrong, or one on the way to it.
+    pub fn is_wrong(&self) -> bool {
+        !self.is_right || !self.wrong.is_empty()
+    }
+}
+
+fn live(row: &Row, fault: Instant, answers: &[(Instant, Answer)]) -> Cell {
+    let sights: Vec<Sight> = answers
         .iter()
         .map(|(at, answer)| Sight {
             at: match at.checked_duration_since(fault) {
@@ -78,8 +97,8 @@ fn live(row: &Row, fault: Instant, said: &[(Instant, Answer)]) -> Cell {
         let answer = &sight.answer;
         let after = sight.at >= 0.0;
         let known = answer.is(&row.last) || row.passing.iter().any(|one| answer.is(one));
-        // If the rank itself is the fault, the time of the fault is taken a moment after it.
-        answer.is_not_yet() || (known && (after || row.plot == Plot::Watch))
+        // If the culprit itself causes the fault, the time of the fault is measured a moment after it.
+        answer.is_not_yet() || (known && (after || row.intervention == Intervention::Watch))
     };
     let first = sights.iter().find(|it| !it.answer.is_not_yet()).cloned();
     let last = sights.last().cloned();
@@ -94,18 +113,18 @@ fn live(row: &Row, fault: Instant, said: &[(Instant, Answer)]) -> Cell {
     }
 }
 
-fn left(row: &Row, source: Source, stage: &Stage) -> Cell {
-    let rings = stage.job_rings();
-    let answer = look::afterwards(source, &stage.dumps(), &rings);
-    let expected: Option<Said> = match source {
+fn left(row: &Row, source: Source, job: &Job) -> Cell {
+    let rings = job.job_rings();
+    let answer = look::afterwards(source, &job.dumps(), &rings);
+    let expected: Option<Expected> = match source {
         Source::DumpsAlone => row.dumps,
         Source::Live | Source::Rings | Source::Dumps => Some(row.last),
     };
     let is_right = match (&answer, expected) {
-        (Some(answer), Some(said)) => {
-            // A part of the dumps may not show more.
-            let open = answer.is_not_yet() || answer.leaves_open(&said);
-            answer.is(&said) || (source == Source::DumpsAlone && open)
+        (Some(answer), Some(expected)) => {
+            // Dumps without the rings may not show the fault.
+            let open = answer.is_not_yet() || answer.leaves_open(&expected);
+            answer.is(&expected) || (source == Source::DumpsAlone && open)
         }
         (Some(answer), None) => answer.is(&row.last) || answer.is_not_yet(),
         // Dumps are written at time-outs and aborts only.

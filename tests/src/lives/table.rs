@@ -1,10 +1,11 @@
 //! The rows, and what is true of each.
 
-use super::rank::Deed;
-use super::stage::{MemoryGroup, Plot};
+use super::job::{Intervention, MemoryGroup};
+use super::rank::CulpritAct;
 use crate::process::CULPRIT;
 use rcomm_analyzer::{Code, Verdict};
 use rcomm_recorder::model::Rank;
+use std::path::Path;
 
 /// How the bytes move between the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ impl Transport {
 /// What a judgment may say: one of the verdicts, with a leading finding of one of the codes that names
 /// exactly these ranks. Without codes, no finding leads.
 #[derive(Clone, Copy, Debug)]
-pub struct Said {
+pub struct Expected {
     /// The verdict words.
     pub verdicts: &'static [Verdict],
     /// The codes of the leading finding.
@@ -47,39 +48,40 @@ pub struct Row {
     pub name: &'static str,
     /// What happens.
     pub about: &'static str,
-    pub(super) deed: Deed,
-    pub(super) plot: Plot,
+    pub(super) act: CulpritAct,
+    pub(super) intervention: Intervention,
     pub(super) timeout_ms: u32,
     /// What is true of the job once it is over.
-    pub last: Said,
+    pub last: Expected,
     /// What is true from the fault to the end of the job; "not yet" always is.
-    pub passing: &'static [Said],
+    pub passing: &'static [Expected],
     /// What the dumps alone show; `None` where the job leaves none.
-    pub dumps: Option<Said>,
+    pub dumps: Option<Expected>,
 }
 
-const US: &[Rank] = &[CULPRIT];
+const CULPRITS: &[Rank] = &[CULPRIT];
 
-const fn said(verdict: &'static [Verdict], codes: &'static [Code]) -> Said {
-    let ranks = if codes.is_empty() { &[] } else { US };
-    Said {
+const fn expected(verdict: &'static [Verdict], codes: &'static [Code]) -> Expected {
+    let ranks = if codes.is_empty() { &[] } else { CULPRITS };
+    Expected {
         verdicts: verdict,
         codes,
         ranks,
     }
 }
 
-const ENDED: Said = said(&[Verdict::Ended], &[]);
-const CANCELLED: Said = said(&[Verdict::Cancelled], &[]);
-const CRASHED: Said = said(&[Verdict::Crashed], &[Code::E150]);
-/// While other ranks run, the rank whose process is gone holds them up.
-const GONE: Said = said(&[Verdict::Stuck, Verdict::Crashed], &[Code::E150]);
-const FROZEN: Said = said(&[Verdict::Stuck], &[Code::E151]);
-const ABSENT: Said = said(&[Verdict::Stuck], &[Code::E101]);
-/// A rank that was stopped and then went on left no sign of it but that it came late.
-const HELD: Said = said(&[Verdict::Stuck], &[Code::E101, Code::E151]);
+const ENDED: Expected = expected(&[Verdict::Ended], &[]);
+const CANCELLED: Expected = expected(&[Verdict::Cancelled], &[]);
+const CRASHED: Expected = expected(&[Verdict::Crashed], &[Code::E150]);
+/// While other ranks run, the rank whose process is gone blocks them.
+const GONE: Expected = expected(&[Verdict::Stuck, Verdict::Crashed], &[Code::E150]);
+const FROZEN: Expected = expected(&[Verdict::Stuck], &[Code::E151]);
+const SLOW: Expected = expected(&[Verdict::Slow], &[Code::W220]);
+const ABSENT: Expected = expected(&[Verdict::Stuck], &[Code::E101]);
+/// A rank that was stopped and then resumed leaves no trace but its lateness.
+const HELD: Expected = expected(&[Verdict::Stuck], &[Code::E101, Code::E151]);
 /// Dumps cannot show that a process is stopped, nor that it is gone where its peers did not notice.
-const MISSED: Said = said(
+const MISSED: Expected = expected(
     &[Verdict::Stuck, Verdict::Crashed],
     &[Code::E101, Code::E102, Code::E150, Code::E151],
 );
@@ -92,15 +94,15 @@ const SHORT: u32 = 8_000;
 const fn row(
     name: &'static str,
     about: &'static str,
-    deed: Deed,
-    plot: Plot,
-    (last, passing, dumps): (Said, &'static [Said], Option<Said>),
+    act: CulpritAct,
+    intervention: Intervention,
+    (last, passing, dumps): (Expected, &'static [Expected], Option<Expected>),
 ) -> Row {
     Row {
         name,
         about,
-        deed,
-        plot,
+        act,
+        intervention,
         timeout_ms: LONG,
         last,
         passing,
@@ -111,8 +113,11 @@ const fn row(
 impl Row {
     /// Why it cannot be run here; `None` if it can.
     pub fn skipped(&self) -> Option<String> {
-        match self.deed {
-            Deed::Exhaust => MemoryGroup::make().err(),
+        match self.act {
+            CulpritAct::Exhaust => MemoryGroup::make().err(),
+            CulpritAct::Starve if !Path::new("/proc/self/schedstat").exists() => {
+                Some("this system does not count waits for a processor".into())
+            }
             _ => None,
         }
     }
@@ -128,137 +133,151 @@ pub const ROWS: &[Row] = &[
     row(
         "clean-end",
         "every rank shuts its world down and exits with 0",
-        Deed::Nothing,
-        Plot::Watch,
+        CulpritAct::Nothing,
+        Intervention::Watch,
         (ENDED, &[], None),
     ),
     row(
         "error",
         "a rank returns an error between two operations",
-        Deed::Fail,
-        Plot::Watch,
+        CulpritAct::Fail,
+        Intervention::Watch,
         (CRASHED, &[GONE], Some(MISSED)),
     ),
     row(
         "panic",
         "a rank panics between two operations",
-        Deed::Panic,
-        Plot::Watch,
+        CulpritAct::Panic,
+        Intervention::Watch,
         (CRASHED, &[GONE, ABSENT], Some(MISSED)),
     ),
     row(
         "exit",
         "a rank calls exit(3) between two operations",
-        Deed::Exit,
-        Plot::Watch,
+        CulpritAct::Exit,
+        Intervention::Watch,
         (CRASHED, &[GONE], Some(MISSED)),
     ),
     row(
         "terminated",
         "the launcher gets SIGTERM while all is well",
-        Deed::Forever,
-        Plot::Terminate,
+        CulpritAct::Forever,
+        Intervention::Terminate,
+        (CANCELLED, &[], None),
+    ),
+    row(
+        "slow",
+        "a rank is slow in every step; then the launcher gets SIGTERM",
+        CulpritAct::Dawdle,
+        Intervention::TerminateSlow,
+        (SLOW, &[], None),
+    ),
+    row(
+        "starved",
+        "a rank shares its processor with busy threads; then the launcher gets SIGTERM",
+        CulpritAct::Starve,
+        Intervention::Terminate,
         (CANCELLED, &[], None),
     ),
     row(
         "kill-inside",
         "a rank is killed inside an operation",
-        Deed::Hold,
-        Plot::KillInside,
+        CulpritAct::Hold,
+        Intervention::KillInside,
         (CRASHED, &[GONE], Some(MISSED)),
     ),
     row(
         "kill-between",
         "a rank is killed between two operations",
-        Deed::Kill,
-        Plot::Watch,
+        CulpritAct::Kill,
+        Intervention::Watch,
         (CRASHED, &[GONE], Some(MISSED)),
     ),
     row(
         "kill-all",
         "all ranks are killed within half a second, none notices another's end",
-        Deed::Forever,
-        Plot::KillAll,
+        CulpritAct::Forever,
+        Intervention::KillAll,
         (CANCELLED, &[], None),
     ),
     row(
         "stop-inside",
         "a rank is stopped inside an operation; then the job is terminated",
-        Deed::Hold,
-        Plot::StopInside,
+        CulpritAct::Hold,
+        Intervention::StopInside,
         (FROZEN, &[HELD], None),
     ),
     row(
         "stop-between",
         "a rank is stopped between two operations; then the job is terminated",
-        Deed::Stop,
-        Plot::TerminateStuck,
+        CulpritAct::Stop,
+        Intervention::TerminateStuck,
         (FROZEN, &[HELD], None),
     ),
     row(
         "stop-killed",
         "a rank is stopped; then the launcher and all ranks are killed",
-        Deed::Stop,
-        Plot::KillStuck,
+        CulpritAct::Stop,
+        Intervention::KillStuck,
         (FROZEN, &[HELD], None),
     ),
     row(
         "resume-before",
-        "a stopped rank goes on before the time-out",
-        Deed::Stop,
-        Plot::Resume,
+        "a stopped rank is resumed before the time-out",
+        CulpritAct::Stop,
+        Intervention::Resume,
         (ENDED, &[HELD], None),
     ),
     row(
         "resume-after",
-        "a stopped rank goes on after the others have timed out",
-        Deed::Stop,
-        Plot::ResumeLate,
+        "a stopped rank is resumed after the others have timed out",
+        CulpritAct::Stop,
+        Intervention::ResumeLate,
         (HELD, &[], Some(HELD)),
     )
     .within(SHORT),
     row(
         "memory-limit",
         "an allocation fails on a rank, which aborts",
-        Deed::Allocate,
-        Plot::Watch,
+        CulpritAct::Allocate,
+        Intervention::Watch,
         (CRASHED, &[GONE, ABSENT], Some(MISSED)),
     ),
     row(
         "out-of-memory",
-        "the kernel kills a rank for want of memory",
-        Deed::Exhaust,
-        Plot::Watch,
+        "the kernel kills a rank because memory ran out",
+        CulpritAct::Exhaust,
+        Intervention::Watch,
         (CRASHED, &[GONE, ABSENT], Some(MISSED)),
     ),
     row(
         "late",
-        "a rank sleeps past a short time-out, and comes then",
-        Deed::Late,
-        Plot::Watch,
+        "a rank sleeps past a short time-out, and joins then",
+        CulpritAct::Late,
+        Intervention::Watch,
         (ABSENT, &[], Some(ABSENT)),
     )
     .within(2_000),
     row(
         "stuck-cancelled",
-        "a rank never comes; then the launcher gets SIGTERM",
-        Deed::Sleep,
-        Plot::TerminateStuck,
+        "a rank never joins; then the launcher gets SIGTERM",
+        CulpritAct::Sleep,
+        Intervention::TerminateStuck,
         (ABSENT, &[], None),
     ),
     row(
         "stuck-out",
-        "a rank never comes; the others time out and exit",
-        Deed::Sleep,
-        Plot::Watch,
+        "a rank never joins; the others time out and exit",
+        CulpritAct::Sleep,
+        Intervention::Watch,
         (ABSENT, &[], Some(ABSENT)),
     )
     .within(SHORT),
     row(
         "stuck-killed",
-        "a rank never comes; then another one is killed",
-        Deed::Sleep,
-        Plot::KillOther,
+        "a rank never joins; then another one is killed",
+        CulpritAct::Sleep,
+        Intervention::KillOther,
         (ABSENT, &[], Some(MISSED)),
     ),
 ];

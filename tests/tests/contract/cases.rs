@@ -17,7 +17,7 @@ pub(crate) struct Cases<'a> {
 }
 
 fn mix(mut x: u64) -> u64 {
-    // The finaliser of SplitMix64.
+    // The finalizer of SplitMix64.
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
@@ -56,7 +56,7 @@ impl<'a> Cases<'a> {
         self.group.size() as usize
     }
 
-    /// The vector number `which` of a rank.
+    /// Input vector number `which` of a rank.
     pub(crate) fn input<T: Scalar>(&self, rank: usize, which: usize, len: usize) -> Vec<T> {
         let start = mix(self.seed ^ mix(rank as u64) ^ mix(which as u64).rotate_left(7));
         let value = |at: usize| T::of((mix(start ^ at as u64) % 3) as u8 + 1);
@@ -78,6 +78,7 @@ impl<'a> Cases<'a> {
         (0..len).map(|i| T::reduce(op, &at(i))).collect()
     }
 
+    /// Counts a case, and panics if the values differ.
     pub(crate) fn same<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, got: T, expected: T) {
         self.checked += 1;
         if got == expected {
@@ -347,9 +348,9 @@ impl<'a> Cases<'a> {
         let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
         group.barrier().unwrap();
         group.barrier_async().unwrap().wait().unwrap();
-        let everybody = group.all_gather_object(&format!("rank {own}")).unwrap();
+        let names = group.all_gather_object(&format!("rank {own}")).unwrap();
         let expected: Vec<String> = (0..n).map(|rank| format!("rank {rank}")).collect();
-        self.same("all_gather_object", everybody, expected.clone());
+        self.same("all_gather_object", names, expected.clone());
         let mut object = (own, vec![own; 3]);
         group.broadcast_object(&mut object, 0).unwrap();
         self.same("broadcast_object", object, (0, vec![0; 3]));
@@ -406,7 +407,7 @@ impl<'a> Cases<'a> {
         let (group, own, n) = (self.group, self.own(), self.size());
         let root = n as u32 - 1;
         let gathered = group.all_gather_object_async(&names[own]).unwrap();
-        let told = group.broadcast_object_async((own, "told".to_owned()), root);
+        let from_root = group.broadcast_object_async((own, "from_root".to_owned()), root);
         let sum = group.all_reduce_async(vec![1u32], ReduceOp::Sum).unwrap();
         let mut mixed = None;
         if own == 0 {
@@ -431,9 +432,9 @@ impl<'a> Cases<'a> {
             sum.wait().unwrap(),
             vec![n as u32],
         );
-        let told = told.unwrap().wait().unwrap();
-        let expected = (root as usize, "told".to_owned());
-        self.same("broadcast_object_async", told, expected);
+        let from_root = from_root.unwrap().wait().unwrap();
+        let expected = (root as usize, "from_root".to_owned());
+        self.same("broadcast_object_async", from_root, expected);
         let gathered = gathered.wait().unwrap();
         self.same("all_gather_object_async", gathered, names.to_vec());
         let refused = group.broadcast_object_async(0u8, root + 1).unwrap_err();
@@ -457,7 +458,7 @@ impl<'a> Cases<'a> {
         self.same("send_object_async", object, before);
         sent.wait().unwrap();
 
-        // Several are under way, of one tag and of another; each gets its own.
+        // Several receives are pending, with two tags; each gets its own message.
         let receive = |tag| group.recv_object_async::<String>(before as u32, tag);
         let works = [
             receive(9).unwrap(),

@@ -1,4 +1,4 @@
-//! The asynchronous form of every collective, all of them under way at once.
+//! The asynchronous form of every collective, all of them in progress at once.
 
 use crate::cases::Cases;
 use crate::scalar::Scalar;
@@ -73,7 +73,7 @@ impl Cases<'_> {
             .scatter_v_async(at_root(for_each_v), vec![T::default(); uneven[own]], to)
             .expect(issued);
 
-        // Vectors are returned as they were given, with their results.
+        // The input vectors are returned unchanged, with the results.
         let (_, got) = from_root_v.wait().unwrap();
         let expected = self.input(root, own, uneven[own]);
         self.same(&what("scatter_v_async"), got, expected);
@@ -121,8 +121,12 @@ impl Cases<'_> {
         let ops = block.expect(issued).wait().unwrap();
         let sum = ops[0].outputs()[0].as_slice::<T>().unwrap().to_vec();
         self.same(&what("coalesce_async"), sum, self.reduced(op, 0, len));
-        let told = ops[1].outputs()[0].as_slice::<T>().unwrap().to_vec();
-        self.same(&what("coalesce_async"), told, self.input(root, 0, len * n));
+        let broadcast = ops[1].outputs()[0].as_slice::<T>().unwrap().to_vec();
+        self.same(
+            &what("coalesce_async"),
+            broadcast,
+            self.input(root, 0, len * n),
+        );
         let got = coalesced.wait().unwrap();
         let expected = vec![self.reduced(op, 0, len), self.reduced(op, 1, 1)];
         self.same(&what("all_reduce_coalesced_async"), got, expected);
@@ -137,9 +141,9 @@ impl Cases<'_> {
         let inputs = both;
         let mut outputs = lists(&[len, 1]);
         let views: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
-        let mut places: Vec<&mut [T]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
+        let mut output_slices: Vec<&mut [T]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
         group
-            .reduce_scatter_coalesced(&views, &mut places, op)
+            .reduce_scatter_coalesced(&views, &mut output_slices, op)
             .unwrap();
         let first = self.reduced::<T>(op, 0, len * n)[own * len..][..len].to_vec();
         let second = self.reduced::<T>(op, 1, n)[own..][..1].to_vec();

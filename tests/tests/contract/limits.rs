@@ -1,11 +1,11 @@
-//! What a backend's library cannot do, and the error that reports it.
+//! What a backend's library cannot do.
 
 use rcomm::{DType, DeviceKind, ProcessGroup, ReduceOp};
 
 /// The limits of the backend that carries a group.
 #[derive(Clone, Copy)]
 pub(crate) enum Limits {
-    /// It does all.
+    /// It supports all operations.
     None,
     /// NCCL has no 16-bit integers, no bitwise operations, no product of complex numbers, no tags, and
     /// receives from a named rank only (`ncclDataType_t`, `ncclRedOp_t` and `ncclRecv` in nccl.h).

@@ -88,8 +88,8 @@ fn every_backend_computes_what_the_reference_computes() {
 /// Hosts of this many ranks each; ranks of different hosts share no memory.
 fn hosts_of(ranks: u32) -> impl Fn(&mut Config) {
     move |config| {
-        let place = config.rendezvous.as_ref().unwrap();
-        config.host_id = Some((place.rank / ranks).to_string());
+        let rendezvous = config.rendezvous.as_ref().unwrap();
+        config.host_id = Some((rendezvous.rank / ranks).to_string());
     }
 }
 
@@ -112,7 +112,7 @@ fn ranks_of_several_hosts_compute_what_the_reference_computes() {
 }
 
 #[test]
-fn thirty_two_ranks_run_the_whole_list() {
+fn thirty_two_ranks_compute_what_the_reference_computes() {
     let counts = on_threads(
         32,
         &Carrier::Cpu,
@@ -132,7 +132,7 @@ fn thirty_two_ranks_run_the_whole_list() {
 }
 
 #[test]
-fn long_buffers_are_cut_and_put_together_again() {
+fn long_buffers_give_what_the_reference_computes() {
     for carrier in carriers() {
         on_threads(
             3,
@@ -202,7 +202,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_size_length_and_content_will_do(
+    fn random_sizes_lengths_and_contents_give_what_the_reference_computes(
         world_size in 1u32..7,
         len in 0usize..800,
         seed in any::<u64>(),

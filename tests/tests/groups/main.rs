@@ -22,7 +22,7 @@ fn run(size: u32, body: impl Fn(World) + Sync) {
 }
 
 #[test]
-fn splitting_orders_by_key_and_leaves_out_who_names_no_color() {
+fn split_orders_ranks_by_key_and_excludes_ranks_without_a_color() {
     run(5, |world| {
         let rank = world.rank();
         let color = (rank != 4).then_some(rank % 2);
@@ -44,7 +44,7 @@ fn splitting_orders_by_key_and_leaves_out_who_names_no_color() {
 }
 
 #[test]
-fn a_time_out_of_one_call_ends_that_call_and_its_group() {
+fn a_time_out_of_one_call_aborts_its_group() {
     let change = |config: &mut Config| {
         failing(config);
         // Rank 1 still answers status requests that come late.
@@ -69,7 +69,7 @@ fn a_time_out_of_one_call_ends_that_call_and_its_group() {
 }
 
 #[test]
-fn an_abort_from_another_thread_ends_what_is_stuck() {
+fn an_abort_from_another_thread_ends_a_pending_operation() {
     run(2, |world| {
         if world.rank() == 0 {
             let group = world.group().clone();
@@ -99,9 +99,9 @@ fn work_reports_to_waiters_callbacks_and_futures() {
             .all_reduce_async(vec![1u64; 4], ReduceOp::Sum)
             .unwrap();
         assert_eq!(work.seq(), 1);
-        let (sender, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         work.on_completion(move |result| sender.send(result.is_ok()).unwrap());
-        assert!(told.recv_timeout(Duration::from_secs(30)).unwrap());
+        assert!(receiver.recv_timeout(Duration::from_secs(30)).unwrap());
         assert_eq!(work.status(), WorkStatus::Completed);
         assert!(work.is_success() && work.error().is_none());
         assert_eq!(block_on(work).unwrap(), [2; 4]);
@@ -110,23 +110,23 @@ fn work_reports_to_waiters_callbacks_and_futures() {
 }
 
 #[test]
-fn objects_under_way_wait_for_no_collective_and_are_flushed_at_the_end() {
+fn pending_receives_of_objects_block_no_collective_and_complete_by_shutdown() {
     run(2, |world| {
         let group = world.group();
         if world.rank() == 0 {
             let work = group.recv_object_async::<Vec<u32>>(1, 5).unwrap();
             // The pending receive blocks none of these, though the other rank sends only after all of
             // them.
-            let told = group.broadcast_object_async("told".to_owned(), 1).unwrap();
-            assert_eq!(told.wait().unwrap(), "all");
+            let broadcast = group.broadcast_object_async("unsent".to_owned(), 1);
+            assert_eq!(broadcast.unwrap().wait().unwrap(), "all");
             group.barrier().unwrap();
             assert_eq!(block_on(work).unwrap(), [1, 2, 3]);
             let last = group.recv_object_async::<u32>(1, 5).unwrap();
             world.shutdown().unwrap();
             assert_eq!(last.wait().unwrap(), 9);
         } else {
-            let told = group.broadcast_object_async("all".to_owned(), 1).unwrap();
-            told.wait().unwrap();
+            let broadcast = group.broadcast_object_async("all".to_owned(), 1);
+            broadcast.unwrap().wait().unwrap();
             group.barrier().unwrap();
             group.send_object(&[1, 2, 3], 0, 5).unwrap();
             group.send_object(&9, 0, 5).unwrap();
@@ -136,7 +136,7 @@ fn objects_under_way_wait_for_no_collective_and_are_flushed_at_the_end() {
 }
 
 #[test]
-fn a_value_of_another_type_is_refused_where_it_is_read_and_the_group_goes_on() {
+fn an_object_of_another_type_is_refused_by_its_receiver_and_the_group_stays_usable() {
     run(2, |world| {
         let group = world.group();
         if world.rank() == 0 {
@@ -154,7 +154,7 @@ fn a_value_of_another_type_is_refused_where_it_is_read_and_the_group_goes_on() {
             assert!(
                 error
                     .to_string()
-                    .contains("rank 0 of the group could not write")
+                    .contains("rank 0 of the group could not serialize")
             );
         }
         let mut object = world.rank().to_string();
@@ -165,7 +165,7 @@ fn a_value_of_another_type_is_refused_where_it_is_read_and_the_group_goes_on() {
 }
 
 #[test]
-fn an_absurd_length_of_an_object_is_refused_before_anything_is_made_of_it() {
+fn an_object_longer_than_the_limit_is_refused() {
     run(2, |world| {
         let group = world.group();
         let lengths = [1u64 << 40, u64::MAX - 1, (64 << 20) + 1];
@@ -185,7 +185,7 @@ fn an_absurd_length_of_an_object_is_refused_before_anything_is_made_of_it() {
 }
 
 #[test]
-fn an_abort_ends_the_receives_of_objects_that_stand_in_line() {
+fn an_abort_ends_all_queued_receives_of_objects() {
     run(2, |world| {
         let group = world.group();
         if world.rank() == 1 {
@@ -204,7 +204,7 @@ fn an_abort_ends_the_receives_of_objects_that_stand_in_line() {
     });
 }
 
-/// The smallest of executors: one future, one thread.
+/// A minimal executor: one future, one thread.
 fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -223,7 +223,7 @@ fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
 }
 
 #[test]
-fn work_without_a_waiter_is_watched() {
+fn an_operation_that_nothing_waits_for_is_aborted_at_its_time_out() {
     let fabric = FakeFabric::new();
     fabric.add_fault(FakeFault {
         rank: 0,
@@ -251,7 +251,7 @@ fn work_without_a_waiter_is_watched() {
 }
 
 #[test]
-fn more_time_is_for_the_next_operations_until_the_first_has_ended() {
+fn extend_timeout_applies_until_the_next_operation_has_ended() {
     run(2, |world| {
         let group = world.group();
         group.set_timeout(Duration::from_secs(9));
@@ -301,7 +301,7 @@ fn the_status_of_a_group_has_its_time_out() {
 }
 
 #[test]
-fn the_cpu_registers_what_the_group_allocated_and_nothing_else() {
+fn the_cpu_backend_registers_only_memory_that_the_group_allocated() {
     run(1, |world| {
         let backend = world.group().backend(DeviceKind::Cpu).unwrap();
         let error = backend
@@ -350,7 +350,7 @@ fn groups_may_be_made_in_another_order_on_each_rank() {
             let group = world.new_group(ranks, &GroupOptions::named(name));
             group.unwrap()
         };
-        // Many alive at once, made forwards on one rank and backwards on the others.
+        // Many groups exist at once, created in this order on one rank and in reverse on the others.
         let mut names: Vec<String> = (0..40).map(|at| format!("group {at}")).collect();
         if world.rank() > 0 {
             names.reverse();
@@ -393,7 +393,7 @@ fn one_rank_may_make_hundreds_of_groups_before_the_others_begin() {
 }
 
 #[test]
-fn who_thinks_itself_in_a_group_is_told_whom_it_waited_for() {
+fn a_rank_that_lists_more_members_times_out_and_names_whom_it_waited_for() {
     let change = |config: &mut Config| {
         failing(config);
         config.init_timeout = Duration::from_secs(6);
@@ -405,14 +405,13 @@ fn who_thinks_itself_in_a_group_is_told_whom_it_waited_for() {
         };
         if world.rank() < 2 {
             let pair = world.new_group(&[0, 1], &options).unwrap();
-            let patient = pair.within(Duration::from_secs(20));
-            patient.barrier().unwrap();
-            let told = world.store().wait(&["test/told"], Duration::from_secs(60));
-            return told.unwrap();
+            pair.within(Duration::from_secs(20)).barrier().unwrap();
+            let done = world.store().wait(&["test/done"], Duration::from_secs(60));
+            return done.unwrap();
         }
         let made = world.new_group(&[0, 1, 2], &options);
         let error = made.and_then(|group| group.barrier()).unwrap_err();
-        world.store().set("test/told", b"1").unwrap();
+        world.store().set("test/done", b"1").unwrap();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         let text = error.to_string();
         assert!(
@@ -423,7 +422,7 @@ fn who_thinks_itself_in_a_group_is_told_whom_it_waited_for() {
 }
 
 #[test]
-fn neighbours_form_sub_groups_of_one_size() {
+fn new_subgroups_makes_groups_of_one_size_from_adjacent_ranks() {
     run(4, |world| {
         let options = GroupOptions::named("pair");
         let pair = world.group().new_subgroups(2, &options).unwrap();

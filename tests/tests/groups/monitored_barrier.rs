@@ -5,10 +5,11 @@ use super::{failing, run};
 use rcomm::{Config, ErrorKind, GroupOptions, MissingRanks, OpType, ReduceOp};
 use rcomm_tests::process::wait_until;
 use rcomm_tests::world::{Carrier, on_threads};
+use std::sync::Barrier;
 use std::time::Duration;
 
 #[test]
-fn ranks_that_are_dropped_let_the_one_with_the_store_go() {
+fn the_rank_with_the_store_counts_dropped_worlds_as_departed() {
     let change = |config: &mut Config| {
         failing(config);
         // Longer than the test: no rank may wait for it to pass.
@@ -23,7 +24,7 @@ fn ranks_that_are_dropped_let_the_one_with_the_store_go() {
 }
 
 #[test]
-fn a_rank_that_was_left_behind_is_not_counted_among_those_that_go() {
+fn after_a_shrink_shutdown_waits_for_the_remaining_ranks_only() {
     run(4, |world| {
         let (rank, store) = (world.rank(), world.store().clone());
         let counted = |left: u32| store.add(&format!("rcomm/0/gone_count/{left}"), 0).unwrap();
@@ -31,10 +32,10 @@ fn a_rank_that_was_left_behind_is_not_counted_among_those_that_go() {
             return drop(world);
         }
         let mut world = world;
-        wait_until("rank 1 to go", || (counted(4) == 1).then_some(()));
+        wait_until("rank 1 to depart", || (counted(4) == 1).then_some(()));
         world.shrink(&[1]).unwrap();
         if rank == 3 {
-            wait_until("the others to go", || (counted(3) == 2).then_some(()));
+            wait_until("the others to depart", || (counted(3) == 2).then_some(()));
             // Rank 0 has not departed: it waits for this rank.
             assert!(!store.check(&["rcomm/0/all gone/3"]).unwrap());
         }
@@ -43,7 +44,7 @@ fn a_rank_that_was_left_behind_is_not_counted_among_those_that_go() {
 }
 
 #[test]
-fn the_ranks_that_are_left_go_on_in_a_smaller_group() {
+fn the_remaining_ranks_continue_in_a_smaller_group() {
     run(3, |world| {
         if world.rank() == 1 {
             return drop(world);
@@ -63,7 +64,7 @@ fn the_ranks_that_are_left_go_on_in_a_smaller_group() {
 }
 
 #[test]
-fn the_first_verdict_on_who_is_absent_ends_the_wait_of_all() {
+fn the_first_result_of_find_absent_ends_the_wait_of_all_ranks() {
     run(3, |world| {
         let (store, group) = (world.store(), world.group());
         match world.rank() {
@@ -76,10 +77,10 @@ fn the_first_verdict_on_who_is_absent_ends_the_wait_of_all() {
                 });
                 let absent = group.find_absent(Duration::from_millis(1)).unwrap();
                 assert_eq!(absent, [1]);
-                store.set("test/told", b"1").unwrap();
+                store.set("test/done", b"1").unwrap();
             }
             1 => {
-                store.wait(&["test/told"], Duration::from_secs(60)).unwrap();
+                store.wait(&["test/done"], Duration::from_secs(60)).unwrap();
                 let error = group.find_absent(Duration::from_secs(3_600)).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
             }
@@ -93,7 +94,7 @@ fn the_first_verdict_on_who_is_absent_ends_the_wait_of_all() {
 }
 
 #[test]
-fn the_monitored_barrier_names_who_does_not_come() {
+fn the_monitored_barrier_names_the_ranks_that_do_not_arrive() {
     run(4, |world| {
         world
             .group()
@@ -113,7 +114,7 @@ fn the_monitored_barrier_names_who_does_not_come() {
 }
 
 #[test]
-fn a_monitored_barrier_may_be_issued_by_some_and_run_by_others() {
+fn a_monitored_barrier_may_be_issued_by_some_ranks_and_run_blocking_by_others() {
     run(3, |world| {
         let group = world.group();
         for round in 0..3 {
@@ -142,21 +143,21 @@ fn a_monitored_barrier_may_be_issued_by_some_and_run_by_others() {
 }
 
 #[test]
-fn an_issued_monitored_barrier_names_the_absent_and_the_group_goes_on() {
+fn an_issued_monitored_barrier_names_the_absent_ranks_and_the_group_stays_usable() {
     run(3, |world| {
         let group = world.group();
         let brief = group.within(Duration::from_secs(2));
         if world.rank() == 2 {
-            let others = world.store().wait(&["test/told"], Duration::from_secs(30));
+            let others = world.store().wait(&["test/done"], Duration::from_secs(30));
             others.unwrap();
         } else {
-            // The time counts from when both are made.
+            // The time-out counts from the issue, so both ranks issue at about the same time.
             let here = ["test/here/0", "test/here/1"];
             let own = here[world.rank() as usize];
             world.store().set(own, b"1").unwrap();
             world.store().wait(&here, Duration::from_secs(30)).unwrap();
         }
-        // A rank that comes too late gets the same error as the others.
+        // A rank that arrives too late gets the same error as the others.
         let work = brief.monitored_barrier_async(MissingRanks::All).unwrap();
         let error = work.wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -165,7 +166,7 @@ fn an_issued_monitored_barrier_names_the_absent_and_the_group_goes_on() {
         assert!(text.starts_with("monitored_barrier #1 on group"), "{text}");
         assert!(text.contains("these did not arrive: rank 2"), "{text}");
         if world.rank() == 0 {
-            world.store().set("test/told", b"1").unwrap();
+            world.store().set("test/done", b"1").unwrap();
         }
         assert!(group.refusal().is_none());
         let mut sum = [world.rank()];
@@ -199,5 +200,28 @@ fn an_abort_ends_a_monitored_barrier() {
         assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
         assert!(error.to_string().contains("enough"), "{error}");
         world.store().set("test/done", b"1").unwrap();
+    });
+}
+
+#[test]
+fn a_shrink_that_a_member_does_not_call_names_it() {
+    let ended = Barrier::new(4);
+    run(4, |world| {
+        if world.rank() < 2 {
+            let group = world.group().within(Duration::from_millis(300));
+            let options = GroupOptions::named("remaining");
+            let error = group.shrink(&[3], &options).unwrap_err();
+            assert_eq!(
+                (error.kind(), error.ranks()),
+                (ErrorKind::Timeout, &[2][..])
+            );
+            let text = error.to_string();
+            assert!(
+                text.contains("rank 2 did not call shrink within its time-out"),
+                "{text}"
+            );
+        }
+        // The rank with the store stays until the others have their error.
+        ended.wait();
     });
 }

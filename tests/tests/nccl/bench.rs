@@ -1,12 +1,11 @@
-//! The program that measures on real devices, as far as the simulator carries it: its numbers are not
-//! printed.
+//! The program that measures real devices, run on the simulator, where its numbers mean nothing and are not printed.
 
 use super::{RANKS, over};
 use rcomm_tests::process::Job;
 use rcomm_tests::simulator;
 
 #[test]
-fn the_bench_goes_through_and_says_no_number_of_the_simulator() {
+fn the_device_bench_succeeds_on_the_simulator() {
     let simulator = simulator::path();
     let program = env!("CARGO_BIN_EXE_device_bench");
     for timing in ["0", "1"] {

@@ -31,18 +31,18 @@ fn two_communicators_that_hang_are_aborted_together() {
 }
 
 #[test]
-fn the_events_of_a_burst_of_operations_are_not_all_kept() {
-    let (_job, said) = run("burst", |_, _| {});
-    for said in said {
-        let most = lines(&said, "events: ")[0];
+fn a_burst_of_operations_keeps_a_limited_number_of_events() {
+    let (_job, outputs) = run("burst", |_, _| {});
+    for output in outputs {
+        let most = lines(&output, "events: ")[0];
         let most = most.split(' ').next().and_then(|most| most.parse().ok());
-        // Else the test would not need the limit.
-        assert!(most.is_some_and(|most: u64| most > 9_000), "{said}");
+        // Otherwise the operations would not reach the limit.
+        assert!(most.is_some_and(|most: u64| most > 9_000), "{output}");
     }
 }
 
 #[test]
-fn a_graph_that_is_still_there_is_named_by_the_shutdown() {
+fn shutdown_reports_graphs_that_still_hold_operations() {
     let mut job = start("graph_at_shutdown", |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "60000");
     });
@@ -58,7 +58,7 @@ fn a_graph_that_is_still_there_is_named_by_the_shutdown() {
 }
 
 #[test]
-fn a_graph_that_is_still_there_does_not_hold_up_an_abort() {
+fn a_graph_that_still_holds_operations_does_not_delay_an_abort() {
     let (_folder, old) = without(&["ncclCommRevoke"]);
     for library in [rcomm_tests::simulator::path(), old] {
         end_in_time("graph_at_abort", |_, command| {
@@ -80,60 +80,60 @@ fn memory_and_nan_checks_do_not_wait_for_a_kernel_that_hangs() {
     });
     for rank in 0..RANKS {
         let ended = job.wait(rank);
-        let said = &ended.stderr;
+        let output = &ended.stderr;
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
         assert!(
-            said.contains("went on while it hung"),
-            "rank {rank}: {said}"
+            output.contains("went on while it hung"),
+            "rank {rank}: {output}"
         );
     }
 }
 
 #[test]
-fn a_reduction_that_the_device_cannot_do_is_refused_and_the_group_goes_on() {
+fn a_reduction_that_the_device_cannot_do_is_refused_and_the_group_stays_usable() {
     for blocking in ["0", "1"] {
-        let (_job, said) = run("refused_first", |_, command| {
+        let (_job, outputs) = run("refused_first", |_, command| {
             command
                 .env("RCOMM_NCCL_BLOCKING", blocking)
                 .env("RCOMM_SIM", "capability=8");
         });
-        for said in said {
-            let refused = lines(&said, "refused:")[0];
-            assert!(refused.contains("compute capability 9.0"), "{said}");
+        for output in outputs {
+            let refused = lines(&output, "refused:")[0];
+            assert!(refused.contains("compute capability 9.0"), "{output}");
         }
     }
 }
 
 #[test]
-fn memory_is_registered_beside_launches_that_are_not_finished() {
+fn memory_can_be_registered_while_launches_are_not_finished() {
     for blocking in ["0", "1"] {
-        let (_job, said) = run("register_beside", |_, command| {
+        let (_job, outputs) = run("register_beside", |_, command| {
             command
                 .env("RCOMM_NCCL_BLOCKING", blocking)
                 .env("RCOMM_SIM", "launch_delay_ms=5");
         });
-        for said in said {
-            assert!(said.contains("registered "), "{said}");
+        for output in outputs {
+            assert!(output.contains("registered "), "{output}");
         }
     }
 }
 
 #[test]
-fn an_operation_makes_so_many_calls_of_the_driver_and_no_more() {
+fn an_operation_makes_8_driver_calls_or_6_on_the_groups_stream() {
     for blocking in ["0", "1"] {
-        let (_job, said) = run("driver_calls", |_, command| {
+        let (_job, outputs) = run("driver_calls", |_, command| {
             command.env("RCOMM_NCCL_BLOCKING", blocking);
         });
-        for said in said {
-            // Context in and out, capture mode twice, one look at the stream, two records, one wait. The last three
-            // are one where the program works on the group's own stream.
+        for output in outputs {
+            // Push and pop of the context, the capture mode twice, one query of the stream, two records of events, one
+            // wait. On the group's own stream, one call replaces the last three.
             assert_eq!(
-                lines(&said, "calls on "),
+                lines(&output, "calls on "),
                 [
                     "a stream of the program's: 800 for 100 operations",
                     "the group's stream: 600 for 100 operations"
                 ],
-                "{said}"
+                "{output}"
             );
         }
     }

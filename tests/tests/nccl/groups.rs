@@ -1,4 +1,4 @@
-//! Groups of groups, ways to join, streams, graphs and memory.
+//! Groups split off groups, ways to join, streams, graphs and memory.
 
 use super::{RANKS, facts, fail, run, start};
 use rcomm_tests::process::{CULPRIT, Job};
@@ -7,47 +7,47 @@ use std::net::TcpListener;
 use std::process::Command;
 
 /// The lines of a rank's output that begin with this word.
-pub(crate) fn lines<'a>(said: &'a str, word: &str) -> Vec<&'a str> {
-    let lines = said.lines().filter_map(|line| line.strip_prefix(word));
+pub(crate) fn lines<'a>(output: &'a str, word: &str) -> Vec<&'a str> {
+    let lines = output.lines().filter_map(|line| line.strip_prefix(word));
     lines.map(str::trim).collect()
 }
 
-/// The scenario's output, however the groups were made.
-pub(crate) fn check_split(said: &[String]) {
+/// Asserts the output of the scenario `split`, which is the same however the groups are made.
+pub(crate) fn check_split(outputs: &[String]) {
     // Even ranks in reverse order, odd ones but the last as they are.
-    assert_eq!(lines(&said[0], "part:"), ["rank 1 of [2, 0], sum 2"]);
-    assert_eq!(lines(&said[1], "part:"), ["rank 0 of [1], sum 1"]);
-    assert_eq!(lines(&said[2], "part:"), ["rank 0 of [2, 0], sum 2"]);
-    assert!(lines(&said[3], "part:").is_empty());
-    for (rank, said) in said.iter().enumerate() {
+    assert_eq!(lines(&outputs[0], "part:"), ["rank 1 of [2, 0], sum 2"]);
+    assert_eq!(lines(&outputs[1], "part:"), ["rank 0 of [1], sum 1"]);
+    assert_eq!(lines(&outputs[2], "part:"), ["rank 0 of [2, 0], sum 2"]);
+    assert!(lines(&outputs[3], "part:").is_empty());
+    for (rank, output) in outputs.iter().enumerate() {
         let first = rank / 2 * 2;
         let pair = format!("[{first}, {}], sum 2", first + 1);
-        assert_eq!(lines(said, "pair:"), [pair]);
-        assert_eq!(lines(said, "alone:"), [format!("[{rank}], sum 1")]);
+        assert_eq!(lines(output, "pair:"), [pair]);
+        assert_eq!(lines(output, "alone:"), [format!("[{rank}], sum 1")]);
         let listed: &[&str] = if rank < 2 { &["[1, 0], sum 2"] } else { &[] };
-        assert_eq!(lines(said, "listed:"), listed);
-        assert_eq!(lines(said, "all:"), ["sum 4"]);
+        assert_eq!(lines(output, "listed:"), listed);
+        assert_eq!(lines(output, "all:"), ["sum 4"]);
     }
 }
 
 #[test]
 fn groups_are_split_off_one_another() {
-    let (_job, said) = run("split", |_, _| {});
-    check_split(&said);
+    let (_job, outputs) = run("split", |_, _| {});
+    check_split(&outputs);
     let ids = |rank: usize| -> Vec<String> {
-        let states = lines(&said[rank], "communicator");
+        let states = lines(&outputs[rank], "communicator");
         let ids = states.iter().filter_map(|state| state.split_once(':'));
         ids.map(|(id, _)| id.to_owned()).collect()
     };
-    // All of them, those of two members under one name on both.
-    assert_eq!(ids(0).len(), 5, "{}", said[0]);
-    assert_eq!(ids(3).len(), 3, "{}", said[3]);
+    // The ids of all communicators; a communicator has the same id on each of its ranks.
+    assert_eq!(ids(0).len(), 5, "{}", outputs[0]);
+    assert_eq!(ids(3).len(), 3, "{}", outputs[3]);
     assert_eq!(ids(0)[1], ids(2)[1]);
     assert_ne!(ids(0)[1], ids(1)[1]);
 }
 
 #[test]
-fn ranks_join_in_every_way_that_they_are_told_to() {
+fn groups_work_with_every_setting_of_how_ranks_join() {
     for variables in [
         &[("RCOMM_NCCL_BLOCKING", "1")][..],
         &[
@@ -62,33 +62,33 @@ fn ranks_join_in_every_way_that_they_are_told_to() {
         ][..],
         &[("RCOMM_NCCL_TIMING", "1")][..],
     ] {
-        let (_job, said) = run("split", |_, command| {
+        let (_job, outputs) = run("split", |_, command| {
             command.envs(variables.iter().copied());
         });
-        check_split(&said);
+        check_split(&outputs);
     }
 }
 
-/// The scenario's output, however the new group was made.
+/// Asserts the output of the remaining ranks of the scenario `shrink`, and returns it.
 pub(crate) fn check_shrink(job: &mut Job) -> Vec<String> {
     let others = (0..RANKS).filter(|&rank| rank != CULPRIT);
-    let said = others.map(|rank| {
+    let outputs = others.map(|rank| {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
-        let said = ended.stderr;
-        assert!(said.contains("lost: all_reduce #4"), "{said}");
-        let sums = lines(&said, "sum:");
-        assert_eq!(sums[..3], ["4 of ranks [0, 1, 2, 3]"; 3], "{said}");
-        assert_eq!(sums[3..], ["3 of ranks [0, 1, 3]"; 3], "{said}");
-        said
+        let output = ended.stderr;
+        assert!(output.contains("lost: all_reduce #4"), "{output}");
+        let sums = lines(&output, "sum:");
+        assert_eq!(sums[..3], ["4 of ranks [0, 1, 2, 3]"; 3], "{output}");
+        assert_eq!(sums[3..], ["3 of ranks [0, 1, 3]"; 3], "{output}");
+        output
     });
-    let said = said.collect();
+    let outputs = outputs.collect();
     assert!(!job.wait(CULPRIT).status.success());
-    said
+    outputs
 }
 
 #[test]
-fn what_is_left_of_a_communicator_goes_on() {
+fn the_remaining_ranks_continue_on_a_shrunk_communicator() {
     for mode in ["clean_up_only", "none"] {
         let mut job = start("shrink", |_, command| {
             command
@@ -97,20 +97,20 @@ fn what_is_left_of_a_communicator_goes_on() {
                 .env("RCOMM_SIM", "local_peers=1")
                 .env("RCOMM_TIMEOUT_MS", "5000");
         });
-        for said in check_shrink(&mut job) {
-            // Made of the old one: the library was not asked for a new id.
-            let states = lines(&said, "communicator");
+        for output in check_shrink(&mut job) {
+            // The new communicator was derived from the old one: the library was not asked for a new id.
+            let states = lines(&output, "communicator");
             assert!(
                 states.iter().any(|state| state.contains("\"3\"")),
-                "{mode}: {said}"
+                "{mode}: {output}"
             );
         }
     }
 }
 
 #[test]
-fn what_is_left_connects_anew_after_an_error_of_the_connections() {
-    // The library makes nothing of a communicator with such an error, revoked or not.
+fn the_remaining_ranks_make_a_new_communicator_after_a_connection_error() {
+    // The library derives no communicator from one with a connection error, revoked or not.
     let mut job = start("shrink", |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "60000");
     });
@@ -119,16 +119,16 @@ fn what_is_left_connects_anew_after_an_error_of_the_connections() {
 
 #[test]
 fn streams_wait_for_operations_and_operations_for_streams() {
-    let (_job, said) = run("streams", |_, _| {});
-    for said in said {
-        let refused = lines(&said, "refused:");
-        assert!(refused[0].contains("runs on no stream"), "{said}");
+    let (_job, outputs) = run("streams", |_, _| {});
+    for output in outputs {
+        let refused = lines(&output, "refused:");
+        assert!(refused[0].contains("runs on no stream"), "{output}");
     }
 }
 
 #[test]
 fn operations_are_captured_into_graphs() {
-    let (job, said) = run("graph", |_, _| {});
+    let (job, outputs) = run("graph", |_, _| {});
     for (path, dump) in job.dumps() {
         // The first capture of the process, without what was refused in it; the one whose memory it keeps;
         // and the one that is not joined.
@@ -144,21 +144,21 @@ fn operations_are_captured_into_graphs() {
         assert!(outside.contains(&1) && outside.len() > 3, "{outside:?}");
         assert_eq!(outside.len() + 6, dump.entries.len());
     }
-    for said in said {
-        let refused = lines(&said, "refused:");
+    for output in outputs {
+        let refused = lines(&output, "refused:");
         assert!(
             refused[0].contains("is being captured into graph"),
-            "{said}"
+            "{output}"
         );
         assert!(
             refused[1].contains("would fill new memory with zeros"),
-            "{said}"
+            "{output}"
         );
         const UNJOINED: &str = "904";
-        assert_eq!(lines(&said, "not joined:"), [UNJOINED]);
-        let states = lines(&said, "communicator");
-        // Those that were captured, by the numbers that the record has for them.
-        assert!(states[0].contains("\"4 operations, #2 to #6\""), "{said}");
+        assert_eq!(lines(&output, "not joined:"), [UNJOINED]);
+        let states = lines(&output, "communicator");
+        // The captured operations, with their numbers in the record.
+        assert!(states[0].contains("\"4 operations, #2 to #6\""), "{output}");
     }
 }
 
@@ -178,19 +178,19 @@ fn two_ranks_on_one_device_are_named_on_all_unless_that_is_allowed() {
             "rank {rank}: {error}"
         );
     }
-    let (_job, said) = run("train", |rank, command| {
+    let (_job, outputs) = run("train", |rank, command| {
         on_one(rank, command);
         command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
     });
-    for said in said {
-        assert_eq!(lines(&said, "sum:"), ["4"; 6], "{said}");
+    for output in outputs {
+        assert_eq!(lines(&output, "sum:"), ["4"; 6], "{output}");
     }
 }
 
 #[test]
-fn memory_is_registered_and_what_does_not_fit_is_refused_by_name() {
-    let (_job, said) = run("memory", |_, _| {});
-    for (rank, said) in said.iter().enumerate() {
+fn memory_of_the_groups_device_is_registered_and_other_memory_is_refused() {
+    let (_job, outputs) = run("memory", |_, _| {});
+    for (rank, output) in outputs.iter().enumerate() {
         let next = (rank + 1) % 8;
         for sentence in [
             "refused what was undone: there is no registration",
@@ -198,7 +198,7 @@ fn memory_is_registered_and_what_does_not_fit_is_refused_by_name() {
             &format!("it is memory of cuda:{next}; on this rank the group works on cuda:{rank}"),
             "it is host memory, or no memory at all",
         ] {
-            assert!(said.contains(sentence), "{sentence}: {said}");
+            assert!(output.contains(sentence), "{sentence}: {output}");
         }
     }
 }

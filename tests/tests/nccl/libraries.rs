@@ -10,11 +10,11 @@ pub(crate) fn without(symbols: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let mut bytes = std::fs::read(simulator::path()).unwrap();
     for symbol in symbols {
         let name = [b"\0", symbol.as_bytes(), b"\0"].concat();
-        let places: Vec<usize> = (0..bytes.len() - name.len())
+        let offsets: Vec<usize> = (0..bytes.len() - name.len())
             .filter(|&at| bytes[at..].starts_with(&name))
             .collect();
-        assert!(!places.is_empty(), "{symbol} is exported");
-        for at in places {
+        assert!(!offsets.is_empty(), "{symbol} is exported");
+        for at in offsets {
             bytes[at + name.len() - 2] = b'_';
         }
     }
@@ -70,19 +70,19 @@ fn a_library_without_a_function_that_is_needed_is_refused_by_its_name() {
 #[test]
 fn groups_are_connected_anew_where_the_library_cannot_split() {
     let (_folder, library) = without(&["ncclCommSplit"]);
-    let (_job, said) = run("split", |_, command| {
+    let (_job, outputs) = run("split", |_, command| {
         over(&library, command);
     });
-    super::groups::check_split(&said);
+    super::groups::check_split(&outputs);
 }
 
 #[test]
 fn lists_are_gathered_and_scattered_with_and_without_the_librarys_own_calls() {
     let (_folder, old) = without(&["ncclGather", "ncclScatter", "ncclAlltoAll"]);
     for library in [simulator::path(), old] {
-        let (_job, said) = run("lists", |_, command| over(&library, command));
-        for said in said {
-            assert!(said.contains("gathered and scattered"), "{said}");
+        let (_job, outputs) = run("lists", |_, command| over(&library, command));
+        for output in outputs {
+            assert!(output.contains("gathered and scattered"), "{output}");
         }
     }
 }
@@ -90,29 +90,29 @@ fn lists_are_gathered_and_scattered_with_and_without_the_librarys_own_calls() {
 #[test]
 fn registered_memory_is_refused_by_name_where_the_library_has_none() {
     let (_folder, library) = without(&["ncclCommRegister"]);
-    let (_job, said) = run("no_registration", |_, command| over(&library, command));
-    for said in said {
+    let (_job, outputs) = run("no_registration", |_, command| over(&library, command));
+    for output in outputs {
         let sentence =
             "registered memory needs ncclCommRegister (NCCL 2.19); this library is 2.30.7";
-        assert!(said.contains(sentence), "{said}");
+        assert!(output.contains(sentence), "{output}");
     }
 }
 
 #[test]
 fn one_id_serves_all_ranks_where_the_library_takes_no_more() {
     let (_folder, library) = without(&["ncclCommInitRankScalable"]);
-    let (_job, said) = run("train", |_, command| {
+    let (_job, outputs) = run("train", |_, command| {
         over(&library, command);
-        // More ranks than that, as 129 are by default.
+        // The job has more ranks than one id is for; by default, that takes 129 ranks.
         command.env("RCOMM_NCCL_RANKS_PER_ID", "2");
     });
-    for said in said {
-        assert_eq!(super::groups::lines(&said, "sum:"), ["4"; 6], "{said}");
+    for output in outputs {
+        assert_eq!(super::groups::lines(&output, "sum:"), ["4"; 6], "{output}");
     }
 }
 
 #[test]
-fn what_is_left_of_a_job_connects_anew_where_the_library_cannot_shrink() {
+fn the_remaining_ranks_make_a_new_communicator_if_the_library_cannot_shrink() {
     for lacking in [&["ncclCommShrink"][..], &["ncclCommRevoke"][..]] {
         let (_folder, library) = without(lacking);
         let mut job = start("shrink", |_, command| {

@@ -48,13 +48,13 @@ fn run(scenario: &str, change: impl Fn(u32, &mut Command)) -> (Job, Vec<String>)
             .env("RCOMM_INIT_TIMEOUT_MS", "60000");
         change(rank, command);
     });
-    let said = (0..RANKS).map(|rank| {
+    let outputs = (0..RANKS).map(|rank| {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "{scenario}, rank {rank}: {ended:?}");
         ended.stderr
     });
-    let said = said.collect();
-    (job, said)
+    let outputs = outputs.collect();
+    (job, outputs)
 }
 
 /// Waits for a job whose ranks all end with an error, and returns its results.

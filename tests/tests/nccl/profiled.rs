@@ -94,7 +94,7 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
 fn every_kind_of_operation_runs_with_the_plug_in_and_leaves_none_open() {
     for scenario in ["lists", "graph", "split", "streams"] {
         let (job, _) = run(scenario, |_, command| profiled(command));
-        // In order: nothing was pending, so the plug-in's rings are gone, as the program's are.
+        // Nothing was pending at the exit, so the plug-in has removed its rings, as the program's recorder has.
         let left: Vec<_> = rings(&job)
             .into_iter()
             .filter(|dump| dump.recorder == Recorder::NcclProfiler)

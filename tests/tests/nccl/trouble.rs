@@ -1,4 +1,4 @@
-//! Jobs with faults that the simulator was ordered to make.
+//! Jobs with faults that the simulator injects.
 
 use super::libraries::without;
 use super::{RANKS, facts, fail, over, run, start};
@@ -8,10 +8,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 /// Injects a fault on the culprit only.
-pub(super) fn on_culprit(orders: &str) -> impl Fn(u32, &mut Command) {
+pub(super) fn on_culprit(faults: &str) -> impl Fn(u32, &mut Command) {
     move |rank, command| {
         if rank == CULPRIT {
-            command.env("RCOMM_SIM", orders);
+            command.env("RCOMM_SIM", faults);
         }
     }
 }
@@ -37,7 +37,7 @@ fn a_rank_that_hangs_in_a_kernel_ends_in_a_time_out_a_dump_and_an_abort() {
     assert_eq!(dumps.len(), RANKS as usize);
     for (path, dump) in &dumps {
         let path = path.display();
-        // Made before the clean-up: the communicator is as it was when it hung.
+        // The dump was made before the clean-up: the communicator is as it was when it hung.
         assert_eq!(facts(dump, "stage"), ["ready"], "{path}");
         assert_eq!(facts(dump, "launched"), ["4"], "{path}");
         assert_eq!(facts(dump, "n_ranks"), ["4"], "{path}");
@@ -48,7 +48,7 @@ fn a_rank_that_hangs_in_a_kernel_ends_in_a_time_out_a_dump_and_an_abort() {
         let (id, _) = &dump.nccl_comm_state[0];
         assert_eq!(
             id, &dumps[0].1.nccl_comm_state[0].0,
-            "the same on all ranks"
+            "ranks have different ids of the communicator"
         );
     }
 }
@@ -77,7 +77,7 @@ fn a_first_operation_that_never_connects_ends_at_its_deadline() {
         .iter()
         .find(|(_, it)| it.identity.rank == Some(CULPRIT));
     let (_, dump) = culprit.expect("the dump of the rank that hangs");
-    // Made while the call was under way.
+    // The dump was made during the call.
     assert_eq!(facts(dump, "stage"), ["inside a call"]);
 }
 
@@ -101,12 +101,12 @@ fn an_abort_returns_although_the_library_never_does() {
     let (_folder, old) = without(&["ncclCommRevoke"]);
     for library in [simulator::path(), old] {
         let job = start("train", |rank, command| {
-            let orders = match rank {
+            let faults = match rank {
                 CULPRIT => "hang_after=4,abort_hangs=1",
                 _ => "abort_hangs=1",
             };
             over(&library, command);
-            command.env("RCOMM_SIM", orders);
+            command.env("RCOMM_SIM", faults);
         });
         for (_, ended) in fail(job, 0..RANKS).1 {
             assert_eq!(ended.status.code(), Some(1), "{ended:?}");
@@ -125,7 +125,7 @@ fn an_asynchronous_error_has_the_librarys_text() {
         error.contains("remote process exited or there was a network error (code 6)"),
         "{error}"
     );
-    assert!(error.contains("ordered by RCOMM_SIM"), "{error}");
+    assert!(error.contains("requested by RCOMM_SIM"), "{error}");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_device_without_memory_is_named_on_all_ranks() {
 }
 
 #[test]
-fn memory_that_runs_out_later_is_the_error_of_who_asked_for_it() {
+fn an_allocation_that_fails_is_the_error_of_the_rank_that_asked_for_it() {
     // The first is the group's own, the second that of the first step.
     let job = start("train", on_culprit("no_memory_after=2"));
     let (_job, ended) = fail(job, std::iter::once(CULPRIT));
@@ -231,33 +231,33 @@ fn an_error_of_one_rank_ends_what_is_pending_on_the_others_if_that_is_wanted() {
 
 #[test]
 fn an_operation_behind_a_stuck_stream_times_out_with_a_dump_and_an_abort() {
-    let (job, said) = run("stuck", |_, command| {
+    let (job, outputs) = run("stuck", |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "2000");
     });
-    for said in said {
+    for output in outputs {
         assert!(
-            said.contains("stuck: all_reduce #1 on group default_pg"),
-            "{said}"
+            output.contains("stuck: all_reduce #1 on group default_pg"),
+            "{output}"
         );
     }
     assert_eq!(job.dumps().len(), RANKS as usize);
 }
 
 #[test]
-fn a_rank_that_does_not_come_to_a_split_is_named_and_the_others_close() {
+fn a_rank_that_does_not_join_a_split_is_named_and_the_others_end() {
     let mut job = start("late_split", |_, command| {
         command.env("RCOMM_INIT_TIMEOUT_MS", "10000");
     });
     for rank in others() {
         let ended = job.wait(rank);
-        let said = &ended.stderr;
-        // Rank 3 waits for its partner before it comes to NCCL.
+        let output = &ended.stderr;
+        // Rank 3 waits for its partner before it calls NCCL.
         let sentence = match rank {
             3 => "group pair: waited for rank 2 until the deadline",
             _ => "did not arrive at the split of the group: rank 2",
         };
-        assert!(said.contains(sentence), "rank {rank}: {said}");
-        assert!(said.contains("after: "), "rank {rank}: {said}");
+        assert!(output.contains(sentence), "rank {rank}: {output}");
+        assert!(output.contains("after: "), "rank {rank}: {output}");
         assert!(ended.status.code().is_some(), "rank {rank}: {ended:?}");
     }
 }

@@ -1,5 +1,5 @@
 //! Messages and hosts, class by class: the halves of messages, hosts that are gone, and each of them with
-//! rings that are shorter than what the host issues ahead of its device.
+//! rings that operations issued ahead of the device may fill.
 
 use crate::seeds;
 use crate::tally::{RIGHT, Tally};
@@ -8,9 +8,9 @@ use rcomm_tests::generator::{Exchange, Job, Kind, Random, Spec, Window};
 
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Rings {
-    /// Long enough for all that is asked.
+    /// The whole job, or several steps of it.
     Long,
-    /// Shorter than what is issued ahead.
+    /// So short that operations issued ahead may fill it.
     Short,
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn job(seed: u64, kind: Kind, rings: Rings) -> Option<Job> {
     if messages && spec.pp < 2 {
         spec.pp = *random.pick(&[2, 4]);
     }
-    // Three pipelines show which of the two ends is odd.
+    // Three pipelines show which of the two ends deviates.
     if messages && spec.tp * spec.dp < 3 {
         spec.dp = 4;
         spec.ep = 1;
@@ -62,22 +62,22 @@ fn tally(kind: Kind, rings: Rings) -> Tally {
     let mut tally = Tally::default();
     for seed in seeds(24) {
         if let Some(job) = job(seed, kind, rings).filter(|job| job.decidable) {
-            tally.take(seed, &job, 0.5);
+            tally.add(seed, &job, 0.5);
         }
     }
     tally
 }
 
 #[test]
-fn halves_of_messages_and_hosts() {
+fn faults_of_messages_and_hosts_are_diagnosed() {
     for &kind in Kind::MESSAGES.iter().chain(Kind::HOSTS) {
-        tally(kind, Rings::Long).hold(&format!("{kind:?}"), RIGHT);
+        tally(kind, Rings::Long).assert_right(&format!("{kind:?}"), RIGHT);
     }
 }
 
 #[test]
-fn halves_of_messages_and_hosts_in_short_rings() {
+fn faults_of_messages_and_hosts_in_short_rings_are_diagnosed_or_left_open() {
     for &kind in Kind::MESSAGES.iter().chain(Kind::HOSTS) {
-        tally(kind, Rings::Short).hold_or_open(&format!("{kind:?}, short rings"), RIGHT);
+        tally(kind, Rings::Short).assert_right_or_open(&format!("{kind:?}, short rings"), RIGHT);
     }
 }

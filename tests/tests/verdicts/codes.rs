@@ -1,8 +1,8 @@
-//! Every code of the report is found in some labelled job, by its own name and of the right ranks.
+//! Every code of the report is found in some labeled job, with the right ranks.
 
 use crate::tally::{roots, summary_of, truth};
 use crate::{judge, seeds, warnings};
-use rcomm_analyzer::logs::{self, Event, Fact, Log};
+use rcomm_analyzer::logs::{self, Attempt, Event, Fact, Log};
 use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
 use rcomm_analyzer::{
     Analysis, Code, Live, LiveOptions, Moment, Policy, Report, Severity, analyze,
@@ -66,7 +66,7 @@ enum Cause {
     LinksSilent,
     /// The store of a job that ends as it should no longer answers.
     StoreSilent,
-    /// The records of a job that runs on, taken before its end and without a word of that.
+    /// The records of a healthy job, taken before its end, and nothing that says so.
     Midway,
     /// The job ends as it should.
     Nothing,
@@ -83,14 +83,14 @@ fn every_code_is_reported_of_a_job_that_has_it() {
         "a code without a job"
     );
     for &(code, cause) in MADE_BY {
-        let (mut jobs, mut said, mut others) = (0, 0, Vec::new());
+        let (mut jobs, mut found, mut others) = (0, 0, Vec::new());
         for seed in seeds(150).start..150 {
-            let Some((job, report)) = make(seed, cause) else {
+            let Some((job, report)) = job_with(seed, cause) else {
                 continue;
             };
             jobs += 1;
             if says(&job, &report, code) {
-                said += 1;
+                found += 1;
             } else {
                 others.push(format!(
                     "seed {seed}: {} judged as {}",
@@ -98,20 +98,20 @@ fn every_code_is_reported_of_a_job_that_has_it() {
                     summary_of(&report)
                 ));
             }
-            if said == 3 {
+            if found == 3 {
                 break;
             }
         }
         eprintln!(
-            "| {code} {} | found in {said} of {jobs} jobs |",
+            "| {code} {} | found in {found} of {jobs} jobs |",
             code.name()
         );
-        assert!(said > 0, "{code}: {}", others.join("\n"));
+        assert!(found > 0, "{code}: {}", others.join("\n"));
     }
 }
 
-/// A job of this seed in which the cause has a place.
-fn make(seed: u64, cause: Cause) -> Option<(Job, Report)> {
+/// The job of this seed with the cause, and its report; `None` if the seed's layout offers no place for the cause.
+fn job_with(seed: u64, cause: Cause) -> Option<(Job, Report)> {
     let hang = |kind: Kind| {
         let mut spec = Spec::random(seed.wrapping_add(13 << 32), 32);
         spec.faults = vec![kind];
@@ -190,13 +190,16 @@ fn make(seed: u64, cause: Cause) -> Option<(Job, Report)> {
             let log = Log {
                 path: "job.log".into(),
                 lines: 1,
-                facts: vec![Fact {
-                    line: 1,
-                    rank: Some(rank),
-                    event: Event::Unreachable {
-                        peer: format!("10.0.0.{}", seed % 200),
-                        status: "No route to host".into(),
-                    },
+                attempts: vec![Attempt {
+                    world_size: None,
+                    facts: vec![Fact {
+                        line: 1,
+                        rank: Some(rank),
+                        event: Event::Unreachable {
+                            peer: format!("10.0.0.{}", seed % 200),
+                            status: "No route to host".into(),
+                        },
+                    }],
                 }],
                 ..Log::default()
             };

@@ -2,11 +2,11 @@
 //! is, however coarse the steps.
 
 use crate::seeds;
-use crate::tally::summary_of;
+use crate::tally::{is_claim, summary_of};
 use rcomm_analyzer::{Code, Policy, Report, Severity, Verdict};
 use rcomm_tests::generator::{Layout, PacedJob, PacedSpec, Random, Slow};
 
-/// Between two looks of the watchdog, µs: PyTorch's are 100 ms apart.
+/// Polling intervals of the watchdog, µs; PyTorch's is 100 ms.
 pub(crate) const GRAINS_US: &[u64] = &[500, 5_000, 100_000];
 
 /// A class of jobs: its name, and the job of a seed.
@@ -30,7 +30,7 @@ pub(crate) const HEALTHY: &[Class] = &[
 pub(crate) const SLOW: &[Class] = &[
     ("slow data loading", |seed, grain| {
         let mut spec = any(seed, grain);
-        // Clocks that are known from completions show no less than two steps.
+        // Offsets of clocks that are estimated from completions resolve no less than two intervals.
         let ms = Random::new(seed).between(250, 400);
         spec.slow = Slow::Loading(first_stage(&spec), ms);
         spec.waits = true;
@@ -41,7 +41,7 @@ pub(crate) const SLOW: &[Class] = &[
         spec.timing = true;
         let ms = Random::new(seed).between(30, 100);
         spec.slow = Slow::Loading(first_stage(&spec), ms);
-        // What a host that runs a step ahead makes up for delays no other rank.
+        // A host that runs a step ahead could make up for the delay, so that no other rank waits.
         spec.waits = true;
         spec
     }),
@@ -93,7 +93,7 @@ fn one(spec: &PacedSpec) -> u32 {
     (Random::new(spec.seed ^ 0x0e).draw() % u64::from(spec.world())) as u32
 }
 
-/// What came of the jobs of a class.
+/// The results of the jobs of a class.
 #[derive(Default)]
 struct Row {
     jobs: usize,
@@ -109,15 +109,10 @@ fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> b
         let job = spec.make();
         let report = job.judge(&Policy::default());
         row.jobs += 1;
-        let loud = report
-            .findings
-            .iter()
-            .filter(|one| one.severity != Severity::Note);
-        let accused = |rank: &u32| !job.culprits.contains(rank);
-        let innocent = loud
-            .clone()
-            .any(|one| one.culprit_ranks.iter().any(accused));
-        row.innocents += usize::from(innocent);
+        let is_innocent = |rank: &u32| !job.culprits.contains(rank);
+        let mut claims = report.findings.iter().filter(|one| is_claim(one));
+        let accuses = claims.any(|one| one.culprit_ranks.iter().any(is_innocent));
+        row.innocents += usize::from(accuses);
         if right(&job, &report) {
             row.right += 1;
         } else {
@@ -144,7 +139,7 @@ pub(crate) fn names(job: &PacedJob, report: &Report) -> bool {
 }
 
 /// The classes' rows at all grains; at least `least` of a class are right, and no innocent is named.
-fn hold(classes: &[Class], least: f64, right: impl Fn(&PacedJob, &Report) -> bool + Copy) {
+fn assert_rows(classes: &[Class], least: f64, right: impl Fn(&PacedJob, &Report) -> bool + Copy) {
     let mut misses = Vec::new();
     for class in classes {
         for &grain in GRAINS_US {
@@ -159,7 +154,7 @@ fn hold(classes: &[Class], least: f64, right: impl Fn(&PacedJob, &Report) -> boo
 
 #[test]
 fn healthy_jobs_have_no_late_rank_however_coarse_the_watchdog() {
-    hold(HEALTHY, 1.0, |_, report| {
+    assert_rows(HEALTHY, 1.0, |_, report| {
         report.verdict == Verdict::Healthy
             && report
                 .findings
@@ -170,13 +165,13 @@ fn healthy_jobs_have_no_late_rank_however_coarse_the_watchdog() {
 
 #[test]
 fn slow_ranks_are_named_however_coarse_the_watchdog() {
-    hold(SLOW, 0.99, names);
+    assert_rows(SLOW, 0.99, names);
 }
 
 #[test]
-fn what_is_no_ranks_doing_is_no_ranks_fault() {
-    hold(&NO_RANK[..1], 0.99, names);
-    hold(&NO_RANK[1..], 0.99, |_, report| {
+fn a_late_host_is_named_as_a_whole_and_lateness_by_turns_accuses_no_rank() {
+    assert_rows(&NO_RANK[..1], 0.99, names);
+    assert_rows(&NO_RANK[1..], 0.99, |_, report| {
         report
             .findings
             .iter()

@@ -4,7 +4,7 @@
 use crate::classes::{self, Rings};
 use crate::lateness::{self, GRAINS_US, HEALTHY, NO_RANK, SLOW};
 use crate::tally::{
-    RIGHT, Share, Sureness, first_is_true, is_loud, is_open, roots, summary_of, truth,
+    RIGHT, Share, Sureness, first_is_true, is_claim, is_open, roots, summary_of, truth,
 };
 use crate::{hang, hanging, judge, warnings, with_two_recorders};
 use rcomm_analyzer::{Finding, Policy, Report, Severity, Verdict};
@@ -14,18 +14,18 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What came of one job.
+/// The result of one job.
 struct Judged {
     decidable: bool,
     right: bool,
-    /// The report leaves it open, and lists the truth.
+    /// The report leaves open which rank is at fault, and lists the truth.
     open: bool,
     /// A rank is accused that is not at fault.
     innocent: bool,
     /// Of the first finding.
     confidence: Option<f64>,
     /// What the job has, and what the report says of it.
-    told: String,
+    summary: String,
 }
 
 /// Jobs of one class.
@@ -33,7 +33,7 @@ struct Class {
     name: String,
     /// The job of a seed, if it gives one.
     judged: Box<dyn Fn(u64) -> Option<Judged> + Sync>,
-    /// The records cannot always decide it: leaving it open is as good.
+    /// The records cannot always decide which rank is at fault: a report that leaves this open counts as right.
     may_be_open: bool,
 }
 
@@ -56,7 +56,7 @@ impl Class {
         }
     }
 
-    /// Judges jobs until so many are decidable; a class with few places for its fault gives less.
+    /// Judges jobs until `wanted` of them were decidable; fewer if few seeds give a job of the class.
     fn row(&self, wanted: usize) -> Row {
         let mut row = Row::default();
         for seed in 0..wanted as u64 * 12 + 150 {
@@ -64,7 +64,7 @@ impl Class {
                 break;
             }
             if let Some(judged) = (self.judged)(seed) {
-                row.take(seed, judged);
+                row.add_job(seed, judged);
             }
         }
         row
@@ -79,7 +79,7 @@ impl Class {
     }
 }
 
-/// What came of the jobs of a class.
+/// The results of the jobs of a class.
 #[derive(Default)]
 struct Row {
     jobs: usize,
@@ -92,7 +92,7 @@ struct Row {
 }
 
 impl Row {
-    fn take(&mut self, seed: u64, judged: Judged) {
+    fn add_job(&mut self, seed: u64, judged: Judged) {
         self.jobs += 1;
         self.innocents += usize::from(judged.innocent);
         if judged.decidable {
@@ -113,7 +113,7 @@ impl Row {
                 (false, false) => "missed",
             };
             self.misses
-                .push(format!("seed {seed}, {what}: {}", judged.told));
+                .push(format!("seed {seed}, {what}: {}", judged.summary));
         }
     }
 
@@ -131,7 +131,7 @@ impl Row {
         }
     }
 
-    /// `right of all` of each class of confidence, then what was counted.
+    /// The counts, then `right/all` for each class of confidence.
     fn cells(&self, name: &str) -> String {
         let sure = [
             Sureness::Open,
@@ -155,7 +155,7 @@ impl Row {
     }
 }
 
-/// A job that hangs, or one whose records were damaged since; roots that are no surer than `unsure` may
+/// A job that hangs, or one whose records were damaged afterwards; roots with a confidence of at most `unsure` may
 /// accuse any rank.
 fn of_hang(job: &Job, unsure: f64) -> Judged {
     let report = judge(job);
@@ -176,7 +176,7 @@ fn of_hang(job: &Job, unsure: f64) -> Judged {
         open: is_open(job, &report),
         innocent: job.decidable && roots(&report).any(accuses),
         confidence: confidence(&report, |one| one.severity == Severity::Error),
-        told: format!("{} judged as {}", truth(job), summary_of(&report)),
+        summary: format!("{} judged as {}", truth(job), summary_of(&report)),
     }
 }
 
@@ -202,7 +202,7 @@ fn of_warning(seed: u64, kind: Kind) -> Option<Judged> {
         open: false,
         innocent: job.decidable && roots(&report).any(|one| one.confidence > 0.5 && !no_other(one)),
         confidence: first.map(|one| one.confidence),
-        told: format!("{} judged as {}", truth(&job), summary_of(&report)),
+        summary: format!("{} judged as {}", truth(&job), summary_of(&report)),
     })
 }
 
@@ -213,14 +213,14 @@ fn of_healthy(job: &Job, policy: &Policy) -> Judged {
         Verdict::Running => policy.snapshot,
         _ => false,
     };
-    let loud = report.findings.iter().any(is_loud);
+    let claims_fault = report.findings.iter().any(is_claim);
     Judged {
         decidable: true,
-        right: fits && !loud,
+        right: fits && !claims_fault,
         open: false,
-        innocent: loud,
+        innocent: claims_fault,
         confidence: None,
-        told: format!("{} in {:?}", summary_of(&report), job.spec),
+        summary: format!("{} in {:?}", summary_of(&report), job.spec),
     }
 }
 
@@ -234,19 +234,19 @@ fn of_paced(
     let job = spec.make();
     let report = job.judge(&Policy::default());
     let innocent = |rank: &Rank| !job.culprits.contains(rank);
-    let accuses = |one: &Finding| is_loud(one) && one.culprit_ranks.iter().any(innocent);
+    let accuses = |one: &Finding| is_claim(one) && one.culprit_ranks.iter().any(innocent);
     Judged {
         decidable: true,
         right: right(&job, &report),
         open: false,
         innocent: report.findings.iter().any(accuses),
-        confidence: confidence(&report, is_loud),
-        told: format!("{} in {spec:?}", summary_of(&report)),
+        confidence: confidence(&report, is_claim),
+        summary: format!("{} in {spec:?}", summary_of(&report)),
     }
 }
 
 fn is_silent(_: &PacedJob, report: &Report) -> bool {
-    !report.findings.iter().any(is_loud)
+    !report.findings.iter().any(is_claim)
 }
 
 fn hangs() -> Vec<Class> {
@@ -290,8 +290,8 @@ fn hangs() -> Vec<Class> {
     ] {
         let class = Class::new(name, move |seed| {
             let mut job = hanging(seed, 32, 32, vec![hang(seed)])?;
-            let suffered = job.apply(damage, &mut Random::new(seed));
-            suffered.then(|| of_hang(&job, 0.5))
+            let was_damaged = job.apply(damage, &mut Random::new(seed));
+            was_damaged.then(|| of_hang(&job, 0.5))
         });
         classes.push(class.or_open());
     }
@@ -338,7 +338,8 @@ fn rest() -> Vec<Class> {
     classes
 }
 
-/// Judges the classes on all processors, prints the table and returns what is wrong with it.
+/// Judges the classes on all processors and prints the table; returns the number of classes and of jobs, and what is
+/// wrong.
 fn print(wanted: usize) -> (usize, usize, Vec<String>) {
     let mut classes = hangs();
     classes.extend(rest());

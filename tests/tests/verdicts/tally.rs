@@ -5,7 +5,8 @@ use rcomm_recorder::model::Rank;
 use rcomm_tests::generator::{Job, Kind};
 use std::collections::BTreeMap;
 
-pub(crate) fn is_loud(one: &Finding) -> bool {
+/// Whether the finding claims a fault: an error or a warning.
+pub(crate) fn is_claim(one: &Finding) -> bool {
     one.severity != Severity::Note
 }
 
@@ -34,8 +35,8 @@ pub(crate) fn first_is_true(job: &Job, report: &Report) -> bool {
     })
 }
 
-/// Whether the report leaves it open: it has no error, or its confidence is at most one half and it
-/// lists the truth.
+/// Whether the report leaves open which rank is at fault: it has no error, or the confidence of its first error is at
+/// most one half and the error lists the truth.
 pub(crate) fn is_open(job: &Job, report: &Report) -> bool {
     // Ranks that no record can blame may still be listed.
     let at = job.faults.iter().map(|fault| fault.rank);
@@ -93,8 +94,8 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Judges a job; roots that are no surer than `unsure` may accuse any rank.
-    pub(crate) fn take(&mut self, seed: u64, job: &Job, unsure: f64) {
+    /// Judges a job and counts the result; roots with a confidence of at most `unsure` may accuse any rank.
+    pub(crate) fn add(&mut self, seed: u64, job: &Job, unsure: f64) {
         self.jobs += 1;
         let report = crate::judge(job);
         let right = first_is_true(job, &report);
@@ -139,16 +140,19 @@ impl Tally {
         }
     }
 
-    pub(crate) fn hold(&self, name: &str, right: f64) {
-        self.hold_with(name, right, self.right);
+    /// Prints the counts, and asserts that at least the share `right` of the jobs is right and no innocent rank is
+    /// accused.
+    pub(crate) fn assert_right(&self, name: &str, right: f64) {
+        self.assert_share(name, right, self.right);
     }
 
-    /// Where the records cannot always decide, leaving it open is as good.
-    pub(crate) fn hold_or_open(&self, name: &str, right: f64) {
-        self.hold_with(name, right, self.right + self.open);
+    /// Works as [`assert_right`](Self::assert_right), for records that cannot always decide: a report that leaves open
+    /// which rank is at fault counts as right.
+    pub(crate) fn assert_right_or_open(&self, name: &str, right: f64) {
+        self.assert_share(name, right, self.right + self.open);
     }
 
-    fn hold_with(&self, name: &str, right: f64, good: usize) {
+    fn assert_share(&self, name: &str, right: f64, good: usize) {
         let share = good as f64 / self.jobs.max(1) as f64;
         let wrong = self.jobs - self.right - self.open;
         eprintln!(
@@ -172,8 +176,9 @@ impl Tally {
         }
         for (sureness, share) in &self.sure {
             assert!(
-                share.all < ENOUGH || share.right as f64 >= sureness.least() * share.all as f64,
-                "{name}: {sureness:?} is a boast: {share}; missed:\n{}",
+                share.all < MIN_FINDINGS
+                    || share.right as f64 >= sureness.min_share() * share.all as f64,
+                "{name}: the confidence of {sureness:?} findings is too high: {share}; missed:\n{}",
                 self.misses.join("\n")
             );
         }
@@ -190,7 +195,7 @@ impl Tally {
 /// The confidence of a finding, in classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sureness {
-    /// Up to 0.5: it may as well be otherwise.
+    /// Up to 0.5: the finding is as likely to be wrong as right.
     Open,
     /// Up to 0.75.
     Likely,
@@ -210,8 +215,8 @@ impl Sureness {
         }
     }
 
-    /// In how many of the cases it has to be right.
-    fn least(self) -> f64 {
+    /// The smallest share of findings that must be right.
+    fn min_share(self) -> f64 {
         match self {
             Self::Open => 0.0,
             Self::Likely => 0.5,
@@ -222,9 +227,9 @@ impl Sureness {
 }
 
 /// Fewer findings do not measure whether confidences are calibrated.
-const ENOUGH: usize = 20;
+const MIN_FINDINGS: usize = 20;
 
-/// How many were right, and how sure they were together.
+/// How many findings were right, and the sum of their confidences.
 #[derive(Default)]
 pub(crate) struct Share {
     pub(crate) right: usize,

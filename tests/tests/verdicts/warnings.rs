@@ -2,11 +2,13 @@
 
 use crate::tally::{summary_of, truth};
 use crate::{judge, seeds};
-use rcomm_analyzer::Code;
-use rcomm_recorder::publish::Recorder;
+use rcomm_analyzer::{Code, Report};
+use rcomm_recorder::model::{ProcessorWait, Rank};
+use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_tests::generator::{Exchange, Kind, Spec, Window};
 
-/// A job in which this would be warned of, if the seed has a place for it.
+/// The spec of a job with one fault of this kind. The made job has no fault if the random layout of this seed offers no
+/// place for one.
 pub(crate) fn spec(seed: u64, kind: Kind) -> Spec {
     let mut spec = Spec::random(seed.wrapping_add(11 << 32), 32);
     spec.steps = 6;
@@ -44,7 +46,7 @@ pub(crate) fn spec(seed: u64, kind: Kind) -> Spec {
 }
 
 #[test]
-fn what_costs_time_or_room_is_warned_of() {
+fn every_kind_of_warning_is_reported_without_accusing_an_innocent_rank() {
     for &kind in Kind::WARNINGS {
         let (mut jobs, mut misses) = (0, Vec::new());
         for seed in seeds(12) {
@@ -54,14 +56,14 @@ fn what_costs_time_or_room_is_warned_of() {
             }
             jobs += 1;
             let report = judge(&job);
-            let told_it = report.findings.iter().any(|one| {
+            let is_reported = report.findings.iter().any(|one| {
                 kind.codes().contains(&one.code)
                     && one
                         .culprit_ranks
                         .iter()
                         .all(|rank| job.culprits().contains(rank))
             });
-            if !told_it {
+            if !is_reported {
                 misses.push(format!(
                     "seed {seed}: {} judged as {}",
                     truth(&job),
@@ -70,7 +72,7 @@ fn what_costs_time_or_room_is_warned_of() {
             }
         }
         eprintln!(
-            "| {kind:?} | {jobs} | {} | {} | 0 | 0 | |",
+            "| {kind:?} | {jobs} | {} | {} | - | - | |",
             jobs - misses.len(),
             misses.len()
         );
@@ -83,7 +85,7 @@ fn what_costs_time_or_room_is_warned_of() {
 }
 
 #[test]
-fn who_is_late_in_every_step_is_named() {
+fn a_rank_that_is_late_in_every_step_is_named() {
     let (mut jobs, mut misses) = (0, Vec::new());
     for seed in seeds(25) {
         let mut spec = Spec::random(seed.wrapping_add(4 << 32), 32);
@@ -112,9 +114,66 @@ fn who_is_late_in_every_step_is_named() {
     assert!(misses.len() * 100 <= jobs, "{}", misses.join("\n"));
 }
 
-/// Where each rank of a late host comes with another of them, no rank is later than the rest.
+/// A job with a late rank, whose threads waited this long for a processor since the first operation, or only after
+/// the last one was issued.
+fn without_processor(waited_ns: u64, is_after: bool) -> (Vec<Rank>, Report) {
+    let jobs = seeds(60).map(|seed| {
+        let mut spec = spec(seed, Kind::Slow);
+        spec.recording.recorder = Recorder::Rcomm;
+        spec.make()
+    });
+    let mut late = jobs.filter(|job| {
+        let report = judge(job);
+        let first = report.findings.first();
+        first.is_some_and(|one| one.code == Code::W220 && one.culprit_ranks == job.culprits())
+    });
+    let mut job = late.next().expect("a job in which the late rank is named");
+    let culprits = job.culprits();
+    let is_culprit = |dump: &&mut Dump| {
+        let rank = dump.identity.rank;
+        rank.is_some_and(|rank| culprits.contains(&rank))
+    };
+    for dump in job.dumps.iter_mut().filter(is_culprit) {
+        let issued = dump.entries.iter().map(|entry| entry.time_created_ns);
+        let since = if is_after { issued.max() } else { issued.min() };
+        dump.processor_wait = Some(ProcessorWait {
+            since_ns: since.unwrap_or_default() + i64::from(is_after),
+            waited_ns,
+        });
+    }
+    let report = judge(&job);
+    (culprits, report)
+}
+
 #[test]
-fn a_host_that_is_late_as_a_whole_is_named_though_none_of_its_ranks_costs_anything_alone() {
+fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    let note = |report: &Report| {
+        let mut problems = report.problems.iter();
+        let note = problems.find(|one| one.code == Code::N306);
+        note.map(|one| one.sentence.clone())
+    };
+    let (culprits, report) = without_processor(HOUR_NS, false);
+    let named = report.findings.iter().any(|one| one.code == Code::W220);
+    assert!(!named, "{}", summary_of(&report));
+    let note = note(&report).expect("the reason");
+    let names_it = note.contains(&format!("rank {} on host", culprits[0]));
+    assert!(
+        names_it && note.contains("had to wait for a processor for"),
+        "{note}"
+    );
+
+    for (waited_ns, is_after) in [(1_000_000, false), (HOUR_NS, true)] {
+        let (culprits, report) = without_processor(waited_ns, is_after);
+        let first = &report.findings[0];
+        assert_eq!((first.code, &first.culprit_ranks), (Code::W220, &culprits));
+    }
+}
+
+/// If every group with a rank of the late host contains a second one of its ranks, no single rank is the last to
+/// arrive.
+#[test]
+fn a_late_host_is_named_even_if_none_of_its_ranks_is_the_last_to_arrive() {
     let job = spec(2288, Kind::SlowHost).make();
     let report = judge(&job);
     let named = report.findings.first();

@@ -52,7 +52,7 @@ impl Inbox {
     }
 }
 
-/// Runs the view until the user quits or a signal ends it. `asked` holds the ranks to which requests for dumps and
+/// Runs the view until the user quits or a signal ends it. `targets` holds the ranks to which requests for dumps and
 /// call stacks can be sent, and the choice of the job.
 ///
 /// # Errors
@@ -63,9 +63,9 @@ pub fn run(
     inbox: &Inbox,
     anchor: Anchor,
     mouse: Mouse,
-    asked: &Arc<RequestTargets>,
+    targets: &Arc<RequestTargets>,
 ) -> anyhow::Result<()> {
-    run_drawing(state, inbox, anchor, mouse, asked, view::draw)
+    run_drawing(state, inbox, anchor, mouse, targets, view::draw)
 }
 
 /// Like [`run`], with a custom drawing function.
@@ -82,7 +82,7 @@ pub fn run_drawing(
     inbox: &Inbox,
     anchor: Anchor,
     mouse: Mouse,
-    asked: &Arc<RequestTargets>,
+    targets: &Arc<RequestTargets>,
     mut draw: impl FnMut(&State, &mut Frame<'_>),
 ) -> anyhow::Result<()> {
     restore_on_panic(inbox.sender());
@@ -111,19 +111,19 @@ pub fn run_drawing(
                 Command::Quit => break,
                 Command::Fail => failed = true,
                 Command::Suspend => {
-                    suspend(&mut guard, &threads.away)?;
+                    suspend(&mut guard, &threads.suspended)?;
                     update(&mut state, Event::Resumed);
                 }
                 Command::Redraw => guard.clear()?,
                 Command::ShowJob(name) => {
-                    let done = show_job(asked, &name);
+                    let done = show_job(targets, &name);
                     update(&mut state, Event::Done(done));
                 }
                 Command::Copy(text) => {
                     let done = copy(&text);
                     update(&mut state, Event::Done(done));
                 }
-                command => match writer::start(&state, command, asked, anchor, inbox.sender()) {
+                command => match writer::start(&state, command, targets, anchor, inbox.sender()) {
                     Ok(writer) => threads.handles.push(writer),
                     Err(error) => {
                         update(&mut state, Event::Done(Err(error.to_string())));
@@ -152,8 +152,8 @@ fn until_next_second(anchor: Anchor) -> Duration {
     Duration::from_nanos(1_000_000_000 - wall.unsigned_abs()).max(Duration::from_millis(1))
 }
 
-fn show_job(asked: &RequestTargets, name: &str) -> Result<String, String> {
-    match &asked.job {
+fn show_job(targets: &RequestTargets, name: &str) -> Result<String, String> {
+    match &targets.job {
         Some(choice) => {
             choice.choose(name);
             Ok(format!("showing job {name}"))
@@ -169,14 +169,14 @@ fn copy(text: &str) -> Result<String, String> {
 }
 
 /// Leaves the terminal and stops this process until it is continued.
-fn suspend(guard: &mut Guard, away: &AtomicBool) -> anyhow::Result<()> {
-    away.store(true, Ordering::SeqCst);
+fn suspend(guard: &mut Guard, suspended: &AtomicBool) -> anyhow::Result<()> {
+    suspended.store(true, Ordering::SeqCst);
     guard.lend(|| {
         let own = rustix::process::getpid();
         // If the stop is refused, the program continues.
         let _ = rustix::process::kill_process(own, rustix::process::Signal::STOP);
     })?;
-    away.store(false, Ordering::SeqCst);
+    suspended.store(false, Ordering::SeqCst);
     Ok(())
 }
 
@@ -194,7 +194,7 @@ fn restore_on_panic(sender: Sender<Event>) {
 /// The threads of this program. When dropped, they are stopped and joined, after pending files are written.
 struct Threads {
     stop: Arc<AtomicBool>,
-    away: Arc<AtomicBool>,
+    suspended: Arc<AtomicBool>,
     signals: Handle,
     handles: Vec<JoinHandle<()>>,
 }
@@ -205,12 +205,18 @@ impl Threads {
             .context("failed to install the signal handlers")?;
         let mut threads = Self {
             stop: Arc::default(),
-            away: Arc::default(),
+            suspended: Arc::default(),
             signals: signals.handle(),
             handles: vec![],
         };
-        let (stop, away, keys) = (threads.stop.clone(), threads.away.clone(), sender.clone());
-        threads.spawn("rcomm-top/keys", move || read_keys(&stop, &away, &keys))?;
+        let (stop, suspended, keys) = (
+            threads.stop.clone(),
+            threads.suspended.clone(),
+            sender.clone(),
+        );
+        threads.spawn("rcomm-top/keys", move || {
+            read_keys(&stop, &suspended, &keys)
+        })?;
         threads.spawn("rcomm-top/signals", move || {
             for signal in signals.forever() {
                 let event = match signal {
@@ -245,11 +251,11 @@ impl Drop for Threads {
     }
 }
 
-fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
+fn read_keys(stop: &AtomicBool, suspended: &AtomicBool, sender: &Sender<Event>) {
     /// Longest time until a stop request is noticed.
     const ROUND: Duration = Duration::from_millis(200);
     while !stop.load(Ordering::SeqCst) {
-        if away.load(Ordering::SeqCst) {
+        if suspended.load(Ordering::SeqCst) {
             std::thread::sleep(ROUND / 4);
             continue;
         }

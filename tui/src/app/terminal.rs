@@ -45,14 +45,14 @@ impl Guard {
         &mut self.terminal
     }
 
-    /// Restores the terminal while `away` runs, then takes it over again.
+    /// Restores the terminal while `body` runs, then takes it over again.
     ///
     /// # Errors
     ///
     /// If the terminal cannot be taken over again.
-    pub fn lend(&mut self, away: impl FnOnce()) -> io::Result<()> {
+    pub fn lend(&mut self, body: impl FnOnce()) -> io::Result<()> {
         give_back();
-        away();
+        body();
         take(self.mouse)?;
         self.clear()
     }

@@ -42,7 +42,7 @@ const WAIT_LIMIT: Duration = Duration::from_secs(10);
 pub fn start(
     state: &State,
     command: Command,
-    asked: &Arc<RequestTargets>,
+    targets: &Arc<RequestTargets>,
     anchor: Anchor,
     sender: Sender<Event>,
 ) -> io::Result<JoinHandle<()>> {
@@ -50,19 +50,19 @@ pub fn start(
         return Err(io::Error::other("there is nothing to write yet"));
     };
     let screen = text::of(state);
-    let asked = asked.clone();
+    let targets = targets.clone();
     let work = move || {
         let done = match command {
             Command::Export(format, path) => export(format, &path, &snapshot, &screen),
             Command::WriteRecords(folder) => write_records(&folder, &snapshot),
-            Command::AskForDumps => ask_for_dumps(&asked.dumps),
-            Command::TakeStacks => match take_stacks(&asked.stacks) {
+            Command::AskForDumps => ask_for_dumps(&targets.dumps),
+            Command::TakeStacks => match take_stacks(&targets.stacks) {
                 Ok(stacks) => {
-                    let all_answers = format_stacks(&stacks);
+                    let summary = format_stacks(&stacks);
                     let taken = Event::Stacks(Arc::new(stacks), anchor.moment());
                     // This fails if the program has quit since.
                     let _ = sender.send(taken);
-                    all_answers
+                    summary
                 }
                 Err(error) => Err(error),
             },
@@ -107,30 +107,30 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
     for view in snapshot.ranks.iter() {
         for dump in &view.dumps {
             let path = folder.join(format!("rank_{}.json", view.rank));
-            match write_record(&path, dump) {
+            match write_dump(&path, dump) {
                 Ok(()) => written += 1,
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
     }
     let all = snapshot.dumps().count();
-    let place = folder.display();
+    let folder = folder.display();
     match failed {
         None => Ok(format!(
-            "wrote {} to {place}",
-            count(written as u64, "record")
+            "wrote {} to {folder}",
+            count(written as u64, "dump")
         )),
         Some(error) => Err(format!(
-            "wrote {written} of {all} records to {place}: {error}"
+            "wrote {written} of {all} dumps to {folder}: {error}"
         )),
     }
 }
 
 /// Asks ranks for dumps. Returns a sentence with the number of ranks that wrote one, or an error with the first reason.
-fn ask_for_dumps(asked: &[Box<dyn DumpRequests>]) -> Result<String, String> {
+fn ask_for_dumps(targets: &[Box<dyn DumpRequests>]) -> Result<String, String> {
     let mut all_answers = DumpAnswers::default();
     let deadline = Instant::now() + WAIT_LIMIT;
-    for ranks in asked {
+    for ranks in targets {
         let answers = ranks.ask(deadline).map_err(|error| error.to_string())?;
         all_answers.written.extend(answers.written);
         all_answers.agreed.extend(answers.agreed);
@@ -163,18 +163,18 @@ fn format_answers(all_answers: &DumpAnswers) -> Result<String, String> {
     if let Some((rank, reason)) = all_answers.refused.first() {
         return Err(format!("{text}; rank {rank} did not: {reason}"));
     }
-    if let Some((rank, place)) = all_answers.written.first() {
-        text.push_str(&format!("; rank {rank}: {place}"));
+    if let Some((rank, path)) = all_answers.written.first() {
+        text.push_str(&format!("; rank {rank}: {path}"));
     }
     Ok(text)
 }
 
 /// Takes the current stacks of the processes from the first source that provides any. Call stacks come before kernel
-/// threads in `asked`, so they are preferred.
-fn take_stacks(asked: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
+/// threads in `targets`, so they are preferred.
+fn take_stacks(targets: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
     let deadline = Instant::now() + WAIT_LIMIT;
     let mut failure = "no source can provide call stacks".to_owned();
-    for ranks in asked {
+    for ranks in targets {
         match ranks.take(deadline) {
             Ok(stacks) => return Ok(stacks),
             Err(error) => failure = error.to_string(),
@@ -193,7 +193,7 @@ fn format_stacks(stacks: &TakenStacks) -> Result<String, String> {
     }
 }
 
-fn write_record(path: &Path, dump: &Arc<Dump>) -> Result<(), String> {
+fn write_dump(path: &Path, dump: &Arc<Dump>) -> Result<(), String> {
     let bytes = dump.to_json();
     write_dump_file(path, &bytes)
         .map(drop)

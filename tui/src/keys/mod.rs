@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_of_keys_acts_on_the_second() {
+    fn the_second_key_of_a_pair_completes_it_or_acts_alone() {
         let map = Keymap::default();
         assert_eq!(map.press(None, "g"), Pressed::Pending("g".into()));
         assert_eq!(map.press(Some("g"), "g"), Pressed::Action(Action::Top));

@@ -29,21 +29,23 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
         let y = y.min(area.bottom());
         Rect::new(area.x, y, area.width, height.min(area.bottom() - y))
     };
-    // On a tiny screen the header and the footer are dropped first: the head has the answer.
+    // On a tiny screen the header and the footer are dropped first: the head has the verdict.
     let header = u16::from(area.height >= 4);
     let footer = u16::from(area.height >= 3);
-    let room = area.height - header - footer;
+    let available = area.height - header - footer;
     let head: Vec<Line> = (page.head.iter())
         .flat_map(|line| wrap(line, usize::from(area.width), lines_for_one(area.height)))
         .collect();
-    let least = if page.panes.is_empty() {
-        room
+    let max_head_height = if page.panes.is_empty() {
+        available
     } else {
-        (room / 2).max(1)
+        (available / 2).max(1)
     };
-    let head_height = u16::try_from(head.len()).unwrap_or(u16::MAX).min(least);
+    let head_height = u16::try_from(head.len())
+        .unwrap_or(u16::MAX)
+        .min(max_head_height);
     let top = area.y + header + head_height;
-    let left = room - head_height;
+    let left = available - head_height;
     let wanted: Vec<u16> = page
         .panes
         .iter()
@@ -65,7 +67,7 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
 }
 
 /// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows: enough to show a sentence
-/// whole if there is room.
+/// whole where the terminal is high enough.
 fn lines_for_one(rows: u16) -> usize {
     match rows {
         0..20 => 2,
@@ -73,8 +75,8 @@ fn lines_for_one(rows: u16) -> usize {
     }
 }
 
-/// Wraps a line to at most `most` lines; the last one may be too wide. Below 20 columns, lines are not wrapped.
-fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
+/// Wraps a line to at most `max_lines` lines; the last one may be too wide. Below 20 columns, lines are not wrapped.
+fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
     let whole: usize = line.iter().map(|w| text_width(&w.text)).sum();
     if whole <= width || width < 20 {
         return vec![line.clone()];
@@ -84,7 +86,7 @@ fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
     for part in line {
         for word in part.text.split_inclusive(' ') {
             let wide = text_width(word.trim_end());
-            if used + wide > width && used > 0 && lines.len() < most {
+            if used + wide > width && used > 0 && lines.len() < max_lines {
                 lines.push(vec![styled("   ", part.tone)]);
                 used = 3;
             }
@@ -132,11 +134,11 @@ pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
     rows.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
 }
 
-/// Distributes `room` rows: small panes get what they need, the others share the rest. Rows that no pane needs go to
-/// the last pane but one, so that a short last pane stays at the bottom.
-fn share(wanted: &[u16], room: u16) -> Vec<u16> {
+/// Distributes `available` rows: small panes get what they need, the others share the rest. Rows that no pane needs go
+/// to the last pane but one, so that a short last pane stays at the bottom.
+fn share(wanted: &[u16], available: u16) -> Vec<u16> {
     let mut given = vec![0u16; wanted.len()];
-    let mut left = room;
+    let mut left = available;
     while left > 0 {
         let unsatisfied: Vec<usize> = (0..wanted.len())
             .filter(|&i| given[i] < wanted[i])
@@ -208,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_shared_and_never_exceeded() {
+    fn panes_share_the_rows_and_never_exceed_them() {
         assert_eq!(share(&[2, 5, 3], 20), [2, 15, 3]);
         assert_eq!(share(&[10, 10, 3], 9), [3, 3, 3]);
         assert_eq!(share(&[10], 4), [4]);

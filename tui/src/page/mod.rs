@@ -49,7 +49,7 @@ pub struct Pane {
 pub enum Body {
     /// Rows under columns.
     Table(Table),
-    /// One cell per host or rank, or per several of them if there is no room.
+    /// One cell per host or rank, or per several of them if there are too few cells.
     Strip(Strip),
     /// Cells in rows and columns.
     Grid(Grid),
@@ -131,7 +131,7 @@ pub struct Span {
 /// A screen's content.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
-    /// Lines above everything.
+    /// Lines above all panes.
     pub head: Vec<Line>,
     /// Panes, from top to bottom.
     pub panes: Vec<Pane>,

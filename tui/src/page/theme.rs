@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colors_no_tone_has_one() {
+    fn without_colors_no_tone_has_a_foreground_color() {
         let theme = Theme::new(ThemeName::Dark, Depth::None);
         let tones = [
             Tone::Plain,
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn indexed_colors_are_near() {
+    fn a_color_maps_to_the_nearest_indexed_one() {
         assert_eq!(nearest_index((0, 0, 0)), 16);
         assert_eq!(nearest_index((255, 255, 255)), 231);
         assert_eq!(nearest_index((95, 135, 175)), 67);

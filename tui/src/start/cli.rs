@@ -3,8 +3,7 @@
 use crate::page::theme::{Depth, ThemeName};
 use clap::{Args, Parser, Subcommand};
 use rcomm_analyzer::filter::parse_duration_ms;
-use rcomm_analyzer::source::{HostPort, HttpAddress, RAS_ADDRESS, WorkerAddress};
-use rcomm_recorder::publish::EndpointAddress;
+use rcomm_analyzer::source::{HttpAddress, NetworkSources};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,8 +15,8 @@ Exit codes of --once and --json:
 
 /// Shows a job's collectives live: whether it is stuck, which rank is the cause, and since when.
 ///
-/// Without a command it reads the newest job with rings on this node. The job does not have to
-/// cooperate: rings of frozen and dead processes are read as well.
+/// Without a command it reads the newest job on this node. The job does not have to cooperate:
+/// rings of frozen and dead processes are read as well.
 #[derive(Debug, Parser)]
 #[command(name = "rcomm-top", version, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(
@@ -25,7 +24,7 @@ Exit codes of --once and --json:
     disable_help_subcommand = true
 )]
 pub struct Cli {
-    /// The command, if other than a live view.
+    /// The command; a live view of the sources if none is given.
     #[command(subcommand)]
     pub command: Option<CliCommand>,
     /// The sources of the live view.
@@ -49,33 +48,12 @@ pub struct SourceOptions {
     /// Read this node's rings in addition to the other sources
     #[arg(long)]
     pub rings: bool,
-    /// Endpoint of any rank, unix:PATH or tcp:ADDRESS:PORT; it lists the other ranks' endpoints
-    #[arg(long, value_name = "ADDRESS")]
-    pub endpoint: Vec<EndpointAddress>,
-    /// The job's store, which lists the endpoints of all ranks
-    #[arg(long, value_name = "HOST:PORT")]
-    pub store: Vec<HostPort>,
-    /// The store of a PyTorch job whose ranks called start_debug_server(): MASTER_ADDR:MASTER_PORT
-    #[arg(long, value_name = "HOST:PORT")]
-    pub torch_store: Vec<HostPort>,
-    /// PyTorch worker server, http://HOST:PORT or unix:PATH; without RANK= the rank is its position
-    #[arg(long, value_name = "[RANK=]ADDRESS")]
-    pub worker_server: Vec<WorkerAddress>,
-    /// NCCL RAS service; one process reports on the whole job
-    #[arg(
-        long,
-        value_name = "HOST:PORT",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = RAS_ADDRESS
-    )]
-    pub ras: Vec<HostPort>,
+    /// Sources over the network.
+    #[command(flatten)]
+    pub network: NetworkSources,
     /// Collector (rcomm-web) that watches the job, http://HOST:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub collector: Vec<HttpAddress>,
-    /// World size, if no source provides it
-    #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    pub world_size: Option<u32>,
     /// Token for collectors and for endpoints over TCP
     #[arg(
         long,
@@ -107,7 +85,7 @@ pub enum CliCommand {
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=65536))]
         ranks: u32,
     },
-    /// Print the configuration file with every default
+    /// Print the configuration file with every setting
     GenConfig,
     /// Print a completion script for a shell
     Completions {
@@ -131,8 +109,7 @@ pub struct ViewOptions {
     /// Interval between two reads of a source [default: 1s]
     #[arg(long, global = true, env = "RCOMM_TOP_REFRESH", value_parser = duration)]
     pub refresh: Option<Duration>,
-    /// Age at which a pending operation counts as stuck, or half of its own time-out if that is shorter
-    /// [default: 5s]
+    /// Age from which a pending operation is overdue; half of its own time-out if that is shorter [default: 5s]
     #[arg(long, global = true, env = "RCOMM_TOP_OVERDUE", value_parser = duration)]
     pub overdue: Option<Duration>,
     /// Show only rows that match this filter, as typed after / in the view
@@ -185,6 +162,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use rcomm_analyzer::source::RAS_ADDRESS;
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -192,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn several_sources_are_named_at_once() {
+    fn several_sources_can_be_combined() {
         let line = [
             "rcomm-top",
             "--torch-store",
@@ -208,10 +186,11 @@ mod tests {
             "--rings",
         ];
         let from = Cli::try_parse_from(line).expect("all are known").from;
-        assert_eq!(from.worker_server[1].rank, Some(7));
-        let ras: Vec<String> = from.ras.iter().map(ToString::to_string).collect();
+        let network = &from.network;
+        assert_eq!(network.worker_server[1].rank, Some(7));
+        let ras: Vec<String> = network.ras.iter().map(ToString::to_string).collect();
         assert_eq!(ras, [RAS_ADDRESS, "n1:28028"]);
-        assert!(from.rings && from.collector.len() == 1 && from.torch_store.len() == 1);
+        assert!(from.rings && from.collector.len() == 1 && network.torch_store.len() == 1);
     }
 
     #[test]
@@ -220,7 +199,7 @@ mod tests {
             &["rcomm-top", "--json", "replay", "d"][..],
             &["rcomm-top", "replay", "--once", "--json", "d"],
         ] {
-            let cli = Cli::try_parse_from(line).expect("both are usual");
+            let cli = Cli::try_parse_from(line).expect("options may come before and after");
             assert!(cli.view.json);
         }
         assert!(Cli::try_parse_from(["rcomm-top", "--refresh", "0s"]).is_err());

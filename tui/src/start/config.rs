@@ -20,28 +20,28 @@ pub struct Config {
     pub ascii: Option<bool>,
     /// Enable the mouse.
     pub mouse: Option<bool>,
-    /// Memory for recorded frames, MiB.
+    /// Memory for the snapshots that are kept, MiB.
     pub history_mib: Option<usize>,
-    /// Age at which a pending operation counts as stuck, or half of its own time-out if that is shorter.
+    /// Age from which a pending operation is overdue; half of its own time-out if that is shorter.
     pub overdue: Option<String>,
     /// Duration without an answer after which a rank counts as silent: `5s`.
     pub silent_after: Option<String>,
     /// Keys by name of the action.
     pub keys: BTreeMap<String, Vec<String>>,
-    /// Warnings by code.
-    pub warnings: BTreeMap<String, Warning>,
+    /// Settings of findings, by code.
+    pub warnings: BTreeMap<String, FindingSettings>,
     /// Columns of tables, by the name of their pane.
     pub columns: BTreeMap<String, Vec<String>>,
     /// Layout of the screens.
     pub layout: LayoutConfig,
-    /// Permitted actions.
+    /// Whether actions that write are permitted.
     pub actions: Actions,
 }
 
 /// Settings of the findings with one code.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Warning {
+pub struct FindingSettings {
     /// Whether findings with the code are shown; if not, the code is muted at start.
     pub enabled: bool,
     /// Threshold of codes that have one: for W220 a share of the job's time, from 0 to 1.
@@ -57,7 +57,7 @@ pub struct LayoutConfig {
     pub overview: Vec<OverviewPane>,
 }
 
-impl Default for Warning {
+impl Default for FindingSettings {
     fn default() -> Self {
         Self {
             enabled: true,
@@ -66,18 +66,19 @@ impl Default for Warning {
     }
 }
 
-/// Permitted actions.
+/// Whether actions that write are permitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Actions {
-    /// Allow actions that write.
+    /// Allow actions that write files.
     pub allow: bool,
 }
 
-/// The first part of the file that `gen-config` prints: the settings before the keys, each with its default, as
-/// comments.
+/// The first part of the file that `gen-config` prints: the settings before the keys, commented out, each with its
+/// default or an example.
 pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
-# Every setting with its default. Options of the command line and RCOMM_TOP_* win over this file.
+# Every setting, commented out, with its default or an example. Options of the command line and
+# RCOMM_TOP_* win over this file.
 
 # Interval between two reads of a source.
 #refresh = "1s"
@@ -89,9 +90,9 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 #ascii = false
 # Enable the mouse: wheel and clicks.
 #mouse = false
-# Memory for recorded frames, MiB.
+# Memory for the snapshots that are kept, MiB.
 #history_mib = 256
-# Age at which a pending operation counts as stuck, or half of its own time-out if that is shorter.
+# Age from which a pending operation is overdue; half of its own time-out if that is shorter.
 #overdue = "5s"
 # Time without an answer after which a rank counts as silent.
 #silent_after = "5s"
@@ -102,7 +103,7 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 
 /// The part of the file that follows the keys, up to `[actions]`.
 const TABLES: &str = r#"
-# Warnings can be muted by code; some have a threshold.
+# Findings can be muted by code; some have a threshold.
 #[warnings.W240]
 #enabled = false
 #[warnings.W220]
@@ -116,11 +117,11 @@ const TABLES: &str = r#"
 
 [layout]
 # Panes of the first screen from top to bottom: warnings, why, trends, groups, in_flight, ranks.
-# Default: what the situation asks for and the terminal has room for.
+# Default: depends on the job and on the height of the terminal.
 #overview = ["warnings", "groups", "ranks"]
 "#;
 
-/// Returns the whole file that `gen-config` prints: every setting with its default, as comments.
+/// Returns the whole file that `gen-config` prints: every setting, commented out, with its default or an example.
 pub fn generated() -> String {
     let mut text = DEFAULTS.to_owned();
     for binding in crate::keys::BINDINGS {
@@ -130,7 +131,7 @@ pub fn generated() -> String {
     }
     text.push_str(TABLES);
     text.push_str(
-        "\n[actions]\n# Allow actions that write: the records of all ranks to a folder.\n",
+        "\n[actions]\n# Allow actions that write files: saving the records of all ranks to a folder.\n",
     );
     text.push_str("#allow = false\n");
     text
@@ -162,7 +163,7 @@ mod tests {
     use crate::keys::Keymap;
 
     #[test]
-    fn the_generated_file_and_its_commented_settings_are_the_defaults() {
+    fn the_generated_file_gives_the_defaults_and_its_commented_settings_are_valid() {
         let text = generated();
         assert_eq!(Config::parse(&text), Ok(Config::default()));
         // A comment without a space after the `#` is a setting.
@@ -184,13 +185,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_word_is_named() {
-        let error = Config::parse("refrehs = \"1s\"").expect_err("misspelt");
+    fn an_error_names_the_unknown_key() {
+        let error = Config::parse("refrehs = \"1s\"").expect_err("misspelled");
         assert!(error.contains("refrehs"), "{error}");
     }
 
     #[test]
-    fn the_path_follows_the_environment() {
+    fn the_path_is_below_xdg_config_home_or_else_below_home() {
         let path = default_path(Some("/c"), Some("/h")).expect("given");
         assert_eq!(path, Path::new("/c/rcomm/top.toml"));
         let path = default_path(None, Some("/h")).expect("given");

@@ -133,18 +133,18 @@ fn view_sources(
     let job = JobChoice::of(cli.from.job.clone());
     let sources = sources::of(cli, anchor, &job)?;
     let still = sources.iter().all(|source| source.is_still());
-    let judged = match cli.command {
+    let recorded = match cli.command {
         Some(CliCommand::Replay {
             snapshot: false, ..
         }) => RecordedJob::PostMortem,
         _ => RecordedJob::Running,
     };
     let names = sources.iter().map(|source| source.name()).collect();
-    let live = live(cli, config, names, judged)?;
+    let live = live(cli, config, names, recorded)?;
     let mut state = state(cli, config, env, still, anchor)?;
-    let asked = Arc::new(sources::asked(cli, &job)?);
-    state.options.askable = !asked.dumps.is_empty();
-    state.options.stacks_askable = !asked.stacks.is_empty();
+    let targets = Arc::new(sources::request_targets(cli, &job)?);
+    state.options.askable = !targets.dumps.is_empty();
+    state.options.stacks_askable = !targets.stacks.is_empty();
     let mut recorder = match &cli.view.record {
         Some(path) => Some(
             RecordingWriter::create(path)
@@ -161,7 +161,7 @@ fn view_sources(
         ..Pace::default()
     };
     let inbox = Inbox::default();
-    let jobs = match &asked.job {
+    let jobs = match &targets.job {
         Some(_) => {
             let sender = inbox.sender();
             let directory = sources::ring_directory(&cli.from);
@@ -187,7 +187,7 @@ fn view_sources(
         let _ = sender.send(Event::Observed(Arc::new(snapshot)));
     })
     .context("failed to start a thread")?;
-    let shown = app::run(state, &inbox, anchor, mouse(cli, config), &asked);
+    let shown = app::run(state, &inbox, anchor, mouse(cli, config), &targets);
     drop(jobs);
     watch.stop();
     shown.map(|()| 0)
@@ -201,7 +201,7 @@ fn mouse(cli: &Cli, config: &Config) -> Mouse {
     }
 }
 
-/// Whether the records are a snapshot of a running job, or of one that ended.
+/// Whether the records were taken while the job ran, or after it ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RecordedJob {
     Running,
@@ -273,7 +273,7 @@ fn live(
             _ => bail!("in the configuration: [warnings.{name}]: this code has no threshold"),
         }
     }
-    options.policy.world_size = cli.from.world_size;
+    options.policy.world_size = cli.from.network.world_size;
     if let Some(overdue) = setting(cli.view.overdue, config.overdue.as_deref(), "overdue")? {
         options.policy.overdue = overdue;
     }
@@ -351,8 +351,8 @@ fn once(
     print_result(cli, state, &snapshot)
 }
 
-/// Prints the report or the first screen; returns the exit code. Without any rank, prints what each source reported
-/// to standard error and returns 2.
+/// Prints the report or the first screen; returns the exit code. Without any rank, prints to standard error what each
+/// source reported, and returns 2.
 fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     let empty = snapshot.ranks.is_empty();

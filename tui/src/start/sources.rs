@@ -5,16 +5,16 @@ use crate::start::cli::{Cli, CliCommand, SourceOptions};
 use anyhow::Context as _;
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{
-    CollectorSource, EndpointDumps, EndpointSource, FileSource, JobChoice, RasSource, RingDumps,
-    RingSource, RingThreads, SimulatedSource, WorkerServerDumps, WorkerServerSource,
-    WorkerServerStacks,
+    CollectorSource, FileSource, JobChoice, LocalSource, RingDumps, RingSource, RingThreads,
+    SimulatedSource,
 };
 use rcomm_analyzer::{Anchor, LiveOptions, Source};
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 use std::path::PathBuf;
 
-/// The sources on the command line; without any, the rings of this node's newest job.
+/// The sources on the command line; without any, the rings of this node's newest job or, if no job has rings, the
+/// processes of one.
 pub(crate) fn of(
     cli: &Cli,
     anchor: Anchor,
@@ -48,47 +48,37 @@ pub(crate) fn of(
 
 /// The ranks that can be asked for dumps and call stacks, and the choice of the job if rings are read. Empty for a
 /// replay or a demo.
-pub(crate) fn asked(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
+pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
-    let mut asked = RequestTargets::default();
+    let mut targets = RequestTargets::default();
     if cli.command.is_some() {
-        return Ok(asked);
+        return Ok(targets);
     }
-    for source in endpoints(from)? {
-        asked.dumps.push(Box::new(EndpointDumps::new(source)));
-    }
-    for source in worker_servers(from) {
-        asked.dumps.push(Box::new(WorkerServerDumps::new(source)));
-    }
-    for source in worker_servers(from) {
-        asked.stacks.push(Box::new(WorkerServerStacks::new(source)));
+    targets.dumps = from.network.dump_requests(token(from)?.as_ref());
+    targets.stacks = from.network.stack_requests();
+    if let Some(source) = rings(from, job) {
+        targets.dumps.push(Box::new(RingDumps::new(source)));
     }
     if let Some(source) = rings(from, job) {
-        asked.dumps.push(Box::new(RingDumps::new(source)));
+        targets.stacks.push(Box::new(RingThreads::new(source)));
+        targets.job = Some(job.clone());
     }
-    if let Some(source) = rings(from, job) {
-        asked.stacks.push(Box::new(RingThreads::new(source)));
-        asked.job = Some(job.clone());
-    }
-    Ok(asked)
+    Ok(targets)
 }
 
 fn live(from: &SourceOptions, job: &JobChoice) -> anyhow::Result<Vec<Box<dyn Source>>> {
-    let mut sources: Vec<Box<dyn Source>> = Vec::new();
-    for source in endpoints(from)? {
-        sources.push(Box::new(source));
-    }
-    for source in worker_servers(from) {
-        sources.push(Box::new(source));
-    }
-    for address in &from.ras {
-        sources.push(Box::new(RasSource::new(address.clone())));
-    }
+    let mut sources = from.network.sources(token(from)?.as_ref());
     for address in &from.collector {
         let source = CollectorSource::new(address.clone(), token(from)?);
         sources.push(Box::new(source));
     }
-    if let Some(source) = rings(from, job) {
+    let is_named = from.rings || from.job.is_some() || from.ring_dir.is_some();
+    if sources.is_empty() && !is_named {
+        sources.push(Box::new(LocalSource::new(
+            ring_directory(from),
+            job.clone(),
+        )));
+    } else if let Some(source) = rings(from, job) {
         sources.push(Box::new(source));
     }
     Ok(sources)
@@ -99,32 +89,10 @@ fn token(from: &SourceOptions) -> anyhow::Result<Option<EndpointToken>> {
     token.context("--token")
 }
 
-fn endpoints(from: &SourceOptions) -> anyhow::Result<Vec<EndpointSource>> {
-    let token = token(from)?;
-    let given = (!from.endpoint.is_empty())
-        .then(|| EndpointSource::new(from.endpoint.clone(), token.clone()));
-    let stores = from.store.iter();
-    let stores = stores.map(|store| EndpointSource::in_store(store.clone(), token.clone()));
-    Ok(given.into_iter().chain(stores).collect())
-}
-
-fn worker_servers(from: &SourceOptions) -> impl Iterator<Item = WorkerServerSource> {
-    let stores = from.torch_store.iter();
-    let found = stores.map(|store| WorkerServerSource::in_store(store.clone(), from.world_size));
-    let given = (!from.worker_server.is_empty())
-        .then(|| WorkerServerSource::at(from.worker_server.clone()));
-    found.chain(given)
-}
-
 /// The rings of this node, if requested (`--rings`, `--job`) or if there is no other source.
 fn rings(from: &SourceOptions, job: &JobChoice) -> Option<RingSource> {
-    let nothing = from.endpoint.is_empty()
-        && from.store.is_empty()
-        && from.torch_store.is_empty()
-        && from.worker_server.is_empty()
-        && from.ras.is_empty()
-        && from.collector.is_empty();
-    (nothing || from.rings || from.job.is_some())
+    let no_other_source = from.network.is_empty() && from.collector.is_empty();
+    (no_other_source || from.rings || from.job.is_some())
         .then(|| RingSource::showing(ring_directory(from), job.clone()))
 }
 

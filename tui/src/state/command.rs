@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_understood_or_explained() {
+    fn valid_commands_are_parsed_and_errors_name_the_expected_form() {
         assert_eq!(parse("rank 118"), Ok(TypedCommand::Go(Screen::Rank(118))));
         assert_eq!(parse(" inflight "), Ok(TypedCommand::Go(Screen::InFlight)));
         assert_eq!(parse("mute not_joined"), Ok(TypedCommand::Mute(Code::E101)));

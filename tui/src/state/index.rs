@@ -191,17 +191,17 @@ impl FrameIndex {
     }
 
     fn find_hosts(&mut self, snapshot: &Snapshot) {
-        let mut places: HashMap<Arc<str>, usize> = HashMap::new();
+        let mut index_of_host: HashMap<Arc<str>, usize> = HashMap::new();
         for (at, view) in snapshot.ranks.iter().enumerate() {
             let next = self.hosts.len();
-            let place = *places.entry(view.host.clone()).or_insert(next);
-            if place == next {
+            let index = *index_of_host.entry(view.host.clone()).or_insert(next);
+            if index == next {
                 self.hosts.push(Host {
                     name: view.host.clone(),
                     ranks: vec![],
                 });
             }
-            self.hosts[place].ranks.push(at);
+            self.hosts[index].ranks.push(at);
         }
     }
 

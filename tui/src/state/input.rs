@@ -50,8 +50,8 @@ impl Input {
     }
 
     fn byte(&self, at: usize) -> usize {
-        let mut places = self.text.char_indices().map(|(byte, _)| byte);
-        places.nth(at).unwrap_or(self.text.len())
+        let mut offsets = self.text.char_indices().map(|(byte, _)| byte);
+        offsets.nth(at).unwrap_or(self.text.len())
     }
 
     /// Inserts a character at the cursor.
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn editing_keeps_to_characters_and_not_bytes() {
+    fn editing_moves_and_deletes_by_characters_and_not_by_bytes() {
         let mut input = typed("größe x");
         input.delete_word();
         assert_eq!(input.text, "größe ");

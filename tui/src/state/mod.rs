@@ -52,7 +52,7 @@ pub struct Options {
     pub stacks_askable: bool,
     /// Whether the sources never change, as dumps and recordings.
     pub still: bool,
-    /// Memory for recorded frames, in bytes.
+    /// Memory for the snapshots that are kept, in bytes.
     pub history: usize,
     /// The key bindings.
     pub keymap: Keymap,
@@ -91,7 +91,7 @@ pub struct State {
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
     /// The jobs of this node, those in trouble first; empty if the sources are not rings.
     pub jobs: Arc<[NodeJob]>,
-    /// Recorded frames.
+    /// The snapshots that are kept.
     pub history: History,
     /// Figures of the job over time.
     pub trends: Trends,

@@ -149,7 +149,7 @@ impl Navigation {
         let before = self.at.checked_sub(1).map(|at| self.visited[at].clone());
         match (self.screen().parent(), before) {
             (None, _) => false,
-            // Help, why, stacks and details are opened from somewhere: esc closes them.
+            // A screen without a number key is closed: the screen on which it was opened is shown again.
             (Some(_), Some(before)) if self.is_detail() => {
                 self.last = Some(self.screen().clone());
                 self.visited.truncate(self.at);

@@ -44,17 +44,17 @@ impl Trends {
             self.samples.clear();
         }
         let report = &snapshot.report;
-        let most = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::max);
+        let max = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::max);
         let step = report.ranks.iter().filter_map(|rank| rank.step).max();
         let mut sample = Sample {
             wall_ns: snapshot.at.wall_ns,
             step,
             steps_per_s: None,
-            busbw_gbs: most(&mut report.groups.iter().filter_map(|group| group.busbw_gbs)),
-            late_ms: most(&mut report.ranks.iter().filter_map(|rank| rank.lag_p50_ms)),
+            busbw_gbs: max(&mut report.groups.iter().filter_map(|group| group.busbw_gbs)),
+            late_ms: max(&mut report.ranks.iter().filter_map(|rank| rank.lag_p50_ms)),
             oldest_ms: match report.in_flight.is_empty() {
                 true => Some(0.0),
-                false => most(&mut report.in_flight.iter().filter_map(|it| it.age_ms)),
+                false => max(&mut report.in_flight.iter().filter_map(|it| it.age_ms)),
             },
         };
         if let Some(last) = self.samples.back()
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn another_job_begins_anew_and_memory_is_bounded() {
+    fn the_figures_of_another_job_begin_empty_and_their_number_is_limited() {
         let mut trends = Trends::default();
         for second in 0..2_000 {
             trends.observe(None, &at(second, second));

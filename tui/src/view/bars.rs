@@ -59,8 +59,8 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if state.follow {
         line.push(styled("  following", Tone::Accent));
     }
-    let held = state.history.is_paused() || state.options.still;
-    let clock = state.snapshot().filter(|_| held);
+    let is_past = state.history.is_paused() || state.options.still;
+    let clock = state.snapshot().filter(|_| is_past);
     let wall = clock.map_or(state.now.wall_ns, |snapshot| snapshot.at.wall_ns);
     let time = format!("{}Z", time_of_day(wall));
     let wide = u16::try_from(time.len()).unwrap_or(0);
@@ -115,10 +115,10 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
     }
     let theme = &state.options.theme;
     if let Some(folder) = &state.confirm {
-        let ranks = state.snapshot().map_or(0, |s| s.dumps().count());
+        let dumps = state.snapshot().map_or(0, |s| s.dumps().count());
         let text = format!(
             " write {} to {}?  [y] yes{}  [n] no",
-            count(ranks as u64, "record"),
+            count(dumps as u64, "dump"),
             folder.display(),
             if state.options.askable {
                 "  [r] ask the ranks for dumps"

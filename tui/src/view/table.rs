@@ -12,7 +12,7 @@ use ratatui::layout::Rect;
 /// Number of spaces between two columns.
 const GAP: usize = 2;
 /// Width that a growing column keeps, if its texts are that wide, as long as other columns can be left out.
-const LEAST: usize = 48;
+const MIN_GROWING: usize = 48;
 /// Width of the mark and the space after it.
 const MARK: usize = 2;
 
@@ -121,16 +121,16 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
         })
         .collect();
     let mut kept: Vec<bool> = natural.iter().map(|&n| n > 0).collect();
-    let least = |at: usize| {
+    let min_width = |at: usize| {
         if table.columns[at].grows {
-            natural[at].min(LEAST)
+            natural[at].min(MIN_GROWING)
         } else {
             natural[at]
         }
     };
     let needed = |kept: &[bool]| -> usize {
         let all = (0..kept.len()).filter(|&at| kept[at]);
-        MARK + all.map(|at| least(at) + GAP).sum::<usize>()
+        MARK + all.map(|at| min_width(at) + GAP).sum::<usize>()
     };
     while needed(&kept) > width + GAP {
         let droppable = (0..kept.len()).filter(|&at| kept[at] && table.columns[at].priority > 0);
@@ -146,7 +146,7 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
     let growing = (0..kept.len())
         .filter(|&at| kept[at] && table.columns[at].grows)
         .count();
-    // Each growing column takes what it needs, up to an equal share of the room that is left.
+    // Each growing column takes what it needs, up to an equal share of the width that is left.
     let mut left = width.saturating_sub(MARK + fixed);
     let mut todo = growing;
     (0..kept.len())

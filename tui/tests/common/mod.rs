@@ -48,7 +48,7 @@ pub(crate) fn judged(simulation: &Simulation, wall_ns: i64) -> Snapshot {
         live.observe(0, poll, at);
         last = live.refresh(at).or(last);
     }
-    let mut snapshot = last.expect("the first look is always news");
+    let mut snapshot = last.expect("the first read gives a snapshot");
     snapshot.cost = Duration::from_micros(4200);
     snapshot
 }

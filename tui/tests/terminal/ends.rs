@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[test]
-fn signals_end_it_and_leave_the_terminal_as_it_was() {
+fn sigterm_and_sighup_end_the_program_and_restore_the_terminal() {
     for signal in [rustix::process::Signal::TERM, rustix::process::Signal::HUP] {
         let directory = tempfile::tempdir().expect("a directory");
         let rings = directory.path().display().to_string();
@@ -31,7 +31,7 @@ fn signals_end_it_and_leave_the_terminal_as_it_was() {
 }
 
 #[test]
-fn a_terminal_that_vanishes_without_a_signal_ends_it() {
+fn a_terminal_that_vanishes_without_a_signal_ends_the_program() {
     let directory = tempfile::tempdir().expect("a directory");
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const RANKS: u32 = 4;
-/// Environment variable with the behaviour of the culprit.
+/// Environment variable with the behavior of the culprit.
 const WHAT: &str = "RCOMM_TOP_TEST_CULPRIT";
 
 /// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, on request.
@@ -161,7 +161,7 @@ fn a_job_found_through_its_store_is_stuck_and_its_ranks_write_their_dumps_when_a
             .all(|(_, dump)| dump.identity.reason.contains("endpoint"))
     );
     session.press("8");
-    session.wait_text("endpoints found through store");
+    session.wait_text("ranks found in store");
     session.press("q");
     assert_eq!(session.end(), 0);
 }
@@ -181,7 +181,7 @@ fn local_ranks_are_asked_through_their_rings_and_a_dead_one_is_reported() {
     session.wait_text("rank 2 never issued all_reduce #6");
     session.press("d");
     session.wait_text("[r]");
-    // The other ranks end soon after it: they have lost a peer.
+    // The other ranks end soon after rank 3, since they have lost a peer.
     signal(&job, 3, Signal::KILL);
     session.press("r");
     session.wait_text("3 of 4 ranks wrote their dumps");

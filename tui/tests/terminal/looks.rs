@@ -61,8 +61,8 @@ fn a_ring_of_a_newer_version_is_reported_with_those_that_are_read() {
     let mut bytes = std::fs::read(ring).expect("readable");
     bytes[8] = 9;
     std::fs::write(ring.with_file_name("7.0.ring"), bytes).expect("writable");
-    let place = directory.path().display().to_string();
-    let arguments = ["--ring-dir", &place, "--overdue", "1us", "--once"];
+    let ring_dir = directory.path().display().to_string();
+    let arguments = ["--ring-dir", &ring_dir, "--overdue", "1us", "--once"];
     let (status, out, err) = run(&arguments, directory.path());
     assert_eq!(status, Some(1), "{out}{err}");
     assert!(out.contains("rank 2") && out.contains("N301"), "{out}");
@@ -72,12 +72,12 @@ fn a_ring_of_a_newer_version_is_reported_with_those_that_are_read() {
 }
 
 #[test]
-fn a_source_that_dies_is_shown_and_the_screen_stays() {
+fn a_job_that_ends_stays_on_the_screen_and_its_processes_are_shown_as_gone() {
     let directory = tempfile::tempdir().expect("a directory");
     let rings = stuck_job(directory.path());
-    let place = directory.path().display().to_string();
+    let ring_dir = directory.path().display().to_string();
     let mut session = Session::start(
-        &["--ring-dir", &place, "--refresh", "100ms"],
+        &["--ring-dir", &ring_dir, "--refresh", "100ms"],
         directory.path(),
     );
     session.wait_text("pty-job");
@@ -93,7 +93,7 @@ fn a_source_that_dies_is_shown_and_the_screen_stays() {
 }
 
 #[test]
-fn it_draws_in_tmux_too() {
+fn the_finding_is_drawn_in_tmux() {
     let available = Command::new("tmux")
         .arg("-V")
         .output()

@@ -24,12 +24,15 @@ fn once_and_json_end_with_the_verdict() {
 #[test]
 fn failures_end_with_status_two_and_a_sentence() {
     let directory = tempfile::tempdir().expect("a directory");
-    let place = directory.path().display().to_string();
+    let ring_dir = directory.path().display().to_string();
     for (arguments, part) in [
-        (&["--ring-dir", &place, "--once"][..], "no ring of any job"),
-        (&["--ring-dir", &place, "--json"], "rcomm-top replay DIR"),
+        (
+            &["--ring-dir", &ring_dir, "--once"][..],
+            "no ring of any job",
+        ),
+        (&["--ring-dir", &ring_dir, "--json"], "rcomm-top replay DIR"),
         (&["replay", "--once", "/does/not/exist"], "/does/not/exist"),
-        (&["--ring-dir", &place], "--once or --json"),
+        (&["--ring-dir", &ring_dir], "--once or --json"),
         (&["--filter", "rank:x", "--once"], "not a rank"),
         (
             &["--config", "/does/not/exist", "--once"],
@@ -47,11 +50,11 @@ fn failures_end_with_status_two_and_a_sentence() {
 fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
     let directory = tempfile::tempdir().expect("a directory");
     let rings = stuck_job(directory.path());
-    let place = directory.path().display().to_string();
+    let ring_dir = directory.path().display().to_string();
     let recording = directory.path().join("job.rec").display().to_string();
     let arguments = [
         "--ring-dir",
-        &place,
+        &ring_dir,
         "--overdue",
         "1us",
         "--json",

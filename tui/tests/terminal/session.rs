@@ -134,7 +134,7 @@ impl Session {
         self.wait(text, |screen| screen.contents().contains(text));
     }
 
-    /// Waits until the process is stopped: continuing it before that would be undone by the stop.
+    /// Waits until the process is stopped: a SIGCONT that comes before the stop has no effect.
     pub(crate) fn wait_stopped(&self) {
         let pid = self.child.process_id().expect("it runs");
         let deadline = Instant::now() + WAIT_LIMIT;

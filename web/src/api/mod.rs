@@ -107,7 +107,7 @@ pub(crate) struct WhichJob {
     pub(crate) job: Option<String>,
 }
 
-/// The snapshots of the job that a request is about. A job stays watched while this is held.
+/// The snapshots of the job that a request is about. The job stays watched while this value exists.
 #[derive(Clone)]
 pub(crate) enum Shown {
     /// The job that the server shows.
@@ -121,8 +121,8 @@ impl Shown {
         let Some(name) = job.map(str::to_owned) else {
             return Ok(Self::Own(app.store.clone()));
         };
-        let its_own = app.store.newest().is_some_and(|it| *it.job == *name);
-        if its_own {
+        let is_shown = app.store.newest().is_some_and(|it| *it.job == *name);
+        if is_shown {
             return Ok(Self::Own(app.store.clone()));
         }
         let Some(jobs) = app.jobs.clone() else {

@@ -1,9 +1,9 @@
 //! Serves the records of this node, or their changes, to a collector.
 //!
 //! A rank has one dump for each of its recorders. For each dump the collector sends the first record id that it still
-//! needs; it has all earlier entries, and they have ended. So an answer is as large as what changed in between,
-//! regardless of the size of the rings, and the members of groups are sent again only if they changed. The answer is
-//! one line of JSON that lists the dumps, followed by the dumps as JSON.
+//! needs; the collector has all earlier entries, and they have ended. So an answer holds only the later entries,
+//! regardless of the size of the rings. The members of groups are sent again only if they changed, the other tables
+//! always. The answer is one line of JSON that lists the dumps, followed by the dumps as JSON.
 
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
@@ -46,7 +46,7 @@ fn range(ranks: &str) -> Option<RangeInclusive<Rank>> {
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
-/// Parses `since`. Invalid parts are left out, so their dumps are sent whole.
+/// Parses `since`. Invalid cursors are left out, so their dumps are sent whole.
 fn known(since: &str) -> HashMap<CursorKey, Cursor> {
     since
         .split(',')
@@ -129,7 +129,7 @@ fn head_and_body(
         dump.entries
             .partition_point(|entry| entry.record_id < since.next)
     });
-    let groups = number_of(&dump.groups);
+    let groups = hash_of(&dump.groups);
     let body = if view.failure.is_some() {
         Vec::new()
     } else {
@@ -179,11 +179,12 @@ fn without_before(dump: &Dump, from: usize) -> Dump {
         failures: dump.failures.clone(),
         closed_ns: dump.closed_ns,
         peers: dump.peers.clone(),
+        processor_wait: dump.processor_wait,
     }
 }
 
 /// Hash of the groups, see [`RecordHead::groups`]. 53 bits, since some JSON readers have only floating point numbers.
-fn number_of(groups: &[DumpGroup]) -> u64 {
+fn hash_of(groups: &[DumpGroup]) -> u64 {
     let mut hash = DefaultHasher::new();
     for DumpGroup { info, .. } in groups {
         (info.id, &info.name, &info.desc, &info.ranks).hash(&mut hash);
@@ -199,7 +200,7 @@ mod tests {
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
     use std::time::{Duration, Instant};
 
-    fn seen(live: &mut Live, ns: i64) -> Snapshot {
+    fn snapshot_at(live: &mut Live, ns: i64) -> Snapshot {
         let simulation = Simulation::new(Situation::Healthy, 8, 0);
         let at = Moment {
             elapsed: Duration::from_nanos(ns as u64),
@@ -220,7 +221,11 @@ mod tests {
     #[test]
     fn known_entries_are_not_sent_again() {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
-        let first = encode(&seen(&mut live, 10_000_000_000), &ALL, &HashMap::new());
+        let first = encode(
+            &snapshot_at(&mut live, 10_000_000_000),
+            &ALL,
+            &HashMap::new(),
+        );
         let head = head_of(&first);
         assert!(head.records.iter().all(|record| record.whole));
         let cursor = |r: &RecordHead| {
@@ -231,7 +236,7 @@ mod tests {
             ((r.rank, r.part, r.attempt, r.pid), known)
         };
         let cursors = head.records.iter().map(cursor).collect();
-        let second = encode(&seen(&mut live, 10_200_000_000), &ALL, &cursors);
+        let second = encode(&snapshot_at(&mut live, 10_200_000_000), &ALL, &cursors);
         assert!(
             second.len() * 8 < first.len(),
             "{} {}",
@@ -246,7 +251,11 @@ mod tests {
     fn a_range_of_ranks_can_be_requested() {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         let wanted = range("2-4").expect("two ranks");
-        let part = encode(&seen(&mut live, 10_000_000_000), &wanted, &HashMap::new());
+        let part = encode(
+            &snapshot_at(&mut live, 10_000_000_000),
+            &wanted,
+            &HashMap::new(),
+        );
         let head = head_of(&part);
         let ranks: Vec<Rank> = head.records.iter().map(|record| record.rank).collect();
         assert_eq!((ranks, head.world_size), (vec![2, 3, 4], 8));

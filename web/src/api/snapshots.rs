@@ -70,7 +70,7 @@ pub(crate) async fn metrics(State(app): State<AppState>, headers: HeaderMap) -> 
     ([(header::CONTENT_TYPE, form.content_type())], body).into_response()
 }
 
-/// A timeline for ui.perfetto.dev. One request at a time: it copies all records.
+/// A timeline for ui.perfetto.dev. Requests are answered one at a time, since each copies all records.
 pub(crate) async fn perfetto_trace(
     State(app): State<AppState>,
     Query(which): Query<SnapshotSelector>,

@@ -94,7 +94,7 @@ pub(crate) async fn timeline(
     )))
 }
 
-fn place<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
+fn index_in<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
     list.iter().position(|it| *it == value).unwrap_or_else(|| {
         list.push(value);
         list.len() - 1
@@ -177,8 +177,8 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
                 start: entry.time_created_ns.saturating_sub(origin) / 1000,
                 length: (ended > 0)
                     .then(|| ended.saturating_sub(entry.time_created_ns).max(0) / 1000),
-                group: place(&mut timeline.groups, group_label(group)),
-                op: place(&mut timeline.ops, entry.op.name().to_owned()),
+                group: index_in(&mut timeline.groups, group_label(group)),
+                op: index_in(&mut timeline.ops, entry.op.name().to_owned()),
                 seq: entry.collective_seq_id,
                 state: entry.state,
                 graph_id: entry.graph_id,
@@ -205,7 +205,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    fn seen(filter: &str, ranks: u32) -> Timeline {
+    fn timeline_of(filter: &str, ranks: u32) -> Timeline {
         let filter = Filter::parse(filter).expect("readable");
         build_timeline(&snapshot(ranks), &filter, 2_000_000_000)
     }
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn pending_operations_have_no_length() {
-        let timeline = seen("group:dp_5", 16);
+        let timeline = timeline_of("group:dp_5", 16);
         let open = |lane: &&Lane| lane.slices.iter().any(|slice| slice.length.is_none());
         let open: Vec<_> = timeline
             .lanes
@@ -246,8 +246,8 @@ mod tests {
         let newest = dump.entries.last_mut().expect("it has operations");
         newest.graph_id = Some(7);
         let timeline = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
-        let told = serde_json::to_value(&timeline).expect("plain data");
-        let lanes = told["lanes"].as_array().expect("a list").iter();
+        let json = serde_json::to_value(&timeline).expect("plain data");
+        let lanes = json["lanes"].as_array().expect("a list").iter();
         let slices = lanes.flat_map(|lane| lane["slices"].as_array().expect("a list"));
         let graphs: Vec<_> = slices.filter_map(|slice| slice.get("graph_id")).collect();
         assert_eq!(graphs, [7]);
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_bounded_and_counts_omitted_operations() {
-        let timeline = seen("", 1024);
+        let timeline = timeline_of("", 1024);
         let slices: usize = timeline.lanes.iter().map(|lane| lane.slices.len()).sum();
         assert!(
             slices <= TARGET_SLICES && timeline.omitted > 0,

@@ -1,7 +1,7 @@
 //! Uploaded dumps: analyzed once, kept under an unguessable address.
 //!
-//! Files are written to a private directory under generated names and removed after the analysis. The
-//! reports and records of the newest uploads stay in memory.
+//! Files are written to a private directory, under names without path separators, and removed after the
+//! analysis. The reports and records of the newest uploads stay in memory.
 
 use crate::http::error::Refusal;
 use crate::state::store::Frame;
@@ -11,11 +11,12 @@ use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
 use rcomm_analyzer::{Anchor, Live, LiveOptions, Problem, Snapshot, analyze};
 use rcomm_recorder::model::text::hex;
 use std::collections::VecDeque;
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Semaphore;
 
@@ -33,20 +34,32 @@ const LONGEST_NAME: usize = 200;
 pub(crate) struct Uploads {
     kept: Mutex<VecDeque<(String, Arc<Frame>)>>,
     folder: tempfile::TempDir,
+    /// The lock on the folder, by which other servers know that it is in use.
+    _in_use: File,
     most_bytes: u64,
     /// One permit: uploads are received and analyzed one at a time.
     turn: Semaphore,
 }
 
 impl Uploads {
-    /// Creates an empty store that accepts uploads of at most `most_bytes` bytes each.
+    /// Creates an empty store that accepts uploads of at most `most_bytes` bytes each. Removes the directories of
+    /// servers that were killed.
     ///
     /// # Errors
     /// If no private directory can be created.
     pub(crate) fn new(most_bytes: u64) -> io::Result<Self> {
+        Self::below(&std::env::temp_dir(), most_bytes)
+    }
+
+    fn below(directory: &Path, most_bytes: u64) -> io::Result<Self> {
+        let folder = private_directory().tempdir_in(directory)?;
+        let in_use = File::open(folder.path())?;
+        in_use.try_lock()?;
+        remove_abandoned(directory, in_use.metadata()?.uid());
         Ok(Self {
             kept: Mutex::default(),
-            folder: private_directory().tempdir()?,
+            folder,
+            _in_use: in_use,
             most_bytes,
             turn: Semaphore::new(1),
         })
@@ -122,10 +135,35 @@ impl Uploads {
 }
 
 /// A directory that only this user can read, whatever the umask.
+/// A server locks its new directory within much less than this time.
+const UNLOCKED_TIME: Duration = Duration::from_secs(60);
+
+/// Removes the directories that servers of this user left when they were killed. Errors are ignored: another server
+/// may be removing the same directory.
+fn remove_abandoned(directory: &Path, own: u32) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_ours = entry.metadata().is_ok_and(|about| {
+            let age = about.modified().ok().and_then(|then| then.elapsed().ok());
+            about.is_dir() && about.uid() == own && age.is_some_and(|age| age > UNLOCKED_TIME)
+        });
+        if !is_ours || !name.to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        let unused = File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok());
+        if unused {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// The beginning of the names of directories for uploads.
+const PREFIX: &str = "rcomm-web-";
+
 fn private_directory() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
     builder
-        .prefix("rcomm-web-")
+        .prefix(PREFIX)
         .permissions(Permissions::from_mode(0o700));
     builder
 }
@@ -152,10 +190,15 @@ fn plain_name(path: &str, number: usize) -> String {
     }
 }
 
+/// How many times its size an upload may unpack to, if that is more than the largest upload. A larger archive is one
+/// for `rcomm-fr`.
+const MAX_UNPACKED_RATIO: u64 = 20;
+
 /// Reads and analyzes the files in the directory.
 fn analyze_files(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     let options = LoadOptions {
         max_file_bytes: most_bytes,
+        max_unpacked: (most_bytes, MAX_UNPACKED_RATIO),
         ..LoadOptions::default()
     };
     let (mut observations, mut unusable) = (Vec::new(), Vec::new());
@@ -214,6 +257,29 @@ fn analyze_files(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_of_killed_servers_are_removed_by_the_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let age = |path: &Path| {
+            let long_ago = std::time::SystemTime::now() - 2 * UNLOCKED_TIME;
+            File::open(path).unwrap().set_modified(long_ago).unwrap();
+        };
+        let path = |name: &str| directory.path().join(name);
+        for name in ["rcomm-web-killed", "rcomm-web-young", "another"] {
+            std::fs::create_dir(path(name)).unwrap();
+            std::fs::write(path(name).join("rank_0"), "x").unwrap();
+        }
+        age(&path("rcomm-web-killed"));
+        age(&path("another"));
+        let lives = Uploads::below(directory.path(), 1).unwrap();
+        age(lives.folder.path());
+        let next = Uploads::below(directory.path(), 1).unwrap();
+        let exists = |path: &Path| path.exists();
+        assert!(!exists(&path("rcomm-web-killed")));
+        assert!(exists(&path("rcomm-web-young")) && exists(&path("another")));
+        assert!(exists(lives.folder.path()) && exists(next.folder.path()));
+    }
 
     #[test]
     fn names_stay_in_the_folder_and_still_distinguish_ranks() {

@@ -1,6 +1,6 @@
 //! Access control: the token, and the host names under which this server answers.
 //!
-//! Every user of the machine can reach a loopback port, and so can every page in a browser on it (DNS
+//! Every user of the machine can reach a loopback port, and so can every page in a browser there (DNS
 //! rebinding). So a token is required there too, and `Host` and `Origin` are checked.
 
 use crate::http::error::Refusal;
@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Response};
 use rcomm_recorder::model::text;
-use rcomm_recorder::publish::Secret;
+use rcomm_recorder::publish::{Place, Secret};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
@@ -160,8 +160,8 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     let target = request.uri().authority();
     let known = |authority: &str| access.allows_host(host_name(authority));
     let mut named = std::iter::once(host).chain(target.map(|target| target.as_str()));
-    if let Some(stranger) = named.find(|named| !known(named)) {
-        return with_security_headers(Refusal::UnknownHost(stranger.to_owned()).into_response());
+    if let Some(unknown) = named.find(|named| !known(named)) {
+        return with_security_headers(Refusal::UnknownHost(unknown.to_owned()).into_response());
     }
     // Browsers send the origin of a request; only our own pages may call the API.
     if let Some(origin) = text(header::ORIGIN) {
@@ -195,6 +195,10 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
             (header::SET_COOKIE, kept),
         ];
         return with_security_headers((StatusCode::SEE_OTHER, moved).into_response());
+    }
+    // Whoever only probes is no client that keeps its place.
+    if let (false, Some(place)) = (probe, request.extensions().get::<Arc<Place>>()) {
+        place.admit();
     }
     with_security_headers(next.run(request).await)
 }
@@ -269,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_taken_from_header_cookie_or_address() {
+    fn the_token_is_accepted_in_header_or_address_and_wrong_tokens_are_refused() {
         let access = Access::with_token("secret");
         let admits = |headers: &[(header::HeaderName, &'static str)], uri: &'static str| {
             let headers = headers

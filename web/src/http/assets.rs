@@ -1,4 +1,4 @@
-//! The page's files, compiled in, so that it works without a network.
+//! The page's files, compiled in, so that the page needs no other server.
 
 use crate::http::error::Refusal;
 use axum::http::header;

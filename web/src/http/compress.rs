@@ -14,7 +14,7 @@ const LEAST: u64 = 1024;
 /// Maximum size of a compressed body, in bytes: of a larger one, both forms would take too much memory.
 const MOST: u64 = 64 << 20;
 
-/// Compresses text and JSON whose length is known: never a stream, which would wait for more.
+/// Compresses text and JSON whose length is known; never a stream, whose events the encoder would hold back.
 pub(crate) async fn compressed(request: Request, next: Next) -> Response {
     let accepts = accepts_gzip(request.headers());
     let mut response = next.run(request).await;
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_of_events_is_left_as_it_is() {
+    fn text_and_json_are_compressed_and_event_streams_and_images_are_not() {
         let text = |kind: &'static str| {
             let kind = HeaderValue::from_static(kind);
             is_text(&HeaderMap::from_iter([(header::CONTENT_TYPE, kind)]))

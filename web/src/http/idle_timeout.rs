@@ -1,6 +1,6 @@
 //! A stream that fails once its client has not accepted data for too long.
 //!
-//! Without it, a client that stops reading would hold its connection and the buffered data
+//! Without the limit, a client that stops reading would hold its connection and the buffered data
 //! indefinitely.
 
 use crate::http::traffic::Traffic;
@@ -106,7 +106,7 @@ mod tests {
         let traffic = Arc::<Traffic>::default();
         let (mut client, server) = tokio::io::duplex(64);
         let mut server = IdleTimeout::new(server, Duration::from_secs(5), traffic.clone());
-        server.write_all(&[0; 64]).await.expect("there is room");
+        server.write_all(&[0; 64]).await.expect("the pipe is empty");
         let slow = tokio::spawn(async move {
             let mut all = [0; 128];
             tokio::time::sleep(Duration::from_secs(4)).await;

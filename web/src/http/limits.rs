@@ -5,13 +5,14 @@ use std::time::Duration;
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Concurrent connections; further ones are closed at once.
+    /// Concurrent connections. For a further one, the oldest that has not made an admitted request is closed; if there
+    /// is none, the further one.
     pub connections: usize,
     /// How long a client may take to send a request's head, or to finish a TLS handshake.
     pub head: Duration,
     /// How long the server may take to begin an answer; ten times as long for an upload.
     pub answer: Duration,
-    /// How long a client may leave an answer unread before it is dropped.
+    /// How long a client may leave an answer unread before the client is dropped.
     pub idle_timeout: Duration,
     /// Maximum size of an upload in bytes; also the maximum size of each file unpacked from it.
     pub upload: u64,

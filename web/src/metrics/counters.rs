@@ -104,7 +104,7 @@ pub(crate) struct Counters {
     groups: HashMap<Arc<GroupId>, BTreeMap<u64, Open>>,
     descriptions: BTreeSet<Arc<str>>,
     series: BTreeMap<SeriesKey, Series>,
-    lost_now: HashMap<Rank, u64>,
+    last_lost: HashMap<Rank, u64>,
     lost: u64,
 }
 
@@ -127,7 +127,7 @@ impl Counters {
     /// Counts what is new in `snapshot`.
     pub(crate) fn take(&mut self, snapshot: &Snapshot) {
         for rank in &snapshot.report.ranks {
-            let last = self.lost_now.insert(rank.rank, rank.lost).unwrap_or(0);
+            let last = self.last_lost.insert(rank.rank, rank.lost).unwrap_or(0);
             // A number that decreased belongs to a new ring, which begins at zero.
             self.lost += rank.lost.checked_sub(last).unwrap_or(rank.lost);
         }
@@ -177,11 +177,11 @@ impl Counters {
         }
         let members = (group.info.name.as_str(), &*group.info.ranks);
         let wanted = read.get(&members).copied().unwrap_or(1);
-        self.arrive(&key, &group.info.name, &group.info.ranks, entry, wanted);
+        self.add_member(&key, &group.info.name, &group.info.ranks, entry, wanted);
     }
 
     /// Adds a member to its collective; with the last of the `wanted` members, the collective is measured.
-    fn arrive(
+    fn add_member(
         &mut self,
         key: &SeriesKey,
         name: &str,
@@ -329,16 +329,16 @@ mod tests {
     fn lateness_of_a_host_shows_in_the_lag_and_not_in_the_duration() {
         let looks = || (1..=40).map(|n| n * 200_000_000);
         let late = tallied(&Simulation::new(Situation::Straggler, 16, 0), looks());
-        let well = tallied(&Simulation::new(Situation::Healthy, 16, 0), looks());
+        let healthy = tallied(&Simulation::new(Situation::Healthy, 16, 0), looks());
         let sums = |counters: &Counters| {
             let all = counters.series().values();
             all.fold((0.0, 0.0), |sums, s| {
                 (sums.0 + s.lag.sum, sums.1 + s.duration.sum)
             })
         };
-        let (late, well) = (sums(&late), sums(&well));
-        assert!(late.0 > 2.0 * well.0, "{late:?} {well:?}");
-        assert!(late.1 < 1.5 * well.1, "{late:?} {well:?}");
+        let (late, healthy) = (sums(&late), sums(&healthy));
+        assert!(late.0 > 2.0 * healthy.0, "{late:?} {healthy:?}");
+        assert!(late.1 < 1.5 * healthy.1, "{late:?} {healthy:?}");
     }
 
     #[test]

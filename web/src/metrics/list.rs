@@ -74,7 +74,7 @@ metrics! {
         "Ranks whose record was read."
         => "rcomm.ranks.read" "{rank}";
     RANKS_SILENT Gauge "rcomm_ranks_silent"
-        "Ranks whose record stopped answering."
+        "Ranks that stopped answering."
         => "rcomm.ranks.silent" "{rank}";
     OLDEST_INFLIGHT_SECONDS Gauge "rcomm_oldest_inflight_seconds"
         "Age of the oldest pending operation; 0 if none is pending."
@@ -154,7 +154,7 @@ metrics! {
     OTEL_SPANS_SENT Counter "rcomm_otel_spans_sent"
         "Spans accepted by the collector.";
     OTEL_SPANS_DROPPED Counter "rcomm_otel_spans_dropped"
-        "Spans dropped because the export failed.";
+        "Spans dropped because the export failed, or because they exceed 16,384 in one round.";
     OTEL_LOGS_SENT Counter "rcomm_otel_logs_sent"
         "Log records accepted by the collector.";
     OTEL_LOGS_DROPPED Counter "rcomm_otel_logs_dropped"

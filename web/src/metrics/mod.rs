@@ -3,8 +3,8 @@
 //! Sequence numbers and sizes are values, never labels, and no series has both a rank and a group. With D
 //! descriptions of groups (at most 65) and O operations (a fixed set), there are at most D × O × (4 + 2 × 16) series
 //! of counters and histograms, 512 × 9 of single groups, one for each code of a finding, [`MAX_RANKS`] × 3 of single
-//! ranks, [`MAX_SOURCES`] × 3 of sources, and some forty of the job. What exceeds a limit is counted in
-//! `rcomm_groups_omitted` or stays in the sums.
+//! ranks, [`MAX_SOURCES`] × 3 of sources, and some forty of the job. `rcomm_groups_omitted` counts the groups beyond
+//! the limit; further descriptions share one series.
 
 mod collectives;
 pub(crate) mod counters;
@@ -243,7 +243,7 @@ mod tests {
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
     use std::time::{Duration, Instant};
 
-    fn written(ranks: u32, form: Form, exemplars: Exemplars) -> String {
+    fn metrics_text(ranks: u32, form: Form, exemplars: Exemplars) -> String {
         let simulation = Simulation::new(Situation::StuckRank, ranks, 0);
         let ns = simulation.fault_ns() + 8_000_000_000;
         let at = Moment {
@@ -260,9 +260,9 @@ mod tests {
     }
 
     #[test]
-    fn series_grow_with_groups_and_operations_and_not_with_ranks() {
+    fn the_number_of_series_hardly_grows_with_the_number_of_ranks() {
         let series = |ranks| {
-            let text = written(ranks, Form::Text, Exemplars::Without);
+            let text = metrics_text(ranks, Form::Text, Exemplars::Without);
             let lines = text.lines().filter(|line| !line.starts_with('#'));
             // Single groups have gauges, and there are more of them in a larger job.
             lines.filter(|line| !line.contains("group=\"")).count()
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn the_rank_at_fault_and_the_stuck_group_have_gauges() {
-        let text = written(16, Form::Text, Exemplars::Without);
+        let text = metrics_text(16, Form::Text, Exemplars::Without);
         for line in [
             "rcomm_verdict_info{verdict=\"stuck\"} 1",
             "rcomm_culprit_rank{rank=\"13\",host=\"n001\",code=\"E101\",name=\"not_joined\"} 1",
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn exemplars_name_traces_only_in_open_metrics_and_only_if_traces_are_exported() {
-        let with = written(16, Form::OpenMetrics, Exemplars::OfTraces);
+        let with = metrics_text(16, Form::OpenMetrics, Exemplars::OfTraces);
         let line = with.lines().find(|line| line.contains("# {trace_id=\""));
         assert!(
             line.is_some_and(|line| line.contains("_bucket{")),
@@ -298,7 +298,7 @@ mod tests {
             (Form::OpenMetrics, Exemplars::Without),
             (Form::Text, Exemplars::OfTraces),
         ] {
-            assert!(!written(16, form, exemplars).contains("trace_id"));
+            assert!(!metrics_text(16, form, exemplars).contains("trace_id"));
         }
     }
 
@@ -354,8 +354,8 @@ mod tests {
     }
 
     #[test]
-    fn every_written_family_is_of_the_list() {
-        let text = written(16, Form::Text, Exemplars::Without);
+    fn every_family_is_written_with_its_listed_name_and_help() {
+        let text = metrics_text(16, Form::Text, Exemplars::Without);
         for line in text.lines().filter(|line| line.starts_with("# HELP ")) {
             let listed = list::ALL.iter().any(|metric| {
                 let suffix = if metric.kind == Kind::Counter {

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_operation_has_one_trace_on_all_ranks() {
+    fn trace_ids_depend_on_job_group_ranks_kind_and_number_and_span_ids_on_the_rank_too() {
         let shared = SharedOp {
             job: "llama",
             group: "dp_5",

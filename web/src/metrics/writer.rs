@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_escaped_and_exemplars_only_written_where_they_may_be() {
+    fn labels_are_escaped_and_only_open_metrics_has_exemplars() {
         for form in [Form::Text, Form::OpenMetrics] {
             let mut writer = Writer::new(form);
             let metric = Metric {

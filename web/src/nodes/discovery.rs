@@ -37,7 +37,7 @@ pub enum Nodes {
     },
 }
 
-/// The place in which node addresses are looked up.
+/// Where node addresses are looked up.
 #[derive(Debug)]
 pub(crate) enum Directory {
     Dns(String),
@@ -57,8 +57,8 @@ impl Directory {
             Self::Store(store) => {
                 let hosts = hosts_in_store(store, Instant::now() + STORE_TIME);
                 let hosts = hosts.map_err(io::Error::other)?.into_iter();
-                let place = |host| HostPort { host, port }.to_string();
-                Ok(hosts.map(place).collect())
+                let address = |host| HostPort { host, port }.to_string();
+                Ok(hosts.map(address).collect())
             }
         }
     }
@@ -80,7 +80,7 @@ pub(crate) enum NodeAddress {
         directory: Arc<Directory>,
         port: u16,
         scheme: String,
-        place: usize,
+        index: usize,
     },
 }
 
@@ -106,11 +106,11 @@ impl NodeAddress {
         };
         let directory = Arc::new(directory);
         let count = directory.look_up(port)?.len();
-        let nth = |place| Self::Nth {
+        let nth = |index| Self::Nth {
             directory: directory.clone(),
             port,
             scheme: scheme.clone(),
-            place,
+            index,
         };
         Ok((0..count).map(nth).collect())
     }
@@ -120,8 +120,8 @@ impl NodeAddress {
         match self {
             Self::Url(url) => format!("node {url}"),
             Self::Nth {
-                directory, place, ..
-            } => format!("node {place} of {}", directory.name()),
+                directory, index, ..
+            } => format!("node {index} of {}", directory.name()),
         }
     }
 
@@ -133,14 +133,14 @@ impl NodeAddress {
                 directory,
                 port,
                 scheme,
-                place,
+                index,
             } => {
                 let found = directory.look_up(*port)?;
-                let there = found.get(*place).ok_or_else(|| {
-                    let text = format!("{} now lists {} nodes", directory.name(), found.len());
+                let address = found.get(*index).ok_or_else(|| {
+                    let text = format!("{} now lists only {} nodes", directory.name(), found.len());
                     io::Error::new(io::ErrorKind::NotFound, text)
                 })?;
-                Ok(format!("{scheme}://{there}"))
+                Ok(format!("{scheme}://{address}"))
             }
         }
     }

@@ -17,7 +17,7 @@ const MAX_BYTES: u64 = 1 << 30;
 
 /// One node of a job, as a source of the records of its ranks.
 pub struct NodeSource {
-    place: NodeAddress,
+    address: NodeAddress,
     /// The last known address; `None` = look it up.
     url: Option<String>,
     token: Option<String>,
@@ -37,34 +37,34 @@ impl NodeSource {
     ///
     /// If the name cannot be resolved, or the job's store cannot be read or lists no hosts.
     pub fn all(nodes: Nodes, token: Option<&str>) -> io::Result<Vec<Box<dyn Source>>> {
-        let places = NodeAddress::all(nodes)?;
-        let source = |place| -> Box<dyn Source> {
+        let addresses = NodeAddress::all(nodes)?;
+        let source = |address| -> Box<dyn Source> {
             let config = ureq::Agent::config_builder()
                 .http_status_as_error(false)
                 .max_redirects(0)
                 .build();
             Box::new(Self {
-                place,
+                address,
                 url: None,
                 token: token.map(str::to_owned),
                 agent: config.into(),
                 records: RecordsFollower::default(),
             })
         };
-        Ok(places.into_iter().map(source).collect())
+        Ok(addresses.into_iter().map(source).collect())
     }
 }
 
 impl Source for NodeSource {
     fn name(&self) -> String {
-        self.place.name()
+        self.address.name()
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
         let url = match &self.url {
             Some(url) => url.clone(),
             None => {
-                let url = self.place.url().map_err(|source| SourceError::Io {
+                let url = self.address.url().map_err(|source| SourceError::Io {
                     place: self.name(),
                     source,
                 })?;
@@ -74,7 +74,7 @@ impl Source for NodeSource {
         let mut observations = Vec::new();
         let token = self.token.as_deref();
         let records = &mut self.records;
-        let looked = query_node(
+        let result = query_node(
             records,
             &self.agent,
             &url,
@@ -82,7 +82,7 @@ impl Source for NodeSource {
             deadline,
             &mut observations,
         );
-        let world_size = match looked {
+        let world_size = match result {
             Ok(world_size) => Some(world_size),
             Err(why) => {
                 self.url = None;
@@ -118,7 +118,7 @@ fn query_node(
     for question in records.questions() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err("not asked: the round's time ran out".into());
+            return Err("it was not queried: the time-out of the round is over".into());
         }
         let mut request = agent
             .get(format!("{}/api/v1/records", url.trim_end_matches('/')))

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_a_message_meet_in_one_trace() {
+    fn both_ends_of_a_message_derive_one_trace_id_and_different_span_ids() {
         let four = record(0, &["send 0->2", "send 0->1", "send 0->1"]);
         let five = record(0, &["recv 1<-0", "recv 1<-0"]);
         let ids = |rank: Rank, dump: &Dump, at: usize| {

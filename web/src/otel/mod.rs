@@ -82,12 +82,12 @@ impl Telemetry {
         let thread = std::thread::Builder::new()
             .name("rcomm/otel".into())
             .spawn(move || {
-                let guard = |stop: &Stop| {
+                let stopped_after_round = |stop: &Stop| {
                     let stopped = stop.stopped.lock().unwrap_or_else(PoisonError::into_inner);
                     let wait = stop.wake.wait_timeout_while(stopped, ROUND, |it| !*it);
                     *wait.unwrap_or_else(PoisonError::into_inner).0
                 };
-                while !guard(&stopping) {
+                while !stopped_after_round(&stopping) {
                     exporter.round();
                 }
             })?;
@@ -194,14 +194,14 @@ impl Exporter {
         let Some(destination) = &self.settings.metrics else {
             return;
         };
-        let (request, points) = self
+        let (request, metrics) = self
             .store
             .with_counters(|counters| metrics::request(snapshot, counters, &self.settings));
         let sent = self.sender.send(destination, &request);
         count_result(
             "metrics",
             sent,
-            points,
+            metrics,
             &self.counts.metrics_sent,
             &self.counts.metrics_dropped,
         );

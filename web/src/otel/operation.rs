@@ -1,4 +1,4 @@
-//! The data of one operation's span, shared by both exporters.
+//! The data of one operation's span, for the spans of rcomm-web and for those of a program.
 
 use crate::metrics::new_entries::is_completed;
 use crate::metrics::trace_id::SharedOp;

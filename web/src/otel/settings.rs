@@ -47,7 +47,7 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`] names the first variable whose value is invalid.
     pub fn from_environment() -> Result<Option<Self>, SettingsError> {
-        // Variables of others may be no text; of these, the values are checked like all others.
+        // A name that is not UTF-8 is none of ours. A value that is not UTF-8 is converted, then checked as any other.
         let variables = std::env::vars_os().filter_map(|(name, value)| {
             let name = name.into_string().ok()?;
             let value = value.to_string_lossy().into_owned();
@@ -177,7 +177,7 @@ fn pairs(variable: &str, text: &str) -> Result<Vec<(String, String)>, SettingsEr
             (!key.is_empty()).then(|| Some((key.to_owned(), decoded(value.trim())?)))?
         })
         .collect::<Option<_>>()
-        .ok_or_else(|| refused(variable, text, "key=value pairs with commas between"))
+        .ok_or_else(|| refused(variable, text, "key=value pairs separated by commas"))
 }
 
 fn decoded(text: &str) -> Option<String> {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_have_their_own_and_common_variables() {
+    fn a_variable_of_one_signal_overrides_the_common_one() {
         let settings = read(&[
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/"),
             ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "https://logs/in"),

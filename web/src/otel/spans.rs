@@ -183,8 +183,8 @@ impl Spans {
 fn is_sampled(trace: &TraceId, ratio: f64) -> bool {
     let mut low = [0; 8];
     low.copy_from_slice(&trace[8..]);
-    let place = (u64::from_be_bytes(low) >> 1) as f64 / (1_u64 << 63) as f64;
-    ratio >= 1.0 || place < ratio
+    let position = (u64::from_be_bytes(low) >> 1) as f64 / (1_u64 << 63) as f64;
+    ratio >= 1.0 || position < ratio
 }
 
 fn candidate<'a>(
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn sampling_keeps_whole_traces_and_nothing_else_of_a_healthy_job() {
+    fn sampling_keeps_about_its_ratio_of_a_healthy_job() {
         let all = spans(Situation::Healthy, 1.0, &LOOKS[..3]).len();
         let some = spans(Situation::Healthy, 0.1, &LOOKS[..3]).len();
         let none = spans(Situation::Healthy, 0.0, &LOOKS[..3]).len();

@@ -1,4 +1,4 @@
-//! The server: addresses, TLS, and which path leads to which answer.
+//! The server: its socket, TLS and routes, and serving from within a program.
 
 mod embed;
 mod routes;

@@ -15,9 +15,13 @@ use crate::serve::routes::router;
 use crate::state::jobs::Jobs;
 use crate::state::store::SnapshotStore;
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rcomm_recorder::publish::{Place, Places};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -26,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -173,7 +177,7 @@ impl Server {
             exported,
         );
         let router = router(shared, access, limits);
-        let places = Arc::new(Semaphore::new(limits.connections));
+        let places = Places::new(limits.connections);
         let (stop_sender, stop_receiver) = watch::channel(false);
         let mut connections = JoinSet::new();
         let mut rounds = tokio::time::interval(ROUND);
@@ -196,7 +200,7 @@ impl Server {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
-            let Ok(place) = places.clone().try_acquire_owned() else {
+            let Some(place) = places.try_enter() else {
                 traffic.refused();
                 continue;
             };
@@ -205,18 +209,28 @@ impl Server {
             let stream = IdleTimeout::new(stream, limits.idle_timeout, traffic.clone());
             let (router, stop_receiver, tls) = (router.clone(), stop_receiver.clone(), tls.clone());
             let counted = GaugeGuard::connection(&traffic);
+            let refusals = traffic.clone();
             connections.spawn(async move {
-                match tls {
-                    None => serve_connection(stream, router, limits, stop_receiver).await,
-                    Some(tls) => {
-                        let shaken = tls.acceptor.accept(stream);
-                        // A failed handshake has already sent a TLS alert.
-                        if let Ok(Ok(stream)) = tokio::time::timeout(limits.head, shaken).await {
-                            serve_connection(stream, router, limits, stop_receiver).await;
+                let own = place.clone();
+                let served = async {
+                    match tls {
+                        None => serve_connection(stream, router, own, limits, stop_receiver).await,
+                        Some(tls) => {
+                            let handshake = tls.acceptor.accept(stream);
+                            // A failed handshake has already sent a TLS alert.
+                            if let Ok(Ok(stream)) =
+                                tokio::time::timeout(limits.head, handshake).await
+                            {
+                                serve_connection(stream, router, own, limits, stop_receiver).await;
+                            }
                         }
                     }
+                };
+                tokio::select! {
+                    () = served => {}
+                    () = place.is_taken() => refusals.refused(),
                 }
-                drop((place, counted));
+                drop(counted);
             });
         }
         drop(listener);
@@ -232,17 +246,23 @@ impl Server {
 async fn serve_connection<S>(
     stream: S,
     router: Router,
+    place: Arc<Place>,
     limits: Limits,
     mut stop_receiver: watch::Receiver<bool>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(place.clone());
+        router.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
         .max_headers(64)
         .max_buf_size(32 * 1024)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let stopping = async { drop(stop_receiver.wait_for(|stopping| *stopping).await) };
     // A client that disconnects early ends only its own connection.

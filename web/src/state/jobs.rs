@@ -67,11 +67,11 @@ pub(crate) struct JobRow {
     pub(crate) name: String,
     /// Whether the server shows this job if a request names none.
     pub(crate) shown: bool,
-    /// `None` if the job has not been judged yet, or is one of too many.
+    /// `None` if the job was not judged; see [`NodeJob::report`].
     pub(crate) verdict: Option<Verdict>,
     /// The first sentence of the report; empty if there is none.
     pub(crate) sentence: String,
-    /// Whether the last listing found an error or a warning.
+    /// Whether the report of the listing has an error or a warning.
     pub(crate) in_trouble: bool,
     /// Number of ranks with a ring on this node.
     pub(crate) ranks: usize,
@@ -117,10 +117,10 @@ impl Jobs {
         };
         let shown = shown.newest();
         let row = |job: NodeJob| {
-            let its_own = shown.as_ref().filter(|it| *it.job == *job.name);
-            let report = its_own.map(|it| &it.report).or(job.report.as_ref());
+            let shown_snapshot = shown.as_ref().filter(|it| *it.job == *job.name);
+            let report = shown_snapshot.map(|it| &it.report).or(job.report.as_ref());
             JobRow {
-                shown: its_own.is_some(),
+                shown: shown_snapshot.is_some(),
                 verdict: report.map(|report| report.verdict),
                 sentence: report.map_or_else(String::new, |report| {
                     let line = one_line(report);
@@ -143,7 +143,7 @@ impl Jobs {
     ///
     /// # Blocking
     ///
-    /// Lists ring files, unless the job is watched already. If another job must make room, joins its threads.
+    /// Lists ring files, unless the job is watched already. If it replaces another job, joins that job's threads.
     ///
     /// # Errors
     ///
@@ -224,7 +224,7 @@ mod tests {
     use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 
     #[test]
-    fn a_job_that_no_client_looks_at_is_forgotten_and_few_are_watched() {
+    fn an_idle_job_is_forgotten_and_the_number_of_watched_jobs_is_limited() {
         let directory = tempfile::tempdir().expect("a directory");
         let _rings: Vec<FlightRecorder> = (0..6)
             .map(|job| {
@@ -245,9 +245,9 @@ mod tests {
             })
             .collect();
         assert!(matches!(jobs.watch("job4"), Err(NotWatched::TooMany)));
-        // A job that is no longer in use makes room.
+        // A job that is no longer in use is replaced.
         held.remove(0);
-        held.push(jobs.watch("job4").ok().expect("there is room"));
+        held.push(jobs.watch("job4").ok().expect("an unused job is replaced"));
         assert_eq!(watched(), ["job1", "job2", "job3", "job4"]);
         jobs.forget(Duration::ZERO);
         assert_eq!(watched().len(), MOST_WATCHED);

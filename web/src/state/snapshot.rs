@@ -197,7 +197,7 @@ fn changed(before: &Value, after: &Value) -> Option<Map<String, Value>> {
     (before.len() == after.len()).then(|| {
         let rows = before.iter().zip(after).enumerate();
         rows.filter(|(_, (old, new))| old != new)
-            .map(|(place, (_, new))| (place.to_string(), new.clone()))
+            .map(|(index, (_, new))| (index.to_string(), new.clone()))
             .collect()
     })
 }

@@ -70,7 +70,7 @@ impl Web {
     }
 
     pub fn wait_until_ready(&self) {
-        wait_until("the sources to be looked at", || {
+        wait_until("the sources to be read", || {
             (self.get("/readyz", &[]).status == 200).then_some(())
         });
     }
@@ -129,7 +129,7 @@ impl Web {
             .status()
             .expect("kill is there");
         assert!(killed.success());
-        wait_until("SIGTERM to be heeded", || {
+        wait_until("the server to end after SIGTERM", || {
             self.child.try_wait().expect("our child")
         })
     }

@@ -64,7 +64,7 @@ impl Collector {
     }
 }
 
-/// One request of a connection that may carry more.
+/// Reads, stores and answers one request; a connection may carry several. `None` at the end of the connection.
 fn receive(stream: &TcpStream, folder: &Path, taken: &AtomicUsize) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let mut first = String::new();
@@ -123,9 +123,9 @@ fn find_python() -> Option<PathBuf> {
             &["-c", "import opentelemetry.proto.trace.v1.trace_pb2"],
         )
     };
-    let place = folder.to_str()?;
+    let folder_text = folder.to_str()?;
     if has()
-        || (run(Path::new("python3"), &["-m", "venv", place])
+        || (run(Path::new("python3"), &["-m", "venv", folder_text])
             && run(
                 &python,
                 &[

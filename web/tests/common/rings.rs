@@ -15,7 +15,7 @@ pub fn ring(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
 }
 
 /// Issues a barrier whose time-out is over at once.
-pub fn wait_for_ever(ring: &FlightRecorder) {
+pub fn issue_overdue_barrier(ring: &FlightRecorder) {
     let info = ProcessGroupInfo {
         id: 0,
         name: "0".into(),
@@ -28,7 +28,7 @@ pub fn wait_for_ever(ring: &FlightRecorder) {
         op_name: "barrier",
         ..SignatureKey::default()
     });
-    let signature = SignatureRef::Id(signature.expect("room in a fresh table"));
+    let signature = SignatureRef::Id(signature.expect("a fresh table has free slots"));
     ring.begin(&Operation {
         collective_seq_id: 1,
         ..Operation::new(group, OpType::Barrier, signature)

@@ -5,6 +5,8 @@
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, is_stdout};
 use rcomm_analyzer::format::{bytes, count};
+use rcomm_analyzer::redact::Redactor;
+use rcomm_recorder::publish::DumpReader;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::File;
@@ -117,6 +119,27 @@ impl Manifest {
     }
 }
 
+/// A file's name with `x` in place of every word but `rank`. Its numbers are the only place of the rank of PyTorch's
+/// dumps.
+fn numbers_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut plain = String::new();
+    let mut rest = &name[..];
+    while let Some(c) = rest.chars().next() {
+        let end = rest
+            .find(|c: char| !c.is_alphabetic())
+            .unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end.max(c.len_utf8()));
+        plain.push_str(match word.to_ascii_lowercase().as_str() {
+            "rank" => "rank",
+            _ if c.is_alphabetic() => "x",
+            _ => word,
+        });
+        rest = after;
+    }
+    plain
+}
+
 /// An archive that is being written, to a temporary file that [`Archive::finish`] renames.
 ///
 /// For standard output it is a temporary file as well, since the records are analyzed before the manifest is written.
@@ -126,10 +149,13 @@ pub(super) struct Archive {
     partial: tempfile::TempPath,
     names: HashSet<String>,
     manifest: Manifest,
+    /// What replaces names in the records and the manifest; `None` if they stay.
+    redactor: Option<Redactor>,
+    reader: DumpReader,
 }
 
 impl Archive {
-    pub(super) fn create(target: &Path) -> Result<Self, Failure> {
+    pub(super) fn create(target: &Path, redactor: Option<Redactor>) -> Result<Self, Failure> {
         // Only the owner can read the file: records hold paths and names.
         let partial = if is_stdout(target) {
             tempfile::NamedTempFile::new()
@@ -148,6 +174,8 @@ impl Archive {
             partial,
             names: HashSet::new(),
             manifest: Manifest::new(),
+            redactor,
+            reader: DumpReader::new(),
         })
     }
 
@@ -171,6 +199,32 @@ impl Archive {
         modified: u64,
         content: &[u8],
     ) -> Result<(), Failure> {
+        let Some(redactor) = &self.redactor else {
+            return self.add_as(host, path, modified, content);
+        };
+        let (host, file) = (
+            redactor.host(host),
+            redactor.path(&path.display().to_string()),
+        );
+        let Ok((mut dump, _)) = self.reader.read(content) else {
+            let reason = "it is no dump, and only dumps are redacted".to_owned();
+            self.manifest
+                .absent
+                .push(Absence::path(&host, &file, reason));
+            return Ok(());
+        };
+        redactor.dump(&mut dump);
+        let path = PathBuf::from(file).join(numbers_of(path));
+        self.add_as(&host, &path, modified, &dump.to_pickle())
+    }
+
+    fn add_as(
+        &mut self,
+        host: &str,
+        path: &Path,
+        modified: u64,
+        content: &[u8],
+    ) -> Result<(), Failure> {
         let plain = member_name(host, path);
         let mut name = plain.clone();
         let mut again = 1;
@@ -188,7 +242,12 @@ impl Archive {
         Ok(())
     }
 
-    pub(super) fn absent(&mut self, absence: Absence) {
+    pub(super) fn absent(&mut self, mut absence: Absence) {
+        if let Some(redactor) = &self.redactor {
+            absence.host = redactor.host(&absence.host);
+            absence.path = redactor.path(&absence.path);
+            absence.reason = redactor.text(&absence.reason);
+        }
         self.manifest.absent.push(absence);
     }
 

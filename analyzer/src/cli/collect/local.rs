@@ -14,7 +14,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-/// The largest file that is taken, bytes: the dump of a million operations is ten times smaller.
+/// The largest file that is taken, bytes: the dump of a million operations is about three times smaller.
 const MAX_FILE: u64 = 1 << 30;
 
 /// Why a file is considered.
@@ -81,13 +81,12 @@ pub(super) fn collect_rings(args: &CollectArgs, archive: &mut Archive) -> Result
         archive.absent(Absence::path(&host, &directory, reason));
     }
     for listing in listings {
-        match RingReader::attach(&listing.path) {
+        match RingReader::attach(&listing.path).and_then(|ring| ring.read()) {
             Err(error) => {
                 let path = listing.path.display().to_string();
                 archive.absent(Absence::path(&host, &path, error.to_string()));
             }
-            Ok(ring) => {
-                let dump = ring.snapshot();
+            Ok(dump) => {
                 let taken = u64::try_from(dump.identity.dump_time_ns).unwrap_or(0);
                 let content = dump.to_pickle();
                 archive.add(&host, &listing.path, taken / 1_000_000_000, &content)?;

@@ -12,13 +12,18 @@ use super::judge::{Keep, judge};
 use crate::cli::args::{CollectArgs, JudgeArgs};
 use crate::cli::failure::Failure;
 use archive::{Absence, Archive};
+use rcomm_analyzer::redact::Redactor;
 use std::io::Write;
 use std::process::ExitCode;
 
 pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<ExitCode, Failure> {
     let hosts = remote::hosts(args)?;
     let command = remote::RemoteCommand::parse(args)?;
-    let mut archive = Archive::create(&args.output)?;
+    let redactor = match args.redact {
+        true => Some(Redactor::new().map_err(Failure::NoKey)?),
+        false => None,
+    };
+    let mut archive = Archive::create(&args.output, redactor)?;
     local::collect(args, &mut archive)?;
     if let Some(command) = command {
         remote::collect(&hosts, &command, args, &mut archive)?;

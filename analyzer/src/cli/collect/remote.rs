@@ -148,7 +148,7 @@ pub(super) fn collect(
         let merged = match answers.remove(host.as_str()) {
             Some(Ok(answer)) => merge(host, answer, archive)?,
             Some(Err(reason)) => Err(reason),
-            None => Err("it was never asked".to_owned()),
+            None => Err("its command was not started".to_owned()),
         };
         if let Err(reason) = merged {
             archive.absent(Absence::host(host, reason));

@@ -75,11 +75,11 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     {
         return Err(error);
     }
-    let unnamed = missing.iter().map(|(path, error)| {
+    let missing_paths = missing.iter().map(|(path, error)| {
         // The job may be complete without it, so this is not a damaged record.
         Problem::stale_dump(path.display().to_string(), format!("left aside: {error}"))
     });
-    found.problems.extend(unnamed);
+    found.problems.extend(missing_paths);
     found.inputs.sort();
     found.inputs.dedup();
     Ok(found)

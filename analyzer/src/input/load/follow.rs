@@ -19,7 +19,7 @@ pub struct Follower {
     seen: BTreeMap<String, FileStamp>,
 }
 
-/// The state of a file; it is read again if this changes.
+/// The state of a file. The file is read again if its state changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileStamp {
     bytes: u64,
@@ -34,7 +34,7 @@ pub enum Change {
     /// The file is gone or is read again: its earlier records no longer count. Members of an archive have the archive's
     /// name and a colon before their own.
     Outdated(String),
-    /// A record; several records of one rank are all passed on.
+    /// A dump; if a rank has several, all are passed on.
     Dump(Box<LoadedDump>),
     /// The name of a file and the report of NCCL's RAS in it.
     Ras(String, RasReport),

@@ -11,6 +11,7 @@
 mod find;
 mod follow;
 mod rank_name;
+mod sums;
 mod unpack;
 mod walk;
 mod zstd;
@@ -32,6 +33,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
+use sums::Sums;
 
 /// Options for loading.
 #[derive(Clone, Copy)]
@@ -40,6 +42,9 @@ pub struct LoadOptions<'a> {
     pub jobs: Option<NonZeroUsize>,
     /// The largest file and the largest member of an archive that are read, bytes. A log is read at any size.
     pub max_file_bytes: u64,
+    /// The number of bytes to which all packed files together may unpack, or to this many times their size if that is
+    /// more.
+    pub max_unpacked: (u64, u64),
     /// Called after each file, on the reading threads.
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
 }
@@ -49,6 +54,7 @@ impl Default for LoadOptions<'_> {
         Self {
             jobs: None,
             max_file_bytes: 1 << 30,
+            max_unpacked: (8 << 30, 200),
             progress: None,
         }
     }
@@ -63,9 +69,9 @@ pub struct Progress {
     pub files: usize,
 }
 
-/// Reads all records below `paths` and passes each to `take` on the caller's thread.
+/// Reads all dumps below `paths` and passes each to `take` on the caller's thread.
 ///
-/// The order of the records differs from call to call. Blocks until everything is read.
+/// The order of the dumps differs from call to call. Blocks until everything is read.
 ///
 /// # Errors
 /// If no path names a file, or a pattern is not valid. If only some paths name no file, they become problems, like
@@ -110,17 +116,19 @@ fn read(
 ) {
     let jobs = jobs(options, inputs.len());
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let sums = Sums::new(options.max_unpacked);
     let (sender, receiver) = sync_channel(2 * jobs);
     thread::scope(|scope| {
         let mut started = 0;
         for _ in 0..jobs {
             let sender = sender.clone();
-            let (next, done) = (&next, &done);
+            let (next, done, sums) = (&next, &done, &sums);
             let work = move || {
                 let mut worker = Worker {
                     reader: DumpReader::new(),
                     buffer: Vec::new(),
                     options,
+                    sums,
                     sender,
                 };
                 loop {
@@ -159,7 +167,7 @@ fn read(
     });
 }
 
-/// Reads all records below `paths` and keeps them, in order of rank and path. See [`load`].
+/// Reads all dumps below `paths` and returns them in order of rank and path. See [`load`].
 ///
 /// # Errors
 /// As [`load`].
@@ -197,6 +205,7 @@ struct Worker<'a> {
     reader: DumpReader,
     buffer: Vec<u8>,
     options: &'a LoadOptions<'a>,
+    sums: &'a Sums,
     sender: SyncSender<Output>,
 }
 
@@ -257,7 +266,7 @@ impl Worker<'_> {
             return false;
         }
         let read = log::read(path, log_rank(path, rank_of_name), self.buffer.as_slice());
-        let log = read.ok().filter(|log| !log.facts.is_empty());
+        let log = read.ok().filter(|log| log.facts().next().is_some());
         let is_log = log.is_some();
         if let Some(log) = log {
             self.send(Output::Log(log));

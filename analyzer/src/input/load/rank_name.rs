@@ -35,7 +35,7 @@ impl Numbered {
             let (digits, tail) = tail.split_at(end.unwrap_or(tail.len()));
             series.push_str(text);
             series.push('#');
-            // A number that is too large is not a rank, but it keeps its place, since places are compared.
+            // A number that is too large is not a rank, but it counts as a position, since positions are compared.
             let number = digits.parse().unwrap_or(u64::MAX);
             numbers.push((meaning_of(text), number));
             rest = tail;
@@ -82,9 +82,9 @@ pub(super) fn ranks(names: &[String]) -> Vec<Option<Rank>> {
     }
     let mut ranks = vec![None; names.len()];
     for members in series.values() {
-        let place = place_of_rank(members, &numbered);
+        let index = index_of_rank(members, &numbered);
         for &at in members {
-            let number = place.map(|place| numbered[at].numbers[place].1);
+            let number = index.map(|index| numbered[at].numbers[index].1);
             ranks[at] = number.and_then(|number| Rank::try_from(number).ok());
         }
     }
@@ -107,28 +107,28 @@ fn shared_folder(names: &[String]) -> &str {
 }
 
 /// The index of the rank among the numbers in the names of a series; `None` if it cannot be determined.
-fn place_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
+fn index_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
     let first = &numbered[*members.first()?].numbers;
-    let is_distinct = |place: &usize| {
+    let is_distinct = |index: &usize| {
         let mut seen = HashSet::new();
         members
             .iter()
-            .all(|&at| seen.insert(numbered[at].numbers[*place].1))
+            .all(|&at| seen.insert(numbered[at].numbers[*index].1))
     };
     // Among numbers of the same meaning, later ones take precedence.
     let best = (0..first.len())
         .rev()
         .filter(is_distinct)
-        .min_by_key(|&place| first[place].0)
-        .filter(|&place| first[place].0 != NumberMeaning::SomethingElse);
+        .min_by_key(|&index| first[index].0)
+        .filter(|&index| first[index].0 != NumberMeaning::SomethingElse);
     // Several runs side by side (`run1/rank_0`, `run2/rank_0`): no number differs in all files.
     let after_rank = || {
         (0..first.len())
             .rev()
-            .find(|&place| first[place].0 == NumberMeaning::Rank)
+            .find(|&index| first[index].0 == NumberMeaning::Rank)
     };
     match best {
-        Some(place) if first[place].0 == NumberMeaning::Rank => Some(place),
+        Some(index) if first[index].0 == NumberMeaning::Rank => Some(index),
         other => after_rank().or(other),
     }
 }

@@ -1,8 +1,9 @@
 //! Reads the records in a file, which may be compressed, an archive, a ring, a summary, or plain.
 
 use super::find::InputFile;
+use super::sums::{LARGE_FILE, Sums};
 use super::zstd::Frames;
-use super::{Output, Worker, rank_name};
+use super::{KEPT_BYTES, Output, Worker, rank_name};
 use crate::input::log;
 use crate::input::rsum::{self, Piece};
 use flate2::read::MultiGzDecoder;
@@ -84,14 +85,18 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
             if about.len() > most && !is_stream {
                 return Err(too_large(most));
             }
-            let held = if is_stream { 0 } else { about.len() as usize };
-            worker.buffer.reserve(held + 1);
+            let held = if is_stream {
+                0
+            } else {
+                about.len().min(LARGE_FILE)
+            };
+            worker.buffer.reserve(held as usize + 1);
             plain(&head, &mut file, name, rank, worker)
         }
         Kind::Ring => {
             worker.send(Output::Files(1));
-            match RingReader::attach(path) {
-                Ok(ring) => worker.take(name, ring.snapshot(), false, rank),
+            match RingReader::attach(path).and_then(|ring| ring.read()) {
+                Ok(dump) => worker.take(name, dump, false, rank),
                 Err(error) => worker.unusable(name, error),
             }
             Ok(())
@@ -99,6 +104,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
         _ => {
             // An archive is read twice: the names of all members are needed to find their ranks.
             file.rewind()?;
+            worker.sums.open(about.len());
             let budget = budget(about.len(), worker);
             let ranks = RankNames::of(&mut file, name, rank, budget);
             file.rewind()?;
@@ -115,6 +121,7 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
     if bytes.len() as u64 > most {
         return Err(too_large(most));
     }
+    worker.sums.open(bytes.len() as u64);
     let budget = budget(bytes.len() as u64, worker);
     let ranks = RankNames::of(&mut &bytes[..], name, None, budget);
     stream(&mut &bytes[..], name, 0, worker, &ranks)
@@ -132,17 +139,22 @@ fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
 }
 
 /// A reader that fails once it has returned more than its budget.
-struct Unpacked<R> {
+struct Unpacked<'a, R> {
     packed: R,
     left: u64,
+    /// The sums of all inputs; `None` where the bytes are only looked through for names.
+    sums: Option<&'a Sums>,
 }
 
-impl<R: Read> Read for Unpacked<R> {
+impl<R: Read> Read for Unpacked<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.packed.read(buffer)?;
         self.left = self.left.checked_sub(read as u64).ok_or_else(|| {
             io::Error::other(format!("it unpacks to over {MOST_UNPACKED} times its size"))
         })?;
+        if let Some(sums) = self.sums {
+            sums.unpack(read as u64)?;
+        }
         Ok(read)
     }
 }
@@ -197,7 +209,11 @@ fn list(
         Kind::Gzip if depth < MAX_DEPTH => {
             let (packed, left) = (MultiGzDecoder::new(whole), budget);
             list(
-                &mut Unpacked { packed, left },
+                &mut Unpacked {
+                    packed,
+                    left,
+                    sums: None,
+                },
                 name,
                 depth + 1,
                 budget,
@@ -207,7 +223,11 @@ fn list(
         Kind::Zstd if depth < MAX_DEPTH => {
             let (packed, left) = (Frames::new(whole), budget);
             list(
-                &mut Unpacked { packed, left },
+                &mut Unpacked {
+                    packed,
+                    left,
+                    sums: None,
+                },
                 name,
                 depth + 1,
                 budget,
@@ -243,8 +263,9 @@ fn stream(
     match Kind::of(&head) {
         Kind::Gzip if depth < MAX_DEPTH => {
             let (packed, left) = (MultiGzDecoder::new(whole), ranks.budget);
+            let sums = Some(worker.sums);
             stream(
-                &mut Unpacked { packed, left },
+                &mut Unpacked { packed, left, sums },
                 name,
                 depth + 1,
                 worker,
@@ -253,8 +274,9 @@ fn stream(
         }
         Kind::Zstd if depth < MAX_DEPTH => {
             let (packed, left) = (Frames::new(whole), ranks.budget);
+            let sums = Some(worker.sums);
             stream(
-                &mut Unpacked { packed, left },
+                &mut Unpacked { packed, left, sums },
                 name,
                 depth + 1,
                 worker,
@@ -317,10 +339,23 @@ fn plain(
             return long_log(reader, name, rank, worker);
         }
     }
-    let more = (most + 1).saturating_sub(worker.buffer.len() as u64);
-    let read = reader.take(more).read_to_end(&mut worker.buffer);
+    let sums = worker.sums;
+    let mut admitted = None;
+    let mut read = Ok(());
+    // First the part that any number of threads may hold, then the rest.
+    for limit in [LARGE_FILE.min(most), most] {
+        if worker.buffer.len() as u64 >= LARGE_FILE {
+            admitted = Some(sums.admit_large());
+        }
+        let more = (limit + 1).saturating_sub(worker.buffer.len() as u64);
+        read = read.and_then(|()| {
+            let mut part = (&mut *reader).take(more);
+            part.read_to_end(&mut worker.buffer).map(drop)
+        });
+    }
     if worker.buffer.len() as u64 > most {
         worker.buffer.clear();
+        worker.buffer.shrink_to(KEPT_BYTES);
         return Err(too_large(most));
     }
     // Of a packed file that ends too early, the part that could be unpacked is used.
@@ -339,6 +374,7 @@ fn plain(
         return Ok(());
     }
     worker.dump(name, rank);
+    drop(admitted);
     Ok(())
 }
 
@@ -355,7 +391,7 @@ fn long_log(
 ) -> io::Result<()> {
     let begin = std::mem::take(&mut worker.buffer);
     let log = log::read(name, super::log_rank(name, rank), begin.chain(reader))?;
-    if log.facts.is_empty() {
+    if log.facts().next().is_none() {
         worker.foreign(
             name,
             "a text without a line about the job's end or its time-outs",
@@ -385,7 +421,8 @@ struct AbsentFile {
 /// Reads a summary: its records and problems, as if their files were here.
 fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     let inner = |path: &str| format!("{name}:{path}");
-    let done = rsum::read(reader, |piece| match piece {
+    let mut count = |bytes| worker.sums.unpack(bytes);
+    let done = rsum::read_within(reader, &mut count, |piece| match piece {
         Piece::Record { dump, path, cut } => worker.take(&inner(&path), *dump, cut, None),
         Piece::Problem(problem) => worker.problem(Problem {
             path: inner(&problem.path),

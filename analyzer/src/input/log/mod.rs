@@ -9,20 +9,25 @@
 mod elastic;
 mod label;
 mod nccl;
+mod restart;
 mod scan;
 mod torch;
 
 use label::Label;
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::logs::{Event, Fact, Log};
+use rcomm_verdict::logs::{Attempt, Event, Fact, Log};
+use restart::Signs;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, Read};
 
 /// The bytes of a line that are read; the rest is skipped.
 pub const MAX_LINE: usize = 16 << 10;
 
-/// The largest number of facts that are kept of one log.
+/// The largest number of facts that are kept of one attempt of a job in one log.
 pub const MAX_FACTS: usize = 50_000;
+
+/// The largest number of attempts that are kept of one log; the facts of older ones are counted only.
+pub const MAX_ATTEMPTS: usize = 4;
 
 /// The largest number of processes whose rank is stored.
 const MAX_PROCESSES: usize = 1 << 16;
@@ -71,8 +76,8 @@ fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
             .iter()
             .position(|&byte| byte == b'\n' || byte == b'\r');
         let taken = &piece[..end.unwrap_or(piece.len())];
-        let room = MAX_LINE.saturating_sub(line.len());
-        line.extend_from_slice(&taken[..taken.len().min(room)]);
+        let left = MAX_LINE.saturating_sub(line.len());
+        line.extend_from_slice(&taken[..taken.len().min(left)]);
         let used = end.map_or(piece.len(), |end| end + 1);
         input.consume(used);
         if end.is_some() {
@@ -85,16 +90,26 @@ fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
 #[derive(Default)]
 pub struct LogReader {
     log: Log,
+    /// The newest attempt.
+    attempt: Attempt,
+    /// The facts from its lines that are needed to read the next lines.
+    state: State,
+    /// The ranks that the labels of all lines state.
+    labels: BTreeSet<Rank>,
+}
+
+/// What the lines of an attempt have shown so far.
+#[derive(Default)]
+struct State {
     /// The ranks of processes by `host:pid`, with which NCCL's lines begin.
     ranks: HashMap<String, Rank>,
     /// The size of the communicator that `ranks` belong to: the largest one so far.
     nranks: u32,
     /// Indices of facts whose rank is known only by the process, with that process.
     of_process: Vec<(usize, String)>,
-    /// The ranks that the labels of all lines state.
-    labels: BTreeSet<Rank>,
     desync: torch::Desync,
     summary: elastic::FailureList,
+    signs: Signs,
 }
 
 /// A line, split into labels and message.
@@ -133,6 +148,12 @@ impl LogReader {
     }
 
     fn read_line(&mut self, line: &Line<'_>) {
+        if self.state.signs.begins(line) {
+            self.begin_attempt(self.attempt.facts.len());
+            self.state = State::default();
+            // The line is the first sign of the new attempt.
+            self.state.signs.begins(line);
+        }
         if let Some(size) = torch::world_size(line.text) {
             self.state_size(size);
         }
@@ -140,56 +161,89 @@ impl LogReader {
             self.learn(about);
         }
         let mut found = Vec::new();
-        torch::read_line(line, &mut self.desync, &mut found);
-        elastic::read_line(line, &mut self.summary, &mut found);
+        torch::read_line(line, &mut self.state.desync, &mut found);
+        elastic::read_line(line, &mut self.state.summary, &mut found);
         let process = nccl::read_line(line, &mut found);
         for (rank, event) in found {
-            self.keep(rank, event, process.as_deref());
+            self.keep(line, rank, event, process.as_deref());
+        }
+    }
+
+    /// Begins a new attempt with the fact of this index, or with the next one if there is none. Does nothing if no fact
+    /// is older.
+    fn begin_attempt(&mut self, first: usize) {
+        if first == 0 {
+            return;
+        }
+        self.resolve_processes();
+        let next = Attempt {
+            world_size: None,
+            facts: self.attempt.facts.split_off(first),
+        };
+        let ended = std::mem::replace(&mut self.attempt, next);
+        self.log.attempts.push(ended);
+        self.state.signs = Signs::default();
+        if self.log.attempts.len() >= MAX_ATTEMPTS {
+            self.log.left_out += self.log.attempts.remove(0).facts.len() as u64;
+        }
+    }
+
+    /// Adds the ranks to the facts that NCCL's processes stated.
+    fn resolve_processes(&mut self) {
+        for (at, process) in self.state.of_process.drain(..) {
+            self.attempt.facts[at].rank = self.state.ranks.get(&process).copied();
         }
     }
 
     fn state_size(&mut self, size: u32) {
-        let known = self.log.world_size.unwrap_or(0);
-        self.log.world_size = Some(known.max(size));
+        let known = self.attempt.world_size.unwrap_or(0);
+        self.attempt.world_size = Some(known.max(size));
     }
 
     /// Stores the rank of a process in a communicator; the largest communicator counts as the world.
     fn learn(&mut self, about: nccl::Membership) {
-        if about.nranks < self.nranks {
+        let state = &mut self.state;
+        if about.nranks < state.nranks {
             return;
         }
-        if about.nranks > self.nranks {
-            self.ranks.clear();
-            self.nranks = about.nranks;
+        if about.nranks > state.nranks {
+            state.ranks.clear();
+            state.nranks = about.nranks;
+        }
+        if state.ranks.len() < MAX_PROCESSES {
+            state.ranks.insert(about.process, about.rank);
         }
         self.state_size(about.nranks);
-        if self.ranks.len() < MAX_PROCESSES {
-            self.ranks.insert(about.process, about.rank);
-        }
     }
 
-    fn keep(&mut self, rank: Option<Rank>, event: Event, process: Option<&str>) {
-        if self.log.facts.len() >= MAX_FACTS {
+    fn keep(&mut self, line: &Line<'_>, rank: Option<Rank>, event: Event, process: Option<&str>) {
+        if self.attempt.facts.len() >= MAX_FACTS {
             self.log.left_out += 1;
             return;
         }
-        if let (None, Some(process)) = (rank, process) {
-            self.of_process
-                .push((self.log.facts.len(), process.to_owned()));
-        }
-        self.log.facts.push(Fact {
+        let fact = Fact {
             line: self.log.lines,
             rank,
             event,
-        });
+        };
+        let at = self.attempt.facts.len();
+        if let Some(first) = self.state.signs.began(line, at, &fact) {
+            self.begin_attempt(first);
+            let at = self.attempt.facts.len();
+            self.state.signs.began(line, at, &fact);
+        }
+        if let (None, Some(process)) = (rank, process) {
+            let at = self.attempt.facts.len();
+            self.state.of_process.push((at, process.to_owned()));
+        }
+        self.attempt.facts.push(fact);
     }
 
     /// The log that was read. `rank` is the rank in the name of the file; it counts only if no line has a label with a
     /// rank.
     pub fn finish(mut self, rank: Option<Rank>) -> Log {
-        for (at, process) in &self.of_process {
-            self.log.facts[*at].rank = self.ranks.get(process).copied();
-        }
+        self.resolve_processes();
+        self.log.attempts.push(self.attempt);
         // If all labels state one rank, the file is that rank's. The name counts only without labels, since its number
         // may mean something else.
         let own = match (self.labels.len(), rank) {
@@ -197,16 +251,12 @@ impl LogReader {
             (0, named) => named,
             _ => None,
         };
-        for fact in &mut self.log.facts {
+        for fact in self.log.attempts.iter_mut().flat_map(|it| &mut it.facts) {
             // A launcher and the kernel report the ends of any processes, not only of the one that wrote the log.
             let is_own = !matches!(fact.event, Event::Ended(_) | Event::OutOfMemory { .. });
             if fact.rank.is_none() && is_own {
                 fact.rank = own;
             }
-        }
-        if let Some(size) = torch::size_of_desync(&self.log) {
-            let known = self.log.world_size.unwrap_or(0);
-            self.log.world_size = Some(known.max(size));
         }
         self.log
     }

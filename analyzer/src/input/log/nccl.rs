@@ -46,12 +46,19 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
         || text.contains("Connection reset by peer")
     {
         gloo_peer(text).map(|peer| Event::PeerLost { peer })
-    } else if let Some(event) = refused(text) {
+    } else if let Some(event) = unreachable(text) {
+        Some(event)
+    } else if let Some(event) = same_device(text) {
         Some(event)
     } else if !text.contains("NCCL WARN") {
         None
     } else if text.contains("collective mismatch error") {
         sizes(text)
+    } else if SEGMENT_FAILED.iter().any(|words| text.contains(words)) {
+        Some(Event::NoSharedMemory {
+            bytes: number_after(text, "(size ").or_else(|| number_after(text, " to ")),
+            is_full: text.contains("No space left on device"),
+        })
     } else if text.contains("Got completion from peer") {
         completion(text)
     } else if let Some((_, error)) = text.split_once("Cuda failure ") {
@@ -63,8 +70,27 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
     process(text)
 }
 
+/// NCCL's warnings if it cannot create a segment of shared memory.
+const SEGMENT_FAILED: &[&str] = &[
+    "Call to posix_fallocate failed",
+    "failed to extend /dev/shm/",
+    "Error while creating shared memory segment",
+];
+
+/// Reads `Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000`, which PyTorch repeats in its error.
+fn same_device(text: &str) -> Option<Event> {
+    let (_, rest) = text.split_once("Duplicate GPU detected : rank ")?;
+    let (one, rest) = leading_number(rest)?;
+    let (other, rest) = leading_number(rest.strip_prefix(" and rank ")?)?;
+    let device = between(rest, " on CUDA device ", &[' ', ',', '.'])?;
+    Some(Event::SameDevice {
+        ranks: [one, other],
+        device: truncated(device, 40),
+    })
+}
+
 /// The operating system's errors if no network path leads to an address.
-const NO_WAY: &[&str] = &[
+const UNREACHABLE: &[&str] = &[
     "No route to host",
     "Network is unreachable",
     "Connection timed out",
@@ -73,8 +99,8 @@ const NO_WAY: &[&str] = &[
 
 /// Reads `NCCL WARN … Connect to 10.0.0.7<43731> failed : No route to host`, or gloo's `… SO_ERROR: No route to host,
 /// remote=[10.0.0.7]:25266`.
-fn refused(text: &str) -> Option<Event> {
-    let reason = NO_WAY.iter().find(|reason| text.contains(**reason))?;
+fn unreachable(text: &str) -> Option<Event> {
+    let reason = UNREACHABLE.iter().find(|reason| text.contains(**reason))?;
     let peer = match text.split_once("remote=[") {
         Some((_, rest)) => truncated(rest.split(']').next()?, 200),
         // Without its first letter, which may be a capital.

@@ -2,7 +2,7 @@
 
 use rcomm_recorder::model::Rank;
 
-/// The text between `before` and the next character of `after`, or the end.
+/// The text after `before`, up to the first of the characters in `after`, or to the end of the text.
 pub(super) fn between<'a>(text: &'a str, before: &str, after: &[char]) -> Option<&'a str> {
     let (_, rest) = text.split_once(before)?;
     Some(rest.split(after).next().unwrap_or(rest))

@@ -1,5 +1,5 @@
 use super::*;
-use rcomm_verdict::logs::{Ended, TimedOut};
+use rcomm_verdict::logs::{Absent, Ended, TimedOut};
 
 fn read_text(text: &str) -> Log {
     read("job.log", None, text.as_bytes()).expect("memory")
@@ -9,7 +9,7 @@ const TIMEOUT: &str = "[Rank 3] Watchdog caught collective operation timeout: Wo
      OpType=ALLREDUCE, NumelIn=11, NumelOut=11, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.";
 
 fn timed_out(log: &Log) -> Option<(Option<Rank>, &TimedOut)> {
-    log.facts.iter().find_map(|fact| match &fact.event {
+    log.facts().find_map(|fact| match &fact.event {
         Event::TimedOut(what) => Some((fact.rank, what)),
         _ => None,
     })
@@ -52,8 +52,8 @@ fn a_rank_within_a_smaller_group_is_no_rank_of_the_world() {
     let log = read_text(&line);
     let (rank, what) = timed_out(&log).expect("a time-out");
     assert_eq!((rank, what.group.as_deref()), (None, Some("9")));
-    let labelled = read_text(&format!("[rank11]:{line}"));
-    assert_eq!(timed_out(&labelled).and_then(|(rank, _)| rank), Some(11));
+    let labeled = read_text(&format!("[rank11]:{line}"));
+    assert_eq!(timed_out(&labeled).and_then(|(rank, _)| rank), Some(11));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn every_form_of_a_rank_s_progress_is_read() {
         ),
     ] {
         let log = read_text(&format!("[rank1]:{line}"));
-        let Some(Event::Progress(progress)) = log.facts.first().map(|fact| &fact.event) else {
+        let Some(Event::Progress(progress)) = log.facts().next().map(|fact| &fact.event) else {
             panic!("{line}: {log:?}");
         };
         assert_eq!(progress.group, group);
@@ -102,7 +102,7 @@ fn every_form_of_a_rank_s_progress_is_read() {
 fn launchers_name_the_first_failure() {
     let ends = |text: &str| -> Vec<(Option<Rank>, Ended)> {
         let log = read_text(text);
-        let ends = log.facts.into_iter().filter_map(|fact| match fact.event {
+        let ends = log.facts().cloned().filter_map(|fact| match fact.event {
             Event::Ended(end) => Some((fact.rank, end)),
             _ => None,
         });
@@ -126,23 +126,25 @@ fn launchers_name_the_first_failure() {
 }
 
 #[test]
-fn nccl_s_processes_lead_to_ranks() {
+fn a_line_of_an_nccl_process_gets_the_rank_of_its_largest_communicator() {
     let log = read_text(
         "n1:534:1763 [3] NCCL INFO ncclCommInitRank comm 0x7f rank 3 nranks 8 cudaDev 3 - Init COMPLETE\n\
          n1:534:1763 [3] NCCL INFO ncclCommInitRank comm 0x7e rank 1 nranks 2 cudaDev 3 - Init COMPLETE\n\
          n1:534:1900 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n",
     );
-    assert_eq!(log.world_size, Some(8));
-    assert_eq!(log.facts.len(), 1);
-    assert_eq!(log.facts[0].rank, Some(3));
+    let [attempt] = log.attempts.as_slice() else {
+        panic!("{log:?}");
+    };
+    assert_eq!(attempt.world_size, Some(8));
+    assert_eq!(attempt.facts.len(), 1);
+    assert_eq!(attempt.facts[0].rank, Some(3));
 }
 
 #[test]
-fn an_exception_is_one_of_a_rank_and_no_consequence_of_another_s() {
+fn an_exception_counts_only_with_a_label_and_if_it_is_no_consequence() {
     let raised = |text: &str| {
-        let facts = read_text(text).facts;
-        facts
-            .iter()
+        read_text(text)
+            .facts()
             .any(|fact| matches!(fact.event, Event::Raised(_)))
     };
     assert!(raised("[rank2]: ValueError: too many values\n"));
@@ -167,28 +169,29 @@ fn ranks_within_a_smaller_group_are_not_taken_for_ranks_of_the_world() {
                 running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=REDUCE, TensorShape=[4]).";
     assert_eq!(
         read_text(&format!("[rank1]: RuntimeError: {pair}"))
-            .facts
-            .len(),
+            .facts()
+            .count(),
         1
     );
-    assert_eq!(
-        read_text(&format!("[rank5]: RuntimeError: {pair}")).facts,
-        []
-    );
+    let of_another = read_text(&format!("[rank5]: RuntimeError: {pair}"));
+    assert_eq!(of_another.facts().count(), 0);
     let missed = "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 30000 ms";
     let log = read_text(missed);
-    assert_eq!(log.facts[0].event, Event::BarrierMissed(vec![1, 3]));
-    assert_eq!(read_text(&format!("[rank4]: {missed}")).facts, []);
+    assert_eq!(
+        log.attempts[0].facts[0].event,
+        Event::BarrierMissed(vec![1, 3])
+    );
+    assert_eq!(read_text(&format!("[rank4]: {missed}")).facts().count(), 0);
 }
 
 #[test]
-fn limits_hold() {
+fn a_long_line_is_cut_and_facts_beyond_the_limit_are_only_counted() {
     let long = "x".repeat(MAX_LINE * 3);
     let log = read_text(&format!("{long}\n[rank0]:{TIMEOUT}\n"));
-    assert_eq!((log.lines, log.facts.len()), (2, 1));
+    assert_eq!((log.lines, log.facts().count()), (2, 1));
     let many = format!("[rank0]:{TIMEOUT}\n").repeat(MAX_FACTS + 7);
     let log = read_text(&many);
-    assert_eq!((log.facts.len(), log.left_out), (MAX_FACTS, 7));
+    assert_eq!((log.facts().count(), log.left_out), (MAX_FACTS, 7));
 }
 
 /// Random numbers that are the same in every run.
@@ -200,7 +203,7 @@ fn noise(state: &mut u64) -> u64 {
 }
 
 #[test]
-fn no_bytes_make_it_panic() {
+fn no_bytes_make_the_reader_panic() {
     let lines = include_str!("../../../../tests/fixtures/logs/pytorch-152623.log").to_owned()
         + include_str!("../../../../tests/fixtures/logs/ms-swift-9443.log")
         + include_str!("../../../../tests/fixtures/logs/cosyvoice-180.log")
@@ -232,4 +235,79 @@ fn no_bytes_make_it_panic() {
         );
         rcomm_verdict::logs::join(&mut report, &[log]);
     }
+}
+
+/// For each attempt, the ranks of its facts.
+fn attempts(text: &str) -> Vec<Vec<Option<Rank>>> {
+    let ranks = |facts: &[Fact]| facts.iter().map(|fact| fact.rank).collect();
+    let log = read_text(text);
+    log.attempts.iter().map(|one| ranks(&one.facts)).collect()
+}
+
+#[test]
+fn a_restart_begins_a_new_attempt() {
+    let failed = |rank: u32| format!("[rank{rank}]:{TIMEOUT}\n");
+    let between = |sign: &str| attempts(&(failed(1) + sign + "\n" + &failed(2)));
+    let two = vec![vec![Some(1)], vec![Some(2)]];
+    for sign in [
+        "I0213 12:07:20.086000 870572 torch/distributed/elastic/agent/server/api.py:889] [default] Worker group \
+         FAILED. 3/3 attempts left; will restart worker group",
+        "INFO:torch.distributed.elastic.agent.server.api:[default] Detected 1 new nodes from group_rank=0; will \
+         restart worker group",
+        "W0213 12:07:20.1 870572 torch/distributed/run.py:793] Setting OMP_NUM_THREADS environment variable for \
+         each process to be 1 in default",
+    ] {
+        assert_eq!(between(sign), two, "{sign}");
+    }
+    assert_eq!(between("step 1"), [[Some(1), Some(2)]]);
+    // All agents of a job log the restart.
+    let sign = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group\n";
+    assert_eq!(attempts(&(failed(1) + sign + sign + &failed(2))), two);
+    assert_eq!(attempts(&(failed(1) + sign)), [vec![Some(1)], vec![]]);
+    // A rank that creates its default group again is another process.
+    let start = "[rank1]:[I PG.cpp:959] [PG ID 0 PG GUID 0 Rank 1] ProcessGroupNCCL initialization options: size: 4\n";
+    let text = start.to_owned() + &failed(1) + start + &failed(2);
+    assert_eq!(attempts(&text), two);
+    assert_eq!(read_text(&text).attempts[1].world_size, Some(4));
+    assert_eq!(attempts(&(failed(1) + start + &failed(2))).len(), 1);
+}
+
+#[test]
+fn a_process_that_fails_twice_was_restarted() {
+    let failed = |agent: u32, pid: u32| {
+        format!(
+            "E0213 12:07:20.086000 {agent} torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: \
+             1) local_rank: 0 (pid: {pid}) of binary: /usr/bin/python\n"
+        )
+    };
+    let counter = |enqueued: u64, completed: u64| {
+        format!(
+            "[rank1]:[PG ID 0 PG GUID 0(default_pg) Rank 1] failure detected by watchdog at work sequence id: \
+             {enqueued} PG status: last enqueued work: {enqueued}, last completed work: {completed}\n"
+        )
+    };
+    let lengths = |text: String| -> Vec<usize> { attempts(&text).iter().map(Vec::len).collect() };
+    // The same agent lost another worker after it had started all of them again.
+    assert_eq!(lengths(failed(7, 10) + &failed(7, 20)), [1, 1]);
+    let three = failed(7, 10) + &failed(7, 20) + &failed(7, 30);
+    assert_eq!(lengths(three), [1, 1, 1]);
+    assert_eq!(lengths(failed(7, 10) + &failed(8, 20)), [2]);
+    // A counter that went back is that of another process, which began behind the report of the first one's end.
+    let text = counter(41, 40) + &failed(7, 10) + &format!("[rank1]:{TIMEOUT}\n") + &counter(9, 8);
+    assert_eq!(lengths(text), [2, 2]);
+    assert_eq!(lengths(counter(41, 40) + &counter(9, 8)), [1, 1]);
+    assert_eq!(lengths(counter(41, 40) + &counter(42, 40)), [2]);
+}
+
+#[test]
+fn every_absent_rank_is_read_with_its_own_last_collective() {
+    let log = read_text(
+        "[rank0]: all_reduce #41 on group dp: timed out; arrived: rank 0; not arrived: rank 2 (last collective here \
+         is #40, in phase \"load ), rank 9 (data\" for 6.1 s), rank 3 (has called no collective here yet), rank 5 \
+         (last collective here is #38); no answer: rank 6 (4 of 5 members answered)\n",
+    );
+    let absent = |rank, after| Absent { rank, after };
+    let listed = vec![absent(2, Some(40)), absent(3, None), absent(5, Some(38))];
+    let fact = &log.attempts[0].facts[0];
+    assert_eq!(fact.event, Event::NotJoined(listed));
 }

@@ -5,7 +5,7 @@
 use super::Line;
 use super::scan::{between, leading_number, number_after, ranks, truncated};
 use rcomm_recorder::model::{OpType, Rank};
-use rcomm_verdict::logs::{Event, Issued, Log, LoggedOp, Progress, TimedOut};
+use rcomm_verdict::logs::{Absent, Event, Issued, LoggedOp, Progress, TimedOut};
 
 /// The events of a line, each with its rank if known.
 pub(super) type Events = Vec<(Option<Rank>, Event)>;
@@ -65,16 +65,6 @@ pub(super) fn world_size(text: &str) -> Option<u32> {
 
 /// The largest number that is taken for a number of ranks.
 pub(super) const MOST_RANKS: u32 = 1 << 22;
-
-/// A lower bound of the number of ranks of the job: one more than the largest rank in the lists `started ranks` and
-/// `finished ranks` of the desync reports in a log. `None` without such a list.
-pub(super) fn size_of_desync(log: &Log) -> Option<u32> {
-    let last = log.facts.iter().filter_map(|fact| match &fact.event {
-        Event::Newest { ranks, .. } => ranks.last().copied(),
-        _ => None,
-    });
-    last.max().and_then(|last| last.checked_add(1))
-}
 
 /// The global rank of a line: the one in its label, or else the one in its message, which is global if the message
 /// names the default group or no group. `None` if there is neither.
@@ -162,17 +152,16 @@ fn progress(line: &Line<'_>, found: &mut Events) {
 fn barrier(line: &Line<'_>, found: &mut Events) {
     let text = line.text;
     if text.contains("successfully reached monitoredBarrier") {
-        let rank = number_after(text, "Rank ");
-        found.push((rank.or(line.label.rank), Event::BarrierReached));
+        let in_group = number_after(text, "Rank ");
+        found.push((line.label.rank, Event::BarrierReached { in_group }));
     } else if text.contains("failed to pass monitoredBarrier") {
         // The list ends before the `f` of `failed to pass`.
         let list = between(text, ": Ranks ", &['f'])
             .or_else(|| between(text, ": Rank ", &['f']))
             .or_else(|| between(text, "Rank ", &['f']));
         let missed = list.map(ranks).unwrap_or_default();
-        // Rank 0 of the group reports, and names ranks within the group. They are taken for global ranks unless the
-        // reporter is known to be another global rank. They may be wrong if the group is not the world but holds global
-        // rank 0, or if the line has no label.
+        // Rank 0 of the group reports, and names ranks within the group. If it is another rank of the job, the group is
+        // not the world.
         if !missed.is_empty() && line.label.rank.is_none_or(|rank| rank == 0) {
             found.push((line.label.rank, Event::BarrierMissed(missed)));
         }
@@ -221,8 +210,7 @@ fn issued(text: &str) -> Option<Issued> {
 fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
     let text = text.trim_start_matches(['-', ' ', '\t']);
     if let Some(list) = between(text, "To our best knowledge, ranks [", &[']']) {
-        let ranks = ranks(list);
-        found.push((None, Event::NotJoined { ranks, after: None }));
+        found.push((None, not_joined(list, None)));
         return;
     }
     if let Some(rest) = text.strip_prefix('#') {
@@ -239,9 +227,9 @@ fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
     };
     let rest = rest.trim_start();
     if rest.starts_with("finished collective #") && rest.contains("but didn't join collective") {
-        let after = number_after(rest, "finished collective #");
-        let ranks = ranks(list);
-        found.push((None, Event::NotJoined { ranks, after }));
+        if let Some(after) = number_after(rest, "finished collective #") {
+            found.push((None, not_joined(list, Some(after))));
+        }
         return;
     }
     let Some((seq, finished)) = desync.listing else {
@@ -257,6 +245,12 @@ fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
         };
         found.push((None, newest));
     }
+}
+
+/// The event of a list of ranks that finished the same collective.
+fn not_joined(list: &str, after: Option<u64>) -> Event {
+    let ranks = ranks(list).into_iter();
+    Event::NotJoined(ranks.map(|rank| Absent { rank, after }).collect())
 }
 
 /// Beginnings of errors that usually follow from another rank's failure, so they are not taken for a cause.
@@ -317,24 +311,45 @@ fn exception(line: &Line<'_>, found: &mut Events) {
     found.push((line.label.rank, Event::Raised(error)));
 }
 
-/// Reads `all_reduce #41 on group dp: …; not arrived: rank 2 (last collective here is #40)` of rcomm's runtime.
-///
-/// The first number after `last collective here is` is stored for all ranks of the list, although each rank may
-/// have its own.
+/// Reads `all_reduce #41 on group dp: …; not arrived: rank 2 (last collective here is #40), rank 5 (…)` of rcomm's
+/// runtime.
 fn not_arrived(line: &Line<'_>, found: &mut Events) {
-    let Some((_, list)) = line.text.split_once("not arrived: ") else {
+    const MOST: usize = 1 << 16;
+    let Some((_, mut rest)) = line.text.split_once("not arrived: ") else {
         return;
     };
-    let list = list.split(';').next().unwrap_or(list);
-    let ranks: Vec<Rank> = list
-        .split("rank ")
-        .skip(1)
-        .filter_map(|part| leading_number(part).map(|(rank, _)| rank))
-        .collect();
-    let after = number_after(list, "last collective here is #");
-    if !ranks.is_empty() {
-        found.push((line.label.rank, Event::NotJoined { ranks, after }));
+    let mut absent = Vec::new();
+    while let Some((rank, progress)) = rest.strip_prefix("rank ").and_then(leading_number::<Rank>) {
+        let Some((progress, after)) = progress.strip_prefix(" (").and_then(parenthesized) else {
+            break;
+        };
+        let known = match progress.strip_prefix("last collective here is #") {
+            Some(number) => leading_number(number).map(|(last, _)| Some(last)),
+            None => Some(None),
+        };
+        absent.extend(known.map(|after| Absent { rank, after }));
+        let next = after.strip_prefix(", ").filter(|_| absent.len() < MOST);
+        rest = next.unwrap_or("");
     }
+    absent.sort_unstable();
+    if !absent.is_empty() {
+        found.push((line.label.rank, Event::NotJoined(absent)));
+    }
+}
+
+/// Splits at the parenthesis that ends `text`'s first part; a parenthesis inside quotation marks does not.
+fn parenthesized(text: &str) -> Option<(&str, &str)> {
+    let (mut quoted, mut escaped) = (false, false);
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = quoted,
+            b'"' => quoted = !quoted,
+            b')' if !quoted => return Some((&text[..at], &text[at + 1..])),
+            _ => {}
+        }
+    }
+    None
 }
 
 /// The operation for a name of `c10d::OpType`; [`OpType::Other`] with the name if it is not known.

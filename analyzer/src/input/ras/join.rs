@@ -20,23 +20,26 @@ pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport
     }
     for (rank, mut facts) in of_rank {
         // The most severe fact is enough: a dead process does not answer either.
-        facts.sort_by_key(|fact| gravity(&fact.what));
+        facts.sort_by_key(|fact| order_of_severity(&fact.what));
         let named = report.findings.iter_mut().find(|finding| {
             finding.severity == Severity::Error && finding.culprit_ranks.contains(&rank)
         });
         match named {
             Some(finding) => support(finding, rank, facts[0]),
-            None if gravity(&facts[0].what) <= GRAVE => accuse(report, rank, facts[0]),
+            None if order_of_severity(&facts[0].what) <= LAST_FAILURE => {
+                accuse(report, rank, facts[0])
+            }
             None => {}
         }
     }
 }
 
-/// Facts with a [`gravity`] up to this prove a failure: dead processes and errors. Silence and counts do not.
-const GRAVE: u8 = 1;
+/// Facts up to this position are enough to report the rank as failed: dead processes and errors. Silence, lower
+/// operation counts and an abort are not.
+const LAST_FAILURE: u8 = 1;
 
 /// The position of a fact in the order of severity; 0 is the most severe.
-fn gravity(what: &RasState) -> u8 {
+fn order_of_severity(what: &RasState) -> u8 {
     match what {
         RasState::Dead => 0,
         RasState::Error(_) => 1,
@@ -50,25 +53,25 @@ fn gravity(what: &RasState) -> u8 {
 /// The rank of a process, by host and process id or, if those do not decide, by its rank in a communicator as large as
 /// the job; `None` if neither decides.
 fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
-    let only = |fits: &dyn Fn(&RankReport) -> bool| {
+    let unique_match = |fits: &dyn Fn(&RankReport) -> bool| {
         let mut fitting = report.ranks.iter().filter(|rank| fits(rank));
         let first = fitting.next()?;
         fitting.next().is_none().then_some(first.rank)
     };
     if who.pid != 0 {
         let same_host = |host: &str| short(host) == short(&who.host);
-        let exact = only(&|rank| rank.pid == who.pid && same_host(&rank.host));
+        let exact = unique_match(&|rank| rank.pid == who.pid && same_host(&rank.host));
         // An address cannot be compared with a host name: then the process id must be unique.
         let by_pid = || {
             who.host.parse::<IpAddr>().ok()?;
-            only(&|rank| rank.pid == who.pid)
+            unique_match(&|rank| rank.pid == who.pid)
         };
         if let Some(rank) = exact.or_else(by_pid) {
             return Some(rank);
         }
     }
-    // If records name processes, a process that none of them names belongs to another job, unless the record of its
-    // rank was not read.
+    // If records name processes, a process that none of them names belongs to another job, unless the records of its
+    // rank were not read.
     if report.ranks.iter().any(|rank| rank.pid != 0) {
         let (rank, size) = who.rank?;
         let absent = |one: &&RankReport| one.rank == rank && !one.read;
@@ -132,7 +135,7 @@ fn support(finding: &mut Finding, rank: Rank, fact: &Fact) {
 }
 
 fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
-    let first = report
+    let after_errors = report
         .findings
         .iter()
         .position(|finding| finding.severity != Severity::Error)
@@ -140,19 +143,22 @@ fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
     let id = report.findings.iter().map(|one| one.id).max().unwrap_or(0) + 1;
     let waiting = |one: &RankReport| one.pending > 0 && one.rank != rank;
     report.findings.insert(
-        first,
+        after_errors,
         Finding {
             id,
-            // Less if other errors come first: the others may wait because of those. The records do not show whether
-            // they wait for this rank, so all ranks with pending operations count as its victims.
-            confidence: if first == 0 { 0.8 } else { 0.5 },
+            // The confidence is lower if the report has other errors: ranks may wait because of those. The records do
+            // not show whether they wait for this rank, so all ranks with pending operations count as its victims.
+            confidence: if after_errors == 0 { 0.8 } else { 0.5 },
             victim_count: report.ranks.iter().filter(|one| waiting(one)).count(),
             next: format!(
                 "look at the log and the exit code of rank {rank}, and the kernel's log of its host"
             ),
             ..Finding::rank_failed(
                 vec![rank],
-                format!("rank {rank} failed; NCCL RAS: {}", format_fact(fact)),
+                format!(
+                    "rank {rank} seems to have failed; NCCL RAS: {}",
+                    format_fact(fact)
+                ),
             )
         },
     );
@@ -168,8 +174,8 @@ mod tests {
     use crate::live::simulate::{Simulation, Situation};
     use rcomm_verdict::{Policy, analyze};
 
-    /// A job of 16 ranks on two hosts, as rcomm's recorder names them; rank 5 stops.
-    fn stuck(situation: Situation) -> Report {
+    /// The report on a simulated job of 16 ranks on two hosts, a minute after its fault.
+    fn report_of(situation: Situation) -> Report {
         let simulation = Simulation::new(situation, 16, 0);
         let mut dumps = simulation.dumps_at(simulation.fault_ns() + 60_000_000_000);
         for (rank, dump) in (0..).zip(&mut dumps) {
@@ -192,19 +198,19 @@ mod tests {
     }
 
     #[test]
-    fn host_and_process_identify_the_rank_and_extend_its_finding() {
-        let mut report = stuck(Situation::StuckRank);
+    fn a_fact_on_the_process_of_a_culprit_extends_the_sentence_of_its_finding() {
+        let mut report = report_of(Situation::StuckRank);
         let before = report.clone();
         let rank = before.findings[0].culprit_ranks[0];
         let (host, pid) = (format!("n{}", rank / 8), 100 + rank % 8);
-        // Its rank in a smaller communicator does not matter then.
+        // The rank in a smaller communicator does not matter if the process is identified.
         join(
             &mut report,
             &[ras(&host, pid, Some((1, 2)), RasState::Unresponsive)],
         );
-        let said = format!("NCCL RAS: its process {pid} on {host} (GPU 1) did not answer");
+        let expected = format!("NCCL RAS: its process {pid} on {host} (GPU 1) did not answer");
         assert!(
-            report.findings[0].sentence.ends_with(&said),
+            report.findings[0].sentence.ends_with(&expected),
             "{}",
             report.findings[0].sentence
         );
@@ -212,8 +218,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_none_of_the_job_changes_nothing() {
-        let before = stuck(Situation::StuckRank);
+    fn a_fact_on_a_process_that_is_not_in_the_job_changes_nothing() {
+        let before = report_of(Situation::StuckRank);
         for who in [
             ras("n7", 101, None, RasState::Dead),
             ras("n0", 999, None, RasState::Dead),
@@ -229,8 +235,8 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_process_that_no_finding_names_is_a_finding_and_a_silent_one_is_not() {
-        let mut report = stuck(Situation::Healthy);
+    fn a_dead_process_that_no_error_names_becomes_a_finding_and_a_silent_one_does_not() {
+        let mut report = report_of(Situation::Healthy);
         let before = report.clone();
         join(&mut report, &[ras("n1", 102, None, RasState::Unresponsive)]);
         assert_eq!(report, before);

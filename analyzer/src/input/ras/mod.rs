@@ -9,8 +9,8 @@
 //! `communicators` reads both forms for live views (see [`RasSource`](crate::live::source::RasSource)), [`RasReport`]
 //! for reports that are stored with dumps.
 //!
-//! Facts are joined to ranks by host and process id; if the dumps name neither (PyTorch's do not), or the rank's record
-//! was not read, by the rank in a communicator as large as the world.
+//! Facts are joined to ranks by host and process id; if the dumps name neither (PyTorch's do not), or the records of
+//! the rank were not read, by the rank in a communicator as large as the world.
 
 mod communicator;
 mod facts;

@@ -358,13 +358,13 @@ Warnings
             panic!("{communicators:?}");
         };
         assert_eq!(communicator.size, 8);
-        let told: Vec<_> = communicator
+        let states: Vec<_> = communicator
             .members
             .iter()
             .map(|m| (m.rank, m.process.pid, m.process.device, m.state.word()))
             .collect();
         assert_eq!(
-            told,
+            states,
             [
                 (Some(5), 712, Some(1), "running"),
                 (Some(6), 713, Some(2), "running"),

@@ -4,7 +4,7 @@
 //! the dumps themselves: the report is the same. Nothing is judged when packing, since a rank's record cannot be judged
 //! without its peers.
 //!
-//! # Format, version 4
+//! # Format, version 5
 //!
 //! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and that many bytes
 //! of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>). Integers outside of postcard are
@@ -13,7 +13,8 @@
 //! without it the file is cut.
 //!
 //! Version 2 adds a kind of part for records with operations in CUDA graphs; version 3 adds one for the failures and
-//! the end of the process of the record that follows; version 4 adds one for the connections of that record.
+//! the end of the process of the record that follows; version 4 adds one for the connections of that record; version 5
+//! adds one for its waits for a processor.
 //!
 //! Readers trust no length: parts, tables and the references of a record to the tables are bounded, and a record is
 //! checked before it is passed on.
@@ -22,13 +23,14 @@ mod read;
 mod wire;
 mod write;
 
+pub(crate) use read::read_within;
 pub use read::{Piece, RsumError, begins, read};
 pub use write::{SummarizeError, Writer};
 
 /// The first bytes of every summary.
 const MAGIC: &[u8; 8] = b"rcommsum";
 /// Raised when the parts in [`wire`] change; older files remain readable.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;
 /// The longest part, bytes: enough for a record of a million operations.
@@ -38,7 +40,7 @@ const MAX_PART: usize = 32 << 20;
 mod tests {
     use super::*;
     use crate::input::load::{Loaded, LoadedDump};
-    use rcomm_recorder::model::{Failure, FailureKind, LinkEnd, PeerLink};
+    use rcomm_recorder::model::{Failure, FailureKind, LinkEnd, PeerLink, ProcessorWait};
     use rcomm_recorder::publish::Dump;
 
     fn dump(more: &str) -> Dump {
@@ -96,6 +98,10 @@ mod tests {
         failed.failures.push(failure);
         failed.closed_ns = 9;
         failed.peers.push(PeerLink::to(LinkEnd::Rank(1)));
+        failed.processor_wait = Some(ProcessorWait {
+            since_ns: 3,
+            waited_ns: 8,
+        });
         assert_eq!(unpack(&pack(&failed)), [failed]);
     }
 

@@ -4,12 +4,12 @@ use super::wire::{Part, Record, WireTables};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};
 use crate::input::ras::RasReport;
 use flate2::read::GzDecoder;
-use rcomm_recorder::model::{Failure, PeerLink};
+use rcomm_recorder::model::{Failure, PeerLink, ProcessorWait};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Problem};
 use std::io::{self, Read};
 
-/// Why a summary could not be read, or only a part of it. The part before the error is used.
+/// Why a summary could not be read to its end. What was read before the error is used.
 #[derive(Debug, thiserror::Error)]
 pub enum RsumError {
     /// The version of the summary is newer than this build reads.
@@ -74,9 +74,18 @@ const MAX_PEERS: usize = 1024;
 ///
 /// # Errors
 /// If it is cut, damaged or of a newer version; the pieces before the error have been passed on.
-pub fn read(reader: impl Read, mut take: impl FnMut(Piece)) -> Result<(), RsumError> {
+pub fn read(reader: impl Read, take: impl FnMut(Piece)) -> Result<(), RsumError> {
+    read_within(reader, &mut |_| Ok(()), take)
+}
+
+/// Works as [`read`], and passes the numbers of bytes that are unpacked to `count`, whose error ends the reading.
+pub(crate) fn read_within(
+    reader: impl Read,
+    count: Count<'_>,
+    mut take: impl FnMut(Piece),
+) -> Result<(), RsumError> {
     let mut records = 0;
-    let result = PartReader::new(reader).and_then(|mut reader| {
+    let result = PartReader::new(reader, count).and_then(|mut reader| {
         while let Some(part) = reader.part()? {
             if let Some(piece) = reader.piece(part, records)? {
                 records += u64::from(matches!(piece, Piece::Record { .. }));
@@ -115,34 +124,44 @@ fn damaged(what: impl ToString) -> Stop {
     Stop::Damaged(what.to_string())
 }
 
-struct PartReader<R> {
+/// Takes numbers of bytes, and may refuse more.
+type Count<'a> = &'a mut dyn FnMut(u64) -> io::Result<()>;
+
+struct PartReader<'a, R> {
     from: GzDecoder<R>,
+    count: Count<'a>,
     tables: WireTables,
     table_bytes: usize,
     /// The failures of the next record, and when its process closed it (ns since the epoch; 0 if unknown).
     ended: (Vec<Failure>, i64),
     /// The connections of the next record.
     peers: Vec<PeerLink>,
+    processor_wait: Option<ProcessorWait>,
     buffer: Vec<u8>,
 }
 
-impl<R: Read> PartReader<R> {
-    fn new(mut from: R) -> Result<Self, Stop> {
+impl<'a, R: Read> PartReader<'a, R> {
+    fn new(mut from: R, count: Count<'a>) -> Result<Self, Stop> {
         let mut head = [0; MAGIC.len() + 2];
         from.read_exact(&mut head)?;
+        if !begins(&head) {
+            return Err(damaged("it does not begin as a summary does"));
+        }
         let version = u16::from_le_bytes([head[MAGIC.len()], head[MAGIC.len() + 1]]);
         if version > VERSION {
             return Err(Stop::Version(version));
         }
-        if version < OLDEST || !begins(&head) {
-            return Err(damaged("no summary begins like this"));
+        if version < OLDEST {
+            return Err(damaged(format!("there is no version {version}")));
         }
         Ok(Self {
             from: GzDecoder::new(from),
+            count,
             tables: WireTables::default(),
             table_bytes: 0,
             ended: (Vec::new(), 0),
             peers: Vec::new(),
+            processor_wait: None,
             buffer: Vec::new(),
         })
     }
@@ -160,6 +179,7 @@ impl<R: Read> PartReader<R> {
                 "a part of {len} bytes; at most {MAX_PART} are read"
             )));
         }
+        (self.count)(len as u64)?;
         // The buffer grows with the data and not with the stated length.
         self.buffer.clear();
         let read = (&mut self.from)
@@ -203,6 +223,10 @@ impl<R: Read> PartReader<R> {
                 self.peers = peers;
                 return Ok(None);
             }
+            Part::ProcessorWait(wait) => {
+                self.processor_wait = Some(wait);
+                return Ok(None);
+            }
             Part::Record(record) => self.record(*record, &[])?,
             Part::Captured(record, captured) => self.record(*record, &captured)?,
             Part::Problem(code, path, sentence) => {
@@ -226,6 +250,7 @@ impl<R: Read> PartReader<R> {
         let mut dump = record.into_dump(captured, &self.tables).map_err(damaged)?;
         (dump.failures, dump.closed_ns) = std::mem::take(&mut self.ended);
         dump.peers = std::mem::take(&mut self.peers);
+        dump.processor_wait = self.processor_wait.take();
         let dump = Box::new(dump);
         Ok(Piece::Record { dump, path, cut })
     }

@@ -4,7 +4,7 @@
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::{
     Entry, EntryState, Failure, Frame, OpType, Peer, PeerLink, ProcessGroupInfo,
-    ProcessGroupStatus, Rank, RankStatus, ReduceOp, Signature,
+    ProcessGroupStatus, ProcessorWait, Rank, RankStatus, ReduceOp, Signature,
 };
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,8 @@ pub(super) enum Part {
     Ended(Vec<Failure>, i64),
     /// The connections of the next record (since version 4).
     Peers(Vec<PeerLink>),
+    /// How long the threads of the next record waited for a processor (since version 5).
+    ProcessorWait(ProcessorWait),
 }
 
 /// Rows that are appended to the tables of earlier parts.
@@ -303,6 +305,7 @@ impl Record {
             failures: Vec::new(),
             closed_ns: 0,
             peers: Vec::new(),
+            processor_wait: None,
         })
     }
 }

@@ -18,7 +18,7 @@ pub enum SummarizeError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// A part of a dump, a problem or a RAS report is longer than 32 MiB.
-    #[error("the record {path} has too many operations for a summary")]
+    #[error("a part of {path} is longer than 32 MiB, the most that a summary holds in one part")]
     TooLarge {
         /// The path of the dump or report, or that of the problem.
         path: String,
@@ -75,6 +75,9 @@ impl<W: Write> Writer<W> {
         }
         if !dump.peers.is_empty() {
             self.part(&Part::Peers(dump.peers.clone()), path)?;
+        }
+        if let Some(wait) = dump.processor_wait {
+            self.part(&Part::ProcessorWait(wait), path)?;
         }
         let record = Box::new(Record::new(path, *cut, dump, rows));
         self.records += 1;

@@ -128,7 +128,7 @@ impl Simulation {
                     .map(|host| (host * per_host..(host + 1) * per_host).collect())
                     .collect(),
                 data_parallel: (0..per_host)
-                    .map(|place| (place..ranks).step_by(per_host as usize).collect())
+                    .map(|local| (local..ranks).step_by(per_host as usize).collect())
                     .collect(),
             }),
         }
@@ -207,10 +207,10 @@ impl Simulation {
 
     /// The program of `rank` in one step, in its own order.
     fn slots(&self, rank: Rank, step: u64) -> &'static [u64] {
-        let astray = self.situation == Situation::Deadlock
+        let is_out_of_order = self.situation == Situation::Deadlock
             && step == Self::FAULT_STEP
             && rank == self.culprit();
-        if astray {
+        if is_out_of_order {
             &[GATHER, BARRIER, SCATTER, ALL_REDUCE]
         } else if step.is_multiple_of(8) {
             &[GATHER, SCATTER, BARRIER, ALL_REDUCE]
@@ -219,18 +219,18 @@ impl Simulation {
         }
     }
 
-    fn nominal_ns(&self, place: ProgramStep) -> i64 {
-        self.start_ns + place.step as i64 * STEP_NS + place.slot as i64 * SLOT_NS
+    fn nominal_ns(&self, operation: ProgramStep) -> i64 {
+        self.start_ns + operation.step as i64 * STEP_NS + operation.slot as i64 * SLOT_NS
     }
 
-    /// When `rank` reaches `place` if no rank holds it up: the nominal time with some jitter, ns.
-    fn arrival_ns(&self, rank: Rank, place: ProgramStep) -> i64 {
-        let mut x = (u64::from(rank) << 32) ^ (place.step * SLOTS + place.slot);
+    /// When `rank` issues `operation` if no other rank delays it: the nominal time with some jitter, ns.
+    fn arrival_ns(&self, rank: Rank, operation: ProgramStep) -> i64 {
+        let mut x = (u64::from(rank) << 32) ^ (operation.step * SLOTS + operation.slot);
         // The finisher of splitmix64, which gives the same jitter in every run.
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let jitter = (x >> 40) as i64 % 200_000;
-        self.nominal_ns(place) + jitter + self.late_ns(rank)
+        self.nominal_ns(operation) + jitter + self.late_ns(rank)
     }
 
     fn late_ns(&self, rank: Rank) -> i64 {
@@ -248,22 +248,23 @@ impl Simulation {
         }
     }
 
-    /// When the operation at `place` ends in the group of `rank` if all members arrived, ns.
-    fn end_ns(&self, rank: Rank, place: ProgramStep) -> i64 {
+    /// When `operation` ends in the group of `rank` if all members arrived, ns.
+    fn end_ns(&self, rank: Rank, operation: ProgramStep) -> i64 {
         let slowest = if self.situation == Situation::Straggler {
             let slow = self.host_of(self.culprit());
-            let here =
-                place.slot == BARRIER || place.slot == ALL_REDUCE || self.host_of(rank) == slow;
+            let here = operation.slot == BARRIER
+                || operation.slot == ALL_REDUCE
+                || self.host_of(rank) == slow;
             if here { LATE_NS } else { 0 }
         } else {
             0
         };
-        let duration = match place.slot {
+        let duration = match operation.slot {
             BARRIER => MS,
             ALL_REDUCE => 12 * MS,
             _ => 3 * MS,
         };
-        self.nominal_ns(place) + 200_000 + slowest + duration
+        self.nominal_ns(operation) + 200_000 + slowest + duration
     }
 
     /// The index of the group of `rank` among the groups of its kind.

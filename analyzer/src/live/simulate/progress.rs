@@ -34,11 +34,11 @@ impl Simulation {
                         let slots = self.slots(rank, step);
                         slots.iter().map(move |&slot| ProgramStep { step, slot })
                     })
-                    .filter(|&place| self.arrival_ns(rank, place) <= now_ns)
-                    .take_while(|&place| {
+                    .filter(|&operation| self.arrival_ns(rank, operation) <= now_ns)
+                    .take_while(|&operation| {
                         self.situation != Situation::StuckRank
                             || rank != self.culprit()
-                            || place != Self::fault_of(Situation::StuckRank)
+                            || operation != Self::fault_of(Situation::StuckRank)
                     })
                     .collect()
             })
@@ -53,9 +53,11 @@ impl Simulation {
                 let at = issued[rank as usize];
                 let free = match at.checked_sub(1).map(|last| own[last]) {
                     None => true,
-                    Some(place) => {
-                        let inside = entered.get(&(place, self.group_index(rank, place.slot)));
-                        inside == Some(&self.group_size(place.slot)) && !self.is_broken(rank, place)
+                    Some(operation) => {
+                        let inside =
+                            entered.get(&(operation, self.group_index(rank, operation.slot)));
+                        inside == Some(&self.group_size(operation.slot))
+                            && !self.is_broken(rank, operation)
                     }
                 };
                 blocked[rank as usize] = !free;
@@ -72,10 +74,10 @@ impl Simulation {
         }
     }
 
-    /// Whether the operation at `place` cannot end in the group of `rank` although all members arrived.
-    fn is_broken(&self, rank: Rank, place: ProgramStep) -> bool {
+    /// Whether `operation` cannot end in the group of `rank` although all members arrived.
+    fn is_broken(&self, rank: Rank, operation: ProgramStep) -> bool {
         self.situation == Situation::Mismatch
-            && place == Self::fault_of(Situation::Mismatch)
+            && operation == Self::fault_of(Situation::Mismatch)
             && self.host_of(rank) == self.host_of(self.culprit())
     }
 

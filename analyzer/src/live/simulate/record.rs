@@ -11,13 +11,13 @@ use rcomm_recorder::model::{
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 
 impl Simulation {
-    /// The sequence number of the operation at `place` in its group, from 1.
-    fn seq(place: ProgramStep) -> u64 {
-        match place.slot {
-            GATHER => place.step * 2 + 1,
-            SCATTER => place.step * 2 + 2,
-            BARRIER => place.step / 8 + 1,
-            _ => place.step + 1,
+    /// The sequence number of `operation` in its group, from 1.
+    fn seq(operation: ProgramStep) -> u64 {
+        match operation.slot {
+            GATHER => operation.step * 2 + 1,
+            SCATTER => operation.step * 2 + 2,
+            BARRIER => operation.step / 8 + 1,
+            _ => operation.step + 1,
         }
     }
 
@@ -31,22 +31,22 @@ impl Simulation {
         let first_step = last_step.saturating_sub(self.window as u64 / 3 + 1);
         let mut entries =
             Vec::with_capacity((last_step - first_step + 1) as usize * SLOTS as usize);
-        let mut beyond = 0;
+        let mut issued = 0;
         for step in first_step..=last_step {
             for &slot in self.slots(rank, step) {
-                let place = ProgramStep { step, slot };
-                if self.arrival_ns(rank, place) > now_ns {
+                let operation = ProgramStep { step, slot };
+                if self.arrival_ns(rank, operation) > now_ns {
                     break;
                 }
                 if step >= Self::FAULT_STEP
                     && let Some(progress) = progress
                 {
-                    if beyond >= progress.issued[rank as usize] {
+                    if issued >= progress.issued[rank as usize] {
                         break;
                     }
-                    beyond += 1;
+                    issued += 1;
                 }
-                entries.push(self.entry(rank, place, now_ns, progress));
+                entries.push(self.entry(rank, operation, now_ns, progress));
             }
         }
         let cut = entries.len().saturating_sub(self.window);
@@ -117,6 +117,7 @@ impl Simulation {
             failures: vec![],
             closed_ns: 0,
             peers: vec![],
+            processor_wait: None,
         }
     }
 
@@ -131,24 +132,24 @@ impl Simulation {
     fn entry(
         &self,
         rank: Rank,
-        place: ProgramStep,
+        operation: ProgramStep,
         now_ns: i64,
         progress: Option<&RankProgress>,
     ) -> Entry {
-        let created = self.arrival_ns(rank, place);
+        let created = self.arrival_ns(rank, operation);
         let started = created + 30_000;
-        let ended = self.end_ns(rank, place);
-        let program = self.slots(rank, place.step);
-        let here = program
+        let ended = self.end_ns(rank, operation);
+        let program = self.slots(rank, operation.step);
+        let index = program
             .iter()
-            .position(|&slot| slot == place.slot)
+            .position(|&slot| slot == operation.slot)
             .unwrap_or(0);
         let open = match progress {
-            Some(progress) if place.step >= Self::FAULT_STEP => {
-                let before: usize = (Self::FAULT_STEP..place.step)
+            Some(progress) if operation.step >= Self::FAULT_STEP => {
+                let before: usize = (Self::FAULT_STEP..operation.step)
                     .map(|step| self.slots(rank, step).len())
                     .sum();
-                before + here + 1 == progress.issued[rank as usize]
+                before + index + 1 == progress.issued[rank as usize]
                     && progress.blocked[rank as usize]
             }
             _ => false,
@@ -156,8 +157,8 @@ impl Simulation {
         let completed = !open && ended <= now_ns;
         let wrong = self.situation == Situation::Mismatch
             && rank == self.culprit()
-            && place == Self::fault_of(Situation::Mismatch);
-        let (signature, op) = match place.slot {
+            && operation == Self::fault_of(Situation::Mismatch);
+        let (signature, op) = match operation.slot {
             _ if wrong => (4, OpType::AllReduce),
             GATHER => (0, OpType::AllGatherSingle),
             SCATTER => (1, OpType::ReduceScatterSingle),
@@ -165,13 +166,13 @@ impl Simulation {
             _ => (3, OpType::AllReduce),
         };
         Entry {
-            record_id: place.step * 3 + place.step.div_ceil(8) + here as u64 + 1,
-            collective_seq_id: Self::seq(place),
+            record_id: operation.step * 3 + operation.step.div_ceil(8) + index as u64 + 1,
+            collective_seq_id: Self::seq(operation),
             p2p_seq_id: 0,
-            op_id: Self::seq(place),
-            group: u32::from(Self::group_of(place.slot)),
+            op_id: Self::seq(operation),
+            group: u32::from(Self::group_of(operation.slot)),
             signature,
-            stack: Some(place.slot as u32),
+            stack: Some(operation.slot as u32),
             op,
             state: if completed {
                 EntryState::Completed
@@ -197,7 +198,7 @@ impl Simulation {
 }
 
 fn signatures() -> Vec<Signature> {
-    let made = |name: &str, input: u64, output: u64| Signature {
+    let signature = |name: &str, input: u64, output: u64| Signature {
         backend: "nccl".into(),
         op_name: name.into(),
         input_sizes: vec![vec![input]],
@@ -208,11 +209,11 @@ fn signatures() -> Vec<Signature> {
     };
     const M: u64 = 1 << 20;
     vec![
-        made("all_gather_single", 4 * M, 32 * M),
-        made("reduce_scatter_single", 32 * M, 4 * M),
-        made("barrier", 1, 1),
-        made("all_reduce", 64 * M, 64 * M),
-        made("all_reduce", 32 * M, 32 * M),
+        signature("all_gather_single", 4 * M, 32 * M),
+        signature("reduce_scatter_single", 32 * M, 4 * M),
+        signature("barrier", 1, 1),
+        signature("all_reduce", 64 * M, 64 * M),
+        signature("all_reduce", 32 * M, 32 * M),
     ]
 }
 

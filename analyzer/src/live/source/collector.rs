@@ -55,7 +55,7 @@ impl CollectorSource {
         let body = self.ask(path, deadline)?;
         serde_json::from_slice(&body).map_err(|error| SourceError::Unusable {
             place: self.name(),
-            reason: format!("its answer to {path} makes no sense: {error}"),
+            reason: format!("its answer to {path} is invalid: {error}"),
         })
     }
 
@@ -117,7 +117,7 @@ impl CollectorSource {
             401 | 403 => Err(unusable(
                 "it refused the token; pass the collector's token with --token".into(),
             )),
-            503 => Err(unusable("it has looked at nothing yet".into())),
+            503 => Err(unusable("it has not read its sources yet".into())),
             status => Err(unusable(format!(
                 "it answered {path} with HTTP status {status}"
             ))),

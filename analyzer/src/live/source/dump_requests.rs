@@ -38,7 +38,7 @@ impl DumpAnswers {
         let mut all = Self::default();
         for (rank, answer) in answers {
             match answer {
-                Ok(place) => all.written.push((rank, place)),
+                Ok(path) => all.written.push((rank, path)),
                 Err(reason) => all.refused.push((rank, reason)),
             }
         }

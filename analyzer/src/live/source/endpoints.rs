@@ -366,7 +366,7 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a free path");
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
-                // The client may be gone, and nothing of this has to arrive.
+                // The client may be gone; errors do not matter.
                 let _ = stream.read(&mut [0; 1024]);
                 let _ = stream
                     .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n\x80\xffgarbage...");
@@ -400,7 +400,10 @@ mod tests {
         for _ in 0..2 {
             let deadline = Instant::now() + Duration::from_secs(12);
             let poll = source.poll(deadline).expect("the first answers");
-            assert!(Instant::now() < deadline, "the look took all of its time");
+            assert!(
+                Instant::now() < deadline,
+                "the poll lasted until its deadline"
+            );
             assert!(!matches!(poll.observations[0].seen, Seen::Failed(_)));
             assert!(
                 matches!(&poll.observations[1].seen, Seen::Failed(why) if why == NO_ANSWER_YET)

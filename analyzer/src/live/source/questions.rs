@@ -193,7 +193,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
     #[test]
-    fn answers_come_in_the_order_of_the_questions() {
+    fn answers_are_in_the_order_of_the_items() {
         let items: Vec<usize> = (0..200).collect();
         let doubled: Vec<usize> = items.iter().map(|item| item * 2).collect();
         assert_eq!(ask_all(&items, |item| item * 2), doubled);
@@ -216,7 +216,7 @@ mod tests {
         let (release, held) = channel::<()>();
         let held: Arc<Mutex<Receiver<()>>> = Arc::new(Mutex::new(held));
         let begin = Instant::now();
-        let patience = Duration::from_secs(3_600);
+        let limit = Duration::from_secs(3_600);
         let mut looks = Looks::new();
         let frozen = held.clone();
         // The grace of this rank is a quarter of the poll's time, so the poll's time is short.
@@ -225,21 +225,21 @@ mod tests {
             if rank == 1 {
                 let held = frozen.lock().expect("no panic");
                 // It continues on a signal and when the sender is dropped.
-                let _ = held.recv_timeout(patience);
+                let _ = held.recv_timeout(limit);
             }
             rank
         });
         assert_eq!((looked.answers, looked.missing), (vec![0, 2], vec![1]));
         release.send(()).expect("rank 1 waits");
         // Its answer arrives with a later poll.
-        let limit = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let looked = looks.ask(vec![0, 2], limit, |&rank| rank);
+            let looked = looks.ask(vec![0, 2], deadline, |&rank| rank);
             if looked.answers == [1, 0, 2] {
                 break;
             }
             assert_eq!(looked.answers, [0, 2]);
-            assert!(Instant::now() < limit, "the late answer is lost");
+            assert!(Instant::now() < deadline, "the late answer is lost");
         }
     }
 }

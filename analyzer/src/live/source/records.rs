@@ -147,7 +147,7 @@ impl RecordsFollower {
         let (line, mut rest) = body.split_at(end.ok_or("its answer has no head")?);
         rest = &rest[1..];
         let head: RecordsHead = serde_json::from_slice(line)
-            .map_err(|error| format!("its answer makes no sense: {error}"))?;
+            .map_err(|error| format!("its answer is invalid: {error}"))?;
         if head.schema != RECORDS_SCHEMA {
             return Err(format!(
                 "it speaks {:?}, expected {RECORDS_SCHEMA:?}",
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_garbage_fails_alone_and_an_answer_that_is_none_changes_nothing() {
+    fn an_invalid_record_fails_alone_and_an_invalid_answer_changes_nothing() {
         let mut follower = RecordsFollower::default();
         let question = follower.questions().remove(0);
         assert_eq!(
@@ -324,7 +324,7 @@ mod tests {
         let other = [&other[..], b"\n"].concat();
         for (body, part) in [
             (&b"<html>"[..], "no head"),
-            (b"<html>\n", "makes no sense"),
+            (b"<html>\n", "is invalid"),
             (&other, "rcomm.records/9"),
             (&short, "shorter than announced"),
         ] {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_cursors_that_is_too_long_is_asked_for_in_ranges_that_leave_out_no_rank() {
+    fn a_long_list_of_cursors_is_split_into_ranges_that_cover_all_ranks() {
         let mut follower = RecordsFollower::default();
         let all = follower.questions().remove(0);
         let body: Vec<u8> = (0..2_000).flat_map(dump).collect();

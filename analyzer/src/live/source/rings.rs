@@ -27,7 +27,7 @@ const LISTING_AT_START: Duration = Duration::from_millis(200);
 const START: Duration = Duration::from_secs(10);
 
 /// A job is shown for this time after its last process ended; then a living job replaces it, unless the user chose it.
-const STAY: Duration = Duration::from_secs(300);
+pub(super) const KEPT_AFTER_END: Duration = Duration::from_secs(300);
 
 /// The rings of one job as a source; see the module.
 pub struct RingSource {
@@ -39,8 +39,8 @@ pub struct RingSource {
     ended: Option<Instant>,
     rings: BTreeMap<(Rank, RingPart), Ring>,
     listed: Option<Instant>,
-    /// When a new ring was found last.
-    grew: Option<Instant>,
+    /// When a ring was last attached.
+    last_new_ring: Option<Instant>,
     problems: Vec<Problem>,
 }
 
@@ -72,7 +72,7 @@ impl RingSource {
             ended: None,
             rings: BTreeMap::new(),
             listed: None,
-            grew: None,
+            last_new_ring: None,
             problems: vec![],
         }
     }
@@ -101,8 +101,8 @@ impl RingSource {
             let Some(rank) = summary.identity.rank else {
                 continue;
             };
-            let age = (summary.alive, summary.created_ns, job.clone());
-            newest = newest.max(Some(age));
+            let candidate = (summary.alive, summary.created_ns, job.clone());
+            newest = newest.max(Some(candidate));
             let key = (rank, summary.part);
             let ring = (path, key, summary.identity.attempt, summary.created_ns);
             found.entry(job).or_default().push(ring);
@@ -110,12 +110,12 @@ impl RingSource {
         let Some(job) = self.pick(newest).filter(|job| found.contains_key(job)) else {
             // A job whose rings were removed at its end is still shown.
             if self.rings.is_empty() {
-                return Err(self.nothing(&found.into_keys().collect::<Vec<_>>()));
+                return Err(self.no_ring(&found.into_keys().collect::<Vec<_>>()));
             }
             return Ok(false);
         };
-        let other = self.job.as_ref().is_some_and(|known| *known != job);
-        if other {
+        let job_changed = self.job.as_ref().is_some_and(|known| *known != job);
+        if job_changed {
             self.rings.clear();
             self.ended = None;
         }
@@ -126,23 +126,26 @@ impl RingSource {
             }
         }
         self.job = Some(job);
-        Ok(other)
+        Ok(job_changed)
     }
 
     /// The job to show; `newest` is whether the newest job is alive, its creation time, and its name.
     fn pick(&mut self, newest: Option<(bool, i64, String)>) -> Option<String> {
-        let lives = self
+        let any_alive = self
             .rings
             .values()
             .any(|ring| ring.follower.reader().is_alive());
-        match lives {
+        match any_alive {
             true => self.ended = None,
             false => self.ended = self.ended.or_else(|| Some(Instant::now())),
         }
         match (self.choice.shown(), newest) {
             (Some((job, true)), _) => Some(job),
             (Some((job, false)), Some((true, _, newer)))
-                if newer != job && self.ended.is_some_and(|ended| ended.elapsed() >= STAY) =>
+                if newer != job
+                    && self
+                        .ended
+                        .is_some_and(|ended| ended.elapsed() >= KEPT_AFTER_END) =>
             {
                 self.choice.take(&newer);
                 Some(newer)
@@ -176,13 +179,13 @@ impl RingSource {
                     created_ns,
                 };
                 self.rings.insert(key, ring);
-                self.grew = Some(Instant::now());
+                self.last_new_ring = Some(Instant::now());
             }
             Err(error) => self.problems.push(unreadable(&path, &error)),
         }
     }
 
-    fn nothing(&self, jobs: &[String]) -> SourceError {
+    fn no_ring(&self, jobs: &[String]) -> SourceError {
         let place = self.directory.display();
         let wanted = self.choice.shown().map(|(job, _)| job);
         let what = match (wanted, jobs) {
@@ -250,13 +253,15 @@ impl Source for RingSource {
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
-        let other = self
+        let job_changed = self
             .choice
             .shown()
             .is_some_and(|(job, _)| self.job.as_ref() != Some(&job));
-        let starts = self.grew.is_some_and(|grew| grew.elapsed() < START);
-        let pause = if starts { LISTING_AT_START } else { LISTING };
-        let due = other || self.listed.is_none_or(|listed| listed.elapsed() >= pause);
+        let starting = self
+            .last_new_ring
+            .is_some_and(|last_new_ring| last_new_ring.elapsed() < START);
+        let pause = if starting { LISTING_AT_START } else { LISTING };
+        let due = job_changed || self.listed.is_none_or(|listed| listed.elapsed() >= pause);
         let restart = if due || self.rings.is_empty() {
             self.list()?
         } else {
@@ -296,6 +301,10 @@ impl Source for RingSource {
 impl Ring {
     fn poll(&mut self) -> (Liveness, Seen) {
         let poll = self.follower.poll();
+        if !poll.whole {
+            let truncated = "its ring was truncated".to_owned();
+            return (Liveness::Unknown, Seen::Failed(truncated));
+        }
         let liveness = match poll.alive {
             true => Liveness::Alive,
             false => Liveness::Dead,
@@ -346,7 +355,7 @@ mod tests {
             op_name: "barrier",
             ..SignatureKey::default()
         });
-        let signature = SignatureRef::Id(signature.expect("room in a fresh table"));
+        let signature = SignatureRef::Id(signature.expect("a free row in a new table"));
         let operation = Operation {
             collective_seq_id: seq,
             ..Operation::new(group, OpType::Barrier, signature)
@@ -355,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_read_and_changes_are_distinguished_from_silence() {
+    fn a_ring_is_read_and_its_changes_are_noticed() {
         let directory = tempfile::tempdir().expect("a directory");
         let recorder = recorder(directory.path(), "job", 1);
         issue(&recorder, 1);
@@ -370,11 +379,14 @@ mod tests {
             (1, Liveness::Alive)
         );
         assert!(matches!(&observation.seen, Seen::Changed(dump) if dump.entries.len() == 1));
-        let quiet = source.poll(soon()).expect("still there");
-        assert!(matches!(quiet.observations[0].seen, Seen::Unchanged { .. }));
+        let unchanged = source.poll(soon()).expect("still there");
+        assert!(matches!(
+            unchanged.observations[0].seen,
+            Seen::Unchanged { .. }
+        ));
         issue(&recorder, 2);
-        let busy = source.poll(soon()).expect("still there");
-        assert!(matches!(&busy.observations[0].seen, Seen::Changed(d) if d.entries.len() == 2));
+        let changed = source.poll(soon()).expect("still there");
+        assert!(matches!(&changed.observations[0].seen, Seen::Changed(d) if d.entries.len() == 2));
     }
 
     #[test]
@@ -433,7 +445,9 @@ mod tests {
             source.listed = None;
             source.poll(soon()).expect("as it was");
             assert_eq!(choice.shown(), Some((first.clone(), chosen)));
-            source.ended = source.ended.and_then(|ended| ended.checked_sub(STAY));
+            source.ended = source
+                .ended
+                .and_then(|ended| ended.checked_sub(KEPT_AFTER_END));
             assert!(
                 source.ended.is_some(),
                 "a process that ended is not noticed"
@@ -488,7 +502,7 @@ mod tests {
             assert_eq!(look(&mut source).1, Urgency::No);
             shift_clock(&recorder, jump);
             let (report, urgency) = look(&mut source);
-            assert_eq!(urgency, Urgency::Usual, "every time is another one");
+            assert_eq!(urgency, Urgency::Usual, "all recorded times have moved");
             running(report);
         }
     }

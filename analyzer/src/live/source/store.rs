@@ -161,9 +161,9 @@ fn prove(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
         )
     };
     stream.write_all(&caller.proof(&answer).ok_or_else(refused)?)?;
-    let mut taken = [1];
-    stream.read_exact(&mut taken).map_err(closed)?;
-    match taken {
+    let mut status = [1];
+    stream.read_exact(&mut status).map_err(closed)?;
+    match status {
         [0] => Ok(stream),
         _ => Err(refused()),
     }
@@ -204,12 +204,12 @@ pub(super) fn read(
         put(&mut request, key);
     }
     stream.write_all(&request)?;
-    let mut there = vec![0; keys.len()];
-    stream.read_exact(&mut there).map_err(closed)?;
+    let mut missing = vec![0; keys.len()];
+    stream.read_exact(&mut missing).map_err(closed)?;
     let present: Vec<&String> = keys
         .iter()
-        .zip(&there)
-        .filter(|(_, there)| **there == 0)
+        .zip(&missing)
+        .filter(|(_, missing)| **missing == 0)
         .map(|(key, _)| key)
         .collect();
     if present.is_empty() {
@@ -221,7 +221,7 @@ pub(super) fn read(
         put(&mut request, key);
     }
     stream.write_all(&request)?;
-    let values = there.iter().map(|there| match there {
+    let values = missing.iter().map(|missing| match missing {
         0 => value(&mut stream).map(Some),
         _ => Ok(None),
     });
@@ -346,8 +346,8 @@ pub(super) mod tests {
                 .collect::<io::Result<_>>()?;
             match op[0] {
                 CHECK => {
-                    let there = asked.iter().all(|key| keys.contains_key(key));
-                    stream.write_all(&[u8::from(!there)])?;
+                    let present = asked.iter().all(|key| keys.contains_key(key));
+                    stream.write_all(&[u8::from(!present)])?;
                 }
                 MULTI_GET => {
                     for key in asked {

@@ -60,12 +60,12 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
     let mut threads: Vec<Vec<Frame>> = Vec::new();
     for task in listed.flatten().take(MOST_THREADS) {
         let read = |what: &str| fs::read_to_string(task.path().join(what)).unwrap_or_default();
-        let (name, status, place) = (read("comm"), read("status"), read("wchan"));
+        let (name, status, wchan) = (read("comm"), read("status"), read("wchan"));
         // A thread that has ended since it was listed has no status.
         if !status.is_empty() {
             threads.push(vec![
                 frame(&printable(&name)),
-                frame(&doing(&status, &place)),
+                frame(&doing(&status, &wchan)),
             ]);
         }
     }
@@ -74,7 +74,7 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
 }
 
 /// The state of a thread, like `sleeps in futex_wait_queue`, from the text of `status` and of `wchan`.
-fn doing(status: &str, place: &str) -> String {
+fn doing(status: &str, wchan: &str) -> String {
     let state = status.lines().find_map(|line| line.strip_prefix("State:"));
     let state = state.map_or("", str::trim_start);
     let what = match state.chars().next() {
@@ -88,9 +88,9 @@ fn doing(status: &str, place: &str) -> String {
         _ => "is in a state that is not known",
     };
     // The kernel writes `0` if it hides the value.
-    match printable(place).as_str() {
+    match printable(wchan).as_str() {
         "" | "0" => what.to_owned(),
-        place => format!("{what} in {place}"),
+        wchan => format!("{what} in {wchan}"),
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn the_state_of_a_thread_is_described() {
         let describe =
-            |state: &str, place: &str| doing(&format!("Name:\tx\nState:\t{state}\n"), place);
+            |state: &str, wchan: &str| doing(&format!("Name:\tx\nState:\t{state}\n"), wchan);
         assert_eq!(
             describe("S (sleeping)", "futex_wait_queue"),
             "sleeps in futex_wait_queue"

@@ -119,8 +119,8 @@ impl WorkerServerSource {
 
     /// Reads the servers at these addresses.
     pub fn at(given: Vec<WorkerAddress>) -> Self {
-        let workers = (0..).zip(given).map(|(place, worker)| {
-            let rank = worker.rank.unwrap_or(place);
+        let workers = (0..).zip(given).map(|(index, worker)| {
+            let rank = worker.rank.unwrap_or(index);
             (rank, KnownWorker::new(worker.address))
         });
         Self {
@@ -341,7 +341,7 @@ impl WorkerState {
                 Ok(())
             }
             (200, Err(error)) => Err(format!(
-                "its list of handlers makes no sense ({error}): is it a PyTorch worker server?"
+                "its list of handlers is invalid ({error}): is it a PyTorch worker server?"
             )),
             (status, _) => Err(format!(
                 "it answered with HTTP status {status}: is it a PyTorch worker server?"

@@ -174,10 +174,10 @@ impl Timeline {
                 ranks: group.info.ranks.clone(),
             });
             let mut lanes = Lanes::from(tid + 1);
-            let mut block: BTreeMap<u64, u32> = BTreeMap::new();
+            let mut next_index: BTreeMap<u64, u32> = BTreeMap::new();
             for entry in entries {
                 let (start, end) = self.span(entry);
-                let tid = lanes.place(start, end);
+                let tid = lanes.lane_for(start, end);
                 let slice = Slice {
                     pid,
                     tid,
@@ -186,9 +186,9 @@ impl Timeline {
                 };
                 events.slice(&slice, entry, dump.signatures.get(entry.signature as usize))?;
                 if !entry.is_p2p && !entry.op.is_p2p() {
-                    let place = block.entry(entry.collective_seq_id).or_default();
-                    let instance = (shared, entry.collective_seq_id, *place);
-                    *place += 1;
+                    let index = next_index.entry(entry.collective_seq_id).or_default();
+                    let instance = (shared, entry.collective_seq_id, *index);
+                    *index += 1;
                     joins.collectives.entry(instance).or_default().push(slice);
                 } else if let Some(message) = messages.of(entry.record_id) {
                     let ends = joins.messages.entry((shared, message)).or_default();
@@ -249,7 +249,7 @@ impl Lanes {
     }
 
     /// Puts a slice on the first lane that is free at `start`, or on a new one, and returns the number of its thread.
-    fn place(&mut self, start: i64, end: i64) -> u32 {
+    fn lane_for(&mut self, start: i64, end: i64) -> u32 {
         let lane = self.ends.iter().position(|&free| free <= start);
         let lane = lane.unwrap_or_else(|| {
             self.ends.push(0);

@@ -292,7 +292,7 @@ impl<'a> Aligned<'a> {
 
     /// The presence of a collective in a group of which a wrapped ring holds nothing: absent if a peer issued it after
     /// a collective that both issued and that the ring still holds, else unknown.
-    fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
+    pub(super) fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
         // The number of peers that are asked in each group, which bounds the time in large groups.
         const ASKED: usize = 16;
         let later = self.lanes[record].iter().any(|lane| {

@@ -6,7 +6,7 @@
 use crate::align::signature::{Call, Calls};
 use rcomm_recorder::model::{
     Communicator, EntryState, Failure, Frame, GroupPlace, OpType, Peer, PeerLink,
-    ProcessGroupStatus, Rank, RankStatus,
+    ProcessGroupStatus, ProcessorWait, Rank, RankStatus,
 };
 use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReader};
 use std::collections::HashMap;
@@ -135,6 +135,8 @@ pub(crate) struct Record {
     pub(crate) closed_ns: i64,
     /// The process's connections.
     pub(crate) peers: Vec<PeerLink>,
+    /// How long its threads had to wait for a processor, if that was recorded.
+    pub(crate) processor_wait: Option<ProcessorWait>,
 }
 
 impl Record {
@@ -335,6 +337,7 @@ impl Shared {
             failures: dump.failures.clone(),
             closed_ns: dump.closed_ns,
             peers: dump.peers.clone(),
+            processor_wait: dump.processor_wait,
         })
     }
 

@@ -4,7 +4,7 @@
 //! over counts as completed unless the records together show that it cannot have: a member never issued it, members
 //! issued calls that do not fit, or others wait for a rank whose newest operation is the newest of its whole group.
 
-use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
+use crate::align::{Aligned, GroupIx, Presence, RecordIx, retiring_is_all};
 use std::collections::{BTreeSet, HashMap};
 
 impl Aligned<'_> {
@@ -173,12 +173,30 @@ impl Aligned<'_> {
 
     /// Whether a member whose file was not cut has not issued this collective of the group.
     fn is_behind(&self, group: GroupIx, seq: u32) -> bool {
-        let mut lanes = self.groups[group].lanes.iter().flatten();
-        lanes.any(|&(record, lane)| {
-            let newest = self.lanes[record][lane].collectives.last();
-            let newest = newest.map(|&at| self.seq(record, at));
-            !self.records[record].cut && newest.is_some_and(|newest| newest < seq)
-        })
+        let members = &self.groups[group];
+        members
+            .ranks
+            .iter()
+            .zip(&members.lanes)
+            .any(|(&rank, lane)| {
+                let Some(record) = self.record_in(group, rank) else {
+                    return false;
+                };
+                let newest = lane.and_then(|(record, lane)| {
+                    let newest = self.lanes[record][lane].collectives.last()?;
+                    Some(self.seq(record, *newest))
+                });
+                let whole = &self.records[record];
+                match newest {
+                    _ if whole.cut => false,
+                    Some(newest) => newest < seq,
+                    // The ring holds nothing of the group.
+                    None if whole.wrapped() => {
+                        self.by_peers(group, record, seq) == Presence::Absent
+                    }
+                    None => false,
+                }
+            })
     }
 
     /// The records in which `retired` is the only sign of an end, and that have nothing pending.

@@ -36,8 +36,9 @@ pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
             continue;
         };
         for &program in ats.iter().filter(|&&at| at != plugin) {
-            if is_one_process(&records[plugin], &records[program]) {
-                join_two(shared, records, plugin, program);
+            match same_process(&records[plugin], &records[program]) {
+                Some(false) => {}
+                same => join_two(shared, records, [plugin, program], same == Some(true)),
             }
         }
         if records[plugin].groups.is_empty() {
@@ -50,24 +51,35 @@ pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
     }
 }
 
-fn is_one_process(a: &Record, b: &Record) -> bool {
+/// Whether two records are of one process; `None` if a host or a process id is not recorded.
+fn same_process(a: &Record, b: &Record) -> Option<bool> {
     let (a, b) = (&a.identity, &b.identity);
-    let same_host = a.host.is_empty() || b.host.is_empty() || a.host == b.host;
-    let same_pid = a.pid == 0 || b.pid == 0 || a.pid == b.pid;
-    same_host && same_pid
+    let hosts = !a.host.is_empty() && !b.host.is_empty();
+    let pids = a.pid != 0 && b.pid != 0;
+    if hosts && a.host != b.host || pids && a.pid != b.pid {
+        return Some(false);
+    }
+    (hosts && pids).then_some(true)
 }
 
-fn join_two(shared: &Shared, records: &mut [Record], plugin: usize, program: usize) {
+/// Joins the groups of two records that are certain to be the same. If the records are not known to be of one process,
+/// only NCCL's number of a communicator shows that.
+fn join_two(
+    shared: &Shared,
+    records: &mut [Record],
+    [plugin, program]: [usize; 2],
+    is_one_process: bool,
+) {
     let mut joined: HashMap<usize, Vec<Pair>> = HashMap::new();
     let mut groups: HashMap<usize, usize> = HashMap::new();
     for local in 0..records[plugin].groups.len() {
         let (seen, issued) = (&records[plugin], &records[program]);
-        if let Some((group, pairs)) = partner(shared, seen, local, issued)
+        if let Some((group, pairs)) = partner(shared, seen, local, issued, is_one_process)
             && !groups.values().any(|&taken| taken == group)
         {
             groups.insert(local, group);
             joined.insert(local, pairs);
-        } else if let Some(pairs) = messages(shared, seen, local, issued) {
+        } else if is_one_process && let Some(pairs) = messages(shared, seen, local, issued) {
             joined.insert(local, pairs);
         }
     }
@@ -111,13 +123,14 @@ fn communicator_of<'a>(
 }
 
 /// The program's group that this communicator carries, with the operations that both records hold: by NCCL's number
-/// where the program's record has it, else by the communicator's name. `None` unless exactly one such group has
-/// operations that agree.
+/// where the program's record has it, else, if `is_one_process`, by the communicator's name. `None` unless exactly one
+/// such group has operations that agree.
 fn partner(
     shared: &Shared,
     plugin: &Record,
     local: usize,
     program: &Record,
+    is_one_process: bool,
 ) -> Option<(usize, Vec<Pair>)> {
     let hash = communicator_of(shared, plugin, local)?.hash;
     let known = &shared.groups[plugin.groups[local].group as usize];
@@ -151,7 +164,7 @@ fn partner(
             .collect()
     };
     let mut candidates = all(&by_number);
-    if candidates.is_empty() {
+    if candidates.is_empty() && is_one_process {
         candidates = all(&by_name);
     }
     let agreeing = candidates.into_iter().filter_map(|group| {

@@ -5,10 +5,10 @@ use crate::judge::check::straggler;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::policy::now_ns;
 use crate::judge::wait_graph::{Missing, Node};
-use crate::judge::{ending, loss, summary};
+use crate::judge::{ending, loss, price, summary};
 use crate::report::format::format_ranks;
 use crate::report::{
-    Code, EndKind, Finding, Input, Problem, Report, Severity, Since, Until, Verdict,
+    Code, EndKind, Finding, Input, Price, Problem, Report, Severity, Since, Until, Verdict,
 };
 use rcomm_recorder::model::Rank;
 use std::cmp::Ordering;
@@ -23,6 +23,7 @@ pub(crate) fn report(
 ) -> Report {
     loss::lower_confidence(ctx, &mut drafts);
     ending::lower_confidence(ctx, &mut drafts);
+    price::settle(ctx, &mut drafts);
     let mut drafts: Vec<(FindingDraft, Vec<Rank>)> = drafts
         .into_iter()
         .map(|draft| {
@@ -37,7 +38,7 @@ pub(crate) fn report(
         .iter()
         .any(|(draft, _)| draft.code.severity() == Severity::Error);
     if !stuck {
-        problems.extend(straggler::note_turns(ctx));
+        problems.extend(straggler::note_jitter(ctx));
     }
     problems.sort();
     problems.dedup();
@@ -133,6 +134,10 @@ fn finding(
         group: draft.at.as_ref().map(|op_ref| ctx.group_ref(op_ref.group)),
         seq: draft.at.as_ref().map(|op_ref| op_ref.seq),
         seq_kind: draft.at.as_ref().map(|op_ref| op_ref.kind),
+        price: draft.price_ms.map(|ms| Price {
+            ms,
+            share: ms / ctx.lateness.span_ms,
+        }),
         recorded_op: draft.at.as_ref().and_then(|at| ctx.recorded_name(at)),
         op: draft.at.map(|op_ref| op_ref.op),
         caused_by: if is_consequence { root } else { None },
@@ -283,7 +288,11 @@ fn note_absences(
         let missed = absent.iter().filter_map(|&rank| ctx.graph.node(rank));
         let missed = missed.filter(|node| waited_for.contains(node)).count();
         let more = if missed > 0 && drafts.iter().any(|(draft, _)| draft.is_root) {
-            format!("; others wait for {missed} of them, which the findings explain without them")
+            let (whom, them) = match absent.len() {
+                1 => ("it".to_owned(), "it"),
+                _ => (format!("{missed} of them"), "them"),
+            };
+            format!("; others wait for {whom}, which the findings explain without {them}")
         } else {
             String::new()
         };

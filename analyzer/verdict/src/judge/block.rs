@@ -82,7 +82,7 @@ impl Block {
                 format!("{row} in a row, one host by their numbers")
             }
             (Some((n @ 2.., size @ 2..)), false) => {
-                format!("{n} rows of {size}, {} by their numbers", hosts(n))
+                format!("by their numbers {} of {size} ranks", hosts(n))
             }
             _ => format!("{} in a row", count(self.ranks.len() as u64, "rank")),
         }

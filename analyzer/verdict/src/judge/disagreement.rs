@@ -61,6 +61,7 @@ pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
 }
 
 fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>) {
+    let before = found.len();
     let mut parted: Vec<Rank> = Vec::new();
     for seq in seqs_to_compare(aligned, group) {
         let Some((blocks, completed)) = row(aligned, group, seq) else {
@@ -81,14 +82,14 @@ fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>)
         parted.extend(wrong);
         let decided = disagreement.ground != Ground::Nothing;
         found.push(disagreement);
-        if !decided || found.len() > MOST_IN_ALL {
+        if !decided || found.len() - before >= MOST {
             return;
         }
     }
 }
 
-/// After this many disagreements in all, only the first of each further group is found.
-const MOST_IN_ALL: usize = 256;
+/// At most this many disagreements of a group are found.
+const MOST: usize = 64;
 
 /// The sequence numbers under which members may have recorded calls, ascending: all from the oldest to the newest, or
 /// only the recorded ones if there are gaps.
@@ -391,6 +392,8 @@ pub(crate) enum Shift {
     Extra(usize),
     /// It issued this many collectives in another order.
     Reordered(usize),
+    /// As `Reordered`, but too few calls are recorded after these: it may as well have left some out, or issued more.
+    ReorderedOrShifted(usize),
     /// One operation differs; the following ones agree or are unknown.
     None,
 }
@@ -424,6 +427,26 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
         let all = a.iter().zip(b).all(|(a, b)| same(a, b));
         all.then(|| a.len().min(b.len()))
     };
+    // The number of calls that agree if some were left out or added, at its most.
+    let shifted = || {
+        let mut best = (0, Shift::None);
+        for by in 1..=REACH {
+            let skipped = (by < right.len())
+                .then(|| run(&mine, &right[by..]))
+                .flatten();
+            let extra = (by < mine.len())
+                .then(|| run(&mine[by..], &right))
+                .flatten();
+            for (n, shift) in [(skipped, Shift::Skipped(by)), (extra, Shift::Extra(by))] {
+                if let Some(n) = n
+                    && n > best.0
+                {
+                    best = (n, shift);
+                }
+            }
+        }
+        best
+    };
     // The same operations in another order, after which both agree again.
     for width in 2..=REACH.min(mine.len()).min(right.len()) {
         let mut rest: Vec<u32> = right[..width].to_vec();
@@ -431,29 +454,18 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
             let found = rest.iter().position(|other| same(call, other));
             found.map(|at| rest.swap_remove(at)).is_some()
         });
-        if all && run(&mine[width..], &right[width..]).is_some() {
-            return Shift::Reordered(width);
+        if !all {
+            continue;
+        }
+        match run(&mine[width..], &right[width..]) {
+            Some(0) if shifted().0 > 0 => return Shift::ReorderedOrShifted(width),
+            Some(_) => return Shift::Reordered(width),
+            None => {}
         }
     }
     // One operation differs and the next ones agree.
     if run(&mine[1.min(mine.len())..], &right[1.min(right.len())..]).is_some_and(|n| n > 0) {
         return Shift::None;
     }
-    let mut best = (0, Shift::None);
-    for by in 1..=REACH {
-        let skipped = (by < right.len())
-            .then(|| run(&mine, &right[by..]))
-            .flatten();
-        let extra = (by < mine.len())
-            .then(|| run(&mine[by..], &right))
-            .flatten();
-        for (n, shift) in [(skipped, Shift::Skipped(by)), (extra, Shift::Extra(by))] {
-            if let Some(n) = n
-                && n > best.0
-            {
-                best = (n, shift);
-            }
-        }
-    }
-    best.1
+    shifted().1
 }

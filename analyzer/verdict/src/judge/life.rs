@@ -168,6 +168,10 @@ impl Life {
             // The last sign of life is somewhat older than the end.
             let age = Duration::from_nanos(TOGETHER_NS.unsigned_abs());
             policy.overdue = policy.overdue.saturating_sub(age);
+            // A process may take its time to end; what waited only since it was asked to was no hang.
+            let asked_ns = end.asked.map_or(end.last_ns, |asked| asked.time_ns);
+            let ending_ns = end.last_ns.saturating_sub(asked_ns).max(0);
+            policy.overdue += Duration::from_nanos(ending_ns.unsigned_abs());
         }
         policy
     }

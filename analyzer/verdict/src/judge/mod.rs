@@ -20,6 +20,7 @@ mod life;
 mod loss;
 mod missed;
 mod policy;
+mod price;
 mod program_order;
 mod programs;
 mod provenance;

@@ -1,6 +1,6 @@
-//! All logs of a job together: which ranks timed out in which operation, and the progress of each rank.
+//! All logs of one attempt of a job together: which ranks timed out in which operation, and the progress of each rank.
 
-use super::facts::{Event, Fact, Log, Progress, TimedOut};
+use super::facts::{Attempt, Event, Fact, Log, Progress, TimedOut};
 use crate::report::LogLine;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,7 @@ pub(super) struct TimedOutWait<'a> {
     pub(super) what: &'a TimedOut,
 }
 
-/// The facts of all logs, indexed.
+/// The facts of an attempt, indexed.
 pub(super) struct Digest<'a> {
     pub(super) all: Vec<Seen<'a>>,
     /// For each rank and group, the time-out with the lowest number; ordered by rank.
@@ -50,19 +50,16 @@ pub(super) struct Digest<'a> {
 }
 
 impl<'a> Digest<'a> {
-    /// Indexes all logs. `expected` is the number of ranks that the records or the caller state; a number in the logs
-    /// takes precedence.
-    pub(super) fn new(logs: &'a [Log], expected: Option<u32>) -> Self {
+    /// Indexes an attempt as its logs show it. `expected` is the number of ranks that the records or the caller state;
+    /// a number in the logs takes precedence.
+    pub(super) fn new(attempts: &[(&'a Log, &'a Attempt)], expected: Option<u32>) -> Self {
         let mut all: Vec<Seen<'a>> = Vec::new();
-        for log in logs {
-            all.extend(log.facts.iter().map(|fact| Seen { log, fact }));
+        for (log, attempt) in attempts {
+            all.extend(attempt.facts.iter().map(|fact| Seen { log, fact }));
         }
+        let stated = attempts.iter().filter_map(|(_, it)| it.world_size).max();
         let mut digest = Self {
-            world_size: logs
-                .iter()
-                .filter_map(|log| log.world_size)
-                .max()
-                .or(expected),
+            world_size: stated.or(expected),
             all,
             waits: Vec::new(),
             nameless: Vec::new(),
@@ -149,9 +146,10 @@ impl<'a> Digest<'a> {
             self.named.extend(seen.fact.rank);
             match &seen.fact.event {
                 Event::Differ(pair) => self.named.extend(pair.iter().map(|one| one.rank)),
-                Event::NotJoined { ranks, .. }
-                | Event::Newest { ranks, .. }
-                | Event::BarrierMissed(ranks) => self.named.extend(ranks),
+                Event::NotJoined(absent) => self.named.extend(absent.iter().map(|it| it.rank)),
+                Event::Newest { ranks, .. } | Event::BarrierMissed(ranks) => {
+                    self.named.extend(ranks);
+                }
                 _ => {}
             }
         }

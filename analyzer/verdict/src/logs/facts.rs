@@ -9,12 +9,27 @@ pub struct Log {
     pub path: String,
     /// The number of its lines.
     pub lines: u64,
+    /// The attempts of the job that the log shows, oldest first: a launcher that restarts its processes begins a new
+    /// one. The last may have no facts.
+    pub attempts: Vec<Attempt>,
+    /// The number of facts beyond the reader's limits, which were counted and not kept.
+    pub left_out: u64,
+}
+
+impl Log {
+    /// The facts of all attempts, in the order of their lines.
+    pub fn facts(&self) -> impl Iterator<Item = &Fact> {
+        self.attempts.iter().flat_map(|attempt| &attempt.facts)
+    }
+}
+
+/// One start of a job's processes and what followed until the next.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attempt {
     /// The number of ranks of the job, if a line states it.
     pub world_size: Option<u32>,
     /// The facts in the order of their lines.
     pub facts: Vec<Fact>,
-    /// The number of facts beyond the reader's limit, which were counted and not kept.
-    pub left_out: u64,
 }
 
 /// One line about the end or the state of the job.
@@ -41,13 +56,7 @@ pub enum Event {
     /// Two ranks compared their calls, and the calls differ.
     Differ(Box<[Issued; 2]>),
     /// Ranks that had not joined an operation that others are in.
-    NotJoined {
-        /// The ranks, ascending.
-        ranks: Vec<Rank>,
-        /// Number of the last collective that they finished (PyTorch) or called (rcomm's runtime); `None` if there
-        /// was none.
-        after: Option<u64>,
-    },
+    NotJoined(Vec<Absent>),
     /// The newest operation of some ranks.
     Newest {
         /// The ranks.
@@ -59,10 +68,13 @@ pub enum Event {
         /// Whether they finished it.
         finished: bool,
     },
-    /// Ranks that did not pass a monitored barrier.
+    /// Ranks that did not pass a monitored barrier, as its group counts them.
     BarrierMissed(Vec<Rank>),
     /// The rank of the line reached a monitored barrier that another rank did not pass.
-    BarrierReached,
+    BarrierReached {
+        /// Its rank in the group, if stated.
+        in_group: Option<Rank>,
+    },
     /// The other side closed a connection.
     PeerLost {
         /// The address of the other side.
@@ -83,6 +95,20 @@ pub enum Event {
         here: u64,
         /// Bytes at the other side.
         there: u64,
+    },
+    /// NCCL could not create a segment of shared memory.
+    NoSharedMemory {
+        /// Its size, if stated.
+        bytes: Option<u64>,
+        /// Whether the line states that no space was left.
+        is_full: bool,
+    },
+    /// NCCL refused a communicator with two ranks on one device.
+    SameDevice {
+        /// The two ranks, as the communicator counts them.
+        ranks: [Rank; 2],
+        /// The device, as NCCL names it.
+        device: String,
     },
     /// NCCL aborted an operation.
     Aborted {
@@ -128,6 +154,15 @@ pub struct TimedOut {
     pub elements: [Option<u64>; 2],
     /// The time-out, ms.
     pub timeout_ms: u64,
+}
+
+/// A rank that had not joined an operation that others are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Absent {
+    /// The rank.
+    pub rank: Rank,
+    /// Number of the last collective that it finished (PyTorch) or called (rcomm's runtime); `None` if there was none.
+    pub after: Option<u64>,
 }
 
 /// The progress of a rank in a group.

@@ -190,6 +190,73 @@ pub(super) fn device(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
+/// NCCL could not create shared memory for a rank.
+pub(super) fn no_shared_memory(digest: &Digest<'_>) -> Option<Conclusion> {
+    let failed: Vec<(Seen<'_>, Option<u64>, bool)> = digest
+        .all
+        .iter()
+        .filter_map(|&seen| match seen.fact.event {
+            Event::NoSharedMemory { bytes, is_full } => Some((seen, bytes, is_full)),
+            _ => None,
+        })
+        .collect();
+    // NCCL logs the error and the size in two lines.
+    let &(seen, ..) = failed.first()?;
+    let of_process: Vec<_> = failed
+        .iter()
+        .filter(|(other, ..)| other.fact.rank == seen.fact.rank)
+        .collect();
+    let size = of_process.iter().find_map(|(_, bytes, _)| *bytes);
+    let is_full = of_process.iter().any(|(_, _, is_full)| *is_full);
+    let who = match seen.fact.rank {
+        Some(rank) => format!("rank {rank}"),
+        None => "a rank that the log does not name".to_owned(),
+    };
+    let size = size.map_or(String::new(), |size| format!(" of {}", bytes(size)));
+    let why = match is_full {
+        true => "/dev/shm has no space left",
+        false => "the log does not show why",
+    };
+    let mut found = Conclusion::new(
+        Code::E150,
+        Verdict::Crashed,
+        if is_full { 0.9 } else { 0.6 },
+        format!("NCCL could not create a shared memory segment{size} on {who}: {why}"),
+    );
+    found.victims.extend(seen.fact.rank);
+    found.lines = of_process
+        .iter()
+        .map(|(seen, ..)| seen.cite("no shared memory".to_owned()))
+        .collect();
+    found.next = "compare the size of /dev/shm with what is used there (df -h /dev/shm); a Docker container has 64 MiB \
+                  unless --shm-size or --ipc=host is given"
+        .to_owned();
+    Some(found)
+}
+
+/// Two ranks of a communicator use one device.
+pub(super) fn same_device(digest: &Digest<'_>) -> Option<Conclusion> {
+    let (seen, [one, other], device) =
+        digest.all.iter().find_map(|&seen| match &seen.fact.event {
+            Event::SameDevice { ranks, device } => Some((seen, *ranks, device)),
+            _ => None,
+        })?;
+    let mut found = Conclusion::new(
+        Code::E150,
+        Verdict::Crashed,
+        0.9,
+        format!(
+            "ranks {one} and {other} of a communicator use the same GPU (CUDA device {device}), and NCCL refuses that; \
+             the log does not show which of them is on the wrong one"
+        ),
+    );
+    found.lines = vec![seen.cite(format!("ranks {one} and {other} on one device"))];
+    found.next = "look at how each rank chooses its device: one from its local rank, as with torch.cuda.set_device, and \
+                  CUDA_VISIBLE_DEVICES of each process"
+        .to_owned();
+    Some(found)
+}
+
 /// The two ends of a transfer have different sizes.
 pub(super) fn sizes(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, peer, here, there) = digest.all.iter().find_map(|&seen| match &seen.fact.event {

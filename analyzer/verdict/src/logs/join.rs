@@ -1,5 +1,6 @@
 //! Adds logs to a report.
 
+use super::attempts::Attempts;
 use super::conclusion::Conclusion;
 use super::digest::{Digest, TimedOutWait, is_world};
 use super::facts::{Log, LoggedOp};
@@ -27,17 +28,29 @@ pub fn join(report: &mut Report, logs: &[Log]) {
     if logs.is_empty() {
         return;
     }
+    let is_alone = report.input.ranks_read == 0 && report.findings.is_empty();
+    let others = report.problems.iter().map(|problem| problem.path.as_str());
+    let attempts = Attempts::new(logs, others);
+    // Records are of the newest attempt.
+    let age = match is_alone {
+        true => attempts.newest_with_facts(),
+        false => 0,
+    };
     let expected = u32::try_from(report.input.ranks_expected).ok();
-    let digest = Digest::new(logs, expected.filter(|&ranks| ranks > 0));
+    let digest = Digest::new(attempts.of_age(age), expected.filter(|&ranks| ranks > 0));
     report.input.logs = Some(LogInput {
         files: logs.len(),
         lines: logs.iter().map(|log| log.lines).sum(),
         facts: digest.all.len() as u64,
+        other_attempts: attempts.facts_besides(age),
         left_out: logs.iter().map(|log| log.left_out).sum(),
         ranks: digest.named.len(),
     });
-    let found = rules::judge(&digest);
-    if report.input.ranks_read == 0 && report.findings.is_empty() {
+    let mut found = rules::judge(&digest);
+    if is_alone {
+        if age > 0 {
+            found = found.map(in_earlier_attempt);
+        }
         stand_alone(report, found.unwrap_or_else(nothing_failed), &digest);
         return;
     }
@@ -68,6 +81,12 @@ fn stand_alone(report: &mut Report, found: Conclusion, digest: &Digest<'_>) {
     report.verdict = found.verdict;
     let id = report.findings.len() as u32 + 1;
     report.findings.push(finding(id, found));
+}
+
+/// The conclusion on an attempt after which the job was started again.
+fn in_earlier_attempt(mut found: Conclusion) -> Conclusion {
+    found.sentence += "; the job was restarted after that, and the log shows no failure since";
+    found
 }
 
 fn nothing_failed() -> Conclusion {

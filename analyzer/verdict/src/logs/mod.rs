@@ -4,9 +4,13 @@
 //! rule states how sure it is, and if the lines do not decide, the report lists what to collect. Other crates read the
 //! lines; this module turns [`Log`]s into findings.
 //!
+//! A log may show several attempts of a job. Only the newest is judged, so that no line of an earlier one is joined
+//! with it; if the newest holds no fact, the report is about an earlier one and states that.
+//!
 //! Without any record, the logs alone make the report. With records, they are further evidence: a finding cites the
 //! lines that agree with it, and marks those that contradict it.
 
+mod attempts;
 mod conclusion;
 mod digest;
 mod facts;
@@ -15,5 +19,7 @@ mod join;
 mod rules;
 mod timeouts;
 
-pub use facts::{Ended, Event, Fact, GroupName, Issued, Log, LoggedOp, Progress, TimedOut};
+pub use facts::{
+    Absent, Attempt, Ended, Event, Fact, GroupName, Issued, Log, LoggedOp, Progress, TimedOut,
+};
 pub use join::join;

@@ -2,7 +2,7 @@
 
 use super::conclusion::{COMPARE_CALLS, Conclusion};
 use super::digest::{Digest, Seen};
-use super::facts::{Event, Issued};
+use super::facts::{Absent, Event, Issued};
 use super::{failures, timeouts};
 use crate::report::format::format_ranks;
 use crate::report::{Code, Verdict};
@@ -16,6 +16,8 @@ type Rule = fn(&Digest<'_>) -> Option<Conclusion>;
 const RULES: &[Rule] = &[
     differ,
     failures::killed,
+    failures::no_shared_memory,
+    failures::same_device,
     timeouts::differ,
     not_joined,
     barrier,
@@ -117,10 +119,25 @@ fn what_differs(one: &Issued, other: &Issued) -> Option<Code> {
 
 /// A desync report, or a line of the runtime that names the ranks that had not arrived.
 fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
-    let (seen, ranks, after) = digest.all.iter().find_map(|seen| match &seen.fact.event {
-        Event::NotJoined { ranks, after } if !ranks.is_empty() => Some((*seen, ranks, *after)),
-        _ => None,
-    })?;
+    let lists: Vec<(Seen<'_>, &[Absent])> = digest
+        .all
+        .iter()
+        .filter_map(|&seen| match &seen.fact.event {
+            Event::NotJoined(absent) if !absent.is_empty() => Some((seen, absent.as_slice())),
+            _ => None,
+        })
+        .collect();
+    let &(seen, _) = lists.first()?;
+    // Ranks repeat each other's lists; the first that states a rank counts.
+    let mut last_of: BTreeMap<Rank, Option<u64>> = BTreeMap::new();
+    for one in lists.iter().flat_map(|(_, absent)| *absent) {
+        last_of.entry(one.rank).or_insert(one.after);
+    }
+    let ranks: Vec<Rank> = last_of.keys().copied().collect();
+    let mut by_last: BTreeMap<Option<u64>, Vec<Rank>> = BTreeMap::new();
+    for (rank, after) in last_of {
+        by_last.entry(after).or_default().push(rank);
+    }
     let inside: Vec<(&Vec<Rank>, u64, String)> = digest
         .all
         .iter()
@@ -134,14 +151,12 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
             _ => None,
         })
         .collect();
-    let who = format_ranks(ranks);
-    let mut sentence = match after {
-        Some(after) => format!("{who} never joined collective #{}", after + 1),
-        None => format!("{who} never joined any collective"),
-    };
-    if let Some(after) = after {
-        sentence += &format!(" (its last is #{after})");
-    }
+    let who = format_ranks(&ranks);
+    let absent: Vec<String> = by_last
+        .iter()
+        .map(|(after, ranks)| never_joined(ranks, *after))
+        .collect();
+    let mut sentence = absent.join(", ");
     if !inside.is_empty() {
         let parts: Vec<String> = inside
             .iter()
@@ -157,11 +172,36 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
         .collect();
     found.victims.sort_unstable();
     found.victims.dedup();
-    found.seq = after.map(|after| after + 1);
-    found.culprits.clone_from(ranks);
+    found.seq = match by_last.keys().collect::<Vec<_>>().as_slice() {
+        [Some(after)] => Some(after + 1),
+        _ => None,
+    };
     found.lines = vec![seen.cite(format!("{who} had not joined"))];
-    found.next = format!("look at what {who} did after its last collective: a stack, its own log");
+    found.next = look_after_last(&ranks);
+    found.culprits = ranks;
     Some(found)
+}
+
+fn never_joined(ranks: &[Rank], after: Option<u64>) -> String {
+    let who = format_ranks(ranks);
+    let their = if ranks.len() == 1 { "its" } else { "their" };
+    match after {
+        Some(after) => format!(
+            "{who} never joined collective #{} ({their} last is #{after})",
+            after + 1
+        ),
+        None => format!("{who} never joined any collective"),
+    }
+}
+
+/// What to do about ranks that did not join.
+pub(super) fn look_after_last(ranks: &[Rank]) -> String {
+    let who = format_ranks(ranks);
+    let (their, logs) = match ranks {
+        [_] => ("its", "its own log"),
+        _ => ("their", "their own logs"),
+    };
+    format!("look at what {who} did after {their} last collective: a stack, {logs}")
 }
 
 /// Ranks did not pass a monitored barrier.
@@ -170,31 +210,60 @@ fn barrier(digest: &Digest<'_>) -> Option<Conclusion> {
         Event::BarrierMissed(ranks) if !ranks.is_empty() => Some((*seen, ranks)),
         _ => None,
     })?;
-    let mut reached: Vec<Rank> = digest
+    let reached: BTreeMap<Rank, Option<Rank>> = digest
         .all
         .iter()
-        .filter(|seen| seen.fact.event == Event::BarrierReached)
-        .filter_map(|seen| seen.fact.rank)
+        .filter_map(|seen| match seen.fact.event {
+            Event::BarrierReached { in_group } => Some((in_group?, seen.fact.rank)),
+            _ => None,
+        })
         .collect();
-    reached.sort_unstable();
-    reached.dedup();
     let who = format_ranks(ranks);
-    let came = match reached.as_slice() {
+    let came: Vec<Rank> = reached.keys().copied().collect();
+    let came_text = match came.as_slice() {
         [] => String::new(),
         came => format!("; {} reached it", format_ranks(came)),
     };
-    let mut found = Conclusion::new(
-        Code::E101,
-        Verdict::Stuck,
-        0.85,
-        format!("{who} did not reach a monitored barrier in time{came}"),
-    );
-    found.op = Some("monitored_barrier".to_owned());
-    found.culprits.clone_from(ranks);
-    found.victims = reached;
+    let what = "did not reach a monitored barrier in time";
+    let op = Some("monitored_barrier".to_owned());
+    let mut found = if counts_as_the_job(digest, ranks, &reached) {
+        let sentence = format!("{who} {what}{came_text}");
+        let mut found = Conclusion::new(Code::E101, Verdict::Stuck, 0.85, sentence);
+        found.culprits.clone_from(ranks);
+        found.victims = came;
+        found
+    } else {
+        let sentence = format!(
+            "{who} of a process group {what}{came_text}; the log does not show which ranks of the job these are"
+        );
+        let mut found = Conclusion::new(Code::E101, Verdict::Stuck, 0.5, sentence);
+        found.alternatives = vec![ranks.clone()];
+        found
+    };
+    found.op = op;
     found.lines = vec![seen.cite(format!("{who} did not pass the barrier"))];
     found.next = format!(
         "look at what {who} did before the barrier: fewer batches than the others, a slower step, an error"
     );
     Some(found)
+}
+
+/// Whether the ranks of a monitored barrier's group are known to be counted as those of the job, which is so in the
+/// group of all ranks. `reached` has ranks within the group, with their ranks in the job where a line shows them.
+fn counts_as_the_job(
+    digest: &Digest<'_>,
+    missed: &[Rank],
+    reached: &BTreeMap<Rank, Option<Rank>>,
+) -> bool {
+    // The first rank of the group reports those that are missing.
+    let whole = digest.world_size.is_some_and(|size| {
+        (1..size).all(|rank| missed.contains(&rank) || reached.contains_key(&rank))
+    });
+    // Groups count in the order of the job's ranks, so those below a rank that counts alike do so, too.
+    let alike = reached
+        .iter()
+        .filter(|(in_group, in_job)| **in_job == Some(**in_group))
+        .map(|(in_group, _)| in_group)
+        .next_back();
+    whole || alike.is_some_and(|alike| missed.iter().all(|rank| rank <= alike))
 }

@@ -2,6 +2,7 @@
 
 use super::conclusion::{COMPARE_CALLS, Conclusion};
 use super::digest::{Digest, TimedOutWait, is_world};
+use super::rules::look_after_last;
 use crate::report::format::{format_ranks, format_time, grouped};
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, Rank};
@@ -192,17 +193,21 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
             return None;
         }
         let who = format_ranks(&ranks);
-        let (_, newest, _) = late[0];
-        let newest = match newest {
-            Some(newest) => format!("#{newest}"),
-            None => "none".to_owned(),
+        let mut newest: Vec<Option<u64>> = late.iter().map(|(_, newest, _)| *newest).collect();
+        newest.sort_unstable();
+        newest.dedup();
+        let their = if ranks.len() == 1 { "its" } else { "their" };
+        let newest = match newest.as_slice() {
+            [None] => ", nor any collective there before it".to_owned(),
+            [Some(one)] => format!("; {their} newest is #{one}"),
+            _ => format!("; {their} newest differ, and the cited lines have them"),
         };
         let mut found = Conclusion::new(
             Code::E101,
             Verdict::Stuck,
             0.85,
             format!(
-                "{who} never issued {}, in which {} timed out; its newest is {newest}",
+                "{who} never issued {}, in which {} timed out{newest}",
                 front.place(),
                 format_ranks(&front.here()),
             ),
@@ -212,11 +217,14 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
         front.fill(&mut found);
         found.lines.splice(
             0..0,
-            late.iter()
-                .map(|(_, _, seen)| seen.cite(format!("had enqueued up to {newest}"))),
+            late.iter().map(|(_, newest, seen)| {
+                seen.cite(match newest {
+                    Some(newest) => format!("had enqueued up to #{newest}"),
+                    None => "had enqueued none".to_owned(),
+                })
+            }),
         );
-        found.next =
-            format!("look at what {who} did after its last collective: a stack, its own log");
+        found.next = look_after_last(&found.culprits);
         Some(found)
     })
 }

@@ -213,6 +213,9 @@ pub struct LogInput {
     pub lines: u64,
     /// The number of facts that were recognized and used.
     pub facts: u64,
+    /// The number of facts about other attempts of the job than the one that is judged; not used.
+    #[serde(default)]
+    pub other_attempts: u64,
     /// The number of facts beyond the limit, recognized but not used.
     pub left_out: u64,
     /// The number of ranks that a line names or that logged one.

@@ -171,6 +171,16 @@ pub enum Until {
     Ended,
 }
 
+/// How much less time the job would take without a cause. The prices of all findings of a report together are at most
+/// the job's time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Price {
+    /// Milliseconds.
+    pub ms: f64,
+    /// The share of the job's time, 0..1.
+    pub share: f64,
+}
+
 /// One statement of the analysis about the job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
@@ -203,6 +213,9 @@ pub struct Finding {
     /// The recorder's own name of that operation, as in logs, if it differs from `op`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded_op: Option<String>,
+    /// What it costs; `None` if the records do not show that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
     /// The number of the finding that this one is a consequence of; `None` if it is not one.
     pub caused_by: Option<u32>,
     /// Ranks of a wait cycle, in order: each waits for the next, the last for the first.
@@ -276,6 +289,7 @@ impl Finding {
             seq_kind: None,
             op: None,
             recorded_op: None,
+            price: None,
             caused_by: None,
             cycle: Vec::new(),
             sentence,

@@ -21,5 +21,5 @@ pub use document::{
     RankReport, Report, StackNode, Verdict, Wait,
 };
 pub use explain::{Explanation, explain};
-pub use finding::{Code, Evidence, Finding, LogLine, Severity, Since, Until};
+pub use finding::{Code, Evidence, Finding, LogLine, Price, Severity, Since, Until};
 pub use refs::{FrameRef, GroupRef, SeqKind};

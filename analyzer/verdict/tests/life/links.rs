@@ -21,8 +21,8 @@ fn dumps() -> Vec<Dump> {
     (0..RANKS).map(dump).collect()
 }
 
-/// A connection that was heard last at this moment, with nothing on its way.
-fn heard(to: Rank, then: f64) -> PeerLink {
+/// A connection with its last sign of life at this moment, and with nothing on its way.
+fn alive_until(to: Rank, then: f64) -> PeerLink {
     PeerLink {
         heard_ns: at(then),
         sampled_ns: at(LOOK),
@@ -37,8 +37,8 @@ fn connect(dumps: &mut [Dump], is_cut: impl Fn(Rank, Rank) -> bool) {
         let others = (0..RANKS).filter(|&to| to != from);
         dump.peers = others
             .map(|to| match is_cut(from, to) || is_cut(to, from) {
-                true => heard(to, CUT),
-                false => heard(to, LOOK - 0.5),
+                true => alive_until(to, CUT),
+                false => alive_until(to, LOOK - 0.5),
             })
             .collect();
     }
@@ -57,7 +57,7 @@ fn a_rank_that_the_others_do_not_hear_while_they_hear_each_other_is_cut_off() {
     assert_eq!(
         report.findings[0].sentence,
         "rank 2 (host n2) and ranks 0, 1 and 3 had no sign of life of each other since 13:00:02 UTC, while \
-         ranks 0, 1 and 3 heard each other"
+         ranks 0, 1 and 3 received from each other"
     );
     // The record of the rank that is cut off may be lost with its host.
     dumps.remove(2);
@@ -110,7 +110,7 @@ fn two_ranks_alone_show_no_side() {
     let mut dumps = dumps();
     for dump in &mut dumps[..2] {
         let other = 1 - dump.identity.rank.unwrap();
-        dump.peers = vec![heard(other, CUT)];
+        dump.peers = vec![alive_until(other, CUT)];
     }
     let finding = first(&dumps);
     assert_eq!(
@@ -141,7 +141,7 @@ fn connections_that_were_reset_at_both_ends_are_a_fault_of_the_network() {
 }
 
 #[test]
-fn links_that_are_heard_explain_nothing() {
+fn links_with_signs_of_life_explain_nothing() {
     let mut dumps = dumps();
     connect(&mut dumps, |_, _| false);
     let without = analyze(&self::dumps(), &Policy::default());
@@ -178,4 +178,31 @@ fn a_store_that_leaves_most_ranks_without_an_answer_is_lost() {
         finding.sentence
     );
     assert!(finding.caused_by.is_some());
+}
+
+#[test]
+fn a_host_that_aborts_its_connections_is_named_although_others_broke_later() {
+    let mut dumps = dumps();
+    connect(&mut dumps, |_, _| false);
+    let break_link = |dumps: &mut [Dump], from: Rank, to: Rank, errno| {
+        let links = dumps[from as usize].peers.iter_mut();
+        for link in links.filter(|link| link.end == LinkEnd::Rank(to)) {
+            (link.errno, link.sampled_ns) = (errno, at(7.0));
+        }
+    };
+    break_link(&mut dumps, 2, 0, 103);
+    break_link(&mut dumps, 2, 1, 103);
+    // The ranks that fail then reset the connections between them.
+    for (from, to) in [(0, 1), (1, 0), (1, 3), (3, 1)] {
+        break_link(&mut dumps, from, to, 104);
+    }
+    let finding = first(&dumps);
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E152, &[2][..])
+    );
+    assert_eq!(
+        finding.sentence,
+        "the host of rank 2 (host n2) aborted its connections to ranks 0 and 1 at 13:00:07 UTC"
+    );
 }

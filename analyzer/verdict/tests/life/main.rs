@@ -1,10 +1,12 @@
 //! Tests the verdicts on how a job lives and ends, from the rings of its ranks.
 
 mod job;
+mod launched;
 mod links;
 
 use job::{Came, alive, at, closed, dead, fails, launch, record, stopped};
-use rcomm_recorder::model::{FailureKind, Rank};
+use launched::judge_launched;
+use rcomm_recorder::model::{Failure, FailureKind, Rank};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use rcomm_verdict::{Code, EndKind, Policy, Report, Verdict, analyze};
 
@@ -277,62 +279,6 @@ fn an_end_is_not_judged_by_half_of_a_launchers_account() {
 }
 
 /// The verdict with a launch record.
-fn judge_launched(dumps: &[Dump], launch: LaunchRecord) -> Report {
-    let policy = Policy {
-        launches: vec![launch],
-        ..Policy::default()
-    };
-    analyze(dumps, &policy)
-}
-
-#[test]
-fn the_launcher_knows_who_asked_for_the_end() {
-    let between = [(0.0, Came::Done(0.1))];
-    let dumps: Vec<Dump> = (0..2)
-        .map(|rank| dead(record(rank, 2, &between), 1.0))
-        .collect();
-    let report = judge_launched(&dumps, launch(Some((15, 1.0)), &[(None, Some(15), 1.1); 2]));
-    assert_eq!(report.verdict, Verdict::Cancelled);
-    assert_eq!(
-        end(&report),
-        (
-            EndKind::Cancelled,
-            "all 2 ranks were terminated from outside (the launcher received SIGTERM) at 13:00:01 UTC"
-        )
-    );
-}
-
-#[test]
-fn the_launcher_knows_the_exit_code_of_the_rank_that_went_first() {
-    let between = [(0.0, Came::Done(0.1))];
-    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let dumps = [
-        dead(record(0, 2, &inside), 1.2),
-        dead(record(1, 2, &between), 1.0),
-    ];
-    let mut launch = launch(None, &[(None, Some(15), 1.4), (Some(3), None, 1.05)]);
-    launch.ranks[0]
-        .sent
-        .push(rcomm_recorder::publish::LaunchSignal {
-            signal: 15,
-            time_ns: at(1.3),
-        });
-    let report = judge_launched(&dumps, launch);
-    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
-    let sentence = &report.findings[0].sentence;
-    assert!(sentence.contains("; it exited with code 3"), "{sentence}");
-}
-
-#[test]
-fn an_exit_with_success_is_an_end_in_order_whatever_the_ring_shows() {
-    let between = [(0.0, Came::Done(0.1))];
-    let dumps: Vec<Dump> = (0..2)
-        .map(|rank| dead(record(rank, 2, &between), 1.0))
-        .collect();
-    let report = judge_launched(&dumps, launch(None, &[(Some(0), None, 1.1); 2]));
-    assert_eq!((report.verdict, report.exit_code()), (Verdict::Ended, 0));
-}
-
 #[test]
 fn a_stopped_rank_is_named_whether_it_came_or_not() {
     let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
@@ -556,4 +502,40 @@ fn records_of_which_nothing_is_pending_are_healthy_and_say_where_else_to_look() 
     assert_eq!(report.verdict, Verdict::Inconclusive);
     let one = analyze(&dumps[..1], &Policy::default());
     assert_eq!(one.verdict, Verdict::Inconclusive, "a rank was not read");
+}
+
+/// Ranks that could not start, in order of their failures, each with the world size that it was given.
+fn refused(sizes: &[(Rank, u32)]) -> Vec<Dump> {
+    let refused = |(&(rank, size), then)| {
+        let mut dump = record(rank, size, &[]);
+        // The job was refused before it had groups.
+        dump.groups.clear();
+        let text = "a world size differs";
+        dump.failures.push(Failure {
+            id: 1,
+            time_ns: at(f64::from(then)),
+            ..Failure::new(FailureKind::Backend, &[], rank, text)
+        });
+        closed(dump, 20.0)
+    };
+    sizes.iter().zip(0_u8..).map(refused).collect()
+}
+
+#[test]
+fn a_rank_with_another_world_size_is_named_whoever_was_refused_first() {
+    for sizes in [
+        [(2, 5), (0, 4), (1, 4), (3, 4)],
+        [(1, 4), (3, 4), (2, 5), (0, 4)],
+    ] {
+        let report = judge(&refused(&sizes), 3600.0);
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[2][..]));
+        assert_eq!(
+            report.findings[0].sentence,
+            "the ranks were given different world sizes: rank 2 a world size of 5, ranks 0, 1 and 3 a world size of 4"
+        );
+    }
+    // Of two ranks, either may be wrong.
+    let report = judge(&refused(&[(0, 2), (1, 3)]), 3600.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[][..]));
+    assert_eq!(report.findings[0].alternatives, [[0], [1]]);
 }

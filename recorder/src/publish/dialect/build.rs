@@ -170,7 +170,7 @@ pub(super) struct Builder {
     pending_stacks: Vec<(u32, u32)>,
 }
 
-/// Stands for a missing id, text or number in the keys of the tables: no real one has 64 bits.
+/// Represents a missing id or text in the keys of the tables, where real ones have at most 32 bits.
 const NO_ID: u64 = u64::MAX;
 
 /// Two texts as one number.
@@ -259,7 +259,7 @@ impl Builder {
             is_p2p: draft.is_p2p,
             peer: match draft.peer {
                 Peer::None => name.peer,
-                told => told,
+                peer => peer,
             },
             root: draft.root,
             reduce_op: draft.reduce_op,
@@ -465,8 +465,8 @@ impl Builder {
         for group in &mut self.dump.groups {
             group.status = status_of.get(&group.info.id).copied();
         }
-        let ours = self.config.iter().all(|config| config.id.is_some());
-        let first = if ours {
+        let numbered = self.config.iter().all(|config| config.id.is_some());
+        let first = if numbered {
             of_config.into_iter().flatten().collect()
         } else {
             Vec::new()

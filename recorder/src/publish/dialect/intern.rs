@@ -86,7 +86,7 @@ impl<T> Default for Recurring<T> {
 impl<T: Copy + Eq + Hash + Into<u64>> Recurring<T> {
     /// The number of this run, and whether it is new.
     pub(super) fn intern(&mut self, wanted: &[T]) -> (u32, bool) {
-        // Odd factors, one for each place, so that the products do not wait for each other.
+        // Odd factors, one for each position, so that the products do not depend on each other.
         let mut factor: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut sum: u64 = 0;
         for &value in wanted {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_runs_share_a_number() {
+    fn equal_runs_get_the_same_number() {
         let mut runs = Interner::default();
         assert_eq!(runs.intern(&[1_u64, 2]), (0, true));
         assert_eq!(runs.intern(&[]), (1, true));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_share_a_place_in_the_cache_stay_apart() {
+    fn runs_that_share_a_cache_slot_are_distinguished() {
         let mut runs = Recurring::default();
         for _ in 0..2 {
             for i in 0..1000_u64 {

@@ -29,6 +29,8 @@ pub(super) mod top {
     pub(in super::super) const FAILURES: &str = "failures";
     pub(in super::super) const CLOSED: &str = "closed_ns";
     pub(in super::super) const PEERS: &str = "peers";
+    pub(in super::super) const PROCESSOR_WAIT_SINCE: &str = "processor_wait_since_ns";
+    pub(in super::super) const PROCESSOR_WAIT: &str = "processor_wait_ns";
 }
 
 /// Keys of the connections to one other end (ours).
@@ -72,7 +74,7 @@ pub(super) mod config {
     pub(in super::super) const RANKS: &str = "ranks";
     /// Ours: the group's local number, which a reader of PyTorch's dumps has to infer from the entries.
     pub(in super::super) const PG_ID: &str = "pg_id";
-    /// Ours: the rank's own place in a group whose members the record does not contain.
+    /// Ours: the rank's number in a group whose members the record does not contain.
     pub(in super::super) const GROUP_RANK: &str = "group_rank";
     /// Ours: the number of members of a group whose members the record does not contain.
     pub(in super::super) const GROUP_SIZE: &str = "group_size";

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peer_is_the_other_end() {
+    fn the_peer_of_a_message_is_its_other_end() {
         assert_eq!(
             parsed("nccl:send 1->2"),
             ("nccl", "send", OpType::Send, Peer::Rank(2))

@@ -60,7 +60,7 @@ pub(super) fn name_gloo_world(dump: &mut Dump) {
         .groups
         .iter()
         .position(|group| group.info.desc == "default_pg" && group.info.ranks.is_empty());
-    // It is the last group, as groups without entries come last: no index shifts.
+    // Groups without entries come last. Only if the unnamed group is the last one, removing it shifts no index.
     if let (false, Some(world), true) = (used, world, unnamed + 1 == dump.groups.len())
         && let Some(group) = dump.groups.pop()
     {

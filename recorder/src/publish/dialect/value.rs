@@ -178,6 +178,14 @@ pub(super) fn set_top(builder: &mut Builder, key: &str, value: Scalar<'_>) {
         top::DUMP_TIME => identity.dump_time_ns = value.time().unwrap_or(0),
         top::REASON => identity.reason = value.text(),
         top::CLOSED => builder.dump.closed_ns = value.time().unwrap_or(0),
+        top::PROCESSOR_WAIT_SINCE => {
+            let wait = builder.dump.processor_wait.get_or_insert_default();
+            wait.since_ns = value.time().unwrap_or(0);
+        }
+        top::PROCESSOR_WAIT => {
+            let wait = builder.dump.processor_wait.get_or_insert_default();
+            wait.waited_ns = value.int().unwrap_or(0);
+        }
         _ => {}
     }
 }
@@ -349,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_from_digits_too() {
+    fn numbers_are_also_read_from_strings() {
         assert_eq!(Scalar::Text("-1").int(), Some(-1_i64));
         assert_eq!(Scalar::Text("-1").int::<u32>(), None);
         assert_eq!(Scalar::Int(7).int(), Some(7_u32));

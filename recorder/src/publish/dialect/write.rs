@@ -65,11 +65,17 @@ pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
         }
         if !dump.failures.is_empty() {
             out.key(top::FAILURES);
-            out.list(|out| dump.failures.iter().for_each(|it| failed(it, out)));
+            out.list(|out| dump.failures.iter().for_each(|it| one_failure(it, out)));
         }
         if !dump.peers.is_empty() {
             out.key(top::PEERS);
             out.list(|out| dump.peers.iter().for_each(|it| peer_link(it, out)));
+        }
+        if let Some(wait) = dump.processor_wait {
+            out.key(top::PROCESSOR_WAIT_SINCE);
+            out.int(wait.since_ns);
+            out.key(top::PROCESSOR_WAIT);
+            out.uint(wait.waited_ns);
         }
         out.stack_tables(dump);
         out.key(top::ENTRIES);
@@ -182,7 +188,7 @@ fn peer_link<E: Encoder>(it: &PeerLink, out: &mut E) {
 }
 
 /// One failure, with the keys of its JSON in an endpoint's status.
-fn failed<E: Encoder>(it: &Failure, out: &mut E) {
+fn one_failure<E: Encoder>(it: &Failure, out: &mut E) {
     out.dict(|out| {
         out.key(failure::ID);
         out.uint(it.id);
@@ -275,8 +281,11 @@ fn entry<E: Encoder>(dump: &Dump, entry: &Entry, out: &mut E) {
     let signature = &dump.signatures[entry.signature as usize];
     let own_rank = dump.identity.rank.and_then(|rank| info.group_rank_of(rank));
     let name = profiling_name(entry, signature, own_rank);
-    let told = ProfilingName::parse(&name);
-    let (name_is_ours, peer_is_told) = (told.op_name == signature.op_name, told.peer == entry.peer);
+    let parsed = ProfilingName::parse(&name);
+    let (has_op_name, has_peer) = (
+        parsed.op_name == signature.op_name,
+        parsed.peer == entry.peer,
+    );
     out.dict(|out| {
         out.stack(dump, entry.stack);
         field(out, Field::RecordId).uint(entry.record_id);
@@ -306,12 +315,12 @@ fn entry<E: Encoder>(dump: &Dump, entry: &Entry, out: &mut E) {
         field(out, Field::Timeout).uint(entry.timeout_ms);
         field(out, Field::IsP2p).bool(entry.is_p2p);
         // rcomm's keys, each only if it has a value.
-        if !name_is_ours {
+        if !has_op_name {
             field(out, Field::OpName).text(&signature.op_name);
         }
         match entry.peer {
-            Peer::Any if !peer_is_told => field(out, Field::Peer).text("any"),
-            Peer::Rank(peer) if !peer_is_told => field(out, Field::Peer).uint(peer.into()),
+            Peer::Any if !has_peer => field(out, Field::Peer).text("any"),
+            Peer::Rank(peer) if !has_peer => field(out, Field::Peer).uint(peer.into()),
             _ => {}
         }
         if let Some(root) = entry.root {
@@ -340,7 +349,7 @@ fn field<E: Encoder>(out: &mut E, field: Field) -> &mut E {
     out
 }
 
-/// `<backend>:<op>[ <peers>]`, with peers if both this rank's place in the group and the peer were recorded.
+/// `<backend>:<op>[ <peers>]`, with peers if both this rank's number in the group and the peer were recorded.
 fn profiling_name(entry: &Entry, signature: &Signature, own_rank: Option<u32>) -> String {
     let backend = &signature.backend;
     // Readers take the text after the last colon as the operation, so the operation may not contain a colon.

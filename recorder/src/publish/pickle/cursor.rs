@@ -259,8 +259,8 @@ impl<'p, 'a> Cursor<'p, 'a> {
         Some(cell)
     }
 
-    /// A value that APPEND follows is the only item of its list. Without APPEND the list is empty, and the value
-    /// belongs to what comes after it.
+    /// A value that APPEND follows is the only item of its list. Without APPEND the list is empty, and the value is not
+    /// an item of it.
     #[inline(always)]
     fn single_item(&mut self) -> Option<Cell> {
         let (at, memo) = (self.at, self.pickle.memo.len());

@@ -26,7 +26,7 @@ const END: u32 = u32::MAX;
 /// An entry of a dump with ten frames needs about 80, so this is 400,000 entries of one rank.
 pub(super) const MAX_CELLS: usize = 1 << 25;
 
-/// The cells that an item read in place counts as: about the size of an `Entry`.
+/// The number of cells that an item read in place counts as: about the size of an `Entry`.
 pub(super) const CELLS_OF_TAKEN: usize = 8;
 
 /// A decoded pickle. Reading the next one reuses the memory of the last.
@@ -245,7 +245,7 @@ impl Pickle {
 
     /// After a fault: ends every list and dict that is open, innermost first. Returns the outermost value; `None` if
     /// there is none.
-    pub(super) fn close_what_is_open(&mut self) -> Option<Cell> {
+    pub(super) fn close_open_containers(&mut self) -> Option<Cell> {
         if let Some(&(Cell::List(id) | Cell::Dict(id))) = self.stack.last() {
             // An empty container may be complete or truncated; treat it as truncated.
             if self.is_empty(id) {

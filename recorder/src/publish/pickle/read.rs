@@ -5,15 +5,14 @@ use super::graph::{Filling, Pickle};
 use super::opcode as op;
 use super::take::Taker;
 
-/// Stands for a height that the stack never has.
+/// A value that is never a height of the stack.
 const NOWHERE: u32 = u32::MAX;
 
 impl Pickle {
     /// Decodes `input` and returns its value.
     ///
-    /// On a fault the value holds the containers that had been closed by then; containers that were still
-    /// open are those of [`Pickle::is_incomplete`]. `None` if there is no value. Items that `taker`
-    /// took are no longer in their list.
+    /// On a fault the value holds what was read by then; [`Pickle::is_incomplete`] marks the containers that were
+    /// still open. `None` if there is no value. Items that `taker` took are no longer in their list.
     pub(in crate::publish) fn read(
         &mut self,
         input: &[u8],
@@ -22,7 +21,7 @@ impl Pickle {
         self.clear();
         match self.run(input, taker) {
             Ok(root) => (Some(root), None),
-            Err(fault) => (self.close_what_is_open(), Some(fault)),
+            Err(fault) => (self.close_open_containers(), Some(fault)),
         }
     }
 

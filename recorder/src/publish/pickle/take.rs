@@ -33,8 +33,8 @@ impl Pickle {
             && taker.wants(key.of(input))
     }
 
-    /// Gives `taker` all items since the last MARK, and lets it read what follows. Returns where it
-    /// stopped.
+    /// Gives `taker` all items since the last MARK, and lets it read what follows. Returns the position at which the
+    /// taker stopped.
     pub(super) fn hand_over(
         &mut self,
         input: &[u8],

@@ -3,7 +3,7 @@
 use super::opcode as op;
 use std::collections::HashMap;
 
-/// Writes one value, instruction by instruction, in the order in which a reader meets them.
+/// Writes one value, instruction by instruction, in the order in which a reader executes them.
 ///
 /// Strings are written once and referred to afterwards, as other writers do; the caller may do the
 /// same with containers by [`PickleWriter::remember`].

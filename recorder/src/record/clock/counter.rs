@@ -21,7 +21,7 @@ pub(super) fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// On other processors no counter is known to be cheaper than the clock itself.
+/// Never used: [`is_trusted`] is false on other processors.
 #[inline]
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn ticks() -> u64 {

@@ -82,7 +82,7 @@ pub(crate) struct Scale {
     /// Nanoseconds per tick, in units of 2^-32; 0 if not known yet.
     rate: AtomicU64,
     /// Number of ticks after the base for which the rate is accurate enough.
-    lasts: AtomicU64,
+    valid_ticks: AtomicU64,
 }
 
 /// One moment on the counter and on the clock.
@@ -130,7 +130,7 @@ impl Scale {
             base_ticks: AtomicU64::new(base.ticks),
             base_ns: AtomicU64::new(base.ns),
             rate: AtomicU64::new(0),
-            lasts: AtomicU64::new(0),
+            valid_ticks: AtomicU64::new(0),
         }
     }
 
@@ -140,11 +140,11 @@ impl Scale {
         let base_ticks = self.base_ticks.load(Ordering::Relaxed);
         let base_ns = self.base_ns.load(Ordering::Relaxed);
         let rate = self.rate.load(Ordering::Relaxed);
-        let lasts = self.lasts.load(Ordering::Relaxed);
+        let valid_ticks = self.valid_ticks.load(Ordering::Relaxed);
         let since = counter::ticks().wrapping_sub(base_ticks);
         fence(Ordering::Acquire);
-        let steady = version & 1 == 0 && self.version.load(Ordering::Relaxed) == version;
-        if steady && since < lasts {
+        let is_consistent = version & 1 == 0 && self.version.load(Ordering::Relaxed) == version;
+        if is_consistent && since < valid_ticks {
             base_ns.wrapping_add(((u128::from(since) * u128::from(rate)) >> 32) as u64)
         } else {
             self.correct(version)
@@ -181,7 +181,7 @@ impl Scale {
             old => rate.abs_diff(old) < old / 1_000,
         };
         let since = now.ticks.wrapping_sub(base.ticks);
-        let (rate, lasts) = match base.rate_to(now).filter(plausible) {
+        let (rate, valid_ticks) = match base.rate_to(now).filter(plausible) {
             Some(rate) => {
                 let second = (u128::from(1_000 * MILLISECOND) << 32) / u128::from(rate.max(1));
                 // A rate measured over a millisecond is accurate to some ten parts in a million, and is used
@@ -193,7 +193,7 @@ impl Scale {
             None => (0, 0),
         };
         self.rate.store(rate, Ordering::Relaxed);
-        self.lasts.store(lasts, Ordering::Relaxed);
+        self.valid_ticks.store(valid_ticks, Ordering::Relaxed);
         self.base_ticks.store(now.ticks, Ordering::Relaxed);
         self.base_ns.store(now.ns, Ordering::Relaxed);
         self.version
@@ -256,11 +256,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cheap_clock_stays_close_to_the_clock_across_corrections() {
+    fn the_chosen_clock_stays_close_to_the_system_clock_across_corrections() {
         let clock = Clock::choose();
         let close = 20_000;
         let started = monotonic();
-        // Past the first two corrections, at 10 and at 100 ms.
+        // Past the first three corrections, after about 1, 11 and 111 ms.
         while monotonic() < started + 150 * MILLISECOND {
             let before = monotonic();
             let now = clock.now().0;

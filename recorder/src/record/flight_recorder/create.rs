@@ -1,9 +1,9 @@
 //! Creates a recorder: in a file that outlives it, or in the process's memory.
 
 use super::FlightRecorder;
+use super::growth::{GROWTH, Growth};
 use super::nccl::Links;
 use super::peers::Peers;
-use super::room::{GROWTH, Growth};
 use crate::error::{Error, Result};
 use crate::record::clock::Clock;
 use crate::record::config::{Placement, RecorderConfig, Storage, Touch};
@@ -11,6 +11,7 @@ use crate::record::directory::{self, RingId, Unnamed};
 use crate::record::header::initialize;
 use crate::record::layout::{RingLayout, header};
 use crate::record::map::Map;
+use crate::record::processor_wait::ProcessorWaits;
 use crate::record::rings;
 use crate::record::sync::Memory;
 use crate::record::tables::Tables;
@@ -25,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub enum OnConflict {
     /// Return an error.
     Refuse,
-    /// Try the next place, and in the end the process's own memory.
+    /// Try the next location, and in the end the process's own memory.
     NextPlace,
 }
 
@@ -84,11 +85,11 @@ impl FlightRecorder {
         }
     }
 
-    /// Like [`create`](Self::create), but tries several places in turn: the requested directory,
+    /// Like [`create`](Self::create), but tries several locations in turn: the requested directory,
     /// [`default_directory`](crate::record::default_directory),
-    /// [`fallback_directory`](crate::record::fallback_directory), and the process's own memory. If a place has no space
-    /// for the ring, a smaller one is tried there before the next place. Also returns why the ring is not in the
-    /// requested place, or is smaller; `None` if it is as requested.
+    /// [`fallback_directory`](crate::record::fallback_directory), and the process's own memory. If a location has no
+    /// space for the ring, a smaller ring is tried there before the next location. Also returns why the ring is not in
+    /// the requested location, or is smaller; `None` if it is as requested.
     ///
     /// # Errors
     /// On an invalid configuration, if there is no memory for a ring either, and, if `on_conflict` is
@@ -104,16 +105,16 @@ impl FlightRecorder {
             directory::fallback_directory(),
         ];
         let shared = shared.into_iter().map(own);
-        let places: Vec<_> = match &config.placement {
+        let locations: Vec<_> = match &config.placement {
             Placement::Memory => return Ok((Self::create(config)?, None)),
             Placement::Dir(directory) => {
-                let asked = std::iter::once((directory.clone(), false));
-                asked.chain(shared).collect()
+                let configured = std::iter::once((directory.clone(), false));
+                configured.chain(shared).collect()
             }
             Placement::Shared => shared.collect(),
         };
         let mut why: Option<String> = None;
-        for (directory, is_own) in places {
+        for (directory, is_own) in locations {
             for config in [config.clone(), smaller(config)] {
                 // The caller is responsible for the permissions of a directory that it configured.
                 let usable = match is_own {
@@ -145,26 +146,26 @@ impl FlightRecorder {
     }
 
     fn in_directory(config: &RecorderConfig, directory: &Path) -> Result<Self> {
-        let place = RingId {
+        let ring_id = RingId {
             job: &config.job,
             rank: config.rank,
             attempt: config.attempt,
             part: config.part,
         };
         let layout = RingLayout::plan(config);
-        // The sections before the slots are written to at any place, so all of them are reserved now. Slots and lap
-        // ring are used from their beginning on and can be reserved step by step.
+        // The sections before the slots are written to at any position, so all of them are reserved now. Slots and
+        // lap ring are used from their beginning on and can be reserved step by step.
         let first = match config.touch {
             Touch::AtOnce => layout.bytes,
             Touch::Ahead => (layout.slots.word * 8 + GROWTH).min(layout.bytes),
         };
-        let unnamed = Unnamed::create(directory, place, first, layout.bytes)?;
+        let unnamed = Unnamed::create(directory, ring_id, first, layout.bytes)?;
         let map = Map::of_file(unnamed.file.as_fd(), layout.bytes, config.touch)
             .map_err(|error| Error::io(format!("map a ring of {} bytes", layout.bytes), error))?;
         map.admit(first / 8);
         initialize(&map, &layout, config);
         map.words()[header::RESERVED].store(first as u64, Ordering::Relaxed);
-        let (path, lock) = unnamed.publish(place)?;
+        let (path, lock) = unnamed.publish(ring_id)?;
         Ok(Self::over(map, layout, Storage::File(path), Some(lock)))
     }
 
@@ -183,6 +184,7 @@ impl FlightRecorder {
             storage,
             touched: AtomicUsize::new(0),
             growth: Mutex::new(Growth::Possible),
+            processor_waits: Mutex::new(ProcessorWaits::new()),
             file: lock,
             closed: AtomicBool::new(false),
         }

@@ -1,36 +1,39 @@
-//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot. `create` makes it, `room` grows
+//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot. `create` makes it, `growth` grows
 //! its file.
 //!
 //! In steady state a record costs a few dozen stores and the clock: no lock, no allocation, no system call.
 //! No recording call fails: records that cannot be kept are counted in [`Counters`].
 
+mod counters;
 mod create;
+mod growth;
 mod nccl;
 mod peers;
-mod room;
 
+pub use self::counters::Counters;
 pub use self::create::OnConflict;
+use self::growth::Growth;
 use self::nccl::Links;
 pub use self::nccl::{ChannelEvent, CommunicatorInfo, KernelPlan, LinkHandle, LinkPlace};
 pub use self::peers::PeerHandle;
 use self::peers::Peers;
-use self::room::Growth;
 use super::bytes::words_of;
 use super::clock::{Clock, Timestamp};
 use super::config::Storage;
 use super::decode;
 use super::directory;
 use super::failures;
-use super::lap::{self, LapPlace};
+use super::lap::{self, LapRange};
 use super::layout::{
     self, NO_ROW, NO_THREAD, RingLayout, group, header, join, kernel, phase, slot,
 };
 use super::map::Map;
 use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
+use super::processor_wait::ProcessorWaits;
 use super::progress::{advance, duration_bits, end, graph_bits, retire};
 use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
 use super::signature::{SignatureId, SignatureKey, cut};
-use super::sync::{Memory, Read};
+use super::sync::Memory;
 use super::tables::Tables;
 use crate::error::{Error, Result};
 use crate::model::dump::Dump;
@@ -42,29 +45,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
-
-/// Counts of a recorder since it was made: its operations, and the data that it could not keep.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Operations begun.
-    pub records: u64,
-    /// Records not written: another writer held the slot or had reused it, or the system had no space for the slot.
-    pub records_lost: u64,
-    /// Updates not written: another writer held the slot, the slot has no space, or the id of a graph was too large.
-    pub updates_lost: u64,
-    /// Updates whose record was not in its slot: a newer record had reused the slot, or the record was lost.
-    pub updates_late: u64,
-    /// Groups that did not fit in the table.
-    pub groups_lost: u64,
-    /// Records whose shapes or splits did not fit: their element counts were kept.
-    pub shapes_lost: u64,
-    /// Records whose call site did not fit in the table.
-    pub call_sites_lost: u64,
-    /// Records whose thread did not fit in the table.
-    pub threads_lost: u64,
-    /// Phases not written, since another thread was setting one.
-    pub phases_lost: u64,
-}
 
 /// Writes one rank's operations and status to its ring.
 ///
@@ -92,6 +72,8 @@ pub struct FlightRecorder {
     touched: AtomicUsize,
     /// Held while reserving more of the file.
     growth: Mutex<Growth>,
+    /// Held by the thread that measures.
+    processor_waits: Mutex<ProcessorWaits>,
     /// The ring file, whose lock marks the owner as alive.
     file: Option<OwnedFd>,
     closed: AtomicBool,
@@ -158,7 +140,7 @@ impl FlightRecorder {
     /// adding a group.
     ///
     /// Returns false and stores nothing if the members are already set, if their number differs from the recorded group
-    /// size, or if there is no room for them.
+    /// size, or if the ring has no space for them.
     pub fn set_group_members(&self, group: GroupHandle, ranks: &[Rank]) -> bool {
         self.group_words(group.0)
             .is_some_and(|row| self.tables.set_members(&self.map, row, ranks))
@@ -211,7 +193,7 @@ impl FlightRecorder {
             SignatureRef::Id(known)
                 if operation.input_splits.is_empty() && operation.output_splits.is_empty() =>
             {
-                (known, LapPlace::default())
+                (known, LapRange::default())
             }
             _ => self.own_facts(id, operation),
         };
@@ -299,8 +281,8 @@ impl FlightRecorder {
         }
     }
 
-    /// The row of the signature, and the place in the lap ring of the data specific to this record.
-    fn own_facts(&self, id: u64, operation: &Operation<'_>) -> (SignatureId, LapPlace) {
+    /// The row of the signature, and the position in the lap ring of the data specific to this record.
+    fn own_facts(&self, id: u64, operation: &Operation<'_>) -> (SignatureId, LapRange) {
         let splits = [operation.input_splits, operation.output_splits];
         let (signature, key) = match operation.signature {
             SignatureRef::Id(id) => (id, None),
@@ -310,18 +292,18 @@ impl FlightRecorder {
             },
         };
         if key.is_none() && splits.iter().all(|side| side.is_empty()) {
-            return (signature, LapPlace::default());
+            return (signature, LapRange::default());
         }
         let lap = self.layout.lap;
-        let has_room = self.make_room_once(lap.word + lap.rows);
-        let place = has_room
+        let is_reserved = self.ensure_reserved(lap.word + lap.rows);
+        let range = is_reserved
             .then(|| lap::write(&self.map, &self.lap, id & MAX_ID, splits, key))
             .flatten();
-        let place = place.unwrap_or_else(|| {
+        let range = range.unwrap_or_else(|| {
             self.count(header::SHAPES_LOST);
-            LapPlace::default()
+            LapRange::default()
         });
-        (signature, place)
+        (signature, range)
     }
 
     /// Records that an operation was seen to have started, now.
@@ -461,25 +443,43 @@ impl FlightRecorder {
         self.map.words()[header::STEP].store(step.cast_unsigned(), Ordering::Relaxed);
     }
 
-    /// Records a heartbeat of the watchdog, now.
+    /// Records a heartbeat of the watchdog, now, and how long the threads of operations have waited for a processor.
+    ///
+    /// Makes a few system calls for each thread that issues or runs operations: not for the path that records.
     pub fn heartbeat(&self) {
         self.map.words()[header::HEARTBEAT].store(self.clock.now().0, Ordering::Relaxed);
+        self.measure_processor_waits();
     }
 
-    /// The counts so far.
-    pub fn counters(&self) -> Counters {
-        let load = |word| self.map.load(word);
-        Counters {
-            records: load(header::LAST_ID),
-            records_lost: load(header::RECORDS_LOST),
-            updates_lost: load(header::UPDATES_LOST),
-            updates_late: load(header::UPDATES_LATE),
-            groups_lost: load(header::GROUPS_LOST),
-            shapes_lost: load(header::SHAPES_LOST),
-            call_sites_lost: load(header::CALL_SITES_LOST),
-            threads_lost: load(header::THREADS_LOST),
-            phases_lost: load(header::PHASES_LOST),
+    /// Records that the calling thread runs operations, so that its waits for a processor count for this rank. A
+    /// thread that issues operations is known without this call.
+    pub fn note_thread(&self) {
+        // A thread that does not fit in the table is not counted as lost here: `begin` counts it if it issues
+        // operations.
+        let _ = self.tables.thread(&self.map);
+    }
+
+    fn measure_processor_waits(&self) {
+        // Another thread measures at this moment.
+        let Ok(mut waits) = self.processor_waits.try_lock() else {
+            return;
+        };
+        for thread in self.tables.threads_from(&self.map, waits.known()) {
+            waits.add(thread);
         }
+        if let Some(window) = waits.measure(self.clock.now().0) {
+            let words = self.map.words();
+            // A reader between these stores finds a wait that is too short, never one that is too long.
+            words[header::PROCESSOR_WAIT].store(0, Ordering::Relaxed);
+            words[header::PROCESSOR_WAIT_SINCE].store(window.since_ns, Ordering::Release);
+            words[header::PROCESSOR_WAIT].store(window.waited_ns, Ordering::Release);
+        }
+    }
+
+    /// Whether the ring's file was found to be truncated by someone else. Records are then complete in this process
+    /// only, and so in its dumps and at its endpoint.
+    pub fn is_truncated(&self) -> bool {
+        self.map.is_truncated()
     }
 
     /// The call site of an operation that was begun here; `None` if it was given without one, or if its record

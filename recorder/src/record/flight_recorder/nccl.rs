@@ -80,16 +80,16 @@ impl LinkHandle {
     }
 }
 
-/// Maximum number of places that a search for a link visits.
+/// Maximum number of rows that a search for a link visits.
 const PROBES: usize = 16;
-/// Key of a place that is free and was in use before, so that a search continues after it. A place that was never in
-/// use has the key 0.
+/// Key of a row that is free and was in use before, so that a search continues after it. A row that was never in use
+/// has the key 0.
 const VACANT: u64 = 1;
-/// Bit of the key of a place that is in use. The other bits of the key are those of `link::PLACE`, in which this bit
+/// Bit of the key of a row that is in use. The other bits of the key are those of `link::PLACE`, in which this bit
 /// belongs to what the link waits for.
 const TAKEN: u64 = 1 << 25;
 
-/// The rows of links: an open-addressing hash table with as many places as the ring has rows.
+/// The rows of links: an open-addressing hash table with one key for each row of the ring.
 #[derive(Debug)]
 pub(super) struct Links {
     ring: SlotRing<{ link::WORDS }>,
@@ -105,14 +105,14 @@ impl Links {
         }
     }
 
-    /// The place of this key, which is added if it is missing. `None` if all places for it are in use.
-    fn place(&self, key: u64) -> Option<usize> {
+    /// The row of this key, which is added if it is missing. `None` if all rows for it are in use.
+    fn row_of(&self, key: u64) -> Option<usize> {
         let mask = self.keys.len().checked_sub(1)?;
         let spread = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (spread >> 32) as usize;
-        let places = (0..PROBES.min(self.keys.len())).map(|i| (first + i) & mask);
+        let rows = (0..PROBES.min(self.keys.len())).map(|i| (first + i) & mask);
         let mut free = None;
-        for at in places.clone() {
+        for at in rows.clone() {
             match self.keys[at].load(Ordering::Relaxed) {
                 known if known == key => return Some(at),
                 0 => {
@@ -123,9 +123,9 @@ impl Links {
                 _ => {}
             }
         }
-        // Two threads that insert one key at once may take two places. Both are then reported, each while its own
+        // Two threads that insert one key at once may take two rows. Both are then reported, each while its own
         // transfer is in progress.
-        for at in free.into_iter().chain(places) {
+        for at in free.into_iter().chain(rows) {
             let seen = self.keys[at].load(Ordering::Relaxed);
             let is_free = seen == 0 || seen == VACANT;
             if is_free
@@ -246,7 +246,7 @@ impl FlightRecorder {
             | if place.is_send { link::SEND } else { 0 }
             | TAKEN
             | u64::from(place.peer) << 32;
-        let Some(at) = self.links.place(key) else {
+        let Some(at) = self.links.row_of(key) else {
             self.count(header::LINKS_LOST);
             return None;
         };
@@ -295,7 +295,7 @@ impl FlightRecorder {
             store(link::STEPS, steps);
             store(link::SINCE, since.0);
         };
-        // The id of a row is constant: its place plus the number of places, so that none is 0.
+        // The id of a row is constant: its index plus the number of rows, so that none is 0.
         let id = (at + self.links.keys.len()) as u64;
         if self.links.ring.update(&self.map, id, fill) == Err(Missed::Reused) {
             let _ = self.links.ring.write(&self.map, id, fill);
@@ -359,10 +359,10 @@ mod tests {
     }
 
     #[test]
-    fn a_link_has_one_place_and_transfers_in_progress_are_in_the_dump() {
+    fn a_link_has_one_row_and_transfers_in_progress_are_in_the_dump() {
         let recorder = recorder(64);
         let group = communicator(&recorder, 0);
-        let link = recorder.link(place(group, 3, 1)).expect("room");
+        let link = recorder.link(place(group, 3, 1)).expect("a free row");
         assert_eq!(recorder.link(place(group, 3, 1)), Some(link));
         assert_ne!(recorder.link(place(group, 4, 1)), Some(link));
         recorder.link_at(link, None, (2, 16), LinkWait::Peer);
@@ -381,16 +381,16 @@ mod tests {
     }
 
     #[test]
-    fn links_beyond_the_table_are_counted_and_released_links_make_room() {
+    fn links_beyond_the_table_are_counted_and_released_rows_are_used_again() {
         let recorder = recorder(16);
-        let gone = communicator(&recorder, 0);
+        let released = communicator(&recorder, 0);
         for channel in 0..16 {
-            assert!(recorder.link(place(gone, channel, 1)).is_some());
+            assert!(recorder.link(place(released, channel, 1)).is_some());
         }
         let group = communicator(&recorder, 1);
         assert_eq!(recorder.link(place(group, 0, 1)), None);
         assert_eq!(recorder.links_lost(), 1);
-        recorder.release_links(gone);
+        recorder.release_links(released);
         for channel in 0..16 {
             assert!(recorder.link(place(group, channel, 1)).is_some());
         }

@@ -30,8 +30,8 @@ impl Peers {
 }
 
 impl FlightRecorder {
-    /// The row of the connections to this end, which is added if there is none; `None` if there is no room for
-    /// more. Takes a lock and may allocate: ask once, and keep the handle.
+    /// The row of the connections to this end, which is added if there is none; `None` if the table is full. Takes a
+    /// lock and may allocate: call it once, and keep the handle.
     pub fn peer(&self, end: LinkEnd) -> Option<PeerHandle> {
         let mut ends = self
             .peers
@@ -75,7 +75,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The id of a row is constant: its place plus the number of places, so that none is 0.
+    /// The id of a row is constant: its index plus the number of rows, so that none is 0.
     fn id_of(&self, handle: PeerHandle) -> u64 {
         u64::from(handle.0) + self.peers.ring.slots() as u64
     }
@@ -89,7 +89,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_is_known_of_a_peer_is_read_back() {
+    fn the_facts_of_a_peer_are_read_back() {
         let config = RecorderConfig {
             placement: Placement::Memory,
             ..RecorderConfig::new("job", 0, 3)

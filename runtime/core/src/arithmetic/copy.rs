@@ -1,7 +1,7 @@
-//! Copies that keep to the caches, copies to another core, and copies past the caches.
+//! Copies through the caches, copies past them, and [`AdaptiveCopy`], which chooses between the two.
 //!
-//! The C library copies more than a few KiB by one string instruction; these are plain vector loads and
-//! stores, so that what they do to the caches is known.
+//! The C library copies more than a few KiB by one string instruction. The functions here use plain vector loads
+//! and stores, whose effect on the caches is known.
 //!
 //! To write to a cache line that another core has, a core must first take it from that core's caches, and few
 //! such requests are under way at once. Measured on an EPYC of 2024:
@@ -11,8 +11,9 @@
 //! | cores that share a last-level cache | written at 8 to 10 GB/s, read at 30; written at 40 once the line has left the other core's caches | written at 16 GB/s, read at 15 |
 //! | cores that do not | written at 2 GB/s | written at 28 GB/s, read at 25 |
 //!
-//! Slots are reused only after a long round, so that lines have left the reader's caches. No table tells which
-//! case applies to a pair of cores, and under a hypervisor this changes: [`AdaptiveCopy`] measures it.
+//! Slots of shared memory are reused only after a long round, so that their lines have left the reader's caches. No
+//! table says which row applies to a pair of cores, and under a hypervisor the row changes when cores are
+//! reassigned: [`AdaptiveCopy`] measures the rate.
 
 use super::Level;
 use std::time::{Duration, Instant};
@@ -26,10 +27,10 @@ const LIBRARY_COPY_MAX: usize = 1 << 10;
 pub struct AdaptiveCopy {
     /// Pieces copied since the last one that was timed.
     untimed: u32,
-    /// Bytes of consecutive slow pieces; those that were not timed are counted as slow as the next timed one.
-    slow: usize,
+    /// Bytes of consecutive slow pieces. A piece that was not timed counts as slow if the next timed one is slow.
+    slow_bytes: usize,
     /// Bytes still to be streamed before the caches are tried again.
-    streamed: usize,
+    bytes_to_stream: usize,
 }
 
 impl AdaptiveCopy {
@@ -50,7 +51,7 @@ impl AdaptiveCopy {
     /// Whether a piece of `len` bytes would be streamed.
     #[inline]
     pub fn streams(&self, len: usize) -> bool {
-        len >= Self::MIN_STREAMED && self.streamed > 0
+        len >= Self::MIN_STREAMED && self.bytes_to_stream > 0
     }
 
     /// Copies the piece `from` to `to`.
@@ -61,8 +62,8 @@ impl AdaptiveCopy {
     pub fn copy(&mut self, to: &mut [u8], from: &[u8]) {
         if to.len() < Self::MIN_STREAMED {
             copy(to, from);
-        } else if self.streamed > 0 {
-            self.streamed = self.streamed.saturating_sub(to.len());
+        } else if self.bytes_to_stream > 0 {
+            self.bytes_to_stream = self.bytes_to_stream.saturating_sub(to.len());
             copy_past_caches(to, from);
         } else if self.untimed < Self::TIMED_INTERVAL {
             self.untimed += 1;
@@ -78,14 +79,14 @@ impl AdaptiveCopy {
     fn update(&mut self, len: usize, took: Duration) {
         self.untimed = 0;
         if len as f64 >= took.as_nanos() as f64 * Self::SLOW {
-            self.slow = 0;
+            self.slow_bytes = 0;
             return;
         }
         // The pieces before this one were not timed; they are assumed to have been as slow.
-        self.slow += len * (Self::TIMED_INTERVAL as usize + 1);
-        if self.slow >= Self::SLOW_BYTES_LIMIT {
-            self.slow = 0;
-            self.streamed = Self::STREAMED_BYTES;
+        self.slow_bytes += len * (Self::TIMED_INTERVAL as usize + 1);
+        if self.slow_bytes >= Self::SLOW_BYTES_LIMIT {
+            self.slow_bytes = 0;
+            self.bytes_to_stream = Self::STREAMED_BYTES;
         }
     }
 }
@@ -158,17 +159,17 @@ unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
 }
 
 /// # Safety
-/// `blocks` blocks of 256 bytes can be read at `from` and written at `to`, which is a multiple of 64;
-/// they do not overlap.
+/// `blocks` blocks of 256 bytes can be read at `from` and written at `to`; the two ranges do not overlap, and `to`
+/// is a multiple of 64.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: usize) {
     use std::arch::x86_64::*;
     for block in 0..blocks {
-        // SAFETY: `block` is less than `blocks`, so 256 bytes at both addresses are among those that the
-        // caller guarantees to be readable and writable. Loads need no alignment; stores go to multiples of
-        // 64, since `to` begins at one and 64 divides both steps. Four at a time, so that no compiler makes
-        // the library's copy of it again.
+        // SAFETY: `block` is less than `blocks`, so 256 bytes at both addresses are among those that the caller
+        // guarantees to be readable and writable. Loads need no alignment; stores go to multiples of 64, since `to`
+        // begins at one and 64 divides both steps. Four vectors at a time, so that the compiler does not replace
+        // the loop by a call of `memcpy`.
         unsafe {
             let from = from.add(block * 256).cast::<__m512i>();
             let to = to.add(block * 256).cast::<__m512i>();
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_streamed_once_the_caches_were_slow_for_long_and_the_caches_are_tried_again() {
+    fn streaming_begins_after_many_slow_bytes_and_ends_after_its_number_of_bytes() {
         const PIECE: usize = 64 << 10;
         let mut copier = AdaptiveCopy::default();
         let (fast, slow) = (Duration::from_micros(2), Duration::from_micros(30));
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_any_length_and_place_are_equal_to_their_originals_and_touch_nothing_else() {
+    fn copies_of_any_length_and_alignment_equal_their_originals_and_write_nothing_else() {
         let from: Vec<u8> = (0..5000_u32).map(|at| (at * 7 % 251) as u8).collect();
         for level in levels() {
             for stores in [Stores::Cached, Stores::Streaming] {

@@ -1,16 +1,17 @@
-//! Combines a few bytes of two ranks without the loops of [`fold`](super::fold): setting these up takes
-//! longer than the work.
+//! Combines two short inputs without the loops of [`fold`](super::fold): setting these up would take longer than
+//! the work.
 //!
-//! This is for small reductions such as a loss, a count or a flag. The loops do all others.
+//! This is for small reductions such as a loss, a count or a flag.
 
 use super::fold::{Combine, Max, Min, Sum};
 use rcomm_recorder::model::{DType, ReduceOp};
 
-/// The most bytes that are combined this way.
+/// The most bytes of one input that are combined in this way.
 pub(super) const MAX_BYTES: usize = 64;
 
-/// Combines `other` into `out`, which is the first or the second of the two operands. Does only sum, min and
-/// max of 32- and 64-bit floats and signed integers; returns whether it did, and leaves `out` as it was if not.
+/// Combines `other` into `out`, which is the first or the second of the two operands, if the reduction is the sum,
+/// min or max of 32- or 64-bit floats or signed integers. Returns `false` for every other reduction, and then
+/// leaves `out` as it was.
 ///
 /// `out` and `other` have the same length.
 #[inline]

@@ -1,7 +1,7 @@
-//! The one loop of every reduction, and the table that picks its types.
+//! The loop that all reductions share, and the table that picks its types; conversion and scaling.
 //!
-//! A *block* is as many elements as fit a few vector registers. For each block, all inputs are
-//! combined in registers and written once.
+//! A *block* is as many elements as fit a few vector registers. For each block, all inputs are combined in
+//! registers, and the result is written once.
 
 use super::Level;
 use super::format::{Bf16, BoolByte, F8E4M3, F8E5M2, F16, Format, Isa, Plain, Portable};
@@ -283,7 +283,7 @@ unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
 /// either overlaps no output or is exactly one; the outputs do not overlap. There is at least one source,
 /// and the processor has `level`.
 pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
-    // SAFETY: the caller answers for the job's ranges, and passes only a level that the processor has, so the
+    // SAFETY: the caller guarantees the job's ranges, and passes only a level that the processor has, so the
     // functions for AVX2 and AVX-512 are called only where these exist.
     unsafe {
         match level {
@@ -304,14 +304,14 @@ pub(super) unsafe fn scale(dtype: DType, data: *mut u8, count: usize, factor: f6
     macro_rules! each {
         ($format:ty, $count:expr, $multiply:expr) => {
             for at in 0..$count {
-                let place = data.add(at * <$format>::SIZE);
-                <$format>::store(place, $multiply(<$format>::load(place)));
+                let element = data.add(at * <$format>::SIZE);
+                <$format>::store(element, $multiply(<$format>::load(element)));
             }
         };
     }
     let narrow = factor as f32;
-    // SAFETY: `each` visits places below `count` elements of `dtype` (twice as many parts of complex ones),
-    // all inside what the caller guarantees to be readable and writable; each is read before it is written.
+    // SAFETY: `each` visits the first `count` elements of `dtype` (of complex ones, twice as many parts), all
+    // inside what the caller guarantees to be readable and writable; each element is read before it is written.
     unsafe {
         match dtype {
             DType::F32 => each!(Plain<f32>, count, |value: f32| value * narrow),
@@ -454,8 +454,8 @@ pub(super) unsafe fn convert(
     to: *mut u8,
     count: usize,
 ) {
-    // SAFETY: the caller answers for both ranges, and passes only a level that the processor has, so the
-    // functions for AVX2 and AVX-512 are called only where these exist.
+    // SAFETY: the caller guarantees both ranges, and passes only a level that the processor has, so the functions
+    // for AVX2 and AVX-512 are called only where these exist.
     unsafe {
         match level {
             Level::Portable => pick_convert::<Portable>(conversion, dtype, from, to, count),

@@ -161,7 +161,7 @@ impl<T: Copy> Format for Plain<T> {
     }
 }
 
-/// A truth value in one byte: anything but 0 is true and is written as 1.
+/// A boolean in one byte: anything but 0 is true and is written as 1.
 pub(super) struct BoolByte;
 impl Format for BoolByte {
     type Acc = u8;
@@ -169,8 +169,8 @@ impl Format for BoolByte {
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> u8 {
-        // SAFETY: the caller guarantees that one byte at `from` can be read; as `u8`, of which every value is
-        // one, and not as `bool`.
+        // SAFETY: the caller guarantees that one byte at `from` can be read. It is read as `u8`, of which every bit
+        // pattern is a value, and not as `bool`.
         u8::from(unsafe { from.read() } != 0)
     }
 
@@ -215,7 +215,7 @@ widened!(/// fp8 e4m3fn, combined in `f32`.
 widened!(/// fp8 e5m2, combined in `f32`.
     F8E5M2, u8, narrow::widen::<5, 2, false>, narrow::narrow::<5, 2, false>);
 
-/// `f16`, combined in `f32`; the processor's conversions are used where it has them.
+/// `f16`, combined in `f32`. Blocks are converted by the processor's instructions where it has them.
 pub(super) struct F16;
 impl Format for F16 {
     type Acc = f32;
@@ -238,11 +238,11 @@ impl Format for F16 {
     unsafe fn load_block<I: Isa, const N: usize>(from: *const u8) -> [f32; N] {
         const { assert!(N.is_multiple_of(16)) };
         let mut values = [0.0; N];
-        for (at, lane) in values.chunks_exact_mut(16).enumerate() {
+        for (at, chunk) in values.chunks_exact_mut(16).enumerate() {
             // SAFETY: the caller guarantees that `N` elements of two bytes at `from` can be read. `N` is a
             // multiple of 16 (checked), so the 32 bytes at `at * 32` are among them; and the processor has
             // `I`.
-            lane.copy_from_slice(&unsafe { I::load_f16(from.add(at * 32)) });
+            chunk.copy_from_slice(&unsafe { I::load_f16(from.add(at * 32)) });
         }
         values
     }
@@ -250,9 +250,9 @@ impl Format for F16 {
     #[inline(always)]
     unsafe fn store_block<I: Isa, const N: usize>(to: *mut u8, values: [f32; N]) {
         const { assert!(N.is_multiple_of(16)) };
-        for (at, lane) in values.chunks_exact(16).enumerate() {
+        for (at, chunk) in values.chunks_exact(16).enumerate() {
             let mut sixteen = [0.0; 16];
-            sixteen.copy_from_slice(lane);
+            sixteen.copy_from_slice(chunk);
             // SAFETY: the caller guarantees that `N` elements of two bytes at `to` can be written. `N` is a
             // multiple of 16 (checked), so the 32 bytes at `at * 32` are among them; and the processor has
             // `I`.

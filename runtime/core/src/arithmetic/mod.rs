@@ -1,13 +1,12 @@
-//! Element-wise reductions: several inputs combined in one pass, at the speed of memory.
+//! Element-wise reductions: several inputs combined in one pass over memory.
 //!
-//! The order of combination is always the order of the inputs, and narrow floats (`f16`, `bf16`, fp8) are
-//! widened to `f32`, combined there over all inputs, and rounded once. So the same inputs give the same bits
-//! on every rank, on every processor, over every transport; only which of two NaNs a sum keeps is up to the
-//! processor.
+//! The order of combination is always the order of the inputs, and narrow floats (`f16`, `bf16`, fp8) are widened
+//! to `f32`, combined there over all inputs, and rounded once. So the same inputs give the same bits on every rank,
+//! on every processor, over every transport. The exception: which of two NaNs a sum keeps depends on the processor.
 //!
-//! Loops are written once (`fold`) and compiled for AVX-512, for AVX2 with F16C, and for any
-//! processor; the choice is made at run time. A few bytes of two ranks need no loop (`few`). `copy` has
-//! plain copies. This module moves no data between ranks.
+//! Loops are written once (`fold`) and compiled for AVX-512, for AVX2 with F16C, and for any processor; the choice
+//! is made at run time. Two short inputs are combined without these loops (`few`). `copy` has plain copies. This
+//! module moves no data between ranks.
 
 mod copy;
 mod few;
@@ -39,7 +38,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The best level of the processor that this runs on.
+    /// The best level that this processor has.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -60,7 +59,7 @@ impl Level {
 
 impl Level {
     /// The level to use for this many bytes: `Portable` for a few, since detection would take longer than the
-    /// work.
+    /// reduction.
     #[inline]
     fn for_len(bytes: usize) -> Self {
         if bytes <= few::MAX_BYTES {
@@ -73,7 +72,8 @@ impl Level {
 
 /// Whether this module can combine elements of type `dtype` by `op`.
 ///
-/// Complex numbers have no order, floats have no bitwise reductions, and truth values no average.
+/// Complex numbers have no order, floats have no bitwise reductions, and booleans have neither an average nor a
+/// scaled sum.
 pub const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
     use DType::*;
     match op {
@@ -199,17 +199,17 @@ fn combine_in_place_by_loops(
     }
 }
 
-/// Combines the contents of `places`, in their order, and writes the result to all of them.
+/// Combines the contents of `buffers`, in their order, and writes the result to all of them.
 ///
 /// Lengths are in bytes, equal, and a multiple of the element's size.
-pub fn combine_everywhere(op: ReduceOp, dtype: DType, places: &mut [&mut [u8]]) {
-    let len = places.first().map_or(0, |place| place.len());
-    let mut sources = Sources::new(places.len());
-    let mut outputs = Vec::with_capacity(places.len());
-    for place in places {
-        assert_eq!(place.len(), len, "all places are equally long");
+pub fn combine_everywhere(op: ReduceOp, dtype: DType, buffers: &mut [&mut [u8]]) {
+    let len = buffers.first().map_or(0, |buffer| buffer.len());
+    let mut sources = Sources::new(buffers.len());
+    let mut outputs = Vec::with_capacity(buffers.len());
+    for buffer in buffers {
+        assert_eq!(buffer.len(), len, "all buffers are equally long");
         // Read and written by one pointer, as in `combine_in_place`.
-        let start = place.as_mut_ptr();
+        let start = buffer.as_mut_ptr();
         sources.push(start);
         outputs.push(start);
     }
@@ -217,8 +217,8 @@ pub fn combine_everywhere(op: ReduceOp, dtype: DType, places: &mut [&mut [u8]]) 
         return;
     };
     let out = std::ptr::slice_from_raw_parts_mut(first, len);
-    // SAFETY: all places were checked to have one length. They are borrowed for writing, so no two overlap,
-    // and each source is one of the outputs, by the same pointer. The level is this processor's (`detect`).
+    // SAFETY: all buffers were checked to have one length. They are borrowed for writing, so no two overlap, and
+    // each source is one of the outputs, by the same pointer. The level is this processor's (`detect`).
     unsafe { run(Level::detect(), op, dtype, sources.as_slice(), out, also) }
 }
 
@@ -304,7 +304,8 @@ unsafe fn run(
         terms: sources.len(),
     };
     // SAFETY: the caller guarantees that all sources can be read and all outputs be written over the bytes of
-    // `out`, which are `count` elements (a multiple of `size`, checked). There is a source (checked). Of one
-    // length, a source that begins where an output does is that output. The caller answers for the level.
+    // `out`, which are `count` elements (a multiple of `size`, checked). There is a source (checked). All are of
+    // one length, so a source that begins where an output does is that output. The caller guarantees that the
+    // processor has the level.
     unsafe { fold::run(level, op, dtype, &job) }
 }

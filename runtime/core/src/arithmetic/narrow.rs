@@ -1,8 +1,8 @@
 //! Floats of 8 and 16 bits to `f32` and back, rounding to nearest even.
 //!
-//! One pair of functions serves all formats that are an `f32` with fewer bits. A value below the smallest normal
-//! number of the narrow format is rounded by the processor's own addition: a constant is added whose last
-//! mantissa bit is worth one unit of the narrow format's subnormals.
+//! `bf16` is the upper half of an `f32` and has functions of its own; one pair of functions serves all other
+//! formats. A value below the smallest normal number of the narrow format is rounded by the processor's own
+//! addition: a constant is added whose last mantissa bit is worth one unit of the narrow format's subnormals.
 //!
 //! In an `f32`, 0x7f80_0000 is infinity, larger magnitudes are NaN, and bit 22 marks a quiet NaN, as 0x40 does
 //! in a `bf16`.
@@ -55,9 +55,9 @@ pub(super) fn narrow<const EXP: u32, const MAN: u32, const FINITE: bool>(value: 
         sum.to_bits().wrapping_sub(unit)
     } else {
         let odd = (magnitude >> (23 - MAN)) & 1;
-        let near = magnitude + (1 << (22 - MAN)) - 1 + odd;
-        let near = (near - ((127 - bias) << 23)) >> (23 - MAN);
-        near.min(if FINITE { largest } else { all_ones })
+        let nearest = magnitude + (1 << (22 - MAN)) - 1 + odd;
+        let nearest = (nearest - ((127 - bias) << 23)) >> (23 - MAN);
+        nearest.min(if FINITE { largest } else { all_ones })
     };
     sign | rounded as u16
 }
@@ -74,11 +74,11 @@ pub(super) fn widen_bf16(bits: u16) -> f32 {
 pub(super) fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let odd = (bits >> 16) & 1;
-    let near = (bits.wrapping_add(0x7fff + odd) >> 16) as u16;
+    let nearest = (bits.wrapping_add(0x7fff + odd) >> 16) as u16;
     let nan = ((bits >> 16) | 0x40) as u16;
     if bits & 0x7fff_ffff > 0x7f80_0000 {
         nan
     } else {
-        near
+        nearest
     }
 }

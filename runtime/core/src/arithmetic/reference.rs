@@ -55,22 +55,22 @@ fn fold_integer(op: ReduceOp, values: &[i128], bits: u32, signed: bool) -> i128 
     result
 }
 
-/// Every finite value of fp8, found by its definition, with its code.
+/// Every finite non-negative value of an fp8 format, computed from the format's definition, with its bit pattern.
 fn fp8_values(dtype: DType) -> Vec<(f64, u8)> {
-    let (mantissa_bits, bias, last) = match dtype {
+    let (mantissa_bits, bias, max_code) = match dtype {
         DType::F8E4M3 => (3, 7, 0x7e),
         DType::F8E5M2 => (2, 15, 0x7b),
         _ => unreachable!("{dtype} is not fp8"),
     };
-    (0..=last)
+    (0..=max_code)
         .map(|code: u8| {
             let exponent = i32::from(code >> mantissa_bits);
             let mantissa = f64::from(code & ((1 << mantissa_bits) - 1));
-            let unit = f64::from(1 << mantissa_bits);
+            let mantissa_steps = f64::from(1 << mantissa_bits);
             let value = if exponent == 0 {
-                mantissa / unit * 2f64.powi(1 - bias)
+                mantissa / mantissa_steps * 2f64.powi(1 - bias)
             } else {
-                (1.0 + mantissa / unit) * 2f64.powi(exponent - bias)
+                (1.0 + mantissa / mantissa_steps) * 2f64.powi(exponent - bias)
             };
             (value, code)
         })
@@ -116,7 +116,7 @@ fn encode_fp8(dtype: DType, value: f32) -> u8 {
     sign | code
 }
 
-/// Combines one element of each input into bytes.
+/// Reduces one element per rank; returns the result's little-endian bytes.
 pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) -> Vec<u8> {
     macro_rules! integer {
         ($t:ty) => {{
@@ -141,12 +141,12 @@ pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) ->
             fold_float(op, &values, |v| v).to_le_bytes().to_vec()
         }
         DType::F16 => {
-            let sum = through_f32(&|e| f16::from_bits(u16_at(e)).to_f32());
-            f16::from_f32(sum).to_le_bytes().to_vec()
+            let result = through_f32(&|e| f16::from_bits(u16_at(e)).to_f32());
+            f16::from_f32(result).to_le_bytes().to_vec()
         }
         DType::Bf16 => {
-            let sum = through_f32(&|e| bf16::from_bits(u16_at(e)).to_f32());
-            bf16::from_f32(sum).to_le_bytes().to_vec()
+            let result = through_f32(&|e| bf16::from_bits(u16_at(e)).to_f32());
+            bf16::from_f32(result).to_le_bytes().to_vec()
         }
         DType::F8E4M3 | DType::F8E5M2 => {
             vec![encode_fp8(dtype, through_f32(&|e| decode_fp8(dtype, e[0])))]
@@ -170,35 +170,50 @@ pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) ->
             })]
         }
         DType::Complex64 | DType::Complex128 => {
-            let half = dtype.size().unwrap() / 2;
-            let part = if half == 4 { DType::F32 } else { DType::F64 };
+            let part_size = dtype.size().unwrap() / 2;
+            let part = if part_size == 4 {
+                DType::F32
+            } else {
+                DType::F64
+            };
             if op != ReduceOp::Product {
                 let parts = |from: usize| {
-                    let parts: Vec<&[u8]> =
-                        elements.iter().map(|e| &e[from..from + half]).collect();
+                    let parts: Vec<&[u8]> = elements
+                        .iter()
+                        .map(|e| &e[from..from + part_size])
+                        .collect();
                     combine_element(op, part, &parts)
                 };
-                return [parts(0), parts(half)].concat();
+                return [parts(0), parts(part_size)].concat();
             }
-            let round = |v: f64| if half == 4 { f64::from(v as f32) } else { v };
+            let round = |v: f64| {
+                if part_size == 4 {
+                    f64::from(v as f32)
+                } else {
+                    v
+                }
+            };
             let number = |e: &[u8]| {
-                if half == 4 {
+                if part_size == 4 {
                     f64::from(f32_at(e))
                 } else {
                     f64_at(e)
                 }
             };
-            let mut result = (number(&elements[0][..half]), number(&elements[0][half..]));
+            let mut result = (
+                number(&elements[0][..part_size]),
+                number(&elements[0][part_size..]),
+            );
             for e in &elements[1..] {
                 let (a, b) = result;
-                let (c, d) = (number(&e[..half]), number(&e[half..]));
+                let (c, d) = (number(&e[..part_size]), number(&e[part_size..]));
                 result = (
                     round(round(a * c) - round(b * d)),
                     round(round(a * d) + round(b * c)),
                 );
             }
             let bytes = |v: f64| {
-                if half == 4 {
+                if part_size == 4 {
                     (v as f32).to_le_bytes().to_vec()
                 } else {
                     v.to_le_bytes().to_vec()

@@ -19,7 +19,8 @@ fn levels() -> Vec<Level> {
     levels
 }
 
-/// Pseudo-random bytes (xorshift), so that small formats see all their codes, NaN and infinity among them.
+/// Pseudo-random bytes (xorshift), so that elements of small formats take all bit patterns, NaN and infinity among
+/// them.
 fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)
@@ -106,7 +107,7 @@ fn every_operation_on_every_type_equals_the_scalar_reference() {
 }
 
 #[test]
-fn a_few_bytes_of_two_come_out_as_by_the_loops() {
+fn two_short_inputs_give_the_result_of_the_loops() {
     for &dtype in DType::ALL {
         for &op in ReduceOp::ALL.iter().filter(|&&op| is_supported(op, dtype)) {
             let size = dtype.size().unwrap();
@@ -145,7 +146,7 @@ fn a_few_bytes_of_two_come_out_as_by_the_loops() {
 }
 
 #[test]
-fn in_place_takes_its_own_turn_in_the_order() {
+fn combine_in_place_uses_its_own_input_at_its_position_in_the_order() {
     for own in 0..3 {
         let values = [[1e8f32; 70], [1.0; 70], [-1e8; 70]];
         let bytes: Vec<Vec<u8>> = values
@@ -158,22 +159,22 @@ fn in_place_takes_its_own_turn_in_the_order() {
             .map(|i| bytes[i].as_slice())
             .collect();
         combine_in_place(ReduceOp::Sum, DType::F32, &mut out, own, &others, None);
-        // (1e8 + 1) - 1e8 is 0 in f32; any other order gives 1.
+        // (1e8 + 1) - 1e8 is 0 in f32; adding -1e8 to 1e8 first would give 1.
         assert!(out.iter().all(|&b| b == 0), "own input at {own}");
     }
 }
 
 #[test]
-fn everywhere_is_as_in_one_place_and_then_copied() {
+fn combine_everywhere_writes_the_result_of_combine_to_every_buffer() {
     for ranks in [1, 2, 3, 9, 40] {
         let data: Vec<Vec<u8>> = (0..ranks).map(|i| random_bytes(i + 5, 4 * 333)).collect();
         let inputs: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
         let mut expected = vec![0; 4 * 333];
         combine(ReduceOp::Sum, DType::I32, &inputs, &mut expected, None);
-        let mut places = data.clone();
-        let mut all: Vec<&mut [u8]> = places.iter_mut().map(Vec::as_mut_slice).collect();
+        let mut buffers = data.clone();
+        let mut all: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
         combine_everywhere(ReduceOp::Sum, DType::I32, &mut all);
-        assert!(places.iter().all(|place| *place == expected), "{ranks}");
+        assert!(buffers.iter().all(|buffer| *buffer == expected), "{ranks}");
     }
 }
 
@@ -189,7 +190,7 @@ fn narrow_floats_round_once_over_all_inputs() {
 }
 
 #[test]
-fn all_sixteen_bit_floats_survive_the_way_through_f32() {
+fn every_16_bit_float_keeps_its_bits_through_f32_and_a_nan_becomes_quiet() {
     for bits in 0..=u16::MAX {
         for (dtype, quiet) in [(DType::F16, 0x0200u16), (DType::Bf16, 0x0040)] {
             let input = bits.to_le_bytes();
@@ -214,7 +215,7 @@ fn all_sixteen_bit_floats_survive_the_way_through_f32() {
 }
 
 #[test]
-fn scaling_multiplies_in_the_element_type() {
+fn scaling_uses_the_factor_for_floats_and_its_whole_part_for_integers() {
     let mut halves: Vec<u8> = [1.5f32, -2.0]
         .iter()
         .flat_map(|&v| half::f16::from_f32(v).to_le_bytes())

@@ -30,15 +30,15 @@ pub struct RemoteMemory {
     owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: any thread may access the bytes, since all do so by atomic operations, and drop `owner`, which
-// keeps them mapped and is `Send + Sync`.
+// SAFETY: any thread may access the bytes, since all threads do so by atomic operations. Any thread may drop
+// `owner`, which keeps the bytes mapped and is `Send + Sync`.
 unsafe impl Send for RemoteMemory {}
 // SAFETY: `&RemoteMemory` gives access to the bytes by atomic operations alone, and `owner` is `Send +
 // Sync`.
 unsafe impl Sync for RemoteMemory {}
 
 impl RemoteMemory {
-    /// `len` bytes at `start`.
+    /// Memory of `len` bytes at `start`.
     ///
     /// # Safety
     /// The bytes are initialized, readable and writable as long as `owner` is alive, and for that time
@@ -141,8 +141,8 @@ impl RemoteMemory {
         })
     }
 
-    /// Whether this is the only reference in this process to any part of the memory. Former holders are
-    /// then done with it, and what they wrote is visible.
+    /// Whether this is the only reference in this process to any part of the memory. If so, no former holder
+    /// accesses the memory any more, and what they wrote is visible.
     pub fn is_alone(&self) -> bool {
         let is_alone = Arc::strong_count(&self.owner) == 1;
         // Other holders release their reference with `Release` order, and the count is read without order.
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_at_any_offset_is_read_there() {
+    fn bytes_written_at_any_offset_are_read_back_there() {
         let bytes: Vec<u8> = (1..=64).collect();
         for offset in 0..20 {
             for len in 0..40 {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_beyond_the_end_is_touched() {
+    fn accesses_beyond_the_end_are_refused() {
         let memory = memory();
         assert!(memory.write(60, &[1; 5]).is_err());
         assert!(memory.write(usize::MAX, &[1; 2]).is_err());

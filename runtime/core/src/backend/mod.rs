@@ -1,5 +1,5 @@
-//! The interface between a group and what moves the bytes: [`Backend`] starts or runs operations,
-//! [`Pending`] is one that was started.
+//! The interface between a group and what moves the bytes: a [`Backend`] starts or runs operations; a [`Pending`]
+//! is an operation that was started.
 //!
 //! A backend gives no sequence numbers (it gets them in a [`Call`]), records nothing and dumps nothing: the
 //! group does. It guarantees three things. Operations of a group happen in the order of their turns. A buffer
@@ -49,7 +49,7 @@ pub struct WorldContext {
     pub secret: Secret,
     /// The configuration of the world.
     pub config: Arc<Config>,
-    /// The rank's flight recorder, for what a backend knows of its connections; `None` in tests.
+    /// The rank's flight recorder, in which a backend records the state of its connections; `None` in tests.
     pub recorder: Option<Arc<FlightRecorder>>,
 }
 
@@ -80,17 +80,16 @@ impl GroupContext {
 /// # Thread safety
 /// One for each world. Groups may be made from several threads.
 pub trait BackendFactory: Send + Sync {
-    /// The name by which a configuration asks for it, and that records carry.
+    /// The name of the backend, in configurations and in records.
     fn name(&self) -> &'static str;
 
-    /// The kind of device whose memory it takes.
+    /// The kind of device whose memory the backend takes.
     fn device(&self) -> DeviceKind;
 
     /// Connects this rank to the members of a group.
     ///
     /// # Blocking
-    /// May wait for the other members, until `deadline`. A backend may also put connecting off to
-    /// its first operation.
+    /// May wait for the other members, until `deadline`. A backend may also connect only in its first operation.
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>>;
 
     /// The facts by which other ranks find this one: keys of [`WorldContext::store`], and values. The world writes
@@ -142,23 +141,22 @@ pub enum Agreement {
 /// A function that opens a backend for a world.
 pub type OpenBackend = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send>;
 
-/// The backends that a type of [`World`](crate::World) comes with.
+/// The backends that every [`World`](crate::World) of a type can open.
 pub trait BackendSet {
     /// The backends that a world of this configuration needs. The first is opened first, before this rank
     /// publishes its address; it takes host memory, and the world itself uses it to compare and to agree.
     fn backends(config: &Config) -> Vec<OpenBackend>;
 }
 
-/// One operation's place in its group, given by the group.
+/// What the group gives a backend along with an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// The sequence number: `collective_seq_id`, or `p2p_seq_id` for sends and receives. For
     /// messages, and for checking that all ranks are at the same operation.
     pub seq: u64,
-    /// Place in the order of this backend's collectives: 1, 2, 3, ... without gaps. Of any two, the
-    /// one with the smaller turn comes first, whichever thread arrives first. 0 for sends and
-    /// receives, which wait for no collective; issued ones to or from one peer keep the order in
-    /// which they were issued.
+    /// Position in the order of this backend's collectives: 1, 2, 3, ... without gaps. Of any two, the one with the
+    /// smaller turn comes first, whichever thread arrives first. 0 for sends and receives: they wait for no
+    /// collective, and those that are issued to or from one peer keep their order of issue.
     pub turn: u64,
     /// The moment at which the operation fails with `Timeout`.
     pub deadline: Deadline,
@@ -218,7 +216,7 @@ impl<S: Stream + ?Sized> Stream for Arc<S> {
 /// # Thread safety
 /// The caller and the watchdog use it at the same time.
 pub trait Pending: Send + Sync {
-    /// The state of the operation. Never waits.
+    /// The state of the operation. Does not wait.
     fn progress(&self) -> Progress;
 
     /// Waits until the operation has ended or the deadline has passed; returns the state at that moment.
@@ -227,7 +225,7 @@ pub trait Pending: Send + Sync {
     /// Makes a stream of a device wait for the end of the operation. The host does not wait.
     ///
     /// # Errors
-    /// `Unsupported` if it does not run on a stream, or on one of another kind.
+    /// `Unsupported` if the operation does not run on a stream, or runs on a stream of another type.
     fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         Err(Error::new(
             ErrorKind::Unsupported,
@@ -235,8 +233,8 @@ pub trait Pending: Send + Sync {
         ))
     }
 
-    /// The operation with its buffers, once, after it has ended and the backend provably no longer uses them.
-    /// `None` until then, and always if that cannot be proved.
+    /// The operation with its buffers, once, after it has ended and the backend provably no longer uses the
+    /// buffers. `None` until then, and always if the backend cannot prove it.
     fn reclaim(&self) -> Option<Op<'static>>;
 }
 
@@ -274,14 +272,14 @@ impl fmt::Display for AbortReason {
 
 /// Carries out the operations of one group.
 ///
-/// Every turn is used once, by `issue` or by `run`. It has passed also if its operation ends with an error or
+/// Every turn is used once, by `issue` or by `run`. A turn has passed also if its operation ends with an error or
 /// the backend refuses it.
 ///
 /// # Thread safety
 /// `issue` is called in order of turns, one at a time. `run` may be called by several threads at once
 /// and waits for its turn. `abort` may be called at any time.
 pub trait Backend: Send + Sync {
-    /// Its name, as records carry it.
+    /// The backend's name, as in records.
     fn name(&self) -> &'static str;
 
     /// Starts `op`.
@@ -307,7 +305,7 @@ pub trait Backend: Send + Sync {
     /// itself.
     ///
     /// Calls `observer.started` if the operation had to wait for its turn, and never `observer.ended`: the
-    /// caller sees the end by itself.
+    /// operation has ended when this returns.
     ///
     /// # Blocking
     /// Until the end of the operation, the call's deadline, or an abort.
@@ -324,7 +322,7 @@ pub trait Backend: Send + Sync {
     /// Waits until everything issued has ended, then closes this group's side.
     ///
     /// # Errors
-    /// `Timeout` if something is still pending then.
+    /// `Timeout` if something is still pending at the deadline.
     fn shutdown(&self, deadline: Deadline) -> Result<()>;
 
     /// How long after its deadline an operation that was [`issue`](Self::issue)d may take to fail, with what
@@ -348,8 +346,7 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// Makes a backend for the members that are left, from one that was aborted. All that are left
-    /// call it.
+    /// Makes a backend for the remaining members, from one that was aborted. All remaining members call it.
     fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
         let _ = (group, deadline);
         Err(self.refuse("shrink"))
@@ -469,7 +466,7 @@ pub trait BackendWindow: Send + Sync {
     /// Consumes one signal of `peer`, and waits for it if there is none.
     fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 
-    /// Consumes one signal of `peer` if there is one; returns whether there was. Never waits.
+    /// Consumes one signal of `peer` if there is one; returns whether there was. Does not wait.
     fn take_signal(&self, peer: u32) -> Result<bool>;
 
     /// The part of `peer` in this process's own address space.
@@ -501,9 +498,9 @@ fn run_on_copies<B: Backend + ?Sized>(
 ) -> Result<Done> {
     let deadline = call.deadline.started();
     let copy = op.to_owned()?;
-    let news = Arc::new(StartObserver::default());
-    let pending = backend.issue(copy, Call { deadline, ..call }, news.clone())?;
-    if news.wait_for_start(&*pending, deadline) {
+    let start_observer = Arc::new(StartObserver::default());
+    let pending = backend.issue(copy, Call { deadline, ..call }, start_observer.clone())?;
+    if start_observer.wait_for_start(&*pending, deadline) {
         observer.started();
     }
     match pending.wait(deadline) {
@@ -521,9 +518,10 @@ fn run_on_copies<B: Backend + ?Sized>(
             Ok(done)
         }
         Progress::Failed(error) => Err(error),
-        Progress::Queued | Progress::Started => {
-            Err(Error::new(ErrorKind::Timeout, "no end before the deadline"))
-        }
+        Progress::Queued | Progress::Started => Err(Error::new(
+            ErrorKind::Timeout,
+            "the operation did not end before its deadline",
+        )),
     }
 }
 
@@ -546,7 +544,7 @@ impl StartObserver {
         self.wake.notify_all();
     }
 
-    /// Waits until the operation leaves the queue; `false` if the deadline came first.
+    /// Waits until the operation leaves the queue; `false` if the deadline passed before.
     fn wait_for_start(&self, pending: &dyn Pending, deadline: Deadline) -> bool {
         let mut has_changed = self
             .has_changed

@@ -69,11 +69,11 @@ pub struct Config {
     /// Options of single backends. A backend that finds none here reads the environment when the world is
     /// made.
     pub backend_options: BackendOptions,
-    /// This process's rank and the job's meeting point; `None` = read from the launcher's environment when
+    /// This process's rank and the address of the job's store; `None` = read from the launcher's environment when
     /// the world is made.
     pub rendezvous: Option<Rendezvous>,
-    /// The job's secret; `None` = on one host derived from the user's
-    /// ([`Secret::of_user`]), else made by rank 0 and sealed for each rank.
+    /// The job's secret; `None` = on one host derived from the secret of the user ([`Secret::of_user`]), else made
+    /// by rank 0 and sealed for each rank.
     pub secret: Option<Secret>,
     /// The clients that may use the job's store.
     pub store: StoreChoice,
@@ -88,7 +88,7 @@ pub struct Config {
     pub dump_dir: PathBuf,
     /// The form of dump files.
     pub dump_format: DumpFormat,
-    /// Stems of FIFOs: any byte written to `<stem><rank>.pipe` asks for a dump.
+    /// Stems of FIFOs: any byte written to `<stem><rank>.pipe` requests a dump.
     pub dump_pipes: Vec<PathBuf>,
     /// Whether ranks compare what they issue before each collective.
     pub debug: DebugLevel,
@@ -102,7 +102,7 @@ pub struct Config {
     pub watchdog_interval: Duration,
     /// How long the watchdog may go without a round before its monitor makes a dump.
     pub heartbeat_timeout: Duration,
-    /// The interval at which a rank polls for an alarm of another rank. It should be shorter than `status_wait`.
+    /// The interval at which a rank polls for a failure of another rank. It should be shorter than `status_wait`.
     pub signal_interval: Duration,
     /// How long a rank that timed out waits for the status of the others.
     pub status_wait: Duration,
@@ -110,7 +110,7 @@ pub struct Config {
     pub propagation: Propagation,
 }
 
-/// The reaction of a rank that learns from the store that another has failed.
+/// The reaction of a rank that finds in the store that another rank has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Propagation {
     /// It makes its dump and continues: an operation that can no longer end fails by itself.
@@ -154,7 +154,7 @@ pub enum NanCheck {
     On,
 }
 
-/// The place at which a rank's endpoint listens.
+/// Where a rank's endpoint listens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EndpointChoice {
     /// Nowhere.
@@ -167,7 +167,7 @@ pub enum EndpointChoice {
     Tcp(SocketAddr),
 }
 
-/// The place of the ring: a file that outlives the process, or the process's own memory.
+/// Where the ring is: in a file that outlives the process, or in the process's own memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RingDir {
     /// Below `/dev/shm/rcomm-<uid>`.
@@ -239,7 +239,7 @@ impl Config {
     /// `Rendezvous` names the variable that is missing or wrong.
     pub fn rendezvous(&self) -> Result<Rendezvous> {
         match &self.rendezvous {
-            Some(place) => Ok(place.clone()),
+            Some(rendezvous) => Ok(rendezvous.clone()),
             None => Rendezvous::from_environment(|name| std::env::var(name).ok()),
         }
     }
@@ -281,7 +281,7 @@ impl Config {
         if let Some(timeout) = seconds("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")? {
             config.heartbeat_timeout = timeout;
         }
-        // PyTorch uses a negative value for no time-out.
+        // PyTorch uses a negative value for no time-out, which rcomm does not have: its own value applies.
         let nonblocking = text("TORCH_NCCL_NONBLOCKING_TIMEOUT");
         if nonblocking.is_some_and(|value| !value.trim().starts_with('-'))
             && let Some(timeout) = seconds("TORCH_NCCL_NONBLOCKING_TIMEOUT")?
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_taken_over() {
+    fn variables_that_are_set_override_the_defaults() {
         let config = from(&[
             ("RCOMM_TIMEOUT_MS", "1500"),
             ("GLOO_SOCKET_IFNAME", "eth1,eth2"),
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn our_variable_counts_before_the_borrowed_one() {
+    fn rcomms_variable_has_precedence_over_gloos() {
         let config = from(&[
             ("GLOO_SOCKET_IFNAME", "eth1"),
             ("RCOMM_SOCKET_IFNAME", "eth0"),
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_pytorchs_in_other_units_are_taken_over() {
+    fn pytorchs_variables_are_read_in_their_units_and_rcomms_have_precedence() {
         let theirs = [
             ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "480"),
             ("TORCH_NCCL_COORD_CHECK_MILSEC", "250"),
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_are_asked_for_by_our_variables_or_pytorchs() {
+    fn debug_checks_are_set_by_rcomms_or_pytorchs_variables() {
         let debug = |pairs: &[(&str, &str)]| from(pairs).unwrap().debug;
         assert_eq!(debug(&[]), DebugLevel::Off);
         let theirs = ("TORCH_DISTRIBUTED_DEBUG", "DETAIL");
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn a_wrong_value_gives_an_error_that_names_the_variable() {
         let refusal = |name, value| from(&[(name, value)]).unwrap_err().to_string();
         assert_eq!(
             refusal("RCOMM_TIMEOUT_MS", "10s"),

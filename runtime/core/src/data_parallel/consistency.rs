@@ -10,9 +10,9 @@ use sha2::{Digest, Sha256};
 /// The name and shape of a parameter of the model, which must be the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {
-    /// Its name.
+    /// The parameter's name.
     pub name: String,
-    /// Its shape.
+    /// The parameter's shape.
     pub shape: Vec<u64>,
 }
 

@@ -56,7 +56,7 @@ pub struct Reducer<T = f32> {
     parameters: Vec<Parameter>,
     lens: Vec<usize>,
     /// Each parameter's bucket, and the index of its first element there.
-    places: Vec<(usize, usize)>,
+    offsets: Vec<(usize, usize)>,
     buckets: Vec<Vec<usize>>,
     unused: UnusedParameters,
     hook: Box<dyn CommHook<T>>,
@@ -101,11 +101,11 @@ impl<T: Gradient> Reducer<T> {
         }
         let bytes: Vec<usize> = lens.iter().map(|len| len * size_of::<T>()).collect();
         let buckets = assign_buckets(&bytes, options.buckets);
-        let mut places = vec![(0, 0); parameters.len()];
+        let mut offsets = vec![(0, 0); parameters.len()];
         for (at, bucket) in buckets.iter().enumerate() {
             let mut start = 0;
             for &parameter in bucket {
-                places[parameter] = (at, start);
+                offsets[parameter] = (at, start);
                 start += lens[parameter];
             }
         }
@@ -113,7 +113,7 @@ impl<T: Gradient> Reducer<T> {
             group: group.clone(),
             parameters,
             lens,
-            places,
+            offsets,
             buckets,
             unused: options.unused,
             hook: options.hook.unwrap_or_else(|| Box::new(AllReduceHook)),
@@ -164,8 +164,8 @@ impl<T: Gradient> Reducer<T> {
     /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such parameter, if it already had its gradient in this step, or if
-    /// the length is not that of its shape; nothing was sent then. Otherwise the hook's error.
+    /// `InvalidArgument` if there is no such parameter, if it already had its gradient in this step, or if the
+    /// length is not that of its shape; in these cases nothing was sent. Otherwise the hook's error.
     pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         let Some(known) = self.parameters.get(parameter) else {
             let count = self.parameters.len();
@@ -173,7 +173,7 @@ impl<T: Gradient> Reducer<T> {
         };
         let name = &known.name;
         if self.step.is_ready[parameter] {
-            return Err(self.refuse(format!("{name} had its gradient in this step")));
+            return Err(self.refuse(format!("{name} already had its gradient in this step")));
         }
         let len = self.lens[parameter];
         if gradient.len() != len {
@@ -181,7 +181,7 @@ impl<T: Gradient> Reducer<T> {
             let message = format!("the gradient of {name} has {given} elements, not {len}");
             return Err(self.refuse(message));
         }
-        let (bucket, start) = self.places[parameter];
+        let (bucket, start) = self.offsets[parameter];
         self.step.filled[bucket][start..start + len].copy_from_slice(gradient);
         self.note_ready(parameter);
         self.send_full_buckets()
@@ -191,7 +191,7 @@ impl<T: Gradient> Reducer<T> {
     /// that no rank has used (with [`UnusedParameters::Find`] only). Afterwards the next step may begin.
     ///
     /// # Blocking
-    /// Until the averages of all buckets are there; the time-outs of the hook's operations limit that.
+    /// Until the averages of all buckets are computed; the time-outs of the hook's operations limit this.
     ///
     /// # Errors
     /// With [`UnusedParameters::Refuse`], `InvalidArgument` names parameters without a gradient: other ranks
@@ -233,7 +233,7 @@ impl<T: Gradient> Reducer<T> {
                 return Err(self.refuse(message));
             }
             for &parameter in bucket {
-                let (_, start) = self.places[parameter];
+                let (_, start) = self.offsets[parameter];
                 let part = &averages[start..start + self.lens[parameter]];
                 gradients[parameter] = Some(part.to_vec());
             }
@@ -264,7 +264,7 @@ impl<T: Gradient> Reducer<T> {
 
     fn note_ready(&mut self, parameter: usize) {
         self.step.is_ready[parameter] = true;
-        self.step.missing[self.places[parameter].0] -= 1;
+        self.step.missing[self.offsets[parameter].0] -= 1;
     }
 
     /// Sends the next buckets, in order, up to the first that is not full.

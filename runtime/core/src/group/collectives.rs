@@ -1,9 +1,9 @@
 //! The typed collectives of a group.
 //!
-//! Each collective has two forms: `all_reduce(&mut [T], ..)` works on the caller's memory and returns when
-//! the result is there; `all_reduce_async(Vec<T>, ..)` takes the memory and returns a [`Work`] at once, whose
-//! `wait` returns the memory. Where a collective has inputs and outputs, the asynchronous form takes and
-//! returns both. Nothing is copied on the way. [`Op`] defines what each collective does.
+//! Each collective has two forms: `all_reduce(&mut [T], ..)` works on the caller's memory and returns when the
+//! result is there; `all_reduce_async(Vec<T>, ..)` takes the memory and returns a [`Work`] at once, whose `wait`
+//! returns the memory. Where a collective has inputs and outputs, the asynchronous form takes and returns both.
+//! This module copies no elements. [`Op`] defines what each collective does.
 //!
 //! In-place forms are those with one buffer. Where there is an input and an output, Rust's borrow
 //! checker ensures that they do not overlap.

@@ -1,4 +1,4 @@
-//! [`GroupMaker`]: the interface by which a group asks its world to make another group of its members.
+//! [`GroupMaker`]: the interface by which a group has its world make another group of its members.
 
 use crate::backend::{Backend, GroupContext};
 use crate::group::process_group::{Group, ProcessGroup};
@@ -44,7 +44,7 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    /// Options with this purpose; the rest is as in the world.
+    /// Options of a group with this purpose, and with the time-out and the backends of the world.
     pub fn named(desc: impl Into<String>) -> Self {
         Self {
             desc: desc.into(),

@@ -1,6 +1,5 @@
-//! Agreement of members through the store, without their backend: the monitored barrier, which names the
-//! ranks that do not arrive; finding the absent members of a failed group; and shrinking a group to the ranks
-//! that are left.
+//! Agreement of members through the store, without their backend: the monitored barrier, which names the ranks that
+//! do not arrive; finding the absent members of a failed group; and shrinking a group to its remaining members.
 
 use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
@@ -14,6 +13,9 @@ use rcomm_recorder::model::{OpType, Peer, Rank};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// The most ranks that the text of an error lists.
+const MAX_RANKS: usize = 64;
 
 /// The ranks that the error of a monitored barrier names, of those that did not arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,7 +31,7 @@ impl ProcessGroup {
     /// A barrier in which rank 0 of the group waits for all members and publishes which of them did not
     /// arrive.
     ///
-    /// It goes through the store, so it works where the backend hangs; it is far slower than
+    /// The barrier uses the store only, so it works where the backend hangs; it is far slower than
     /// [`barrier`](Self::barrier). The group stays usable after a monitored barrier that has failed.
     ///
     /// # Blocking
@@ -68,8 +70,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Makes a group of the members that are left after the ranks `excluding`, numbered as in the world, were
-    /// lost. All remaining members call this with the same list. This group may be open or aborted.
+    /// Makes a group of the members that remain after the ranks `excluding`, numbered as in the world, were lost.
+    /// All remaining members call this with the same list. This group may be open or aborted.
     ///
     /// # Blocking
     /// Until all remaining members have called this, or the handle's time-out has passed; then as
@@ -84,8 +86,8 @@ impl ProcessGroup {
         let mut excluding = excluding.to_vec();
         excluding.sort_unstable();
         excluding.dedup();
-        if let Some(stranger) = excluding.iter().find(|rank| !self.ranks().contains(rank)) {
-            let message = format!("rank {stranger} is not a member and cannot be excluded");
+        if let Some(outsider) = excluding.iter().find(|rank| !self.ranks().contains(rank)) {
+            let message = format!("rank {outsider} is not a member and cannot be excluded");
             return Err(refuse(ErrorKind::InvalidArgument, message));
         }
         let maker = self.group.maker()?;
@@ -101,8 +103,7 @@ impl ProcessGroup {
             .filter(|rank| !excluding.contains(rank))
             .collect();
         let store = self.notes()?;
-        // A failed call may be followed by one with another list. So calls are matched by their number: the
-        // first calls of all members belong together, then the second, and so on.
+        // A failed call may be followed by one with another list. So the n-th calls of all members belong together.
         let round = store.add(&format!("shrink/calls/{own}"), 1)?;
         let wanted = format!("{excluding:?}");
         let list = format!("shrink/{round}/list");
@@ -116,12 +117,23 @@ impl ProcessGroup {
         store.set(&arrival(&own), b"1")?;
         let keys: Vec<String> = left.iter().map(arrival).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        if store.wait(&keys, self.timeout()).is_err() {
-            let arrived = |rank: &&Rank| store.check(&[&arrival(rank)]).unwrap_or(false);
-            let absent = left.iter().filter(|rank| !arrived(rank));
-            let absent: Vec<String> = absent.map(Rank::to_string).collect();
-            let message = format!("these did not call shrink: rank {}", absent.join(", "));
-            return Err(refuse(ErrorKind::Timeout, message));
+        match store.wait(&keys, self.timeout()) {
+            Err(error) if error.kind() == ErrorKind::Timeout => {
+                let mut absent = Vec::new();
+                for (&rank, key) in left.iter().zip(&keys) {
+                    // A store that fails now must not make present ranks look absent.
+                    if !store.check(&[key])? {
+                        absent.push(rank);
+                    }
+                }
+                if absent.is_empty() {
+                    return Err(error);
+                }
+                let named = text::ranks(&absent, MAX_RANKS);
+                let message = format!("{named} did not call shrink within its time-out");
+                return Err(refuse(ErrorKind::Timeout, message).with_ranks(&absent));
+            }
+            waited => waited?,
         }
         maker.new_group(&left, options, Origin::Shrink(&self.group))
     }
@@ -147,7 +159,7 @@ impl ProcessGroup {
         store.set(&arrival(&own), b"1")?;
         let keys: Vec<String> = self.ranks().iter().map(arrival).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let verdict = format!("absent/{round}/verdict");
+        let result_key = format!("absent/{round}/verdict");
         let deadline = Deadline::In(within).started();
         let mut absent = Vec::new();
         loop {
@@ -156,9 +168,8 @@ impl ProcessGroup {
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => return Err(error),
             }
-            // Stop at a published verdict: waiting for all of `within` would delay what the program does
-            // next.
-            if store.check(&[&verdict])? {
+            // Stop at a published list: waiting for all of `within` would delay what the program does next.
+            if store.check(&[&result_key])? {
                 break;
             }
             if deadline.has_passed() {
@@ -173,12 +184,12 @@ impl ProcessGroup {
         let list: Vec<String> = absent.iter().map(Rank::to_string).collect();
         // The list is in brackets, since the store treats an empty value as absent.
         let list = format!("[{}]", list.join(","));
-        // The first verdict counts; a later finding is dropped.
-        let agreed = store.compare_set(&verdict, b"", list.as_bytes())?;
+        // The first list counts; later ones are dropped.
+        let agreed = store.compare_set(&result_key, b"", list.as_bytes())?;
         let agreed: Vec<Rank> = serde_json::from_slice(&agreed).map_err(|error| {
             Error::new(
                 ErrorKind::Store,
-                format!("{verdict} holds no list of ranks"),
+                format!("{result_key} holds no list of ranks"),
             )
             .with_source(error)
             .in_group(self.desc())
@@ -190,7 +201,7 @@ impl ProcessGroup {
         Ok(agreed)
     }
 
-    /// A view of the store under the group's own prefix.
+    /// The store under the group's own prefix.
     fn notes(&self) -> Result<Arc<dyn Store>> {
         Ok(self.group.maker()?.notes(self.group.wire_id()))
     }
@@ -205,7 +216,7 @@ const MONITORED_BARRIER: OpRecord<'static> = OpRecord {
     end: End::Own,
 };
 
-/// How long the other ranks wait for the result from rank 0 after their time-out has passed. Rank 0 takes
+/// How long the other ranks wait for the result from rank 0 after their time-out has passed. Rank 0 takes at most
 /// half of it to find the absent ranks.
 const RESULT_TIME: Duration = Duration::from_secs(5);
 /// How often a waiting rank checks whether the group was aborted.
@@ -221,17 +232,17 @@ struct MonitoredBarrier {
 
 impl MonitoredBarrier {
     fn call(&self, share: &Share) -> Result<()> {
-        let verdict = if self.rank == 0 {
+        let absent_list = if self.rank == 0 {
             self.collect(share)?
         } else {
             self.arrive(share)?
         };
-        if verdict.is_empty() {
+        if absent_list.is_empty() {
             return Ok(());
         }
         let within = text::duration(share.timeout());
-        let message = format!("within {within} these did not arrive: rank {verdict}");
-        let absent: Vec<Rank> = verdict.split(", ").flat_map(str::parse).collect();
+        let message = format!("within {within} these did not arrive: rank {absent_list}");
+        let absent: Vec<Rank> = absent_list.split(", ").flat_map(str::parse).collect();
         let error = Error::new(ErrorKind::Timeout, message).with_ranks(&absent);
         Err(error.sparing_group())
     }
@@ -256,40 +267,40 @@ impl MonitoredBarrier {
             absent.truncate(1);
         }
         let names: Vec<String> = absent.iter().map(Rank::to_string).collect();
-        let verdict = names.join(", ");
-        let published = self.store.set(&key(share, VERDICT), verdict.as_bytes());
+        let absent_list = names.join(", ");
+        let published = self.store.set(&key(share, RESULT), absent_list.as_bytes());
         published.map_err(Error::sparing_group)?;
         // Delete the keys: only this rank reads them, and repeated barriers would fill the store.
         for arrival in arrivals {
             self.store.delete(arrival).map_err(Error::sparing_group)?;
         }
-        Ok(verdict)
+        Ok(absent_list)
     }
 
     /// Announces this rank, then waits for the result from rank 0 and returns it.
     fn arrive(&self, share: &Share) -> Result<String> {
-        let verdict = key(share, VERDICT);
+        let result_key = key(share, RESULT);
         let arrival = key(share, &self.rank.to_string());
         self.store
             .set(&arrival, b"1")
             .map_err(Error::sparing_group)?;
-        if !self.wait(share, &[&verdict], share.due() + RESULT_TIME)? {
+        if !self.wait(share, &[&result_key], share.due() + RESULT_TIME)? {
             let message = format!(
-                "rank {} published no verdict of the monitored barrier",
+                "rank {} published no result of the monitored barrier",
                 self.ranks[0]
             );
             return Err(Error::new(ErrorKind::Timeout, message).sparing_group());
         }
-        self.read_result(share, &verdict)
+        self.read_result(share, &result_key)
             .map_err(Error::sparing_group)
     }
 
     /// Returns the published result; the last rank to read it deletes it.
-    fn read_result(&self, share: &Share, verdict: &str) -> Result<String> {
-        let names = self.store.get(verdict, ABORT_CHECK)?;
+    fn read_result(&self, share: &Share, result_key: &str) -> Result<String> {
+        let names = self.store.get(result_key, ABORT_CHECK)?;
         let read_count = key(share, "read");
         if self.store.add(&read_count, 1)? == self.ranks.len() as i64 - 1 {
-            self.store.delete(verdict)?;
+            self.store.delete(result_key)?;
             self.store.delete(&read_count)?;
         }
         Ok(String::from_utf8_lossy(&names).into_owned())
@@ -319,9 +330,9 @@ impl MonitoredBarrier {
     }
 }
 
-/// The shortest wait at the store, so that keys are still looked up once when no time is left.
+/// The shortest wait at the store, so that keys are looked up once even if no time is left.
 const MIN_WAIT: Duration = Duration::from_millis(1);
-const VERDICT: &str = "verdict";
+const RESULT: &str = "verdict";
 
 fn key(share: &Share, what: &str) -> String {
     format!("monitored_barrier/{}/{what}", share.seq())

@@ -13,7 +13,8 @@ impl ProcessGroup {
     /// Sends `buffer` to `peer` under a tag; only a receive with the same tag gets it.
     ///
     /// # Blocking
-    /// Until the memory may be used again; a small message may not have arrived by then.
+    /// Until the memory may be used again; a small message (in host memory, up to 64 KiB) may not have arrived by then.
+    /// So `Ok` does not say that it was or will be received.
     ///
     /// # Errors
     /// `Mismatch` if the receiver expects another type or length. If the message was already sent (in host

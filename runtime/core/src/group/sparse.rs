@@ -1,8 +1,8 @@
-//! Sums of sparse tensors, of which each rank holds values at other places.
+//! Sums of sparse tensors, of which each rank stores values at other indices.
 //!
-//! Ranks exchange how many places each of them has, then the places, then the values, as gloo's sparse
-//! all-reduce does. Each rank adds up the values of one place in the order of ranks, so that the sums are
-//! equal on all ranks, to the bit.
+//! Ranks exchange how many index tuples each of them stores (nnz), then the indices, then the values, as gloo's
+//! sparse all-reduce does. Each rank adds up the values of one index tuple in the order of ranks, so that the sums
+//! are equal on all ranks, to the bit.
 
 use crate::arithmetic;
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
@@ -19,10 +19,10 @@ use std::panic::Location;
 /// The most dimensions of a sparse tensor: ranks exchange the shape in a record of fixed length.
 const MAX_DIMENSIONS: usize = 16;
 
-/// A tensor of which only some places are stored (COO format).
+/// A tensor of which only some elements are stored (COO format).
 ///
-/// The first `sparse_dims` dimensions are sparse: a *place* is one index in each of them. At each place
-/// there is a block of the remaining, dense, dimensions (one value if there are none).
+/// The first `sparse_dims` dimensions are sparse: an *index tuple* is one index in each of them. For each index
+/// tuple that is stored there is a block of the remaining, dense, dimensions (one value if there are none).
 #[derive(Clone, Debug, PartialEq)]
 pub struct SparseTensor<T> {
     shape: Vec<u64>,
@@ -32,9 +32,9 @@ pub struct SparseTensor<T> {
 }
 
 impl<T: Element> SparseTensor<T> {
-    /// A tensor of this shape. `indices` holds a row for each sparse dimension, one after the other, each
-    /// with one index per place; `values` one block per place. A place may occur more than once: its blocks
-    /// add up.
+    /// A tensor of this shape. `indices` holds a row for each sparse dimension, one after the other, each with one
+    /// index per index tuple; `values` holds one block per index tuple. An index tuple may occur more than once:
+    /// its blocks add up.
     ///
     /// # Errors
     /// `InvalidArgument` if there is no sparse dimension, if there are more sparse dimensions than dimensions
@@ -58,8 +58,8 @@ impl<T: Element> SparseTensor<T> {
             indices,
             values,
         };
-        let places = tensor.places();
-        if tensor.indices.len() != places * sparse_dims {
+        let nnz = tensor.places();
+        if tensor.indices.len() != nnz * sparse_dims {
             return refuse(format!(
                 "{} indices do not make rows for {sparse_dims} sparse dimensions",
                 tensor.indices.len()
@@ -68,13 +68,13 @@ impl<T: Element> SparseTensor<T> {
         let Some(block) = tensor.block() else {
             return refuse(format!("shape {:?} has no size in memory", tensor.shape));
         };
-        if Some(tensor.values.len()) != places.checked_mul(block) {
+        if Some(tensor.values.len()) != nnz.checked_mul(block) {
             return refuse(format!(
-                "{} values for {places} places of {block} each",
+                "{} values for {nnz} index tuples of {block} each",
                 tensor.values.len()
             ));
         }
-        for (dim, row) in tensor.indices.chunks(places.max(1)).enumerate() {
+        for (dim, row) in tensor.indices.chunks(nnz.max(1)).enumerate() {
             let size = tensor.shape[dim];
             let outside = row
                 .iter()
@@ -103,17 +103,17 @@ impl<T: Element> SparseTensor<T> {
         &self.indices
     }
 
-    /// One block of values for each place, one after the other.
+    /// One block of values for each index tuple, one after the other.
     pub fn values(&self) -> &[T] {
         &self.values
     }
 
-    /// The number of places that are stored, repeated ones included.
+    /// The number of index tuples that are stored (nnz), repeated ones included.
     pub fn places(&self) -> usize {
         self.indices.len() / self.sparse_dims
     }
 
-    /// The number of values at one place; `None` if it overflows.
+    /// The number of values of one index tuple; `None` if it overflows.
     fn block(&self) -> Option<usize> {
         let dims = self.shape[self.sparse_dims..].iter();
         let block = dims.copied().try_fold(1u64, u64::checked_mul)?;
@@ -121,7 +121,7 @@ impl<T: Element> SparseTensor<T> {
     }
 
     /// The properties that must be equal on all ranks (element type, number of sparse dimensions, number of
-    /// dimensions, shape padded with zeros), and last the number of this rank's places.
+    /// dimensions, shape padded with zeros), and last the number of this rank's index tuples.
     fn head(&self) -> [u64; MAX_DIMENSIONS + 4] {
         let mut head = [0; MAX_DIMENSIONS + 4];
         head[0] = T::DTYPE.code().into();
@@ -133,12 +133,12 @@ impl<T: Element> SparseTensor<T> {
     }
 }
 
-/// The number of gathers in a sum: of the heads, of the places, of the values.
+/// The number of gathers in a sum: of the heads, of the indices, of the values.
 const GATHERS: u64 = 3;
 
 impl ProcessGroup {
-    /// The sum of the sparse tensors of all ranks, with each place once, in ascending order. The result is
-    /// the same on all ranks, to the bit.
+    /// The sum of the sparse tensors of all ranks. The result is coalesced: each index tuple occurs once, in
+    /// ascending order. It is the same on all ranks, to the bit.
     ///
     /// # Errors
     /// `Unsupported` for a reduction other than the sum, or an element type that cannot be added; `Mismatch`,
@@ -235,29 +235,30 @@ fn gather_and_add<T: Element>(
     }
     let block = tensor.block().unwrap_or(0);
     let dims = tensor.sparse_dims;
-    let mut places = Vec::with_capacity(ranks.len());
+    let mut counts = Vec::with_capacity(ranks.len());
     for (head, &rank) in heads.iter().zip(ranks) {
         let count = head[HEAD - 1];
         // No element has more than 16 bytes, and an index has 8.
-        let fits = count.checked_mul(16 * (block.max(dims) as u64));
-        if fits.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            let message = format!("rank {rank} announces {count} places of a sparse tensor");
+        let element = 16u64.checked_mul(block.max(dims) as u64);
+        let bytes = element.and_then(|element| count.checked_mul(element));
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let message = format!("rank {rank} announces {count} index tuples of a sparse tensor");
             return Err(Error::new(ErrorKind::Mismatch, message).with_rank(rank));
         }
-        places.push(count as usize);
+        counts.push(count as usize);
     }
-    let mut indices: Vec<Vec<i64>> = places.iter().map(|&n| vec![0; n * dims]).collect();
+    let mut indices: Vec<Vec<i64>> = counts.iter().map(|&n| vec![0; n * dims]).collect();
     all_gather_v(share, &tensor.indices, &mut indices)?;
     let zeros = |&n: &usize| vec![T::default(); n * block];
-    let mut values: Vec<Vec<T>> = places.iter().map(zeros).collect();
+    let mut values: Vec<Vec<T>> = counts.iter().map(zeros).collect();
     all_gather_v(share, &tensor.values, &mut values)?;
 
-    // For each place, in the order of ranks: a rank, and the index of the place on it.
+    // For each index tuple, in the order of ranks: a rank, and the position of the tuple on that rank.
     let mut found: BTreeMap<Vec<i64>, Vec<(usize, usize)>> = BTreeMap::new();
     for (rank, row) in indices.iter().enumerate() {
-        for at in 0..places[rank] {
-            let place = (0..dims).map(|dim| row[dim * places[rank] + at]).collect();
-            found.entry(place).or_default().push((rank, at));
+        for at in 0..counts[rank] {
+            let tuple = (0..dims).map(|dim| row[dim * counts[rank] + at]).collect();
+            found.entry(tuple).or_default().push((rank, at));
         }
     }
     let count = found.len();
@@ -267,8 +268,8 @@ fn gather_and_add<T: Element>(
         indices: vec![0; count * dims],
         values: vec![T::default(); count * block],
     };
-    for (nth, (place, parts)) in found.iter().enumerate() {
-        for (dim, &index) in place.iter().enumerate() {
+    for (nth, (tuple, parts)) in found.iter().enumerate() {
+        for (dim, &index) in tuple.iter().enumerate() {
             sum.indices[dim * count + nth] = index;
         }
         let out = &mut sum.values[nth * block..(nth + 1) * block];
@@ -299,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_numbers() {
+    fn lengths_and_indices_that_do_not_fit_the_shape_are_refused() {
         let make = |dims, indices: &[i64], values: &[f32]| {
             SparseTensor::new(vec![3, 4, 2], dims, indices.to_vec(), values.to_vec())
         };
@@ -311,7 +312,9 @@ mod tests {
         let text = refusal(make(2, &[0, 2, 1, -1], &[1.0; 4]));
         assert_eq!(text, "index -1 is not in dimension 1 of size 4");
         assert!(refusal(make(2, &[0, 2, 1], &[])).contains("do not make rows"));
-        assert!(refusal(make(2, &[0, 2], &[1.0; 3])).contains("3 values for 1 places of 2 each"));
+        assert!(
+            refusal(make(2, &[0, 2], &[1.0; 3])).contains("3 values for 1 index tuples of 2 each")
+        );
         assert!(refusal(make(0, &[], &[])).contains("must be one at least"));
         assert!(refusal(make(4, &[], &[])).contains("shape [3, 4, 2]"));
         let huge = SparseTensor::<f32>::new(vec![1, u64::MAX, 2], 1, vec![0], vec![]);

@@ -1,4 +1,4 @@
-//! Groups made from a group: by color, of neighbors, or as listed.
+//! Groups made from a group: by color, of consecutive ranks, or as listed.
 
 use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::ProcessGroup;

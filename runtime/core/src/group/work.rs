@@ -2,8 +2,9 @@
 //!
 //! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its rounds)
 //! settles it: stores the outcome. If that is no error, the same party also records the end, wakes waiters
-//! and runs callbacks. An error is recorded and announced by the watchdog after it has made the dump, so that
-//! the dump shows what was pending, and not the state after the clean-up.
+//! and runs callbacks. An error that makes the group unusable is recorded and announced by the watchdog after
+//! it has made the dump, so that the dump shows what was pending, and not the state after the clean-up;
+//! waiters see any other error at once.
 
 use crate::backend::{Done, Observer, Pending, Progress, Stream};
 use crate::group::process_group::Group;
@@ -133,8 +134,8 @@ impl InFlightOp {
         status
     }
 
-    /// Whether waiters may see the outcome: an error that makes the group unusable only once the group's
-    /// error is decided.
+    /// Whether waiters may see the outcome. They see an error that makes the group unusable only once the
+    /// group's error is decided.
     fn is_announced(&self) -> bool {
         match self.outcome.get() {
             None => false,
@@ -243,6 +244,8 @@ impl WatchedOperation for InFlightOp {
 
 impl Observer for InFlightOp {
     fn started(&self) {
+        // This is a thread of the backend, or the one that issued: what it waits for a processor counts for this rank.
+        self.group.recorder().note_thread();
         self.note_start();
     }
 
@@ -271,7 +274,7 @@ type Unpack<T> = Box<dyn FnOnce(&InFlightOp, Done) -> Result<T> + Send>;
 /// [`wait`](Self::wait).
 ///
 /// # Thread safety
-/// May be moved to any thread, and waited for or polled by several at once.
+/// May be moved to any thread. Several threads may wait by [`join`](Self::join) or ask for the status at the same time.
 #[must_use = "an operation that is never waited for fails unnoticed"]
 pub struct Work<T> {
     in_flight: Arc<InFlightOp>,
@@ -286,7 +289,7 @@ impl<T> Work<T> {
     ) -> Self {
         Self {
             in_flight,
-            // A box of a closure that captures nothing allocates nothing.
+            // If `unpack` captures nothing, the closure has no size, and its box allocates nothing.
             unpack: Mutex::new(Some(Box::new(|in_flight, done| {
                 unpack(in_flight.reclaim()?, done)
             }))),
@@ -387,22 +390,22 @@ impl<T> Work<T> {
         waited.map_err(|error| in_flight.group.explain(&in_flight.op_info, error))
     }
 
-    /// Its current state. Never waits.
+    /// The operation's current state. Does not wait.
     pub fn status(&self) -> WorkStatus {
         self.in_flight.poll_state()
     }
 
-    /// Whether it has ended, with or without an error. Never waits.
+    /// Whether the operation has ended, with or without an error. Does not wait.
     pub fn is_completed(&self) -> bool {
         matches!(self.status(), WorkStatus::Completed | WorkStatus::Failed)
     }
 
-    /// Whether it has ended without an error. Never waits.
+    /// Whether the operation has ended without an error. Does not wait.
     pub fn is_success(&self) -> bool {
         self.status() == WorkStatus::Completed
     }
 
-    /// The error, if it has failed. Never waits.
+    /// The error, if the operation has failed. Does not wait.
     pub fn error(&self) -> Option<Error> {
         self.in_flight.poll_state();
         match self.in_flight.outcome()? {
@@ -415,7 +418,7 @@ impl<T> Work<T> {
         }
     }
 
-    /// How long it ran; `None` until it has completed, or if the backend does not measure that.
+    /// How long it ran; `None` until its end was seen, or if the backend does not measure that.
     pub fn duration(&self) -> Option<Duration> {
         self.in_flight.outcome()?.as_ref().ok()?.duration
     }
@@ -425,12 +428,12 @@ impl<T> Work<T> {
         self.in_flight.op_info.op
     }
 
-    /// Its sequence number in the group: `collective_seq_id`, or `p2p_seq_id` of a send or receive.
+    /// The operation's sequence number in the group: `collective_seq_id`, or `p2p_seq_id` of a send or receive.
     pub fn seq(&self) -> u64 {
         self.in_flight.op_info.seq
     }
 
-    /// The number of its record in this rank's recorder.
+    /// The number of the operation's record in this rank's recorder.
     pub fn record_id(&self) -> u64 {
         self.in_flight.op_info.record_id
     }
@@ -439,7 +442,8 @@ impl<T> Work<T> {
     /// announced only after the dump.
     ///
     /// The callback runs on the thread that sees the end first: the backend's, the watchdog's, or one that
-    /// waits. It must be short, and must not wait for an operation of the group.
+    /// waits, asks for the status or registers it. It must be short, and must not wait for an operation of the
+    /// group.
     pub fn on_completion(&self, callback: impl FnOnce(&Result<Done>) + Send + 'static) {
         self.in_flight.waiters().callbacks.push(Box::new(callback));
         // If the operation ended before the push, no other thread would call the callback.
@@ -449,7 +453,7 @@ impl<T> Work<T> {
     }
 
     /// The moment at which waiting stops even if the backend ignores deadlines: by then the watchdog has had
-    /// time to find the operation overdue, to make its dump, and to abort.
+    /// time to see that the deadline has passed, to make its dump, and to abort.
     fn latest(&self) -> Deadline {
         Deadline::At(self.in_flight.due() + self.in_flight.group.cleanup_time())
     }

@@ -55,7 +55,7 @@ impl From<Duration> for Deadline {
     }
 }
 
-/// Now plus `duration`, or in thirty years where that exceeds the range of the clock.
+/// Now plus `duration`; if that exceeds the range of the clock, now plus thirty years.
 #[inline]
 fn after(duration: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endless_duration_is_a_moment_all_the_same() {
+    fn a_duration_beyond_the_range_of_the_clock_gives_a_deadline_in_the_future() {
         assert!(!Deadline::In(Duration::MAX).started().has_passed());
         assert!(Deadline::In(Duration::ZERO).started().has_passed());
     }

@@ -45,7 +45,7 @@ macro_rules! elements {
     };
 }
 
-/// `len` zeros; an error where `vec!` would abort the process, since so many do not fit into memory.
+/// `len` zeros; an error where `vec!` would panic or abort, since so many cannot be allocated.
 fn zeros<T: Element>(len: usize) -> Result<Vec<T>> {
     let mut elements = Vec::new();
     elements.try_reserve_exact(len).map_err(|e| {
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_that_no_memory_holds_is_an_error() {
+    fn a_length_that_cannot_be_allocated_is_an_error() {
         for len in [usize::MAX, usize::MAX / 2, usize::MAX / 8] {
             let error = Buffer::zeroed(DType::F64, len).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn every_element_type_has_the_size_that_dumps_state() {
+    fn every_element_type_has_the_size_of_its_dtype() {
         for &(dtype, size) in SIZES {
             assert_eq!(dtype.size(), Some(size), "{dtype}");
         }

@@ -206,7 +206,7 @@ impl Error {
         }
     }
 
-    /// The error that this one came from, if any.
+    /// The cause of this error, if there is one.
     pub fn cause(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         self.0.source.as_deref()
     }
@@ -270,8 +270,8 @@ mod tests {
 
     #[test]
     fn message_names_operation_group_and_cause() {
-        let refused = std::io::Error::other("connection reset");
-        let error = Error::io("rank 3 is gone", refused)
+        let reset = std::io::Error::other("connection reset");
+        let error = Error::io("rank 3 is gone", reset)
             .in_group("dp")
             .at(OpType::AllReduce, 41);
         assert_eq!(
@@ -280,10 +280,10 @@ mod tests {
         );
         assert!(!error.is_recoverable());
         assert!(error.clone().sparing_group().is_recoverable());
-        let told = error.with_more("arrived: rank 0").to_string();
+        let text = error.with_more("arrived: rank 0").to_string();
         assert!(
-            told.ends_with("connection reset; arrived: rank 0"),
-            "{told}"
+            text.ends_with("connection reset; arrived: rank 0"),
+            "{text}"
         );
     }
 }

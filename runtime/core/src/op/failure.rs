@@ -90,22 +90,25 @@ mod tests {
 
     #[test]
     fn the_reason_of_an_abort_reaches_every_rank() {
-        let here = Error::aborted(0, "by hand");
-        assert_eq!(here.to_string(), "aborted by the program: by hand");
-        let there = Error::from_note(&here.to_note(0), 0, 1);
-        assert_eq!(there.to_string(), "rank 0 aborted the group: by hand");
-        assert_eq!((there.kind(), there.rank()), (ErrorKind::Aborted, Some(0)));
+        let own = Error::aborted(0, "by hand");
+        assert_eq!(own.to_string(), "aborted by the program: by hand");
+        let received = Error::from_note(&own.to_note(0), 0, 1);
+        assert_eq!(received.to_string(), "rank 0 aborted the group: by hand");
+        assert_eq!(
+            (received.kind(), received.rank()),
+            (ErrorKind::Aborted, Some(0))
+        );
         // The note is passed on once more, by a rank that read it.
-        let beyond = Error::from_note(&there.to_note(1), 1, 2);
-        assert_eq!(beyond.to_string(), there.to_string());
+        let passed_on = Error::from_note(&received.to_note(1), 1, 2);
+        assert_eq!(passed_on.to_string(), received.to_string());
         let expected = Failure::new(FailureKind::Abort, &[0], 0, "by hand");
-        assert_eq!(beyond.failure(2), expected);
+        assert_eq!(passed_on.failure(2), expected);
         let long = Error::aborted(0, &"x".repeat(10_000));
         assert!(long.to_note(0).len() < 2_000);
     }
 
     #[test]
-    fn a_report_keeps_whom_it_blames_and_who_saw_it() {
+    fn a_note_keeps_the_ranks_that_it_names_and_the_rank_that_saw_the_failure() {
         let late = Error::new(
             ErrorKind::Timeout,
             "waited for ranks 1, 3 until the deadline",
@@ -113,10 +116,10 @@ mod tests {
         let late = late.with_ranks(&[1, 3]).in_group("dp");
         assert_eq!(late.rank(), None);
         let note = late.to_note(0);
-        let on_the_late = Error::from_note(&note, 0, 1);
+        let on_rank_1 = Error::from_note(&note, 0, 1);
         let expected = "waited for ranks 1, 3 until the deadline (as rank 0 found)";
-        assert_eq!(on_the_late.to_string(), expected);
-        let failure = on_the_late.failure(1);
+        assert_eq!(on_rank_1.to_string(), expected);
+        let failure = on_rank_1.failure(1);
         assert_eq!((failure.kind, failure.seen_by), (FailureKind::Timeout, 0));
         assert_eq!(failure.ranks, [1, 3]);
 
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_that_cannot_be_read_is_no_reason() {
+    fn the_error_from_an_unreadable_note_says_that_it_cannot_be_read() {
         let note = Error::aborted(0, "by hand").to_note(0);
         for note in [&b""[..], b"{}", &note[..note.len() - 1], &[b'['; 100_000]] {
             let error = Error::from_note(note, 3, 1);

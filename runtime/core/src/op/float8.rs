@@ -28,7 +28,7 @@ impl F8E4M3 {
     /// The nearest value, ties to even; NaN for NaN and for magnitudes above 464.
     pub fn from_f32(value: f32) -> Self {
         let magnitude = round::<3>(value.abs(), -6);
-        // 0x7F is NaN, and everything that would round above the largest value ends there.
+        // 0x7F is NaN; `min` turns every magnitude that rounds above the largest value into it.
         Self(
             sign(value)
                 | if value.is_nan() {
@@ -62,7 +62,7 @@ impl F8E5M2 {
     /// The nearest value, ties to even; infinite for magnitudes from 61,440 on, NaN for NaN.
     pub fn from_f32(value: f32) -> Self {
         let magnitude = round::<2>(value.abs(), -14);
-        // 0x7C is infinity, and everything that would round above the largest value ends there; 0x7F is NaN.
+        // 0x7C is infinity; `min` turns every magnitude that rounds above the largest value into it. 0x7F is NaN.
         Self(
             sign(value)
                 | if value.is_nan() {
@@ -88,16 +88,17 @@ fn sign(value: f32) -> u8 {
     if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// The code of `magnitude` in a format with `MANTISSA` bits of mantissa, where `least` is the exponent of the
-/// smallest normal value. Exponent and mantissa are one number, so that rounding may carry from the mantissa
-/// into the exponent. The code of a magnitude that is too large exceeds those of the format.
-fn round<const MANTISSA: u32>(magnitude: f32, least: i32) -> u32 {
+/// The bit pattern of `magnitude` in a format with `MANTISSA` bits of mantissa, whose smallest normal value has the
+/// exponent `min_exponent`. Exponent and mantissa are one number, so that rounding may carry from the mantissa into
+/// the exponent. For a magnitude that is too large, the result exceeds the bit patterns of the format.
+fn round<const MANTISSA: u32>(magnitude: f32, min_exponent: i32) -> u32 {
     let bits = magnitude.to_bits();
     // An `f32` has 23 bits of mantissa, and its exponent has a bias of 127.
     let exponent = (bits >> 23) as i32 - 127;
-    if exponent < least {
+    if exponent < min_exponent {
         // Subnormal: count in units of the smallest value. Scaling by a power of two is exact here.
-        let units = magnitude * f32::from_bits(((MANTISSA as i32 - least + 127) as u32) << 23);
+        let units =
+            magnitude * f32::from_bits(((MANTISSA as i32 - min_exponent + 127) as u32) << 23);
         return units.round_ties_even() as u32;
     }
     // Half a unit less one, and one more if the last bit that is kept is odd, rounds ties to even.
@@ -105,18 +106,21 @@ fn round<const MANTISSA: u32>(magnitude: f32, least: i32) -> u32 {
     let half = (1u32 << (shift - 1)) - 1 + ((bits >> shift) & 1);
     let rounded = (bits + half) >> shift;
     // From the bias of `f32` to that of the format.
-    rounded - ((least - 1 + 127) as u32) * (1 << MANTISSA)
+    rounded - ((min_exponent - 1 + 127) as u32) * (1 << MANTISSA)
 }
 
-/// The value of a code that is neither infinite nor NaN; `MANTISSA` and `least` as for [`round`].
-fn expand<const MANTISSA: u32>(bits: u8, least: i32) -> f32 {
+/// The value of a bit pattern that is neither infinite nor NaN; `MANTISSA` and `min_exponent` as for [`round`].
+fn expand<const MANTISSA: u32>(bits: u8, min_exponent: i32) -> f32 {
     let magnitude = u32::from(bits & 0x7F);
     let exponent = magnitude >> MANTISSA;
     let mantissa = magnitude & ((1 << MANTISSA) - 1);
     let (significand, scale) = if exponent == 0 {
-        (mantissa, least)
+        (mantissa, min_exponent)
     } else {
-        (mantissa | (1 << MANTISSA), least + exponent as i32 - 1)
+        (
+            mantissa | (1 << MANTISSA),
+            min_exponent + exponent as i32 - 1,
+        )
     };
     let unit = f32::from_bits(((scale - MANTISSA as i32 + 127) as u32) << 23);
     let value = significand as f32 * unit;
@@ -139,7 +143,7 @@ impl std::fmt::Debug for F8E5M2 {
 mod tests {
     use super::*;
 
-    /// The value among `all` nearest to `x`, ties to the even code; `all[i]` is the value of code `i`.
+    /// The bit pattern of the value nearest to `x`, ties to even; `all[i]` is the value of the bit pattern `i`.
     fn nearest(all: &[f32], x: f32) -> usize {
         let distance = |i: usize| (f64::from(all[i]) - f64::from(x)).abs();
         (0..all.len())
@@ -152,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_comes_back() {
+    fn every_bit_pattern_comes_back_from_f32_and_nan_stays_nan() {
         for bits in 0..=u8::MAX {
             let e4m3 = F8E4M3::from_bits(bits);
             let e5m2 = F8E5M2::from_bits(bits);
@@ -170,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn known_values_are_what_the_formats_say() {
+    fn known_bit_patterns_have_the_values_that_the_formats_define() {
         assert_eq!(F8E4M3::from_bits(0x7E).to_f32(), 448.0);
         assert_eq!(F8E4M3::from_bits(0x01).to_f32(), 2f32.powi(-9));
         assert_eq!(F8E4M3::from_f32(1.0).to_bits(), 0x38);

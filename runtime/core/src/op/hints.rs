@@ -1,11 +1,11 @@
-//! [`Hints`]: what the caller of an operation tells the backend.
+//! [`Hints`]: what the caller of an operation knows and the backend can use.
 
 /// Facts that the caller of an operation knows and its backend cannot determine.
 ///
-/// They are given for the calls of one handle ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)) and
-/// handed to the backend with each [`Call`](crate::backend::Call). A hint changes how an operation is done,
-/// never what it does, nor its result; ranks may give different ones. A backend uses the hints that it
-/// supports, and its documentation lists them.
+/// They are set on one handle of a group ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)) and passed to the
+/// backend with each [`Call`](crate::backend::Call). A hint changes how an operation is carried out, never its
+/// result; ranks may give different hints. A backend uses the hints that it supports, and its documentation lists
+/// them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Hints {
@@ -16,7 +16,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// Hints that say nothing.
+    /// No hints.
     pub const NONE: Self = Self {
         wait: WaitHint::Unknown,
         own: &[],
@@ -45,7 +45,7 @@ impl Hints {
 /// How long the wait for other ranks will be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WaitHint {
-    /// The backend judges by the cores and ranks of the host.
+    /// The backend decides by the numbers of cores and ranks of the host.
     #[default]
     Unknown,
     /// The others are about to arrive: poll without yielding the core, even where ranks outnumber cores.
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_found_among_the_programs_own() {
+    fn get_returns_the_value_of_a_name() {
         let hints = Hints::NONE.own(&[("lane", "2"), ("trace", "on")]);
         assert_eq!(hints.get("trace"), Some("on"));
         assert_eq!(hints.get("other"), None);

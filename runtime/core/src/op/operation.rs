@@ -1,6 +1,6 @@
 //! [`Op`]: what to do, and with which buffers.
 //!
-//! The table of operations, [`OpType`], says of each variant what moves, how, and which ranks wait for which.
+//! The table of operations, [`OpType`], states for each variant what moves, how, and which ranks wait for which.
 //! This module defines the fields, each with its role; all accessors are generated from the roles.
 
 #![deny(clippy::wildcard_enum_match_arm)]
@@ -265,7 +265,7 @@ macro_rules! operations {
             /// The same operation over what `map` makes of each buffer.
             ///
             /// # Errors
-            /// The first of `map`.
+            /// The first error of `map`.
             pub fn map_buffers<'b>(
                 &self,
                 map: &impl Fn(&Buffer<'a>) -> Result<Buffer<'b>>,

@@ -1,9 +1,9 @@
 //! A store in a file that processes share.
 //!
-//! The file is a log of records, each a key and a value behind their `u32` little-endian lengths; the last
-//! record of a key is its value. A key of the user is written as `/key`, its removal as a record named
-//! `-/key`. Writers append under an exclusive `flock`, readers read under a shared one. This is the layout of
-//! PyTorch's `FileStore` (2.x), so ranks of both kinds may share a file.
+//! The file is a log of records, each a key and a value behind their `u32` little-endian lengths; the last record
+//! of a key holds its value. A key of the user is written as `/key`, its removal as a record named `-/key`. Writers
+//! append under an exclusive `flock`, readers read under a shared one. This is the layout of PyTorch's `FileStore`
+//! (2.x), so ranks of both kinds may share a file.
 
 use super::table::{Compared, Table, sum};
 use super::{Store, barrier_timed_out, timed_out};
@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A lock is held for microseconds: one that is not free after this long belongs to a stopped process.
+/// A lock is held for microseconds: if it is not free after this long, a process that holds it has probably
+/// stopped.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause between two polls of the file: the first, and the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
@@ -26,9 +27,9 @@ const FINISHED: &str = "cleanup/";
 
 /// A [`Store`] in a file, for processes on one host or on a file system whose `flock` is shared.
 ///
-/// The file must be a fresh one for each job: what an earlier job left in it would be read as this one's.
-/// If the stores are opened with a world size, the last of that many stores removes the file when it is dropped;
-/// the file of a job that was killed stays.
+/// Each job needs a new file: records that an earlier job left in it would be read as this job's. If the stores are
+/// opened with a world size, the last of that many stores removes the file when it is dropped; the file of a job
+/// that was killed stays.
 ///
 /// A record that a killed writer left half written is dropped by the next writer.
 pub struct FileStore {
@@ -126,7 +127,7 @@ impl FileStore {
                         ErrorKind::Timeout,
                         format!(
                             "the store file {} has been locked for {LOCK_TIMEOUT:?}: a process that \
-                             shares it is stopped",
+                             holds the lock has probably stopped",
                             self.path.display()
                         ),
                     ));
@@ -165,12 +166,12 @@ impl FileStore {
         })
     }
 
-    /// Polls the file until `look` returns a value; after `timeout`, returns the error that `late` makes.
+    /// Polls the file until `look` returns a value; after `timeout`, returns the error that `timeout_error` makes.
     fn poll<T>(
         &self,
         timeout: Duration,
         mut look: impl FnMut(&Table) -> Option<T>,
-        late: impl FnOnce(&Table) -> Error,
+        timeout_error: impl FnOnce(&Table) -> Error,
     ) -> Result<T> {
         let deadline = Instant::now().checked_add(timeout);
         let mut pause = POLL.0;
@@ -184,7 +185,7 @@ impl FileStore {
                 None => timeout,
             };
             if left.is_zero() {
-                return Err(late(&self.lock().table));
+                return Err(timeout_error(&self.lock().table));
             }
             std::thread::sleep(pause.min(left));
             pause = (pause * 2).min(POLL.1);
@@ -199,7 +200,7 @@ impl Drop for FileStore {
         if let (Ok(finished), Ok(0), Some(world_size)) = (finished, users, self.world_size)
             && finished >= i64::from(world_size)
         {
-            // Another process may have removed it first.
+            // Another process may have removed the file first.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -216,9 +217,9 @@ impl Log {
                 "it became shorter: another program writes to it",
             ));
         }
-        let mut news = vec![0; (end - self.read) as usize];
-        self.file.read_exact_at(&mut news, self.read)?;
-        let mut rest = news.as_slice();
+        let mut appended = vec![0; (end - self.read) as usize];
+        self.file.read_exact_at(&mut appended, self.read)?;
+        let mut rest = appended.as_slice();
         while let Some((name, value, after)) = split_record(rest) {
             match name {
                 [b'-', removed @ ..] => {
@@ -337,11 +338,11 @@ impl Store for FileStore {
 
     fn delete(&self, key: &str) -> Result<bool> {
         self.with_log(LockKind::Write, |log| {
-            let there = log.table.has(raw(key).as_bytes());
-            if there {
+            let is_present = log.table.has(raw(key).as_bytes());
+            if is_present {
                 log.append(&[(format!("-{}", raw(key)), Vec::new())])?;
             }
-            Ok(there)
+            Ok(is_present)
         })
     }
 

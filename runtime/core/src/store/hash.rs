@@ -31,12 +31,12 @@ impl HashStore {
     }
 
     /// Calls `take` again after every change until it returns a value; after `timeout`, returns the error that
-    /// `late` makes.
+    /// `timeout_error` makes.
     fn take_when<T>(
         &self,
         timeout: Duration,
         mut take: impl FnMut(&mut Table) -> Option<T>,
-        late: impl FnOnce(&Table) -> Error,
+        timeout_error: impl FnOnce(&Table) -> Error,
     ) -> Result<T> {
         let deadline = Instant::now().checked_add(timeout);
         let mut table = self.lock();
@@ -49,7 +49,7 @@ impl HashStore {
                 None => timeout,
             };
             if left.is_zero() {
-                return Err(late(&table));
+                return Err(timeout_error(&table));
             }
             table = self
                 .changed

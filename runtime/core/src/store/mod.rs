@@ -1,9 +1,9 @@
 //! A shared map through which ranks exchange small values before they are connected.
 //!
-//! [`Store`] is the map that every implementation offers; [`QueueStore`] adds queues, which some
-//! implementations offer. [`HashStore`] serves the threads of one process, [`FileStore`] the processes that
-//! share a file system, [`TcpStore`] all other jobs, and [`PrefixStore`] gives each user of a store separate
-//! names. How ranks find their store belongs to [`rendezvous`](crate::config::rendezvous).
+//! [`Store`] is the map that every implementation offers; [`QueueStore`] adds queues, which some implementations
+//! offer. [`HashStore`] serves the threads of one process, [`FileStore`] the processes that share a file system,
+//! [`TcpStore`] all other jobs, and [`PrefixStore`] gives each user of a store separate names.
+//! [`rendezvous`](crate::config::rendezvous) describes how ranks find their store.
 
 #![forbid(unsafe_code)]
 
@@ -89,14 +89,14 @@ pub enum BatchReply {
 /// for at most `timeout`; no other method waits for another rank.
 ///
 /// # Thread safety
-/// Every method may be called from any thread at any time. A call that waits does not hold up the
-/// calls of other threads.
+/// Every method may be called from any thread at any time. A call that waits does not delay the calls of other
+/// threads.
 ///
 /// # Errors
-/// [`ErrorKind::Timeout`] names the keys that did not come;
-/// [`ErrorKind::Store`] describes what the store did wrong.
+/// [`ErrorKind::Timeout`] names the keys that were not there in time; [`ErrorKind::Store`] describes the failure of
+/// the store.
 pub trait Store: Send + Sync {
-    /// Sets `key`, over whatever it held, and wakes the callers that wait for it.
+    /// Sets `key`, replacing the value that it had, and wakes the callers that wait for it.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// The value of `key`, once it is there.
@@ -104,7 +104,7 @@ pub trait Store: Send + Sync {
 
     /// Adds to a counter (0 before the first `add`) and returns its new value.
     ///
-    /// The counter is kept as decimal text, as PyTorch keeps it.
+    /// The counter is stored as decimal text, as in PyTorch.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
     /// As [`add`](Self::add), for callers that may not be delayed: where the store may stop answering,
@@ -133,7 +133,7 @@ pub trait Store: Send + Sync {
     /// The names of all keys, in no particular order.
     fn list_keys(&self) -> Result<Vec<String>>;
 
-    /// Adds `value` to the end of what `key` holds (nothing, if absent), and wakes its waiters.
+    /// Appends `value` to the value of `key` (empty if absent), and wakes the callers that wait for `key`.
     fn append(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// The values of all `keys`, in their order, once every one is there.
@@ -167,11 +167,11 @@ pub trait Store: Send + Sync {
 
     /// Returns once `world_size` calls have named `key`.
     ///
-    /// The count stays behind under `key`, so a name serves for one barrier only.
+    /// The count stays stored under `key`, so a key serves for one barrier only.
     fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()>;
 }
 
-/// A [`Store`] that also keeps first-in-first-out queues.
+/// A [`Store`] that also has first-in-first-out queues.
 ///
 /// The names of queues are separate: a key and a queue may share a name. A queue that is not empty
 /// satisfies `wait` and `check` for its name; `num_keys` and `list_keys` leave queues out.
@@ -182,7 +182,7 @@ pub trait QueueStore: Store {
     /// Takes the first value of the queue, once there is one.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`] if none came within `timeout`.
+    /// [`ErrorKind::Timeout`] if there was none within `timeout`.
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
     /// Takes the first value of the queue if there is one now.
@@ -192,9 +192,9 @@ pub trait QueueStore: Store {
     fn queue_len(&self, key: &str) -> Result<u64>;
 }
 
-/// Whether each of the keys is present; `false` also for a key that could not be checked by `until` or for
-/// an error of the store. One request checks all keys; if one is missing, the halves are checked separately. If
-/// few keys are missing, this takes a few round trips.
+/// Whether each of the keys is present; `false` also for a key that could not be checked by `until`, or if the
+/// store failed. One request checks all keys; if one is missing, the halves are checked separately. If few keys are
+/// missing, this takes a few round trips.
 pub(crate) fn which_are_set(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<bool> {
     if keys.is_empty() || Instant::now() >= until {
         return vec![false; keys.len()];
@@ -202,9 +202,9 @@ pub(crate) fn which_are_set(store: &dyn Store, keys: &[&str], until: Instant) ->
     match store.check(keys) {
         Ok(false) if keys.len() > 1 => {
             let (left, right) = keys.split_at(keys.len() / 2);
-            let mut came = which_are_set(store, left, until);
-            came.append(&mut which_are_set(store, right, until));
-            came
+            let mut present = which_are_set(store, left, until);
+            present.append(&mut which_are_set(store, right, until));
+            present
         }
         all => vec![all.unwrap_or(false); keys.len()],
     }
@@ -231,7 +231,7 @@ fn timed_out<'a>(missing: impl IntoIterator<Item = &'a str>, timeout: Duration) 
     Error::new(
         ErrorKind::Timeout,
         format!(
-            "{noun} {}{rest} did not come within {}",
+            "{noun} {}{rest} did not appear within {}",
             named.join(", "),
             text::duration(timeout)
         ),
@@ -247,7 +247,7 @@ fn barrier_timed_out(key: &str, arrived: Option<i64>, world_size: u32, timeout: 
     Error::new(
         ErrorKind::Timeout,
         format!(
-            "barrier {key:?}: {who} came within {}",
+            "barrier {key:?}: {who} arrived within {}",
             text::duration(timeout)
         ),
     )
@@ -264,9 +264,9 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "keys \"k0\", \"k1\", \"k2\", \"k3\", \"k4\", \"k5\", \"k6\", \"k7\" and 2 more \
-             did not come within 50 ms"
+             did not appear within 50 ms"
         );
         let error = timed_out(["a"], Duration::from_secs(1));
-        assert_eq!(error.to_string(), "key \"a\" did not come within 1.0 s");
+        assert_eq!(error.to_string(), "key \"a\" did not appear within 1.0 s");
     }
 }

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counter_is_decimal_text() {
+    fn a_counter_is_stored_as_decimal_text() {
         let mut table = Table::default();
         assert_eq!(table.add(b"n", -2), Ok(-2));
         assert_eq!(table.get(b"n"), Some(&b"-2"[..]));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn emptied_queue_is_gone() {
+    fn a_queue_is_removed_when_it_becomes_empty() {
         let mut table = Table::default();
         table.queue_push(b"q", b"one");
         table.queue_push(b"q", b"two");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn short_value_over_a_long_one_gives_its_memory_back() {
+    fn a_short_value_that_replaces_a_long_one_frees_its_memory() {
         let mut table = Table::default();
         table.set(b"k", &vec![7; 1 << 20]);
         table.set(b"k", b"x");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_and_go_with_what_they_count() {
+    fn bytes_counts_keys_values_and_queues_and_is_0_once_all_are_removed() {
         let mut table = Table::default();
         table.set(b"key", b"value");
         assert_eq!(table.bytes(), 8 + ENTRY);

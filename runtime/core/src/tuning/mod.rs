@@ -1,10 +1,10 @@
 //! The table of algorithms for collectives in host memory, as text.
 //!
-//! A line of the table has an operation, a topology, the largest number of ranks and of bytes to which it
-//! applies (or `any`), and an algorithm. The first line that matches is used; a line whose algorithm cannot
-//! do the operation (see [`Algorithm`]) is skipped. Bytes are counted as `rcomm-bench` counts them: the
-//! buffer of an all_reduce, reduce or broadcast, the whole output of an all_gather or gather, the whole input
-//! of a reduce_scatter, scatter or all_to_all.
+//! A line of the table has an operation, a topology, the largest number of ranks and of bytes to which it applies
+//! (or `any`), and an algorithm. The first line that matches is used; a line whose algorithm cannot carry out the
+//! operation (see [`Algorithm`]) is skipped. Bytes are counted as `rcomm-bench` counts them: the buffer of an
+//! all_reduce, reduce or broadcast, the whole output of an all_gather or gather, the whole input of a
+//! reduce_scatter, scatter or all_to_all.
 //!
 //! ```
 //! use rcomm::tuning::Tuning;
@@ -38,8 +38,8 @@ pub const MAX_STREAMS: usize = 16;
 /// compare what they issue.
 pub const MAX_NOTICED: usize = 128 << 10;
 
-macro_rules! words {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }) => {
+macro_rules! named_values {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -51,11 +51,11 @@ macro_rules! words {
 
             /// The name in the table.
             pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $word,)* }
+                match self { $(Self::$variant => $text,)* }
             }
 
-            fn from_name(word: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|it| it.name() == word)
+            fn from_name(text: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|it| it.name() == text)
             }
         }
 
@@ -67,7 +67,7 @@ macro_rules! words {
     };
 }
 
-words! {
+named_values! {
     /// The movement of data between ranks. Every collective has one of these patterns.
     Pattern {
         /// Each rank gets the reduction of all.
@@ -91,7 +91,7 @@ words! {
     }
 }
 
-words! {
+named_values! {
     /// Where the ranks of a group are.
     Topology {
         /// All ranks share memory.
@@ -103,7 +103,7 @@ words! {
     }
 }
 
-words! {
+named_values! {
     /// How ranks carry out a collective.
     Algorithm {
         /// In memory, one phase: every rank reads all inputs and combines them by itself.
@@ -223,11 +223,11 @@ impl Tuning {
             .lines()
             .flat_map(|line| without_comment(line).split(';'))
         {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            match words[..] {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            match fields[..] {
                 [] => {}
                 ["streams", count] => self.set_streams(count)?,
-                _ => choices.push(parse_choice(line.trim(), &words)?),
+                _ => choices.push(parse_choice(line.trim(), &fields)?),
             }
         }
         choices.append(&mut self.choices);
@@ -253,7 +253,7 @@ impl Tuning {
     pub fn plan(&self, topology: Topology, ranks: usize) -> Plan {
         let counts = |choice: &&Choice| {
             choice.topology == topology
-                && choice.ranks.is_none_or(|most| ranks <= most)
+                && choice.ranks.is_none_or(|max| ranks <= max)
                 && choice.algorithm.allows_ranks(ranks)
         };
         Plan {
@@ -266,18 +266,18 @@ fn without_comment(line: &str) -> &str {
     line.split('#').next().unwrap_or_default()
 }
 
-fn parse_choice(line: &str, words: &[&str]) -> Result<Choice> {
+fn parse_choice(line: &str, fields: &[&str]) -> Result<Choice> {
     let refuse = |why: String| {
         let what = format!("the line {line:?} of the tuning table: {why}");
         Error::new(ErrorKind::InvalidArgument, what)
     };
-    let &[pattern, topology, ranks, bytes, algorithm] = words else {
+    let &[pattern, topology, ranks, bytes, algorithm] = fields else {
         let form = "operation, topology, ranks, bytes, algorithm, or streams and a number";
         return Err(refuse(format!("it must be {form}")));
     };
-    let unknown = |what: &str, word: &str, known: Vec<&str>| {
+    let unknown = |what: &str, text: &str, known: Vec<&str>| {
         refuse(format!(
-            "{word:?} is not a known {what}: give {}",
+            "{text:?} is not a known {what}: give {}",
             known.join(", ")
         ))
     };
@@ -299,33 +299,33 @@ fn parse_choice(line: &str, words: &[&str]) -> Result<Choice> {
             known,
         )
     })?;
-    let most = |what: &str, word: &str| match (word, parse_size(word)) {
+    let parse_max = |what: &str, text: &str| match (text, parse_size(text)) {
         ("any", _) => Ok(None),
-        (_, Some(most)) => Ok(Some(most)),
+        (_, Some(max)) => Ok(Some(max)),
         _ => Err(refuse(format!(
-            "{word:?} is not a number of {what}: give one (with K, M or G for powers of 1024) or any"
+            "{text:?} is not a number of {what}: give one (with K, M or G for powers of 1024) or any"
         ))),
     };
     Ok(Choice {
         pattern: named_pattern,
         topology: named_topology,
-        ranks: most("ranks", ranks)?,
-        bytes: most("bytes", bytes)?,
+        ranks: parse_max("ranks", ranks)?,
+        bytes: parse_max("bytes", bytes)?,
         algorithm: named,
     })
 }
 
-fn parse_size(word: &str) -> Option<usize> {
-    let (digits, shift) = match word.char_indices().last()? {
-        (at, 'K') => (&word[..at], 10),
-        (at, 'M') => (&word[..at], 20),
-        (at, 'G') => (&word[..at], 30),
-        _ => (word, 0),
+fn parse_size(text: &str) -> Option<usize> {
+    let (digits, shift) = match text.char_indices().last()? {
+        (at, 'K') => (&text[..at], 10),
+        (at, 'M') => (&text[..at], 20),
+        (at, 'G') => (&text[..at], 30),
+        _ => (text, 0),
     };
     digits.parse::<usize>().ok()?.checked_mul(1 << shift)
 }
 
-fn size_in_words(size: Option<usize>) -> String {
+fn format_size(size: Option<usize>) -> String {
     let Some(size) = size else {
         return "any".to_owned();
     };
@@ -350,7 +350,7 @@ impl FromStr for Tuning {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ranks, bytes) = (size_in_words(self.ranks), size_in_words(self.bytes));
+        let (ranks, bytes) = (format_size(self.ranks), format_size(self.bytes));
         let Self {
             pattern,
             topology,
@@ -394,7 +394,7 @@ impl Plan {
     ) -> Algorithm {
         let fits = |choice: &&Choice| {
             choice.pattern == pattern
-                && choice.bytes.is_none_or(|most| bytes <= most)
+                && choice.bytes.is_none_or(|max| bytes <= max)
                 && allows(choice.algorithm)
         };
         let found = self
@@ -409,15 +409,13 @@ impl Plan {
     /// The first range of sizes, in bytes, for which this algorithm is the first choice; empty if there is none.
     pub fn span(&self, pattern: Pattern, algorithm: Algorithm) -> Range<usize> {
         let of_pattern = self.choices.iter();
-        let mut least = 0;
+        let mut start = 0;
         for choice in of_pattern.filter(|choice| choice.pattern == pattern) {
-            let end = choice
-                .bytes
-                .map_or(usize::MAX, |most| most.saturating_add(1));
-            if choice.algorithm == algorithm && end > least {
-                return least..end;
+            let end = choice.bytes.map_or(usize::MAX, |max| max.saturating_add(1));
+            if choice.algorithm == algorithm && end > start {
+                return start..end;
             }
-            least = least.max(end);
+            start = start.max(end);
         }
         0..0
     }
@@ -429,18 +427,18 @@ impl Plan {
             .choices
             .iter()
             .filter(|choice| choice.pattern == pattern);
-        let mut most = 0;
+        let mut max = 0;
         for choice in of_pattern {
             if choice.algorithm != algorithm {
                 // Later lines apply only above the bytes of this one.
                 match choice.bytes {
-                    Some(bytes) if bytes <= most => continue,
+                    Some(bytes) if bytes <= max => continue,
                     _ => break,
                 }
             }
-            most = most.max(choice.bytes.unwrap_or(usize::MAX));
+            max = max.max(choice.bytes.unwrap_or(usize::MAX));
         }
-        most
+        max
     }
 }
 
@@ -449,7 +447,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_survives_being_printed_and_read() {
+    fn a_printed_table_reads_back_as_the_same_table() {
         let tuning: Tuning = "all_reduce hosts 8 3M notice; streams 4".parse().unwrap();
         let again = Tuning::from_table(&tuning.to_string()).unwrap();
         assert_eq!(again, tuning);
@@ -460,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_table_has_a_choice_for_everything() {
+    fn the_default_table_has_an_algorithm_for_every_pattern_and_topology() {
         for &topology in Topology::ALL {
             let plan = Tuning::default().plan(topology, 1000);
             for &pattern in Pattern::ALL {
@@ -472,11 +470,14 @@ mod tests {
                 );
                 // The case of hosts whose ranks are interleaved, and of data that cannot be sent with
                 // notices.
-                let left = plan.choose(pattern, 8, |algorithm| {
+                let fallback = plan.choose(pattern, 8, |algorithm| {
                     pattern == Pattern::Barrier
                         || !matches!(algorithm, Algorithm::Nested | Algorithm::Notice)
                 });
-                assert!(known.contains(&left), "{pattern} over {topology}: {left}");
+                assert!(
+                    known.contains(&fallback),
+                    "{pattern} over {topology}: {fallback}"
+                );
             }
         }
         for choice in Tuning::default().choices() {
@@ -486,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn first_line_that_fits_is_taken() {
+    fn the_first_line_that_matches_is_used() {
         let lines = "
             all_reduce sockets 2   1M  notice   # two ranks
             all_reduce sockets any 1K  notice

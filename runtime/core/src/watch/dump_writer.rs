@@ -9,8 +9,9 @@ use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::watchdog::Watch;
 use rcomm_recorder::publish::{Dump, write_dump_file};
 use rcomm_recorder::record::FlightRecorder;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Writes a rank's dumps.
@@ -79,6 +80,19 @@ pub(crate) struct Dumps {
     writer: Box<dyn DumpWriter>,
     /// When [`make_for_fault`](Self::make_for_fault) last tried to make a dump, and what it returned.
     last: Mutex<Option<(Instant, String)>>,
+    /// Number of dumps that are being made, or are about to be.
+    under_way: Mutex<usize>,
+    written: Condvar,
+}
+
+/// A dump that is being made, or is about to be: [`Dumps::wait`] waits until it is dropped.
+pub(crate) struct UnderWay<D: Deref<Target = Dumps>>(D);
+
+impl<D: Deref<Target = Dumps>> Drop for UnderWay<D> {
+    fn drop(&mut self) {
+        *self.0.under_way() -= 1;
+        self.0.written.notify_all();
+    }
 }
 
 impl Dumps {
@@ -96,7 +110,30 @@ impl Dumps {
             watch,
             writer,
             last: Mutex::new(None),
+            under_way: Mutex::new(0),
+            written: Condvar::new(),
         }
+    }
+
+    /// Announces a dump, which another thread may make.
+    pub(crate) fn announce(self: &Arc<Self>) -> UnderWay<Arc<Self>> {
+        *self.under_way() += 1;
+        UnderWay(self.clone())
+    }
+
+    /// Waits until no dump is under way, for this long at most; returns whether none is under way now.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let under_way = self.under_way();
+        let waited = self
+            .written
+            .wait_timeout_while(under_way, limit, |under_way| *under_way > 0);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, usize> {
+        self.under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a dump now; returns its location, or `None` if it could not be written, which is logged.
@@ -125,20 +162,22 @@ impl Dumps {
     /// of the dump, or why there is none.
     pub(crate) fn make_for_fault(&self, reason: &str) -> String {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, place)) = &*last
+        if let Some((at, result)) = &*last
             && at.elapsed() < Self::ONE_FAULT
         {
-            return place.clone();
+            return result.clone();
         }
-        let place = match self.write(reason) {
-            Ok(place) => format!("dump: {place}"),
+        let result = match self.write(reason) {
+            Ok(location) => format!("dump: {location}"),
             Err(error) => format!("no dump: {error}"),
         };
-        *last = Some((Instant::now(), place.clone()));
-        place
+        *last = Some((Instant::now(), result.clone()));
+        result
     }
 
     fn write(&self, reason: &str) -> Result<String> {
+        *self.under_way() += 1;
+        let _under_way = UnderWay(self);
         let written = self.try_make(reason);
         match &written {
             Ok(place) => tracing::info!(reason, place, "dump written"),
@@ -180,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_that_cannot_be_written_fails_nothing() {
+    fn a_dump_that_cannot_be_written_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a file");
         std::fs::write(&file, "").unwrap();

@@ -31,7 +31,7 @@ const CHUNK: usize = 256;
 /// The caller writes these to the store. `None` if no endpoint is configured or can be opened, or if a Unix
 /// socket is configured and the ring has no directory.
 pub(crate) fn serve(
-    place: &Rendezvous,
+    rendezvous: &Rendezvous,
     config: &Config,
     secret: &Secret,
     recorder: &Arc<FlightRecorder>,
@@ -45,7 +45,7 @@ pub(crate) fn serve(
         EndpointChoice::Tcp(address) => {
             let token = config.endpoint_token.clone();
             let token = token.unwrap_or_else(|| secret.endpoint_token());
-            Listen::Tcp(own_port(address, place), token)
+            Listen::Tcp(own_port(address, rendezvous), token)
         }
     };
     let served = Endpoint::serve(recorder.clone(), listen)
@@ -56,7 +56,7 @@ pub(crate) fn serve(
                 let written = dumps.try_make("requested at its endpoint");
                 written.map_err(|error| error.to_string())
             });
-            let announcement = announce(&endpoint, place, root);
+            let announcement = announce(&endpoint, rendezvous, root);
             (endpoint, announcement)
         });
     match served {
@@ -70,8 +70,8 @@ pub(crate) fn serve(
 
 /// The address with this rank's port. All ranks of a host are given the same port, to which each adds its
 /// local rank, if the launcher sets that. Port 0, for which the kernel chooses one, stays.
-fn own_port(mut address: SocketAddr, place: &Rendezvous) -> SocketAddr {
-    if let (port @ 1.., Some(local)) = (address.port(), place.local_rank) {
+fn own_port(mut address: SocketAddr, rendezvous: &Rendezvous) -> SocketAddr {
+    if let (port @ 1.., Some(local)) = (address.port(), rendezvous.local_rank) {
         let local = u16::try_from(local).unwrap_or(u16::MAX);
         address.set_port(port.saturating_add(local));
     }
@@ -83,24 +83,24 @@ pub(crate) type Announcement = (String, Vec<u8>);
 
 /// Lets `endpoint` find the endpoints of the other ranks, and returns the key and value by which those find
 /// it.
-fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> Announcement {
+fn announce(endpoint: &Endpoint, rendezvous: &Rendezvous, root: &Arc<dyn Store>) -> Announcement {
     let notice = EndpointNotice {
         address: endpoint.address().clone(),
         host: own_host(),
     };
     let text = serde_json::to_vec(&notice).unwrap_or_default();
     let peers = Peers {
-        place: place.clone(),
+        rendezvous: rendezvous.clone(),
         host: notice.host,
         root: root.clone(),
         known: Mutex::default(),
     };
     endpoint.find_peers(move || peers.find());
-    (key(place, place.rank), text)
+    (key(rendezvous, rendezvous.rank), text)
 }
 
-fn key(place: &Rendezvous, rank: Rank) -> String {
-    EndpointNotice::store_key(place.attempt, rank)
+fn key(rendezvous: &Rendezvous, rank: Rank) -> String {
+    EndpointNotice::store_key(rendezvous.attempt, rank)
 }
 
 fn own_host() -> String {
@@ -110,7 +110,7 @@ fn own_host() -> String {
 
 /// Finds the endpoints of the other ranks when a client asks for them.
 struct Peers {
-    place: Rendezvous,
+    rendezvous: Rendezvous,
     host: String,
     root: Arc<dyn Store>,
     /// The endpoints that earlier requests have found: they do not change.
@@ -122,15 +122,19 @@ impl Peers {
     fn find(&self) -> Vec<PeerEndpoint> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let until = Instant::now() + LOOKUP_TIME;
-        let ranks: Vec<Rank> = (0..self.place.world_size)
-            .filter(|rank| *rank != self.place.rank && !known.contains_key(rank))
+        let ranks: Vec<Rank> = (0..self.rendezvous.world_size)
+            .filter(|rank| *rank != self.rendezvous.rank && !known.contains_key(rank))
             .collect();
-        let keys: Vec<String> = ranks.iter().map(|&rank| key(&self.place, rank)).collect();
+        let keys: Vec<String> = ranks
+            .iter()
+            .map(|&rank| key(&self.rendezvous, rank))
+            .collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let came = which_are_set(&*self.root, &keys, until);
-        let came = ranks.into_iter().zip(keys).zip(came);
-        let (ranks, keys): (Vec<Rank>, Vec<&str>) =
-            came.filter_map(|(it, came)| came.then_some(it)).unzip();
+        let present = which_are_set(&*self.root, &keys, until);
+        let present = ranks.into_iter().zip(keys).zip(present);
+        let (ranks, keys): (Vec<Rank>, Vec<&str>) = present
+            .filter_map(|(it, present)| present.then_some(it))
+            .unzip();
         for (ranks, keys) in ranks.chunks(CHUNK).zip(keys.chunks(CHUNK)) {
             // The keys exist, so this does not wait.
             let soon = Duration::from_millis(1);
@@ -159,17 +163,17 @@ mod tests {
     use super::*;
     use crate::store::HashStore;
 
-    fn place(rank: Rank) -> Rendezvous {
-        let mut place = Rendezvous::explicit(rank, 4, "127.0.0.1", 1).unwrap();
-        place.local_rank = Some(rank);
-        place
+    fn rendezvous(rank: Rank) -> Rendezvous {
+        let mut rendezvous = Rendezvous::explicit(rank, 4, "127.0.0.1", 1).unwrap();
+        rendezvous.local_rank = Some(rank);
+        rendezvous
     }
 
     #[test]
-    fn peers_are_those_that_can_be_reached_from_here() {
+    fn find_returns_the_peers_that_this_host_can_reach() {
         let root: Arc<dyn Store> = Arc::new(HashStore::new());
         let peers = Peers {
-            place: place(0),
+            rendezvous: rendezvous(0),
             host: "here".to_owned(),
             root: root.clone(),
             known: Mutex::default(),
@@ -180,7 +184,8 @@ mod tests {
             (2, r#"{"address":"unix:/b","host":"there"}"#),
             (3, r#"{"address":"tcp:10.0.0.1:7003","host":"there"}"#),
         ] {
-            root.set(&key(&place(0), rank), notice.as_bytes()).unwrap();
+            root.set(&key(&rendezvous(0), rank), notice.as_bytes())
+                .unwrap();
         }
         let found: Vec<(Rank, String)> = peers
             .find()
@@ -192,11 +197,11 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_host_have_ports_of_their_own() {
+    fn ranks_of_one_host_get_different_ports() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let given = own_port(address("10.0.0.1:7000"), &place(3));
+        let given = own_port(address("10.0.0.1:7000"), &rendezvous(3));
         assert_eq!(given, address("10.0.0.1:7003"));
-        let any = own_port(address("10.0.0.1:0"), &place(3));
+        let any = own_port(address("10.0.0.1:0"), &rendezvous(3));
         assert_eq!(any, address("10.0.0.1:0"));
     }
 }

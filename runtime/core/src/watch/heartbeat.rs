@@ -34,7 +34,7 @@ impl HeartbeatMonitor {
         timeout: Duration,
     ) -> Result<Self> {
         let stop = Arc::new(Stop::default());
-        let listener = Listener {
+        let monitor_thread = MonitorThread {
             stop: stop.clone(),
             watch,
             broadcast,
@@ -42,7 +42,7 @@ impl HeartbeatMonitor {
         };
         let thread = std::thread::Builder::new()
             .name("rcomm/heartbeat".to_owned())
-            .spawn(move || listener.run())
+            .spawn(move || monitor_thread.run())
             .map_err(|error| Error::io("cannot start the thread rcomm/heartbeat", error))?;
         Ok(Self {
             stop,
@@ -72,14 +72,14 @@ impl Drop for HeartbeatMonitor {
 }
 
 /// The state of the thread.
-struct Listener {
+struct MonitorThread {
     stop: Arc<Stop>,
     watch: Arc<Watch>,
     broadcast: Arc<FailureBroadcast>,
     timeout: Duration,
 }
 
-impl Listener {
+impl MonitorThread {
     fn run(self) {
         let mut last = (self.watch.rounds(), Instant::now());
         let mut reported = false;
@@ -100,7 +100,7 @@ impl Listener {
                     silent = text::duration(last.1.elapsed()),
                     "the watchdog has stopped making rounds; operations are not watched"
                 );
-                // The flag comes first, so that the other ranks write their dumps at about the same moment. A
+                // The flag is raised first, so that the other ranks write their dumps at about the same moment. A
                 // store that does not reply delays this rank's dump by at most a second.
                 let until = self.broadcast.until();
                 self.broadcast

@@ -45,7 +45,7 @@ impl DumpPipe {
         self.fd.as_fd()
     }
 
-    /// Whether anything was written since the last call; reads it. Never waits.
+    /// Whether anything was written since the last call. Reads what was written, and does not wait.
     pub(crate) fn was_written(&self) -> bool {
         let mut bytes = [0; 256];
         let mut any = false;
@@ -70,7 +70,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn any_byte_is_noticed_once() {
+    fn a_write_is_reported_once() {
         let dir = tempfile::tempdir().unwrap();
         let pipe = DumpPipe::create(&dir.path().join("dump_"), 3).unwrap();
         let path = dir.path().join("dump_3.pipe");

@@ -13,9 +13,9 @@
 use crate::op::error::Result;
 use crate::store::{Store, which_are_set};
 use rcomm_recorder::model::text;
-use rcomm_recorder::model::{ProcessGroupStatus, Rank, RankStatus};
+use rcomm_recorder::model::{LinkEnd, PeerLink, ProcessGroupStatus, Rank, RankStatus};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,9 @@ pub(crate) struct RankReport {
     phase_ms: u64,
     /// The step that the program set last; -1 if it set none.
     step: i64,
+    /// The ranks that operations of this rank wait for, and for how long, in ms.
+    #[serde(default)]
+    waits: BTreeMap<Rank, u64>,
 }
 
 impl RankReport {
@@ -50,7 +53,29 @@ impl RankReport {
             phase_ms: u64::try_from(now_ms - status.phase_since_ns / 1_000_000).unwrap_or(0),
             phase: status.phase,
             step: status.step,
+            waits: BTreeMap::new(),
         }
+    }
+
+    /// Adds the waits for ranks among these connections, which were read at `now_ns`.
+    pub(crate) fn with_waits(mut self, links: &[PeerLink], now_ns: i64) -> Self {
+        let waits = links.iter().filter_map(|link| match link.end {
+            LinkEnd::Rank(rank) if link.waited_since_ns > 0 => {
+                let waited_ms = (now_ns - link.waited_since_ns) / 1_000_000;
+                Some((rank, u64::try_from(waited_ms).unwrap_or(0)))
+            }
+            _ => None,
+        });
+        self.waits = waits.collect();
+        self
+    }
+
+    /// The ranks that this one has waited for at least half of this time.
+    fn long_waits(&self, timeout: Duration) -> impl Iterator<Item = Rank> {
+        let limit_ms = timeout.as_millis() / 2;
+        let long = self.waits.iter();
+        let long = long.filter(move |&(_, &waited_ms)| u128::from(waited_ms) >= limit_ms);
+        long.map(|(&rank, _)| rank)
     }
 }
 
@@ -62,6 +87,10 @@ pub(crate) struct StatusQuery<'a> {
     pub(crate) is_p2p: bool,
     /// Members whose processes are known to have ended: their answers are not waited for.
     pub(crate) gone: &'a [Rank],
+    /// The ranks for which this rank waited until its time-out; empty after any other failure.
+    pub(crate) waited_for: &'a [Rank],
+    /// The operation's time-out.
+    pub(crate) timeout: Duration,
 }
 
 /// One rank's part in one exchange of status.
@@ -141,7 +170,7 @@ impl StatusExchange {
             .zip(&came)
             .filter_map(|(key, came)| came.then_some(*key))
             .collect();
-        let mut reports = present.chunks(CHUNK).flat_map(|keys| {
+        let mut answers = present.chunks(CHUNK).flat_map(|keys| {
             // The keys exist, so this does not wait.
             let soon = Duration::from_millis(1);
             let values = if Instant::now() < until {
@@ -154,16 +183,79 @@ impl StatusExchange {
                 |values| values.into_iter().map(Some).collect(),
             )
         });
+        let mut reports = BTreeMap::new();
         for (rank, came) in ranks.into_iter().zip(came) {
-            let value = if came { reports.next().flatten() } else { None };
-            let report = value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            arrivals.add(query, rank, report);
+            let value = if came { answers.next().flatten() } else { None };
+            let report: Option<RankReport> =
+                value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            arrivals.add(query, rank, report.as_ref());
+            reports.insert(rank, report);
         }
+        let mut text = arrivals.to_text(query.is_p2p);
+        let last_in_chain = match self.follow_waits(store, query, &mut reports, until) {
+            Some((hops, last)) => {
+                text.push_str(&hops);
+                last
+            }
+            None => Vec::new(),
+        };
         StatusReplies {
-            text: arrivals.to_text(query.is_p2p),
+            text,
             arrived: arrivals.arrived.clone(),
             absent: arrivals.absent(),
+            last_in_chain,
         }
+    }
+
+    /// Follows the waits of the ranks for which this rank waited, from rank to rank, and returns them as text, and
+    /// the ranks at which they end. `None` if those ranks waited for no other, or if the waits form a cycle.
+    ///
+    /// Reports that are not in `reports` are read from the store until `until`.
+    fn follow_waits(
+        &self,
+        store: &dyn Store,
+        query: &StatusQuery<'_>,
+        reports: &mut BTreeMap<Rank, Option<RankReport>>,
+        until: Instant,
+    ) -> Option<(String, Vec<Rank>)> {
+        let mut text = String::new();
+        let mut open: Vec<Rank> = query.waited_for.to_vec();
+        let mut seen = BTreeSet::from([self.rank]);
+        let mut last = BTreeSet::new();
+        while let Some(rank) = open.pop() {
+            if !seen.insert(rank) {
+                return None;
+            }
+            let report = reports
+                .entry(rank)
+                .or_insert_with(|| self.report_of(store, rank, until));
+            let next: Vec<Rank> = report
+                .iter()
+                .flat_map(|report| report.long_waits(query.timeout))
+                .collect();
+            if next.is_empty() {
+                last.insert(rank);
+                continue;
+            }
+            let _ = write!(
+                text,
+                "; rank {rank} waits for {}",
+                text::ranks(&next, MAX_RANKS)
+            );
+            open.extend(next);
+        }
+        (!text.is_empty()).then(|| (text, last.into_iter().collect()))
+    }
+
+    /// A rank's report, if the store has it by `until`.
+    fn report_of(&self, store: &dyn Store, rank: Rank, until: Instant) -> Option<RankReport> {
+        let key = self.key(rank);
+        if Instant::now() >= until || !store.check(&[&key]).ok()? {
+            return None;
+        }
+        // The key exists, so this does not wait.
+        let report = store.get(&key, Duration::from_millis(1)).ok()?;
+        serde_json::from_slice(&report).ok()
     }
 }
 
@@ -178,9 +270,20 @@ pub(crate) struct StatusReplies {
     /// Members that have not issued the operation, have not answered, or have ended. Empty if only the text
     /// of another member's summary was read.
     pub(crate) absent: Vec<Rank>,
+    /// Where the waits of the ranks that this rank waited for end; empty if those wait for no other rank.
+    pub(crate) last_in_chain: Vec<Rank>,
 }
 
 impl StatusReplies {
+    /// The ranks that a time-out should name in place of `waited_for`; `None` if these replies do not change that.
+    pub(crate) fn cause_of_wait(&self, waited_for: &[Rank]) -> Option<&[Rank]> {
+        if !self.last_in_chain.is_empty() {
+            return Some(&self.last_in_chain);
+        }
+        let have_arrived = waited_for.iter().all(|rank| self.arrived.contains(rank));
+        (have_arrived && !self.absent.is_empty()).then_some(&self.absent)
+    }
+
     /// A status of which only the text is known.
     pub(crate) fn text(text: String) -> Self {
         Self {
@@ -211,7 +314,7 @@ struct Arrivals {
 
 impl Arrivals {
     /// Adds a member by its answer, `None` if it has not answered.
-    fn add(&mut self, query: &StatusQuery<'_>, rank: Rank, report: Option<RankReport>) {
+    fn add(&mut self, query: &StatusQuery<'_>, rank: Rank, report: Option<&RankReport>) {
         let Some(report) = report else {
             self.silent.push(rank);
             return;
@@ -256,7 +359,7 @@ impl Arrivals {
                 if none {
                     "none".to_owned()
                 } else {
-                    list(&self.arrived)
+                    text::ranks(&self.arrived, MAX_RANKS)
                 }
             ));
         }
@@ -273,32 +376,18 @@ impl Arrivals {
             parts.push(text);
         }
         if !self.gone.is_empty() {
-            parts.push(format!("gone: {}", list(&self.gone)));
+            parts.push(format!("gone: {}", text::ranks(&self.gone, MAX_RANKS)));
         }
         if !self.silent.is_empty() {
             let answered = self.arrived.len() + self.missing.len();
             parts.push(format!(
                 "no answer: {} ({answered} of {} members answered)",
-                list(&self.silent),
+                text::ranks(&self.silent, MAX_RANKS),
                 self.members
             ));
         }
         parts.join("; ")
     }
-}
-
-/// `rank 3`, `ranks 1, 2, 5`, or the first few and how many more.
-fn list(ranks: &[Rank]) -> String {
-    let shown: Vec<String> = ranks.iter().take(MAX_RANKS).map(Rank::to_string).collect();
-    let mut text = format!(
-        "rank{} {}",
-        if ranks.len() == 1 { "" } else { "s" },
-        shown.join(", ")
-    );
-    if ranks.len() > MAX_RANKS {
-        let _ = write!(text, " and {} more", ranks.len() - MAX_RANKS);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -314,6 +403,8 @@ mod tests {
             seq: 41,
             is_p2p: false,
             gone: &[],
+            waited_for: &[],
+            timeout: Duration::from_secs(3),
         }
     }
 
@@ -327,6 +418,7 @@ mod tests {
             phase: phase.to_owned(),
             phase_ms: 6_100,
             step: -1,
+            waits: BTreeMap::new(),
         }
     }
 
@@ -338,6 +430,41 @@ mod tests {
             wait_time,
             read_time: Duration::from_secs(60),
         }
+    }
+
+    #[test]
+    fn a_wait_for_a_rank_that_waits_for_another_is_followed_to_its_end() {
+        let store = HashStore::new();
+        let exchange = exchange(1, Duration::ZERO);
+        let publish = |rank: Rank, waits: &[(Rank, u64)]| {
+            let report = RankReport {
+                waits: waits.iter().copied().collect(),
+                ..report(40, "")
+            };
+            let bytes = serde_json::to_vec(&report).unwrap();
+            store.set(&exchange.key(rank), &bytes).unwrap();
+        };
+        let ask = |waited_for: &[Rank]| {
+            let query = StatusQuery {
+                waited_for,
+                ..query(&[0, 1])
+            };
+            exchange.collect(&store, &query)
+        };
+        publish(1, &[(0, 3_000)]);
+        // A wait that has just begun is not why this rank waits for rank 0.
+        publish(0, &[(2, 20)]);
+        assert!(ask(&[0]).last_in_chain.is_empty());
+        // Rank 3 has left no report, and is no member of the group.
+        publish(0, &[(2, 2_900)]);
+        publish(2, &[(3, 2_800)]);
+        let replies = ask(&[0]);
+        assert_eq!(replies.cause_of_wait(&[0]), Some(&[3][..]));
+        let hops = "; rank 0 waits for rank 2; rank 2 waits for rank 3";
+        assert!(replies.text.ends_with(hops), "{}", replies.text);
+        // A cycle has no end.
+        publish(2, &[(1, 2_800)]);
+        assert!(ask(&[0]).last_in_chain.is_empty());
     }
 
     #[test]
@@ -420,12 +547,5 @@ mod tests {
             answers.starts_with("what the 100 members answered was not passed on: key"),
             "{answers}"
         );
-    }
-
-    #[test]
-    fn a_long_list_is_cut() {
-        let ranks: Vec<Rank> = (0..20).collect();
-        assert!(list(&ranks).ends_with("14, 15 and 4 more"));
-        assert_eq!(list(&[3]), "rank 3");
     }
 }

@@ -1,10 +1,10 @@
 //! [`Watchdog`]: watches operations in flight, including those that no caller waits for.
 //!
-//! In its rounds it settles and retires operations that have ended. An operation is a *fault* if it is
-//! overdue, or if it failed with an error after which its group is unusable. For a fault the watchdog raises
-//! the flag so that the other ranks write dumps, makes this rank's dump, collects the others' answers, and
-//! then aborts the group with an error that contains the answers and the place of the dump. The watchdog
-//! takes no lock that a stuck call could hold.
+//! In its rounds it settles and retires operations that have ended. An operation is a *fault* if it is overdue, or
+//! if it failed with an error after which its group is unusable. For a fault the watchdog raises the flag so that
+//! the other ranks write dumps, makes this rank's dump, collects the others' answers, and then aborts the group
+//! with an error that contains the answers and the location of the dump. The watchdog takes no lock that a stuck
+//! call could hold.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::info::{OpInfo, WorkStatus};
@@ -106,8 +106,7 @@ impl Watch {
 
 /// Blocking calls in flight in one group, readable without a lock.
 ///
-/// There is room for eight at once. The watchdog does not see further ones: only the backend ends them at
-/// their deadline.
+/// There are eight slots. The watchdog does not see further calls: only the backend ends them at their deadline.
 #[derive(Default)]
 pub(crate) struct Running {
     slots: [RunningSlot; 8],
@@ -156,8 +155,8 @@ impl Running {
             let record_id = slot.record_id.load(Ordering::Acquire);
             let seq = slot.seq.load(Ordering::Relaxed);
             let what = slot.what.load(Ordering::Relaxed);
-            // If a word belongs to a later call, this fence synchronizes with the one in `enter`, and the
-            // slot no longer holds the record id that was read first. The next round will see the later call.
+            // If a value belongs to a later call, this fence synchronizes with the one in `enter`, and the slot no
+            // longer holds the record id that was read first. The next round will see the later call.
             fence(Ordering::Acquire);
             if record_id == 0 || slot.record_id.load(Ordering::Relaxed) != record_id {
                 return None;
@@ -212,6 +211,7 @@ impl Watchdog {
             touch_at: None,
             in_flight_ops: Vec::new(),
             first_seen: HashMap::new(),
+            ring_truncated: false,
         };
         // invariant 10
         let thread = std::thread::Builder::new()
@@ -262,6 +262,8 @@ struct Rounds {
     in_flight_ops: Vec<Arc<dyn WatchedOperation>>,
     /// When each blocking call was first seen in flight, by record id.
     first_seen: HashMap<u64, Instant>,
+    /// Whether the ring's file is known to have been truncated.
+    ring_truncated: bool,
 }
 
 impl Rounds {
@@ -282,6 +284,7 @@ impl Rounds {
             }
             self.watch.rounds.fetch_add(1, Ordering::Relaxed);
             self.broadcast.recorder().heartbeat();
+            self.check_ring();
             for fault in faults {
                 self.handle(fault);
             }
@@ -334,6 +337,17 @@ impl Rounds {
         if self.touch_at.is_some_and(|at| at <= now) {
             let more = self.broadcast.recorder().touch_ahead(Self::TOUCH_BYTES);
             self.touch_at = more.then(|| now + Self::TOUCH_PAUSE);
+        }
+    }
+
+    /// Reports once that the ring's file was truncated.
+    fn check_ring(&mut self) {
+        if !self.ring_truncated && self.broadcast.recorder().is_truncated() {
+            self.ring_truncated = true;
+            tracing::warn!(
+                "someone has truncated this rank's ring: readers from outside no longer have its record, only its \
+                 dumps and its endpoint"
+            );
         }
     }
 
@@ -436,6 +450,7 @@ impl Rounds {
         let message = error.to_string();
         group.close(Some(op_info), error);
         if group.ends_process() {
+            self.broadcast.finish_dumps();
             end_process(&message);
         }
     }

@@ -28,11 +28,11 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// The state of its backends' communicators, for a dump. Takes a second for each backend at most.
     fn comm_state(&self) -> Vec<CommState>;
 
-    /// Its blocking calls in flight.
+    /// The group's blocking calls in flight.
     fn running(&self) -> &Running;
 
-    /// How long after the deadline its backends may take to end an overdue operation; zero if they leave that
-    /// to the watchdog.
+    /// How long after the deadline the group's backends may take to end an overdue operation; zero if they leave
+    /// the end to the watchdog.
     fn overdue_time(&self) -> Duration;
 
     /// Whether the group has failed or was aborted, so that the error for its waiters is decided.
@@ -53,10 +53,10 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// Refuses new operations, waits for pending ones until the deadline, and closes the backends.
     ///
     /// # Errors
-    /// `Timeout` if an operation is still pending then; otherwise those of the backends.
+    /// `Timeout` if an operation is still pending at the deadline; otherwise the errors of the backends.
     fn shut_down(&self, deadline: Deadline) -> Result<()>;
 
-    /// Whether one of its backends demands that the process ends after a failure.
+    /// Whether one of the group's backends requires that the process ends after a failure.
     fn ends_process(&self) -> bool;
 }
 
@@ -66,13 +66,13 @@ pub(crate) trait WatchedOperation: Send + Sync {
 
     fn group(&self) -> &dyn WatchedGroup;
 
-    /// Polls the operation and settles it if it has ended. Never waits.
+    /// Polls the operation and settles it if it has ended. Does not wait.
     fn poll_state(&self) -> WorkStatus;
 
     /// The result of the operation; `None` until it has ended.
     fn outcome(&self) -> Option<&Result<Done>>;
 
-    /// The moment at which its time-out has passed.
+    /// The moment at which the operation's time-out has passed.
     fn due(&self) -> Instant;
 
     /// Whether the call to the backend that starts it has returned.

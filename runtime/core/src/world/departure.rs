@@ -12,7 +12,7 @@
 //! `<remaining>` is the number of ranks that the program has not excluded. A store that does not reply does not
 //! make a rank wait longer than absent ranks would.
 
-use super::WorldShared;
+use super::{WorldShared, session};
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{PrefixStore, Store, StoreQuery, which_are_set};
 use rcomm_recorder::model::{Rank, text};
@@ -75,7 +75,10 @@ impl WorldShared {
             };
             let missed = self.lost_among(&missing).or_else(|| {
                 let waited = text::duration(limit);
-                let message = format!("{} did not shut down within {waited}", list(&missing));
+                let message = format!(
+                    "{} did not shut down within {waited}",
+                    text::ranks(&missing, MAX_RANKS)
+                );
                 let late = Error::new(ErrorKind::Timeout, message).with_ranks(&missing);
                 (is_over && !missing.is_empty()).then_some(late)
             });
@@ -117,11 +120,13 @@ impl WorldShared {
         let remaining = self.remaining.load(Ordering::Relaxed);
         let own = gone(remaining, self.place.rank);
         let all_gone = self.all_gone();
+        let (store, attempt) = (self.store.clone(), self.place.attempt);
         self.ask(within, move |notes| {
             notes.set(&own, b"")?;
-            // Excluded ranks are not counted among those that are left.
+            // `remaining` does not count excluded ranks.
             let count = notes.add_within(&format!("gone_count/{remaining}"), 1, within)?;
             if count >= i64::from(remaining) {
+                session::count_ended_world(&*store, attempt)?;
                 notes.set(&all_gone, b"1")?;
             }
             Ok(())
@@ -211,7 +216,7 @@ impl WorldShared {
         };
         let message = format!(
             "{} {verb} gone: {who} ended before the shutdown",
-            list(&still_missing)
+            text::ranks(&still_missing, MAX_RANKS)
         );
         Some(Error::new(ErrorKind::PeerLost, message).with_ranks(&still_missing))
     }
@@ -261,15 +266,4 @@ impl WorldShared {
 /// The key that a rank sets when it leaves.
 fn gone(remaining: u32, rank: Rank) -> String {
     format!("gone/{remaining}/{rank}")
-}
-
-/// `rank 3`, or `ranks 1, 2 and 5 more`.
-fn list(ranks: &[Rank]) -> String {
-    let shown: Vec<String> = ranks.iter().take(MAX_RANKS).map(Rank::to_string).collect();
-    let more = match ranks.len().saturating_sub(MAX_RANKS) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    format!("{noun} {}{more}", shown.join(", "))
 }

@@ -40,7 +40,7 @@ impl GroupMaker for WorldShared {
         }
         if !ranks.contains(&rank) {
             return refuse(format!(
-                "the list omits rank {rank}, which makes the group: only members do"
+                "the list omits rank {rank}, which makes the group: only members may make it"
             ));
         }
         let base = if options.desc.is_empty() {
@@ -257,8 +257,8 @@ struct BackendParams<'a> {
     deadline: Deadline,
 }
 
-/// The number by which the traffic of groups is told apart on shared connections: the beginning of a hash of
-/// the attempt, the name and the members, so that all members compute the same number.
+/// The number that distinguishes the traffic of groups on shared connections: the beginning of a hash of the
+/// attempt, the name and the members, so that all members compute the same number.
 fn wire_id(name: &str, ranks: &[Rank], attempt: u32) -> u64 {
     let mut hash = Sha256::new();
     hash.update(attempt.to_le_bytes());

@@ -2,7 +2,7 @@
 //!
 //! A process already knows its rank by then ([`Rendezvous`]).
 
-use crate::config::rendezvous::{ALL_HERE, Rendezvous};
+use crate::config::rendezvous::{ALL_HERE, REFUSAL_READ, Rendezvous};
 use crate::config::{Config, RingDir};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -10,7 +10,7 @@ use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, which_are_set};
 use crate::tuning::Tuning;
 use crate::watch::failure_broadcast::FLAG;
 use crate::world::job_secret::JobSecret;
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{Rank, text};
 use rcomm_recorder::publish::Secret;
 use rcomm_recorder::publish::remove_jobs_beside;
 use rcomm_recorder::record::{
@@ -79,7 +79,15 @@ pub(crate) fn rendezvous(
     let own_name = name.requests().into_iter();
     let requests: Vec<_> = own_name.chain(text).chain(arrival).collect();
     let replies = root.batch(&requests)?;
-    place.checked_in(root, &name, &replies)?;
+    if let Err(refusal) = place.checked_in(root, &name, &replies) {
+        keep_store(
+            notes,
+            place,
+            place.world_size.into(),
+            late_ranks(config, deadline),
+        );
+        return Err(refusal);
+    }
     let is_last = matches!(replies.last(), Some(&BatchReply::Count(count))
         if count >= i64::from(place.world_size));
     let result = match is_last {
@@ -111,26 +119,51 @@ pub(crate) fn rendezvous(
         let secret = secret.agree(notes, place, &here, sealed, deadline)?;
         return Ok(RendezvousResult { secret, settings });
     }
-    // The rank that serves the store keeps it only until all ranks that arrived have read the reason. So a
-    // request from here on may find the store closed, which does not hide the reason.
-    let counted = notes.add("refusal read", 1).and_then(|read_count| {
-        if read_count >= notes.add(&count, 0)? {
-            notes.set("refusal read by all", b"1")?;
-        }
-        Ok(())
-    });
-    if let Err(error) = counted {
-        tracing::debug!(%error, "the store closed after the refusal was read");
-    }
-    if place.serves_store() {
-        let _ = notes.wait(&["refusal read by all"], config.status_wait);
-    }
     let (message, ranks) = result.split_once('\n').unwrap_or((&result, ""));
     let ranks: Vec<Rank> = ranks
         .split(',')
         .filter_map(|rank| rank.parse().ok())
         .collect();
+    // The rank that serves the store may have closed it by now, which does not hide the reason.
+    if let Err(error) = notes.add(REFUSAL_READ, 1) {
+        tracing::debug!(%error, "the store closed after the refusal was read");
+    }
+    if ranks.is_empty() {
+        keep_store(
+            notes,
+            place,
+            place.world_size.into(),
+            late_ranks(config, deadline),
+        );
+    } else {
+        // The time to start has passed: ranks that did not arrive are not waited for.
+        let arrived = notes.add(&count, 0).unwrap_or(0);
+        keep_store(notes, place, arrived, config.status_wait);
+    }
     Err(Error::new(ErrorKind::Rendezvous, message).with_ranks(&ranks))
+}
+
+/// The longest time for which the rank that serves the store keeps it, after a refusal, for ranks that have
+/// not read why: so that a rank that starts a little later does not look for a store that is closed.
+const STORE_KEPT: Duration = Duration::from_secs(10);
+/// How often the rank that serves the store counts the ranks that have read a refusal.
+const COUNTING: Duration = Duration::from_millis(5);
+
+/// How long ranks that start later are waited for.
+fn late_ranks(config: &Config, deadline: Deadline) -> Duration {
+    STORE_KEPT.min(deadline.remaining()).max(config.status_wait)
+}
+
+/// On the rank that serves the store: waits until this many ranks have read that the job was refused, for
+/// `limit` at most. Returns at once on any other rank.
+fn keep_store(notes: &dyn Store, place: &Rendezvous, readers: i64, limit: Duration) {
+    let until = Instant::now() + limit;
+    while place.serves_store()
+        && Instant::now() < until
+        && notes.add(REFUSAL_READ, 0).is_ok_and(|read| read < readers)
+    {
+        std::thread::sleep(COUNTING);
+    }
 }
 
 /// The beginning of a published result that lets the ranks continue, before rank 0's settings. Any other
@@ -202,26 +235,15 @@ fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
             return Some(format!(
                 "rank 0 was given no job secret, and shares no file with {}: they are on another host, in \
                  another container, or another user's. Set RCOMM_JOB_SECRET to the same on all ranks",
-                list(&others)
+                text::ranks(&others, MAX_RANKS)
             ));
         }
     };
     Some(format!(
         "rank 0 was given {own}, but {} {theirs}: set RCOMM_JOB_SECRET to the same on all ranks, or on \
          none",
-        list(&others)
+        text::ranks(&others, MAX_RANKS)
     ))
-}
-
-/// `rank 3`, or `ranks 1, 2 and 5 more`.
-fn list(ranks: &[Rank]) -> String {
-    let shown: Vec<String> = ranks.iter().take(MAX_RANKS).map(Rank::to_string).collect();
-    let more = match ranks.len().saturating_sub(MAX_RANKS) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    format!("{noun} {}{more}", shown.join(", "))
 }
 
 /// The error message that names the ranks that did not arrive; its second line has only their numbers.
@@ -240,13 +262,12 @@ fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
     format!(
         "not all {} ranks arrived in time: missing {}{refused}\n{}",
         place.world_size,
-        list(&ranks),
+        text::ranks(&ranks, MAX_RANKS),
         numbers.join(",")
     )
 }
 
-/// A part of an error message that tells how many clients the store has refused, from the store's note on
-/// them.
+/// The part of an error message that states how many clients the store has refused, from the store's note on them.
 fn refusals(noted: &str) -> String {
     let (times, last) = noted.split_once(' ').unwrap_or((noted, "an unknown host"));
     let times: String = times.chars().filter(char::is_ascii_digit).collect();
@@ -374,7 +395,7 @@ pub(crate) fn write_notes(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> R
     store.multi_set(&notes)
 }
 
-/// The place of the ring, for the log.
+/// Where the ring is, for the log.
 pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
     match recorder.storage() {
         Storage::File(path) => path.display().to_string(),

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sealed_for_a_rank_is_opened_by_that_rank_alone() {
+    fn a_secret_sealed_for_a_rank_is_opened_by_that_rank_only() {
         let keys = [1, 2, 3].map(|byte| StaticSecret::from([byte; 32]));
         let public = keys.each_ref().map(PublicKey::from);
         let secret = Secret::from_text("the job's");

@@ -1,19 +1,19 @@
-//! Sends all headers, and the few bytes that go with each, to all ranks in ⌈log2 n⌉ messages.
+//! Sends all headers, with the few bytes that follow each, to all ranks in ⌈log2 n⌉ messages per rank.
 //!
 //! The algorithm is Bruck's all-gather (1997). A *block* is one rank's header and its inline bytes.
 //! Blocks are kept in the order own, own + 1, own + 2, ... (modulo n); in the round of distance d = 1,
 //! 2, 4, ... a rank sends its first d blocks (as many as are missing, in the last round) d ranks back,
-//! and appends the blocks that come from d ranks ahead. *Ranks* here are those that take part, counted
-//! from 0: all of a group, or one of each host.
+//! and appends the blocks that it receives from d ranks ahead. *Ranks* here are the participants, counted
+//! from 0: all ranks of a group, or one rank of each host.
 
 use crate::channels::{Channels, Transfer};
 use crate::collective::op_header::{OP_HEADER_LEN, OpHeader};
 use crate::wait::{Failure, WaitPolicy};
 
 /// Bytes of the fields before the blocks of a message: magic, number of the exchange, distance, number of
-/// blocks, and the bytes of the blocks.
+/// blocks, and their total size in bytes.
 const HEAD: usize = 24;
-/// Bytes of a message of one header, without the data that follows the header.
+/// Bytes of a message with one header, without the data after the header.
 const HEADER_MESSAGE: usize = HEAD + OP_HEADER_LEN;
 /// `rcm1` in ASCII: marks a message of this layout.
 const MAGIC: u32 = 0x7263_6d31;
@@ -24,13 +24,13 @@ const MAX_MESSAGE: usize = 1 << 30;
 #[derive(Default)]
 pub(super) struct Agreement {
     op_headers: Vec<OpHeader>,
-    /// Number of exchanges so far. It is the same on all ranks and is checked in every message, so that a lost
-    /// step is detected.
+    /// Number of exchanges so far. It must be the same on all ranks and is checked in every message, so that ranks that
+    /// run different steps detect it.
     count: u64,
-    /// Room for the head of the next message, then the blocks that this rank has so far.
+    /// Space for the head of the next message, then the blocks that this rank has so far.
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
-    /// Where the n-th block of `outgoing` starts. It has one element more than there are blocks.
+    /// The offset in `outgoing` at which each block starts, and the end of the last block.
     starts: Vec<usize>,
     rank: usize,
 }
@@ -127,9 +127,8 @@ impl Agreement {
         Ok(())
     }
 
-    /// Works as [`exchange`](Self::exchange) between two ranks, but sends `behind` directly after this
-    /// rank's header and leaves what follows the other rank's header unread. Returns how many bytes of
-    /// `behind` were sent.
+    /// Works as [`exchange`](Self::exchange) between two ranks, but sends `behind` directly after this rank's header
+    /// and does not read the bytes after the other rank's header. Returns how many bytes of `behind` were sent.
     pub(super) fn exchange_pair(
         &mut self,
         channels: &mut Channels,
@@ -170,14 +169,14 @@ impl Agreement {
         &self.op_headers
     }
 
-    /// The inline data that came with the header of the participant `rank` in [`exchange`](Self::exchange).
+    /// The inline data after the header of the participant `rank` in the last [`exchange`](Self::exchange).
     pub(super) fn inline(&self, rank: usize) -> &[u8] {
         let size = self.op_headers.len();
         let block = (rank + size - self.rank) % size;
         &self.outgoing[self.starts[block] + OP_HEADER_LEN..self.starts[block + 1]]
     }
 
-    /// The list of counts that came with the header of the participant `rank` in [`exchange`](Self::exchange).
+    /// The list of counts after the header of the participant `rank` in the last [`exchange`](Self::exchange).
     pub(super) fn counts(&self, rank: usize) -> Vec<u64> {
         let bytes = self.inline(rank).chunks_exact(8);
         bytes

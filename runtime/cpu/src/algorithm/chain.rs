@@ -1,4 +1,4 @@
-//! Broadcast along a chain: each rank forwards what it has received so far while more arrives.
+//! Broadcast along a chain: each rank forwards received bytes while more arrive.
 //!
 //! The chain starts at the root and follows the ranks. Every rank but the last sends the data once, and all
 //! channels of the chain are busy at the same time.
@@ -9,12 +9,12 @@ use crate::wait::{Failure, WaitPolicy};
 
 pub(super) fn broadcast(
     channels: &mut Channels,
-    place: Position,
+    position: Position,
     data: Data<'_>,
     root: usize,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let Position { rank, size, .. } = place;
+    let Position { rank, size, .. } = position;
     let next = (rank + 1) % size;
     let next = (next != root).then_some(next);
     let transfer = match data {

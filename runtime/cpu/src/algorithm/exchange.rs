@@ -1,9 +1,8 @@
-//! Direct exchange: every pair of ranks that has bytes for each other sends them, all pairs at the same
-//! time.
+//! Direct exchange: each rank sends its bytes for another rank directly to that rank, all pairs at the same time.
 //!
-//! A *part* is what one rank is responsible for: its share of a reduction. A *segment* is the amount of a
-//! part that is exchanged before it is combined, so that it is still in the cache then. While the
-//! contributions to one segment are sent, the results of the previous segment are sent as well.
+//! A *part* is the share of a reduction that one rank combines. A *segment* is the piece of a part that is exchanged
+//! before it is combined, small enough to be still in the cache then. While the contributions to one segment are
+//! sent, the results of the previous segment are sent as well.
 
 use crate::channels::{Channels, Transfer};
 use crate::collective::part_of;
@@ -16,8 +15,8 @@ use std::ops::Range;
 const SEGMENT: usize = 256 << 10;
 
 /// The other ranks, starting with the next one, so that not all ranks start with rank 0.
-fn others(place: Position) -> impl Iterator<Item = usize> {
-    let Position { rank, size, .. } = place;
+fn others(position: Position) -> impl Iterator<Item = usize> {
+    let Position { rank, size, .. } = position;
     (1..size).map(move |step| (rank + step) % size)
 }
 
@@ -33,13 +32,13 @@ fn segments(longest: usize) -> usize {
 
 pub(super) fn all_reduce(
     channels: &mut Channels,
-    place: Position,
+    position: Position,
     data: &mut [u8],
     by: Combination,
     scratch: &mut Vec<u8>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let Position { rank, size, .. } = place;
+    let Position { rank, size, .. } = position;
     let len = data.len();
     let parts: Vec<_> = (0..size)
         .map(|rank| part_of(rank, size, len, by.element()))
@@ -54,7 +53,7 @@ pub(super) fn all_reduce(
             let mut transfers = Vec::with_capacity(4 * size);
             let mut rest = &mut scratch[..];
             if round < rounds && !mine.is_empty() {
-                for peer in others(place) {
+                for peer in others(position) {
                     let (into, after) = rest.split_at_mut(mine.len());
                     rest = after;
                     transfers.push(Transfer::receive(peer, into));
@@ -64,8 +63,8 @@ pub(super) fn all_reduce(
                 0 => range.start..range.start,
                 _ => segment(range, round - 1),
             };
-            // Each part consists of final bytes, bytes that arrive, and bytes that this rank still has to
-            // send.
+            // Each part consists of final bytes, then bytes that arrive in this round, then bytes that this rank still
+            // has to send.
             let (mut contributions, mut arriving) = (Vec::new(), Vec::new());
             let mut result: &[u8] = &[];
             let mut rest = &mut *data;
@@ -95,16 +94,16 @@ pub(super) fn all_reduce(
         }
         if round < rounds && !mine.is_empty() {
             let width = mine.len();
-            let inputs = in_order(scratch, width, place);
+            let inputs = in_order(scratch, width, position);
             arithmetic::combine_in_place(by.op, by.dtype, &mut data[mine], rank, &inputs, None);
         }
     }
     Ok(())
 }
 
-/// Returns the other ranks' contributions in order of ranks; in `scratch` they are in order of [`others`].
-fn in_order(scratch: &[u8], width: usize, place: Position) -> Vec<&[u8]> {
-    let Position { rank, size, .. } = place;
+/// Returns the other ranks' contributions in order of ranks; in `scratch` they are in the order of [`others`].
+fn in_order(scratch: &[u8], width: usize, position: Position) -> Vec<&[u8]> {
+    let Position { rank, size, .. } = position;
     (0..size)
         .filter(|&peer| peer != rank)
         .map(|peer| {
@@ -116,14 +115,14 @@ fn in_order(scratch: &[u8], width: usize, place: Position) -> Vec<&[u8]> {
 
 pub(super) fn reduce_scatter(
     channels: &mut Channels,
-    place: Position,
+    position: Position,
     inputs: &Inputs<'_>,
     output: &mut [u8],
     by: Combination,
     scratch: &mut Vec<u8>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let Position { rank, size, .. } = place;
+    let Position { rank, size, .. } = position;
     let lens: Vec<usize> = (0..size).map(|rank| inputs.part(rank).len()).collect();
     let longest = lens.iter().copied().max().unwrap_or(0);
     scratch.resize(SEGMENT.min(lens[rank]) * (size - 1), 0);
@@ -131,7 +130,7 @@ pub(super) fn reduce_scatter(
         let mine = segment(&(0..lens[rank]), round);
         let mut transfers = Vec::with_capacity(2 * size);
         let mut rest = &mut scratch[..];
-        for peer in others(place) {
+        for peer in others(position) {
             let (into, after) = rest.split_at_mut(mine.len());
             rest = after;
             let theirs = segment(&(0..lens[peer]), round);
@@ -143,7 +142,7 @@ pub(super) fn reduce_scatter(
         if mine.is_empty() {
             continue;
         }
-        let mut all = in_order(scratch, mine.len(), place);
+        let mut all = in_order(scratch, mine.len(), position);
         all.insert(rank, &inputs.part(rank)[mine.clone()]);
         arithmetic::combine(by.op, by.dtype, &all, &mut output[mine], None);
     }
@@ -153,14 +152,14 @@ pub(super) fn reduce_scatter(
 /// Every rank combines its part and sends it to the root.
 pub(super) fn reduce(
     channels: &mut Channels,
-    place: Position,
+    position: Position,
     data: Data<'_>,
     by: Combination,
     root: usize,
     scratch: &mut Vec<u8>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let Position { rank, size, .. } = place;
+    let Position { rank, size, .. } = position;
     let len = data.bytes().len();
     let parts: Vec<_> = (0..size)
         .map(|rank| part_of(rank, size, len, by.element()))
@@ -170,7 +169,15 @@ pub(super) fn reduce(
         let bytes = data.bytes();
         let inputs = parts.iter().map(|range| &bytes[range.clone()]).collect();
         let inputs = Inputs::List(inputs);
-        reduce_scatter(channels, place, &inputs, &mut result, by, scratch, policy)?;
+        reduce_scatter(
+            channels,
+            position,
+            &inputs,
+            &mut result,
+            by,
+            scratch,
+            policy,
+        )?;
     }
     match data {
         Data::Read(_) => channels.drive(&mut [Transfer::send(root, &result)], policy),
@@ -193,16 +200,16 @@ pub(super) fn reduce(
 
 pub(super) fn all_gather(
     channels: &mut Channels,
-    place: Position,
+    position: Position,
     input: &[u8],
     mut outputs: Outputs<'_>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let mut transfers: Vec<_> = others(place)
+    let mut transfers: Vec<_> = others(position)
         .map(|peer| Transfer::send(peer, input))
         .collect();
-    for (peer, part) in outputs.parts(place.size).into_iter().enumerate() {
-        if peer == place.rank {
+    for (peer, part) in outputs.parts(position.size).into_iter().enumerate() {
+        if peer == position.rank {
             part.copy_from_slice(input);
         } else {
             transfers.push(Transfer::receive(peer, part));
@@ -213,16 +220,16 @@ pub(super) fn all_gather(
 
 pub(super) fn all_to_all(
     channels: &mut Channels,
-    place: Position,
+    position: Position,
     inputs: &Inputs<'_>,
     mut outputs: Outputs<'_>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let mut transfers: Vec<_> = others(place)
+    let mut transfers: Vec<_> = others(position)
         .map(|peer| Transfer::send(peer, inputs.part(peer)))
         .collect();
-    for (peer, part) in outputs.parts(place.size).into_iter().enumerate() {
-        if peer == place.rank {
+    for (peer, part) in outputs.parts(position.size).into_iter().enumerate() {
+        if peer == position.rank {
             part.copy_from_slice(inputs.part(peer));
         } else {
             transfers.push(Transfer::receive(peer, part));
@@ -233,7 +240,7 @@ pub(super) fn all_to_all(
 
 pub(super) fn gather(
     channels: &mut Channels,
-    place: Position,
+    position: Position,
     input: &[u8],
     outputs: Option<Outputs<'_>>,
     root: usize,
@@ -242,9 +249,9 @@ pub(super) fn gather(
     let Some(mut outputs) = outputs else {
         return channels.drive(&mut [Transfer::send(root, input)], policy);
     };
-    let mut transfers = Vec::with_capacity(place.size);
-    for (peer, part) in outputs.parts(place.size).into_iter().enumerate() {
-        if peer == place.rank {
+    let mut transfers = Vec::with_capacity(position.size);
+    for (peer, part) in outputs.parts(position.size).into_iter().enumerate() {
+        if peer == position.rank {
             part.copy_from_slice(input);
         } else {
             transfers.push(Transfer::receive(peer, part));
@@ -255,7 +262,7 @@ pub(super) fn gather(
 
 pub(super) fn scatter(
     channels: &mut Channels,
-    place: Position,
+    position: Position,
     inputs: Option<&Inputs<'_>>,
     output: &mut [u8],
     root: usize,
@@ -264,8 +271,8 @@ pub(super) fn scatter(
     let Some(inputs) = inputs else {
         return channels.drive(&mut [Transfer::receive(root, output)], policy);
     };
-    output.copy_from_slice(inputs.part(place.rank));
-    let mut transfers: Vec<_> = others(place)
+    output.copy_from_slice(inputs.part(position.rank));
+    let mut transfers: Vec<_> = others(position)
         .map(|peer| Transfer::send(peer, inputs.part(peer)))
         .collect();
     channels.drive(&mut transfers, policy)

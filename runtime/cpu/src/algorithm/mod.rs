@@ -12,8 +12,8 @@
 //! | reduce_scatter, all_gather, all_to_all, gather, scatter | [`exchange`]: direct | s (n-1)/n, or s (n-1) |
 //! | broadcast | [`chain`]: pipeline | s |
 //!
-//! Reductions combine in order of ranks, whatever the algorithm, so that all of them (and the shared
-//! memory ones) give the same bits.
+//! Reductions combine in order of ranks, so that all algorithms, including those over shared memory, give the
+//! same bits.
 
 mod agree;
 mod chain;
@@ -54,11 +54,11 @@ impl ChannelEngine {
     /// Agrees with the other ranks on `step`, then runs it.
     ///
     /// # Errors
-    /// After `Mismatch` the ranks are still in step; after any other failure they are not.
+    /// After `Mismatch` the ranks can use the channels again; after any other failure they cannot.
     pub(super) fn run(
         &mut self,
         step: Step<'_>,
-        place: Position,
+        position: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let Step {
@@ -68,16 +68,18 @@ impl ChannelEngine {
             ..
         } = step;
         let listed: Vec<u8>;
-        let choice = choose(&self.plan, &collective, place, |it| it != Algorithm::Nested);
-        let goes_along = choice == Algorithm::Notice;
+        let choice = choose(&self.plan, &collective, position, |it| {
+            it != Algorithm::Nested
+        });
+        let is_inline = choice == Algorithm::Notice;
         if choice == Algorithm::Swap
             && let Collective::AllReduce { data, by } = collective
         {
-            return self.swap(op_header, data, by, place.rank, policy);
+            return self.swap(op_header, data, by, position.rank, policy);
         }
         let inline: &[u8] = if lists.is_empty() {
-            small_input(&collective, place)
-                .filter(|_| goes_along)
+            small_input(&collective, position)
+                .filter(|_| is_inline)
                 .unwrap_or(&[])
         } else {
             listed = lists.iter().flat_map(|count| count.to_le_bytes()).collect();
@@ -86,62 +88,64 @@ impl ChannelEngine {
         op_header.inline = u32::try_from(inline.len()).unwrap_or(0);
         let participants = Participants {
             members: &self.members,
-            own: place.rank,
+            own: position.rank,
         };
         let agreement = &mut self.agreement;
         agreement.exchange(&mut self.channels, participants, op_header, inline, policy)?;
         let mut compared = op_header::compare(agreement.op_headers());
         if compared.is_ok() && has_lists(op_header.op) {
-            let all: Vec<Vec<u64>> = (0..place.size).map(|rank| agreement.counts(rank)).collect();
+            let all: Vec<Vec<u64>> = (0..position.size)
+                .map(|rank| agreement.counts(rank))
+                .collect();
             compared = compare_lists(agreement.op_headers(), &all);
         }
         compared
             .map_err(|found| Failure::Mismatch(self.channels.global(found.rank), found.message))?;
-        if goes_along {
+        if is_inline {
             let inline = |rank| agreement.inline(rank);
-            return finish_small(&mut collective, place, inline, &self.channels);
+            return finish_small(&mut collective, position, inline, &self.channels);
         }
-        self.run_agreed(collective, place, policy)
+        self.run_agreed(collective, position, policy)
     }
 
     /// Runs the collective that the ranks have agreed on.
     fn run_agreed(
         &mut self,
         collective: Collective<'_>,
-        place: Position,
+        position: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (channels, scratch) = (&mut self.channels, &mut self.scratch);
         match collective {
             Collective::Barrier => Ok(()),
             Collective::AllReduce { data, by } => {
-                exchange::all_reduce(channels, place, data, by, scratch, policy)
+                exchange::all_reduce(channels, position, data, by, scratch, policy)
             }
             Collective::Reduce { data, by, root } => {
-                exchange::reduce(channels, place, data, by, root, scratch, policy)
+                exchange::reduce(channels, position, data, by, root, scratch, policy)
             }
             Collective::Broadcast { data, root } => {
-                chain::broadcast(channels, place, data, root, policy)
+                chain::broadcast(channels, position, data, root, policy)
             }
             Collective::AllGather { input, outputs } => {
-                exchange::all_gather(channels, place, input, outputs, policy)
+                exchange::all_gather(channels, position, input, outputs, policy)
             }
             Collective::ReduceScatter { inputs, output, by } => {
-                exchange::reduce_scatter(channels, place, &inputs, output, by, scratch, policy)
+                exchange::reduce_scatter(channels, position, &inputs, output, by, scratch, policy)
             }
             Collective::AllToAll { inputs, outputs } => {
-                exchange::all_to_all(channels, place, &inputs, outputs, policy)
+                exchange::all_to_all(channels, position, &inputs, outputs, policy)
             }
             Collective::Gather {
                 input,
                 outputs,
                 root,
-            } => exchange::gather(channels, place, input, outputs, root, policy),
+            } => exchange::gather(channels, position, input, outputs, root, policy),
             Collective::Scatter {
                 inputs,
                 output,
                 root,
-            } => exchange::scatter(channels, place, inputs.as_ref(), output, root, policy),
+            } => exchange::scatter(channels, position, inputs.as_ref(), output, root, policy),
         }
     }
 }
@@ -152,21 +156,21 @@ impl ChannelEngine {
 fn choose(
     plan: &Plan,
     collective: &Collective<'_>,
-    place: Position,
+    position: Position,
     allows: impl Fn(Algorithm) -> bool,
 ) -> Algorithm {
-    let small = small_input(collective, place).is_some();
-    let goes_along = small && small_inputs_len(collective, place) <= MAX_NOTICED;
-    let (pattern, bytes) = extent(collective, place);
+    let small = small_input(collective, position).is_some();
+    let is_inline = small && small_inputs_len(collective, position) <= MAX_NOTICED;
+    let (pattern, bytes) = extent(collective, position);
     plan.choose(pattern, bytes, |algorithm| match algorithm {
-        Algorithm::Notice => goes_along,
+        Algorithm::Notice => is_inline,
         other => allows(other),
     })
 }
 
-/// The collective's pattern, and its bytes as the table of choices counts them.
-fn extent(collective: &Collective<'_>, place: Position) -> (Pattern, usize) {
-    let size = place.size;
+/// Returns the collective's pattern, and its size in bytes as [`Plan::choose`] expects it.
+fn extent(collective: &Collective<'_>, position: Position) -> (Pattern, usize) {
+    let size = position.size;
     match collective {
         Collective::Barrier => (Pattern::Barrier, 0),
         Collective::AllReduce { data, .. } => (Pattern::AllReduce, data.len()),
@@ -180,19 +184,19 @@ fn extent(collective: &Collective<'_>, place: Position) -> (Pattern, usize) {
             let bytes = (0..size).map(|rank| inputs.part(rank).len()).sum();
             (Pattern::ReduceScatter, bytes)
         }
-        // These have one algorithm each, whatever the size.
+        // Each of these has one algorithm for all sizes.
         Collective::AllToAll { .. } => (Pattern::AllToAll, 0),
         Collective::Gather { .. } => (Pattern::Gather, 0),
         Collective::Scatter { .. } => (Pattern::Scatter, 0),
     }
 }
 
-/// Returns this rank's input, if the collective is one whose input can be sent with the header.
-fn small_input<'a>(collective: &'a Collective<'_>, place: Position) -> Option<&'a [u8]> {
+/// Returns this rank's input if the collective's inputs can be sent with the headers.
+fn small_input<'a>(collective: &'a Collective<'_>, position: Position) -> Option<&'a [u8]> {
     match collective {
         Collective::Barrier => Some(&[]),
         Collective::AllReduce { data, .. } => Some(data),
-        Collective::Broadcast { data, root } if *root == place.rank => Some(data.bytes()),
+        Collective::Broadcast { data, root } if *root == position.rank => Some(data.bytes()),
         Collective::Broadcast { .. } => Some(&[]),
         Collective::AllGather {
             input,
@@ -202,20 +206,20 @@ fn small_input<'a>(collective: &'a Collective<'_>, place: Position) -> Option<&'
     }
 }
 
-/// Total bytes over all ranks of the inputs that [`small_input`] returns.
-fn small_inputs_len(collective: &Collective<'_>, place: Position) -> usize {
+/// Returns the sum of the sizes of the inputs that [`small_input`] returns on all ranks.
+fn small_inputs_len(collective: &Collective<'_>, position: Position) -> usize {
     match collective {
-        Collective::AllReduce { data, .. } => data.len().saturating_mul(place.size),
+        Collective::AllReduce { data, .. } => data.len().saturating_mul(position.size),
         Collective::Broadcast { data, .. } => data.bytes().len(),
-        Collective::AllGather { input, .. } => input.len().saturating_mul(place.size),
+        Collective::AllGather { input, .. } => input.len().saturating_mul(position.size),
         _ => 0,
     }
 }
 
-/// Completes a collective whose data came with the headers; `inline` returns the data of a rank.
+/// Completes a collective whose data was sent with the headers; `inline` returns the data of a rank.
 fn finish_small<'a>(
     collective: &mut Collective<'_>,
-    place: Position,
+    position: Position,
     inline: impl Fn(usize) -> &'a [u8],
     channels: &Channels,
 ) -> Result<(), Failure> {
@@ -231,7 +235,7 @@ fn finish_small<'a>(
     };
     match collective {
         Collective::AllReduce { data, by } => {
-            let inputs = (0..place.size)
+            let inputs = (0..position.size)
                 .map(|rank| expect(rank, data.len()))
                 .collect::<Result<Vec<_>, _>>()?;
             arithmetic::combine(by.op, by.dtype, &inputs, data, None);
@@ -241,7 +245,7 @@ fn finish_small<'a>(
             root,
         } => data.copy_from_slice(expect(*root, data.len())?),
         Collective::AllGather { outputs, .. } => {
-            for rank in 0..place.size {
+            for rank in 0..position.size {
                 let part = outputs.part_mut(rank);
                 part.copy_from_slice(expect(rank, part.len())?);
             }

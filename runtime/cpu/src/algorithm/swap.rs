@@ -1,7 +1,7 @@
 //! all_reduce of two ranks: each sends all of its data, and both combine.
 //!
-//! If each rank combined one half and sent the results, the number of bytes would be the same, with one
-//! more exchange. The first bytes are sent directly after the header, which saves another round trip.
+//! If each rank combined one half and sent the result, the number of bytes would be the same, with one more
+//! exchange. The first bytes are sent directly after the header, which saves another round trip.
 
 use super::ChannelEngine;
 use super::agree::Participants;
@@ -11,10 +11,10 @@ use crate::collective::op_header::{self, OpHeader};
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic;
 
-/// Bytes that are sent before the other rank's header is known: all of a small buffer, and few enough to
-/// discard if the ranks do not agree.
+/// Maximum number of bytes that are sent before the other rank's header is known: all bytes of a small buffer, and few
+/// enough to discard if the ranks do not agree.
 const AHEAD: usize = 256 << 10;
-/// Bytes of the buffer in which received data wait to be combined.
+/// Maximum size in bytes of the buffer for received data that are not combined yet.
 const SCRATCH: usize = 256 << 10;
 
 impl ChannelEngine {

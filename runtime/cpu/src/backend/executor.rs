@@ -31,8 +31,7 @@ pub(crate) struct Issued {
 struct State {
     progress: Progress,
     op: Option<Op<'static>>,
-    /// Number of threads that sleep until the operation ends. If there are none, the wake-up, a system
-    /// call, is skipped.
+    /// Number of threads that sleep until the operation ends. Without any, the wake-up, a system call, is skipped.
     sleepers: usize,
 }
 
@@ -127,13 +126,13 @@ pub(crate) enum ExecutorKind {
 
 struct ExecutorState {
     queue: Mutex<Queue>,
-    /// Counts the operations issued, and the closing of the queue. A polling thread watches this count.
+    /// Number of operations that were issued, plus one once the queue is closed. A polling thread watches it.
     issued: AtomicU64,
     /// Notified for the thread that waits for tasks.
     task_queued: Condvar,
     /// Notified when all tasks have ended.
     drained: Condvar,
-    /// Wakes the thread of sends and receives, which sleeps on sockets.
+    /// Wakes the thread of sends and receives while it sleeps on sockets.
     wake: OwnedFd,
 }
 
@@ -145,11 +144,11 @@ struct Queue {
     closed: bool,
     /// Number of threads that wait until no operation is open.
     draining: usize,
-    /// How the thread sleeps, if it does. Waking a thread that is awake would cost a system call.
+    /// How the thread sleeps; `None` if it is awake, since a wake-up would cost a system call.
     asleep: Option<Sleep>,
 }
 
-/// What a thread sleeps on.
+/// What wakes a sleeping thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sleep {
     /// The condition variable `task_queued`.
@@ -176,7 +175,7 @@ impl Executor {
         })
     }
 
-    /// Hands an operation to the thread, and starts the thread first if it does not run yet.
+    /// Queues an operation for the thread, which is started if it does not run yet.
     ///
     /// # Errors
     /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started.
@@ -188,6 +187,9 @@ impl Executor {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Pending>> {
         self.start(group)?;
+        if self.kind == ExecutorKind::P2p {
+            group.refuse_late_message(&op)?;
+        }
         let mut requests = Vec::new();
         let mut queue = lock(&self.shared.queue);
         if queue.closed {
@@ -234,7 +236,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Waits until everything issued has ended; returns whether it ended before the deadline.
+    /// Waits until all issued operations have ended; returns whether they have ended before the deadline.
     pub(crate) fn drain(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let mut queue = lock(&self.shared.queue);
@@ -251,8 +253,8 @@ impl Executor {
         true
     }
 
-    /// Refuses further operations, and joins the thread once its queue is empty. If the thread itself held
-    /// the last reference to the group, it is not joined and ends by itself.
+    /// Refuses further operations, and joins the thread, which ends once its queue is empty. A thread that calls this
+    /// itself, since it held the last reference to the group, is not joined and ends by itself.
     pub(crate) fn close(&self) {
         let mut queue = lock(&self.shared.queue);
         queue.closed = true;
@@ -336,7 +338,7 @@ fn run_collectives(shared: &ExecutorState, group: &CpuGroup) {
 fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
     let mut active: Vec<Task> = Vec::new();
     let mut idle = group.idle_policy();
-    // The ranks that a wait was recorded for.
+    // The ranks for which a wait is recorded.
     let mut noted = Vec::new();
     let mut policy = WaitPolicy::new(&group.stop, Deadline::In(Duration::MAX), group.wait_mode);
     loop {
@@ -392,7 +394,7 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
             policy.refresh();
             continue;
         }
-        // The check above detects a stop, for each task with its own deadline.
+        // An interruption of this policy is ignored: the check above detects a stop and each task's deadline.
         if let Ok(Pause::Sleep(time)) = policy.pause() {
             let mut drained = [0; 8];
             let _ = rustix::io::read(&shared.wake, &mut drained);

@@ -1,16 +1,27 @@
 //! How a group fails: the error for its caller, and the reason that its peers read from the store.
 
 use super::group::CpuGroup;
-use crate::channels::cut;
+use crate::channels::{Sockets, cut};
+use crate::mesh::Mesh;
+use crate::transport::shm::CloseGuard;
 use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::store::{Store, StoreQuery};
 use rcomm_core::{Error, ErrorKind};
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{FailureKind, Rank, text};
+use rustix::io::Errno;
+use std::io;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for the store to take its reason for giving up.
+/// The most ranks that an error lists by number.
+const MAX_RANKS: usize = 64;
+
+/// How long a rank that gives up keeps its channels open for the store to take its reason.
 const NOTE_TIME: Duration = Duration::from_millis(400);
+/// How long the error of a rank waits until its peers are released: a store that works answers sooner.
+const RELEASE_TIME: Duration = Duration::from_millis(250);
 /// How long a rank whose peer has closed its channels looks in the store for that peer's reason.
 const REASON_TIME: Duration = Duration::from_millis(500);
 /// How long a rank waits for the reason of a rank that has given up the operation: that rank may itself
@@ -34,6 +45,7 @@ impl CpuGroup {
         if in_step {
             return error;
         }
+        self.mesh.note_failure(&error);
         self.stop_for(error.clone());
         error
     }
@@ -41,28 +53,65 @@ impl CpuGroup {
     /// Makes all pending and later operations fail with this error, on this rank and on the peers that wait
     /// for it.
     ///
+    /// A thread publishes the reason, and releases the peers once the store has it, or after [`NOTE_TIME`].
+    ///
     /// # Blocking
-    /// Until the store has the reason for the peers, at most [`NOTE_TIME`].
+    /// Until the peers are released, for [`RELEASE_TIME`] at most: a member that comes once this rank has its
+    /// error must be refused, and a store that does not answer must not keep the error back.
     pub(crate) fn stop_for(&self, error: Error) {
         let own = self.mesh.rank();
         let note = error.to_note(own);
-        if self.stop.raise(error) {
-            // A store that does not answer must not prevent this rank from ending its operations.
-            let left = StoreQuery::ask_within(&self.store, NOTE_TIME, move |store| {
-                store.set(&note_key(own), &note)
-            });
+        if !self.stop.raise(error) {
+            return self.waiting_peers().refuse();
+        }
+        let publish = move |store: &dyn Store| store.set(&note_key(own), &note);
+        let (store, peers) = (self.store.clone(), self.waiting_peers());
+        let (refused, is_refused) = channel();
+        let publish = move || {
+            let left = StoreQuery::ask_within(&store, NOTE_TIME, publish);
             if !matches!(left, Some(Ok(()))) {
                 tracing::debug!(?left, "the store may not have why this rank gave up");
             }
+            peers.refuse();
+            // This fails if no caller waits any longer.
+            let _ = refused.send(());
+        };
+        let thread = std::thread::Builder::new().name("rcomm/notice".to_owned());
+        match thread.spawn(publish) {
+            Ok(thread) => {
+                let mut notice = self.notice.lock().unwrap_or_else(PoisonError::into_inner);
+                *notice = Some(thread);
+                drop(notice);
+                let _ = is_refused.recv_timeout(RELEASE_TIME);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the store does not have why this rank gave up");
+                self.waiting_peers().refuse();
+            }
         }
-        self.release_peers();
+    }
+
+    /// Waits until the peers have been released: for [`NOTE_TIME`] after the group's failure at most. A process
+    /// that ended before could look to them as if it had been lost.
+    pub(crate) fn finish_notice(&self) {
+        let mut notice = self.notice.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = notice.take() {
+            // A panic in the thread was already reported where it happened.
+            let _ = thread.join();
+        }
     }
 
     /// Releases the ranks that wait for this one in this group.
     pub(crate) fn release_peers(&self) {
-        cut(&self.sockets);
-        if let Some(close_guard) = &self.close_guard {
-            close_guard.leave();
+        self.waiting_peers().release();
+    }
+
+    fn waiting_peers(&self) -> WaitingPeers {
+        WaitingPeers {
+            mesh: self.mesh.clone(),
+            group: self.wire_id,
+            sockets: self.sockets.clone(),
+            close_guard: self.close_guard.clone(),
         }
     }
 
@@ -72,7 +121,10 @@ impl CpuGroup {
                 Error::new(ErrorKind::Timeout, "no end before the deadline")
             }
             Failure::Late(ranks) => {
-                let message = format!("waited for {} until the deadline", list(&ranks));
+                let message = format!(
+                    "waited for {} until the deadline",
+                    text::ranks(&ranks, MAX_RANKS)
+                );
                 Error::new(ErrorKind::Timeout, message).with_ranks(&ranks)
             }
             Failure::Interrupted(Interrupted::Stopped(reason)) => reason,
@@ -104,28 +156,49 @@ impl CpuGroup {
         }
     }
 
-    /// Returns the error for a channel that `rank` has closed: the reason from its note if it gave up, else
+    /// Returns the error for a channel to `rank` that has ended: the reason from its note if it gave up, else
     /// that its process is gone, or still running, or that this could not be found out.
     ///
     /// # Blocking
     /// For about [`REASON_TIME`], whether or not the store answers, and [`OTHERS_TIME`] more if the process is
     /// gone. A host that does not answer may add the time-out of one attempt to connect.
-    pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
+    pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<io::Error>) -> Error {
+        if let Some(cause) = cause.as_ref().filter(|cause| is_local(cause)) {
+            let own = self.mesh.rank();
+            let message = format!("the host of rank {own} aborted its connection to rank {rank}");
+            let error = Error::new(ErrorKind::PeerLost, message).with_rank(own);
+            return match cause.raw_os_error() {
+                Some(errno) => error.with_source(io::Error::from_raw_os_error(errno)),
+                None => error,
+            };
+        }
         let stop = Stop::default();
         let deadline = Instant::now() + REASON_TIME;
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);
+        let mut is_first_look = true;
         loop {
             // The peer is checked before its note is read: a peer that is gone has already written any
             // note that it leaves.
             let gone = self.mesh.find_gone(rank, &mut policy);
             let left = deadline.saturating_duration_since(Instant::now());
             if let Some(note) = self.note_of(rank, left) {
-                return Error::from_note(&note, rank, self.mesh.rank());
+                let reason = Error::from_note(&note, rank, self.mesh.rank());
+                // A rank publishes its reason before it closes its channels. So a channel that ended before
+                // there was a reason broke by itself, and if that reason is another broken channel of the
+                // same rank, then that rank is what the two have in common.
+                if !is_first_look && self.names_running_ranks(&reason, rank, &mut policy) {
+                    return with_cause(broken(rank), cause);
+                }
+                return reason;
             }
+            is_first_look = false;
             match gone {
                 Ok(true) => return self.lost(rank, cause),
                 Ok(false) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
+                }
+                Ok(false) if cause.as_ref().is_some_and(has_broken) => {
+                    return with_cause(broken(rank), cause);
                 }
                 Ok(false) => {
                     let message = format!("rank {rank} closed its connection but is still running");
@@ -138,28 +211,37 @@ impl CpuGroup {
                 Err(_) => {
                     let message = format!("the connection of rank {rank} ended");
                     let error = Error::new(ErrorKind::PeerLost, message).with_rank(rank);
-                    return match cause {
-                        Some(cause) => error.with_source(cause),
-                        None => error,
-                    };
+                    return with_cause(error, cause);
                 }
             }
         }
     }
 
-    fn lost(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
+    /// Whether the reason that `from` gave is the loss of other ranks, all of which still run.
+    fn names_running_ranks(&self, reason: &Error, from: Rank, policy: &mut WaitPolicy<'_>) -> bool {
+        let is_loss = reason.failure(self.mesh.rank()).kind == FailureKind::PeerGone;
+        is_loss
+            && reason
+                .ranks()
+                .iter()
+                .all(|&rank| rank != from && matches!(self.mesh.is_gone(rank, policy), Ok(false)))
+    }
+
+    fn lost(&self, rank: Rank, cause: Option<io::Error>) -> Error {
         let mut lost = self.other_lost(rank);
         if lost.is_empty() {
             let message = format!("rank {rank} is gone: its connection ended");
-            let error = Error::new(ErrorKind::PeerLost, message).with_rank(rank);
-            return match cause {
-                Some(cause) => error.with_source(cause),
-                None => error,
-            };
+            return with_cause(
+                Error::new(ErrorKind::PeerLost, message).with_rank(rank),
+                cause,
+            );
         }
         lost.push(rank);
         lost.sort_unstable();
-        let message = format!("{} are gone: their connections ended", list(&lost));
+        let message = format!(
+            "{} are gone: their connections ended",
+            text::ranks(&lost, MAX_RANKS)
+        );
         Error::new(ErrorKind::PeerLost, message).with_ranks(&lost)
     }
 
@@ -205,7 +287,7 @@ impl CpuGroup {
     }
 
     /// Returns a rank's reason for giving up, if the store has it within this time.
-    fn note_of(&self, rank: Rank, limit: Duration) -> Option<Vec<u8>> {
+    pub(super) fn note_of(&self, rank: Rank, limit: Duration) -> Option<Vec<u8>> {
         let key = note_key(rank);
         let look = move |store: &dyn Store| match store.check(&[&key])? {
             true => store.get(&key, REASON_TIME).map(Some),
@@ -215,12 +297,48 @@ impl CpuGroup {
     }
 }
 
-/// Formats ranks as `rank 3` or `ranks 1, 2`.
-fn list(ranks: &[Rank]) -> String {
-    let words: Vec<String> = ranks.iter().map(Rank::to_string).collect();
-    match ranks {
-        [rank] => format!("rank {rank}"),
-        _ => format!("ranks {}", words.join(", ")),
+/// The ranks that wait for this one in a group.
+struct WaitingPeers {
+    mesh: Arc<Mesh>,
+    group: u64,
+    sockets: Sockets,
+    close_guard: Option<Arc<CloseGuard>>,
+}
+
+impl WaitingPeers {
+    /// Releases them, and refuses those that come later.
+    fn refuse(&self) {
+        self.mesh.give_up(self.group);
+        self.release();
+    }
+
+    fn release(&self) {
+        cut(&self.sockets);
+        if let Some(close_guard) = &self.close_guard {
+            close_guard.leave();
+        }
+    }
+}
+
+/// Whether this host's own system ended the connection: a reset or an end by the peer is reported otherwise.
+fn is_local(cause: &io::Error) -> bool {
+    cause.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error())
+}
+
+/// Whether a connection ended by an error of the system, not by the peer's closing of it.
+fn has_broken(cause: &io::Error) -> bool {
+    cause.raw_os_error().is_some()
+}
+
+fn broken(rank: Rank) -> Error {
+    let message = format!("the connection to rank {rank} broke, but its process still runs");
+    Error::new(ErrorKind::PeerLost, message).with_rank(rank)
+}
+
+fn with_cause(error: Error, cause: Option<io::Error>) -> Error {
+    match cause {
+        Some(cause) => error.with_source(cause),
+        None => error,
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`CpuGroup`]: the parts of a group, and how it runs an operation.
 
+use super::latecomer::Punctuality;
 use super::sequencer::Sequencer;
 use crate::algorithm::{ChannelEngine, HostsEngine, ShmEngine, ShmExchanges};
 use crate::channels::neighbours::Neighbours;
@@ -12,13 +13,14 @@ use crate::transport::shm::CloseGuard;
 use crate::wait::{Failure, Stop, WaitMode, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
-use rcomm_core::Result;
 use rcomm_core::backend::{AbortReason, Call, Done};
 use rcomm_core::store::Store;
 use rcomm_core::tuning::Topology;
+use rcomm_core::{ErrorKind, Result};
 use rcomm_recorder::model::{GroupId, Rank, WaitingOperation};
 use sha2::{Digest, Sha256};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// The state that the threads of a group share.
@@ -26,6 +28,8 @@ pub(crate) struct CpuGroup {
     pub(crate) name: String,
     /// The group's number in this process.
     pub(crate) id: GroupId,
+    /// The group's number in the whole job.
+    pub(crate) wire_id: u64,
     pub(crate) rank: usize,
     pub(crate) ranks: Arc<[Rank]>,
     pub(crate) mesh: Arc<Mesh>,
@@ -35,9 +39,14 @@ pub(crate) struct CpuGroup {
     pub(crate) sequencer: Sequencer,
     pub(crate) engine: Mutex<CollectiveEngine>,
     /// Ends the waits of ranks that share memory with this one; `None` if none does.
-    pub(crate) close_guard: Option<CloseGuard>,
+    pub(crate) close_guard: Option<Arc<CloseGuard>>,
     pub(crate) p2p: P2p,
     pub(crate) sockets: Sockets,
+    /// Whether all members share memory.
+    pub(crate) is_in_memory: bool,
+    pub(crate) punctuality: Punctuality,
+    /// The thread that publishes why this rank gave up.
+    pub(crate) notice: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The implementation that runs the collectives of a group.
@@ -46,7 +55,7 @@ pub(crate) enum CollectiveEngine {
     ShmExchange(ShmEngine),
     /// None of its ranks share memory.
     Channels(Box<ChannelEngine>),
-    /// There are several hosts, and at least one has several ranks, which share memory.
+    /// Its ranks are on several hosts, and those of at least one host share memory.
     Hosts(Box<HostsEngine>),
 }
 
@@ -69,7 +78,7 @@ impl CollectiveEngine {
 impl CpuGroup {
     /// Opens the parts of the group that use shared memory: the engine of its collectives, and the peers that
     /// its messages reach through memory. `None` if no two ranks of the group are on one host, or if all are on
-    /// this one and its segment has no room for the group.
+    /// this one and its segment has no space for the group.
     pub(crate) fn share(
         &mut self,
         id: u64,
@@ -84,7 +93,7 @@ impl CpuGroup {
         let ranks: Arc<[Rank]> = here.iter().map(|&at| self.ranks[at]).collect();
         let mut shm_exchange = |key| {
             let host = self.mesh.host();
-            host.shm_exchange(key, layout.place(), &ranks, policy)
+            host.shm_exchange(key, layout.index_on_host(), &ranks, policy)
         };
         let mut phases = shm_exchange(id)?;
         let mut streams = match &phases {
@@ -99,7 +108,8 @@ impl CpuGroup {
         if let Some(shm_exchange) = &phases {
             self.wait_mode = shm_exchange.wait_mode();
             neighbours = Neighbours::new(shm_exchange.streams(), &here, self.ranks.len());
-            self.close_guard = Some(shm_exchange.close_guard().map_err(Failure::Io)?);
+            let close_guard = shm_exchange.close_guard().map_err(Failure::Io)?;
+            self.close_guard = Some(Arc::new(close_guard));
         }
         if layout.is_nested() {
             let channels = match &streams {
@@ -139,23 +149,27 @@ impl CpuGroup {
         WaitPolicy::new(&self.stop, call.deadline, wait_mode).of(self.waiting(call))
     }
 
-    /// The operation of this call, for the record of what waits.
+    /// Returns the operation of this call, for the record of waits.
     pub(crate) fn waiting(&self, call: &Call) -> WaitingOperation {
         WaitingOperation {
             group: self.id,
             seq: call.seq,
-            // Only collectives have a turn, a place in the order of the group; turns count from 1.
+            // Only collectives have a turn, their number in the group's order of issue, from 1.
             is_p2p: call.turn == 0,
         }
     }
 
-    /// Makes all pending and later operations fail with this reason.
+    /// Makes all pending and later operations fail with this reason, and releases the peers.
     pub(crate) fn give_up(&self, reason: &AbortReason) {
-        self.stop_for(reason.error.clone());
+        // A program that ends because one of its groups has failed closes the others: their peers need the cause.
+        let is_end = reason.error.kind() == ErrorKind::Closed;
+        let earlier = self.mesh.first_failure().filter(|_| is_end);
+        self.stop_for(earlier.unwrap_or_else(|| reason.error.clone()));
+        self.finish_notice();
     }
 
-    /// How a thread of the group polls for more to do. It yields between polls, since the thread that calls
-    /// the operations may need its processor.
+    /// The policy with which a thread of the group polls for operations. It yields between polls, since the thread
+    /// that calls the operations may need its processor.
     pub(crate) fn idle_policy(&self) -> WaitPolicy<'_> {
         WaitPolicy::new(&self.stop, Deadline::In(Duration::MAX), WaitMode::Helper)
     }
@@ -178,6 +192,7 @@ impl CpuGroup {
         started: impl FnOnce(bool),
     ) -> Result<Done> {
         self.refuse_if_stopped()?;
+        self.refuse_late_collective()?;
         let place = Position {
             rank: self.rank,
             size: self.ranks.len(),
@@ -192,12 +207,14 @@ impl CpuGroup {
         drop(engine);
         let result = result.map_err(|failure| self.fail(failure));
         self.sequencer.pass();
+        self.note_end();
         result.map(|()| Done::default())
     }
 
     /// Runs sends and receives on this thread.
     pub(crate) fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
         self.refuse_if_stopped()?;
+        self.refuse_late_message(op)?;
         let mut policy = self.policy(&call);
         if let Op::Coalesced(_) = op {
             let mut requests = Vec::new();
@@ -206,7 +223,10 @@ impl CpuGroup {
             return self.finish_p2p(&requests, outcome);
         }
         match self.p2p.run_one(op, &mut policy) {
-            Ok(source) => Ok(received_from(source)),
+            Ok(source) => {
+                self.note_end();
+                Ok(received_from(source))
+            }
             Err(failure) => Err(self.fail(failure)),
         }
     }
@@ -220,6 +240,7 @@ impl CpuGroup {
             self.p2p.withdraw(requests);
             self.fail(failure)
         })?;
+        self.note_end();
         Ok(received_from(requests.iter().find_map(Request::source)))
     }
 }
@@ -234,8 +255,7 @@ fn received_from(source: Option<usize>) -> Done {
     }
 }
 
-/// The identifier of something that belongs to a group: a hash, which differs from all others with high
-/// probability.
+/// The identifier of a part of a group: a hash, which differs from all others with high probability.
 pub(crate) fn derived_id(what: &str, group: u64, number: u64) -> u64 {
     let digest: [u8; 32] = Sha256::new()
         .chain_update(what)

@@ -3,6 +3,7 @@
 mod executor;
 mod failure_report;
 mod group;
+mod latecomer;
 mod sequencer;
 
 use crate::algorithm::ChannelEngine;
@@ -14,6 +15,7 @@ use crate::wait::{Stop, WaitMode, WaitPolicy};
 use crate::window::{CpuWindow, Members};
 use executor::{Executor, ExecutorKind};
 use group::{CollectiveEngine, CpuGroup, derived_id};
+use latecomer::Punctuality;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{
@@ -142,6 +144,7 @@ impl CpuBackend {
     fn new(mesh: Arc<Mesh>, group: GroupContext, stop: &Stop, deadline: Deadline) -> Result<Self> {
         let context = group.clone();
         let ranks = group.info.ranks;
+        mesh.forget_failure();
         let rank = group.group_rank as usize;
         let deadline = deadline.started();
         let layout = mesh.host().layout(&ranks, rank, deadline)?;
@@ -156,6 +159,7 @@ impl CpuBackend {
         };
         let mut group = CpuGroup {
             id: group.info.id,
+            wire_id: id,
             name: group.info.name,
             rank,
             store: group.store,
@@ -171,9 +175,13 @@ impl CpuBackend {
             mesh: mesh.clone(),
             ranks: ranks.clone(),
             sockets: sockets.clone(),
+            is_in_memory: false,
+            punctuality: Punctuality::default(),
+            notice: Mutex::default(),
         };
         let shared = group.share(id, layout, channels(&sockets), &mut policy);
         if let Some((engine, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
+            group.is_in_memory = matches!(engine, CollectiveEngine::ShmExchange(_));
             group.engine = Mutex::new(engine);
             group.p2p = group.p2p.with_neighbours(neighbours);
         }
@@ -195,9 +203,8 @@ impl Backend for CpuBackend {
         "cpu"
     }
 
-    /// An operation ends at its deadline. Its error is ready once the store has the note for the peers, or
-    /// has not answered in time, which takes less than a second. The rest of the three seconds is for a busy
-    /// machine.
+    /// An operation ends at its deadline, with an error of what this rank itself knows. The three seconds are
+    /// for a busy machine.
     fn ends_overdue_within(&self) -> Duration {
         Duration::from_secs(3)
     }
@@ -332,10 +339,16 @@ impl CpuBackend {
 
 impl Drop for CpuBackend {
     fn drop(&mut self) {
-        let dropped = Error::new(ErrorKind::Closed, "the group was dropped");
-        if self.group.stop.raise(dropped) {
-            self.group.release_peers();
+        match self.group.mesh.first_failure() {
+            Some(earlier) => self.group.stop_for(earlier),
+            None => {
+                let dropped = Error::new(ErrorKind::Closed, "the group was dropped");
+                if self.group.stop.raise(dropped) {
+                    self.group.release_peers();
+                }
+            }
         }
+        self.group.finish_notice();
         self.collectives.close();
         self.messages.close();
     }

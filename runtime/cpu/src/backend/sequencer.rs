@@ -4,7 +4,7 @@ use crate::wait::{Interrupted, Pause, WaitPolicy};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Runs the collectives of a group one at a time. Each has a *turn*: its number in order of issue, from 1.
+/// Lets the collectives of a group run one at a time. Each has a *turn*: its number in order of issue, from 1.
 pub(crate) struct Sequencer {
     current: AtomicU64,
     sleepers: Mutex<()>,
@@ -23,7 +23,7 @@ impl Sequencer {
         }
     }
 
-    /// Waits until it is this turn; returns whether it had to wait.
+    /// Waits until this turn begins; returns whether the caller had to wait.
     #[inline]
     pub(crate) fn take(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<bool, Interrupted> {
         if self.current.load(Ordering::Acquire) == turn {

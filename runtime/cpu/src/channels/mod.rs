@@ -1,8 +1,7 @@
 //! All channels of one group and one kind, and the transfers that run over them at the same time.
 //!
-//! A *transfer* moves bytes to a peer, from a peer, or both. Transfers over one channel in one direction
-//! happen in the order of the list; all others proceed as the channels allow, so no order of the list can
-//! deadlock.
+//! A *transfer* moves bytes to a peer, from a peer, or both. Transfers over one channel in one direction run in the
+//! order of the list; all others proceed independently, so no order of the list can deadlock.
 
 pub(crate) mod neighbours;
 mod swap;
@@ -20,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 pub(super) use swap::Swap;
 
-/// Bytes that are being sent, received or both, and how many have moved so far.
+/// Bytes that are being sent, received or both, and how many were sent or received so far.
 pub(super) enum Transfer<'a> {
     /// To `peer`: `head`, then `bytes`.
     Send {
@@ -52,12 +51,12 @@ impl<'a> Transfer<'a> {
         Self::send_rest(peer, bytes, 0)
     }
 
-    /// A send of which `done` bytes were sent already.
+    /// Makes a send of which `done` bytes were sent already.
     pub(super) fn send_rest(peer: usize, bytes: &'a [u8], done: usize) -> Self {
         Self::send_with_head(peer, &[], bytes, done)
     }
 
-    /// A send of `head` followed by `bytes`, of which `done` bytes were sent already.
+    /// Makes a send of `head` followed by `bytes`, of which `done` bytes in all were sent already.
     pub(super) fn send_with_head(
         peer: usize,
         head: &'a [u8],
@@ -140,7 +139,7 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// The channels to all members of a group, connected when first used.
+/// The channels to all members of a group; each is connected when it is first used.
 pub(super) struct Channels {
     mesh: Arc<Mesh>,
     group: u64,
@@ -156,13 +155,13 @@ pub(super) struct Channels {
     sending: Vec<bool>,
 }
 
-/// The sockets of a group, reachable while its channels are in use.
-pub(super) type Sockets = Arc<Mutex<Vec<Arc<TcpStream>>>>;
+/// The sockets of a group, each with the rank at its other end; reachable while the channels are in use.
+pub(super) type Sockets = Arc<Mutex<Vec<(Rank, Arc<TcpStream>)>>>;
 
-/// Ends all traffic over these sockets, and with it every wait for them.
+/// Shuts these sockets down, which ends every wait for them.
 pub(super) fn cut(sockets: &Sockets) {
     let sockets = sockets.lock().unwrap_or_else(PoisonError::into_inner);
-    for socket in &*sockets {
+    for (_, socket) in &*sockets {
         // A socket that is already down needs no shutdown.
         let _ = socket.shutdown(Shutdown::Both);
     }
@@ -190,7 +189,7 @@ impl Channels {
         }
     }
 
-    /// Returns these channels, not opened yet, for a group of which some members share memory.
+    /// Sets the members that share memory with this rank. No channel may be open yet.
     pub(super) fn with_neighbours(self, neighbours: Neighbours) -> Self {
         Self { neighbours, ..self }
     }
@@ -200,12 +199,12 @@ impl Channels {
         self.ranks.len()
     }
 
-    /// The rank in the world of this rank of the group.
+    /// Converts a rank of the group to a rank of the world.
     pub(super) fn global(&self, rank: usize) -> Rank {
         self.ranks[rank]
     }
 
-    /// Returns the channel to `peer`, and connects it first if it is not connected yet.
+    /// Returns the channel to `peer`, which is connected if it was not yet.
     pub(super) fn open(
         &mut self,
         peer: usize,
@@ -227,7 +226,7 @@ impl Channels {
                 .map_err(Failure::Io)?;
             self.mesh.links().add(rank, &mut channel);
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-            sockets.extend_from_slice(channel.sockets());
+            sockets.extend(channel.sockets().iter().map(|it| (rank, it.clone())));
             *slot = Some(channel);
         }
         slot.as_mut().ok_or(Failure::Closed)
@@ -244,7 +243,7 @@ impl Channels {
         })
     }
 
-    /// Runs the transfers until `enough` returns true. Those that are not done then may be continued later.
+    /// Runs the transfers until `enough` returns true. Transfers that are not done by then may be continued later.
     pub(super) fn drive_until(
         &mut self,
         transfers: &mut [Transfer<'_>],
@@ -259,7 +258,7 @@ impl Channels {
                 self.open(peer, policy)?;
             }
         }
-        // The ranks that a wait was recorded for.
+        // The ranks for which a wait is recorded.
         let mut noted = Vec::new();
         loop {
             if self.advance(transfers)? {
@@ -295,14 +294,14 @@ impl Channels {
         for transfer in transfers {
             let receives = transfer.receives().map(|peer| (peer, Interest::Read));
             let sends = match transfer {
-                // There is nothing to forward yet: waiting for room to write would only wake this rank
-                // without need.
+                // There is nothing to forward yet: a writable socket would wake this rank needlessly.
                 Transfer::Relay { received, sent, .. } if received == sent => None,
                 other => other.sends().map(|peer| (peer, Interest::Write)),
             };
             for (peer, interest) in [receives, sends].into_iter().flatten() {
                 match &mut self.channels[peer] {
-                    // The one socket of a stream in memory, its doorbell, reports both bytes and room.
+                    // The doorbell, the only socket of a stream in memory, signals both bytes to read and space to
+                    // write.
                     Some(Channel::Shm(stream)) => {
                         let waits = Waits {
                             to_read: interest == Interest::Read,
@@ -326,7 +325,7 @@ impl Channels {
         tcp::poll(sockets, None, time).map_err(Failure::Io)
     }
 
-    /// Names the ranks that have not answered, if the deadline ended the wait.
+    /// Returns the failure for an interrupted wait; after the deadline, it names the ranks that were waited for.
     fn interrupted(&self, why: Interrupted, transfers: &[Transfer<'_>]) -> Failure {
         if !matches!(why, Interrupted::TimedOut) {
             return why.into();
@@ -334,7 +333,7 @@ impl Channels {
         Failure::Late(self.missing(transfers))
     }
 
-    /// The ranks that these transfers wait for.
+    /// The ranks for which these transfers wait.
     fn missing(&self, transfers: &[Transfer<'_>]) -> Vec<Rank> {
         let missing = transfers.iter().filter_map(|t| t.receives().or(t.sends()));
         let mut missing: Vec<Rank> = missing.map(|peer| self.ranks[peer]).collect();
@@ -343,7 +342,7 @@ impl Channels {
         missing
     }
 
-    /// Moves what can be moved now; returns whether anything moved.
+    /// Moves the bytes that can be moved now; returns whether any were moved.
     fn advance(&mut self, transfers: &mut [Transfer<'_>]) -> Result<bool, Failure> {
         let mut moved = false;
         self.receiving.fill(false);
@@ -371,7 +370,7 @@ impl Channels {
                     .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += some;
                 moved |= some > 0;
-                // If this transfer is done, the next one of the list may use the channel in this pass.
+                // If this transfer is done, the next one in the list may use the channel in this pass.
                 self.receiving[peer] = *done < bytes.len();
             }
             if let Some(peer) = transfer.sends()
@@ -403,8 +402,7 @@ impl Channels {
         Ok(moved)
     }
 
-    /// Moves what can be moved in both directions, unless an earlier transfer of the list occupies the
-    /// channel.
+    /// Moves bytes in both directions, unless an earlier transfer of the list occupies the channel.
     fn advance_swap(&mut self, swap: &mut Swap<'_>) -> Result<bool, Failure> {
         let peer = swap.peer();
         let receiving = std::mem::replace(&mut self.receiving[peer], true);

@@ -1,5 +1,5 @@
-//! Channels of a group of which some ranks share memory: streams in that memory to those ranks, sockets to
-//! the others.
+//! Channels of a group some of whose ranks share memory with this rank: streams in that memory to those ranks, sockets
+//! to the others.
 
 use crate::mesh::Mesh;
 use crate::transport::Channel;
@@ -8,16 +8,15 @@ use crate::transport::tcp::TcpChannel;
 use std::io;
 use std::net::TcpStream;
 
-/// The ranks of a group that this one shares memory with; none by default.
+/// The ranks of a group that share memory with this rank; none by default.
 #[derive(Default)]
 pub(crate) struct Neighbours {
-    /// The streams, and for each rank of the group its place among those that have one.
+    /// The streams, and for each rank of the group its index among the ranks that share memory, if it is one of them.
     shared: Option<(Streams, Vec<Option<usize>>)>,
 }
 
 impl Neighbours {
-    /// Makes the value for a group of `size` ranks, of which `ranks`, in this order, have these streams
-    /// between each other.
+    /// Makes the value for a group of `size` ranks; `ranks`, in this order, are those with these streams between them.
     pub(crate) fn new(streams: Streams, ranks: &[usize], size: usize) -> Self {
         let mut places = vec![None; size];
         for (place, &rank) in ranks.iter().enumerate() {
@@ -28,13 +27,15 @@ impl Neighbours {
         }
     }
 
-    fn place_of(&self, peer: usize) -> Option<(&Streams, usize)> {
+    /// The streams, and the place of `peer` among the ranks that have one; `None` if it shares no memory with this rank.
+    #[inline]
+    pub(crate) fn place_of(&self, peer: usize) -> Option<(&Streams, usize)> {
         let (streams, places) = self.shared.as_ref()?;
         Some((streams, places[peer]?))
     }
 
-    /// How many sockets the channel to `peer` has. A channel through memory needs one as its doorbell, by which
-    /// the two ranks wake each other.
+    /// Number of sockets of the channel to `peer`. A channel through memory needs one as its doorbell, by which the
+    /// two ranks wake each other.
     pub(crate) fn streams(&self, peer: usize, mesh: &Mesh) -> usize {
         match self.place_of(peer) {
             Some(_) => 1,
@@ -42,7 +43,7 @@ impl Neighbours {
         }
     }
 
-    /// Makes the channel to `peer`, which has the other ends of the sockets.
+    /// Makes the channel to `peer` over these sockets.
     pub(crate) fn channel(&self, peer: usize, mut sockets: Vec<TcpStream>) -> io::Result<Channel> {
         match (self.place_of(peer), sockets.pop()) {
             (Some((streams, place)), Some(bell)) => streams.open(place, bell).map(Channel::Shm),

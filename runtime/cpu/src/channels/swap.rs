@@ -1,11 +1,10 @@
-//! Two ranks send each other the same number of bytes, and each combines what it receives with what it
-//! has sent.
+//! A transfer in which two ranks send each other the same number of bytes, and each combines the bytes that it
+//! receives with those that it has sent.
 
 use crate::transport::Channel;
 use std::io;
 
-/// Bytes that are combined at a time, except for the last: whole elements, in the same blocks on both
-/// ranks.
+/// Bytes that are combined at a time, except for the last block: whole elements, in the same blocks on both ranks.
 const BLOCK: usize = 4 << 10;
 /// How many bytes sending may be ahead of receiving: enough that few calls are needed, and few enough that
 /// the bytes are still in the caches when the peer reads them.
@@ -13,9 +12,9 @@ const MAX_AHEAD: usize = 1 << 20;
 
 /// Bytes that are sent to a peer and combined in place with those that the peer sends.
 ///
-/// The two ranks cannot block each other: a rank without room in `scratch` has received more than it has
-/// sent, and a rank that may not send has sent more than it has received. So at most one of them has no
-/// room, and at most one may not send; the latter has room for what the former has to send.
+/// The two ranks cannot block each other: a rank whose `scratch` is full has received more than it has sent, and a
+/// rank that may not send has sent more than it has received. So at most one of them has a full `scratch`, and at
+/// most one may not send; the latter has space for what the former sends.
 pub(crate) struct Swap<'a> {
     peer: usize,
     bytes: &'a mut [u8],
@@ -23,17 +22,16 @@ pub(crate) struct Swap<'a> {
     combine: &'a dyn Fn(&mut [u8], &[u8]),
     sent: usize,
     received: usize,
-    /// Number of bytes that are combined. No byte is combined before it is sent, since the peer needs it
-    /// uncombined.
+    /// Number of bytes that were combined. No byte is combined before it was sent, since the peer needs the original.
     done: usize,
-    /// From `start` on: bytes that were received and are not combined yet.
+    /// Received bytes; those from `start` on are not combined yet.
     scratch: &'a mut [u8],
     start: usize,
 }
 
 impl<'a> Swap<'a> {
-    /// The first `sent` of `bytes` were sent already. Received bytes are stored in `scratch`, which has
-    /// room for at least two blocks, or for all.
+    /// Makes a transfer whose first `sent` bytes were sent already. `scratch`, for received bytes, has the size of at
+    /// least two blocks, or of all bytes.
     pub(crate) fn new(
         peer: usize,
         bytes: &'a mut [u8],
@@ -43,7 +41,7 @@ impl<'a> Swap<'a> {
     ) -> Self {
         assert!(
             scratch.len() >= bytes.len().min(2 * BLOCK),
-            "room to combine"
+            "scratch holds two blocks"
         );
         Self {
             peer,
@@ -71,30 +69,30 @@ impl<'a> Swap<'a> {
         self.start + self.received - self.done
     }
 
-    /// Whether more can be received now: bytes are missing, and `scratch` has room for them. It has no room
-    /// only while bytes can be sent ([`sends`](Self::sends)).
+    /// Whether more can be received now: bytes are missing, and `scratch` is not full. `scratch` is full only while
+    /// bytes can be sent ([`sends`](Self::sends)).
     pub(super) fn receives(&self) -> bool {
         self.received < self.bytes.len() && self.end() < self.scratch.len()
     }
 
-    /// How many bytes, from the first one, may be sent before more is received.
+    /// Number of bytes, from the first, that may be sent before more are received.
     fn may_send(&self) -> usize {
         self.bytes.len().min(self.received + MAX_AHEAD)
     }
 
-    /// Whether more can be sent now, before more is received.
+    /// Whether more can be sent now, before more are received.
     pub(super) fn sends(&self) -> bool {
         self.sent < self.may_send()
     }
 
-    /// Sends, receives and combines what is possible now; returns whether anything moved.
+    /// Sends, receives and combines as many bytes as possible now; returns whether any were sent or received.
     pub(super) fn advance(&mut self, channel: &mut Channel) -> io::Result<bool> {
         let len = self.bytes.len();
         let sent_now = channel.write(&self.bytes[self.sent..self.may_send()])?;
         self.sent += sent_now;
         let end = self.end();
-        let room = (len - self.received).min(self.scratch.len() - end);
-        let received_now = channel.read(&mut self.scratch[end..end + room])?;
+        let space = (len - self.received).min(self.scratch.len() - end);
+        let received_now = channel.read(&mut self.scratch[end..end + space])?;
         self.received += received_now;
         self.combine();
         Ok(sent_now + received_now > 0)
@@ -128,7 +126,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn both_ends_get_the_sum_whoever_is_slow_and_however_little_room_there_is() {
+    fn both_ends_get_the_sum_also_with_a_slow_end_and_a_small_scratch() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let there = listener.accept().unwrap().0;
@@ -140,7 +138,7 @@ mod tests {
                 *ours = ours.wrapping_add(*theirs);
             }
         };
-        for (len, room, slow) in [
+        for (len, space, slow) in [
             (3 * MAX_AHEAD + 5, 2 * BLOCK, 0),
             (3 * MAX_AHEAD + 5, MAX_AHEAD, 1),
             (2 * BLOCK + 1, 2 * BLOCK, 1),
@@ -153,7 +151,7 @@ mod tests {
             let sum: Vec<u8> = (0..len)
                 .map(|at| ends[0][at].wrapping_add(ends[1][at]))
                 .collect();
-            let mut scratch = [vec![0; room], vec![0; room]];
+            let mut scratch = [vec![0; space], vec![0; space]];
             let [first, second] = &mut ends;
             let [left, right] = &mut scratch;
             let mut swaps = [
@@ -166,9 +164,9 @@ mod tests {
                 if !swaps.iter().any(|swap| swap.receives() || swap.sends()) {
                     break;
                 }
-                assert!(turn < 10_000_000, "{len} bytes by {room} never end");
+                assert!(turn < 10_000_000, "{len} bytes by {space} never end");
             }
-            assert!(ends.iter().all(|end| *end == sum), "{len} bytes by {room}");
+            assert!(ends.iter().all(|end| *end == sum), "{len} bytes by {space}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Lists of counts that are sent with the headers if only their comparison can reveal a disagreement.
+//! Lists of counts, which are sent with the headers if only the lists can show whether the ranks agree.
 
 use super::op_header::{Disagreement, OpHeader};
 use rcomm_recorder::model::{OpType, Parts};
@@ -15,9 +15,9 @@ pub(crate) fn has_lists(op: OpType) -> bool {
 
 /// Compares the lists that came with the headers. All ranks get the same result.
 ///
-/// `lists[r]` has the counts that rank `r` sent, in elements. For an operation with a part per pair, they are
-/// the counts that `r` sends to each rank, then those that it expects from each rank; for a rooted one with a
-/// part per rank, the root's list has the count of each rank. The caller has compared the headers, which agree.
+/// `lists[r]` is the list of rank `r`, in elements. For an operation with a part per pair, it has the counts that
+/// `r` sends to each rank, then those that it expects from each rank; for a rooted operation with a part per rank,
+/// the root's list has the count of each rank. The caller has compared the headers, which agree.
 pub(crate) fn compare_lists(
     op_headers: &[OpHeader],
     lists: &[Vec<u64>],
@@ -59,7 +59,7 @@ pub(crate) fn compare_lists(
                     return Err(Disagreement {
                         rank,
                         message: format!(
-                            "rank {rank} of the group has {} {} where root {root} has {} for it",
+                            "rank {rank} of the group has {} {}, but root {root} lists {} for it",
                             op_header.own,
                             first.dtype,
                             count.unwrap_or(0)
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_go_where_no_rank_knows_all_counts() {
+    fn lists_are_sent_where_no_rank_knows_all_counts() {
         let all = OpType::ALL.iter().copied();
         let with: Vec<&str> = all.filter(|&op| has_lists(op)).map(OpType::name).collect();
         assert_eq!(

@@ -1,8 +1,8 @@
-//! Splits a public operation into the patterns that the engines ([`algorithm`](crate::algorithm)) implement.
+//! Splits an operation into the patterns that the engines ([`algorithm`](crate::algorithm)) implement.
 //!
 //! There are many operations, but few patterns: those of [`Collective`]. Each [`Op`](rcomm_core::Op) is one
-//! `Collective`, or several if it is coalesced or has several buffers; all ranks compare the [`OpHeader`] of
-//! each of them first.
+//! `Collective`, or several if it is coalesced or has several buffers. Before each `Collective` runs, all ranks
+//! compare its [`OpHeader`].
 
 mod lists;
 pub(crate) mod op_header;
@@ -16,7 +16,7 @@ pub(super) use lists::{compare_lists, has_lists};
 pub(super) use part::part_of;
 pub(super) use steps::for_each_step;
 
-/// How elements are combined: a type and a reduction that fit each other.
+/// How elements are combined: a type, and a reduction that is defined for the type.
 #[derive(Clone, Copy)]
 pub(super) struct Combination {
     pub(super) dtype: DType,
@@ -24,7 +24,7 @@ pub(super) struct Combination {
 }
 
 impl Combination {
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub(super) fn element(self) -> usize {
         self.dtype.size().unwrap_or(1)
     }
@@ -69,7 +69,7 @@ impl Outputs<'_> {
         }
     }
 
-    /// Bytes of `rank`'s part.
+    /// Size of `rank`'s part in bytes.
     pub(super) fn len(&self, rank: usize) -> usize {
         match self {
             Self::Even(bytes, size) => bytes.len() / size,
@@ -77,7 +77,7 @@ impl Outputs<'_> {
         }
     }
 
-    /// All parts at once, in order of ranks.
+    /// All parts, in order of ranks.
     pub(super) fn parts(&mut self, size: usize) -> Vec<&mut [u8]> {
         match self {
             Self::Even([], _) => std::iter::repeat_with(<&mut [u8]>::default)
@@ -159,8 +159,7 @@ pub(super) struct Step<'a> {
     /// The signature of the header, computed while its fields are in registers: reading them back from
     /// memory directly after they were written one by one would stall the processor.
     pub(super) signature: u64,
-    /// Elements for each pair or rank, for operations where only a comparison of these reveals a
-    /// disagreement.
+    /// Counts for each pair or rank, if only their comparison can show whether the ranks agree; otherwise empty.
     pub(super) lists: Vec<u64>,
     pub(super) collective: Collective<'a>,
 }

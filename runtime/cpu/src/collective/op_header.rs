@@ -1,8 +1,8 @@
 //! The description of an operation that each rank sends before data moves, and its comparison.
 //!
-//! Every collective begins with an exchange of [`OpHeader`]s, or of their signatures, between all ranks. All
-//! ranks therefore detect a disagreement before data is sent that a peer could misread, report it with the
-//! same message, and keep the streams between them in step.
+//! Every collective begins with an exchange of [`OpHeader`]s, or of their signatures, between all ranks. So all
+//! ranks detect a disagreement before data is sent that a peer could misread, report it with the same message,
+//! and can use the streams between them afterwards.
 
 use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 
@@ -10,7 +10,7 @@ use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 pub(crate) const OP_HEADER_LEN: usize = 64;
 /// `rcn1` in ASCII: marks a header of this layout.
 const MAGIC: u32 = 0x7263_6e31;
-/// Code of the root of an operation that has none.
+/// The code for no root.
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective. Counts are in elements.
@@ -28,7 +28,7 @@ pub(crate) struct OpHeader {
     pub(crate) count: u64,
     /// Count of this rank's own part, if parts differ.
     pub(crate) own: u64,
-    /// A hash of the lists of counts that all ranks must agree on.
+    /// A hash of the lists of counts on which all ranks must agree.
     pub(crate) lists: u64,
     /// Number of bytes of data that directly follow this header.
     pub(crate) inline: u32,
@@ -68,7 +68,7 @@ impl OpHeader {
         bytes
     }
 
-    /// Reads a header; `None` if these bytes are not a valid one.
+    /// Reads a header; `None` if the bytes are not a valid header.
     pub(crate) fn decode(bytes: &[u8; OP_HEADER_LEN]) -> Option<Self> {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -94,14 +94,14 @@ impl OpHeader {
         })
     }
 
-    /// Returns a number that is equal on ranks that agree, and differs with high probability on others.
+    /// Returns a hash of the fields on which ranks must agree. Ranks that agree have the same signature; others have
+    /// different signatures with high probability.
     ///
-    /// The comparison of signatures suffices in the common case; if two differ, the headers themselves are
-    /// compared.
+    /// The headers are compared only if two signatures differ.
     #[inline]
     pub(crate) fn signature(&self) -> u64 {
-        // The multiplier is 2^64 divided by the golden ratio, which spreads every bit; the salt keeps equal
-        // values of different fields apart.
+        // The multiplier, 2^64 divided by the golden ratio, spreads every bit; the salt makes equal values of
+        // different fields differ.
         let word = |value: u64, salt: u64| {
             (value ^ salt)
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -149,7 +149,7 @@ impl std::fmt::Display for OpHeader {
 pub(crate) struct Disagreement {
     /// The first rank of the group whose header differs from that of most ranks, or whose counts do not match.
     pub(crate) rank: usize,
-    /// The headers or counts that differ.
+    /// A sentence with the headers or counts that differ.
     pub(crate) message: String,
 }
 
@@ -172,22 +172,26 @@ pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
             .count()
     };
     let most = op_headers.iter().map(votes).max().unwrap_or(0);
-    let usual = (0..op_headers.len())
+    let majority = (0..op_headers.len())
         .find(|&rank| votes(&op_headers[rank]) == most)
         .unwrap_or(0);
-    let odd = (0..op_headers.len())
-        .find(|&rank| !op_headers[rank].agrees_with(&op_headers[usual]))
+    let differing = (0..op_headers.len())
+        .find(|&rank| !op_headers[rank].agrees_with(&op_headers[majority]))
         .unwrap_or(0);
-    let (called, usually) = (&op_headers[odd], &op_headers[usual]);
-    let mut message =
-        format!("rank {odd} of the group called {called}, but rank {usual} called {usually}");
-    if called.to_string() == usually.to_string() {
-        message.push_str(" with other sizes for each rank");
+    let (called, expected) = (&op_headers[differing], &op_headers[majority]);
+    let mut message = format!(
+        "rank {differing} of the group called {called}, but rank {majority} called {expected}"
+    );
+    if called.to_string() == expected.to_string() {
+        message.push_str(" with another list of counts");
     }
-    Err(Disagreement { rank: odd, message })
+    Err(Disagreement {
+        rank: differing,
+        message,
+    })
 }
 
-/// A hash of counts, for [`OpHeader::lists`]. It starts from the offset basis of FNV, so that zeros count.
+/// A hash of counts, for [`OpHeader::lists`]. It starts from the offset basis of FNV, so that leading zeros change it.
 pub(crate) fn hash_counts(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0xcbf2_9ce4_8422_2325, |hash: u64, count| {
         (hash ^ count)
@@ -211,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_survives_the_wire() {
+    fn a_header_is_decoded_as_it_was_encoded() {
         let op_header = OpHeader {
             root: Some(3),
             part: (1, 4),
@@ -225,14 +229,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_header_that_encodes_to_them_or_none(bytes: [[u8; 8]; OP_HEADER_LEN / 8], magic: bool) {
+        fn any_bytes_decode_to_none_or_to_a_comparable_header(bytes: [[u8; 8]; OP_HEADER_LEN / 8], magic: bool) {
             let mut bytes: [u8; OP_HEADER_LEN] = bytes.concat().try_into().unwrap();
             if magic {
                 bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
             }
             if let Some(op_header) = OpHeader::decode(&bytes) {
                 prop_assert_eq!(OpHeader::decode(&op_header.encode()), Some(op_header));
-                // Whatever the fields hold, the comparison finds the rank that differs.
+                // Whatever the fields hold, the comparison detects that the ranks disagree.
                 let other = all_reduce(8);
                 prop_assert!(compare(&[other, op_header, other]).is_err() || op_header.agrees_with(&other));
             }
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_minority_is_named_with_both_values() {
+    fn the_error_names_the_first_rank_of_the_minority_with_both_headers() {
         let op_headers = [all_reduce(8), all_reduce(8), all_reduce(4), all_reduce(8)];
         let found = compare(&op_headers).unwrap_err();
         assert_eq!(found.rank, 2);
@@ -301,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn any_part_is_described_without_a_panic() {
+    fn the_largest_part_index_is_formatted_without_overflow() {
         let last = OpHeader {
             part: (u32::MAX, 2),
             ..all_reduce(8)
@@ -316,7 +320,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_harm(bytes: [u8; OP_HEADER_LEN]) {
+        fn any_bytes_after_the_magic_decode_without_a_panic(bytes: [u8; OP_HEADER_LEN]) {
             let mut bytes = bytes;
             bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
             if let Some(op_header) = OpHeader::decode(&bytes) {

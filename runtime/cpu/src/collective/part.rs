@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_cover_everything_once_and_whole() {
+    fn parts_cover_all_elements_once_and_split_none() {
         for (size, count) in [(1, 5), (3, 7), (4, 0), (8, 3), (5, 1 << 20)] {
             let mut end = 0;
             for rank in 0..size {

@@ -16,12 +16,12 @@ use rcomm_recorder::model::{DType, Layout, OpType, Parts, Pattern, ReduceOp};
 #[inline]
 pub(crate) fn for_each_step(
     op: &mut Op<'_>,
-    place: &Position,
+    position: &Position,
     perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     if let Op::Coalesced(ops) = op {
         for op in ops {
-            for_each_step(op, place, perform)?;
+            for_each_step(op, position, perform)?;
         }
         return Ok(());
     }
@@ -29,18 +29,18 @@ pub(crate) fn for_each_step(
     let op_header = OpHeader {
         root: op.root(),
         reduce: reduction.map(|reduction| reduction.op),
-        ..OpHeader::new(kind, place.seq)
+        ..OpHeader::new(kind, position.seq)
     };
     let sides = op.sides();
     if kind.layout() != Layout::Several {
-        return perform_one(kind, sides, op_header, reduction, place, perform);
+        return perform_one(kind, sides, op_header, reduction, position, perform);
     }
     let Sides {
         inputs, outputs, ..
     } = sides;
     let count = outputs.len();
     if count == 0 {
-        let op_header = parted(op_header, 0, 0);
+        let op_header = with_part(op_header, 0, 0);
         return perform(Step::new(op_header, Vec::new(), Collective::Barrier));
     }
     for (at, output) in outputs.iter_mut().enumerate() {
@@ -49,24 +49,24 @@ pub(crate) fn for_each_step(
             outputs: std::slice::from_mut(output),
             splits: None,
         };
-        let op_header = parted(op_header, at, count);
-        perform_one(kind, sides, op_header, reduction, place, perform)?;
+        let op_header = with_part(op_header, at, count);
+        perform_one(kind, sides, op_header, reduction, position, perform)?;
     }
     Ok(())
 }
 
-/// Makes one step of these buffers and passes it to `perform`. Indexing cannot fail, since a valid operation
-/// has as many buffers as its kind requires.
+/// Makes one step of these buffers and passes it to `perform`. Indexing cannot fail, since the operation was
+/// validated: it has as many buffers as its kind requires.
 #[inline]
 fn perform_one(
     kind: OpType,
     sides: Sides<'_, '_>,
     op_header: OpHeader,
     reduction: Option<Reduction>,
-    place: &Position,
+    position: &Position,
     perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let Position { rank, size, .. } = *place;
+    let Position { rank, size, .. } = *position;
     let Sides {
         inputs,
         outputs,
@@ -80,44 +80,44 @@ fn perform_one(
         Pattern::Barrier => perform(step(op_header, Collective::Barrier)),
         Pattern::AllReduce => {
             let buffer = &mut outputs[0];
-            let op_header = of(op_header, buffer);
+            let op_header = with_count(op_header, buffer);
             let by = combination(buffer, reduction);
-            let data = bytes_to_fill(buffer).map_err(bad)?;
+            let data = bytes_to_fill(buffer).map_err(argument_failure)?;
             let by = premultiply(by, data, reduction.factor);
             perform(step(op_header, Collective::AllReduce { data, by }))
         }
         Pattern::Reduce => {
             let buffer = &mut outputs[0];
-            let op_header = of(op_header, buffer);
+            let op_header = with_count(op_header, buffer);
             let by = combination(buffer, reduction);
             if rank == root {
-                let data = bytes_to_fill(buffer).map_err(bad)?;
+                let data = bytes_to_fill(buffer).map_err(argument_failure)?;
                 let by = premultiply(by, data, reduction.factor);
                 let data = Data::Write(data);
                 return perform(step(op_header, Collective::Reduce { data, by, root }));
             }
-            let bytes = buffer.as_bytes().map_err(bad)?;
+            let bytes = buffer.as_bytes().map_err(argument_failure)?;
             let (by, copy) = premultiplied(by, bytes, reduction.factor);
             let data = Data::Read(copy.as_deref().unwrap_or(bytes));
             perform(step(op_header, Collective::Reduce { data, by, root }))
         }
         Pattern::Broadcast => {
             let buffer = &mut outputs[0];
-            let op_header = of(op_header, buffer);
+            let op_header = with_count(op_header, buffer);
             let data = if rank == root {
-                Data::Read(buffer.as_bytes().map_err(bad)?)
+                Data::Read(buffer.as_bytes().map_err(argument_failure)?)
             } else {
-                Data::Write(bytes_to_fill(buffer).map_err(bad)?)
+                Data::Write(bytes_to_fill(buffer).map_err(argument_failure)?)
             };
             perform(step(op_header, Collective::Broadcast { data, root }))
         }
         Pattern::AllGather => {
             let input = &inputs[0];
             let op_header = match kind.parts() {
-                Parts::Equal => of(op_header, input),
+                Parts::Equal => with_count(op_header, input),
                 Parts::PerRank | Parts::PerPair => listed(op_header, input, outputs),
             };
-            let input = input.as_bytes().map_err(bad)?;
+            let input = input.as_bytes().map_err(argument_failure)?;
             let outputs = all_outputs(outputs, is_list, size)?;
             perform(step(op_header, Collective::AllGather { input, outputs }))
         }
@@ -135,11 +135,11 @@ fn perform_one(
                     perform,
                 );
             }
-            let op_header = of(op_header, output);
-            let bytes = inputs[0].as_bytes().map_err(bad)?;
+            let op_header = with_count(op_header, output);
+            let bytes = inputs[0].as_bytes().map_err(argument_failure)?;
             let (by, copy) = premultiplied(by, bytes, reduction.factor);
             let inputs = Inputs::Even(copy.as_deref().unwrap_or(bytes), size);
-            let output = bytes_to_fill(output).map_err(bad)?;
+            let output = bytes_to_fill(output).map_err(argument_failure)?;
             let collective = Collective::ReduceScatter { inputs, output, by };
             perform(step(op_header, collective))
         }
@@ -156,7 +156,7 @@ fn perform_one(
                 let inputs = all_inputs(inputs, is_list, size)?;
                 (typed, lists, inputs, all_outputs(outputs, is_list, size)?)
             } else {
-                let op_header = of(op_header, &inputs[0]);
+                let op_header = with_count(op_header, &inputs[0]);
                 let inputs = all_inputs(inputs, is_list, size)?;
                 let outputs = all_outputs(outputs, is_list, size)?;
                 (op_header, Vec::new(), inputs, outputs)
@@ -167,7 +167,7 @@ fn perform_one(
         Pattern::Gather => {
             let input = &inputs[0];
             let (op_header, lists) = rooted(op_header, input, outputs, kind);
-            let input = input.as_bytes().map_err(bad)?;
+            let input = input.as_bytes().map_err(argument_failure)?;
             let outputs = if rank == root {
                 Some(all_outputs(outputs, is_list, size)?)
             } else {
@@ -188,7 +188,7 @@ fn perform_one(
             } else {
                 None
             };
-            let output = bytes_to_fill(output).map_err(bad)?;
+            let output = bytes_to_fill(output).map_err(argument_failure)?;
             let collective = Collective::Scatter {
                 inputs,
                 output,
@@ -227,18 +227,18 @@ fn reduce_scatter_list(
         bytes
     };
     let inputs = Inputs::List(inputs);
-    let output = bytes_to_fill(output).map_err(bad)?;
+    let output = bytes_to_fill(output).map_err(argument_failure)?;
     let collective = Collective::ReduceScatter { inputs, output, by };
     perform(Step::new(op_header, Vec::new(), collective))
 }
 
-fn bad(error: Error) -> Failure {
+fn argument_failure(error: Error) -> Failure {
     Failure::Argument(error)
 }
 
 /// The header of an operation in which all ranks have as many elements as `buffer`.
 #[inline]
-fn of(op_header: OpHeader, buffer: &Buffer<'_>) -> OpHeader {
+fn with_count(op_header: OpHeader, buffer: &Buffer<'_>) -> OpHeader {
     OpHeader {
         dtype: buffer.dtype(),
         count: buffer.len() as u64,
@@ -246,7 +246,7 @@ fn of(op_header: OpHeader, buffer: &Buffer<'_>) -> OpHeader {
     }
 }
 
-/// The header of an operation in which all ranks have the same list of parts, `own` among them.
+/// The header of an operation in which all ranks have the same list of parts. `own` is this rank's part.
 fn listed(op_header: OpHeader, own: &Buffer<'_>, parts: &[Buffer<'_>]) -> OpHeader {
     OpHeader {
         dtype: own.dtype(),
@@ -256,7 +256,7 @@ fn listed(op_header: OpHeader, own: &Buffer<'_>, parts: &[Buffer<'_>]) -> OpHead
     }
 }
 
-fn parted(op_header: OpHeader, at: usize, count: usize) -> OpHeader {
+fn with_part(op_header: OpHeader, at: usize, count: usize) -> OpHeader {
     // A `u32` suffices: four billion buffers do not fit in memory.
     OpHeader {
         part: (at as u32, count as u32),
@@ -272,7 +272,7 @@ fn rooted(
     kind: OpType,
 ) -> (OpHeader, Vec<u64>) {
     match kind.parts() {
-        Parts::Equal => (of(op_header, own), Vec::new()),
+        Parts::Equal => (with_count(op_header, own), Vec::new()),
         Parts::PerRank | Parts::PerPair => {
             let op_header = OpHeader {
                 dtype: own.dtype(),
@@ -290,10 +290,10 @@ fn counts_of(buffers: &[Buffer<'_>]) -> impl Iterator<Item = u64> {
 
 fn readable<'a>(buffers: &'a [Buffer<'_>]) -> Result<Vec<&'a [u8]>, Failure> {
     let bytes = buffers.iter().map(Buffer::as_bytes);
-    bytes.collect::<Result<_, _>>().map_err(bad)
+    bytes.collect::<Result<_, _>>().map_err(argument_failure)
 }
 
-/// The parts that are sent to all ranks: a list, or one after the other.
+/// The parts for all ranks: the buffers of a list, or equal parts of one buffer.
 fn all_inputs<'a>(
     buffers: &'a [Buffer<'_>],
     is_list: bool,
@@ -302,10 +302,13 @@ fn all_inputs<'a>(
     if is_list {
         return readable(buffers).map(Inputs::List);
     }
-    Ok(Inputs::Even(buffers[0].as_bytes().map_err(bad)?, size))
+    Ok(Inputs::Even(
+        buffers[0].as_bytes().map_err(argument_failure)?,
+        size,
+    ))
 }
 
-/// The parts that come from all ranks: a list, or one after the other.
+/// The parts from all ranks: the buffers of a list, or equal parts of one buffer.
 #[inline]
 fn all_outputs<'a>(
     buffers: &'a mut [Buffer<'_>],
@@ -314,17 +317,17 @@ fn all_outputs<'a>(
 ) -> Result<Outputs<'a>, Failure> {
     if is_list {
         let bytes = buffers.iter_mut().map(bytes_to_fill);
-        let bytes = bytes.collect::<Result<_, _>>().map_err(bad)?;
+        let bytes = bytes.collect::<Result<_, _>>().map_err(argument_failure)?;
         return Ok(Outputs::List(bytes));
     }
-    let bytes = bytes_to_fill(&mut buffers[0]).map_err(bad)?;
+    let bytes = bytes_to_fill(&mut buffers[0]).map_err(argument_failure)?;
     Ok(Outputs::Even(bytes, size))
 }
 
-/// Splits the buffer into consecutive parts of these numbers of elements, which must fit.
+/// Splits the buffer into consecutive parts of these numbers of elements. The buffer has at least their sum.
 fn cut<'a>(buffer: &'a Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a [u8]>, Failure> {
     let element = buffer.dtype().size().unwrap_or(1);
-    let mut rest = buffer.as_bytes().map_err(bad)?;
+    let mut rest = buffer.as_bytes().map_err(argument_failure)?;
     let parts = counts.iter().map(|&count| {
         let (part, after) = rest.split_at(count * element);
         rest = after;
@@ -336,7 +339,7 @@ fn cut<'a>(buffer: &'a Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a [u8]>, Fa
 /// Works as [`cut`], but returns parts to write to.
 fn cut_mut<'a>(buffer: &'a mut Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a mut [u8]>, Failure> {
     let element = buffer.dtype().size().unwrap_or(1);
-    let mut rest = bytes_to_fill(buffer).map_err(bad)?;
+    let mut rest = bytes_to_fill(buffer).map_err(argument_failure)?;
     let mut parts = Vec::with_capacity(counts.len());
     for &count in counts {
         let (part, after) = rest.split_at_mut(count * element);
@@ -353,8 +356,8 @@ fn combination(buffer: &Buffer<'_>, reduction: Reduction) -> Combination {
     }
 }
 
-/// Multiplies `data`, this rank's input, by `factor` if the reduction is `PremulSum`. Returns what remains to
-/// be done: a sum in that case, else `by`.
+/// Multiplies `data`, this rank's input, by `factor` if the reduction is `PremulSum`. Returns the reduction that
+/// remains: a sum in that case, else `by`.
 fn premultiply(by: Combination, data: &mut [u8], factor: f64) -> Combination {
     if by.op != ReduceOp::PremulSum {
         return by;

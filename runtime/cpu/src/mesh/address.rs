@@ -1,9 +1,9 @@
 //! Chooses the address of this host that the rank publishes to the others.
 //!
-//! By default this is the source address of this host's route to the store: an address that reaches the
-//! store most likely reaches the other ranks too, and a job whose store is on the loopback interface stays
-//! there. If that address is one that other hosts of the job cannot reach, it is the first address that is
-//! not a loopback one. If the configuration names a network interface, it is that interface's address.
+//! By default the rank publishes the source address of this host's route to the store: an interface that leads to
+//! the store most likely leads to the other ranks too, and a job whose store is on the loopback interface stays
+//! there. If other hosts of the job cannot reach that address, the rank publishes the host's first address that is
+//! not a loopback address. If the configuration names a network interface, the rank publishes an address of it.
 
 use nix::net::if_::InterfaceFlags;
 use rcomm_core::backend::support::addresses_of;
@@ -15,49 +15,50 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// The address to listen on and to publish.
+/// Returns the address to listen on and to publish.
 ///
 /// # Errors
 /// `InvalidArgument` if the interface that the configuration names cannot be used, `Rendezvous` if
 /// there is no route to the store: both list the host's interfaces. `Io` if the interfaces cannot be listed.
 pub(crate) fn choose(config: &Config) -> Result<IpAddr> {
     match (&config.socket_ifname, &config.rendezvous) {
-        (Some(name), place) => {
-            let route = place.as_ref().and_then(|place| route_to_store(place).ok());
+        (Some(name), rendezvous) => {
+            let route = rendezvous
+                .as_ref()
+                .and_then(|rendezvous| route_to_store(rendezvous).ok());
             Interfaces::of_host()?.address_on(name, route)
         }
-        (None, Some(place)) => default_address(place),
+        (None, Some(rendezvous)) => default_address(rendezvous),
         // Without a rendezvous address, the other hosts are unknown.
         (None, None) => Ok(Ipv4Addr::LOCALHOST.into()),
     }
 }
 
-fn default_address(place: &Rendezvous) -> Result<IpAddr> {
-    let master: Option<IpAddr> = place.master_addr.parse().ok();
+fn default_address(rendezvous: &Rendezvous) -> Result<IpAddr> {
+    let master: Option<IpAddr> = rendezvous.master_addr.parse().ok();
     let is_wildcard = master.is_some_and(|master| master.is_unspecified());
-    if place.hides_behind_loopback()? || is_wildcard && !place.is_single_host() {
-        // This is the store's own host; the address it uses for the store may not be reachable from other
-        // hosts.
+    if rendezvous.hides_behind_loopback()? || is_wildcard && !rendezvous.is_single_host() {
+        // This is the store's own host, and other hosts may not reach the address that it uses for the store.
         let interfaces = Interfaces::of_host()?;
         if let Some((interface, address)) = interfaces.first_beyond_loopback() {
             tracing::warn!(
                 "{} gives no address at which other hosts reach this one: using {address}, of the \
                  network interface {interface}. Set RCOMM_SOCKET_IFNAME to choose another",
-                place.master_addr
+                rendezvous.master_addr
             );
             return Ok(address);
         }
     }
-    route_to_store(place)
+    route_to_store(rendezvous)
 }
 
-fn route_to_store(place: &Rendezvous) -> Result<IpAddr> {
-    let mut targets = addresses_of(&place.master_addr)?;
-    // Sorting gives the same address family on all hosts, whichever address their resolvers return first.
+fn route_to_store(rendezvous: &Rendezvous) -> Result<IpAddr> {
+    let mut targets = addresses_of(&rendezvous.master_addr)?;
+    // Sorted, so that all hosts use the same address family, whatever the order of their resolvers' answers.
     targets.sort_by_key(|target| (target.is_loopback(), target.is_ipv6()));
     let mut cause = None;
     for target in targets {
-        match address_towards(SocketAddr::new(target, place.master_port)) {
+        match address_towards(SocketAddr::new(target, rendezvous.master_port)) {
             Ok(address) if is_usable_by_others(address) => return Ok(address),
             Ok(_) => {}
             Err(error) => cause = Some(error),
@@ -66,7 +67,7 @@ fn route_to_store(place: &Rendezvous) -> Result<IpAddr> {
     let message = format!(
         "no address of this host leads to the store at {}: name a network interface with \
          RCOMM_SOCKET_IFNAME. There are {}",
-        place.master_addr,
+        rendezvous.master_addr,
         Interfaces::of_host()?
     );
     let error = Error::new(ErrorKind::Rendezvous, message);
@@ -89,8 +90,8 @@ fn address_towards(target: SocketAddr) -> io::Result<IpAddr> {
     Ok(SocketAddr::try_from(local)?.ip())
 }
 
-/// Whether the address is valid on another host. A link-local one of IPv6 is not: it needs the number
-/// of an interface, which each host numbers for itself.
+/// Whether the address is valid on another host. A link-local address of IPv6 is not: it needs the number of an
+/// interface, and each host numbers its own interfaces.
 fn is_usable_by_others(address: IpAddr) -> bool {
     !address.is_unspecified()
         && match address {
@@ -135,8 +136,8 @@ impl Interfaces {
         Ok(Self(interfaces))
     }
 
-    /// Returns the address of the interface `name`: the one that leads to the store if the interface has
-    /// it, else the first of the same family, else the first.
+    /// Returns an address of the interface `name`: `route`, the address that leads to the store, if the interface has
+    /// it; else the first of the same family; else the first.
     fn address_on(&self, name: &str, route: Option<IpAddr>) -> Result<IpAddr> {
         let refuse = |why: &str| {
             Error::new(
@@ -158,7 +159,7 @@ impl Interfaces {
             .ok_or_else(|| refuse("it has no address that other hosts could use"))
     }
 
-    /// The first address that is not a loopback one, IPv4 before IPv6, and its interface.
+    /// The first address that is not a loopback address, IPv4 before IPv6, and its interface.
     fn first_beyond_loopback(&self) -> Option<(&str, IpAddr)> {
         let up = self.0.iter().filter(|interface| interface.is_up);
         up.flat_map(|interface| {
@@ -217,15 +218,15 @@ mod tests {
     }
 
     fn at(master_addr: &str) -> Config {
-        let place = Rendezvous::explicit(0, 2, master_addr, 29500).unwrap();
+        let rendezvous = Rendezvous::explicit(0, 2, master_addr, 29500).unwrap();
         Config {
-            rendezvous: Some(place),
+            rendezvous: Some(rendezvous),
             ..Config::default()
         }
     }
 
     #[test]
-    fn named_interface_gives_the_address_that_leads_to_the_store_or_one_like_it() {
+    fn named_interface_gives_the_address_of_the_route_or_one_of_its_family() {
         let on = |name: &str, route: Option<&str>| host().address_on(name, route.map(ip)).unwrap();
         assert_eq!(on("eth0", Some("10.0.0.6")), ip("10.0.0.6"));
         assert_eq!(on("eth0", Some("10.9.0.1")), ip("10.0.0.5"));
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_that_is_of_no_use_is_refused_with_a_list_of_what_there_is() {
+    fn unusable_interface_is_refused_with_a_list_of_all_interfaces() {
         let refusal = |name| {
             let error = host().address_on(name, None).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -265,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn job_that_meets_on_the_loopback_interface_stays_there() {
+    fn job_whose_store_is_on_the_loopback_interface_uses_that_interface() {
         assert_eq!(choose(&Config::default()).unwrap(), ip("127.0.0.1"));
         assert_eq!(choose(&at("127.0.0.1")).unwrap(), ip("127.0.0.1"));
         assert_eq!(choose(&at("localhost")).unwrap(), ip("127.0.0.1"));
     }
 
     #[test]
-    fn wildcard_for_the_store_is_no_reason_to_stay_on_the_loopback_interface() {
+    fn wildcard_store_address_gives_an_address_beyond_the_loopback_interface() {
         let interfaces = Interfaces::of_host().unwrap();
         let beyond = interfaces.first_beyond_loopback();
         let expected = beyond.map_or(ip("127.0.0.1"), |(_, address)| address);

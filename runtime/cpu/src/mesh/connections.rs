@@ -42,6 +42,8 @@ pub(crate) struct Mesh {
     local_ranks: u32,
     wait_mode: OnceLock<WaitMode>,
     watched: Mutex<HashMap<Rank, WatchedPeer>>,
+    /// The first failure of a group that this rank had when the failure occurred.
+    failure: Mutex<Option<Error>>,
     closed: AtomicBool,
     wake: Arc<OwnedFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -86,7 +88,7 @@ impl Mesh {
         let wake = Arc::new(wake);
         let identity = Identity::new(world.rank, world.world_size, &world.job, &world.secret);
         let shared = Arc::new(ListenerState {
-            arrived: Mutex::new(HashMap::new()),
+            arrived: Mutex::default(),
             changed: Condvar::new(),
             refused: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -114,6 +116,7 @@ impl Mesh {
             local_ranks: world.local_world_size.unwrap_or(world.world_size),
             wait_mode: OnceLock::new(),
             watched: Mutex::new(HashMap::new()),
+            failure: Mutex::default(),
             closed: AtomicBool::new(false),
             wake,
             thread: Mutex::new(Some(thread)),
@@ -167,9 +170,44 @@ impl Mesh {
         &self.host
     }
 
+    /// Notes why a group of this rank has failed, unless another has failed before.
+    pub(crate) fn note_failure(&self, error: &Error) {
+        lock(&self.failure).get_or_insert_with(|| error.clone());
+    }
+
+    /// Why the first of this rank's groups failed; `None` if none did.
+    pub(crate) fn first_failure(&self) -> Option<Error> {
+        lock(&self.failure).clone()
+    }
+
+    /// Forgets the failure: a program that makes a group after it goes on.
+    pub(crate) fn forget_failure(&self) {
+        lock(&self.failure).take();
+    }
+
     /// The connections of all groups, which are sampled into the ring while operations wait.
     pub(crate) fn links(&self) -> &Links {
         &self.links
+    }
+
+    /// Refuses all channels of this group from now on, also those that have arrived and were not taken: its operations
+    /// have failed on this rank.
+    pub(crate) fn give_up(&self, group: u64) {
+        let mut arrived = lock(&self.shared.arrived);
+        arrived.given_up.insert(group);
+        arrived.channels.retain(|id, _| id.group != group);
+    }
+
+    /// Calls `look` with the sockets of this group that have arrived and were not taken yet.
+    pub(crate) fn with_arrived<T>(
+        &self,
+        group: u64,
+        look: impl FnOnce(&mut dyn Iterator<Item = (Rank, &TcpStream)>) -> T,
+    ) -> T {
+        let arrived = lock(&self.shared.arrived);
+        let channels = arrived.channels.iter();
+        let own = channels.filter(|(id, _)| id.group == group);
+        look(&mut own.map(|(id, socket)| (id.peer, socket)))
     }
 
     /// The memory that this rank has allocated and that other ranks of the host can map.
@@ -220,10 +258,12 @@ impl Mesh {
             stream,
         });
         let mut arrived = lock(&self.shared.arrived);
-        if !ids.clone().all(|id| arrived.contains_key(&id)) {
+        if !ids.clone().all(|id| arrived.channels.contains_key(&id)) {
             return Ok(None);
         }
-        Ok(Some(ids.filter_map(|id| arrived.remove(&id)).collect()))
+        Ok(Some(
+            ids.filter_map(|id| arrived.channels.remove(&id)).collect(),
+        ))
     }
 
     /// Whether `peer` is known to be gone. If no connection to `peer` is watched, opens one to find out.
@@ -243,14 +283,14 @@ impl Mesh {
     ) -> Result<bool, Failure> {
         let mut watched = lock(&self.watched);
         match watched.get(&peer) {
-            Some(WatchedPeer::Open(stream)) => {
-                let mut byte = [0];
-                return Ok(match stream.peek(&mut byte) {
-                    Ok(0) => true,
-                    Ok(_) => false,
-                    Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-                });
-            }
+            Some(WatchedPeer::Open(stream)) => match stream.peek(&mut [0]) {
+                Ok(read) => return Ok(read == 0),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                // The connection broke, which does not show whether the process has ended.
+                Err(_) => {
+                    watched.insert(peer, WatchedPeer::Dialing);
+                }
+            },
             Some(WatchedPeer::Dialing) => return Ok(false),
             None => {
                 watched.insert(peer, WatchedPeer::Dialing);
@@ -314,7 +354,7 @@ impl Mesh {
         let began = Instant::now();
         let mut arrived = lock(&self.shared.arrived);
         loop {
-            if let Some(stream) = arrived.remove(&id) {
+            if let Some(stream) = arrived.channels.remove(&id) {
                 return Ok(stream);
             }
             policy.check()?;
@@ -327,7 +367,7 @@ impl Mesh {
                 arrived = lock(&self.shared.arrived);
                 // A channel that the peer opened before it left is still valid, with all bytes that the
                 // peer sent on it.
-                if arrived.contains_key(&id) {
+                if arrived.channels.contains_key(&id) {
                     continue;
                 }
                 if is_gone? {

@@ -26,7 +26,7 @@ pub(crate) const ANSWER_LEN: usize = 68;
 /// Bytes of a proof.
 pub(crate) const PROOF_LEN: usize = 32;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub(crate) enum ChannelKind {
@@ -34,7 +34,7 @@ pub(crate) enum ChannelKind {
     Collective = 1,
     /// Messages between two ranks of one group.
     P2p = 2,
-    /// No data is sent; the connection ends when the acceptor's process does.
+    /// No data: the connection only shows when the acceptor's process ends.
     Watch = 3,
     /// A request for the host's shared memory, over a unix socket.
     Segment = 4,
@@ -58,11 +58,11 @@ impl ChannelKind {
 pub(crate) enum Verdict {
     /// The handshake may continue.
     Welcome = 0,
-    /// The caller speaks another protocol, or another version of this one.
+    /// The caller uses another protocol, or another version of this protocol.
     OtherProtocol = 1,
     /// The caller belongs to another job.
     OtherJob = 2,
-    /// The dialed rank is not this one, the caller is not a rank of the world, or the worlds differ.
+    /// The dialed rank is not this rank, the caller is not a rank of the world, or the worlds differ.
     OtherRank = 3,
     /// The proof was wrong.
     WrongSecret = 4,
@@ -254,14 +254,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_handshake_with_this_rank_or_refused(
-            noise in proptest::collection::vec(any::<u8>(), HANDSHAKE_LEN),
+        fn any_bytes_decode_to_a_handshake_for_this_rank_or_are_refused(
+            random in proptest::collection::vec(any::<u8>(), HANDSHAKE_LEN),
             kept in 0..HANDSHAKE_LEN,
         ) {
             // The noise begins with a valid head, so that it passes the first checks.
             let dialer = Identity::new(3, 4, "job", &secret());
             let mut bytes = handshake().encode(&dialer, &[7; 32]);
-            bytes[kept..].copy_from_slice(&noise[kept..]);
+            bytes[kept..].copy_from_slice(&random[kept..]);
             let me = Identity::new(1, 4, "job", &secret());
             if let Ok(read) = Handshake::decode(&bytes, &me) {
                 prop_assert!(read.to == 1 && read.from < 4);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_reaches_its_rank_and_no_other() {
+    fn a_handshake_is_accepted_only_by_its_rank_world_and_job() {
         let dialer = Identity::new(3, 4, "job", &secret());
         let bytes = handshake().encode(&dialer, &[7; 32]);
         let read =
@@ -279,14 +279,17 @@ mod tests {
         assert_eq!(read(2, 4, "job"), Err(Verdict::OtherRank));
         assert_eq!(read(1, 5, "job"), Err(Verdict::OtherRank));
         assert_eq!(read(1, 4, "other"), Err(Verdict::OtherJob));
-        let mut cut = bytes;
-        cut[0] ^= 1;
+        let mut corrupted = bytes;
+        corrupted[0] ^= 1;
         let me = Identity::new(1, 4, "job", &secret());
-        assert_eq!(Handshake::decode(&cut, &me), Err(Verdict::OtherProtocol));
+        assert_eq!(
+            Handshake::decode(&corrupted, &me),
+            Err(Verdict::OtherProtocol)
+        );
     }
 
     #[test]
-    fn a_proof_holds_for_one_end_one_secret_and_one_nonce() {
+    fn a_proof_is_valid_for_one_end_one_secret_and_one_nonce() {
         let dialer = Identity::new(3, 4, "job", &secret());
         let bytes = handshake().encode(&dialer, &[7; 32]);
         let proof = dialer.prove(End::Dialer, &bytes, &[9; 32]);
@@ -295,7 +298,7 @@ mod tests {
         assert!(!acceptor.verifies(End::Acceptor, &bytes, &[9; 32], &proof));
         assert!(!acceptor.verifies(End::Dialer, &bytes, &[8; 32], &proof));
         assert!(!acceptor.verifies(End::Dialer, &bytes, &[9; 32], &proof[..31]));
-        let stranger = Identity::new(1, 4, "job", &Secret::from_text("other"));
-        assert!(!stranger.verifies(End::Dialer, &bytes, &[9; 32], &proof));
+        let outsider = Identity::new(1, 4, "job", &Secret::from_text("other"));
+        assert!(!outsider.verifies(End::Dialer, &bytes, &[9; 32], &proof));
     }
 }

@@ -1,7 +1,7 @@
 //! Which ranks are on this host, and how they get access to shared memory.
 //!
-//! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user,
-//! and were given the same [`Config::host_id`](rcomm_core::Config), if any: these together are their host's
+//! Ranks are neighbors if they run under one kernel, in one network and process namespace, as one user,
+//! and have the same [`Config::host_id`](rcomm_core::Config), if any: these together are their host's
 //! *name*. The first of them to write its rank and the name of a unix socket under `cpu/host/<name>` in the
 //! store makes the segment and listens on the socket; the others request the segment there, with the same
 //! handshake as on any connection ([`handshake`](crate::mesh::handshake)). Every rank then writes a
@@ -32,8 +32,7 @@ use std::time::Duration;
 
 /// The time-out of a neighbor's handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// How long to look in the shared memory for ranks that will probably join it soon, before looking for them
-/// in the store.
+/// How long to wait for ranks to enter the shared memory before looking for their notes in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
 /// The name of a host whose ranks share no memory.
 const NONE: &str = "-";
@@ -45,20 +44,19 @@ pub(crate) struct Host {
     name: String,
     /// The note that the other ranks read: the name, and where this rank runs.
     note: Note,
-    /// Number of ranks of this machine according to the launcher; the world's size if it gave none.
+    /// Number of ranks of this machine according to the launcher; the world's size if the launcher gave no number.
     local_ranks: usize,
-    /// Whether it was already reported that ranks of this machine cannot share memory, or no such report is
-    /// wanted.
+    /// Whether it was reported that ranks of this machine cannot share memory; also set if no report is wanted.
     is_separation_reported: AtomicBool,
     /// The notes of other ranks that were read from the store.
     notes: Mutex<HashMap<Rank, Note>>,
     segment: Option<Arc<Segment>>,
-    /// The launcher has declared that all ranks are on one host.
+    /// Whether all ranks are on one host, according to the launcher.
     is_single_host: bool,
     store: Arc<dyn Store>,
 }
 
-/// What a rank publishes about its host: the name, and on which machine and processors the rank may run.
+/// What a rank publishes about its host: the name, the machine, and the processors on which the rank may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Note {
     name: String,
@@ -114,7 +112,7 @@ impl Host {
                 machine,
             },
             local_ranks: local_ranks as usize,
-            // A configuration that names hosts separates them on purpose, so no report is due.
+            // A configuration with host ids separates ranks on purpose, so no report is wanted.
             is_separation_reported: AtomicBool::new(world.config.host_id.is_some()),
             notes: Mutex::default(),
             segment: None,
@@ -137,7 +135,7 @@ impl Host {
         Ok((host, segment_server))
     }
 
-    /// The key and value that every rank publishes in the store for the others.
+    /// The key and the value that this rank publishes in the store for the others.
     pub(crate) fn note(&self, rank: Rank) -> (String, String) {
         (host_key(rank), self.note.write())
     }
@@ -153,14 +151,13 @@ impl Host {
         self.name = name.map_err(|e| Error::io("cannot tell this host from others", e))?;
         let leader = format!("cpu/host/{}", self.name);
         let cannot = |e| Error::io("cannot make memory for the ranks of this host", e);
-        // Every rank listens, so that the others can connect to the first one at once, whichever rank it
-        // is.
+        // Every rank listens before it writes to the store, so that the others can connect at once to the rank that
+        // is the first.
         let (socket, listener) = listen().map_err(cannot)?;
         let own = format!("{} {socket}", world.rank);
         let stored = self.store.compare_set(&leader, b"", own.as_bytes())?;
         if stored == own.as_bytes() {
-            // If the segment cannot be made, this rank stops listening, and the others do without the
-            // segment as well.
+            // If the segment cannot be made, this rank stops listening, and so the others share no memory either.
             let segment = Segment::create(world.rank, world.world_size as usize);
             let segment = Arc::new(segment.map_err(cannot)?);
             self.segment = Some(segment.clone());
@@ -175,7 +172,7 @@ impl Host {
                 format!("the store has {stored:?} under {leader}"),
             )
         })?;
-        let segment = ask(identity, maker, socket, world.world_size).map_err(|e| {
+        let segment = request_segment(identity, maker, socket, world.world_size).map_err(|e| {
             let what = format!("cannot share memory with rank {maker} of this host");
             Error::io(what, e).with_rank(maker)
         })?;
@@ -183,8 +180,8 @@ impl Host {
         Ok(None)
     }
 
-    /// Returns which of these ranks share memory; `rank` is this one's place among them. Waits for ranks
-    /// that have not published their host yet.
+    /// Returns which of these ranks share memory; `rank` is this rank's index in `ranks`. Waits for ranks that have
+    /// not published their host yet.
     ///
     /// # Errors
     /// Those of the store.
@@ -192,18 +189,19 @@ impl Host {
         let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let is_here = |rank| self.segment.as_ref().is_some_and(|s| s.has_entered(rank));
         let unknown = |at: &Rank| !is_here(*at) && !known.contains_key(at);
-        let mut asked: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
-        if let (false, true, Some(segment)) = (asked.is_empty(), self.is_single_host, &self.segment)
+        let mut unread: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
+        if let (false, true, Some(segment)) =
+            (unread.is_empty(), self.is_single_host, &self.segment)
         {
             segment.await_all(deadline.remaining().min(ENTERING_TIME));
-            asked.retain(unknown);
+            unread.retain(unknown);
         }
-        if !asked.is_empty() {
-            let keys: Vec<String> = asked.iter().map(|&rank| host_key(rank)).collect();
+        if !unread.is_empty() {
+            let keys: Vec<String> = unread.iter().map(|&rank| host_key(rank)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             let notes = self.store.multi_get(&keys, deadline.remaining())?;
             let notes = notes.iter().map(|bytes| Note::read(bytes));
-            known.extend(asked.into_iter().zip(notes));
+            known.extend(unread.into_iter().zip(notes));
         }
         let name_of = |&rank: &Rank| {
             let name = match known.get(&rank) {
@@ -219,9 +217,9 @@ impl Host {
         Ok(Layout::new(&names, rank))
     }
 
-    /// Whether each rank of this machine has a processor, according to the notes of ranks that share no memory.
-    /// Returns `counted`, which is based on the number of ranks and not on where each may run, if this rank
-    /// shares memory, a quota limits its processors, or the notes do not cover all ranks of the machine.
+    /// Returns whether each rank of this machine has a processor, according to the ranks' notes. Returns `counted`,
+    /// which is based on the number of ranks alone, if this rank shares memory, a quota limits its processors, or
+    /// the notes do not cover all ranks of the machine.
     pub(crate) fn wait_mode(&self, rank: Rank, counted: WaitMode) -> WaitMode {
         let Some((machine, own)) = self.note.machine.as_ref() else {
             return counted;
@@ -244,15 +242,15 @@ impl Host {
         wait_mode_of(&sets)
     }
 
-    /// Agrees with these ranks on `words` if all of them share memory and the memory has room; otherwise
-    /// `None` on all of them. Waits only for ranks whose host is not known yet.
+    /// Agrees with these ranks on `value` if all of them share memory and it has space for an agreement; otherwise
+    /// returns `None` on all of them. Waits only for ranks whose host is not known yet.
     ///
     /// # Errors
     /// Those of the store.
     pub(crate) fn agree(
         &self,
         number: u64,
-        words: &[u8],
+        value: &[u8],
         ranks: &[Rank],
         rank: usize,
         deadline: Deadline,
@@ -262,12 +260,12 @@ impl Host {
         };
         let layout = self.layout(ranks, rank, deadline)?;
         Ok(match layout.hosts() {
-            1 => segment.agree(number, words),
+            1 => segment.agree(number, value),
             _ => None,
         })
     }
 
-    /// Reports once that a rank of this machine cannot share its memory, since users may not expect this.
+    /// Logs once that a rank of this machine shares no memory with this rank, since users may not expect that.
     fn report_separate_memory(&self, rank: Rank, of_rank: &str) {
         let machine = self.name.split_inclusive(SEPARATOR).next();
         let is_here = machine.is_some_and(|machine| of_rank.starts_with(machine));
@@ -280,8 +278,8 @@ impl Host {
         }
     }
 
-    /// Returns a number that is equal on ranks which share memory, and most likely on no others; 0 if this
-    /// rank shares no memory.
+    /// Returns a number that ranks have in common if they share memory, and otherwise have in common only with a very
+    /// small probability; 0 if this rank shares no memory.
     pub(crate) fn number(&self) -> u64 {
         if self.segment.is_none() {
             return 0;
@@ -292,8 +290,8 @@ impl Host {
     }
 
     /// Returns the exchange area of these ranks of this host: the part of the segment over which they run their
-    /// collectives. `rank` is this rank's index in `ranks`. `None` on all of them if they share no memory, if
-    /// there is only one, or if the segment has no room for another group.
+    /// collectives. `rank` is this rank's index in `ranks`. Returns `None` on all of them if they share no memory, if
+    /// there is only one rank, or if the segment has no space for another group.
     pub(crate) fn shm_exchange(
         &self,
         key: u64,
@@ -323,13 +321,13 @@ fn host_key(rank: Rank) -> String {
     format!("cpu/host_of/{rank}")
 }
 
-/// Returns an identifier that only ranks under one kernel have in common.
+/// Returns an identifier that ranks have in common only if they run under the same kernel.
 fn boot_id() -> io::Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(boot.trim().to_owned())
 }
 
-/// Returns a name that is common only to ranks that can share memory and can watch each other's processes.
+/// Returns a name that ranks have in common only if they can share memory and see each other's processes.
 fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
     use std::os::unix::fs::MetadataExt;
     let network = std::fs::metadata("/proc/self/ns/net")?.ino();
@@ -357,7 +355,12 @@ fn listen() -> io::Result<(String, UnixListener)> {
     Ok((socket, listener))
 }
 
-fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::Result<Segment> {
+fn request_segment(
+    identity: &Identity,
+    maker: Rank,
+    socket: &str,
+    world_size: u32,
+) -> io::Result<Segment> {
     let address = SocketAddr::from_abstract_name(socket)?;
     let mut stream = UnixStream::connect_addr(&address)?;
     stream.set_read_timeout(Some(HANDSHAKE_TIME))?;
@@ -369,7 +372,7 @@ fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::
     let handshake = Handshake {
         kind: ChannelKind::Segment,
         from: identity.rank,
-        to: keeper,
+        to: maker,
         group: 0,
         stream: 0,
     };
@@ -405,16 +408,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_survives_the_store() {
+    fn a_note_is_read_as_it_was_written() {
         let stored = Note {
             name: "boot:1:2:3".into(),
             machine: Some(("boot".into(), own_processors())),
         };
-        let silent = Note {
+        let without_machine = Note {
             name: NONE.into(),
             machine: None,
         };
-        for note in [stored, silent] {
+        for note in [stored, without_machine] {
             assert_eq!(Note::read(note.write().as_bytes()), note);
         }
         assert_eq!(Note::read(b"name boot 1,2").machine, None);

@@ -1,20 +1,21 @@
 //! Which ranks of a group share memory with each other.
 
-/// The ranks of a group by host. All ranks compute the same layout, except for the field `rank`.
+/// The ranks of a group, by host. All ranks compute the same layout, except for the field `rank`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Ranks of the group, in order; hosts in the order of their first ranks.
+    /// The ranks of each host, in order; the hosts are in the order of their first ranks.
     hosts: Vec<Vec<usize>>,
-    /// Each rank's host and its place there.
-    places: Vec<(usize, usize)>,
+    /// The index of each rank's host, and the rank's index on its host.
+    hosts_and_indices: Vec<(usize, usize)>,
     rank: usize,
 }
 
 impl Layout {
-    /// Ranks whose hosts have the same name share memory; a rank whose host has no name is alone.
+    /// Makes the layout from the names of the ranks' hosts: ranks with the same name share memory, and a rank whose
+    /// host has no name shares memory with no other. `rank` is this rank.
     pub(crate) fn new<N: PartialEq>(names: &[Option<N>], rank: usize) -> Self {
         let mut hosts: Vec<Vec<usize>> = Vec::new();
-        let mut places = Vec::with_capacity(names.len());
+        let mut hosts_and_indices = Vec::with_capacity(names.len());
         for (at, name) in names.iter().enumerate() {
             let known = hosts
                 .iter()
@@ -23,12 +24,12 @@ impl Layout {
             if known.is_none() {
                 hosts.push(Vec::new());
             }
-            places.push((host, hosts[host].len()));
+            hosts_and_indices.push((host, hosts[host].len()));
             hosts[host].push(at);
         }
         Self {
             hosts,
-            places,
+            hosts_and_indices,
             rank,
         }
     }
@@ -40,17 +41,17 @@ impl Layout {
 
     /// Index of this rank's host.
     pub(crate) fn host(&self) -> usize {
-        self.places[self.rank].0
+        self.hosts_and_indices[self.rank].0
     }
 
-    /// This rank's place among those of its host.
-    pub(crate) fn place(&self) -> usize {
-        self.places[self.rank].1
+    /// This rank's index among the ranks of its host.
+    pub(crate) fn index_on_host(&self) -> usize {
+        self.hosts_and_indices[self.rank].1
     }
 
-    /// The index of a rank's host, and the rank's place there.
-    pub(crate) fn place_of(&self, rank: usize) -> (usize, usize) {
-        self.places[rank]
+    /// The index of a rank's host, and the rank's index on its host.
+    pub(crate) fn host_and_index(&self, rank: usize) -> (usize, usize) {
+        self.hosts_and_indices[rank]
     }
 
     /// The ranks of a host.
@@ -68,17 +69,17 @@ impl Layout {
         self.hosts.iter().map(|host| host[0]).collect()
     }
 
-    /// Number of ranks of the host that has the fewest.
+    /// Number of ranks on the host with the fewest ranks.
     pub(crate) fn fewest(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().unwrap_or(0)
     }
 
     /// Whether there is more than one host, and one of them has several ranks.
     pub(crate) fn is_nested(&self) -> bool {
-        self.hosts.len() > 1 && self.hosts.len() < self.places.len()
+        self.hosts.len() > 1 && self.hosts.len() < self.hosts_and_indices.len()
     }
 
-    /// Whether all ranks of a host come before all of the next.
+    /// Whether all ranks of a host come before all ranks of the next host.
     pub(crate) fn is_in_order(&self) -> bool {
         self.hosts.iter().flatten().copied().is_sorted()
     }
@@ -89,19 +90,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_sorted_by_host_in_the_order_of_their_first() {
+    fn hosts_are_in_the_order_of_their_first_ranks() {
         let layout = Layout::new(&[Some("b"), Some("a"), Some("b"), None, None], 2);
         assert_eq!(layout.hosts(), 4);
         assert_eq!(layout.neighbours(), [0, 2]);
-        assert_eq!((layout.host(), layout.place()), (0, 1));
+        assert_eq!((layout.host(), layout.index_on_host()), (0, 1));
         assert_eq!(layout.leaders(), [0, 1, 3, 4]);
-        assert_eq!(layout.place_of(4), (3, 0));
+        assert_eq!(layout.host_and_index(4), (3, 0));
         assert_eq!(layout.fewest(), 1);
         assert!(layout.is_nested() && !layout.is_in_order());
     }
 
     #[test]
-    fn hosts_are_in_order_if_each_one_follows_the_one_before() {
+    fn ranks_are_in_order_if_those_of_each_host_are_consecutive() {
         let nested = Layout::new(&[Some(7), Some(7), Some(1), Some(1)], 0);
         assert!(nested.is_in_order() && nested.is_nested());
         let alone = Layout::new::<u8>(&[None, None], 1);

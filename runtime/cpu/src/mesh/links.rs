@@ -1,7 +1,7 @@
-//! [`Links`]: what this rank knows of its connections to the others, recorded while operations wait.
+//! [`Links`]: the state of this rank's connections to the others, recorded while operations wait.
 //!
-//! An idle connection gives signs of life, since the systems at both ends exchange keep-alive packets, whatever
-//! their processes do: a frozen process is heard, a host that is cut off is not. While an operation waits
+//! The systems at both ends of an idle connection exchange keep-alive packets, whatever their processes do: so packets
+//! still arrive from the host of a frozen process, but not from a host that is cut off. While an operation waits
 //! longer than [`LONG_WAIT`], and when it fails, all connections are sampled into the ring.
 
 use super::lock;
@@ -28,9 +28,9 @@ pub(crate) const LONG_WAIT: Duration = Duration::from_millis(250);
 /// Every method may be called from any thread. None blocks on a peer.
 pub(crate) struct Links {
     recorder: Option<Arc<FlightRecorder>>,
-    /// How often an idle connection gives a sign of life.
+    /// The interval of keep-alive packets on an idle connection.
     interval: Duration,
-    /// How long the system keeps a connection on which nothing is acknowledged.
+    /// How long the system keeps a connection on which the peer acknowledges nothing.
     patience: Duration,
     peers: Mutex<HashMap<Rank, Peer>>,
     /// Time of the recorder at which all connections were last sampled, in nanoseconds; 0 if never.
@@ -51,8 +51,8 @@ impl Links {
         Self {
             recorder: world.recorder.clone(),
             interval: Duration::from_secs(interval.as_secs()),
-            // Longer than any operation's time-out, so that the operation fails first, with an error that
-            // names the group and the ranks.
+            // Longer than the configured time-out of operations, so that the operation fails first, with an error
+            // that names the group and the ranks.
             patience: timeout
                 .saturating_mul(2)
                 .saturating_add(Duration::from_secs(60)),
@@ -61,8 +61,8 @@ impl Links {
         }
     }
 
-    /// Sets how often the sockets of a new channel to `peer` give signs of life, and includes the sockets in
-    /// later samples. Does nothing for a channel over shared memory.
+    /// Sets the keep-alive times of a new channel to `peer`, and includes its sockets in later samples. Does nothing
+    /// for a channel over shared memory.
     pub(crate) fn add(&self, peer: Rank, channel: &mut Channel) {
         let Channel::Tcp(channel) = channel else {
             return;
@@ -76,18 +76,8 @@ impl Links {
             return;
         };
         let mut peers = lock(&self.peers);
-        let known = match peers.entry(peer) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(vacant) => {
-                let Some(row) = recorder.peer(LinkEnd::Rank(peer)) else {
-                    return;
-                };
-                vacant.insert(Peer {
-                    row,
-                    counts: Arc::default(),
-                    sockets: Vec::new(),
-                })
-            }
+        let Some(known) = known(&mut peers, peer, recorder) else {
+            return;
         };
         known.sockets.retain(|socket| socket.strong_count() > 0);
         known
@@ -163,8 +153,12 @@ impl Links {
         since: Timestamp,
         waiting: Option<WaitingOperation>,
     ) {
-        let peers = lock(&self.peers);
-        for peer in ranks.iter().filter_map(|rank| peers.get(rank)) {
+        let mut peers = lock(&self.peers);
+        for &rank in ranks {
+            // A peer that shares memory with this rank has no connection, and a row from its first long wait on.
+            let Some(peer) = known(&mut peers, rank, recorder) else {
+                continue;
+            };
             recorder.update_peer(peer.row, |facts| {
                 (facts.waited_since, facts.waiting) = (since, waiting);
             });
@@ -175,7 +169,7 @@ impl Links {
         self.sampled.store(now.as_ns(), Ordering::Relaxed);
         for peer in lock(&self.peers).values() {
             let sockets = peer.sockets.iter().filter_map(Weak::upgrade);
-            // A socket that has ended is skipped; if none is open, the last sample remains.
+            // A closed socket is skipped; without an open socket, the last sample remains.
             let open: Vec<SocketHealth> = sockets.filter_map(|socket| health(&socket)).collect();
             let Some(heard) = open.iter().map(|socket| socket.heard).min() else {
                 continue;
@@ -189,6 +183,22 @@ impl Links {
             };
             recorder.update_peer(peer.row, sample);
         }
+    }
+}
+
+/// What is known of a peer, with a row of the ring; `None` if there is no row left.
+fn known<'a>(
+    peers: &'a mut HashMap<Rank, Peer>,
+    rank: Rank,
+    recorder: &FlightRecorder,
+) -> Option<&'a mut Peer> {
+    match peers.entry(rank) {
+        Entry::Occupied(known) => Some(known.into_mut()),
+        Entry::Vacant(vacant) => Some(vacant.insert(Peer {
+            row: recorder.peer(LinkEnd::Rank(rank))?,
+            counts: Arc::default(),
+            sockets: Vec::new(),
+        })),
     }
 }
 

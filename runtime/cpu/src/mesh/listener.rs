@@ -1,4 +1,4 @@
-//! The thread `rcomm/mesh`: performs handshakes with callers, and hands channels over.
+//! The thread `rcomm/mesh`: performs handshakes with callers, and passes their channels to the threads that use them.
 
 use super::handshake::{
     ANSWER_LEN, ChannelKind, End, HANDSHAKE_LEN, Handshake, Identity, PROOF_LEN, Verdict,
@@ -7,7 +7,7 @@ use super::{fill_random, lock};
 use crate::transport::{fd_passing, shm::Segment};
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,9 +30,18 @@ pub(super) struct ChannelId {
     pub(super) stream: u32,
 }
 
+/// The channels that other ranks have opened.
+#[derive(Default)]
+pub(super) struct Arrived {
+    /// Those that no thread of this rank has taken yet.
+    pub(super) channels: HashMap<ChannelId, TcpStream>,
+    /// Groups whose operations have failed on this rank: their channels are refused.
+    pub(super) given_up: HashSet<u64>,
+}
+
 /// The state that the listening thread shares with the threads that open channels.
 pub(super) struct ListenerState {
-    pub(super) arrived: Mutex<HashMap<ChannelId, TcpStream>>,
+    pub(super) arrived: Mutex<Arrived>,
     pub(super) changed: Condvar,
     pub(super) refused: AtomicU64,
     pub(super) stop: AtomicBool,
@@ -51,7 +60,7 @@ pub(super) struct Listener {
     identity: Identity,
     shared: Arc<ListenerState>,
     tcp: TcpListener,
-    /// The socket on which neighbours request the shared memory, on the one rank of a host that made it.
+    /// The socket on which neighbors request the shared memory; only on the rank that made the memory.
     segment_server: Option<(UnixListener, Arc<Segment>)>,
     wake: Arc<OwnedFd>,
     pending: Vec<PendingHandshake>,
@@ -100,14 +109,14 @@ struct PendingHandshake {
 enum HandshakeProgress {
     /// Not all bytes have arrived yet.
     More,
-    /// The proof was correct: the caller has the identity that it claims.
+    /// The proof was correct: the caller knows the job's secret.
     Channel(ChannelId),
-    /// The caller is not a rank of this job, or is gone.
+    /// The caller is not a rank of this job, or has closed the connection.
     Refused,
 }
 
 impl Listener {
-    /// Makes a listener without callers. Only the rank that made the host's shared memory passes a server.
+    /// Makes a listener. Only the rank that made the host's shared memory passes a `segment_server`.
     pub(super) fn new(
         identity: Identity,
         shared: Arc<ListenerState>,
@@ -173,8 +182,8 @@ impl Listener {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // The process is out of file descriptors, or a caller left at once: other callers may
-                    // still connect.
+                    // The process has no free file descriptor, or a caller has already closed its connection: other
+                    // callers may still connect.
                     tracing::warn!(%error, "failed to accept a connection");
                     std::thread::sleep(Duration::from_millis(1));
                     return;
@@ -183,14 +192,14 @@ impl Listener {
         }
     }
 
-    /// Accepts connections of this host's ranks; those of other users are dropped.
+    /// Accepts connections from this host's ranks, and refuses those of other users.
     fn accept_neighbours(&mut self) {
         let Some((listener, _)) = &self.segment_server else {
             return;
         };
         while self.pending.len() < MAX_HANDSHAKES {
             let Ok((stream, _)) = listener.accept() else {
-                // There is no caller, or the caller left at once.
+                // There is no caller, or the caller has already closed its connection.
                 return;
             };
             let user = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid);
@@ -212,18 +221,20 @@ impl Listener {
                 HandshakeProgress::More if !expired => at += 1,
                 HandshakeProgress::Channel(id) => {
                     let handshake = self.pending.swap_remove(at);
-                    // The welcome is sent before the channel is handed over, since the thread that uses the
-                    // channel may write at once. Four bytes always fit into a new socket; a broken socket
-                    // is detected at its first use.
+                    // The welcome is sent before another thread gets the channel, since that thread may write at
+                    // once. Four bytes always fit into a new socket's buffer; a broken socket is detected at its
+                    // first use.
                     let welcome = Verdict::Welcome.to_bytes();
                     match (handshake.stream, &self.segment_server) {
                         (Caller::Tcp(stream), _) if id.kind != ChannelKind::Segment => {
-                            // The caller may send and leave as soon as it has read the welcome. A thread
-                            // that then finds the caller gone must also find the channel, so both steps
-                            // happen under the lock.
+                            // The caller may send its data and exit as soon as it has read the welcome. A thread
+                            // that then finds that the caller is gone must also find the channel, so both steps
+                            // are made under the lock.
                             let mut arrived = lock(&self.shared.arrived);
-                            let _ = (&stream).write_all(&welcome);
-                            arrived.insert(id, stream);
+                            if !arrived.given_up.contains(&id.group) {
+                                let _ = (&stream).write_all(&welcome);
+                                arrived.channels.insert(id, stream);
+                            }
                             drop(arrived);
                             self.shared.changed.notify_all();
                         }
@@ -305,7 +316,7 @@ impl PendingHandshake {
         }
     }
 
-    /// Answers the handshake; returns whether the caller may go on and send its proof.
+    /// Answers the handshake; returns whether the caller is asked for its proof.
     fn answer(&mut self, identity: &Identity) -> bool {
         let mut first = [0; HANDSHAKE_LEN];
         first.copy_from_slice(&self.received);

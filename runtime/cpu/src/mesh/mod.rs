@@ -6,7 +6,7 @@
 //! dials, the lower accepts. A connection without the job's secret is refused and counted (see
 //! [`handshake`](crate::mesh::handshake)).
 //!
-//! The thread `rcomm/mesh` answers callers. It never uses a channel that it has handed over.
+//! The thread `rcomm/mesh` answers callers. It does not use a channel after the handshake.
 
 pub(crate) mod address;
 mod connections;

@@ -1,4 +1,4 @@
-//! [`PeerChannel`]: what is read and written on one peer's channel, and to which request each message goes.
+//! [`PeerChannel`]: the channel to one peer, and the assignment of its messages to requests.
 
 use super::frame::{FRAME, Frame, FrameKind};
 use super::request::{Request, Stage};
@@ -7,7 +7,7 @@ use crate::wait::Failure;
 use rcomm_recorder::model::{DType, Rank};
 use std::collections::VecDeque;
 
-/// When more bytes than this of messages from one peer are kept for later receives, no further message is read.
+/// While more than this number of bytes from one peer are kept for later receives, no further message is read.
 pub(super) const MAX_KEPT: usize = 64 << 20;
 
 /// A message, or an offer of one, that arrived before its receive was posted.
@@ -18,17 +18,17 @@ pub(super) struct UnexpectedMessage {
 }
 
 impl UnexpectedMessage {
-    /// Number of bytes that it counts towards the limit on kept bytes.
+    /// Number of bytes that the message counts toward [`MAX_KEPT`].
     fn cost(&self) -> usize {
         FRAME + self.message.as_ref().map_or(0, Vec::len)
     }
 }
 
-/// What the next bytes of a channel belong to.
+/// The meaning of the next bytes of a channel.
 pub(super) enum Incoming {
     /// A frame.
     Frame { bytes: [u8; FRAME], done: usize },
-    /// A message, for this receive.
+    /// A message for this receive.
     Message {
         receive: u64,
         frame: Frame,
@@ -40,14 +40,16 @@ pub(super) enum Incoming {
         message: Vec<u8>,
         done: usize,
     },
-    /// A message that did not fit its receive.
+    /// A message that did not fit its receive, and is discarded.
     Skip { left: u64 },
 }
 
-/// The send, by its id, that has written part of its message, if any.
+/// The use of a channel for writing.
 #[derive(PartialEq, Eq)]
 pub(super) enum Outgoing {
+    /// No message is partly written.
     Free,
+    /// The send with this id has written part of its message.
     Send(u64),
 }
 
@@ -56,8 +58,8 @@ pub(super) enum Outgoing {
 pub(super) struct Waiting {
     pub(super) receive: u64,
     pub(super) tag: u32,
-    /// Whether it receives from any peer. Such a receive is in the queues of all peers, and only its own
-    /// thread may match a message to it.
+    /// Whether the receive is from any peer. Such a receive is in the queues of all peers, and only its own thread may
+    /// match a message to it.
     pub(super) from_any: bool,
 }
 
@@ -66,26 +68,27 @@ pub(super) struct PeerChannel {
     pub(super) channel: Option<Channel>,
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
-    /// Frames to be written before anything else, and how many bytes of the first are written.
+    /// Frames to be written before any other bytes.
     pub(super) replies: VecDeque<[u8; FRAME]>,
+    /// Number of bytes of the first reply that were written.
     pub(super) replied: usize,
     /// Receives that no message has matched yet, in order.
     pub(super) waiting: VecDeque<Waiting>,
-    /// Offers that were cleared, with the receive that each is for.
+    /// Offers that were cleared, each with its receive.
     pub(super) cleared: Vec<(Frame, u64)>,
-    /// What arrived before its receive was posted, in order.
+    /// Messages and offers that arrived before their receives were posted, in order.
     pub(super) kept: VecDeque<UnexpectedMessage>,
     pub(super) kept_bytes: usize,
     /// Sends that have not started, in order.
     pub(super) queue: VecDeque<u64>,
-    /// This rank's offers that have not been answered, by the message's id.
+    /// The message ids of this rank's offers that were not answered yet.
     pub(super) offered: Vec<u64>,
     /// Answers to this rank's offers.
     pub(super) answers: Vec<Frame>,
 }
 
 impl PeerChannel {
-    /// Makes the state of a peer whose channel is not open yet.
+    /// Makes the state for a peer whose channel is not open yet.
     pub(super) fn new() -> Self {
         Self {
             channel: None,
@@ -106,8 +109,8 @@ impl PeerChannel {
         }
     }
 
-    /// Writes replies as far as the channel has room, unless a message is partly written; returns whether any
-    /// byte moved.
+    /// Writes replies until the channel is full, unless a message is partly written; returns whether bytes were
+    /// written.
     pub(super) fn reply(&mut self) -> std::io::Result<bool> {
         let mut moved = false;
         if self.outgoing != Outgoing::Free {
@@ -161,7 +164,7 @@ impl PeerChannel {
         Some(kept)
     }
 
-    /// Whether a message is kept that one of the posted receives may take.
+    /// Whether a message is kept that a posted receive may take.
     fn has_match_for_waiting(&self) -> bool {
         let is_waited_for =
             |kept: &UnexpectedMessage| self.waiting.iter().any(|w| w.tag == kept.frame.tag);
@@ -175,7 +178,7 @@ impl PeerChannel {
         self.kept.push_back(kept);
     }
 
-    /// Whether no receive of the same tag was posted before `request`.
+    /// Whether `request` is the first posted receive of its tag.
     fn is_first(&self, request: &Request) -> bool {
         let first = self.waiting.iter().find(|w| w.tag == request.tag);
         first.is_some_and(|first| first.receive == request.id)
@@ -219,7 +222,7 @@ impl PeerChannel {
             return Ok(true);
         }
         moved |= match self.read_on(Some((request, &mut *bytes, at)), rank) {
-            // Threads whose messages were kept can still take what arrived before the end.
+            // Other threads can still take the messages that are kept for them.
             Err(Failure::Gone(..)) if self.has_match_for_waiting() => return Ok(moved),
             read => read?,
         };
@@ -235,9 +238,8 @@ impl PeerChannel {
         Ok(moved)
     }
 
-    /// Reads what has arrived, for `mine` or for the request that it belongs to; returns whether any byte
-    /// moved.
-    /// Stops at bytes that another request must read itself, and while more than [`MAX_KEPT`] bytes are kept.
+    /// Reads bytes that have arrived, for `mine` or for the requests to which they belong; returns whether any were
+    /// read. Stops at bytes that another request must read itself, and while more than [`MAX_KEPT`] bytes are kept.
     pub(super) fn read_on(
         &mut self,
         mut mine: Option<(&mut Request, &mut [u8], usize)>,
@@ -317,7 +319,7 @@ impl PeerChannel {
                         message: Some(message),
                     });
                     self.next_frame();
-                    // The message that was read may be for this request.
+                    // The kept message may be for this request.
                     return Ok(true);
                 }
                 Incoming::Skip { left } => {
@@ -346,7 +348,7 @@ impl PeerChannel {
         };
     }
 
-    /// Decides to which request the frame that just arrived belongs.
+    /// Assigns a frame that has arrived to a request, or keeps it; returns the meaning of the next bytes.
     fn assign(
         &mut self,
         frame: Frame,
@@ -368,7 +370,7 @@ impl PeerChannel {
                     !from_any || reader == Some(receive)
                 });
                 match first {
-                    // A message kept earlier is taken first.
+                    // A message of the same tag that was kept earlier comes first.
                     Some(first) if !self.kept.iter().any(same_tag) => {
                         let receive = self.waiting[first].receive;
                         self.waiting.remove(first);
@@ -427,9 +429,8 @@ mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
-    /// Makes a channel on which the other end has sent these bytes of tag 7, one message each, before it
-    /// left.
-    fn left_behind(messages: &[u8]) -> PeerChannel {
+    /// Makes a channel whose other end has sent each of these bytes as a message of tag 7, and then closed.
+    fn channel_with_messages(messages: &[u8]) -> PeerChannel {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (here, _) = listener.accept().unwrap();
@@ -457,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_message_that_is_kept_for_another_thread_outlives_its_sender() {
-        let mut channel = left_behind(&[5]);
+        let mut channel = channel_with_messages(&[5]);
         let mut any = wait_on(&mut channel, 1, true);
         let mut second = wait_on(&mut channel, 2, false);
         // The message belongs to the first receive, and only that receive's thread may match it.

@@ -1,11 +1,10 @@
-//! One send or receive that meets no other request on its peer's channel: it completes at once, without
-//! queueing.
+//! A single send or receive on a channel without other requests: it completes without a wait in a queue.
 //!
-//! A send of at most [`EAGER`] bytes on an open channel writes its message if no other send writes or waits
-//! to write, and leaves the rest of it to [`advance`](P2p::advance) if the message does not fit completely. A
-//! receive takes its message if that message is next, is complete, and no receive was posted before. Until
-//! then the receive is queued like any other, so that other threads leave its message to it. If any other
-//! message or request comes first, it continues as an ordinary request.
+//! A send of at most [`EAGER`] bytes on an open channel writes its message if no other send writes or waits to write.
+//! If the message does not fit completely, [`advance`](P2p::advance) writes the rest. A receive takes its message if
+//! the message is next and complete, and no earlier receive is posted. Until then the receive is queued like any other,
+//! so that other threads do not take its message. If another message or request comes first, it continues as an
+//! ordinary request.
 
 use super::channel::{Incoming, Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame};
@@ -18,8 +17,8 @@ use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 
 impl PeerChannel {
-    /// Reads a message with exactly this head for the receive `id`, if it is next on the channel and no receive
-    /// was posted before `id`.
+    /// Reads a message with exactly this head for the receive `id`, if the message is next on the channel and no
+    /// receive was posted before `id`.
     #[inline]
     fn take_next(&mut self, id: u64, head: &[u8; FRAME], into: &mut [u8]) -> Found {
         let is_next = self.waiting.front().is_some_and(|w| w.receive == id)
@@ -29,7 +28,7 @@ impl PeerChannel {
         let Some(channel) = self.channel.as_mut().filter(|_| is_next) else {
             return Found::Other;
         };
-        // A failure here occurs again when the channel is read in full, which reports it.
+        // An error is ignored here: it occurs again when the ordinary request reads the channel, and is reported.
         let found = channel.read_behind(head, into).unwrap_or(Found::Other);
         if found == Found::All {
             self.waiting.pop_front();
@@ -72,8 +71,8 @@ impl P2p {
         Ok(requests.iter().find_map(Request::source))
     }
 
-    /// Sends a message as far as possible. Returns the request for the rest, which is queued if nothing was
-    /// sent; `None` if the message was sent.
+    /// Sends a message as far as possible. Returns the request for the rest, which is queued if no byte was sent;
+    /// `None` if the message was sent completely.
     #[inline]
     fn send_at_once(
         &self,
@@ -113,8 +112,8 @@ impl P2p {
         Ok(Some(Request::new(id, tag, dtype, stage)))
     }
 
-    /// Receives a message if it is next on the channel; polls for it if the channel goes through memory.
-    /// Returns the queued request if it did not come; `None` if it was received.
+    /// Receives a message if it is next on the channel; polls for it if the channel goes through memory. Returns `None`
+    /// if the message was received, and otherwise the queued request.
     #[inline]
     fn receive_at_once(
         &self,

@@ -1,9 +1,9 @@
-//! [`Frame`]: the header of a message, of an offer or of its answer on the wire.
+//! [`Frame`]: the header on the wire of a message, an offer, or the answer to an offer.
 
 use crate::wait::Failure;
 use rcomm_recorder::model::{DType, Rank};
 
-/// The largest message that is sent before its receive is posted, in bytes.
+/// The maximum size in bytes of a message that is sent without an offer.
 pub(super) const EAGER: usize = 64 << 10;
 /// Bytes of an encoded [`Frame`].
 pub(super) const FRAME: usize = 32;
@@ -20,7 +20,7 @@ pub(super) enum FrameKind {
     Clear = 3,
     /// The message offered under this id follows.
     Data = 4,
-    /// The message offered under this id does not fit. Type and length are the receiver's.
+    /// The message offered under this id does not fit its receive, whose type and length the frame has.
     Refuse = 5,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct Frame {
     pub(super) kind: FrameKind,
     pub(super) tag: u32,
     pub(super) dtype: DType,
-    /// The sender's identifier of the message; 0 for one that is sent at once, which gets no reply.
+    /// The sender's identifier of the message; 0 for a message that is sent at once, which gets no reply.
     pub(super) id: u64,
-    /// Length of the message in bytes; in a `Refuse`, of the receiver's buffer.
+    /// Length in bytes of the message; in a `Refuse`, of the receiver's buffer.
     pub(super) len: u64,
 }
 
 impl Frame {
-    /// Makes the frame before a message of `len` bytes that is sent at once.
+    /// Makes the frame of a message of `len` bytes that is sent at once.
     #[inline]
     pub(super) fn eager(tag: u32, dtype: DType, len: usize) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl Frame {
         Some(frame)
     }
 
-    /// The failure of a send whose receiver, rank `at` of the group, expects another type or length.
+    /// Returns the failure of a send whose receiver, rank `at` of the group, expects another type or length.
     pub(super) fn refused(&self, dtype: DType, len: u64, at: usize, rank: Rank) -> Failure {
         let message = format!(
             "{} {} are sent with tag {}, but rank {at} of the group receives {} {dtype}",
@@ -100,7 +100,7 @@ impl Frame {
         Failure::Mismatch(rank, message)
     }
 
-    /// The failure of a receive of this type and length, for which rank `at` of the group has sent this
+    /// Returns the failure of a receive of this type and length, for which rank `at` of the group has sent this
     /// frame.
     pub(super) fn misfits(&self, dtype: DType, len: u64, at: usize, rank: Rank) -> Failure {
         let message = format!(

@@ -9,7 +9,7 @@ use rcomm_recorder::model::DType;
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 
-/// Receives that wait on the channel: tag, type, bytes, and whether from any source.
+/// The receives that are posted on the channel: tag, type, size in bytes, and whether they receive from any peer.
 const RECEIVES: [(u32, DType, usize, bool); 5] = [
     (0, DType::U8, 16, false),
     (0, DType::U8, 0, true),
@@ -18,7 +18,8 @@ const RECEIVES: [(u32, DType, usize, bool); 5] = [
     (7, DType::I64, 64, true),
 ];
 
-/// Lets the receives read `bytes`: they must end, fail or wait, and keep no more bytes than the limit.
+/// Lets the receives read `bytes`: they must end, fail or wait, and the channel must not keep more bytes than its limit
+/// and one message.
 pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
     let head = bytes.first_chunk::<FRAME>();
     if let Some(frame) = head.and_then(Frame::decode) {

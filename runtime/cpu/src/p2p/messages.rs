@@ -1,4 +1,4 @@
-//! [`P2p`]: one group's messages, and how requests make progress.
+//! [`P2p`]: one group's messages, and the progress of requests.
 
 use super::channel::{Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
@@ -17,7 +17,7 @@ use rcomm_recorder::model::Rank;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// The state of one group's messages: a channel to each peer, and the requests queued on it.
+/// The state of one group's messages: a channel to each peer, and the requests on it.
 pub(crate) struct P2p {
     pub(super) mesh: Arc<Mesh>,
     pub(super) group: u64,
@@ -25,8 +25,7 @@ pub(crate) struct P2p {
     pub(super) peers: Vec<Mutex<PeerChannel>>,
     pub(super) sockets: Sockets,
     pub(super) neighbours: Neighbours,
-    /// A view of each peer's channel that needs no lock. It is set once the channel is open, if the channel
-    /// goes through memory.
+    /// A view of each peer's channel that needs no lock. It is set when a channel through memory is opened.
     pub(super) views: Vec<OnceLock<StreamView>>,
     next: AtomicU64,
 }
@@ -50,9 +49,15 @@ impl P2p {
         }
     }
 
-    /// Returns this value for a group of which some ranks share memory. No channel may be open yet.
+    /// Sets the ranks that share memory with this rank. No channel may be open yet.
     pub(crate) fn with_neighbours(self, neighbours: Neighbours) -> Self {
         Self { neighbours, ..self }
+    }
+
+    /// The place of a rank of the group among those that share memory with this one; `None` if it does not.
+    #[inline]
+    pub(crate) fn place_in_memory(&self, at: usize) -> Option<usize> {
+        self.neighbours.place_of(at).map(|(_, place)| place)
     }
 
     /// Queues each send or receive of `op`, in order, and appends their requests to `requests`.
@@ -63,7 +68,7 @@ impl P2p {
         requests.extend(self.post_one(op));
     }
 
-    /// Queues `op` and returns its request; `None` if `op` is not one send or receive.
+    /// Queues `op` and returns its request; `None` if `op` is not a single send or receive.
     pub(crate) fn post_one(&self, op: &Op<'_>) -> Option<Request> {
         let (buffer, tag, stage) = if let Op::Send { buffer, peer, tag } = op {
             let peer = *peer as usize;
@@ -97,7 +102,7 @@ impl P2p {
         Some(Request::new(id, tag, buffer.dtype(), stage))
     }
 
-    /// The identifier of the next request.
+    /// Returns a new identifier for a request.
     #[inline]
     pub(super) fn next_id(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
@@ -110,7 +115,7 @@ impl P2p {
         requests: &mut [Request],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        // The ranks that a wait was recorded for.
+        // The ranks for which a wait is recorded.
         let mut noted = Vec::new();
         loop {
             let moved = self.advance(op, &mut requests.iter_mut(), policy)?;
@@ -142,7 +147,7 @@ impl P2p {
         }
     }
 
-    /// Advances the requests of `op`, in its order, as far as possible now; returns whether anything moved.
+    /// Advances the requests of `op`, in their order, as far as possible now; returns whether any advanced.
     pub(crate) fn advance(
         &self,
         op: &mut Op<'_>,
@@ -174,7 +179,7 @@ impl P2p {
         request.keep_mismatch(result)
     }
 
-    /// Removes requests that will not be continued from all queues.
+    /// Removes requests from all queues. They will not be continued.
     pub(crate) fn withdraw(&self, requests: &[Request]) {
         for peer in &self.peers {
             let mut peer = lock(peer);
@@ -185,7 +190,7 @@ impl P2p {
         }
     }
 
-    /// Opens the channel to a peer, unless the peer has to connect first; returns whether the channel is
+    /// Opens the channel to a peer, unless the peer must dial and has not done so yet; returns whether the channel is
     /// open.
     pub(super) fn open(
         &self,
@@ -209,7 +214,7 @@ impl P2p {
         let mut channel = self.neighbours.channel(at, streams).map_err(Failure::Io)?;
         self.mesh.links().add(rank, &mut channel);
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-        sockets.extend_from_slice(channel.sockets());
+        sockets.extend(channel.sockets().iter().map(|it| (rank, it.clone())));
         if let Channel::Shm(stream) = &channel {
             self.views[at].get_or_init(|| stream.view());
         }

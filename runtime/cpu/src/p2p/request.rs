@@ -10,24 +10,24 @@ pub(crate) struct Request {
     pub(super) tag: u32,
     pub(super) dtype: DType,
     pub(super) stage: Stage,
-    /// Why it ended without its message, while the other requests of its operation may continue.
+    /// Why the request has ended without its message. The other requests of its operation may continue.
     pub(super) failure: Option<Failure>,
 }
 
 pub(super) enum Stage {
-    /// The send is in the queue of its peer.
+    /// The send is in the queue for its peer.
     SendQueued { peer: usize },
-    /// The frame and the message are being written; this many bytes are written.
+    /// The frame and the message are being written; `done` bytes were written.
     SendWriting {
         peer: usize,
         frame: [u8; FRAME],
         done: usize,
-        /// Whether only the frame is written, as an offer.
+        /// Whether the frame is an offer, without the message.
         offer: bool,
     },
-    /// The message was offered, and the send waits for the clearance.
+    /// The message was offered, and the send waits for the answer.
     SendOffered { peer: usize },
-    /// The receive waits for a message, from this peer or any.
+    /// The receive waits for a message from this peer, or from any peer if `None`.
     Receive { peer: Option<usize> },
     /// A message is arriving, or was cleared and will arrive.
     Receiving { peer: usize },
@@ -35,8 +35,8 @@ pub(super) enum Stage {
     Done { source: Option<usize> },
 }
 
-/// Returns how an operation ended once all of its requests have ended, with the first failure if there is one;
-/// `None` before.
+/// Returns the result of an operation whose requests have all ended, with the first failure if there is one; `None`
+/// if a request has not ended.
 pub(crate) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
     let done = |request: &Request| matches!(request.stage, Stage::Done { .. });
     if !requests.iter().all(done) {
@@ -57,8 +57,8 @@ impl Request {
         }
     }
 
-    /// Ends this request if `result` is a mismatch, and keeps the failure: a message that does not fit ends
-    /// only its own request. Returns any other result unchanged.
+    /// If `result` is a mismatch, stores it as this request's failure and ends the request: a message that does not fit
+    /// ends only its own request. Returns any other result unchanged.
     pub(super) fn keep_mismatch(&mut self, result: Result<bool, Failure>) -> Result<bool, Failure> {
         match result {
             Err(failure @ Failure::Mismatch(..)) => {

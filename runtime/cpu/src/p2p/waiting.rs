@@ -1,4 +1,4 @@
-//! How requests wait, and for which peers.
+//! The waits of requests, and the peers for which they wait.
 
 use super::channel::Incoming;
 use super::messages::{P2p, lock};
@@ -14,7 +14,7 @@ use std::time::Duration;
 const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 
 impl P2p {
-    /// The ranks that these requests wait for. A receive from any rank adds none.
+    /// Returns the ranks for which these requests wait. A receive from any rank adds none.
     pub(crate) fn missing(&self, requests: &[Request]) -> Vec<Rank> {
         let mut missing: Vec<Rank> = requests
             .iter()
@@ -52,8 +52,7 @@ impl P2p {
             {
                 continue;
             }
-            // A channel that the peer opened before it left is still valid, with all bytes that the peer
-            // sent on it.
+            // A channel that the peer has opened before it ended is valid, with all bytes that the peer has sent.
             let mut peer = lock(&self.peers[at]);
             if !self.open(at, &mut peer, policy)? {
                 return Err(Failure::Gone(self.ranks[at], None));
@@ -62,7 +61,7 @@ impl P2p {
         Ok(())
     }
 
-    /// Sleeps until one of these requests may advance, `bell` is notified, or `time` has passed.
+    /// Sleeps until one of these requests may advance, `bell` is written to, or `time` has passed.
     pub(crate) fn sleep<'r>(
         &self,
         requests: impl Iterator<Item = &'r Request>,
@@ -84,7 +83,7 @@ impl P2p {
                 let mut peer = lock(&self.peers[at]);
                 let peer = &mut *peer;
                 let Some(channel) = &mut peer.channel else {
-                    // No socket shows when the peer connects.
+                    // There is no socket on which to wait for the peer to connect.
                     shortest = shortest.min(Duration::from_millis(1));
                     continue;
                 };
@@ -94,7 +93,7 @@ impl P2p {
                 );
                 let is_queued = matches!(request.stage, Stage::SendQueued { .. });
                 if is_of_another || is_queued {
-                    // The next step is another thread's, which the socket does not show.
+                    // Another thread must go first, and no socket shows when it has.
                     shortest = shortest.min(Duration::from_micros(500));
                 }
                 let writes = matches!(request.stage, Stage::SendWriting { .. });
@@ -103,7 +102,8 @@ impl P2p {
                     to_write: writes || !peer.replies.is_empty(),
                 };
                 if let Channel::Shm(stream) = channel {
-                    // The one socket of a stream in memory, its doorbell, reports both bytes and room.
+                    // The doorbell, the only socket of a stream in memory, signals both bytes to read and space to
+                    // write.
                     if stream.prepare_sleep(waits).map_err(Failure::Io)? {
                         return Ok(());
                     }

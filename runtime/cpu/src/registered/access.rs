@@ -1,4 +1,4 @@
-//! How a rank uses the other ranks' bytes once all have agreed on the terms.
+//! How a rank accesses the other ranks' bytes after all ranks have agreed on the terms.
 
 use super::exposed::Exposed;
 use super::region::Region;
@@ -23,7 +23,7 @@ impl MappedRegion {
     }
 }
 
-/// Another rank's region, and which bytes of it are used.
+/// Another rank's region, and the range of its bytes that are used.
 pub(super) type RegionBytes = (Arc<MappedRegion>, Range<usize>);
 
 /// Where a rank's bytes are in this process.
@@ -31,34 +31,33 @@ struct MappedBytes {
     start: NonNull<u8>,
     len: usize,
     access: Access,
-    /// The mapping of another rank's bytes; this rank's own bytes are lent instead.
+    /// The mapping of another rank's bytes; `None` for this rank's own bytes, which were lent.
     _mapped: Option<Arc<MappedRegion>>,
 }
 
-/// The period in which the ranks of a group access each other's bytes: all of them have agreed on the
-/// terms, and none has announced yet that it has finished.
+/// The right to access the bytes of a group's ranks: from the ranks' agreement on the terms until this rank announces
+/// that it has finished.
 ///
 /// The other ranks are trusted to keep to the terms, as in the exchange area.
 pub(crate) struct DirectAccess<'a> {
     own: Exposed<'a>,
     rank: usize,
     rule: Rule,
-    /// Where the bytes of each rank are; `None` for a rank whose bytes the terms do not name.
-    places: Vec<Option<MappedBytes>>,
+    /// The bytes of each rank; `None` for a rank whose bytes the terms do not name.
+    rank_bytes: Vec<Option<MappedBytes>>,
 }
 
 impl<'a> DirectAccess<'a> {
-    /// `mapped` are the other ranks' bytes that the terms name, with the lengths that the terms
-    /// give.
+    /// Makes the access. `mapped` has the other ranks' bytes that the terms name, in the lengths of the terms.
     pub(super) fn new(
         mut own: Exposed<'a>,
         rank: usize,
         terms: &AccessTerms,
         mapped: Vec<Option<RegionBytes>>,
     ) -> Self {
-        let mut places = Vec::with_capacity(mapped.len());
+        let mut rank_bytes = Vec::with_capacity(mapped.len());
         for (at, (need, mapped)) in terms.needs.iter().zip(mapped).enumerate() {
-            let place = need.map(|need| match mapped {
+            let own_or_mapped = need.map(|need| match mapped {
                 Some((mapped, bytes)) => {
                     assert_eq!(bytes.len(), need.len, "as many bytes as the terms say");
                     let region = mapped.region();
@@ -86,17 +85,17 @@ impl<'a> DirectAccess<'a> {
                     }
                 }
             });
-            places.push(place);
+            rank_bytes.push(own_or_mapped);
         }
-        if places[rank].is_none() {
-            // Under these terms no rank has access to this rank's bytes.
+        if rank_bytes[rank].is_none() {
+            // Under these terms no other rank accesses this rank's bytes.
             own.close();
         }
         Self {
             own,
             rank,
             rule: terms.rule,
-            places,
+            rank_bytes,
         }
     }
 
@@ -107,22 +106,21 @@ impl<'a> DirectAccess<'a> {
             Rule::Read,
             "bytes that all ranks read stay as they are"
         );
-        let place = self.places[rank].as_ref().expect("the terms name it");
-        // SAFETY: `place.len` bytes, mapped (`place`) or lent (`own`), which no rank writes to before this
-        // one has announced that it has finished, which consumes this access: under the terms all ranks
-        // only read.
-        unsafe { std::slice::from_raw_parts(place.start.as_ptr(), place.len) }
+        let own_or_mapped = self.rank_bytes[rank].as_ref().expect("the terms name it");
+        // SAFETY: the bytes are mapped (`own_or_mapped`) or lent (`own`). Under the terms all ranks only read, so no
+        // rank writes to them before this rank has announced that it has finished, which consumes this access.
+        unsafe { std::slice::from_raw_parts(own_or_mapped.start.as_ptr(), own_or_mapped.len) }
     }
 
-    /// The bytes of `rank`, and this rank's own, which were lent for writing and which no other rank
+    /// Returns the bytes of `rank`, and this rank's own bytes, which were lent for writing and which no other rank
     /// may access.
     pub(crate) fn of_and_own(&mut self, rank: usize) -> (&[u8], &mut [u8]) {
         assert!(
-            self.places[self.rank].is_none() && self.own.access() == Access::Write,
+            self.rank_bytes[self.rank].is_none() && self.own.access() == Access::Write,
             "bytes that are this rank's alone"
         );
-        // SAFETY: lent for writing and never exposed, or known to all as closed before any rank had access
-        // (`new`). They are in no other rank's bytes: those are other mappings.
+        // SAFETY: the bytes were lent for writing. No other rank has access to them, since the terms do not name them
+        // (`new`). They do not overlap other ranks' bytes, which are in other mappings.
         let own =
             unsafe { std::slice::from_raw_parts_mut(self.own.start().as_ptr(), self.own.len()) };
         (self.of(rank), own)
@@ -134,34 +132,41 @@ impl<'a> DirectAccess<'a> {
         if self.rule != Rule::Share {
             return 0..0;
         }
-        let len = self.places.iter().flatten().map(|place| place.len).min();
-        share_of(self.rank, self.places.len(), len.unwrap_or(0))
+        let len = self
+            .rank_bytes
+            .iter()
+            .flatten()
+            .map(|own_or_mapped| own_or_mapped.len)
+            .min();
+        share_of(self.rank, self.rank_bytes.len(), len.unwrap_or(0))
     }
 
-    /// Returns these bytes of every rank, by rank. They must be in this rank's share.
+    /// Returns this range of every rank's bytes, by rank. The range must be in this rank's share.
     pub(crate) fn shares(&mut self, bytes: Range<usize>) -> Vec<Data<'_>> {
         let share = self.share();
         assert!(
             share.start <= bytes.start && bytes.start <= bytes.end && bytes.end <= share.end,
             "a rank uses its own share only"
         );
-        let shares = self.places.iter().map(|place| {
-            let place = place.as_ref().expect("the bytes of all ranks are mapped");
-            assert!(bytes.end <= place.len, "bytes that every rank has");
-            // SAFETY: `bytes` ends within the place (checked), whose bytes are mapped or lent as long as
-            // `self` lives.
-            let start = unsafe { place.start.add(bytes.start) }.as_ptr();
-            match place.access {
+        let shares = self.rank_bytes.iter().map(|own_or_mapped| {
+            let own_or_mapped = own_or_mapped
+                .as_ref()
+                .expect("the bytes of all ranks are mapped");
+            assert!(bytes.end <= own_or_mapped.len, "bytes that every rank has");
+            // SAFETY: `bytes` ends within the rank's bytes (checked), which are mapped or lent as long as `self`
+            // lives.
+            let start = unsafe { own_or_mapped.start.add(bytes.start) }.as_ptr();
+            match own_or_mapped.access {
                 Access::Read => {
-                    // SAFETY: readable for `bytes.len()` bytes, and not written: under the terms no rank
-                    // writes to this rank's bytes.
+                    // SAFETY: `bytes.len()` bytes are readable, and under the terms no rank writes to the bytes of a
+                    // rank that has lent them for reading.
                     let bytes = unsafe { std::slice::from_raw_parts(start, bytes.len()) };
                     Data::Read(bytes)
                 }
                 Access::Write => {
-                    // SAFETY: in the mapping of another rank's bytes, or lent to this rank for writing
-                    // (`new`). The terms give this part of all ranks' bytes to this rank alone, until it has
-                    // announced that it has finished, which consumes this access; `&mut self` excludes other
+                    // SAFETY: the bytes are in the mapping of another rank's bytes, or were lent to this rank for
+                    // writing (`new`). The terms give this share of all ranks' bytes to this rank alone, until it
+                    // has announced that it has finished, which consumes this access; `&mut self` excludes other
                     // users in this process. Mappings of two ranks' bytes do not overlap.
                     let bytes = unsafe { std::slice::from_raw_parts_mut(start, bytes.len()) };
                     Data::Write(bytes)
@@ -174,7 +179,7 @@ impl<'a> DirectAccess<'a> {
     /// Announces that this rank has finished, and waits until all ranks have.
     ///
     /// # Errors
-    /// Those of the phases; then the other ranks' access to the bytes is revoked.
+    /// Those of the phases; the other ranks' access to this rank's bytes is then revoked.
     pub(crate) fn end(mut self, phases: &mut impl Phases) -> Result<(), Failure> {
         phases.show(&[])?;
         self.own.close();

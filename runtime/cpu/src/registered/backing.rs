@@ -1,5 +1,5 @@
-//! The memory of an allocated buffer: a region of this rank to which other ranks may get access, and how
-//! that access is revoked.
+//! The memory of an allocated buffer: a region of this rank to which other ranks may get access, and the revocation
+//! of that access.
 
 use super::region::{Region, RegionHandle};
 use rcomm_core::backend::support::element_size;
@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The backings of this rank's buffers, by address; each is removed when it is dropped.
+/// The backings of this rank's buffers, by address. A backing is removed when it is dropped.
 #[derive(Default)]
 pub(super) struct LiveBackings(Mutex<BTreeMap<usize, Weak<Backing>>>);
 
@@ -25,12 +25,12 @@ impl LiveBackings {
         self.lock().insert(start, backing);
     }
 
-    /// The backing that holds all of these bytes, and their range in it.
+    /// Returns the backing that contains all of these bytes, and their range in it.
     pub(super) fn find(&self, bytes: Range<usize>) -> Option<(Arc<Backing>, Range<usize>)> {
         let backing = {
             let live = self.lock();
             let (_, nearest) = live.range(..=bytes.start).next_back()?;
-            // The reference is kept beyond the lock's scope: dropping the last reference takes the lock.
+            // The reference outlives the guard: dropping the last reference takes the lock.
             nearest.upgrade()
         }?;
         let start = backing.region().start().addr().get();
@@ -56,18 +56,18 @@ impl LiveBackings {
 pub(crate) struct Backing {
     region: Region,
     live: Weak<LiveBackings>,
-    /// The id of the process that made it.
+    /// The id of the process that made the memory.
     maker: u32,
-    /// Whether a rank may have it mapped for collectives.
+    /// Whether other ranks may have the memory mapped for collectives.
     is_lent: AtomicBool,
-    /// Whether it was part of a window. Other ranks may keep it mapped without limit.
+    /// Whether the memory was part of a window. Other ranks may then keep it mapped without limit.
     is_in_window: AtomicBool,
-    /// Whether some of it has been replaced by memory that only this process has.
+    /// Whether part of the memory was replaced by private memory of this process.
     is_cut: AtomicBool,
 }
 
 impl Backing {
-    /// New memory, all zero.
+    /// Makes new memory, all zero.
     pub(super) fn create(len: usize, live: Weak<LiveBackings>) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             region: Region::create(len)?,
@@ -103,15 +103,14 @@ impl Backing {
             ));
         }
         let start = self.region.start();
-        // SAFETY: mapped and zeroed for at least this many elements (checked) as long as `self` lives.
-        // Nothing else in this process uses it: no buffer was made of it before (checked), and later
-        // holders of the backing reach its bytes through a loan of this buffer's (`Exposed`). Other
-        // processes write to it only while such a loan lets them.
+        // SAFETY: the memory is mapped and initialized for at least this many elements (checked) as long as `self`
+        // lives. No buffer was made of it before (checked). Later owners of the backing access its bytes only
+        // through a loan of this buffer (`Exposed`), and other processes write to them only while a loan allows it.
         unsafe { Buffer::from_raw(start, len, dtype, Device::Cpu, Access::Write, self) }
     }
 
-    /// Returns where other ranks find a buffer's memory for a window. `None` if the buffer was not allocated
-    /// for other ranks, does not begin with the file, or has lost some pages by [`cut_off`](Self::cut_off).
+    /// Returns the handle by which other ranks map a buffer's memory for a window. `None` if a group did not allocate
+    /// the buffer, if the buffer does not begin with the file, or if pages were [cut off](Self::cut_off).
     pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<RegionHandle> {
         let backing = memory.owner()?.downcast_ref::<Self>()?;
         let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());
@@ -122,8 +121,8 @@ impl Backing {
         Some(backing.region.handle())
     }
 
-    /// Returns where other ranks find these bytes, to map them. `None` if there are none, if their pages hold
-    /// anything else, or if some pages were [cut off](Self::cut_off).
+    /// Returns the handle by which other ranks map these bytes. `None` if there are no bytes, if their pages contain
+    /// other bytes, or if pages were [cut off](Self::cut_off).
     pub(super) fn whole_pages(&self, bytes: &Range<usize>) -> Option<RegionHandle> {
         let page = rustix::param::page_size();
         let is_whole = bytes.start.is_multiple_of(page)
@@ -132,13 +131,13 @@ impl Backing {
             .then(|| self.region.handle())
     }
 
-    /// Records that other ranks may have it mapped from now on.
+    /// Records that other ranks may have the memory mapped from now on.
     pub(super) fn lend(&self) {
         self.is_lent.store(true, Ordering::Release);
     }
 
-    /// Replaces these bytes by memory of this process with the same contents, so that processes that have
-    /// the file mapped cannot change them any more. The region is not offered again.
+    /// Replaces these bytes by private memory with the same contents, so that processes that have the file mapped
+    /// cannot change them any more. The region is not offered again.
     ///
     /// # Safety
     /// `place` is the loan of `len` bytes of the region, which are [whole pages](Self::whole_pages), and
@@ -149,7 +148,7 @@ impl Backing {
             return;
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses the address of a new mapping, so it takes the place of none.
+        // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
         let made = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -159,13 +158,13 @@ impl Backing {
             )
         };
         let moved = made.and_then(|own| {
-            // SAFETY: `len` bytes are readable at `place`, from the beginning of a page (the caller). `own`
-            // is a mapping of the same length, from the beginning of a page, which nothing else uses.
+            // SAFETY: the caller guarantees that `len` bytes are readable at `place`, the beginning of a page. `own`
+            // is a mapping of the same length, which also begins with a page, and nothing else uses it.
             unsafe { copy_while_written(place, own.cast(), layout.size()) };
-            // SAFETY: `own` is a mapping of this length that nothing else uses yet. It replaces whole pages
-            // (the caller; the last one may extend beyond the region, where there is nothing) in one step
-            // for all threads of this process, and contains the same bytes as before: no thread here writes
-            // to these during the call (the caller).
+            // SAFETY: `own` is a mapping of this length that nothing else uses yet. It replaces whole pages (the
+            // last one may extend beyond the region's end, where no bytes are) in one step for all threads of this
+            // process. It contains the same bytes, since the caller guarantees that no thread of this process
+            // writes to them during the call.
             unsafe {
                 rustix::mm::mremap_fixed(
                     own,
@@ -177,33 +176,33 @@ impl Backing {
             }
         });
         if moved.is_err() {
-            // The system is out of memory: handled as any allocation failure. Continuing would return
-            // memory to a caller that another rank may still write to.
+            // The system is out of memory, which is handled like any allocation failure: otherwise a caller would
+            // get memory back to which another rank may still write.
             std::alloc::handle_alloc_error(layout);
         }
     }
 }
 
-/// Copies bytes that other processes may write to during the copy. The copy works word by word and through
-/// no reference, since the caller may hold a reference that promises that the bytes do not change, or that
-/// it is the only one.
+/// Copies bytes to which other processes may write during the copy. It copies 64 bits at a time, and makes no
+/// reference, since the caller may hold a shared or an exclusive reference to the bytes.
 ///
 /// # Safety
-/// `len` bytes are readable at `from` and writable at `to`, which nothing else uses; both are aligned as a `u64`.
+/// `len` bytes are readable at `from` and writable at `to`, both aligned like a `u64`. Nothing else uses those at
+/// `to`.
 unsafe fn copy_while_written(from: NonNull<u8>, to: *mut u8, len: usize) {
     const WORD: usize = size_of::<u64>();
     let words = len / WORD;
     for at in 0..words {
-        // SAFETY: inside both ranges, and aligned. A word that another process writes at the same
-        // time may be read half-written.
+        // SAFETY: the word is inside both ranges, and aligned. If another process writes it at the same time, the
+        // copy may be a mix of old and new bytes.
         unsafe {
             let word = from.cast::<u64>().add(at).read_volatile();
             to.cast::<u64>().add(at).write(word);
         }
     }
     for at in words * WORD..len {
-        // SAFETY: `at` is less than `len`, so the byte is inside both ranges. One that another process
-        // writes at the same time is read before or after.
+        // SAFETY: `at` is less than `len`, so the byte is inside both ranges. If another process writes it at the
+        // same time, the copy is the old or the new byte.
         unsafe { to.add(at).write(from.add(at).read_volatile()) };
     }
 }
@@ -218,7 +217,7 @@ impl Drop for Backing {
         let is_maker = self.maker == std::process::id();
         let is_lent = self.is_lent.load(Ordering::Acquire);
         if is_maker && is_lent && !self.is_in_window.load(Ordering::Acquire) {
-            // Other ranks keep it mapped until they find it empty, but it occupies no memory.
+            // Other ranks keep the region mapped until they find it empty, but it then occupies no memory.
             self.region.empty();
         }
     }
@@ -236,8 +235,7 @@ mod tests {
             Arc::get_mut(&mut backing).unwrap().maker = maker;
             backing.lend();
             let other = Region::attach(&backing.region().handle()).unwrap();
-            // SAFETY: the mapping is 5,000 bytes long, and this write, by address alone, is its one user in
-            // this process.
+            // SAFETY: the mapping is 5,000 bytes long, and no reference to its bytes exists.
             unsafe { other.start().as_ptr().write(7) };
             drop(backing);
             assert_eq!(other.is_empty(), is_empty);

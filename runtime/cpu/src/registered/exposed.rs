@@ -1,10 +1,9 @@
-//! Bytes that a caller lent to an operation, while other ranks have access to them.
+//! Bytes that a caller has lent to an operation, while other ranks have access to them.
 //!
 //! A caller must never get memory back that another rank may still access, however the operation ends. A
-//! rank that gives up an operation does not wait for the others, which may be stopped in the middle of it.
-//! Instead, it replaces the exposed memory with private memory ([`Backing::cut_off`]). The others
-//! continue to use the file, which this rank does not read any more, and which exists for as long as they
-//! have it mapped.
+//! rank that gives up an operation does not wait for the others, which may be frozen in the middle of it.
+//! Instead, it replaces the exposed memory with private memory ([`Backing::cut_off`]). The others continue to
+//! use the file, which this rank does not read any more, and which exists for as long as they have it mapped.
 
 use super::backing::Backing;
 use super::offer::Offer;
@@ -16,7 +15,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A *loan*: bytes that a caller lent to an operation, and to which other ranks may get access.
+/// A *loan*: bytes that a caller has lent to an operation, and to which other ranks may get access.
 pub(crate) struct Exposed<'a> {
     start: NonNull<u8>,
     len: usize,
@@ -38,7 +37,7 @@ impl<'a> Exposed<'a> {
         Self::new(registry, NonNull::from(bytes), Access::Write)
     }
 
-    /// Makes a loan of bytes of either kind.
+    /// Makes a loan of bytes that the other ranks will read, and will also write if `data` is `Write`.
     pub(crate) fn of(registry: &Registry, data: Data<'a>) -> Self {
         match data {
             Data::Read(bytes) => Self::read(registry, bytes),
@@ -59,19 +58,19 @@ impl<'a> Exposed<'a> {
         }
     }
 
-    /// Returns the loan. No other rank had access to it or will have.
+    /// Returns the bytes of the loan, to which no other rank has access.
     pub(crate) fn take_back(self) -> Data<'a> {
         assert!(!self.is_open, "others may be at these bytes");
         match self.access {
             Access::Read => {
-                // SAFETY: `start` and `len` are those of a slice lent for `'a` (`new`), which `self`, now
-                // consumed, held for this time. No other rank got access (checked).
+                // SAFETY: `start` and `len` are those of a slice lent for `'a` (`new`), which `self`, now consumed,
+                // held for this time. No other rank has access (checked).
                 let bytes = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) };
                 Data::Read(bytes)
             }
             Access::Write => {
-                // SAFETY: `start` and `len` are those of a slice lent for writing for `'a` (`new`), which
-                // `self`, now consumed, held alone. No other rank got access (checked).
+                // SAFETY: `start` and `len` are those of a slice lent for writing for `'a` (`new`), which `self`, now
+                // consumed, held alone. No other rank has access (checked).
                 let bytes =
                     unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) };
                 Data::Write(bytes)
@@ -79,8 +78,8 @@ impl<'a> Exposed<'a> {
         }
     }
 
-    /// Returns the offer for the other ranks, which may access these bytes from now on. `None` if the others
-    /// cannot map exactly these bytes; then they get no access.
+    /// Returns the offer for the other ranks, which may access these bytes from now on. `None` if the others cannot
+    /// map exactly these bytes: they then get no access.
     pub(super) fn open(&mut self) -> Option<Offer> {
         let (backing, bytes) = self.backing.as_ref()?;
         let region = backing.whole_pages(bytes)?;
@@ -112,7 +111,7 @@ impl<'a> Exposed<'a> {
         self.is_open
     }
 
-    /// Ends the access. The caller knows that no other rank accesses these bytes any more.
+    /// Ends the other ranks' access. The caller guarantees that no other rank accesses these bytes any more.
     pub(super) fn close(&mut self) {
         self.is_open = false;
     }
@@ -122,8 +121,9 @@ impl Drop for Exposed<'_> {
     fn drop(&mut self) {
         if let Some((backing, _)) = self.backing.take().filter(|_| self.is_open) {
             tracing::debug!("revoking exposed memory that peers may still access");
-            // SAFETY: whole pages, or it would not be open (`open`). No thread of this process writes
-            // there: these bytes are lent to this for its whole life, and other buffers have other pages.
+            // SAFETY: the bytes are whole pages: otherwise the loan would not be open (`open`). No thread of this
+            // process writes to them: they are lent to this value for its whole life, and other buffers have other
+            // pages.
             unsafe { backing.cut_off(self.start, self.len) };
         }
     }

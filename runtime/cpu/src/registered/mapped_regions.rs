@@ -1,9 +1,8 @@
 //! The regions that a group's ranks have mapped from each other, and how the ranks agree to use them.
 //!
-//! Every rank shows what it offers; all ranks see the same offers and come to the same decision. A region
-//! that was not used in the group before is mapped by all ranks, which then show whether the mapping
-//! succeeded. The ranks of a group therefore always have the same list of regions, and agree for each region
-//! on whether it can be used.
+//! Every rank shows its offer; all ranks see the same offers and come to the same decision. All ranks map a region
+//! that the group has not used before, and show whether the mapping succeeded. So the ranks of a group always
+//! have the same list of regions, and agree for each region on whether it can be used.
 
 use super::access::{DirectAccess, MappedRegion, RegionBytes};
 use super::exposed::Exposed;
@@ -17,11 +16,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The largest number of regions of one rank that a group has at a time. If there are more, those not used
-/// for the longest time are forgotten, and mapped again when they are used again.
+/// The maximum number of known regions per rank. Beyond it, the least recently used regions are unmapped and
+/// forgotten, and mapped again when they are used again.
 const MAX_REGIONS: usize = 256;
 
-/// What the ranks have agreed on.
+/// The ranks' decision.
 pub(crate) enum AccessOutcome<'a> {
     /// The ranks access each other's bytes, by the terms with this index.
     Agreed(usize, DirectAccess<'a>),
@@ -33,9 +32,9 @@ pub(crate) enum AccessOutcome<'a> {
 struct KnownRegion {
     /// The mapping, if the region is another rank's and is still mapped here.
     mapped: Option<Arc<MappedRegion>>,
-    /// Whether all others have mapped it.
+    /// Whether all other ranks have mapped the region.
     is_mapped: bool,
-    /// Number of the last operation that used it, of those counted by `operations`.
+    /// The value of `operations` when the region was last used.
     used: u64,
 }
 
@@ -59,17 +58,17 @@ impl MappedRegions {
         }
     }
 
-    /// The memory that this rank has allocated.
+    /// The registry of the memory that this rank has allocated.
     pub(crate) fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Unmaps everything, since the group's ranks will not agree on any access any more.
+    /// Unmaps all regions, since the group's ranks will agree on no access any more.
     pub(crate) fn unmap_all(&mut self) {
         self.known.iter_mut().for_each(HashMap::clear);
     }
 
-    /// Agrees with the others on mutual access, by the first of these terms that all ranks can fulfill.
+    /// Agrees with the others on mutual access, by the first of these terms for which the ranks offer enough bytes.
     ///
     /// # Errors
     /// Those of the phases; `Io` if a region that was mapped before cannot be mapped again, or a rank offers
@@ -105,10 +104,10 @@ impl MappedRegions {
         self.operations += 1;
         let unknown = self.unknown(&chosen);
         if !unknown.is_empty() {
-            let could = self.map(&unknown);
-            phases.show(&[u8::from(could)])?;
-            let all_could = (0..self.known.len()).all(|rank| phases.shown(rank)[0] == 1);
-            self.remember(&unknown, all_could);
+            let all_mapped = self.map(&unknown);
+            phases.show(&[u8::from(all_mapped)])?;
+            let all_ranks_mapped = (0..self.known.len()).all(|rank| phases.shown(rank)[0] == 1);
+            self.remember(&unknown, all_ranks_mapped);
         }
         if !self.are_mapped(&chosen) {
             return decline(own);
@@ -118,7 +117,7 @@ impl MappedRegions {
         Ok(AccessOutcome::Agreed(number, access))
     }
 
-    /// The chosen regions that are not known yet, with their ranks.
+    /// Returns the chosen regions that are not known yet, with their ranks.
     fn unknown(&self, chosen: &[Option<ChosenBytes>]) -> Vec<(usize, RegionHandle)> {
         let regions = chosen.iter().enumerate();
         let regions = regions.filter_map(|(rank, it)| Some((rank, it.as_ref()?.region)));
@@ -127,13 +126,13 @@ impl MappedRegions {
             .collect()
     }
 
-    /// Maps the regions of other ranks; returns whether all could be mapped.
+    /// Adds these regions to the known ones, and maps those of other ranks; returns whether all could be mapped.
     fn map(&mut self, regions: &[(usize, RegionHandle)]) -> bool {
-        // Regions that their owners have freed are unmapped at this point too.
+        // Regions that their owners have freed are unmapped here as well.
         for known in self.known.iter_mut().flat_map(HashMap::values_mut) {
             known.mapped.take_if(|mapped| mapped.region().is_empty());
         }
-        let mut could = true;
+        let mut all_mapped = true;
         for (rank, region) in regions {
             let mapped = match *rank == self.rank {
                 true => None,
@@ -141,7 +140,7 @@ impl MappedRegions {
                     Ok(mapped) => Some(Arc::new(MappedRegion::new(mapped))),
                     Err(error) => {
                         self.registry.note_unreachable(&error);
-                        could = false;
+                        all_mapped = false;
                         None
                     }
                 },
@@ -153,7 +152,7 @@ impl MappedRegions {
             };
             self.known[*rank].insert(region.id, known);
         }
-        could
+        all_mapped
     }
 
     /// Records whether all ranks have mapped these regions.
@@ -214,13 +213,13 @@ impl MappedRegions {
     }
 }
 
-/// Bytes of a rank that are to be used.
+/// Bytes of a rank that the operation will use.
 struct ChosenBytes {
     region: RegionHandle,
     bytes: Range<usize>,
 }
 
-/// The bytes that the terms name; `None` unless all of them are offered.
+/// Returns the bytes that the terms name; `None` unless all of them are offered.
 fn chosen(terms: &AccessTerms, offers: &[Option<Offer>]) -> Option<Vec<Option<ChosenBytes>>> {
     let named = terms.needs.iter().zip(offers);
     let named = named.map(|(need, offer)| {
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_are_met_if_all_whom_they_name_offer_enough() {
+    fn bytes_are_chosen_if_every_rank_in_the_terms_offers_enough() {
         let need = Some(Need {
             len: 100,
             access: Access::Read,
@@ -265,7 +264,7 @@ mod tests {
         assert!(chosen(&terms, &[offer(1, 99), None, offer(2, 200)]).is_none());
     }
 
-    /// Rank 0, the one under test, and rank 1, which shows these bytes one after the other.
+    /// The phases of two ranks: rank 0 is tested, and rank 1 shows `words` one after the other.
     struct Pair {
         words: Vec<[u8; INLINE]>,
         shown: [[u8; INLINE]; 2],

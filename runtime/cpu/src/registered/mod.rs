@@ -1,21 +1,21 @@
-//! Memory that a group has allocated, and in which the other ranks work directly.
+//! Memory that a group has allocated, and that the other ranks access directly.
 //!
 //! Data of an ordinary buffer moves from rank to rank through slots of shared memory. A buffer that was
 //! allocated by [`Backend::allocate`](rcomm_core::backend::Backend::allocate) is in a file that the other
-//! processes of this host can map. In a long operation all ranks show where their bytes are. If all ranks
-//! have such bytes, each rank reads, or reads and writes, the others' bytes where they are, without
-//! avoidable copies. Otherwise the operation runs as with ordinary buffers. [`algorithm`](crate::algorithm)
-//! divides the work; this module decides what the ranks agree on, and ensures that no caller gets back
-//! memory that other ranks may still access.
+//! processes of this host can map. In a long operation all ranks show where their bytes are. If the bytes of all
+//! ranks can be mapped, each rank reads, or reads and writes, the others' bytes in place, without avoidable
+//! copies. Otherwise the operation runs as with ordinary buffers. [`algorithm`](crate::algorithm) divides the
+//! work; this module has the agreement between the ranks, and ensures that no caller gets back memory that
+//! other ranks may still access.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `region` | a file and its mapping |
 //! | `backing`, `registry` | the regions that hold buffers of this rank |
 //! | `exposed` | a caller's loan while other ranks have access to it |
-//! | `terms` | what ranks may do with each other's bytes, and the phases in which they agree on it |
+//! | `terms` | what ranks may do with each other's bytes, and the phases in which they agree |
 //! | `access` | the other ranks' bytes while all have access to them |
-//! | `offer`, `mapped_regions` | what ranks show and agree on; the other ranks' regions that are mapped here |
+//! | `offer`, `mapped_regions` | what ranks show; their agreement, and the other ranks' regions that are mapped here |
 
 #[allow(unsafe_code)]
 mod access;

@@ -1,4 +1,4 @@
-//! What a rank publishes about its memory before an operation, and how the others validate it.
+//! What a rank shows the others of its memory before an operation, and how they validate it.
 
 use super::region::RegionHandle;
 use std::ops::Range;
@@ -9,9 +9,9 @@ pub(super) const OFFER_LEN: usize = 32;
 /// Bytes of one rank to which the others may get access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
-    /// The region that they are in.
+    /// The region that contains the bytes.
     pub(super) region: RegionHandle,
-    /// The offset in the region at which they begin.
+    /// The offset of the first byte in the region.
     pub(super) start: usize,
 }
 
@@ -29,7 +29,7 @@ impl Offer {
         bytes
     }
 
-    /// Reads an offer; `None` if these bytes hold none.
+    /// Reads an offer; `None` if the bytes are not an offer.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; OFFER_LEN] = bytes.first_chunk()?;
         let word = |at: usize| {
@@ -51,7 +51,7 @@ impl Offer {
         })
     }
 
-    /// The `len` bytes that are offered, if the region has them.
+    /// Returns the range of the first `len` offered bytes in the region; `None` if the region has fewer.
     pub(super) fn bytes(&self, len: usize) -> Option<Range<usize>> {
         let end = self.start.checked_add(len)?;
         (end <= self.region.len).then_some(self.start..end)
@@ -76,18 +76,18 @@ mod tests {
     }
 
     #[test]
-    fn offered_bytes_are_those_that_the_region_has() {
+    fn offered_bytes_are_limited_to_the_region() {
         assert_eq!(offer(8192, 4096).bytes(4096), Some(4096..8192));
         assert_eq!(offer(8192, 4096).bytes(4097), None);
         assert_eq!(offer(8192, usize::MAX).bytes(2), None);
         assert_eq!(Offer::decode(&Offer::encode(None)), None);
-        let said = offer(1 << 41, 1 << 40);
-        assert_eq!(Offer::decode(&Offer::encode(Some(&said))), Some(said));
+        let sent = offer(1 << 41, 1 << 40);
+        assert_eq!(Offer::decode(&Offer::encode(Some(&sent))), Some(sent));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_an_offer_or_none(bytes: [[u8; 8]; OFFER_LEN / 8]) {
+        fn any_bytes_decode_to_none_or_to_an_offer(bytes: [[u8; 8]; OFFER_LEN / 8]) {
             let bytes: [u8; OFFER_LEN] = bytes.concat().try_into().unwrap();
             if let Some(offer) = Offer::decode(&bytes) {
                 prop_assert_eq!(Offer::decode(&Offer::encode(Some(&offer))), Some(offer));

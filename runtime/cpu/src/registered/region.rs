@@ -1,7 +1,7 @@
 //! A sealed memfd mapped into this process: memory of one rank that the other ranks of the host can map.
 //!
 //! Other processes open the file through `/proc/<pid>/fd/<n>`, which the kernel allows only to processes of
-//! the same user. The number of a descriptor is soon reused, so the file is identified by its inode.
+//! the same user. The number of a descriptor may be reused, so the file is identified by its inode.
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -9,20 +9,20 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// How the processes of this host find a region.
+/// The values by which the processes of this host find a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionHandle {
-    /// The process that made it.
+    /// The process that made the region.
     pub(crate) pid: u32,
     /// The number of its file descriptor in that process.
     pub(crate) number: i32,
-    /// The inode of its file, which no other region of the host has as long as this one exists; never 0.
+    /// The inode of its file, which no other region of the host has while this region exists; never 0.
     pub(crate) id: u64,
     /// Length in bytes.
     pub(crate) len: usize,
 }
 
-/// A sealed memfd and its mapping in this process, from its beginning.
+/// A sealed memfd, and the mapping of all of it in this process.
 pub(crate) struct Region {
     file: OwnedFd,
     id: u64,
@@ -30,35 +30,34 @@ pub(crate) struct Region {
     len: usize,
 }
 
-// SAFETY: the address and the file belong to this value, whichever thread has it. Only the types that give
-// access to its bytes use them, each under its own rules.
+// SAFETY: the address and the file belong to this value, whichever thread has it. The bytes are accessed only
+// through the types that give access to them, each under its own contract.
 unsafe impl Send for Region {}
 // SAFETY: a reference gives the address, lengths and system calls on the file, which several threads may
 // use at once.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// New memory, all zero.
+    /// Makes new memory, all zero.
     pub(crate) fn create(len: usize) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("rcomm-region", flags)?;
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::ftruncate(&file, len.max(1) as u64)?;
-        // No process can truncate it and make the others fault.
+        // Sealed, so that no process can truncate the file, which would make the others fault.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let id = rustix::fs::fstat(&file)?.st_ino;
         Self::map(file, id, len)
     }
 
-    /// Maps the memory that another process of this host has at this place.
+    /// Maps the region of another process of this host.
     ///
     /// # Errors
-    /// Those of the system; also if the file is now another one, has another length, or can be truncated.
+    /// Those of the system; also if the handle now leads to another file, or if the file can be truncated.
     pub(crate) fn attach(at: &RegionHandle) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", at.pid, at.number);
-        // By now the path may refer to any file: opening it must not block, nor make it a controlling
-        // terminal.
+        // The path may by now lead to any file: the call must not block, nor make a terminal the controlling one.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         let found = rustix::fs::fstat(&file)?;
@@ -68,7 +67,7 @@ impl Region {
             || !sealed.contains(SealFlags::SHRINK)
         {
             return Err(io::Error::other(
-                "the file is not the memory that was named",
+                "the file is not the memory to which the handle refers",
             ));
         }
         Self::map(file, at.id, at.len)
@@ -79,7 +78,7 @@ impl Region {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses the address of a new mapping, so it takes the place of none.
+        // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -99,7 +98,7 @@ impl Region {
         })
     }
 
-    /// Where other processes find the region; only for a region that this process made.
+    /// The values by which other processes find the region; only for a region that this process has made.
     pub(crate) fn handle(&self) -> RegionHandle {
         RegionHandle {
             pid: std::process::id(),
@@ -121,7 +120,7 @@ impl Region {
 
     pub(super) fn request_huge_pages(&self) -> io::Result<()> {
         let start = self.start.as_ptr().cast();
-        // SAFETY: the range is this whole mapping, whose bytes and addresses this advice leaves alone.
+        // SAFETY: the range is this whole mapping; the advice changes neither its bytes nor its address.
         unsafe { rustix::mm::madvise(start, self.len.max(1), Advice::LinuxHugepage)? };
         Ok(())
     }
@@ -136,7 +135,7 @@ impl Region {
         let _ = rustix::fs::fallocate(&self.file, flags, 0, len as u64);
     }
 
-    /// Whether it has no memory: its owner has [emptied](Self::empty) it, or has not used it yet.
+    /// Whether the file has no memory: its owner has [emptied](Self::empty) it, or no process has used it yet.
     pub(super) fn is_empty(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|found| found.st_blocks == 0)
     }
@@ -144,8 +143,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the range is the mapping that `map` made, unmapped once, here. What hands out its bytes
-        // keeps this value (`Backing`, `MappedRegion`, `SharedMemory`), so no access is left.
+        // SAFETY: the range is the mapping that `map` made, and it is unmapped once, here. The types that give access
+        // to its bytes own this value (`Backing`, `MappedRegion`, `SharedMemory`), so no access is left.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
         debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
     }
@@ -156,14 +155,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_very_file_that_was_named_is_mapped() {
+    fn only_the_file_of_the_handle_is_mapped() {
         let own = Region::create(100).unwrap();
         let at = own.handle();
         assert!(Region::attach(&at).is_ok());
         assert!(Region::attach(&RegionHandle { len: 99, ..at }).is_err());
         let id = at.id ^ 1;
         assert!(Region::attach(&RegionHandle { id, ..at }).is_err());
-        // Another region of the same length, which takes over its descriptor's number.
+        // Another region of the same length, as if it had reused the descriptor's number.
         let other = Region::create(100).unwrap();
         let number = other.handle().number;
         assert!(Region::attach(&RegionHandle { number, ..at }).is_err());

@@ -21,7 +21,7 @@ pub(crate) struct Registry {
     reported: Reported,
 }
 
-/// Which conditions have been reported; each is reported once.
+/// The conditions that have been reported; each is reported once.
 #[derive(Default)]
 struct Reported {
     ordinary: AtomicBool,
@@ -30,8 +30,8 @@ struct Reported {
 }
 
 impl Registry {
-    /// New memory, all zero, that the other processes of this host can map; ordinary memory where the
-    /// system refuses this process memory of that kind.
+    /// Returns new memory, all zero, that the other processes of this host can map, or ordinary memory if the system
+    /// does not let this process create such memory.
     ///
     /// # Errors
     /// `InvalidArgument` if the length does not fit into the address space; `Io` if the system is out of
@@ -42,7 +42,7 @@ impl Registry {
         let bytes = bytes.ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,
-                format!("{len} elements of {dtype} have no size in memory"),
+                format!("{len} elements of {dtype} exceed the address space"),
             )
         })?;
         let backing = match Backing::create(bytes, Arc::downgrade(&self.live)) {
@@ -51,7 +51,7 @@ impl Registry {
                 if !self.reported.ordinary.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         %error,
-                        "memory that other ranks could reach was refused: what is allocated is \
+                        "the system refused memory that other ranks can map: allocated buffers are \
                          ordinary memory"
                     );
                 }
@@ -62,20 +62,19 @@ impl Registry {
         self.note_huge_pages(backing.region().request_huge_pages());
         let start = backing.region().start().addr().get();
         let weak = Arc::downgrade(&backing);
-        // The backing is added after this, since a buffer is made only of a backing without another
-        // reference.
+        // The backing is added after it was made into a buffer, which requires that it has no other reference.
         let buffer = backing.into_buffer(dtype, len)?;
         self.live.add(start, weak);
         Ok(buffer)
     }
 
-    /// Whether all of `memory` was allocated here, for others to map.
+    /// Whether all of `memory` was allocated by this registry, so that others can map it.
     pub(crate) fn has(&self, memory: &Buffer<'_>) -> bool {
         let start = memory.as_ptr().addr();
         self.find(start..start + memory.size_bytes()).is_some()
     }
 
-    /// Logs once that the system refused huge pages, if `asked` is an error.
+    /// Logs once that the system refused huge pages, if the result `asked` is an error.
     pub(crate) fn note_huge_pages(&self, asked: io::Result<()>) {
         if let Err(error) = asked
             && !self.reported.small_pages.swap(true, Ordering::Relaxed)
@@ -99,14 +98,14 @@ impl Registry {
         }
     }
 
-    /// The allocated memory that holds all of these bytes, and their range in it.
+    /// Returns the allocated memory that contains all of these bytes, and their range in it.
     pub(super) fn find(&self, bytes: Range<usize>) -> Option<(Arc<Backing>, Range<usize>)> {
         self.live.find(bytes)
     }
 }
 
-/// Whether the error means that the system does not let this process create memory that others can map, or
-/// not of this size. Running out of memory is not a refusal.
+/// Whether the error means that the system does not let this process create memory that others can map, or memory of
+/// this size. Running out of memory is not a refusal.
 fn is_refusal(error: &io::Error) -> bool {
     let known = [
         Errno::PERM,
@@ -125,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn allocated_memory_is_found_by_its_address_for_as_long_as_it_is_there() {
+    fn allocated_memory_is_found_by_its_address_until_it_is_dropped() {
         let registry = Arc::new(Registry::default());
         let buffer = registry.allocate(DType::F32, 3000).unwrap();
         let start = buffer.as_ptr().addr();
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_can_be_is_an_error_and_not_ordinary_memory() {
+    fn a_size_beyond_the_limits_is_an_error_and_not_ordinary_memory() {
         let registry = Arc::new(Registry::default());
         let none = registry.allocate(DType::U8, usize::MAX).unwrap_err();
         assert_eq!(none.kind(), ErrorKind::InvalidArgument);

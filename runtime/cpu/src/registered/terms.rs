@@ -32,10 +32,10 @@ pub(crate) struct Need {
     pub(crate) access: Access,
 }
 
-/// Which ranks' bytes are used, and how. The terms follow only from what the ranks' headers agree on.
+/// Which ranks' bytes are used, and how. All ranks derive the same terms from the headers on which they agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AccessTerms {
-    /// By rank; `None` for a rank whose bytes no other needs.
+    /// The bytes of each rank; `None` for a rank whose bytes no other rank needs.
     pub(crate) needs: Vec<Option<Need>>,
     /// The rule for the access.
     pub(crate) rule: Rule,
@@ -43,10 +43,10 @@ pub(crate) struct AccessTerms {
 
 /// A way for all ranks to exchange a few bytes at once, in one *phase* after another.
 pub(crate) trait Phases {
-    /// Shows these bytes, at most [`INLINE`], to all other ranks, and waits for theirs.
+    /// Shows these bytes, at most [`INLINE`], to all other ranks, and waits until all ranks have shown theirs.
     fn show(&mut self, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// Returns what `rank` has shown in the last phase; the bytes after it are unspecified.
+    /// Returns the bytes that `rank` has shown in the last phase, followed by unspecified bytes.
     fn shown(&self, rank: usize) -> &[u8; INLINE];
 }
 
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_cover_everything_once_and_cut_no_element() {
+    fn shares_cover_all_bytes_once_and_split_no_element() {
         for len in [0, 16, 64, 80, 4096, 4112, 1 << 20] {
             for size in [1, 2, 3, 7, 40] {
                 let mut end = 0;

@@ -1,4 +1,4 @@
-//! Every collective, over sizes around every threshold, against its definition.
+//! Every collective, with sizes around every threshold, compared with its definition.
 
 use super::*;
 use rcomm_core::Reduction;
@@ -12,7 +12,7 @@ use std::time::Instant;
 const COUNTS: &[usize] = &[0, 1, 2, 7, 64, 257, 1021, 2048, 8191, 200_003];
 const SIZES: &[u32] = &[1, 2, 3, 8];
 
-/// What rank `rank` puts at `at`: small integers, so that sums are exact in any order.
+/// The input of `rank` at the index `at`: small integers, so that sums are exact in any order.
 fn value(rank: usize, at: usize) -> f32 {
     ((rank * 31 + at * 7) % 97) as f32 - 20.0
 }
@@ -51,7 +51,7 @@ fn all_reduce_gives_every_rank_the_sum() {
 }
 
 #[test]
-fn sums_of_any_floats_are_the_same_bits_on_every_rank_and_wiring() {
+fn averages_of_floats_have_the_same_bits_on_every_rank_and_wiring() {
     let mut all = Vec::new();
     for &wiring in WIRINGS {
         for count in [300, 100_003] {
@@ -89,10 +89,9 @@ fn sums_of_any_floats_are_the_same_bits_on_every_rank_and_wiring() {
 }
 
 #[test]
-fn two_ranks_combine_any_number_of_floats_to_the_same_bits() {
+fn two_ranks_get_the_same_bits_for_any_count_and_any_floats() {
     for wiring in [Wiring::Tcp, Wiring::Streams(3)] {
-        // Sizes around the limits of inline data, of what is combined at once, and of how far sending may
-        // be ahead of receiving.
+        // Sizes around the limits of inline data, of a block, and of how far sending may be ahead of receiving.
         for count in [1, 1023, 1025, 65_535, 65_537, 70_001, 400_003] {
             let of_rank = |rank: usize| -> Vec<f32> {
                 let at = |at: usize| f32::from_bits((at * 2 + rank) as u32 ^ 0x7f80_0000);
@@ -124,7 +123,7 @@ fn two_ranks_combine_any_number_of_floats_to_the_same_bits() {
 }
 
 #[test]
-fn every_type_and_reduction_crosses_the_ranks() {
+fn every_type_and_reduction_gives_the_result_of_the_arithmetic() {
     let worlds = [
         (Wiring::Tcp, 2),
         (Wiring::Tcp, 3),
@@ -177,7 +176,7 @@ fn every_type_and_reduction_crosses_the_ranks() {
 }
 
 #[test]
-fn reduce_gives_the_root_the_sum_and_leaves_the_others_alone() {
+fn reduce_gives_the_root_the_sum_and_does_not_change_other_buffers() {
     on_all(|rig| {
         for (at, &count) in COUNTS.iter().enumerate() {
             let root = (at % rig.size) as u32;
@@ -275,7 +274,7 @@ fn uneven(rank: usize, count: usize) -> usize {
 }
 
 #[test]
-fn uneven_parts_arrive_whole() {
+fn operations_with_uneven_parts_give_every_rank_its_parts() {
     on_all(|rig| {
         for &count in COUNTS {
             let lens: Vec<usize> = (0..rig.size).map(|rank| uneven(rank, count)).collect();
@@ -331,7 +330,7 @@ fn uneven_parts_arrive_whole() {
 }
 
 #[test]
-fn gather_and_scatter_meet_at_the_root() {
+fn gather_and_scatter_move_parts_to_and_from_the_root() {
     on_all(|rig| {
         for &count in COUNTS {
             let root = rig.size / 2;
@@ -360,7 +359,7 @@ fn gather_and_scatter_meet_at_the_root() {
 }
 
 #[test]
-fn all_to_all_swaps_every_pair() {
+fn all_to_all_gives_every_rank_its_part_of_all_inputs() {
     on_all(|rig| {
         for &count in COUNTS {
             let own: Vec<f32> = (0..rig.size)
@@ -377,7 +376,7 @@ fn all_to_all_swaps_every_pair() {
                 .collect();
             assert!(output == expected, "{count}");
 
-            // Rank t receives (t + rank) % 3 times as many.
+            // Rank t receives (t + rank) % 3 times as many elements.
             let to: Vec<usize> = (0..rig.size)
                 .map(|t| count * ((t + rig.rank) % 3))
                 .collect();
@@ -416,7 +415,7 @@ fn all_to_all_swaps_every_pair() {
 }
 
 #[test]
-fn coalesced_operations_do_each_of_their_parts() {
+fn coalesced_operations_run_each_of_their_operations() {
     on_all(|rig| {
         let (mut a, mut b) = (input(rig.rank, 70_001), vec![rig.rank as i64; 5]);
         rig.run(Op::AllReduceCoalesced {
@@ -461,12 +460,12 @@ fn no_rank_leaves_a_barrier_before_all_have_entered_it() {
     use std::sync::atomic::AtomicUsize;
     for &wiring in WIRINGS {
         for &size in SIZES {
-            let come = AtomicUsize::new(0);
+            let entered = AtomicUsize::new(0);
             world(size, wiring, |rig| {
                 for round in 1..=20 {
-                    come.fetch_add(1, Ordering::SeqCst);
+                    entered.fetch_add(1, Ordering::SeqCst);
                     rig.run(Op::Barrier).unwrap();
-                    assert!(come.load(Ordering::SeqCst) >= round * rig.size);
+                    assert!(entered.load(Ordering::SeqCst) >= round * rig.size);
                     rig.run(Op::Barrier).unwrap();
                 }
             });
@@ -475,7 +474,7 @@ fn no_rank_leaves_a_barrier_before_all_have_entered_it() {
 }
 
 #[test]
-fn a_rank_that_waits_a_second_burns_no_core() {
+fn a_rank_that_waits_a_second_uses_less_than_a_quarter_of_a_core() {
     const LATE: Duration = Duration::from_secs(1);
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
@@ -483,15 +482,15 @@ fn a_rank_that_waits_a_second_burns_no_core() {
             if rig.rank == 1 {
                 std::thread::sleep(LATE);
             }
-            let burnt = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-            let (waited, before) = (Instant::now(), burnt());
+            let used = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+            let (waited, before) = (Instant::now(), used());
             rig.run(Op::Barrier).unwrap();
-            let (waited, burnt) = (waited.elapsed(), burnt() - before);
+            let (waited, used) = (waited.elapsed(), used() - before);
             if rig.rank == 0 {
-                eprintln!("{wiring:?}: waited for {waited:?} on {burnt:?} of a core");
-                // The time is mostly that of polling before the first sleep. A thread that spins would use
-                // a whole core.
-                assert!(burnt < LATE / 4, "{burnt:?}");
+                eprintln!("{wiring:?}: waited for {waited:?} on {used:?} of a core");
+                // A thread that sleeps uses the core mostly while it polls before its first sleep. A thread that
+                // spins uses it for the whole wait.
+                assert!(used < LATE / 4, "{used:?}");
             }
         });
     }

@@ -1,7 +1,6 @@
 //! Blocking sends and receives that share their channel with other requests.
 //!
-//! A request that shares its channel with no other takes a shorter path. These tests cover requests that do
-//! share it.
+//! A single request on a channel takes a shorter path; these tests cover the others.
 
 use super::messages::{message, receive, send};
 use super::*;
@@ -54,8 +53,8 @@ fn two_receivers(wiring: Wiring, first: Option<usize>) {
             for value in 0..2 * ROUNDS as i32 {
                 send_one(rig, 8, value);
             }
-            // Rank 0 stays until all messages are received: this test is about which receive takes which
-            // message, and not about ranks that leave.
+            // Rank 0 waits until all messages were received: this test is about the assignment of messages to
+            // receives, and not about ranks that end early.
             rig.run(Op::Barrier).unwrap();
             return;
         }
@@ -82,14 +81,14 @@ fn two_threads_that_receive_under_one_tag_share_its_messages_in_order() {
 }
 
 #[test]
-fn a_receive_from_any_and_one_from_a_rank_share_the_messages_of_a_tag() {
+fn a_receive_from_any_rank_and_one_from_a_rank_share_the_messages_of_a_tag() {
     for &wiring in WIRINGS {
         two_receivers(wiring, None);
     }
 }
 
 #[test]
-fn threads_that_receive_under_their_own_tags_leave_each_other_theirs() {
+fn threads_that_receive_different_tags_get_only_their_own_messages() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
             std::thread::scope(|scope| {
@@ -128,7 +127,7 @@ fn a_receive_issued_before_takes_the_first_message_of_its_tag() {
 }
 
 #[test]
-fn a_receive_under_way_lets_those_of_other_tags_pass() {
+fn a_pending_receive_does_not_hold_up_receives_of_other_tags() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
             let late = (rig.rank == 1).then(|| issue_receive(rig, 7, 3));
@@ -149,7 +148,7 @@ fn a_receive_under_way_lets_those_of_other_tags_pass() {
 }
 
 #[test]
-fn what_was_kept_goes_before_what_comes() {
+fn kept_messages_of_a_tag_are_received_before_new_ones() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
             for round in 0..ROUNDS as i32 {
@@ -168,7 +167,7 @@ fn what_was_kept_goes_before_what_comes() {
 }
 
 #[test]
-fn a_send_follows_those_in_progress_and_overtakes_offers() {
+fn a_blocking_send_follows_issued_sends_and_overtakes_an_offered_message() {
     /// Number of messages that are sent before any receive is posted: together more than any channel holds.
     const EARLY: usize = 15_000;
     const MANY: u32 = 100;
@@ -204,12 +203,12 @@ fn a_send_follows_those_in_progress_and_overtakes_offers() {
 }
 
 #[test]
-fn a_send_that_fits_in_part_only_arrives_whole() {
+fn a_message_that_fits_the_channel_only_in_part_arrives_completely() {
     for &wiring in WIRINGS {
         let started = Barrier::new(2);
         world(2, wiring, |rig| {
-            // With these lengths the channel becomes full in the middle of a head once, and in the middle
-            // of a message often.
+            // With these lengths the channel is full once in the middle of a head, and often in the middle of a
+            // message.
             let counts = || (0..400u32).map(|round| 5000 + 37 * round as usize % 900);
             if rig.rank == 0 {
                 send_one(rig, 0, 0);

@@ -1,5 +1,5 @@
-//! A rank that disagrees, is silent, leaves or sends garbage is named by the errors of the others. Callers
-//! without the job's secret are refused.
+//! The errors of the other ranks name a rank that disagrees, is silent, ends or sends garbage. Callers without the
+//! job's secret are refused.
 
 use super::*;
 use crate::mesh::ChannelRequest;
@@ -13,7 +13,7 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 #[test]
-fn ranks_that_disagree_all_learn_who_and_how_and_go_on() {
+fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
     for &wiring in WIRINGS {
         for size in [2, 3, 5] {
             let errors = world(size, wiring, |rig| {
@@ -58,15 +58,15 @@ fn ranks_that_disagree_all_learn_who_and_how_and_go_on() {
                 let out = [0u8; 16];
                 let mut into = [0u8; 16];
                 let mut splits = vec![1; rig.size];
-                let mut lying = splits.clone();
+                let mut wrong_splits = splits.clone();
                 if odd {
-                    lying[0] = 2;
+                    wrong_splits[0] = 2;
                 }
-                let total = lying.iter().sum::<usize>();
+                let total = wrong_splits.iter().sum::<usize>();
                 errors.push(rig.run(Op::AllToAllVSingle {
                     input: Buffer::from_slice(&out[..total]),
                     output: Buffer::from_mut(&mut into[..rig.size]),
-                    input_splits: lying,
+                    input_splits: wrong_splits,
                     output_splits: std::mem::take(&mut splits),
                 }));
                 // The group must still work.
@@ -157,7 +157,7 @@ fn a_rank_that_leaves_is_named_by_all_the_others() {
 }
 
 #[test]
-fn an_abort_ends_what_waits_and_all_that_comes() {
+fn an_abort_ends_pending_operations_and_refuses_later_ones() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
             if rig.rank == 1 {
@@ -191,18 +191,18 @@ fn an_abort_ends_what_waits_and_all_that_comes() {
 }
 
 #[test]
-fn strangers_are_refused_and_counted_and_disturb_no_rank() {
+fn callers_without_the_secret_are_refused_and_counted_and_do_not_affect_ranks() {
     world(2, Wiring::Tcp, |rig| {
         rig.run(Op::Barrier).unwrap();
         if rig.rank == 1 {
             let address = rig.store.get("cpu/addr/0", LONG).unwrap();
             let address = String::from_utf8(address).unwrap();
             // Garbage.
-            let mut stranger = TcpStream::connect(&address).unwrap();
-            stranger.write_all(&[0x5a; 500]).unwrap();
+            let mut caller = TcpStream::connect(&address).unwrap();
+            caller.write_all(&[0x5a; 500]).unwrap();
             let mut answer = Vec::new();
-            // The stranger is refused with a verdict or a reset; in both cases the connection ends.
-            let _ = stranger.read_to_end(&mut answer);
+            // The caller is refused with a verdict or a reset; in both cases the connection ends.
+            let _ = caller.read_to_end(&mut answer);
             // A valid handshake without the secret.
             let mut context = world_context(rig.store.clone(), 1, 2, Wiring::Tcp);
             context.secret = Secret::from_text("guessed");
@@ -224,7 +224,7 @@ fn strangers_are_refused_and_counted_and_disturb_no_rank() {
             assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
             assert_eq!(error.rank(), Some(0));
             // A connection that sends no bytes must not delay the next one.
-            let _mute = TcpStream::connect(&address).unwrap();
+            let _silent = TcpStream::connect(&address).unwrap();
             rig.store.set("refused", b"").unwrap();
         } else {
             rig.store.wait(&["refused"], LONG).unwrap();
@@ -270,9 +270,9 @@ fn rank_1_sends_noise(kind: ChannelKind, noise: &[u8]) {
             let mut channel = channel.unwrap_or_else(|_| panic!("the channel to rank 0"));
             let mut channel = channel.remove(0);
             channel.set_nonblocking(false).unwrap();
-            // The peer may close the channel in the middle.
+            // An error is ignored: the peer may close the channel before it has read all bytes.
             let _ = channel.write_all(noise);
-            rig.store.wait(&["heard"], LONG).unwrap();
+            rig.store.wait(&["read"], LONG).unwrap();
             return;
         }
         let mut data = [0u8; 64];
@@ -284,23 +284,23 @@ fn rank_1_sends_noise(kind: ChannelKind, noise: &[u8]) {
                 rig.run_for(&mut Op::Recv { buffer, peer, tag }, Duration::from_secs(5))
             }
         };
-        rig.store.set("heard", b"").unwrap();
+        rig.store.set("read", b"").unwrap();
         let error = error.unwrap_err();
-        // Noise that is by chance the beginning of a valid message ends in a time-out.
+        // Noise that happens to begin a valid message ends in a time-out.
         let named = error.rank() == Some(1) || error.kind() == ErrorKind::Timeout;
         assert!(named, "{error}");
     });
 }
 
 #[test]
-fn a_rank_that_sends_garbage_is_named_and_nothing_is_read_of_it() {
+fn a_rank_that_sends_garbage_is_named_in_the_error() {
     use rand_bytes::Noise;
     for kind in [ChannelKind::Collective, ChannelKind::P2p] {
         for seed in 0..12 {
             let noise: Vec<u8> = Noise(seed).take(4096).collect();
             rank_1_sends_noise(kind, &noise);
         }
-        // The magic words of an operation's header and of a message's frame, followed by absurd lengths.
+        // The magic numbers of an agreement, an operation's header and a message's frame, followed by absurd lengths.
         for magic in [0x7263_6d31u32, 0x7263_6e31, 0x7263_7031] {
             let mut noise = vec![0xff; 4096];
             noise[..4].copy_from_slice(&magic.to_le_bytes());

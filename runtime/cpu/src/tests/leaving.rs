@@ -1,4 +1,4 @@
-//! A rank that leaves directly after its last operation: what it sent before must still arrive.
+//! A rank that ends directly after its last operation: the bytes that it has sent before must still arrive.
 
 use super::*;
 use crate::mesh::ChannelRequest;
@@ -10,12 +10,12 @@ use std::sync::Mutex;
 
 /// Runs `then` once, when its rank looks up the address of rank 1. A rank does so when it has waited for
 /// rank 1 for some time without a channel, to find out whether rank 1 is still alive.
-struct WhileInDoubt {
+struct RunOnLivenessCheck {
     store: Arc<dyn Store>,
     then: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-impl Store for WhileInDoubt {
+impl Store for RunOnLivenessCheck {
     fn check(&self, keys: &[&str]) -> Result<bool> {
         if keys == ["cpu/addr/1"]
             && let Some(then) = self.then.lock().unwrap().take()
@@ -74,15 +74,15 @@ impl Store for WhileInDoubt {
     }
 }
 
-/// Makes two ranks. The second runs `last` and leaves; both happen after the first has looked for its
-/// channel and before it checks whether the second is still alive. Returns the first.
-fn alone_after(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig {
+/// Makes two ranks and returns the first. The second runs `last` and ends, after the first has not found a channel to
+/// it and before the first checks whether it is still alive.
+fn first_after_end_of_second(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig {
     let shared: Arc<dyn Store> = Arc::new(HashStore::new());
-    let doubting = Arc::new(WhileInDoubt {
+    let store_of_first = Arc::new(RunOnLivenessCheck {
         store: shared.clone(),
         then: Mutex::default(),
     });
-    let own = doubting.clone();
+    let own = store_of_first.clone();
     let (here, there) = std::thread::scope(|scope| {
         let here = scope.spawn(move || Rig::new(own, 0, 2, wiring));
         let there = scope.spawn(move || Rig::new(shared, 1, 2, wiring));
@@ -92,7 +92,7 @@ fn alone_after(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig 
         last(&there);
         drop(there);
     };
-    *doubting.then.lock().unwrap() = Some(Box::new(leave));
+    *store_of_first.then.lock().unwrap() = Some(Box::new(leave));
     here
 }
 
@@ -113,7 +113,7 @@ fn channel(rig: &Rig, kind: ChannelKind, peer: u32) -> TcpStream {
 
 #[test]
 fn a_channel_that_a_rank_opened_before_it_left_is_found() {
-    let rig = alone_after(Wiring::Tcp, |leaving| {
+    let rig = first_after_end_of_second(Wiring::Tcp, |leaving| {
         let mut channel = channel(leaving, ChannelKind::Collective, 0);
         channel.write_all(b"the last").unwrap();
     });
@@ -126,7 +126,7 @@ fn a_channel_that_a_rank_opened_before_it_left_is_found() {
 #[test]
 fn a_message_that_a_rank_sent_before_it_left_is_received() {
     for &wiring in WIRINGS {
-        let rig = alone_after(wiring, |leaving| {
+        let rig = first_after_end_of_second(wiring, |leaving| {
             let buffer = Buffer::from_slice(&[7i32, 8]);
             let (peer, tag) = (0, 3);
             leaving.run(Op::Send { buffer, peer, tag }).unwrap();

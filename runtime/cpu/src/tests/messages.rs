@@ -29,7 +29,7 @@ pub(super) fn receive(from: Option<usize>, tag: u32, into: &mut [i32]) -> Op<'_>
 }
 
 #[test]
-fn a_message_arrives_whole_and_in_order() {
+fn messages_of_all_sizes_arrive_completely_and_in_order() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
             for &count in COUNTS {
@@ -52,7 +52,7 @@ fn a_message_arrives_whole_and_in_order() {
 
 #[test]
 fn short_and_long_messages_keep_their_order_while_none_is_received() {
-    // More short messages than any transport has room for.
+    // More short messages than any transport holds.
     let count = |round: u32| if round.is_multiple_of(4) { 100 } else { 2 };
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
@@ -113,7 +113,7 @@ fn tags_are_received_in_any_order() {
 }
 
 #[test]
-fn a_batch_completes_whatever_its_order() {
+fn a_coalesced_batch_completes_in_any_order_of_its_operations() {
     for &wiring in WIRINGS {
         for size in [2, 3, 5] {
             world(size, wiring, |rig| {
@@ -172,8 +172,8 @@ fn issued_receives_of_one_tag_take_messages_in_order() {
                     let Some(Op::Recv { buffer, .. }) = pending.reclaim() else {
                         panic!("the buffer comes back");
                     };
-                    let got = buffer.into_vec::<i32>().unwrap();
-                    assert!(got == message(0, round as u32, got.len()));
+                    let received = buffer.into_vec::<i32>().unwrap();
+                    assert!(received == message(0, round as u32, received.len()));
                 }
             }
         });
@@ -181,7 +181,7 @@ fn issued_receives_of_one_tag_take_messages_in_order() {
 }
 
 #[test]
-fn a_receive_from_any_returns_the_sender() {
+fn a_receive_from_any_rank_returns_the_sender() {
     for &wiring in WIRINGS {
         world(4, wiring, |rig| {
             for count in [4, 40_000] {
@@ -206,7 +206,7 @@ fn a_receive_from_any_returns_the_sender() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_named_and_the_next_one_arrives() {
+fn a_message_of_the_wrong_size_fails_its_receive_and_the_next_one_arrives() {
     for &wiring in WIRINGS {
         for count in [10, 100_000] {
             world(2, wiring, |rig| {

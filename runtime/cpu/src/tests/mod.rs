@@ -1,4 +1,4 @@
-//! Ranks run as threads over one store, each with its own mesh, so that they behave as processes do.
+//! Tests of the backend. Ranks are threads with one store, each with its own mesh, so that they behave like processes.
 
 mod collectives;
 mod concurrent;
@@ -29,7 +29,7 @@ use std::time::Duration;
 /// A time-out that is reached only if there is a fault.
 const LONG: Duration = Duration::from_secs(60);
 
-/// How the ranks of a test's world reach each other.
+/// How the ranks of a test's world are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wiring {
     /// All ranks use sockets.
@@ -46,7 +46,7 @@ enum Wiring {
     Dealt(u32),
 }
 
-/// Every way of moving bytes that the collectives are tested over.
+/// The wirings over which operations are tested.
 const WIRINGS: &[Wiring] = &[
     Wiring::Tcp,
     Wiring::Streams(3),

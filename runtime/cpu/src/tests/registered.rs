@@ -1,4 +1,4 @@
-//! Buffers that the ranks allocated: which ranks get access to them, and when their owners get them back.
+//! Allocated buffers: which ranks have access to them, and that their owners get them back unshared.
 
 use super::*;
 use rcomm_core::ErrorKind;
@@ -32,14 +32,14 @@ fn sum(buffer: Buffer<'_>) -> Op<'_> {
     }
 }
 
-/// The lines of this process's memory map, by words.
+/// The lines of this process's memory map, each split at white space.
 fn maps() -> Vec<Vec<String>> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
     maps.lines().map(words).collect()
 }
 
-/// The inode of the file that the byte at this address is in; `None` if it is in none.
+/// The inode of the file that is mapped at this address; `None` if no file is.
 fn inode_of(address: usize) -> Option<String> {
     let covers = |words: &Vec<String>| {
         let mut ends = words[0]
@@ -51,18 +51,18 @@ fn inode_of(address: usize) -> Option<String> {
     (inode != "0").then_some(inode)
 }
 
-/// How often this process has a file mapped. All ranks of a test are in one process.
+/// How many mappings of a file this process has. All ranks of a test are in one process.
 fn times_mapped(inode: &str) -> usize {
     maps().iter().filter(|words| words[4] == inode).count()
 }
 
-/// How often this process has the file mapped that the byte at this address is in; 0 if it is in none.
+/// How many mappings this process has of the file at this address; 0 if no file is mapped there.
 fn mappings(address: usize) -> usize {
     inode_of(address).map_or(0, |inode| times_mapped(&inode))
 }
 
 #[test]
-fn every_rank_maps_a_buffer_once_and_lets_go_when_it_was_freed() {
+fn every_rank_maps_a_buffer_once_and_unmaps_it_after_it_was_freed() {
     world(3, Wiring::Registered, |rig| {
         let mut buffer = filled(rig, rig.rank as f32);
         let first = buffer.as_ptr().addr();
@@ -88,7 +88,7 @@ fn every_rank_maps_a_buffer_once_and_lets_go_when_it_was_freed() {
 }
 
 #[test]
-fn whoever_has_registered_buffers_the_results_are_the_same() {
+fn results_are_the_same_whichever_ranks_have_registered_buffers() {
     for size in [2, 3] {
         for registered in 0..1u32 << size {
             world(size, Wiring::Registered, |rig| {
@@ -151,14 +151,14 @@ fn whoever_has_registered_buffers_the_results_are_the_same() {
 }
 
 #[test]
-fn a_rank_that_gives_up_has_its_memory_for_itself_whatever_the_others_do() {
+fn after_a_rank_has_given_up_the_others_cannot_change_its_memory() {
     let errors = world(2, Wiring::Registered, |rig| {
         let mut buffer = filled(rig, rig.rank as f32 + 1.0);
         run(rig, sum(buffer.lend()), LONG).unwrap();
         assert!(is_all(&buffer, 3.0));
         let address = buffer.as_ptr().addr();
         if rig.rank == 0 {
-            // The other rank does not arrive before this one has given up.
+            // The other rank arrives only after this rank has given up.
             let soon = Duration::from_millis(50);
             let error = run(rig, sum(buffer.lend()), soon).unwrap_err();
             assert_eq!(mappings(address), 0, "still shared");
@@ -170,7 +170,7 @@ fn a_rank_that_gives_up_has_its_memory_for_itself_whatever_the_others_do() {
             return error;
         }
         rig.store.wait(&["gave up"], LONG).unwrap();
-        // This rank sees the offer of the rank that has left, and its work has no effect.
+        // This rank sees the offer of the rank that has given up, but cannot change that rank's memory.
         let error = run(rig, sum(buffer.lend()), LONG).unwrap_err();
         assert_eq!(mappings(address), 0, "still shared");
         rig.store.set("tried", b"").unwrap();
@@ -181,7 +181,7 @@ fn a_rank_that_gives_up_has_its_memory_for_itself_whatever_the_others_do() {
 }
 
 #[test]
-fn memory_that_was_taken_back_is_as_good_as_any_other() {
+fn memory_that_was_cut_off_works_in_later_operations() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let buffers = world(2, Wiring::Registered, |rig| {
         let mut buffer = filled(rig, 1.0);
@@ -225,7 +225,7 @@ fn ranks_that_disagree_keep_their_memory_shared() {
 }
 
 #[test]
-fn only_whole_pages_are_exposed_and_the_rest_goes_its_usual_way() {
+fn a_buffer_that_begins_inside_a_page_is_not_mapped_by_others() {
     world(2, Wiring::Registered, |rig| {
         let mut buffer = filled(rig, 1.0);
         let address = buffer.as_ptr().addr();
@@ -250,7 +250,7 @@ fn only_whole_pages_are_exposed_and_the_rest_goes_its_usual_way() {
 }
 
 #[test]
-fn an_issued_operation_that_is_aborted_gives_its_memory_back_unshared() {
+fn an_aborted_operation_returns_its_buffer_unshared() {
     world(2, Wiring::Registered, |rig| {
         let buffer = filled(rig, 7.0);
         let address = buffer.as_ptr().addr();
@@ -278,7 +278,7 @@ fn an_issued_operation_that_is_aborted_gives_its_memory_back_unshared() {
 }
 
 #[test]
-fn more_buffers_than_are_remembered_are_mapped_again() {
+fn buffers_beyond_the_limit_of_known_regions_are_mapped_again() {
     world(2, Wiring::Registered, |rig| {
         let mut buffers: Vec<Buffer<'static>> = (0..300)
             .map(|_| rig.backend.allocate(DType::I32, 16).unwrap())

@@ -5,7 +5,7 @@ use rcomm_core::Op;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// How much later than the others the last rank arrives.
+/// How long after the others the last rank arrives.
 const LATE: Duration = Duration::from_secs(1);
 
 /// Processor time that this thread has used so far.

@@ -15,14 +15,14 @@ pub(crate) fn send(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Res
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
-        return Err(io::Error::other("no room for a file descriptor"));
+        return Err(io::Error::other("no space for a file descriptor"));
     }
     let bytes = [IoSlice::new(bytes)];
     rustix::net::sendmsg(stream, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// Receives bytes and the file that may be sent with them.
+/// Receives bytes, and the file that is sent with them, if one is.
 ///
 /// # Errors
 /// Those of the system; `UnexpectedEof` if fewer than `bytes.len()` bytes arrive at once.

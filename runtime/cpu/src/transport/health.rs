@@ -1,4 +1,4 @@
-//! What the system knows of a TCP connection: the two options that `rustix` does not have.
+//! The state of a TCP connection in the system, and its retransmission: two socket options that `rustix` does not have.
 
 use nix::libc;
 use std::io;
@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// What the system knows of a connection.
+/// The state of a connection, according to the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketHealth {
     /// How long ago the last bytes or the last acknowledgement arrived.
@@ -16,7 +16,7 @@ pub(crate) struct SocketHealth {
     pub(crate) unacknowledged: u32,
 }
 
-/// The health of a connection; `None` if it is not open in both directions, or the system does not tell.
+/// Returns the state of a connection; `None` if it is not open in both directions, or if the system does not report it.
 pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
     // `TCP_ESTABLISHED` of the kernel.
     const ESTABLISHED: u8 = 1;
@@ -32,7 +32,7 @@ pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
             &raw mut length,
         )
     };
-    // SAFETY: it was zeroed, and every field is a number of which any bits are a value.
+    // SAFETY: `info` was zeroed, and every field is a number, for which any bit pattern is valid.
     let info = unsafe { info.assume_init() };
     (done == 0 && info.tcpi_state == ESTABLISHED).then(|| {
         let ago = info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv);
@@ -43,8 +43,8 @@ pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
     })
 }
 
-/// Limits the pause between two attempts to send what is not acknowledged. `pause` is adjusted to what the
-/// kernel accepts: at least one second, and at most two minutes.
+/// Limits the pause between two retransmissions of unacknowledged data. `pause` is limited to the range that the kernel
+/// accepts: one second to two minutes.
 ///
 /// # Errors
 /// Those of the system, such as a kernel that does not have the option.
@@ -77,7 +77,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn a_connection_is_heard_when_bytes_come_and_not_known_once_it_has_ended() {
+    fn health_shows_when_bytes_arrived_and_is_none_after_a_shutdown() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut far, _) = listener.accept().unwrap();

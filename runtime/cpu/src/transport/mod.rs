@@ -1,8 +1,8 @@
-//! How bytes are moved from one rank to another.
+//! Moves bytes from one rank to another.
 //!
-//! All ranks of one host can exchange bytes through shared memory ([`shm`]). Two ranks use a channel: a
-//! [`Channel`] is a stream of bytes in both directions, over sockets or in shared memory. It never blocks:
-//! bytes that do not fit or have not arrived are tried again later. The callers decide how to wait.
+//! All ranks of one host can exchange bytes at once through shared memory ([`shm`]). Between two ranks, bytes go over a
+//! [`Channel`]: it is a stream of bytes in both directions, over sockets or in shared memory. It never blocks: it moves
+//! the bytes that it can move now, and the callers decide how to wait before they try again.
 
 pub(crate) mod fd_passing;
 #[allow(unsafe_code)]
@@ -43,8 +43,8 @@ impl Channel {
         }
     }
 
-    /// Fills `into` with the bytes that follow exactly this head, if the head is next and all of these
-    /// bytes have arrived. Always `Other` on a socket, whose bytes cannot be read without being taken.
+    /// Fills `into` if the next bytes of the stream are exactly `head` and all bytes of `into` have arrived after it.
+    /// Always `Other` on a socket, to which bytes that do not match could not be put back.
     #[inline]
     pub(crate) fn read_behind<const HEAD: usize>(
         &mut self,
@@ -66,7 +66,7 @@ impl Channel {
         }
     }
 
-    /// Writes as much of both, one after the other, as fits now; 0 if nothing fits.
+    /// Writes as much of `head` and then `rest` as fits now; 0 if nothing fits.
     #[inline]
     pub(crate) fn write_both(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         match self {
@@ -84,11 +84,11 @@ impl Channel {
     }
 }
 
-/// What a sleeper waits for on a channel.
+/// What a blocked thread waits for on a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     /// Bytes to read.
     Read,
-    /// Room to write.
+    /// Space to write.
     Write,
 }

@@ -1,9 +1,9 @@
-//! The phase protocol of the exchange area, model-checked: every order of steps, and what each step may
-//! see.
+//! Model checking of the phase protocol of the exchange area, by loom: every order of steps, with every value that a
+//! load may return.
 //!
-//! The model is the protocol of [`shm`](super::shm) with a cell in place of a slot: a cell that is written
-//! while it is read, or read without the write being visible, fails the model. Variants that omit what the
-//! protocol relies on must fail; otherwise the model would prove nothing.
+//! The model is the protocol of [`shm`](super::shm) with a cell in place of a slot. A cell that is read while it is
+//! written, or before the write is visible, fails the model. Variants without a step on which the protocol relies
+//! must fail: otherwise the model would prove nothing.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -13,16 +13,16 @@ use std::sync::atomic::AtomicUsize;
 
 const PHASES: u32 = 3;
 
-/// What differs between the protocol and its variants.
+/// The protocol, or a variant of it.
 #[derive(Clone, Copy)]
 struct ExchangeModel {
-    /// How the flag is stored.
+    /// The ordering with which a flag is stored.
     store: Ordering,
-    /// How the flag is read.
+    /// The ordering with which a flag is loaded.
     load: Ordering,
-    /// Slots used in turn.
+    /// Number of slots, which are used in turn.
     slots: u32,
-    /// Whether the two ranks swap their slots each time that they use them again.
+    /// Whether the two ranks swap their slots when both slots have been used.
     swaps: bool,
 }
 
@@ -52,7 +52,7 @@ impl Side {
     }
 }
 
-fn walk(protocol: ExchangeModel, own: &Side, other: &Side) {
+fn run_phases(protocol: ExchangeModel, own: &Side, other: &Side) {
     for phase in 1..=PHASES {
         let parity = (phase % protocol.slots) as usize;
         let (written, read) = match protocol.swaps && phase >> 1 & 1 == 1 {
@@ -85,8 +85,8 @@ fn explore(protocol: ExchangeModel) -> usize {
         counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let sides = Arc::new((Side::new(), Side::new()));
         let theirs = sides.clone();
-        let other = thread::spawn(move || walk(protocol, &theirs.1, &theirs.0));
-        walk(protocol, &sides.0, &sides.1);
+        let other = thread::spawn(move || run_phases(protocol, &theirs.1, &theirs.0));
+        run_phases(protocol, &sides.0, &sides.1);
         other.join().unwrap();
     });
     orders.load(std::sync::atomic::Ordering::Relaxed)
@@ -97,7 +97,7 @@ fn fails(protocol: ExchangeModel) -> bool {
 }
 
 #[test]
-fn every_order_of_two_ranks_reads_what_was_written_in_its_phase() {
+fn in_every_order_ranks_read_what_was_written_in_their_phase() {
     for protocol in [REAL, SWAPPING] {
         let orders = explore(protocol);
         assert!(orders > 50, "only {orders} orders were explored");
@@ -105,7 +105,7 @@ fn every_order_of_two_ranks_reads_what_was_written_in_its_phase() {
 }
 
 #[test]
-fn a_flag_without_release_or_acquire_is_found_out() {
+fn a_flag_without_release_or_acquire_fails_the_model() {
     for protocol in [REAL, SWAPPING] {
         assert!(fails(ExchangeModel {
             store: Ordering::Relaxed,
@@ -119,7 +119,7 @@ fn a_flag_without_release_or_acquire_is_found_out() {
 }
 
 #[test]
-fn a_single_slot_is_found_out() {
+fn a_single_slot_fails_the_model() {
     for protocol in [REAL, SWAPPING] {
         assert!(fails(ExchangeModel {
             slots: 1,

@@ -1,8 +1,8 @@
-//! The counts and marks of a stream, model-checked: every order of steps of a writer and a reader.
+//! Model checking of the counts and marks of a stream, by loom: every order of steps of a writer and a reader.
 //!
-//! The model is one direction of a [stream](super::shm) with room for one value. It fails on a cell that is
-//! written while it is read, on a value that is not the next one, and on a sleeper that is never woken.
-//! Variants that omit what the protocol relies on must fail; otherwise the model would prove nothing.
+//! The model is one direction of a [stream](super::shm) that holds one value. It fails if a cell is written while it
+//! is read, if a value is not the next one, and if a sleeper is never woken. Variants without a step on which the
+//! protocol relies must fail: otherwise the model would prove nothing.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -12,22 +12,22 @@ use std::sync::atomic::AtomicUsize;
 
 const VALUES: u32 = 2;
 
-/// What differs between the protocol and its variants.
+/// The protocol, or a variant of it.
 #[derive(Clone, Copy)]
 struct StreamModel {
-    /// How counts are stored.
+    /// The ordering with which counts are stored.
     store: Ordering,
     /// Whether there is a fence between a count and the load of a mark, and between a mark and the load of
     /// a count.
     fenced: bool,
     /// Whether a sleeper checks once more after it has set its mark.
-    looks_again: bool,
+    checks_again: bool,
 }
 
 const REAL: StreamModel = StreamModel {
     store: Ordering::Release,
     fenced: true,
-    looks_again: true,
+    checks_again: true,
 };
 
 /// Runs every order of steps; returns the number of orders.
@@ -59,8 +59,8 @@ fn wait_for(count: &AtomicU32, wanted: u32) {
     }
 }
 
-/// A writer and a reader that hand over values.
-fn hand_over(protocol: StreamModel) {
+/// A writer passes values to a reader.
+fn pass_values(protocol: StreamModel) {
     let ring = Arc::new(Ring {
         written: AtomicU32::new(0),
         read: AtomicU32::new(0),
@@ -85,7 +85,7 @@ fn hand_over(protocol: StreamModel) {
     reader.join().unwrap();
 }
 
-/// One end goes to sleep while the other moves its count: either the first end sees the count, or the other
+/// One end goes to sleep while the other increases its count: either the first end sees the count, or the other end
 /// wakes it.
 fn sleep_and_wake(protocol: StreamModel) {
     let count = Arc::new(AtomicU32::new(0));
@@ -103,26 +103,26 @@ fn sleep_and_wake(protocol: StreamModel) {
     });
     mark.store(1, Ordering::Relaxed);
     fence();
-    let stays_awake = protocol.looks_again && count.load(Ordering::Acquire) == 1;
+    let stays_awake = protocol.checks_again && count.load(Ordering::Acquire) == 1;
     let is_woken = mover.join().unwrap();
     assert!(stays_awake || is_woken, "it sleeps, and is never woken");
 }
 
-/// What a reader takes: a value of the ring, or that of the cell.
+/// A value that the reader takes: from the ring, or from the cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taken {
     Ring(u32),
     Cell,
 }
 
-/// Which word a reader loads first.
+/// The word that a reader loads first.
 #[derive(Clone, Copy)]
 enum First {
     Count,
     Cell,
 }
 
-/// A writer uses the ring, then the cell, whose position is after one value of the ring, and then the ring
+/// A writer writes to the ring, then to the cell, whose position is after one value of the ring, and then to the ring
 /// again.
 fn keep_order(first: First) {
     let written = Arc::new(AtomicU32::new(0));
@@ -160,38 +160,38 @@ fn keep_order(first: First) {
 }
 
 #[test]
-fn every_order_reads_ring_and_cells_as_they_were_written() {
+fn in_every_order_ring_and_cells_are_read_as_they_were_written() {
     let orders = explore(|| keep_order(First::Count));
     assert!(orders > 3, "only {orders} orders were explored");
 }
 
 #[test]
-fn a_reader_that_looks_at_the_cell_first_is_found_out() {
+fn a_reader_that_checks_the_cell_first_fails_the_model() {
     assert!(fails(|| keep_order(First::Cell)));
 }
 
 #[test]
-fn every_order_of_a_writer_and_a_reader_hands_over_what_was_written() {
-    let orders = explore(|| hand_over(REAL));
+fn in_every_order_the_reader_gets_the_values_of_the_writer() {
+    let orders = explore(|| pass_values(REAL));
     assert!(orders > 10, "only {orders} orders were explored");
 }
 
 #[test]
-fn no_order_leaves_a_sleeper_asleep() {
+fn in_every_order_a_sleeper_is_woken() {
     let orders = explore(|| sleep_and_wake(REAL));
     assert!(orders > 3, "only {orders} orders were explored");
 }
 
 #[test]
-fn counts_without_release_are_found_out() {
-    assert!(fails(|| hand_over(StreamModel {
+fn counts_without_release_fail_the_model() {
+    assert!(fails(|| pass_values(StreamModel {
         store: Ordering::Relaxed,
         ..REAL
     })));
 }
 
 #[test]
-fn a_missing_fence_is_found_out() {
+fn a_missing_fence_fails_the_model() {
     assert!(fails(|| sleep_and_wake(StreamModel {
         fenced: false,
         ..REAL
@@ -199,9 +199,9 @@ fn a_missing_fence_is_found_out() {
 }
 
 #[test]
-fn a_sleeper_that_does_not_look_again_is_found_out() {
+fn a_sleeper_that_does_not_check_again_fails_the_model() {
     assert!(fails(|| sleep_and_wake(StreamModel {
-        looks_again: false,
+        checks_again: false,
         ..REAL
     })));
 }

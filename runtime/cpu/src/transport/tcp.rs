@@ -2,9 +2,8 @@
 //!
 //! A channel may have several *streams*, a socket each, so that the window of one connection or one queue
 //! of a network card does not limit its throughput. The bytes of the channel are sent over the streams in
-//! turn, [`STRIPE`] at a time. The position of a byte among the bytes of the channel determines its stream,
-//! so no bytes are marked or reordered, and the reader finds them one after the other while more arrives on
-//! the other streams.
+//! turn, [`STRIPE`] at a time. The position of a byte among the bytes of the channel determines its stream, so no
+//! bytes are marked or reordered: the reader reads the streams in the same turn, while bytes arrive on all of them.
 
 use super::{Interest, health};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -18,11 +17,11 @@ use std::time::Duration;
 
 /// Small reads are served from a buffer of this many bytes, filled by one system call.
 const BUFFER: usize = 16 << 10;
-/// Bytes that are sent over one stream before the next one's turn: fewer than a socket holds, so that all
-/// are busy.
+/// Bytes that are sent over one stream before the turn of the next: fewer than a socket's buffer holds, so that all
+/// streams are busy.
 const STRIPE: usize = 64 << 10;
 
-/// The largest number of bytes that a channel reads from each socket when it ends: more than a socket
+/// The maximum number of bytes that a channel reads from each socket when it is dropped: more than a socket's buffer
 /// holds.
 const LAST_BYTES: usize = 64 << 20;
 
@@ -45,7 +44,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Bytes received, and bytes given to the system to send.
+    /// Bytes that were received, and bytes that were written to sockets.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (load(&self.received), load(&self.sent))
@@ -61,7 +60,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// How many of `len` bytes may be sent or received in this turn.
+    /// How many of `len` bytes may still be sent or received in this turn.
     fn most(self, len: usize, streams: usize) -> usize {
         if streams == 1 {
             len
@@ -80,10 +79,10 @@ impl Turn {
 }
 
 impl TcpChannel {
-    /// Takes over connected sockets, in the same order at both ends.
+    /// Makes a channel of connected sockets, which are in the same order at both ends.
     ///
     /// # Panics
-    /// If there are none.
+    /// If there is no socket.
     pub(crate) fn new(streams: Vec<TcpStream>) -> io::Result<Self> {
         assert!(!streams.is_empty(), "a channel has a socket");
         for stream in &streams {
@@ -186,8 +185,8 @@ impl TcpChannel {
 }
 
 impl Drop for TcpChannel {
-    /// Reads from the sockets the bytes that were never read. A socket that is closed with such bytes
-    /// resets its connection, and what this rank has sent and the peer has not received yet would be lost.
+    /// Reads the bytes that were never read. If a socket is closed with unread bytes, the system resets the connection,
+    /// and bytes that this rank has sent and the peer has not received yet are lost.
     fn drop(&mut self) {
         for stream in &self.streams {
             let mut taken = 0;
@@ -200,7 +199,7 @@ impl Drop for TcpChannel {
     }
 }
 
-/// Turns "not now" into 0, and the end of the stream into an error.
+/// Turns the errors of a socket that is not ready into 0, and the end of the stream into an error.
 fn none_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usize> {
     match result {
         Ok(0) if is_read => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -217,26 +216,26 @@ fn none_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usi
     }
 }
 
-/// Makes the systems at both ends exchange a packet every `interval` on this connection while the processes
-/// send nothing. Makes this system send again what is not acknowledged about every `interval`, and keep the
-/// connection for `patience` without an acknowledgement.
+/// Makes the systems at both ends exchange a keep-alive packet every `interval` on this connection while the processes
+/// send nothing. Makes this system retransmit unacknowledged data about every `interval`, and keep the connection for
+/// `user_timeout` without an acknowledgement.
 ///
-/// Without this, a system doubles the time between two attempts to send again, so after a short cut the next
-/// attempt could come later than an operation's time-out.
+/// By default a system doubles the time between two retransmissions, so that after a short interruption of the network
+/// the next one could come later than an operation's time-out.
 pub(crate) fn keep_alive(
     socket: &TcpStream,
     interval: Duration,
-    patience: Duration,
+    user_timeout: Duration,
 ) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, interval)?;
     sockopt::set_tcp_keepintvl(socket, interval)?;
-    // The largest count that the kernel accepts: `patience` ends the connection first.
+    // The largest count that the kernel accepts: `user_timeout` ends the connection first.
     sockopt::set_tcp_keepcnt(socket, 127)?;
-    let patience = u32::try_from(patience.as_millis()).unwrap_or(0);
-    sockopt::set_tcp_user_timeout(socket, patience.min(i32::MAX as u32))?;
+    let user_timeout = u32::try_from(user_timeout.as_millis()).unwrap_or(0);
+    sockopt::set_tcp_user_timeout(socket, user_timeout.min(i32::MAX as u32))?;
     sockopt::set_tcp_thin_linear_timeouts(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
-    // Linux before 6.15 does not know this option, and keeps its own pace.
+    // Linux before 6.15 does not have this option, and keeps its own intervals.
     let _ = health::limit_retransmission_pause(socket, interval);
     Ok(())
 }
@@ -328,10 +327,10 @@ mod tests {
     }
 
     #[test]
-    fn all_that_was_sent_arrives_though_the_sender_leaves_with_bytes_unread() {
+    fn all_sent_bytes_arrive_although_the_sender_closes_with_unread_bytes() {
         let [mut here, mut there] = pair(1);
         assert_eq!(there.write(&[1; 10]).unwrap(), 10);
-        // The bytes exceed what the peer's socket holds: the rest waits in this rank's socket.
+        // The bytes exceed the peer's buffer, so the rest is in this rank's socket when it is closed.
         let piece = vec![7; STRIPE];
         let (mut sent, mut idle) = (0, 0);
         while idle < 3 {

@@ -13,9 +13,9 @@ pub(crate) enum Failure {
     Interrupted(Interrupted),
     /// The peer's process has ended, or cannot be reached.
     Gone(Rank, Option<io::Error>),
-    /// The operation has failed on all ranks, since the rank in the field gave up it or an earlier one.
+    /// The operation has failed on all ranks, since this rank gave up the operation or an earlier one.
     GivenUp(Rank),
-    /// A connection to the peer's address was answered, but refused, or not by the peer.
+    /// The process at the peer's address refused the connection, or is not the peer.
     Refused {
         peer: Rank,
         address: SocketAddr,

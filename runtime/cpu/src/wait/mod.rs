@@ -1,8 +1,8 @@
-//! How a thread waits for a peer: it polls, then yields, then sleeps.
+//! How a thread waits for a peer: it polls for a short time, then sleeps.
 //!
-//! A waiter polls for about as long as waking up would cost. If ranks outnumber cores, the peer may need
-//! this core, so the waiter yields at once instead. After that it sleeps, at most ten milliseconds at a time,
-//! so that it detects a stop, a deadline or a dead peer soon even without a wake-up.
+//! A waiter polls for about as long as a wake-up takes. If ranks outnumber cores, the peer may need this core, so
+//! the waiter yields between polls, and polls for longer. Then it sleeps, at most ten milliseconds at a time, so that
+//! it detects a stop, a deadline or a dead peer soon even without a wake-up.
 
 mod failure;
 pub(crate) mod processors;
@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 /// How long a rank that has a core to itself polls before it sleeps: about the time to wake a sleeping thread.
 const SPIN: Duration = Duration::from_micros(50);
 /// How long a rank of an oversubscribed host yields before it sleeps: longer than the ranks of a host take
-/// to wake each other one by one. If this were shorter, ranks that have once fallen asleep would arrive so
-/// late that the others fall asleep in turn, in every later operation.
+/// to wake each other one by one. If it yielded for a shorter time, ranks that have slept once would arrive so
+/// late that the others sleep as well, in every later operation.
 const YIELD: Duration = Duration::from_millis(1);
 /// How long a helper thread yields to the other threads of its rank before it sleeps.
 const HELPER_YIELD: Duration = Duration::from_micros(200);
 /// Polls between two reads of the clock.
 const POLLS_PER_CHECK: u32 = 64;
-/// Number of polls before the waiter hints to the processor that this is a wait.
+/// Number of polls before the waiter uses the processor's hint for spin loops.
 const POLLS_BEFORE_HINT: u32 = 48;
 /// The longest sleep between two checks of stop, deadline and peers.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
@@ -44,12 +44,12 @@ pub(crate) enum WaitMode {
     /// The waiter is a helper thread that waits for work, and not a rank that waits for its peers: it
     /// should yield to the rank, and only for a short time.
     Helper,
-    /// The caller expects a long wait: the waiter should sleep.
+    /// The caller expects a long wait: the waiter should sleep at once.
     Sleep,
 }
 
 impl WaitMode {
-    /// The mode for an operation with this hint of its caller; `self` if the caller gave none.
+    /// The mode for an operation with this hint from its caller; `self` if the caller gave none.
     #[inline]
     pub(crate) fn hinted(self, hint: WaitHint) -> Self {
         match hint {
@@ -70,7 +70,7 @@ impl WaitMode {
     }
 }
 
-/// Makes every waiter of a group give up, for a stated reason.
+/// Ends all waits of a group, with an error as the reason.
 #[derive(Default)]
 pub(crate) struct Stop {
     raised: AtomicBool,
@@ -78,7 +78,7 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// Raises the stop. The first reason is kept; returns whether this was the first.
+    /// Raises the stop; returns whether it was raised for the first time. The first reason is kept.
     pub(crate) fn raise(&self, reason: Error) -> bool {
         let mut kept = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         let first = kept.is_none();
@@ -103,7 +103,7 @@ impl Stop {
     }
 }
 
-/// What a waiter must do next.
+/// What a waiter does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pause {
     /// Check again.
@@ -121,7 +121,7 @@ pub(crate) enum Interrupted {
     Stopped(Error),
 }
 
-/// One operation's wait: its deadline, its stop, and how long it has polled without success.
+/// One operation's wait: its deadline, its stop, and how often and since when it has polled without success.
 pub(crate) struct WaitPolicy<'a> {
     stop: &'a Stop,
     deadline: Deadline,
@@ -143,7 +143,7 @@ impl<'a> WaitPolicy<'a> {
         }
     }
 
-    /// Returns this policy as that of the operation `waiting`, for the record of what a rank waits for.
+    /// Sets the operation that waits, for the record of what a rank waits for.
     pub(crate) fn of(self, waiting: WaitingOperation) -> Self {
         Self {
             waiting: Some(waiting),
@@ -156,7 +156,7 @@ impl<'a> WaitPolicy<'a> {
         self.waiting
     }
 
-    /// Restarts the wait after progress was made.
+    /// Restarts the wait, after progress.
     #[inline]
     pub(crate) fn refresh(&mut self) {
         self.polls = 0;
@@ -168,7 +168,7 @@ impl<'a> WaitPolicy<'a> {
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
         self.polls += 1;
         if self.wait_mode == WaitMode::CorePerRank && !self.polls.is_multiple_of(POLLS_PER_CHECK) {
-            // The hint costs about half as long as one load of another core's memory.
+            // The hint takes about half as long as a load of another core's memory.
             if self.polls > POLLS_BEFORE_HINT {
                 std::hint::spin_loop();
             }
@@ -220,8 +220,8 @@ impl<'a> WaitPolicy<'a> {
             }
             return Ok(Pause::Poll);
         }
-        // The sleep is short at first, since most waits are short, but not so short that going to sleep and
-        // waking up take longer.
+        // The first sleep is short, since most waits are short, but not shorter than it takes to fall asleep and to
+        // wake up.
         let sleep = idle.min(LONGEST_SLEEP);
         let left = deadline - now;
         Ok(Pause::Sleep(
@@ -241,10 +241,10 @@ mod tests {
         let deadline = Instant::now() + Duration::from_millis(500);
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), WaitMode::CorePerRank);
         let mut slept = false;
-        let mut looked = false;
+        let mut polled = false;
         loop {
             match policy.pause() {
-                Ok(Pause::Poll) => looked = true,
+                Ok(Pause::Poll) => polled = true,
                 Ok(Pause::Sleep(time)) => {
                     slept = true;
                     assert!(time <= LONGEST_SLEEP);
@@ -254,7 +254,7 @@ mod tests {
                 Err(Interrupted::Stopped(_)) => unreachable!("the wait is not stopped"),
             }
         }
-        assert!(looked && slept);
+        assert!(polled && slept);
         assert!(Instant::now() >= deadline);
     }
 

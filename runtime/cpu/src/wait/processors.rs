@@ -1,14 +1,14 @@
-//! Which processors the ranks of a host may run on, and whether there is one for each of them.
+//! The processors on which the ranks of a host may run, and whether there is a processor for each rank.
 
 use super::WaitMode;
 
-/// Number of 64-bit words of a set: room for 1024 processors, as in the C library's `cpu_set_t`.
+/// Number of 64-bit words of a set: enough for 1024 processors, as in the C library's `cpu_set_t`.
 pub(crate) const SET: usize = 16;
 
 /// A set of processors, with one bit for each.
 pub(crate) type Processors = [u64; SET];
 
-/// The processors that this thread may run on; all if the system does not report them.
+/// The processors on which this thread may run; all if the system does not report them.
 pub(crate) fn own_processors() -> Processors {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
         return [u64::MAX; SET];
@@ -20,8 +20,9 @@ pub(crate) fn own_processors() -> Processors {
     own
 }
 
-/// Whether there is a processor for each rank; `sets` has the processors on which each rank may run. Ranks are
-/// compared with processors within each set and in all sets together, not in every combination of sets.
+/// Returns whether each rank can have a processor; `sets` has the processors on which each rank may run. Compares
+/// the number of ranks that are confined to a set with the set's size, for each set and for all sets together, but
+/// not for other unions of sets.
 pub(crate) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
     let is_within = |inner: &Processors, outer: &Processors| {
         inner
@@ -50,7 +51,7 @@ pub(crate) fn format(set: &Processors) -> String {
     words.join(",")
 }
 
-/// Reads a set that [`format`] wrote; `None` if the text is not one.
+/// Reads a set in the format of [`format`]; `None` if the text is not a set.
 pub(crate) fn parse(words: &str) -> Option<Processors> {
     let words = words.split(',').map(|word| u64::from_str_radix(word, 16));
     let words: Vec<u64> = words.collect::<Result<_, _>>().ok()?;
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_crowded_where_some_processors_are_all_that_more_ranks_have() {
+    fn ranks_outnumber_cores_if_more_ranks_than_processors_are_confined_to_a_set() {
         let oversubscribed = [
             vec![on(&[0]), on(&[0])],
             vec![on(&[0, 1]), on(&[0, 1]), on(&[0, 1])],
@@ -80,19 +81,19 @@ mod tests {
         for sets in oversubscribed {
             assert_eq!(wait_mode_of(&sets), WaitMode::Oversubscribed, "{sets:?}");
         }
-        let roomy = [
+        let core_per_rank = [
             vec![on(&[0]), on(&[1])],
             vec![on(&[0, 1]), on(&[0, 1])],
             vec![on(&[0]), on(&[0, 100])],
             vec![],
         ];
-        for sets in roomy {
+        for sets in core_per_rank {
             assert_eq!(wait_mode_of(&sets), WaitMode::CorePerRank, "{sets:?}");
         }
     }
 
     #[test]
-    fn a_set_survives_being_written_and_read() {
+    fn a_set_is_parsed_as_it_was_formatted() {
         for set in [on(&[]), on(&[0, 63, 64, 1023]), [u64::MAX; SET]] {
             assert_eq!(parse(&format(&set)), Some(set));
         }

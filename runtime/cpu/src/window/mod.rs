@@ -1,12 +1,11 @@
-//! One-sided windows: memory of every member that the other members read and write without its
-//! participation.
+//! One-sided windows: memory of each member that the other members read and write without a call of that member.
 //!
 //! A window has a second backend of the same members, for its messages only. When it is opened, the members
-//! exchange where their memory is. A member of the same host maps another's memory if it was allocated for
-//! that ([`Backend::allocate`]); every other member sends requests by message, and a thread on each rank
-//! (`rcomm/win/<group>`, started only if a member needs it) answers them ([`service`]). Signals are counters,
-//! one for each sender: a sender that has mapped the member's memory increments its counter there, every
-//! other sends a message.
+//! exchange where their memory is. A member maps the memory of another member of its host if the group allocated
+//! that memory ([`Backend::allocate`]). Otherwise it sends requests by message, and a thread on each rank
+//! (`rcomm/win/<group>`, started only if a member needs it) answers them ([`service`]). Signals are counters, one for
+//! each sender: a sender that has mapped the member's memory increments its counter there; other senders send a
+//! message.
 
 mod service;
 #[allow(unsafe_code)]
@@ -32,12 +31,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a rank that waits for a signal checks whether the sender is still alive.
+/// The interval at which a rank that waits for a signal checks whether the sender is still alive.
 const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 /// Bytes of the encoded description of a rank's part.
 const DESCRIPTION_LEN: usize = 64;
 
-/// Reads `bytes` as the description of a rank's part, and as a request for another's.
+/// Decodes `bytes` as the description of a rank's part, and as a request for a part.
 #[cfg(fuzzing)]
 pub(super) fn read_any_bytes(bytes: &[u8]) {
     if let Some(description) = PartDescription::decode(bytes) {
@@ -57,9 +56,9 @@ struct PartDescription {
     pid: u32,
     dtype: DType,
     bytes: u64,
-    /// Where the window's memory is, if it can be mapped.
+    /// Where the part's memory is, if other ranks can map it.
     data: Option<RegionHandle>,
-    /// Where its counters are, if they can be mapped.
+    /// Where the rank's counters are, if other ranks can map them.
     counters: Option<RegionHandle>,
 }
 
@@ -112,7 +111,7 @@ struct PeerPart {
     data: Option<RemoteMemory>,
     /// The member's counters, if they are mapped here.
     counters: Option<RemoteMemory>,
-    /// Ensures that only one exchange of messages at a time runs with a part that is not mapped.
+    /// Held during a request by message, so that one thread at a time exchanges messages with the member.
     exchange: Mutex<()>,
 }
 
@@ -148,17 +147,17 @@ impl WindowState {
             .ok_or_else(|| Error::new(ErrorKind::Backend, "a window's counters are misaligned"))
     }
 
-    /// Counts a signal of `from` and wakes its waiters.
+    /// Counts a signal from the rank `from`, and wakes the threads that wait for it.
     fn count_signal(&self, memory: &RemoteMemory, from: usize) -> Result<()> {
         let counter = self.counter(memory, from)?;
         counter.fetch_add(1, Ordering::Release);
-        // The result only says how many threads slept on this word.
+        // The result is only the number of threads that slept on this counter.
         let _ = futex::wake(counter, futex::Flags::empty(), i32::MAX as u32);
         Ok(())
     }
 }
 
-/// Decrements the counter if it is not zero; returns whether it was not.
+/// Decrements the counter unless it is zero; returns whether it was decremented.
 fn take_one(counter: &AtomicU32) -> bool {
     let take = |count: u32| count.checked_sub(1);
     let taken = counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
@@ -238,16 +237,16 @@ impl CpuWindow {
             &description,
             gathered.outputs()[0].as_bytes()?,
         )?;
-        let asks = peer_parts
+        let needs_messages = peer_parts
             .iter()
             .any(|it| it.data.is_none() || it.counters.is_none());
-        let mut needs_service = [u8::from(asks)];
-        let mut asked = Op::AllReduce {
+        let mut needs_service = [u8::from(needs_messages)];
+        let mut op = Op::AllReduce {
             buffer: Buffer::from_mut(&mut needs_service),
             op: rcomm_recorder::model::ReduceOp::Max.into(),
         };
-        shared.run(&mut asked, 2, deadline)?;
-        drop(asked);
+        shared.run(&mut op, 2, deadline)?;
+        drop(op);
         let service = match needs_service {
             [0] => None,
             _ => Some(Service::start(shared.clone(), own, name)?),
@@ -272,7 +271,7 @@ impl CpuWindow {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes all parts: later accesses find the window closed.
+    /// Removes all parts: later accesses fail, since the window is closed.
     fn take_parts(&self) -> Vec<PeerPart> {
         let mut peer_parts = self
             .peer_parts
@@ -299,7 +298,7 @@ impl CpuWindow {
     }
 }
 
-/// Returns the part of a peer, which must contain these bytes.
+/// Returns the part of a peer, if it contains these bytes.
 fn range(parts: &[PeerPart], peer: u32, offset: usize, len: usize) -> Result<&PeerPart> {
     let part = part(parts, peer)?;
     if offset.checked_add(len).is_none_or(|end| end > part.bytes) {
@@ -317,7 +316,7 @@ fn part(parts: &[PeerPart], peer: u32) -> Result<&PeerPart> {
     parts.get(peer as usize).ok_or_else(closed)
 }
 
-/// Maps all parts that can be mapped. Fails, on all ranks alike, if element types differ.
+/// Maps all parts that can be mapped. Fails with the same error on all ranks if element types differ.
 fn map_parts(
     shared: &WindowState,
     memory: &RemoteMemory,
@@ -450,14 +449,14 @@ impl BackendWindow for CpuWindow {
                         tv_sec: time.as_secs().cast_signed(),
                         tv_nsec: i64::from(time.subsec_nanos()),
                     };
-                    // Whatever ended the sleep, the count is checked again.
+                    // The count is checked again, whatever has ended the sleep.
                     let _ = futex::wait(counter, futex::Flags::empty(), 0, Some(&time));
                     let mesh = &shared.mesh;
                     if Instant::now() < next_check || rank == mesh.rank() {
                         continue;
                     }
                     next_check = Instant::now() + LIVENESS_CHECK;
-                    // A signal that the sender sent before it left is still valid.
+                    // A signal that the sender has sent before it ended is still valid.
                     if mesh.is_gone(rank, &mut policy).unwrap_or(false)
                         && counter.load(Ordering::Acquire) == 0
                     {
@@ -506,8 +505,7 @@ impl BackendWindow for CpuWindow {
                 send_end(shared, peer as u32, deadline)?;
             }
         }
-        // Members whose part is still mapped here are informed: their memory must not become private memory
-        // of one rank again.
+        // Each member learns whether its part is still mapped here: then its caller does not get the memory back.
         let still_mapped = |(at, part): (usize, &PeerPart)| {
             let data = part.data.as_ref().filter(|_| at != shared.rank);
             u8::from(data.is_some_and(|data| !data.is_alone()))
@@ -517,7 +515,7 @@ impl BackendWindow for CpuWindow {
             output: Buffer::from_vec(vec![0u8; shared.ranks.len()]),
         };
         drop(peer_parts);
-        // No member completes this before this rank has reached it.
+        // No member completes this operation before this rank has started it.
         shared.run(&mut gathered, 3, deadline)?;
         let is_mapped = gathered.outputs()[0]
             .as_bytes()?
@@ -544,7 +542,7 @@ impl BackendWindow for CpuWindow {
             // A panic in the thread was already reported where it happened.
             let _ = service.join();
         }
-        // This waits for copies that are in progress.
+        // Taking the parts waits for copies that are in progress.
         drop(self.take_parts());
         drop(lock(&self.memory).take());
     }
@@ -565,7 +563,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_description_of_a_part_survives_the_wire() {
+    fn a_description_is_decoded_as_it_was_encoded() {
         let description = PartDescription {
             host: 7 << 40,
             pid: 4_000_000_000,

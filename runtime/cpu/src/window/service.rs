@@ -1,11 +1,10 @@
 //! Windows by message: a rank's requests for a part that it cannot map, and the thread that answers them.
 //!
-//! A request begins with a head, a message that any member may send to the thread. Bytes to be put follow the
-//! head, and bytes that were requested are sent back. Heads, bytes to be put and requested bytes have different
-//! tags. A request is for at most [`PIECE`] bytes, so that no rank has to keep more; longer accesses are
-//! several requests. The thread handles requests in the order in which they arrive, so the requests of
-//! one sender are carried out in the order in which they were made. The thread ends when every other member
-//! has announced its end.
+//! A request begins with a head, a message that any member may send to the thread. The bytes of a put follow the
+//! head, and the bytes of a get are sent back. Heads, bytes of puts and bytes of gets have different tags. A request
+//! is for at most [`PIECE`] bytes, which limits the thread's memory; longer accesses are several requests. The thread
+//! handles requests in the order in which they arrive, so the requests of one sender are carried out in the order in
+//! which they were made. The thread ends when every other member has announced its end.
 
 use super::WindowState;
 use rcomm_core::Buffer;
@@ -49,8 +48,8 @@ impl WindowRequest {
         bytes
     }
 
-    /// Decodes a request for a part of `size` bytes; `None` if these bytes are not a request, or the
-    /// request reaches beyond the part.
+    /// Decodes a request for a part of `size` bytes; `None` if the bytes are not a request, or if the request reaches
+    /// beyond the part.
     fn decode(bytes: &[u8; HEAD], size: usize) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
         let [kind, offset, len] = [0, 1, 2].map(|at| u64::from_le_bytes(words[at]));
@@ -240,7 +239,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_request_inside_the_part_or_none(bytes: [u8; HEAD], size in 0usize..1 << 23) {
+        fn any_bytes_decode_to_none_or_to_a_request_inside_the_part(bytes: [u8; HEAD], size in 0usize..1 << 23) {
             match WindowRequest::decode(&bytes, size) {
                 Some(WindowRequest::Put { offset, len } | WindowRequest::Get { offset, len }) => {
                     prop_assert!(len <= PIECE && offset + len <= size);
@@ -250,7 +249,7 @@ mod tests {
         }
 
         #[test]
-        fn a_request_survives_the_wire(offset in 0usize..1000, len in 0usize..1000) {
+        fn a_request_is_decoded_as_it_was_encoded(offset in 0usize..1000, len in 0usize..1000) {
             for request in [WindowRequest::Put { offset, len }, WindowRequest::Get { offset, len }] {
                 prop_assert_eq!(WindowRequest::decode(&request.encode(), 2000), Some(request));
             }

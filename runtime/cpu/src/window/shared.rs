@@ -1,4 +1,4 @@
-//! Memory that is accessed only by atomic operations: shared with other processes, or given to a window.
+//! Memory that is accessed only through [`RemoteMemory`]: shared with other processes, or given to a window.
 
 use crate::registered::{Region, RegionHandle};
 use rcomm_core::Buffer;
@@ -17,20 +17,20 @@ impl SharedMemory {
         Region::create(len).map(Self)
     }
 
-    /// Maps the memory that another process of this host has at this place.
+    /// Maps the memory of another process of this host.
     pub(super) fn attach(at: &RegionHandle) -> io::Result<Self> {
         Region::attach(at).map(Self)
     }
 
-    /// Where other processes find this memory; only for memory that this process made.
+    /// The handle by which other processes map this memory; only for memory that this process has made.
     pub(super) fn handle(&self) -> RegionHandle {
         self.0.handle()
     }
 
-    /// Access to all of it.
+    /// Returns access to all of this memory.
     pub(super) fn access(self: &Arc<Self>) -> RemoteMemory {
-        // SAFETY: mapped, zeroed by the kernel, until `self` goes. This mapping holds no buffer of this
-        // process, so atomic access is the only one.
+        // SAFETY: the memory is mapped and initialized (the kernel zeroes it) until `self` is dropped. No buffer of
+        // this process is in this mapping, so the process accesses it only through `RemoteMemory`.
         unsafe { RemoteMemory::new(self.0.start(), self.0.len(), self.clone()) }
     }
 }
@@ -39,8 +39,8 @@ impl SharedMemory {
 pub(super) struct WindowBuffer(Buffer<'static>);
 
 impl WindowBuffer {
-    /// Takes a buffer, and returns it with the access of the window to its memory. The buffer is kept as long
-    /// as this access exists.
+    /// Takes a buffer, and returns it with the window's access to its memory. The buffer lives at least as long as
+    /// this access.
     ///
     /// # Errors
     /// `InvalidArgument` if the buffer is read-only.
@@ -49,13 +49,13 @@ impl WindowBuffer {
         let start = NonNull::new(start).unwrap_or_else(NonNull::dangling);
         let len = memory.size_bytes();
         let kept = Arc::new(Self(memory));
-        // SAFETY: start and length are those of a writable buffer of the host, which is kept in this value,
-        // unused, from now on: it is returned when no access is left (`into_buffer`).
+        // SAFETY: start and length are those of a writable buffer in host memory. `kept` owns the buffer, and nothing
+        // else uses it until no access is left (`into_buffer`).
         let access = unsafe { RemoteMemory::new(start, len, kept.clone()) };
         Ok((kept, access))
     }
 
-    /// Returns the buffer, unless other parts of this process still have access to its memory.
+    /// Returns the buffer; `None` if this process still has access to its memory elsewhere.
     pub(super) fn into_buffer(self: Arc<Self>) -> Option<Buffer<'static>> {
         Arc::into_inner(self).map(|kept| kept.0)
     }

@@ -91,29 +91,29 @@ impl NcclBackend {
     ) -> Result<Arc<dyn Backend>> {
         let shared = &self.shared;
         let deadline = deadline.started();
-        let left: Result<Vec<u32>> = group
+        let remaining: Result<Vec<u32>> = group
             .info
             .ranks
             .iter()
             .map(|&rank| self.rank_here(rank))
             .collect();
-        let left = left?;
+        let remaining = remaining?;
         let excluded: Vec<u32> = (0..self.group.size())
-            .filter(|rank| !left.contains(rank))
+            .filter(|rank| !remaining.contains(rank))
             .collect();
-        let can = shared.library.table().comm_shrink.is_some()
-            && left.is_sorted()
+        let can_shrink = shared.library.table().comm_shrink.is_some()
+            && remaining.is_sorted()
             && !excluded.is_empty()
             && self.wait_for_abort(deadline)
             // After a connection error no communicator can be made from it (`ncclCommEnsureReady`).
             && self.main.comm().is_some_and(|comm| matches!(comm.status(), CommStatus::Ready));
-        if !agree(group, can, deadline)? {
+        if !agree(group, can_shrink, deadline)? {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "not all remaining ranks have a communicator that can be shrunk",
             ));
         }
-        // If an abort has already stopped what was pending, nothing is left to stop.
+        // An abort has already stopped the pending work.
         let is_stopped =
             shared.aborted.get().is_some() && shared.options.error_handling.cleans_up();
         let flags = if is_stopped {
@@ -134,7 +134,7 @@ impl NcclBackend {
             let message = "ncclCommShrink returned no communicator for a remaining rank";
             return Err(Error::new(ErrorKind::Backend, message));
         };
-        // A shrink has neither number nor color.
+        // NCCL counts no shrinks: the number and the color of a shrunk communicator are 0.
         self.adopt(comm, group, (0, 0))
     }
 
@@ -142,16 +142,16 @@ impl NcclBackend {
         &self,
         comm: Comm,
         group: &GroupContext,
-        place: (u32, u32),
+        number_and_color: (u32, u32),
     ) -> Result<Arc<dyn Backend>> {
         let shared = self.shared.sibling();
         let parent = self.main.hash().unwrap_or_default();
-        let hash = hash::of_child(shared.library.version(), parent, place);
+        let hash = hash::of_child(shared.library.version(), parent, number_and_color);
         let queue = CommQueue::from_comm(&shared, comm, hash)?;
         Ok(Self::new(group.clone(), shared, queue))
     }
 
-    /// The rank in this group of a rank of the world.
+    /// Converts a rank of the world to a rank of this group.
     fn rank_here(&self, rank: Rank) -> Result<u32> {
         self.group.info.group_rank_of(rank).ok_or_else(|| {
             let message = format!("rank {rank} is not a member of the parent group");
@@ -160,7 +160,7 @@ impl NcclBackend {
     }
 }
 
-/// Returns this rank's place in the new group; any value for a rank that is not in it.
+/// Returns the parameters of this rank in the new group; for a rank that is not in it, the values have no meaning.
 fn params_for(group: Option<&GroupContext>) -> InitParams {
     InitParams {
         ids: Vec::new(),
@@ -170,10 +170,10 @@ fn params_for(group: Option<&GroupContext>) -> InitParams {
     }
 }
 
-/// Returns whether all members of the new group can take this step.
-fn agree(group: &GroupContext, can: bool, deadline: Deadline) -> Result<bool> {
+/// Returns whether all members of the new group can shrink.
+fn agree(group: &GroupContext, can_shrink: bool, deadline: Deadline) -> Result<bool> {
     let exchange = StoreExchange::new(group, "shrink".to_owned());
-    exchange.publish("can", if can { b"1" } else { b"0" })?;
+    exchange.publish("can", if can_shrink { b"1" } else { b"0" })?;
     let answers = exchange.gather("can", deadline)?;
     Ok(answers.iter().all(|answer| answer == b"1"))
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Makes the NCCL backends of a world's groups.
 ///
 /// # Thread safety
-/// One for each world. Groups may be made from several threads.
+/// Groups may be made from several threads. Each world has its own factory.
 pub struct NcclFactory {
     /// The state that the queues of each backend share, as a template.
     template: Arc<Shared>,

@@ -86,14 +86,14 @@ impl NcclBackend {
         queues.cloned().collect()
     }
 
-    /// Waits until an abort that was begun has finished; `false` if it has not finished by the deadline.
+    /// Waits until a started abort has finished; returns `false` if it has not finished by the deadline.
     pub(crate) fn wait_for_abort(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let mut thread = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
         while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             if deadline.has_passed() {
-                // The thread is inside the library, and nothing could end that call.
-                tracing::error!("ncclCommAbort has not returned: its thread is detached");
+                // The thread is inside a call of the library that nothing can end.
+                tracing::error!("a call of NCCL that ends communicators has not returned in time");
                 return false;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -106,7 +106,7 @@ impl NcclBackend {
         true
     }
 
-    /// Refuses what this backend cannot do. Sends no data.
+    /// Refuses an operation that this backend cannot run. Sends no data.
     fn check(&self, op: &Op<'_>) -> Result<()> {
         launch::check(&self.shared, op)?;
         let mut result = Ok(());
@@ -234,7 +234,7 @@ impl Backend for NcclBackend {
         }
     }
 
-    /// The library's own clean-up runs on a separate thread, since it waits for kernels that may never end.
+    /// The library frees its communicators on a separate thread, since it waits for kernels that may never end.
     fn abort(&self, reason: &AbortReason) {
         if self.shared.aborted.set(reason.error.clone()).is_err() {
             return;
@@ -259,7 +259,7 @@ impl Backend for NcclBackend {
             ),
         }
         if handling.ends_process() {
-            // The process is about to end, and should not leave kernels running if that is avoidable.
+            // The process is about to end: this gives the library the time to stop its kernels.
             self.wait_for_abort(Deadline::In(Self::ABORT));
         }
     }
@@ -298,9 +298,8 @@ impl Backend for NcclBackend {
         self.main.deregister(registration)
     }
 
-    /// `ncclMemFree` unmaps the memory when the last buffer over it is dropped. Unlike the driver when it
-    /// frees a `DeviceBuffer`, NCCL does not wait for kernels and copies that the program itself has
-    /// enqueued.
+    /// `ncclMemFree` unmaps the memory when the last buffer over it is dropped. It does not wait for kernels and
+    /// copies that the program itself has enqueued, as the driver does when it frees a `DeviceBuffer`.
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         self.shared
             .allocate(self.main.stream(), dtype, len)?

@@ -5,7 +5,7 @@ use rcomm_core::{Error, ErrorKind, Result};
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Hands out turns 1, 2, 3, ... in this order. A turn is a collective's place in the group's order of issue.
+/// Hands out turns 1, 2, 3, ... in this order. A turn is a collective's number in the group's order of issue.
 #[derive(Default)]
 pub(crate) struct Turns {
     state: Mutex<State>,
@@ -16,7 +16,7 @@ pub(crate) struct Turns {
 struct State {
     /// All turns up to this one have passed.
     last: u64,
-    /// Turns after `last` that passed before an earlier turn, since their operations failed.
+    /// Turns after `last` that have passed before an earlier turn, because their operations failed.
     passed: BTreeSet<u64>,
     closed: bool,
 }
@@ -42,11 +42,11 @@ impl Turns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn. Number 0 is that of operations without a turn (sends and receives), which do not wait;
-    /// after [`close`](Self::close) no operation waits.
+    /// Waits until all earlier turns have passed. Operations without a turn (sends and receives) have the number 0
+    /// and do not wait; after [`close`](Self::close) no operation waits.
     ///
     /// # Errors
-    /// `Timeout` if the turn has not come in time; the turn then passes.
+    /// `Timeout` if an earlier turn has not passed by the deadline; this turn then passes.
     pub(crate) fn take(&self, number: u64, deadline: Deadline) -> Result<Turn<'_>> {
         let mut turn = Turn {
             turns: self,
@@ -61,7 +61,7 @@ impl Turns {
                 drop(state);
                 return Err(Error::new(
                     ErrorKind::Timeout,
-                    "its turn did not come before the deadline",
+                    "earlier collectives of the group were not issued before the deadline",
                 ));
             }
             let (guard, _) = self
@@ -89,7 +89,7 @@ impl Turns {
         self.moved.notify_all();
     }
 
-    /// Lets all waiters continue, since the group has failed.
+    /// Ends all waits for turns, since the group has failed.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.moved.notify_all();
@@ -107,17 +107,17 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    const SOON: Deadline = Deadline::In(Duration::from_secs(30));
+    const LIMIT: Deadline = Deadline::In(Duration::from_secs(30));
 
     #[test]
-    fn turns_are_taken_in_order_whichever_is_requested_first() {
+    fn turns_are_taken_in_order_of_their_numbers_whichever_is_requested_first() {
         let turns = Turns::default();
         let order = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for number in [3, 2, 1] {
                 let (turns, order) = (&turns, &order);
                 scope.spawn(move || {
-                    let _turn = turns.take(number, SOON).unwrap();
+                    let _turn = turns.take(number, LIMIT).unwrap();
                     order.lock().unwrap().push(number);
                 });
             }
@@ -126,11 +126,11 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_failed_has_passed() {
+    fn a_turn_that_timed_out_does_not_hold_up_the_next_ones() {
         let turns = Turns::default();
         let late = turns.take(2, Deadline::In(Duration::ZERO));
         assert!(late.is_err());
         turns.pass(1);
-        assert_eq!(turns.take(3, SOON).unwrap().wait, TurnWait::None);
+        assert_eq!(turns.take(3, LIMIT).unwrap().wait, TurnWait::None);
     }
 }

@@ -23,7 +23,7 @@ enum BootstrapStage {
 pub(crate) struct Bootstrap {
     members: BootstrapGroup,
     stage: BootstrapStage,
-    next_look: Instant,
+    next_poll: Instant,
     pause: Duration,
     ids: Vec<UniqueId>,
     warm_up: Option<WarmUp>,
@@ -56,19 +56,19 @@ impl Bootstrap {
         Ok(Self {
             members,
             stage: BootstrapStage::Gathering,
-            next_look: Instant::now(),
+            next_poll: Instant::now(),
             pause: Self::FIRST_PAUSE,
             ids: Vec::new(),
             warm_up: None,
         })
     }
 
-    /// Sets what the communicator uses to connect its rings once it exists.
+    /// Sets the stream and buffer with which the communicator connects its rings once it exists.
     pub(crate) fn warm_up(&mut self, with: WarmUp) {
         self.warm_up = Some(with);
     }
 
-    /// Returns for how many ranks one unique id is made: for all, if the library accepts only one id.
+    /// Returns the number of ranks for which one unique id is made: all ranks, if the library accepts only one id.
     fn ranks_per_id(shared: &Shared, ranks: u32) -> u32 {
         match shared.library.table().comm_init_rank_scalable {
             Some(_) => shared.options.ranks_per_id.max(1),
@@ -88,11 +88,11 @@ impl Bootstrap {
     /// # Errors
     /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up.
     pub(crate) fn step(&mut self, shared: &Shared) -> Result<bool> {
-        if Instant::now() < self.next_look {
+        if Instant::now() < self.next_poll {
             return Ok(false);
         }
         let result = self.try_step(shared);
-        self.next_look = Instant::now() + self.pause;
+        self.next_poll = Instant::now() + self.pause;
         self.pause = (self.pause * 2).min(self.longest_pause());
         result
     }
@@ -166,7 +166,7 @@ impl Bootstrap {
         self.members.store.set(&key, b"")
     }
 
-    /// Publishes that this rank gives up, and adds to the error which ranks are missing, as far as is known.
+    /// Publishes that this rank gives up. Returns the error, with the missing ranks as far as they are known.
     ///
     /// # Blocking
     /// For at most `report_time`, until every other rank has reported its outcome.
@@ -180,7 +180,7 @@ impl Bootstrap {
     fn try_give_up(&self, error: &Error, report_time: Duration) -> Result<String> {
         let own = self.members.ranks[self.members.own as usize];
         let store = &self.members.store;
-        // The first rank that gives up is the one that the others name.
+        // The others name the first rank that gives up.
         store.compare_set("failed", b"", format!("{own} {error}").as_bytes())?;
         peer_info::give_up(
             &self.members,
@@ -188,16 +188,15 @@ impl Bootstrap {
         )?;
         self.publish("left")?;
         let deadline = Deadline::In(report_time).started();
-        let (mut absent, mut mute) = self.find_silent_ranks()?;
+        let (mut absent, mut unreported) = self.find_silent_ranks()?;
         while !deadline.has_passed() {
-            if absent.is_empty() && mute.is_empty() {
+            if absent.is_empty() && unreported.is_empty() {
                 break;
             }
             std::thread::sleep(Self::LONGEST_PAUSE);
-            // The rank that serves the store may have given up, too: only what is known by then is
-            // reported.
+            // The rank that serves the store may have given up as well: the latest answer is used then.
             match self.find_silent_ranks() {
-                Ok(silent) => (absent, mute) = silent,
+                Ok(silent) => (absent, unreported) = silent,
                 Err(_) => break,
             }
         }
@@ -205,10 +204,10 @@ impl Bootstrap {
         if !absent.is_empty() {
             facts.push(format!("did not arrive: rank {}", absent.join(", ")));
         }
-        if !mute.is_empty() {
+        if !unreported.is_empty() {
             facts.push(format!(
                 "arrived and has not reported since: rank {}",
-                mute.join(", ")
+                unreported.join(", ")
             ));
         }
         Ok(facts.join("; "))
@@ -216,21 +215,21 @@ impl Bootstrap {
 }
 
 impl Bootstrap {
-    /// Ranks that have not reported their outcome: those that never arrived, and those that arrived.
+    /// Returns the ranks that have not reported their outcome: those that never arrived, and those that arrived.
     fn find_silent_ranks(&self) -> Result<(Vec<String>, Vec<String>)> {
         let store = &self.members.store;
-        let (mut absent, mut mute) = (Vec::new(), Vec::new());
+        let (mut absent, mut unreported) = (Vec::new(), Vec::new());
         for (at, rank) in self.members.ranks.iter().enumerate() {
             let has_published = |key: &str| store.check(&[&format!("{key}/{at}")]);
             if has_published("left")? || has_published("joined")? {
                 continue;
             }
             if has_published("peer_info")? {
-                mute.push(rank.to_string());
+                unreported.push(rank.to_string());
             } else {
                 absent.push(rank.to_string());
             }
         }
-        Ok((absent, mute))
+        Ok((absent, unreported))
     }
 }

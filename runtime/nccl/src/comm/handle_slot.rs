@@ -1,4 +1,4 @@
-//! Memory to which the library writes a handle, perhaps long after the call that was given the slot.
+//! Memory to which the library writes a handle, perhaps after the call that got its address has returned.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Memory on the heap for one handle.
 ///
-/// It is shared and not owned from the compiler's view: each move of a `Box` asserts unique access to its
-/// contents, which would invalidate the library's pointer to them.
+/// An `Arc`, not a `Box`: each move of a `Box` asserts unique access to its contents, which would invalidate the
+/// library's pointer to them.
 #[derive(Clone, Default)]
 pub(crate) struct HandleSlot(Arc<AtomicPtr<c_void>>);
 
 impl HandleSlot {
-    /// The pointer for the library: valid until this value is dropped, wherever the value is moved.
+    /// The pointer for the library: valid until the last clone of this value is dropped, even if the value moves.
     pub(crate) fn as_ptr(&self) -> *mut *mut c_void {
         self.0.as_ptr()
     }
 
-    /// Returns what the library has written, once the library is done; null if it has written nothing.
+    /// Returns the handle that the library has written; null if it has written none.
     pub(crate) fn handle(&self) -> *mut c_void {
         self.0.load(Ordering::Acquire)
     }
@@ -34,7 +34,7 @@ mod tests {
 
     /// This test is for Miri, which checks what a pointer may still access.
     #[test]
-    fn a_handle_may_be_written_after_its_place_has_moved() {
+    fn a_handle_may_be_written_after_its_slot_was_moved() {
         let slot = HandleSlot::default();
         let at = slot.as_ptr();
         let moved = Box::new(slot);
@@ -43,10 +43,10 @@ mod tests {
         // it now.
         unsafe { at.write((&raw mut written).cast()) };
         assert_eq!(moved.handle(), (&raw mut written).cast());
-        let at_last = *moved;
-        // SAFETY: `at` points into the slot's allocation, which `at_last` keeps, and nothing else accesses
+        let moved_again = *moved;
+        // SAFETY: `at` points into the slot's allocation, which `moved_again` keeps, and nothing else accesses
         // it now.
         unsafe { at.write(std::ptr::null_mut()) };
-        assert!(at_last.handle().is_null());
+        assert!(moved_again.handle().is_null());
     }
 }

@@ -5,12 +5,11 @@
 //! library works in the background until then. If the communicator is configured as blocking, the call runs
 //! on a separate thread, which is detached if the call never returns.
 //!
-//! A communicator that is joined makes one small broadcast, which makes the library connect its rings
-//! (`ncclCollPreconnectFunc`, group.cc). Otherwise it would do that in the first operation, which then
-//! waits for peers.
+//! A joined communicator makes one small broadcast, so that the library connects its rings
+//! (`ncclCollPreconnectFunc`, group.cc). Otherwise the first operation would connect them, and wait for peers.
 //!
-//! Source of the states: "Creating a communicator with options" and "Creating more communicators" in
-//! NCCL's user guide; of the slot where a child's handle appears: `ncclCommSplit` in NCCL's `init.cc`.
+//! Sources: for the states, "Creating a communicator with options" and "Creating more communicators" in NCCL's
+//! user guide; for the slot to which a child's handle is written, `ncclCommSplit` in NCCL's `init.cc`.
 
 use super::handle_slot::HandleSlot;
 use crate::comm::{AbandonedChild, Comm};
@@ -26,7 +25,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which communicator a rank joins, and as which rank.
+/// The communicator that a rank joins, and its rank there.
 pub(crate) struct InitParams {
     /// One id, or several for a faster start of large worlds (2.23); the same on all ranks. Empty for a
     /// child.
@@ -49,8 +48,8 @@ impl WarmUp {
     fn connect(&self, comm: &Comm) -> Result<()> {
         let at = std::ptr::with_exposed_provenance_mut(self.word.address() as usize);
         comm.with(|library, raw| {
-            // SAFETY: the communicator is live, the stream is of its device, and the queue that both belong to
-            // keeps the word for as long as the communicator.
+            // SAFETY: the communicator is live, the stream is of its device, and the queue that owns both keeps the
+            // word for as long as the communicator.
             let status = unsafe {
                 (library.table().broadcast)(
                     at,
@@ -93,14 +92,13 @@ struct Child {
     parent: Arc<Comm>,
     rank: u32,
     size: u32,
-    /// Passed to the parent if this is dropped early, since the library will still write to it.
+    /// Passed to the parent if this value is dropped early, since the library may still write to the slot.
     slot: Option<HandleSlot>,
-    /// Kept as long as the slot. The library copies the input during the call, but keeping it costs
-    /// nothing.
+    /// Kept as long as the slot, as a precaution: the library copies the input during the call.
     input: Option<Box<Input>>,
 }
 
-/// The input that a call that makes a child reads.
+/// The arguments of a call that makes a child.
 struct Input {
     config: RawConfig,
     /// Ranks of the parent that are left out.
@@ -108,7 +106,7 @@ struct Input {
 }
 
 impl Drop for Child {
-    /// Passes to the parent what the library may still write to.
+    /// Passes the slot, to which the library may still write, to the parent.
     fn drop(&mut self) {
         if let (Some(slot), Some(input)) = (self.slot.take(), self.input.take()) {
             self.parent.keep_child(AbandonedChild { slot, input });
@@ -146,11 +144,10 @@ impl CommInit {
         }
     }
 
-    /// Begins to split ranks off a communicator: all its ranks call this. Those with the same `color` form
-    /// one communicator, ordered by their ranks in the new one; a rank without a color gets no
-    /// communicator.
+    /// Begins to split a communicator: all its ranks call this. Ranks with the same `color` form one communicator,
+    /// ordered by `params.rank`; a rank without a color gets no communicator.
     ///
-    /// No other call may be made on the parent until this has ended.
+    /// No other call may be made on the parent until the split has ended.
     ///
     /// # Errors
     /// `Unsupported` if the library has no such function; `Backend` with the library's message.
@@ -176,7 +173,7 @@ impl CommInit {
     }
 
     /// Begins to make a communicator of the remaining ranks. All of them call this with the same list of
-    /// the ranks that do not remain (ranks of the parent). `flags` is `SHRINK_DEFAULT` or `SHRINK_ABORT`.
+    /// excluded ranks (ranks of the parent). `flags` is `SHRINK_DEFAULT` or `SHRINK_ABORT`.
     ///
     /// # Errors
     /// `Unsupported` if the library has no such function; `Backend` with the library's message.
@@ -195,9 +192,8 @@ impl CommInit {
         let count = c_int::try_from(excluded.len()).map_err(|_| too_large(excluded.len()))?;
         let call = move |parent: NcclComm, slot: *mut NcclComm, input: &mut Input| {
             let (list, config) = (input.excluded.as_mut_ptr(), input.config.as_mut());
-            // SAFETY: `derive` lends a parent that is live and locked during the call; `slot` and `input`,
-            // whose list holds `count` ranks, are on the heap, and stay until the parent is ready again, or
-            // are leaked.
+            // SAFETY: `derive` lends a parent that is live and locked during the call; `slot` and `input`, whose
+            // list has `count` ranks, are on the heap, and stay until the parent is ready again, or are leaked.
             unsafe { shrink(parent, list, count, slot, config, flags) }
         };
         let call = ("ncclCommShrink", call);
@@ -226,7 +222,7 @@ impl CommInit {
                 }
             }
             InitStage::Child(child) => {
-                // After an error, what the library has still made is ended with the parent.
+                // After an error the parent keeps the slot, and aborts a child that the library has still made.
                 if !child.parent.is_ready()? {
                     return Ok(InitStep::NotYet);
                 }
@@ -259,8 +255,8 @@ impl Child {
         if raw.is_null() {
             return Ok(None);
         }
-        // SAFETY: the library has written it for us alone, and is done with it: the parent is ready. The
-        // slot was taken, so this happens once.
+        // SAFETY: the library is done with the child, since the parent is ready. The slot was taken, so this value
+        // alone has the handle, and this code runs once.
         let comm = unsafe { Comm::from_raw(&self.library, raw, self.rank, self.size) };
         comm.check_size()?;
         Ok(Some(comm))
@@ -316,8 +312,8 @@ fn join(library: &Arc<NcclLibrary>, params: &InitParams, mut config: RawConfig) 
             ("ncclCommInitRankScalable", status)
         }
     };
-    // SAFETY: null, or what the call above has made for us. Owned from here on, so that it is aborted on
-    // an error.
+    // SAFETY: `raw` is null or the communicator that the call above has made, which no other code has. It is owned
+    // from here on, so that it is aborted after an error.
     let comm = unsafe { Comm::from_raw(library, raw, params.rank, params.size) };
     check(library, raw, call, status)?;
     Ok(comm)
@@ -369,13 +365,13 @@ fn check(library: &NcclLibrary, comm: NcclComm, call: &str, status: NcclResult) 
     if status == result::IN_PROGRESS {
         return Ok(());
     }
-    // SAFETY: `comm` is null, what the library has just made for the caller, or lent to it, locked, by
-    // `with`.
+    // SAFETY: `comm` is null, a communicator that the library has just made for the caller, or one that `with` lends
+    // to the caller, live and locked.
     unsafe { library.check_on(comm, call, status) }
 }
 
-/// Runs a blocking call on a separate thread, in the device's context. A communicator that is made too late
-/// is aborted when it is dropped.
+/// Runs a blocking call on a separate thread, in the device's context. A communicator that is made after the caller
+/// has given up is dropped there, and so aborted.
 fn on_thread(
     device: &Arc<CudaDevice>,
     make: impl FnOnce() -> Result<Option<Comm>> + Send + 'static,

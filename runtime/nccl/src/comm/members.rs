@@ -7,13 +7,13 @@ use std::sync::Arc;
 /// The scope of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// It has all members of the group, under their ranks there.
+    /// It has all members of the group, with the same ranks as in the group.
     Group,
     /// It has two members of the group: the sender and the receiver.
     Pair,
 }
 
-/// The ranks that are to join, and the store through which they meet.
+/// The ranks that are to join, and the store for their rendezvous.
 pub(crate) struct BootstrapGroup {
     pub(crate) scope: Scope,
     /// The store, with a key prefix for this one communicator.

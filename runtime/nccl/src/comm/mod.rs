@@ -2,10 +2,10 @@
 //! aborted on drop. The module `init` creates communicators.
 //!
 //! Calls on a communicator wait for peers inside the library, unless `blocking = 0` is set: such calls
-//! return `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline. Source of the states:
+//! return `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline. Sources: for the states,
 //! "Creating a communicator with options" and "Error handling and communicator abort" in NCCL's user guide;
-//! of what an ending waits for: `ncclCommRevoke`, `ncclCommAbort` and `commReclaim` in `init.cc` of NCCL
-//! 2.30.7.
+//! for what the end of a communicator waits for, `ncclCommRevoke`, `ncclCommAbort` and `commReclaim` in
+//! `init.cc` of NCCL 2.30.7.
 
 pub(crate) mod bootstrap;
 pub(crate) mod handle_slot;
@@ -29,10 +29,10 @@ use std::time::Duration;
 ///
 /// # Thread safety
 /// Calls may come from any thread; a lock ensures that there is one call at a time. A call that never
-/// returns (because it is stuck in the driver or waits for a peer) keeps the lock, and no other code frees
-/// the communicator meanwhile: NCCL allows no abort while another thread is in a call ("Fault Tolerance" in
-/// its user guide). A revoke frees nothing, so it is made even then: it raises the flags that such a call
-/// checks. Code that must not wait uses [`status`](Comm::status).
+/// returns (because it is stuck in the driver or waits for a peer) keeps the lock, and the communicator is not
+/// freed then: NCCL allows no abort while another thread is in a call ("Fault Tolerance" in its user guide). A
+/// revoke frees nothing, so it is made even then: it raises the flags that such a call checks. Code that must
+/// not wait uses [`status`](Comm::status).
 pub(crate) struct Comm {
     library: Arc<NcclLibrary>,
     handle: Mutex<Handle>,
@@ -61,8 +61,8 @@ impl AbandonedChild {
         if raw.is_null() {
             return Ok(());
         }
-        // SAFETY: the library wrote it for us alone and is done with it, since the parent's abort has
-        // returned: that joins the thread that makes the child (`ncclCommAbort`, init.cc).
+        // SAFETY: only this value has the handle. The library is done with the child: the parent's abort has
+        // returned, and it joins the thread that makes the child (`ncclCommAbort`, init.cc).
         let status = unsafe { (library.table().comm_abort)(raw) };
         library.check("ncclCommAbort", status)
     }
@@ -96,7 +96,7 @@ impl Comm {
     /// How long a call on the communicator may take before it is treated as one that does not return.
     const CALL: Duration = Duration::from_secs(1);
 
-    /// Owns a communicator that the library has just made, or null.
+    /// Takes ownership of a communicator that the library has just made; null is one that has ended.
     ///
     /// # Safety
     /// `raw` is null, or a live communicator of this library that no other code ends.
@@ -129,7 +129,7 @@ impl Comm {
 
     /// Compares the library's number of ranks with the requested number, once the communicator is ready.
     /// After a failure that has left a group of calls open on a thread, NCCL ignores the thread's later
-    /// calls without an error: what they should have made appears ready, but has no ranks.
+    /// calls without an error: a communicator from such a call seems ready, but has no ranks.
     ///
     /// # Errors
     /// `Backend` if they differ, or with the library's message.
@@ -194,7 +194,7 @@ impl Comm {
     /// # Errors
     /// `Backend` with the library's message (a peer died, the network failed).
     pub(crate) fn is_ready(&self) -> Result<bool> {
-        self.with(Self::ask)?
+        self.with(Self::query)?
     }
 
     /// Returns the state, as [`is_ready`](Self::is_ready) would, for callers that must not wait for the lock.
@@ -205,7 +205,7 @@ impl Comm {
         if handle.0.is_null() {
             return CommStatus::Gone;
         }
-        match Self::ask(&self.library, handle.0) {
+        match Self::query(&self.library, handle.0) {
             Ok(true) => CommStatus::Ready,
             Ok(false) => CommStatus::InProgress,
             Err(error) => CommStatus::Failed(error),
@@ -222,14 +222,14 @@ impl Comm {
         }
     }
 
-    fn ask(library: &NcclLibrary, comm: NcclComm) -> Result<bool> {
+    fn query(library: &NcclLibrary, comm: NcclComm) -> Result<bool> {
         let mut state = result::SUCCESS;
         // SAFETY: both callers pass a live communicator under its lock; the call writes one int through a
         // reference.
-        let asked = unsafe { (library.table().comm_get_async_error)(comm, &mut state) };
-        let (call, status) = match asked {
+        let query_status = unsafe { (library.table().comm_get_async_error)(comm, &mut state) };
+        let (call, status) = match query_status {
             result::SUCCESS => ("a communicator's background work", state),
-            _ => ("ncclCommGetAsyncError", asked),
+            _ => ("ncclCommGetAsyncError", query_status),
         };
         if status == result::IN_PROGRESS {
             return Ok(false);
@@ -239,8 +239,8 @@ impl Comm {
         Ok(true)
     }
 
-    /// Begins to flush what was enqueued: [`is_ready`](Self::is_ready) is true when the flush is done. All
-    /// ranks call it, then [`destroy`](Self::destroy).
+    /// Begins to flush enqueued work; [`is_ready`](Self::is_ready) returns true when the flush is done. All ranks
+    /// call this, then [`destroy`](Self::destroy).
     ///
     /// # Errors
     /// `Backend` with the library's message.
@@ -270,18 +270,18 @@ impl Comm {
         if comm.is_null() {
             return Ok(());
         }
-        // SAFETY: taken out under the lock, so it is freed once and nothing is in a call on it; nothing is
-        // pending.
+        // SAFETY: the handle was taken out under the lock, so the communicator is freed once, and no thread is in a
+        // call on it.
         let status = unsafe { (self.library.table().comm_destroy)(comm) };
         self.abort_children(status);
         self.library.check("ncclCommDestroy", status)
     }
 
-    /// Stops what is pending and keeps the communicator, from which another can be made afterwards;
-    /// [`is_ready`](Self::is_ready) is true when it has stopped. It affects this rank only.
+    /// Stops pending work and keeps the communicator, from which another can be made afterwards;
+    /// [`is_ready`](Self::is_ready) returns true when the work has stopped. It affects this rank only.
     ///
     /// # Errors
-    /// `Unsupported` if the library has no such function (before 2.29); `Backend` with the library's
+    /// `Unsupported` if the library has no such function (before 2.28.7); `Backend` with the library's
     /// message.
     pub(crate) fn revoke(&self) -> Result<()> {
         let Some(revoke) = self.library.table().comm_revoke else {
@@ -291,14 +291,14 @@ impl Comm {
             ));
         };
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        // The lock is held if it is free, so that no other call begins; a call that does not return keeps
-        // it.
+        // The lock keeps other calls from beginning. If a call that does not return has the lock, the communicator
+        // is revoked without it.
         let _handle = self.lock_within(Self::CALL);
         let comm = self.raw.load(Ordering::Acquire);
         if comm.is_null() {
             return Err(ended());
         }
-        // SAFETY: the communicator is live: whatever ends it takes `ending` first. The call frees nothing.
+        // SAFETY: the communicator is live: code that ends it takes `ending` first. The call frees nothing.
         let status = unsafe { revoke(comm, sys::REVOKE_DEFAULT) };
         if status == result::IN_PROGRESS {
             return Ok(());
@@ -307,7 +307,7 @@ impl Comm {
         unsafe { self.library.check_on(comm, "ncclCommRevoke", status) }
     }
 
-    /// Returns the locked handle, if no call holds it for longer than `limit`.
+    /// Returns the locked handle; `None` if calls hold it for longer than `limit`.
     fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, Handle>> {
         let begun = std::time::Instant::now();
         loop {
@@ -321,17 +321,17 @@ impl Comm {
     }
 
     /// Aborts several communicators in one group of calls. Separate aborts could deadlock: an abort frees
-    /// memory of the device, which waits for the kernels of all its communicators, and those kernels end
+    /// memory of the device, which waits for the kernels of all its communicators, and those kernels end only
     /// when their own communicator is aborted. In a group, all communicators get the abort flag before the
-    /// first is freed (`ncclCommAbort` raises the flags at once, and `ncclGroupEnd` frees).
+    /// first is freed (`ncclCommAbort` raises the flag at once, and `ncclGroupEnd` frees).
     ///
     /// # Blocking
-    /// Until the library has stopped its kernels and threads, and while a graph holds operations of one of
-    /// them.
+    /// Until the library has stopped its kernels and threads, and until no CUDA graph holds operations of one of the
+    /// communicators.
     ///
     /// # Errors
-    /// `Backend` with the library's message; `Timeout` if a call on one of them does not return: that
-    /// communicator is left to the call.
+    /// `Backend` with the library's message; `Timeout` if a call on a communicator does not return: this one is not
+    /// aborted.
     pub(crate) fn abort_all(library: &NcclLibrary, comms: &[Arc<Self>]) -> Result<()> {
         let mut result = Ok(());
         let mut ended = Vec::new();
@@ -348,7 +348,8 @@ impl Comm {
             if raw.is_null() {
                 continue;
             }
-            // SAFETY: taken out under the lock, so it is freed once and nothing is in a call on it.
+            // SAFETY: the handle was taken out under the lock, so the communicator is freed once, and no thread is
+            // in a call on it.
             let status = unsafe { (library.table().comm_abort)(raw) };
             result = result.and(library.check("ncclCommAbort", status));
             ended.push((comm, status));
@@ -365,7 +366,7 @@ impl Comm {
         result.and(library.check("ncclGroupEnd", freed))
     }
 
-    /// Takes over a child that was abandoned early.
+    /// Keeps an abandoned child until this communicator has ended.
     pub(crate) fn keep_child(&self, child: AbandonedChild) {
         let mut children = self
             .abandoned_children
@@ -374,7 +375,7 @@ impl Comm {
         children.push(child);
     }
 
-    /// Leaks the communicator to the library as it is. Later calls find that it was ended.
+    /// Leaks the communicator to the library as it is. Later calls fail with `Closed`.
     pub(crate) fn abandon(&self) {
         let mut children = self
             .abandoned_children
@@ -383,13 +384,13 @@ impl Comm {
         std::mem::forget(std::mem::take(&mut *children));
         drop(children);
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        // If a call on the communicator has not returned, it holds the lock, and later calls do not get the lock.
+        // If a call has not returned, it keeps the lock, so no later call is made in any case.
         if let Some(mut handle) = self.lock_within(Duration::ZERO) {
             self.take(&mut handle);
         }
     }
 
-    /// Takes the handle out, for the caller that ends it. `ending` is held.
+    /// Takes the handle out, for a caller that ends the communicator and holds `ending`.
     fn take(&self, handle: &mut Handle) -> NcclComm {
         self.raw.store(std::ptr::null_mut(), Ordering::Release);
         std::mem::replace(&mut handle.0, std::ptr::null_mut())
@@ -404,14 +405,14 @@ impl Comm {
         abort_children(&self.library, children, status);
     }
 
-    /// Makes the library prepare memory for operations of this communicator.
+    /// Registers memory for operations of this communicator; returns the library's handle of the registration.
     ///
     /// # Errors
     /// `Unsupported` before 2.19; `Backend` with the library's message.
     ///
     /// # Safety
     /// The range is device memory that stays until [`deregister`](Self::deregister), or until the
-    /// communicator is gone.
+    /// communicator has ended.
     pub(crate) unsafe fn register(&self, at: u64, bytes: usize) -> Result<u64> {
         let Some(register) = self.library.table().comm_register else {
             return Err(self.library.lacks("registered memory", "ncclCommRegister"));
@@ -421,7 +422,7 @@ impl Comm {
             let at = std::ptr::with_exposed_provenance_mut(at as usize);
             // SAFETY: `with` lends a live communicator, locked during the call, which writes one pointer
             // through a reference. The caller keeps the range until it is deregistered or the communicator
-            // is gone.
+            // has ended.
             let status = unsafe { register(comm, at, bytes, &mut handle) };
             // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(comm, "ncclCommRegister", status)? };
@@ -445,8 +446,8 @@ impl Comm {
         };
         self.with(|library, comm| {
             let handle = std::ptr::with_exposed_provenance_mut(handle as usize);
-            // SAFETY: `with` lends a live communicator, locked during the call. The caller has `handle`
-            // from it, and gives it up.
+            // SAFETY: `with` lends a live communicator, locked during the call. The caller guarantees that `handle`
+            // comes from this communicator and is not used again.
             let status = unsafe { deregister(comm, handle) };
             // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(comm, "ncclCommDeregister", status) }
@@ -459,8 +460,8 @@ fn ended() -> Error {
     Error::new(ErrorKind::Closed, message)
 }
 
-/// Ends the abandoned children, after their parent. If aborting the parent failed they are leaked, since
-/// the library may still write to them.
+/// Aborts abandoned children after their parent has ended. If ending the parent failed, they are leaked, since the
+/// library may still write to them.
 fn abort_children(library: &NcclLibrary, children: Vec<AbandonedChild>, status: NcclResult) {
     if status != result::SUCCESS {
         std::mem::forget(children);
@@ -490,8 +491,8 @@ impl Comm {
         let children = std::mem::take(children.unwrap_or_else(PoisonError::into_inner));
         let abort = move || {
             let handle = handle;
-            // SAFETY: taken out above, so it is freed once, and no other thread can be in a call on what is
-            // dropped.
+            // SAFETY: the handle was taken out above, so the communicator is freed once. `self` is borrowed
+            // exclusively, so no other thread is in a call on it.
             let status = unsafe { (library.table().comm_abort)(handle.0) };
             abort_children(&library, children, status);
             library.check("ncclCommAbort", status)

@@ -5,7 +5,7 @@
 //! or the reason why these ranks cannot form a communicator. All other ranks wait for that one key. So N
 //! ranks read O(N) keys in total; if every rank read every value, they would read N².
 //!
-//! Ranks on the same device and libraries of different versions are refused here by name; NCCL would hang.
+//! Ranks on the same device and libraries of different versions are refused here, with their ranks: NCCL could hang.
 
 use super::members::BootstrapGroup;
 use crate::context::options::DeviceSharing;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The description of itself that a rank publishes before it joins.
+/// The description that a rank publishes of itself before it joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PeerInfo {
     pub(crate) rank: Rank,
@@ -27,7 +27,7 @@ pub(crate) struct PeerInfo {
     pub(crate) uuid: String,
     /// `NCCL_VERSION_CODE`.
     pub(crate) version: i32,
-    /// A unique id, from the ranks that make one.
+    /// A unique id, if this rank makes one.
     pub(crate) id: Option<Vec<u8>>,
 }
 
@@ -51,8 +51,8 @@ impl PeerInfo {
                     Version(info.version)
                 ));
             }
-            // Only the UUID is compared: two containers of one machine may have different host names, and
-            // the UUIDs of MIG instances differ.
+            // Only the UUID is compared: two containers of one machine may have different host names. MIG instances
+            // of one device have different UUIDs.
             if let Some(other) = by_device.insert(&info.uuid, info)
                 && devices == DeviceSharing::Refused
             {
@@ -92,11 +92,11 @@ pub(crate) fn publish_info(members: &BootstrapGroup, info: &PeerInfo) -> Result<
     members
         .store
         .set(&format!("peer_info/{}", members.own), &info)?;
-    // The counter is increased after the value is written: it is the number of values that may be read.
+    // The value is written before the counter: the counter is the number of values that may be read.
     members.store.add(COUNTER, 1).map(drop)
 }
 
-/// Returns the unique ids; `None` as long as a rank has not arrived or the first rank has not compared all.
+/// Returns the unique ids; `None` until all ranks have arrived and the first rank has compared their descriptions.
 ///
 /// # Errors
 /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`.
@@ -106,8 +106,8 @@ pub(crate) fn poll(
 ) -> Result<Option<Vec<UniqueId>>> {
     let store = &members.store;
     if members.own == 0 && !store.check(&[OUTCOME])? {
-        let here = store.add(COUNTER, 0)?;
-        if here < members.ranks.len() as i64 {
+        let arrived = store.add(COUNTER, 0)?;
+        if arrived < members.ranks.len() as i64 {
             return Ok(None);
         }
         let infos = read_all(members)?;
@@ -146,7 +146,7 @@ pub(crate) fn give_up(members: &BootstrapGroup, why: &str) -> Result<()> {
     )
 }
 
-/// Publishes an outcome. Only the first outcome is kept.
+/// Publishes an outcome. The store keeps only the first.
 fn publish_outcome(store: &dyn Store, outcome: &Outcome) -> Result<()> {
     let outcome = serde_json::to_vec(outcome).map_err(|error| unreadable("written", error))?;
     store.compare_set(OUTCOME, b"", &outcome).map(drop)
@@ -179,7 +179,7 @@ fn read_id(bytes: &[u8]) -> Result<UniqueId> {
         Error::new(
             ErrorKind::Rendezvous,
             format!(
-                "a unique id of {} bytes, not {}",
+                "a rank has published a unique id of {} bytes; those of NCCL have {}",
                 bytes.len(),
                 UniqueId::BYTES
             ),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_on_one_device_are_named() {
+    fn ranks_on_the_same_device_are_refused_unless_sharing_is_allowed() {
         let mut infos = [info(4, "x", 1), info(5, "y", 1), info(6, "x", 1)];
         // Another container of the same machine.
         infos[2].host = "b".to_owned();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_with_different_releases_are_named() {
+    fn ranks_with_different_releases_of_nccl_are_refused() {
         let refusal = refusal(&[info(0, "x", 22_707), info(1, "y", 23_007)]);
         assert!(
             refusal.ends_with("rank 0 has 2.27.7, rank 1 has 2.30.7"),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_ranks_meet_with_a_number_of_reads_that_grows_as_they_do() {
+    fn the_number_of_keys_that_are_read_grows_linearly_with_the_number_of_ranks() {
         const RANKS: u32 = 1024;
         const PER_ID: u32 = 128;
         let store = Arc::new(Counting {
@@ -320,8 +320,8 @@ mod tests {
         let begun = Instant::now();
         let mut polls = 0;
         for members in groups.iter().rev() {
-            // All ranks but the last have arrived. A rank that polls now checks only the key that it waits
-            // for.
+            // At least one rank has not arrived, so there is no outcome: the first rank checks two keys, and the
+            // second rank one.
             for early in [&groups[0], &groups[1]] {
                 let none = poll(early, DeviceSharing::Refused).unwrap();
                 assert!(none.is_none());
@@ -336,19 +336,20 @@ mod tests {
         }
         for members in &groups {
             let ids = poll(members, DeviceSharing::Refused).unwrap();
-            let ids = ids.expect("all have come");
+            let ids = ids.expect("all ranks have arrived");
             let firsts: Vec<u8> = ids.iter().map(|id| id.internal[0]).collect();
             assert_eq!(firsts, (0..8).collect::<Vec<u8>>());
         }
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(5), "{took:?}");
-        // Each rank adds itself, checks for the outcome and reads it; the first rank reads each value once.
+        // Each rank increases the counter, checks for the outcome and reads it. The first rank also reads the
+        // counter and each value once, and writes the outcome.
         let keys = store.keys.load(Ordering::Relaxed) - 3 * polls / 2;
         assert_eq!(keys, u64::from(4 * RANKS + 2));
     }
 
     #[test]
-    fn a_rank_that_gives_up_ends_the_meeting_for_all() {
+    fn a_rank_that_gives_up_ends_the_rendezvous_for_all() {
         let store = Arc::new(HashStore::new());
         let members = |own| BootstrapGroup {
             scope: Scope::Group,

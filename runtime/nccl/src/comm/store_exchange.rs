@@ -55,17 +55,17 @@ impl StoreExchange {
 
     /// Returns the ranks that are known not to have published this value, as text for an error message.
     pub(crate) fn missing(&self, key: &str) -> String {
-        let is_here = |at: usize| self.store.check(&[&format!("{key}/{at}")]).unwrap_or(true);
+        let has_published = |at: usize| self.store.check(&[&format!("{key}/{at}")]).unwrap_or(true);
         let ranks = self.ranks.iter().enumerate();
-        let missing = ranks.filter(|(at, _)| !is_here(*at));
+        let missing = ranks.filter(|(at, _)| !has_published(*at));
         let missing: Vec<String> = missing.map(|(_, rank)| rank.to_string()).collect();
         match missing.is_empty() {
-            true => "no rank".to_owned(),
+            true => "none that is known".to_owned(),
             false => format!("rank {}", missing.join(", ")),
         }
     }
 
-    /// Publishes that this rank gives up. Only the first error of the group is kept.
+    /// Publishes that this rank gives up. The store keeps only the group's first error.
     pub(crate) fn publish_failure(&self, why: &Error) {
         let text = format!("rank {}: {why}", self.ranks[self.own as usize]);
         if let Err(error) = self.store.compare_set("failed", b"", text.as_bytes()) {

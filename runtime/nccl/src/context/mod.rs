@@ -60,7 +60,7 @@ impl Shared {
         );
         let system = rustix::system::uname();
         let host = system.nodename().to_string_lossy();
-        // Two ranks query the report for the job, so that it is available if one of them is gone.
+        // Two ranks query the job's report, so that a dump has it even if one of them has ended.
         let asks = world.rank == 0 || world.rank + 1 == world.world_size;
         let ras = Ras::new(options.ras.clone().filter(|_| asks), Ras::TIMEOUTS);
         Ok(Self {
@@ -99,7 +99,7 @@ impl Shared {
         })
     }
 
-    /// Refuses memory that the device cannot use, or whose owner is not kept alive with the buffer.
+    /// Refuses a buffer that is not in the memory of this rank's device, or that does not keep its memory alive.
     pub(crate) fn check_place(&self, buffer: &Buffer<'_>) -> Result<()> {
         let refuse = |why: String| {
             let message = format!("{buffer:?}: {why}");
@@ -122,7 +122,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether any communicators were leaked to the library after a failure.
+    /// Whether the communicators are left to the library as they are after a failure.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.aborted.get().is_some() && !self.options.error_handling.cleans_up()
     }

@@ -1,9 +1,9 @@
-//! Searches the memory of a device for NaNs, with a small kernel that is loaded as PTX text, so that
-//! nothing is needed at build time and every device that the driver supports can run it.
+//! Searches device memory for NaNs with a small kernel, which is loaded as PTX text: so the build needs no CUDA, and
+//! the driver compiles the kernel for its device.
 //!
-//! A float is a NaN if its bits, without the sign, are greater than those of infinity (for the 8-bit type
-//! without infinities, than those of the largest number): IEEE 754, and "FP8 Formats for Deep Learning"
-//! (arXiv 2209.05433). So one kernel for each width serves all types.
+//! A float is a NaN if its bit pattern without the sign, as an integer, is greater than that of infinity (for
+//! the 8-bit type without infinities, than that of the largest number): IEEE 754, and "FP8 Formats for Deep
+//! Learning" (arXiv 2209.05433). So one kernel for each width serves all types.
 
 use crate::cuda::device::CudaDevice;
 use crate::cuda::event::{EventPool, Mark};
@@ -19,7 +19,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// The bits of an element, and those by which a NaN is recognized.
+/// The width of a float type, and the bit patterns of its NaNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Format {
     bits: u32,
@@ -54,12 +54,12 @@ impl Format {
 
 /// The widths, in bits, for which there is a kernel.
 const WIDTHS: [u32; 4] = [8, 16, 32, 64];
-/// The threads of one block of a kernel.
+/// Number of threads per block.
 const THREADS: u32 = 256;
-/// The most blocks of a launch: each thread looks at several elements if there are more.
+/// Maximum number of blocks of a launch. If the buffer would need more, each thread checks several elements.
 const MAX_BLOCKS: u64 = 1024;
 
-/// Generates a kernel for each width, which writes the least index of a NaN to `found`.
+/// Generates a kernel for each width, which writes the lowest index of a NaN to `found`.
 fn ptx() -> String {
     let mut text = String::from(".version 6.0\n.target sm_50\n.address_size 64\n");
     for bits in WIDTHS {
@@ -113,7 +113,7 @@ done:
     text
 }
 
-/// The kernels on one device, loaded at the first use, and the words to which they write.
+/// The kernels on one device, loaded at the first use, and the memory for their results.
 #[derive(Default)]
 pub(crate) struct NanFinder {
     kernels: Mutex<Option<Arc<Kernels>>>,
@@ -121,23 +121,23 @@ pub(crate) struct NanFinder {
     slots: Mutex<Vec<Slot>>,
 }
 
-/// The result of one check: a word of the device, and a word of the host to which a copy is made without
-/// blocking the thread that enqueues it.
+/// Memory for the result of one check: 64 bits on the device, and 64 pinned bits on the host, so that the copy to
+/// the host does not block the thread that enqueues it.
 struct Slot {
     device: Arc<CudaDevice>,
     word: DeviceBuffer,
     host: *mut u64,
 }
 
-// SAFETY: the host's word is the slot's alone; the driver's memory may be used from any thread.
+// SAFETY: only the slot has the pointer `host`, and any thread may use the driver's memory.
 unsafe impl Send for Slot {}
 
 impl Slot {
-    /// Makes a slot. The context must be current. Nothing on `stream` waits for a kernel.
+    /// Makes a slot. The context must be current, and no work on `stream` may wait for a kernel.
     fn new(stream: &Arc<CudaStream>) -> Result<Self> {
         let device = stream.device();
         let word = DeviceBuffer::uninitialized(stream, DType::U64, 1)?;
-        // The word is used on other streams from now on.
+        // Other streams use the memory from now on.
         stream.synchronize()?;
         let mut host: *mut c_void = null_mut();
         // SAFETY: the call writes one address to a local that outlives it.
@@ -157,8 +157,8 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let free = || -> Result<()> {
             let _entered = self.device.enter()?;
-            // SAFETY: `new` got this memory from the driver, and it is freed once, here. Its last check is
-            // over: a slot whose check may still run is leaked (`find`).
+            // SAFETY: `new` got this memory from the driver, and it is freed once, here. The last check that used
+            // it is over: `find` leaks a slot whose check may still run.
             let status = unsafe { (self.device.driver().table().mem_free_host)(self.host.cast()) };
             self.device.driver().check("cuMemFreeHost", status)
         };
@@ -172,19 +172,19 @@ impl Drop for Slot {
 pub(crate) struct SearchStreams<'a> {
     /// The stream for a buffer that names none.
     pub(crate) default: &'a Arc<CudaStream>,
-    /// A stream on which nothing waits for a kernel.
+    /// A stream whose work waits for no kernel.
     pub(crate) copies: &'a Arc<CudaStream>,
     /// Events that mark the end of the search.
     pub(crate) sync_events: &'a Arc<EventPool>,
 }
 
 impl NanFinder {
-    /// Returns the index of the first NaN of a buffer of this device, after what is enqueued on the
+    /// Returns the index of the first NaN of a buffer of this device, after the work that is enqueued on the
     /// buffer's stream. Checks nothing while that stream is being captured.
     ///
     /// # Blocking
-    /// Until the buffer's stream has finished its pending work, independent of other streams of the device;
-    /// or the group is aborted.
+    /// Until the buffer's stream has finished its pending work, or the group is aborted. Other streams of the device
+    /// are not waited for.
     ///
     /// # Errors
     /// `Backend` with the driver's message; the error of the abort.
@@ -214,8 +214,8 @@ impl NanFinder {
             std::mem::forget((slot, kernels));
             return Err(error);
         }
-        // SAFETY: `host` is eight bytes of the slot's, aligned, which the copy has written: the mark behind
-        // it was waited for. Nothing else writes there.
+        // SAFETY: `host` is the address of eight aligned bytes of the slot. The copy has written them, since the mark
+        // after the copy was waited for, and nothing else writes them.
         let first = unsafe { slot.host.read_volatile() };
         lock(&self.slots).push(slot);
         Ok((first != u64::MAX).then(|| first / format.each))
@@ -240,15 +240,14 @@ impl NanFinder {
         stream: &CudaStream,
     ) -> Result<()> {
         let (driver, at) = (stream.device().driver(), slot.word.address());
-        // All ones stand for no NaN: every index is less.
-        // SAFETY: eight bytes of the slot's word, which stays until the stream is done with it: `find`
+        // A result of all ones means that there is no NaN: every index is lower.
+        // SAFETY: the write is to the slot's eight bytes, which stay until the stream is done with them: `find`
         // waits for that, or leaks the slot.
         let status = unsafe { (driver.table().memset)(at, 0xff, size_of::<u64>(), stream.raw()) };
         driver.check("cuMemsetD8Async", status)?;
         kernels.launch(format, buffer, at, stream)?;
-        // SAFETY: eight bytes from the slot's word to its pinned word of the host's. Both stay until the
-        // stream is done with them: `find` waits for that, or leaks the slot. Pinned, so that this returns
-        // at once.
+        // SAFETY: the copy reads the slot's eight bytes on the device and writes its eight bytes on the host. Both
+        // stay until the stream is done with them: `find` waits for that, or leaks the slot.
         let status = unsafe {
             (driver.table().memcpy_to_host)(slot.host.cast(), at, size_of::<u64>(), stream.raw())
         };
@@ -294,7 +293,7 @@ impl Kernels {
         let (driver, table) = (device.driver(), device.driver().table());
         let text = CString::new(ptx()).unwrap_or_default();
         let mut module: CuModule = null_mut();
-        // SAFETY: the image is text with a NUL at its end, which the driver copies; writes one handle.
+        // SAFETY: the image is text with a NUL at its end, which the driver copies; the call writes one handle.
         let status = unsafe { (table.module_load_data)(&mut module, text.as_ptr().cast()) };
         driver.check("cuModuleLoadData", status)?;
         let mut kernels = Self {
@@ -304,7 +303,7 @@ impl Kernels {
         };
         for (bits, function) in WIDTHS.iter().zip(&mut kernels.functions) {
             let name = CString::new(format!("rcomm_find_nan_{bits}")).unwrap_or_default();
-            // SAFETY: the module is loaded, the name has a NUL at its end; writes one handle.
+            // SAFETY: the module is loaded, and the name has a NUL at its end; the call writes one handle.
             let status = unsafe { (table.module_get_function)(function, module, name.as_ptr()) };
             driver.check("cuModuleGetFunction", status)?;
         }
@@ -329,9 +328,9 @@ impl Kernels {
         let mut parameters: [*mut c_void; 5] =
             [&mut at, &mut len, &mut mask, &mut limit, &mut found]
                 .map(|parameter| std::ptr::from_mut::<u64>(parameter).cast());
-        // SAFETY: the kernel takes five words, which the call copies before it returns. It reads `len`
-        // floats at `at`, the buffer's own memory, and writes one word at `found`; the caller waits for it
-        // before either can go.
+        // SAFETY: the kernel takes five 64-bit parameters, which the call copies before it returns. It reads `len`
+        // floats at `at`, the buffer's own memory, and writes 64 bits at `found`. The caller keeps both until the
+        // kernel has ended, or leaks them.
         let status = unsafe {
             (self.device.driver().table().launch_kernel)(
                 function,
@@ -355,7 +354,8 @@ impl Drop for Kernels {
     fn drop(&mut self) {
         let unload = || -> Result<()> {
             let _entered = self.device.enter()?;
-            // SAFETY: loaded by `load`, unloaded once; no launch of it is under way, as each is waited for.
+            // SAFETY: `load` loaded the module, and it is unloaded once. No kernel of it is running: `find` waits for
+            // each launch, or leaks the kernels.
             let status = unsafe { (self.device.driver().table().module_unload)(self.module) };
             self.device.driver().check("cuModuleUnload", status)
         };
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn nans_are_known_by_their_bits() {
+    fn exactly_the_bit_patterns_of_nans_are_recognized() {
         for bits in 0..=u16::MAX {
             let wide = u64::from(bits);
             assert_eq!(is_nan(DType::F16, wide), f16::from_bits(bits).is_nan());
@@ -400,7 +400,7 @@ mod tests {
     /// `RCOMM_TEST_PTXAS` names NVIDIA's assembler; the driver contains a copy of it.
     #[test]
     #[allow(clippy::print_stderr, reason = "a skipped test is reported")]
-    fn the_assembler_takes_the_kernels() {
+    fn the_assembler_accepts_the_kernels() {
         let Some(ptxas) = std::env::var_os("RCOMM_TEST_PTXAS") else {
             eprintln!("skipped: RCOMM_TEST_PTXAS names no ptxas");
             return;
@@ -412,9 +412,9 @@ mod tests {
             let mut command = std::process::Command::new(&ptxas);
             command.args(["--gpu-name", device, "--output-file"]);
             command.arg(folder.path().join("nan.cubin")).arg(&source);
-            let said = command.output().unwrap();
-            let errors = String::from_utf8_lossy(&said.stderr);
-            assert!(said.status.success(), "{device}: {errors}");
+            let output = command.output().unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{device}: {errors}");
         }
     }
 }

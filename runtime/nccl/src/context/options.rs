@@ -68,7 +68,7 @@ pub enum DeviceSharing {
     /// Two ranks may not use one device, since NCCL would refuse or hang.
     #[default]
     Refused,
-    /// Two ranks may use one device. From NCCL 2.30 on, the library handles this.
+    /// Two ranks may use one device, which NCCL supports from 2.30 on.
     Allowed,
 }
 
@@ -85,7 +85,7 @@ pub enum Timing {
 /// When the ranks of a group join its communicator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Connecting {
-    /// When the group is made: making the group reports a failure to connect.
+    /// When the group is made, which fails if the ranks cannot connect.
     #[default]
     Eager,
     /// At the group's first operation, whose deadline applies.
@@ -95,8 +95,8 @@ pub enum Connecting {
 /// How a group's communicators, and the process, end after an operation has failed or timed out: the modes of
 /// c10d (`ErrorHandlingMode` of ProcessGroupNCCL).
 ///
-/// In every mode the failure is first published to the other ranks and the dump written, and every operation of
-/// the group ends with the error. An abort by the program itself never ends the process.
+/// In every mode the failure is first published to the other ranks, the dump is written, and every operation of
+/// the group ends with the error. An abort that the program requests never ends the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorHandling {
     /// Communicators stay as they are, and the process continues (c10d: `NoHandling`).
@@ -150,8 +150,7 @@ impl Default for NcclOptions {
 }
 
 impl NcclOptions {
-    /// Returns the options that [`Config::backend_options`] holds; otherwise those of the process's
-    /// environment.
+    /// Returns the options in [`Config::backend_options`]; without any, those of the process's environment.
     ///
     /// # Errors
     /// As [`from_lookup`](Self::from_lookup).
@@ -223,9 +222,8 @@ impl NcclOptions {
         Ok(options)
     }
 
-    /// Loads the CUDA driver and opens the device that these options give to a process: the device on which
-    /// the program makes its streams and buffers, and on which the groups of its world work. A device may
-    /// be opened more than once.
+    /// Loads the CUDA driver and opens this process's device, on which the program makes its streams and buffers
+    /// and the groups of its world work. A device may be opened more than once.
     ///
     /// # Errors
     /// `Backend` with what was tried if there is no driver; `InvalidArgument` if there is no such device.
@@ -257,30 +255,30 @@ impl NcclOptions {
 }
 
 fn error_handling(text: &impl Fn(&str) -> Option<String>) -> Result<ErrorHandling> {
-    const OURS: &str = "RCOMM_NCCL_ERROR_HANDLING";
-    const THEIRS: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
-    if let Some(value) = text(OURS) {
+    const RCOMM_NAME: &str = "RCOMM_NCCL_ERROR_HANDLING";
+    const TORCH_NAME: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+    if let Some(value) = text(RCOMM_NAME) {
         let wanted = value.trim().to_ascii_lowercase();
         let mut names = ErrorHandling::NAMES.iter();
         let found = names.find(|(name, _)| *name == wanted);
         let expected = "none, tear_down, clean_up_only or skip_clean_up";
         return match found {
             Some((_, mode)) => Ok(*mode),
-            None => Err(refused(OURS, &value, expected)),
+            None => Err(refused(RCOMM_NAME, &value, expected)),
         };
     }
-    let Some(value) = text(THEIRS) else {
+    let Some(value) = text(TORCH_NAME) else {
         return Ok(ErrorHandling::default());
     };
     let mode = value.trim().parse().ok();
     let mode = mode.and_then(|number: usize| ErrorHandling::NAMES.get(number));
     match mode {
         Some((_, mode)) => Ok(*mode),
-        None => Err(refused(THEIRS, &value, "0, 1, 2 or 3")),
+        None => Err(refused(TORCH_NAME, &value, "0, 1, 2 or 3")),
     }
 }
 
-/// Returns the address of NCCL's monitor, unless it is off or must not be queried.
+/// Returns the address of NCCL's monitor; `None` if it is off or must not be queried.
 fn ras(text: &impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
     let address = text("NCCL_RAS_ADDR").unwrap_or_else(|| DEFAULT_RAS.to_owned());
     let is_wanted = match text("RCOMM_NCCL_RAS") {
@@ -319,33 +317,33 @@ mod tests {
 
     #[test]
     fn the_documentation_lists_the_variables_that_are_read() {
-        let asked = RefCell::new(BTreeSet::new());
+        let names_read = RefCell::new(BTreeSet::new());
         let lookup = |name: &str| {
-            asked.borrow_mut().insert(name.to_owned());
+            names_read.borrow_mut().insert(name.to_owned());
             None
         };
         Config::from_lookup(lookup).unwrap();
         NcclOptions::from_lookup(lookup).unwrap();
-        let asked = asked.into_inner();
+        let names_read = names_read.into_inner();
         let section = documented("## Variables");
         let rows = section.lines().filter(|line| line.starts_with("| `"));
         for row in rows {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-            let [theirs, says] = cells[1..3] else {
+            let [torch_names, says] = cells[1..3] else {
                 panic!("{row}");
             };
             let has_ours = says.starts_with('`');
             let is_borrowed = has_ours && !says.contains("not borrowed");
-            for name in names(theirs) {
-                assert_eq!(asked.contains(name), is_borrowed, "{name}");
+            for name in names(torch_names) {
+                assert_eq!(names_read.contains(name), is_borrowed, "{name}");
             }
             if has_ours {
-                assert!(asked.contains(names(says)[0]), "{says}");
+                assert!(names_read.contains(names(says)[0]), "{says}");
             }
         }
         let (_, rest) = section.split_once("Without a counterpart:").unwrap();
         for name in names(rest) {
-            assert!(asked.contains(name), "{name}");
+            assert!(names_read.contains(name), "{name}");
         }
         // The documentation names no other variables.
         let page = [
@@ -363,7 +361,7 @@ mod tests {
             "RCOMM_CUDA_",
             "NCCL_",
         ];
-        for name in asked
+        for name in names_read
             .iter()
             .filter(|it| own.iter().any(|own| it.starts_with(own)))
         {
@@ -375,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn our_variable_counts_before_the_borrowed_one() {
+    fn a_variable_of_rcomm_overrides_that_of_pytorch() {
         let lookup = |name: &str| match name {
             "RCOMM_NCCL_TIMING" => Some("0".to_owned()),
             "TORCH_NCCL_ENABLE_TIMING" => Some("1".to_owned()),
@@ -391,9 +389,9 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn an_invalid_value_is_refused_with_its_variable_and_what_is_allowed() {
         let refusal = |name: &'static str, value: &'static str| {
-            let lookup = move |asked: &str| (asked == name).then(|| value.to_owned());
+            let lookup = move |read: &str| (read == name).then(|| value.to_owned());
             NcclOptions::from_lookup(lookup).unwrap_err().to_string()
         };
         assert_eq!(

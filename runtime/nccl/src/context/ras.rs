@@ -1,9 +1,9 @@
 //! The report of NCCL's own monitor (RAS, in the library since 2.24), for a dump.
 //!
-//! Each process of a job has a monitor, on a thread of the library that has the list of all the others. A
-//! monitor that is queried collects a report on the whole job. So only two ranks of the job send queries,
-//! the first and the last. The protocol is plain lines over TCP: source `src/ras/client_support.cc` of
-//! NCCL, and "RAS" in its user guide.
+//! Each process of a job has a monitor, a thread of the library that knows all other processes. A monitor that is
+//! queried collects a report on the whole job. So only two ranks of the job send queries, the first and the last.
+//! The protocol is lines of text over TCP. Sources: `src/ras/client_support.cc` of NCCL, and "RAS" in its user
+//! guide.
 
 use crate::library::foreign_call::ForeignCall;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Queries the monitor, with a minimum interval.
+/// Queries the monitor, at most once per [`FRESH`](Self::FRESH).
 pub(crate) struct Ras {
     /// `None` if this rank sends no queries: the monitor is off, or other ranks of the job query it.
     address: Option<String>,
@@ -25,8 +25,8 @@ pub(crate) struct Ras {
 pub(crate) struct QueryTimeouts {
     /// How long a dump waits.
     pub(crate) dump: Duration,
-    /// How long the background thread waits. If a node is dead, each leg of the monitor's own collection takes
-    /// five seconds.
+    /// How long the background thread waits. If a node is dead, each leg of the monitor's collection takes five
+    /// seconds.
     pub(crate) answer: Duration,
 }
 
@@ -35,7 +35,7 @@ enum LastReport {
     #[default]
     None,
     /// The query was sent, and a thread waits for the answer.
-    Asked(ForeignCall<Option<String>>),
+    Pending(ForeignCall<Option<String>>),
     Answered(Instant, Option<String>),
 }
 
@@ -46,7 +46,7 @@ impl Ras {
     };
     /// The age up to which an answer is reused, for all groups of a dump and for all dumps of one fault.
     const FRESH: Duration = Duration::from_secs(5);
-    /// The most bytes of a report that are read.
+    /// Maximum number of bytes of a report that are read.
     const MAX_BYTES: u64 = 1 << 20;
 
     pub(crate) fn new(address: Option<String>, timeouts: QueryTimeouts) -> Self {
@@ -71,12 +71,12 @@ impl Ras {
                 *last = LastReport::Answered(at, report.clone());
                 return report;
             }
-            LastReport::Asked(answer) => answer,
+            LastReport::Pending(answer) => answer,
             LastReport::None | LastReport::Answered(..) => self.query_on_thread(address)?,
         };
         match answer.wait(self.timeouts.dump) {
             Ok(None) => {
-                *last = LastReport::Asked(answer);
+                *last = LastReport::Pending(answer);
                 None
             }
             answered => {
@@ -94,9 +94,9 @@ impl Ras {
         let work = move || {
             let begun = Instant::now();
             let deadline = begun + timeouts.answer;
-            let places = resolver.find(&address, deadline);
-            let report = places
-                .and_then(|places| ask(&places, deadline))
+            let addresses = resolver.find(&address, deadline);
+            let report = addresses
+                .and_then(|addresses| query(&addresses, deadline))
                 .inspect_err(
                     |error| tracing::debug!(address, %error, "no report of NCCL's monitor"),
                 )
@@ -125,8 +125,8 @@ fn look_up(name: &str) -> io::Result<Vec<SocketAddr>> {
 type LookUp = fn(&str) -> io::Result<Vec<SocketAddr>>;
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// Looks up names. The system resolves them without a deadline, so a thread does this, one at a time, which
-/// is detached if it takes too long.
+/// Resolves names. The system's resolver has no deadline, so it runs on a separate thread, one at a time, which is
+/// detached if it takes too long.
 struct Resolver {
     look_up: LookUp,
     /// The pending result of a look-up that missed its deadline.
@@ -144,17 +144,17 @@ impl Resolver {
     /// # Errors
     /// `TimedOut` if the name is not resolved by the deadline; the resolver's error.
     fn find(&self, address: &str, deadline: Instant) -> Found {
-        if let Ok(place) = address.parse() {
-            return Ok(vec![place]);
+        if let Ok(address) = address.parse() {
+            return Ok(vec![address]);
         }
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
-        // There is only one name, so a late answer is as good as a new one.
+        // All calls have the same name, so a late answer serves as well as a new one.
         let mut found = match late.take() {
             Some(found) => found,
             None => self.begin(address)?,
         };
         match found.wait(deadline.saturating_duration_since(Instant::now())) {
-            Ok(Some(places)) => places,
+            Ok(Some(addresses)) => addresses,
             Ok(None) => {
                 *late = Some(found);
                 let message = format!("{address} was not looked up in time");
@@ -170,11 +170,11 @@ impl Resolver {
     }
 }
 
-/// Connects to the first of these addresses that accepts; `left` is the time that is left.
-fn connect(places: &[SocketAddr], left: impl Fn() -> Duration) -> io::Result<TcpStream> {
+/// Connects to the first of these addresses that accepts; `remaining` is the time until the deadline.
+fn connect(addresses: &[SocketAddr], remaining: impl Fn() -> Duration) -> io::Result<TcpStream> {
     let mut refused = io::Error::from(ErrorKind::AddrNotAvailable);
-    for place in places {
-        match TcpStream::connect_timeout(place, left()) {
+    for address in addresses {
+        match TcpStream::connect_timeout(address, remaining()) {
             Ok(stream) => return Ok(stream),
             Err(error) => refused = error,
         }
@@ -182,21 +182,21 @@ fn connect(places: &[SocketAddr], left: impl Fn() -> Duration) -> io::Result<Tcp
     Err(refused)
 }
 
-fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
-    let left = || {
-        let left = deadline.saturating_duration_since(Instant::now());
+fn query(addresses: &[SocketAddr], deadline: Instant) -> io::Result<String> {
+    let remaining = || {
+        let remaining = deadline.saturating_duration_since(Instant::now());
         // The system interprets 0 as no limit.
-        left.max(Duration::from_millis(1))
+        remaining.max(Duration::from_millis(1))
     };
-    let stream = connect(places, left)?;
-    stream.set_write_timeout(Some(left()))?;
+    let stream = connect(addresses, remaining)?;
+    stream.set_write_timeout(Some(remaining()))?;
     let mut lines = BufReader::new(DeadlineStream { stream, deadline });
-    let mut said = String::new();
-    // Releases before 2.28.7 offer only text, and answer the last of these lines with an error.
+    let mut reply = String::new();
+    // Releases before 2.28.7 report only text, and answer `SET FORMAT` with an error.
     for line in ["CLIENT PROTOCOL 2\n", "TIMEOUT 5\n", "SET FORMAT json\n"] {
         lines.get_mut().stream.write_all(line.as_bytes())?;
-        said.clear();
-        lines.by_ref().take(4096).read_line(&mut said)?;
+        reply.clear();
+        lines.by_ref().take(4096).read_line(&mut reply)?;
     }
     lines.get_mut().stream.write_all(b"VERBOSE STATUS\n")?;
     let mut report = Vec::new();
@@ -204,7 +204,7 @@ fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&report).into_owned())
 }
 
-/// A connection whose reads fail after a deadline, however slowly data arrive on it.
+/// A connection whose reads fail after the deadline, even if data keep arriving.
 struct DeadlineStream {
     stream: TcpStream,
     deadline: Instant,
@@ -212,11 +212,11 @@ struct DeadlineStream {
 
 impl Read for DeadlineStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        self.stream.set_read_timeout(Some(left))?;
+        self.stream.set_read_timeout(Some(remaining))?;
         self.stream.read(into)
     }
 }
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_comes_after_a_dump_is_in_the_next_one() {
+    fn a_report_that_arrives_after_a_dump_is_in_the_next_dump() {
         let (release, wait) = std::sync::mpsc::channel::<()>();
         let address = monitor(move |mut stream| {
             // The monitor waits until the first dump is made.
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_is_what_follows_the_answers() {
+    fn the_report_is_the_text_after_the_replies_to_the_settings() {
         let address = monitor(|stream| {
             let mut lines = BufReader::new(stream);
             for answer in [
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_that_does_not_answer_delays_no_dump() {
+    fn a_dump_does_not_wait_longer_than_its_time_out_for_a_silent_monitor() {
         let (release, wait) = std::sync::mpsc::channel::<()>();
         let address = monitor(move |stream| {
             // The monitor waits until the test is over.
@@ -298,48 +298,48 @@ mod tests {
     }
 
     /// Number of look-ups, and whether they may end.
-    static ASKED: Mutex<(u32, bool)> = Mutex::new((0, false));
+    static LOOK_UPS: Mutex<(u32, bool)> = Mutex::new((0, false));
     static MAY_END: Condvar = Condvar::new();
 
-    fn slowly(_: &str) -> Found {
-        let mut asked = ASKED.lock().unwrap();
-        asked.0 += 1;
+    fn look_up_when_allowed(_: &str) -> Found {
+        let mut look_ups = LOOK_UPS.lock().unwrap();
+        look_ups.0 += 1;
         let (_guard, waited) = MAY_END
-            .wait_timeout_while(asked, Duration::from_secs(60), |asked| !asked.1)
+            .wait_timeout_while(look_ups, Duration::from_secs(60), |look_ups| !look_ups.1)
             .unwrap();
         assert!(!waited.timed_out());
         Ok(vec![SocketAddr::from(([127, 0, 0, 1], 28_028))])
     }
 
     #[test]
-    fn a_name_that_is_not_found_in_time_is_looked_up_once() {
-        let resolver = Resolver::new(slowly);
+    fn a_name_that_is_not_resolved_in_time_is_looked_up_only_once() {
+        let resolver = Resolver::new(look_up_when_allowed);
         let soon = || Instant::now() + Duration::from_millis(50);
         for _ in 0..3 {
             let late = resolver.find("monitor:28028", soon()).unwrap_err();
             assert_eq!(late.kind(), ErrorKind::TimedOut);
         }
         // An address is not a name.
-        let place = resolver.find("127.0.0.1:1", soon()).unwrap();
-        assert_eq!(place, [SocketAddr::from(([127, 0, 0, 1], 1))]);
-        ASKED.lock().unwrap().1 = true;
+        let address = resolver.find("127.0.0.1:1", soon()).unwrap();
+        assert_eq!(address, [SocketAddr::from(([127, 0, 0, 1], 1))]);
+        LOOK_UPS.lock().unwrap().1 = true;
         MAY_END.notify_all();
         let soon_enough = Instant::now() + Duration::from_secs(60);
         let found = resolver.find("monitor:28028", soon_enough).unwrap();
         assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 28_028))]);
-        assert_eq!(ASKED.lock().unwrap().0, 1);
+        assert_eq!(LOOK_UPS.lock().unwrap().0, 1);
     }
 
     #[test]
-    fn all_places_of_a_name_are_tried() {
-        // The socket is bound and never listens: no other process can take the port while it is held.
-        let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let deaf_at = getsockname(&deaf).unwrap().try_into().unwrap();
+    fn all_addresses_of_a_name_are_tried() {
+        // This socket is bound and never listens, so its port refuses connections, and no other process gets it.
+        let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&bound, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let bound_address = getsockname(&bound).unwrap().try_into().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let places = [deaf_at, listener.local_addr().unwrap()];
-        let stream = connect(&places, || Duration::from_secs(60)).unwrap();
-        assert_eq!(stream.peer_addr().unwrap(), places[1]);
-        drop(deaf);
+        let addresses = [bound_address, listener.local_addr().unwrap()];
+        let stream = connect(&addresses, || Duration::from_secs(60)).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), addresses[1]);
+        drop(bound);
     }
 }

@@ -1,9 +1,9 @@
 //! A device and its context, as owned values.
 //!
-//! Every call that needs a context runs under [`Entered`], which restores the thread's own context
+//! Every call that needs a context runs under the guard [`Entered`], which restores the thread's own context
 //! afterwards, so that a program that uses CUDA itself is not affected. The guard also relaxes the thread's
-//! capture mode, since a query of one of our events would otherwise end a capture that another thread of
-//! the program has begun (`cuThreadExchangeStreamCaptureMode` in the driver's manual).
+//! capture mode: otherwise a query of rcomm's events would invalidate a capture that another thread of the
+//! program has begun (`cuThreadExchangeStreamCaptureMode` in the driver's manual).
 
 use crate::cuda::{self, CuContext, CuDevice, CudaDriver};
 use rcomm_core::Device;
@@ -27,10 +27,9 @@ pub struct CudaDevice {
     uuid: [u8; 16],
     /// Whether memory can be allocated and freed in the order of a stream.
     has_pools: bool,
-    /// The first number of its compute capability.
+    /// The major number of the device's compute capability.
     capability: c_int,
-    /// Memory that is still to be freed. Each entry refers to the device, so entries that are never freed
-    /// keep the device alive.
+    /// Memory that is still to be freed. Each entry refers to the device, so the device lives until all are freed.
     deferred: Arc<Mutex<Vec<DeferredFree>>>,
 }
 
@@ -47,9 +46,9 @@ impl DeferredFree {
         Self { memory, device }
     }
 
-    /// Defers the freeing of the memory to the next use of the device. Makes no call to the driver, even if
-    /// it races with other threads: all entries go into the list, and the list can be dropped here only
-    /// when it is empty, since each entry refers to the device, and the device to the list.
+    /// Defers the freeing of the memory to the next use of the device. Never calls the driver, even if other threads
+    /// free memory meanwhile: the entry goes into the list, and dropping `deferred` frees no entries, since each
+    /// entry keeps the device alive, and the device the list.
     pub(crate) fn defer_free(self) {
         let deferred = self.device.deferred.clone();
         lock(&deferred).push(self);
@@ -67,7 +66,7 @@ unsafe impl Send for CudaDevice {}
 unsafe impl Sync for CudaDevice {}
 
 impl CudaDevice {
-    /// Takes a share of the primary context of this device.
+    /// Opens a device, and retains its primary context.
     ///
     /// # Errors
     /// `InvalidArgument` if there is no such device; `Backend` with the driver's message.
@@ -132,7 +131,7 @@ impl CudaDevice {
         self.has_pools
     }
 
-    /// Whether its multiprocessors compute with 8-bit floats.
+    /// Whether NCCL reduces 8-bit floats on this device (`ncclEnqueueCheck`, enqueue.cc).
     pub(crate) fn has_float8(&self) -> bool {
         const FIRST: c_int = 9;
         self.capability >= FIRST
@@ -174,7 +173,7 @@ impl CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // SAFETY: gives back the share taken in `open`, once.
+        // SAFETY: `open` has retained the context, and it is released once.
         let status = unsafe { (self.driver.table().primary_ctx_release)(self.device) };
         if let Err(error) = self.driver.check("cuDevicePrimaryCtxRelease", status) {
             tracing::warn!(%error, "a CUDA context could not be released");
@@ -188,7 +187,7 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// A thread that is in a device's context. Not `Send`: contexts are stacked on each thread.
+/// Keeps a device's context current on this thread. Not `Send`: each thread has its own stack of contexts.
 pub(crate) struct Entered<'a> {
     device: &'a CudaDevice,
     mode: c_int,
@@ -199,11 +198,12 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let table = self.device.driver.table();
         let mut mode = self.mode;
-        // SAFETY: the call exchanges one int of a local that outlives it: the thread's own mode comes back.
+        // SAFETY: the call exchanges one int with a local that outlives it, and so restores the thread's own mode.
         unsafe { (table.thread_exchange_stream_capture_mode)(&mut mode) };
         let mut popped: CuContext = null_mut();
-        // SAFETY: as many are popped as `enter` pushed on this thread. Guards are held by scopes, so that is
-        // the one; another order would leave a wrong context, which is an error of the next call.
+        // SAFETY: each guard pops one context, as `enter` has pushed one on this thread. Scopes drop guards in
+        // reverse order, so it is the same one; in another order the thread would have a wrong context, and its next
+        // call would fail.
         unsafe { (table.ctx_pop_current)(&mut popped) };
     }
 }

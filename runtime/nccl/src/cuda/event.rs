@@ -1,4 +1,4 @@
-//! Marks in streams: events, which are reused.
+//! Events, which mark points in streams, and a pool that reuses them.
 
 use super::device::CudaDevice;
 use super::stream::CudaStream;
@@ -17,7 +17,7 @@ pub(crate) enum EventTiming {
     Untimed,
 }
 
-/// A mark in a stream.
+/// An event of the driver, which marks a point in a stream.
 pub(crate) struct Event {
     device: Arc<CudaDevice>,
     raw: CuEvent,
@@ -49,9 +49,9 @@ impl Event {
         self.raw
     }
 
-    /// Marks the end of what has been enqueued on `stream`.
+    /// Marks the end of the work that has been enqueued on `stream`.
     pub(crate) fn record(&self, stream: &CudaStream) -> Result<()> {
-        // SAFETY: event and stream are live, as both values are borrowed, and both are of the device's one
+        // SAFETY: event and stream are live, as both values are borrowed, and both belong to the device's primary
         // context.
         let status = unsafe { (self.device.driver().table().event_record)(self.raw, stream.raw()) };
         self.device.driver().check("cuEventRecord", status)
@@ -60,7 +60,7 @@ impl Event {
     /// Whether everything before the mark is complete.
     ///
     /// # Errors
-    /// `Backend` if the work failed: the context is unusable then.
+    /// `Backend` if the work failed. The context is then unusable.
     pub(crate) fn is_done(&self) -> Result<bool> {
         // SAFETY: the event is live until `self` is dropped.
         let status = unsafe { (self.device.driver().table().event_query)(self.raw) };
@@ -88,8 +88,8 @@ impl Event {
 impl CudaStream {
     /// Makes work that is enqueued here from now on wait until the newest record of `event` is complete.
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
-        // SAFETY: stream and event are live, as both values are borrowed; the driver keeps what it needs of
-        // the event.
+        // SAFETY: stream and event are live, as both values are borrowed. The wait does not need the event after the
+        // call.
         let status = unsafe {
             (self.device().driver().table().stream_wait_event)(self.raw(), event.raw(), 0)
         };
@@ -99,7 +99,8 @@ impl CudaStream {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, destroyed once; the driver keeps what pending work needs of it.
+        // SAFETY: `new` made the event, and it is destroyed once. Pending work may refer to it: the driver then frees
+        // it later.
         let status = unsafe { (self.device.driver().table().event_destroy)(self.raw) };
         if let Err(error) = self.device.driver().check("cuEventDestroy", status) {
             tracing::warn!(%error, "an event could not be destroyed");
@@ -107,7 +108,7 @@ impl Drop for Event {
     }
 }
 
-/// A pool of reusable events: making one costs as much as several launches.
+/// A pool of reusable events, since making an event costs as much as several launches.
 pub(crate) struct EventPool {
     device: Arc<CudaDevice>,
     timing: EventTiming,
@@ -116,7 +117,7 @@ pub(crate) struct EventPool {
 
 impl EventPool {
     /// The largest number of events that are kept for reuse.
-    const MOST: usize = 4096;
+    const MAX_FREE: usize = 4096;
 
     pub(crate) fn new(device: &Arc<CudaDevice>, timing: EventTiming) -> Arc<Self> {
         Arc::new(Self {
@@ -126,7 +127,7 @@ impl EventPool {
         })
     }
 
-    /// Returns an event that marks the end of what is enqueued on `stream`. The context must be current.
+    /// Returns an event that marks the end of the work that is enqueued on `stream`. The context must be current.
     pub(crate) fn mark(self: &Arc<Self>, stream: &CudaStream) -> Result<Mark> {
         let free = self.free().pop();
         let event = match free {
@@ -164,9 +165,9 @@ impl Drop for Mark {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
             let mut free = self.pool.free();
-            // An event may be recorded again at any time: waits refer to the record that they saw. Events
+            // An event may be recorded again at any time: an enqueued wait refers to the record before it. Events
             // beyond the limit, left over from a burst of operations, are destroyed.
-            if free.len() < EventPool::MOST {
+            if free.len() < EventPool::MAX_FREE {
                 free.push(event);
             }
         }

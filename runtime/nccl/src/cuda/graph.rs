@@ -1,9 +1,9 @@
-//! Graphs into which streams are captured, and how memory stays alive for as long as a graph may use it.
+//! CUDA graphs into which streams are captured, and how memory stays alive for as long as a graph may use it.
 //!
 //! The driver counts the references that a graph, and everything made from it, has to objects of the
-//! program, and calls a function when the last reference is gone ("CUDA User Objects" in the CUDA
-//! programming guide). That function may not call the driver, so it only defers the freeing of the memory
-//! to the next use of the device.
+//! program, and calls a destructor when the last reference is gone ("CUDA User Objects" in the CUDA
+//! programming guide). The destructor may not call the driver, so it only defers the freeing of the memory to
+//! the next use of the device.
 
 use super::device::{CudaDevice, DeferredFree};
 use crate::cuda::{self, CuGraph, CuUserObject};
@@ -84,7 +84,7 @@ impl Graph {
             live: live.clone(),
         }));
         let mut object: CuUserObject = null_mut();
-        // SAFETY: the call writes one handle; `release_memory` is called once with the pointer, after the last
+        // SAFETY: the call writes one handle. The driver calls `release_memory` once with the pointer, when the last
         // reference is gone.
         let status = unsafe {
             (table.user_object_create)(
@@ -101,28 +101,27 @@ impl Graph {
             drop(unsafe { Box::from_raw(memory) });
             return Err(error);
         }
-        // SAFETY: the graph is being captured into on this thread's behalf, the object was just made; the
-        // one reference becomes the graph's.
+        // SAFETY: the graph is valid, since the capture is in progress, and the object was just made. Its one
+        // reference passes to the graph.
         let status = unsafe {
             (table.graph_retain_user_object)(self.raw, object, 1, cuda::GRAPH_USER_OBJECT_MOVE)
         };
         driver
             .check("cuGraphRetainUserObject", status)
             .inspect_err(|_| {
-                // SAFETY: this reference still belongs to this function. It is the last one, so
-                // `release_memory` defers the free.
+                // SAFETY: the call failed, so this function still owns the object's one reference. Releasing it makes
+                // the driver call `release_memory`.
                 let _ = unsafe { (table.user_object_release)(object, 1) };
             })
     }
 }
 
-/// Called by the driver when no reference to the object is left.
+/// The destructor of an object: the driver calls it when no reference to the object is left.
 ///
 /// # Safety
 /// `memory` is a [`GraphMemory`] from `Box::into_raw` that no other code has.
 unsafe extern "C" fn release_memory(memory: *mut c_void) {
-    // SAFETY: `Graph::keep` made it with `Box::into_raw`, and the driver gives it back once, when its last
-    // reference has gone.
+    // SAFETY: `Graph::keep` made the pointer with `Box::into_raw`, and the driver passes it here once.
     let memory = unsafe { Box::from_raw(memory.cast::<GraphMemory>()) };
     memory.live.remove(memory.graph);
     memory.memory.defer_free();

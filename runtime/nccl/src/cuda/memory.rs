@@ -1,6 +1,6 @@
 //! Memory of a device, allocated by rcomm or by the program, as buffers that name their stream.
 //!
-//! An operation of the backend starts after what is enqueued on the streams of its buffers. Memory whose
+//! An operation of the backend starts after the work that is enqueued on the streams of its buffers. Memory whose
 //! stream is not known is assumed to be used on the default stream.
 
 use super::device::{CudaDevice, DeferredFree};
@@ -36,8 +36,9 @@ pub(crate) fn stream_of<'b>(buffer: &'b Buffer<'_>) -> Option<&'b Arc<CudaStream
 struct Allocation {
     device: Arc<CudaDevice>,
     at: CuDevicePtr,
-    /// The stream in whose order the memory was allocated and is freed, so that neither waits for a kernel
-    /// of another stream (`cuMemFree` waits for the whole device).
+    /// The stream in whose order the memory is allocated and freed, so that neither waits for a kernel of
+    /// another stream (`cuMemFree` waits for the whole device); `None` on a device without memory pools, and for
+    /// memory that was allocated during a capture.
     stream: Option<Arc<CudaStream>>,
 }
 
@@ -46,18 +47,18 @@ impl Allocation {
         let _entered = self.device.enter()?;
         let (driver, table) = (self.device.driver(), self.device.driver().table());
         match &self.stream {
-            // SAFETY: allocated by `DeviceBuffer::uninitialized`, freed once, after what is enqueued on its
-            // stream; operations on other streams keep it until they are done.
+            // SAFETY: `DeviceBuffer::uninitialized` allocated the memory, and it is freed once, after the work that
+            // is enqueued on its stream. Operations on other streams keep the buffer until they are done.
             Some(stream) => driver.check("cuMemFreeAsync", unsafe {
                 (table.mem_free_async)(self.at, stream.raw())
             }),
-            // SAFETY: allocated by `DeviceBuffer::uninitialized`, freed once; the driver waits for what is
-            // enqueued on the device.
+            // SAFETY: `DeviceBuffer::uninitialized` allocated the memory, and it is freed once. The driver waits for
+            // the work that is enqueued on the device.
             None => driver.check("cuMemFree", unsafe { (table.mem_free)(self.at) }),
         }
     }
 
-    /// Whether the free would become part of a graph, and run each time that the graph is launched.
+    /// Whether the free would become part of a CUDA graph, and run each time that the graph is launched.
     fn is_captured(&self) -> bool {
         let is_captured = |stream: &Arc<CudaStream>| {
             let entered = self.device.enter();
@@ -71,12 +72,12 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         if self.is_captured() {
             // The next use of the device tries again.
-            let again = Self {
+            let deferred_free = Self {
                 device: self.device.clone(),
                 at: self.at,
                 stream: self.stream.take(),
             };
-            DeferredFree::new(&self.device, Box::new(again)).defer_free();
+            DeferredFree::new(&self.device, Box::new(deferred_free)).defer_free();
             return;
         }
         if let Err(error) = self.free() {
@@ -96,7 +97,7 @@ struct LibraryAllocation {
 }
 
 impl LibraryAllocation {
-    /// Whether the memory has been filled with zeros; nothing else is enqueued by this type.
+    /// Whether the fill with zeros is complete. This type enqueues no other work.
     fn is_zeroed(&self) -> bool {
         let Some(mark) = &self.zeroed else {
             return true;
@@ -111,20 +112,21 @@ impl Drop for LibraryAllocation {
         if !self.is_zeroed() {
             // The library unmaps the memory without waiting for anything (`ncclMemFree`, allocator.cc). The
             // next use of the device tries again.
-            let again = Self {
+            let deferred_free = Self {
                 device: self.device.clone(),
                 library: self.library.clone(),
                 free: self.free,
                 at: self.at,
                 zeroed: self.zeroed.take(),
             };
-            DeferredFree::new(&self.device, Box::new(again)).defer_free();
+            DeferredFree::new(&self.device, Box::new(deferred_free)).defer_free();
             return;
         }
         let free = || -> Result<()> {
             let _entered = self.device.enter()?;
-            // SAFETY: allocated by `DeviceBuffer::from_library`, freed once: memory that was deferred above does
-            // not reach this line. The filling with zeros is done; operations keep a buffer until they are done.
+            // SAFETY: `DeviceBuffer::from_library` allocated the memory, and it is freed once: memory that was
+            // deferred above does not reach this line. The fill with zeros is complete, and operations keep a
+            // buffer until they are done.
             let status =
                 unsafe { (self.free)(std::ptr::with_exposed_provenance_mut(self.at as usize)) };
             self.library.check("ncclMemFree", status)
@@ -142,8 +144,8 @@ impl Drop for LibraryAllocation {
 /// the last clone is dropped.
 ///
 /// # Thread safety
-/// May be shared between threads. A device does not prevent two streams from writing to one place at once:
-/// numbers may then be mixed, without further harm.
+/// May be shared between threads. If two streams write to the same elements at once, these may be a mix of both
+/// writes; other memory is not affected.
 #[derive(Clone)]
 pub struct DeviceBuffer {
     memory: Arc<Owner>,
@@ -156,13 +158,14 @@ impl DeviceBuffer {
     /// Allocates memory for `len` elements, all zero.
     ///
     /// # Errors
-    /// `InvalidArgument` for [`DType::Other`], for a size larger than any memory, and while the stream is
+    /// `InvalidArgument` for [`DType::Other`], for a size that exceeds the address space, and while the stream is
     /// being captured; `Backend` with the driver's message if there is not enough memory.
     pub fn zeroed(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
         let _entered = stream.device().enter()?;
         refuse_to_zero(stream)?;
         let made = Self::uninitialized(stream, dtype, len)?;
-        // SAFETY: so many bytes were just allocated there, and are freed after what is enqueued on the stream.
+        // SAFETY: the bytes were just allocated at this address, and are freed after the work that is enqueued on the
+        // stream.
         unsafe { zero(stream, made.at, size_of(dtype, len)?)? };
         Ok(made)
     }
@@ -223,9 +226,8 @@ impl DeviceBuffer {
         }
     }
 
-    /// Allocates memory through the library, all zero, such that the library can reach it in the fastest
-    /// way (`ncclMemAlloc`). `copies` is a stream on which nothing waits for a peer: the zeros are written
-    /// there.
+    /// Allocates memory through the library (`ncclMemAlloc`), all zero, which the library can access in the fastest
+    /// way. `copies` is a stream whose work waits for no peer: the zeros are written there.
     ///
     /// # Errors
     /// As [`zeroed`](Self::zeroed); `Unsupported` if the library is older than 2.19.
@@ -257,14 +259,14 @@ impl DeviceBuffer {
             at,
             zeroed: None,
         };
-        // SAFETY: so many bytes were just allocated there, and are freed only after the mark below.
+        // SAFETY: the bytes were just allocated at this address, and are freed only after the mark below is reached.
         unsafe { zero(copies, at, bytes)? };
-        // The buffer's own stream is not used, since it may wait for a peer.
+        // The mark is on `copies`, not on the buffer's own stream, whose work may wait for a peer.
         memory.zeroed = match marks.mark(copies) {
             Ok(mark) => Some(mark),
             Err(error) => {
-                // The enqueued work has no mark. Leaking the memory is better than unmapping it while the
-                // device uses it.
+                // Without a mark it is unknown when the fill is complete, and the library would unmap the memory
+                // while the device writes to it. So the memory is leaked.
                 std::mem::forget(memory);
                 return Err(error);
             }
@@ -350,8 +352,8 @@ impl DeviceBuffer {
             }
         };
         let place = self.stream().device().place();
-        // SAFETY: the memory holds `len` elements for as long as its owner lives, by the constructors.
-        // No reference to it exists anywhere: what else writes to it is on the device.
+        // SAFETY: by the contracts of the constructors, the memory holds `len` elements for as long as its owner
+        // lives. The host has no reference to it: only the device accesses it.
         unsafe {
             Buffer::from_raw(
                 data,
@@ -364,7 +366,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Overwrites the elements with those of a host buffer, after what is enqueued on the stream.
+    /// Overwrites the elements with those of a host buffer, after the work that is enqueued on the stream.
     ///
     /// # Blocking
     /// Until the copy is done.
@@ -382,8 +384,8 @@ impl DeviceBuffer {
         let entered = device.enter()?;
         self.refuse_capture()?;
         let copy = device.driver().table().memcpy_to_device;
-        // SAFETY: both sides hold that many bytes (checked), and live until the copy is done: this
-        // waits below, also after an error.
+        // SAFETY: both sides hold that many bytes (`check_same_shape`), and live until the copy is done:
+        // `synchronize` waits for it below, also after an error.
         let status = unsafe {
             copy(
                 self.at,
@@ -398,7 +400,7 @@ impl DeviceBuffer {
         copied
     }
 
-    /// Copies the elements to a host buffer, after what is enqueued on the stream.
+    /// Copies the elements to a host buffer, after the work that is enqueued on the stream.
     ///
     /// # Blocking
     /// Until the copy is done.
@@ -417,8 +419,8 @@ impl DeviceBuffer {
             self.refuse_capture()?;
             let copy = device.driver().table().memcpy_to_host;
             // SAFETY: `bytes`, borrowed for writing, and the device's elements are equally long
-            // (`check_same_shape`), and both live until the copy is done: this waits below, also after an
-            // error.
+            // (`check_same_shape`), and both live until the copy is done: `synchronize` waits for it below, also
+            // after an error.
             let status = unsafe {
                 copy(
                     bytes.as_mut_ptr().cast::<c_void>(),
@@ -481,8 +483,8 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// Refuses to fill memory with zeros on a stream that is being captured: the fill would become part of the
-/// graph, run at each launch, and never run before the first. The context must be current.
+/// Refuses to fill memory with zeros on a stream that is being captured: the fill would become part of the graph,
+/// so it would not run before the first launch, and would run again at each launch. The context must be current.
 fn refuse_to_zero(stream: &CudaStream) -> Result<()> {
     match stream.graph()? {
         None => Ok(()),
@@ -490,14 +492,14 @@ fn refuse_to_zero(stream: &CudaStream) -> Result<()> {
             ErrorKind::InvalidArgument,
             format!(
                 "{stream:?} is being captured into graph {}, which would fill new memory with zeros whenever it \
-                 is launched: make buffers before",
+                 is launched: make buffers before the capture",
                 graph.id
             ),
         )),
     }
 }
 
-/// Fills memory with zeros, after what is enqueued. The context must be current.
+/// Fills memory with zeros, after the work that is enqueued on the stream. The context must be current.
 ///
 /// # Safety
 /// `bytes` bytes of the stream's device are at the address until the stream is done with them.
@@ -515,7 +517,10 @@ fn size_of(dtype: DType, len: usize) -> Result<usize> {
         .ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,
-                format!("{len} elements of {dtype} have no size in memory"),
+                format!(
+                    "{len} elements of {dtype} cannot be allocated: the type has no size, or the size exceeds \
+                     the address space"
+                ),
             )
         })
 }
@@ -529,17 +534,17 @@ fn check_device_address(device: &CudaDevice, at: CuDevicePtr) -> Result<()> {
             format!("{at:#x} is not memory of {device:?}: {what}"),
         ))
     };
-    let ask = device.driver().table().pointer_get_attribute;
+    let get_attribute = device.driver().table().pointer_get_attribute;
     let mut kind: c_uint = 0;
-    // SAFETY: the attribute is an unsigned int, written through a valid pointer; any address may be
-    // asked about.
-    let status = unsafe { ask((&raw mut kind).cast(), cuda::POINTER_MEMORY_TYPE, at) };
+    // SAFETY: the attribute is an unsigned int, written through a valid pointer; any address may be queried.
+    let status = unsafe { get_attribute((&raw mut kind).cast(), cuda::POINTER_MEMORY_TYPE, at) };
     if status != cuda::SUCCESS || kind != cuda::MEMORY_TYPE_DEVICE {
         return refuse("it is host memory, or no memory at all".to_owned());
     }
     let mut ordinal: c_int = -1;
-    // SAFETY: the attribute is an int, written through a valid pointer; any address may be asked about.
-    let status = unsafe { ask((&raw mut ordinal).cast(), cuda::POINTER_DEVICE_ORDINAL, at) };
+    // SAFETY: the attribute is an int, written through a valid pointer; any address may be queried.
+    let status =
+        unsafe { get_attribute((&raw mut ordinal).cast(), cuda::POINTER_DEVICE_ORDINAL, at) };
     if status != cuda::SUCCESS || ordinal != c_int::from(device.ordinal()) {
         return refuse(format!("it is on cuda:{ordinal}"));
     }

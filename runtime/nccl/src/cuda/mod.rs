@@ -1,8 +1,7 @@
-//! The few calls of the CUDA driver that the NCCL backend needs, found at run time.
+//! The functions of the CUDA driver that the NCCL backend needs, found at run time.
 //!
-//! rcomm uses its own table of functions instead of a crate's, so that a simulator can fill it too, and so that
-//! every failure is an error: nothing here panics. The types in the modules below own what the calls make
-//! (streams, events, memory).
+//! rcomm has its own table of functions instead of a crate's, so that every failure is an error and never a panic.
+//! The types in the modules below own what the calls make (streams, events, memory).
 //!
 //! Source: `cuda.h` of CUDA 13; every function used is in all drivers since CUDA 11.4.
 
@@ -56,13 +55,13 @@ pub(crate) const NOT_READY: CuResult = 600;
 pub(crate) const EVENT_TIMED: c_uint = 0;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT_UNTIMED: c_uint = 2;
-/// `CU_STREAM_NON_BLOCKING`: does not synchronize with the null stream.
+/// `CU_STREAM_NON_BLOCKING`: the stream does not synchronize with the null stream.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const CAPTURE_STATUS_NONE: c_int = 0;
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: waiting for the destructor is not allowed.
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: the program must not wait for the destructor.
 pub(crate) const USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes over the caller's references.
 pub(crate) const GRAPH_USER_OBJECT_MOVE: c_uint = 1;
@@ -87,7 +86,7 @@ pub(crate) struct CuUuid {
 }
 
 table! {
-    /// The functions of the CUDA driver that we call.
+    /// The functions of the CUDA driver that rcomm calls.
     pub(crate) struct CudaTable;
     required {
         /// `cuInit`
@@ -198,7 +197,7 @@ impl CudaDriver {
     /// Loads the driver and initializes it; `explicit` names a file to load instead of `libcuda.so.1`.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if the driver is not found or refuses (no device).
+    /// [`ErrorKind::Backend`] if the driver is not found, or if it does not initialize (for example, without a device).
     pub fn load(explicit: Option<&Path>) -> Result<Self> {
         let path = explicit.map_or_else(|| PathBuf::from(SONAME), Path::to_path_buf);
         let absent = |why: String| {
@@ -225,13 +224,13 @@ impl CudaDriver {
     /// Makes and initializes a driver from these functions.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if `cuInit` refuses.
+    /// [`ErrorKind::Backend`] if `cuInit` fails.
     fn from_table(table: CudaTable) -> Result<Self> {
         let driver = Self {
             table,
             _library: None,
         };
-        // SAFETY: `cuInit` takes a word of flags, which must be 0, before any other call.
+        // SAFETY: the flags of `cuInit` must be 0, and it may be called first and more than once.
         let status = unsafe { (driver.table.init)(0) };
         driver.check("cuInit", status)?;
         Ok(driver)
@@ -262,8 +261,8 @@ impl CudaDriver {
         if status == SUCCESS {
             return Ok(());
         }
-        let name = self.words(self.table.get_error_name, status);
-        let text = self.words(self.table.get_error_string, status);
+        let name = self.error_text(self.table.get_error_name, status);
+        let text = self.error_text(self.table.get_error_string, status);
         Err(Error::new(
             ErrorKind::Backend,
             format!(
@@ -274,18 +273,18 @@ impl CudaDriver {
         ))
     }
 
-    fn words(
+    fn error_text(
         &self,
-        ask: unsafe extern "C" fn(CuResult, *mut *const c_char) -> CuResult,
+        get: unsafe extern "C" fn(CuResult, *mut *const c_char) -> CuResult,
         status: CuResult,
     ) -> Option<String> {
         let mut at: *const c_char = std::ptr::null();
-        // SAFETY: the call writes one pointer to a local that outlives it; null where the code is unknown.
-        let asked = unsafe { ask(status, &mut at) };
+        // SAFETY: the call writes one pointer to a local that outlives it; the pointer is null for an unknown code.
+        let asked = unsafe { get(status, &mut at) };
         if asked != SUCCESS || at.is_null() {
             return None;
         }
-        // SAFETY: not null, and the driver's strings are static.
+        // SAFETY: the pointer is not null, and the driver's strings are static.
         Some(unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
     }
 }

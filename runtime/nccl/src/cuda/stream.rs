@@ -1,4 +1,4 @@
-//! Streams of a device as owned values: rcomm's, and the program's own.
+//! Streams of a device as owned values: those of rcomm, and those of the program.
 
 use super::device::CudaDevice;
 use super::graph::Graph;
@@ -132,10 +132,10 @@ impl CudaStream {
         self.raw
     }
 
-    /// Waits until all work enqueued so far is done.
+    /// Waits until all work that was enqueued so far is done.
     ///
     /// # Blocking
-    /// Without a deadline, since the driver has none: use it for streams of the program's own work.
+    /// Without a deadline, since the driver's call has none: call it only on streams whose work waits for no peer.
     ///
     /// # Errors
     /// `Backend` if the work failed, or if the stream is being captured.
@@ -148,17 +148,17 @@ impl CudaStream {
 
     /// Returns the graph into which the stream is being captured, if it is.
     pub(crate) fn graph(&self) -> Result<Option<Graph>> {
-        // The default stream cannot be captured, and a query of it would disturb captures of others.
+        // The default stream cannot be captured, and a query of it could invalidate captures of other streams.
         if self.raw.is_null() {
             return Ok(None);
         }
         let (mut state, mut id) = (cuda::CAPTURE_STATUS_NONE, 0);
         let mut raw: CuGraph = null_mut();
-        let ask = self.device.driver().table().stream_get_capture_info;
+        let get_capture_info = self.device.driver().table().stream_get_capture_info;
         // SAFETY: the stream is live as long as `self`. The call writes an int, an id and a handle through
-        // references, and the manual lets the others be null.
+        // references; by the manual, the other pointers may be null.
         let status = unsafe {
-            ask(
+            get_capture_info(
                 self.raw,
                 &mut state,
                 &mut id,
@@ -176,7 +176,7 @@ impl CudaStream {
     /// Enqueues a copy between two addresses on devices. The context must be current.
     ///
     /// # Safety
-    /// Both places hold that many bytes, until the stream is done with them.
+    /// `bytes` bytes at both addresses stay until the stream is done with them.
     pub(crate) unsafe fn copy(
         &self,
         to: CuDevicePtr,
@@ -184,8 +184,8 @@ impl CudaStream {
         bytes: usize,
     ) -> Result<()> {
         let driver = self.device.driver();
-        // SAFETY: the stream is live as long as `self`. The caller keeps `bytes` bytes at both places until
-        // the stream is done with them.
+        // SAFETY: the stream is live as long as `self`. The caller keeps `bytes` bytes at both addresses until the
+        // stream is done with them.
         let status = unsafe { (driver.table().memcpy_on_device)(to, from, bytes, self.raw) };
         driver.check("cuMemcpyDtoDAsync", status)
     }
@@ -193,7 +193,7 @@ impl CudaStream {
     /// Enqueues a write of four bytes. The context must be current.
     ///
     /// # Safety
-    /// The place holds four bytes, aligned, until the stream is done with them.
+    /// Four aligned bytes at the address stay until the stream is done with them.
     pub(crate) unsafe fn fill_u32(&self, at: CuDevicePtr, value: u32) -> Result<()> {
         let driver = self.device.driver();
         // SAFETY: the stream is live as long as `self`. The caller keeps four aligned bytes at `at` until
@@ -214,7 +214,7 @@ impl Drop for CudaStream {
         if !matches!(self.ownership, Ownership::Own) {
             return;
         }
-        // SAFETY: made by `new`, destroyed once; the driver frees it when its work is done.
+        // SAFETY: `new` made the stream, and it is destroyed once. The driver frees it when its work is done.
         let status = unsafe { (self.device.driver().table().stream_destroy)(self.raw) };
         if let Err(error) = self.device.driver().check("cuStreamDestroy", status) {
             tracing::warn!(%error, "a stream could not be destroyed");

@@ -1,5 +1,5 @@
 //! The library's calls, one function for each, and their arguments: parts of an operation's buffers, a
-//! reduction made for one operation, and memory in which a list lies contiguously.
+//! reduction that is made for one operation, and memory in which a list is staged contiguously.
 
 use super::parts::{Move, Part, STAGING_ALIGN, whole};
 use super::{Call, LaunchTarget, Launched};
@@ -12,7 +12,7 @@ use rcomm_recorder::model::DType;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 
-/// One operation's calls. The contract of [`new`](Self::new) is the reason why every call below is sound.
+/// One operation's calls. All calls below are sound by the contract of [`new`](Self::new).
 pub(super) struct Calls<'a> {
     pub(super) target: LaunchTarget<'a>,
     is_pending: Cell<bool>,
@@ -23,7 +23,7 @@ pub(super) struct Calls<'a> {
 
 impl<'a> Calls<'a> {
     /// # Safety
-    /// Until this is dropped, the communicator and the stream of the target are live, and no other thread
+    /// Until the value is dropped, the communicator and the stream of the target are live, and no other thread
     /// calls the communicator. Parts, and buffers that are cut into them, are those of one operation that is
     /// valid for the target's rank and size; they, the barrier's four bytes and the staging memory are on
     /// the stream's device, and stay until the stream is done with them.
@@ -48,14 +48,14 @@ impl<'a> Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// Notes the result of a call: that the library is still launching, or an error.
+    /// Checks the result of a call, and notes whether the library is still launching.
     pub(super) fn note(&self, call: &str, status: NcclResult) -> Result<()> {
         if status == result::IN_PROGRESS {
             self.is_pending.set(true);
             return Ok(());
         }
-        // SAFETY: `new` requires a communicator that is live, and called by this thread alone, until
-        // `self` is dropped.
+        // SAFETY: `new` requires that the communicator is live, and that no other thread calls it, until `self` is
+        // dropped.
         unsafe { self.target.library.check_on(self.target.comm, call, status) }
     }
 
@@ -65,7 +65,7 @@ impl Calls<'_> {
         Part::of(whole).cut(std::iter::repeat_n(each, size))
     }
 
-    /// Returns the parts of all ranks: a list, or one after the other in one buffer.
+    /// Returns the parts of all ranks: the buffers of a list, or equal parts of a single buffer.
     fn each(&self, side: &[Buffer<'_>]) -> Vec<Part> {
         match side {
             [whole] => self.parts(whole).collect(),
@@ -73,7 +73,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Calls `then` with the library's reduction; a reduction with a factor is made for this one operation.
+    /// Calls `then` with the library's reduction; a reduction with a factor is created for this operation alone.
     fn with_reduction(
         &self,
         reduction: Reduction,
@@ -98,12 +98,12 @@ impl Calls<'_> {
                 comm,
             )
         };
-        // No call can name a reduction that is not complete yet.
+        // `ncclInProgress` is an error here: a reduction that is not complete yet cannot be used.
         // SAFETY: the communicator is live (`new`).
         unsafe { library.check_on(comm, "ncclRedOpCreatePreMulSum", status)? };
         let called = then(units, op);
-        // SAFETY: the call above made `op` for this communicator, which is live (`new`); it may be
-        // destroyed as soon as the last call that names it has returned.
+        // SAFETY: the call above made `op` for this communicator, which is live (`new`). `op` may be destroyed as
+        // soon as the last call that uses it has returned.
         let status = unsafe { (library.table().red_op_destroy)(op, comm) };
         called.and(self.note("ncclRedOpDestroy", status))
     }
@@ -112,9 +112,8 @@ impl Calls<'_> {
         let part = Part::of(buffer);
         let it = self.target;
         let call = |units: Units, op| {
-            // SAFETY: communicator and stream are live, and the buffer stays until the stream is done with
-            // it (`new`): `part.len` elements at `part.at`, for input and output, since NCCL allows in
-            // place.
+            // SAFETY: communicator and stream are live, and the buffer, `part.len` elements at `part.at`, stays
+            // until the stream is done with it (`new`). NCCL allows the same buffer for input and output.
             let status = unsafe {
                 (it.library.table().all_reduce)(
                     part.at,
@@ -304,8 +303,8 @@ impl Calls<'_> {
         let units = Units::to_move(own.dtype);
         let root = to_c(root)?;
         // SAFETY: communicator, stream, buffers and staging memory stay until the stream is done with them
-        // (`new`). On the root `at` holds as much as the input for each rank: its outputs side by side, or
-        // `stage`'s room for them; elsewhere it is not written.
+        // (`new`). On the root, `at` is memory for as much as the input for each rank: its contiguous outputs, or
+        // staging memory. On other ranks it is not written.
         let status = unsafe {
             gather(
                 own.at,
@@ -339,8 +338,8 @@ impl Calls<'_> {
             None if inputs.is_empty() => own.at,
             None => {
                 let (at, mut moves) = self.stage(inputs);
-                // SAFETY: the parts are the operation's buffers, and the staging memory has room for all of
-                // them (`staging_bytes`); both stay until the stream is done with them (`new`).
+                // SAFETY: the parts are the operation's buffers, and the staging memory is large enough for all of
+                // them (`staging_bytes`). Both stay until the stream is done with them (`new`).
                 moves.try_for_each(|it| unsafe { it.enqueue(self.target.stream) })?;
                 at
             }
@@ -348,8 +347,8 @@ impl Calls<'_> {
         let units = Units::to_move(own.dtype);
         let root = to_c(root)?;
         // SAFETY: communicator, stream, buffers and staging memory stay until the stream is done with them
-        // (`new`). On the root `at` holds as much as the output for each rank: its inputs side by side, or
-        // staged; elsewhere it is not read.
+        // (`new`). On the root, `at` holds as much as the output for each rank: its contiguous inputs, or staging
+        // memory. On other ranks it is not read.
         let status = unsafe {
             scatter(
                 at,
@@ -364,7 +363,7 @@ impl Calls<'_> {
         self.note("ncclScatter", status)
     }
 
-    /// Returns staging memory for a list, contiguous, and the copies that move the list's parts there.
+    /// Returns contiguous staging memory for a list, and the copies of the list's parts to it.
     fn stage(&self, list: &[Buffer<'_>]) -> (*mut c_void, impl Iterator<Item = Move>) {
         let start = self.staged.get();
         let at = self.target.staging.wrapping_byte_add(start);

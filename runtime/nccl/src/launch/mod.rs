@@ -28,7 +28,7 @@ use rcomm_core::{Op, Reduction};
 use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 use std::ffi::c_void;
 
-/// Refuses what NCCL, or this version of the library, does not support. Sends no data.
+/// Refuses an operation that NCCL, this release of it, or the device does not support. Sends no data.
 ///
 /// # Errors
 /// `Unsupported` names what is not supported.
@@ -37,8 +37,8 @@ pub(crate) fn check(shared: &Shared, op: &Op<'_>) -> Result<()> {
     check_library(&shared.library, op)
 }
 
-/// Refuses types that the device cannot reduce: the library's refusal would be a permanent error of the
-/// communicator (`ncclEnqueueCheck`, enqueue.cc).
+/// Refuses types that NCCL does not reduce on this device: if the library refused them, the communicator would have a
+/// permanent error (`ncclEnqueueCheck`, enqueue.cc).
 fn check_device(device: &CudaDevice, op: &Op<'_>) -> Result<()> {
     if let Op::Coalesced(ops) = op {
         return ops.iter().try_for_each(|op| check_device(device, op));
@@ -137,10 +137,9 @@ fn parts(list: &[Buffer<'_>]) -> impl Iterator<Item = (Part, u32)> {
     list.iter().map(Part::of).zip(0..)
 }
 
-/// Whether the operation may take more than one call, which then form a group.
+/// Whether the operation may need several calls, which then form a group.
 fn needs_group(op: &Op<'_>) -> bool {
-    // A reduction with a factor is made before the call and destroyed after it, and neither may overlap a
-    // launch.
+    // A reduction with a factor is created before the call and destroyed after it, and neither may overlap a launch.
     let has_factor = |it: Reduction| it.op == ReduceOp::PremulSum;
     if op.reduction().is_some_and(has_factor) {
         return true;
@@ -157,14 +156,14 @@ fn needs_group(op: &Op<'_>) -> bool {
             Layout::List | Layout::Several | Layout::Sparse => true,
         },
         Pattern::Send | Pattern::Recv => false,
-        // If the library has no call for these, they are sends and receives.
+        // If the library has no function for these, they are sends and receives.
         Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => true,
         Pattern::Block | Pattern::Agreement | Pattern::OneSided | Pattern::Unknown => true,
     }
 }
 
 impl Calls<'_> {
-    /// Converts a rank of the group to a rank of the communicator.
+    /// Returns the rank in the communicator of a peer, which is given by its rank in the group.
     fn peer(&self, group_rank: u32) -> u32 {
         match self.target.scope {
             Scope::Group => group_rank,
@@ -172,7 +171,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Makes the calls of an operation. A valid one has as many buffers as its kind requires.
+    /// Makes the calls of an operation, which was validated: it has as many buffers as its kind requires.
     fn make(&self, op: &Op<'_>) -> Result<()> {
         if let Op::Coalesced(ops) = op {
             return ops.iter().try_for_each(|op| self.make(op));

@@ -1,5 +1,4 @@
-//! Addresses of the parts of an operation: runs of elements in its buffers, and memory in which to stage
-//! them.
+//! The parts of an operation's buffers, as addresses and lengths, and the memory in which a list is staged.
 
 use crate::cuda::stream::CudaStream;
 use crate::library::NcclLibrary;
@@ -20,14 +19,14 @@ pub(super) struct Part {
 impl Part {
     pub(super) fn of(buffer: &Buffer<'_>) -> Self {
         Self {
-            // The library does not write to inputs, so memory that is read-only here stays unchanged.
+            // The pointer may be mutable even for a read-only buffer: the library does not write to inputs.
             at: buffer.as_ptr().cast_mut().cast(),
             len: buffer.len(),
             dtype: buffer.dtype(),
         }
     }
 
-    /// Cuts the run into parts of these lengths, one after the other.
+    /// Cuts these elements into consecutive parts of these numbers of elements.
     pub(super) fn cut(self, lens: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
         let size = rcomm_core::backend::support::element_size(self.dtype);
         lens.scan(0, move |offset, len| {
@@ -50,15 +49,15 @@ impl Move {
     /// Enqueues the copy. The context must be current.
     ///
     /// # Safety
-    /// Both places hold that many bytes, until the stream is done with them.
+    /// `bytes` bytes at both addresses stay until the stream is done with them.
     pub(crate) unsafe fn enqueue(self, stream: &CudaStream) -> Result<()> {
         let (to, from) = (self.to.addr() as u64, self.from.addr() as u64);
-        // SAFETY: the caller keeps `bytes` bytes at both places until the stream is done with them.
+        // SAFETY: the caller keeps `bytes` bytes at both addresses until the stream is done with them.
         unsafe { stream.copy(to, from, self.bytes) }
     }
 }
 
-/// Returns how many bytes an operation needs besides its buffers: those of a list whose parts the library
+/// Returns the number of bytes of staging memory that an operation needs: the size of a list whose parts the library
 /// requires to be contiguous, if they are not.
 pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     let table = library.table();
@@ -91,7 +90,7 @@ pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
 /// Alignment of staged lists, in bytes.
 pub(super) const STAGING_ALIGN: usize = 256;
 
-/// Returns the address of a list's parts; `None` if they are not contiguous, or if the list is empty.
+/// Returns the address of a list's first part; `None` if the parts are not contiguous, or if the list is empty.
 pub(super) fn whole(list: &[Buffer<'_>]) -> Option<*mut c_void> {
     let first = list.first()?;
     let mut end = first.as_ptr().addr();

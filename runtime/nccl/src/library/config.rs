@@ -21,23 +21,23 @@ pub enum Blocking {
 pub struct CommOptions {
     /// Whether calls wait for peers.
     pub blocking: Blocking,
-    /// Fewest thread blocks per kernel.
+    /// Minimum number of thread blocks per kernel.
     pub min_ctas: Option<i32>,
-    /// Most thread blocks per kernel.
+    /// Maximum number of thread blocks per kernel.
     pub max_ctas: Option<i32>,
     /// Thread block cluster size.
     pub cga_cluster_size: Option<i32>,
-    /// Traffic class of the network (2.23).
+    /// Traffic class of the network (2.26).
     pub traffic_class: Option<i32>,
     /// Network module (`Socket`, `IB`, ...).
     pub net_name: Option<String>,
     /// Whether a communicator that is split off shares its parent's resources (2.18).
     pub split_share: Option<bool>,
-    /// Whether the shrunk communicator shares its parent's resources (2.27).
+    /// Whether a shrunk communicator shares its parent's resources (2.27).
     pub shrink_share: Option<bool>,
     /// Whether the network may reduce (2.27).
     pub collnet: Option<bool>,
-    /// `NCCL_CTA_POLICY_*`: 0 default, 1 efficiency, 2 zero (2.27).
+    /// `NCCL_CTA_POLICY_*`: 0 = default, 1 = efficiency (2.27), 2 = zero (2.28).
     pub cta_policy: Option<i32>,
     /// Thread blocks for NVLink SHARP (2.27).
     pub nvls_ctas: Option<i32>,
@@ -45,13 +45,15 @@ pub struct CommOptions {
     pub channels_per_net_peer: Option<i32>,
     /// Whether scheduling is centered on NVLink (2.28).
     pub nvlink_centric: Option<bool>,
-    /// `graphUsageMode`: 0 = no graphs, 1 = one at a time, 2 = graphs and plain calls mixed (2.29).
+    /// `graphUsageMode`: 0 = no CUDA graphs, 1 = one graph, 2 = several graphs, or graphs mixed with other calls
+    /// (2.29).
     pub graph_usage_mode: Option<i32>,
     /// Contexts for one-sided operations; 0 = none (2.29).
     pub rma_contexts: Option<i32>,
-    /// Peers with which a rank sends and receives at once (2.30).
+    /// Maximum number of peers with which a rank exchanges messages at once (2.30).
     pub max_p2p_peers: Option<i32>,
-    /// `graphStreamOrdering`: how launches of graphs are ordered (2.30).
+    /// `graphStreamOrdering`: 1 = NCCL orders the kernels that are captured into CUDA graphs, 0 = the program does
+    /// (2.30.7).
     pub graph_stream_ordering: Option<i32>,
 }
 
@@ -61,8 +63,8 @@ pub(crate) struct RawConfig {
     _strings: [Option<CString>; 2],
 }
 
-// SAFETY: the pointers inside are to the strings owned with them, whose bytes stay where they are when this
-// moves, and which are never written to.
+// SAFETY: the pointers refer to strings of `_strings` or to names that are never freed. The bytes of these strings
+// do not move with the value, and nothing writes to them.
 unsafe impl Send for RawConfig {}
 
 impl AsMut<sys::Config> for RawConfig {
@@ -176,10 +178,10 @@ mod tests {
             (set.max_p2p_peers, 10),
             (set.graph_stream_ordering, 11),
         ];
-        for (nth, (is, should)) in numbers.into_iter().enumerate() {
-            assert_eq!(is, should, "number {nth}");
+        for (nth, (field, expected)) in numbers.into_iter().enumerate() {
+            assert_eq!(field, expected, "number {nth}");
         }
-        // SAFETY: both are strings of `raw`, which is there.
+        // SAFETY: both pointers refer to strings that `raw` owns, and `raw` is live.
         let strings = [set.comm_name, set.net_name].map(|at| unsafe { CStr::from_ptr(at) });
         assert_eq!(strings, [c"dp", c"Socket"]);
 

@@ -12,7 +12,7 @@ use rcomm_recorder::model::{DType, ReduceOp};
 /// The first release that reduces 8-bit floats.
 const FLOAT8_SINCE: Version = Version(22_400);
 
-/// A type of NCCL, and how many of its elements make one of rcomm's.
+/// An element type of NCCL, and how many of its elements make one element of rcomm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Units {
     pub(crate) data_type: NcclDataType,
@@ -32,7 +32,7 @@ impl Units {
         })
     }
 
-    /// Returns the units for computing with elements of this type, if NCCL can.
+    /// Returns the units for reducing elements of this type; `None` if not every release can reduce them.
     const fn to_reduce(dtype: DType) -> Option<Self> {
         Some(match dtype {
             DType::I8 => Self::one(data_type::INT8),

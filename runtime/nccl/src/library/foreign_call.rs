@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A call on a separate thread. The thread is joined once the call has returned and the caller has seen
-/// this; a caller that gives up earlier drops this value, which detaches the thread.
+/// A call on a separate thread. `wait` joins the thread when the call has returned. A caller that gives up earlier
+/// drops this value, which detaches the thread.
 pub(crate) struct ForeignCall<T> {
     name: &'static str,
     returned: Receiver<T>,
@@ -24,8 +24,7 @@ impl<T: Send + 'static> ForeignCall<T> {
     ) -> Result<Self> {
         let (sender, returned) = channel();
         let work = move || {
-            // The send fails if the caller has stopped waiting; the result of the call is then dropped
-            // here.
+            // The send fails if the caller has given up; the result of the call is then dropped on this thread.
             drop(sender.send(call()));
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
@@ -39,7 +38,7 @@ impl<T: Send + 'static> ForeignCall<T> {
         })
     }
 
-    /// Returns the result of the call, once; `None` if the call has not returned within this time.
+    /// Returns the result of the call, once; `None` if the call does not return within `time`.
     ///
     /// # Errors
     /// `Backend` if the call panicked.
@@ -52,7 +51,7 @@ impl<T: Send + 'static> ForeignCall<T> {
                 Err(Error::new(ErrorKind::Backend, message))
             }
         };
-        // invariant 10: the call is over, so the thread ends by itself. A panic is the error above.
+        // invariant 10: the call is over, so the thread ends by itself. A panic was reported as the error above.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -69,7 +68,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Sets its flag when its thread ends, long after the thread's work is done.
+    /// Sets its flag when its thread ends, 50 ms after the thread's work is done.
     struct AtTheEnd(Arc<AtomicBool>);
 
     impl Drop for AtTheEnd {

@@ -1,23 +1,23 @@
-//! NCCL's own number of a communicator, which its logs (`commId`), its monitor and its profilers show. The
-//! number relates a dump to their output.
+//! NCCL's own number of a communicator (`commHash`), which its monitor and its profilers show; from 2.26 on its logs
+//! also show that of a joined communicator (`commId`). The number relates a dump to their output.
 //!
 //! No function of `nccl.h` returns the number up to 2.30; the formulas are those of `init.cc` (`commHash`
 //! in `ncclCommInitRankFunc`), `misc/utils.cc` and `include/bitops.h`: one formula up to 2.25.1, another
-//! from 2.26.2 on. The formulas for children of a split changed with 2.23 and 2.24 too. For children
-//! without a formula rcomm computes its own number, the same on all members.
+//! from 2.26.2 on. The formula for children also changed with 2.24; for children of older releases rcomm computes
+//! a number of its own, which is the same on all members.
 
 use super::Version;
 use super::sys::UniqueId;
 use sha2::{Digest, Sha256};
 
-/// From this release on, `getHash` mixes 64-bit words.
-const MIXING: Version = Version(22_600);
-/// From this release on, the number of a child includes the number of the split.
-const NUMBERED: Version = Version(22_400);
+/// The first release in which `getHash` mixes 64-bit words.
+const MIXING_SINCE: Version = Version(22_600);
+/// The first release in which the number of a child depends on the number of the split.
+const NUMBERED_SINCE: Version = Version(22_400);
 
 /// The number of a communicator that was joined, computed from its first unique id.
 pub(crate) fn of_joined(version: Version, first: &UniqueId) -> u64 {
-    match version >= MIXING {
+    match version >= MIXING_SINCE {
         true => mix([&first.internal[..]]),
         false => fold(&first.internal),
     }
@@ -26,12 +26,12 @@ pub(crate) fn of_joined(version: Version, first: &UniqueId) -> u64 {
 /// The number of a child. `nth` is the number of the split, from 1; a shrink has the number 0 and the
 /// color 0.
 pub(crate) fn of_child(version: Version, parent: u64, (nth, color): (u32, u32)) -> u64 {
-    if version >= MIXING {
+    if version >= MIXING_SINCE {
         let (parent, nth, color) = (parent.to_le_bytes(), nth.to_le_bytes(), color.to_le_bytes());
         return mix([&parent[..], &nth[..], &color[..]]);
     }
-    if version >= NUMBERED {
-        // The text takes the place of a unique id, followed by zeros.
+    if version >= NUMBERED_SINCE {
+        // NCCL hashes this text, padded with zeros, like a unique id.
         let text = format!("{parent:016x}-{nth}-{color}");
         let mut id = [0; UniqueId::BYTES];
         id[..text.len()].copy_from_slice(text.as_bytes());

@@ -33,7 +33,7 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// The places in which the library is looked for.
+/// Where the library is searched for.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
     /// The only file to try; `None` = search for the library.
@@ -56,7 +56,7 @@ impl Search {
     }
 }
 
-/// Returns `<prefix>/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2`, newest Python last.
+/// Returns the files `<prefix>/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2` that exist, sorted by path.
 fn wheel_libraries(prefix: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(prefix.join("lib")) else {
         return Vec::new();
@@ -90,7 +90,7 @@ pub struct NcclLibrary {
 }
 
 impl NcclLibrary {
-    /// Loads the first library that can be loaded.
+    /// Loads the first usable library.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`], with every path tried and why it could not be used.
@@ -160,8 +160,7 @@ impl NcclLibrary {
         self.version
     }
 
-    /// The path from which the library was loaded, as it was tried: a bare name is found in the system's search
-    /// path.
+    /// The path that was passed to the dynamic loader, which finds a bare file name in the system's search path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -171,9 +170,9 @@ impl NcclLibrary {
         &self.table
     }
 
-    /// Returns the name of a communicator as a text that is never freed: the library keeps the pointer
-    /// (`parseCommConfig`, init.cc) and passes it to a profiler plug-in, which may read it for as long as
-    /// the plug-in is loaded. Each name is allocated once.
+    /// Returns the name of a communicator as a string that is never freed: the library keeps the pointer
+    /// (`parseCommConfig`, init.cc) and passes it to a profiler plug-in, which may read the name for as long as
+    /// the plug-in is loaded. Each distinct name is allocated once.
     ///
     /// # Errors
     /// `InvalidArgument` for a name with a NUL byte.
@@ -213,7 +212,7 @@ impl NcclLibrary {
 
     /// Turns a code into an error with the library's own message, and the text of the last error.
     ///
-    /// The message has the code's number, so that a code unknown to the library can be looked up.
+    /// The message has the code's number, since the library has no message for codes that it does not know.
     ///
     /// # Errors
     /// Unless `status` is `ncclSuccess`: [`ErrorKind::PeerLost`] for `ncclRemoteError`,
@@ -230,10 +229,10 @@ impl NcclLibrary {
         if status == result::SUCCESS {
             return Ok(());
         }
-        // SAFETY: the function takes any code, and its texts are constants.
+        // SAFETY: the function takes any code, and returns constant strings.
         let name = unsafe { text((self.table.get_error_string)(status)) };
-        // SAFETY: the caller's `comm` is null or live. The text is in a static array of the library's, of
-        // which the last byte is 0.
+        // SAFETY: the caller's `comm` is null or live. The text is in a static array of the library, whose last
+        // byte is 0.
         let last = unsafe { text((self.table.get_last_error)(comm)) };
         let mut message = format!(
             "{call} failed: {} (code {status})",
@@ -251,7 +250,7 @@ impl NcclLibrary {
         Err(Error::new(kind, message))
     }
 
-    /// Returns the refusal of an operation for which this library is too old.
+    /// Returns the error for an operation that needs a function which this library does not have.
     pub(crate) fn lacks(&self, what: &str, function: &str) -> Error {
         let since = NcclTable::OPTIONAL
             .iter()
@@ -283,16 +282,16 @@ impl NcclLibrary {
     }
 }
 
-/// Copies a text of the library. Its last error is one text for all threads, and another thread may be
-/// writing it at this moment (`ncclLastError`, debug.cc), so no reference is made to it.
+/// Copies a text of the library. The text of the last error is shared by all threads, and another thread may be
+/// writing to it at this moment (`ncclLastError`, debug.cc), so this makes no reference to it.
 ///
 /// # Safety
-/// `at` is null, or the start of memory that stays and in which a NUL always follows.
+/// `at` is null, or the address of memory that is never freed and always contains a NUL byte.
 unsafe fn text(at: *const c_char) -> Option<String> {
     if at.is_null() {
         return None;
     }
-    // SAFETY: the caller has a NUL follow, and none was among the bytes before this one.
+    // SAFETY: the caller guarantees that a NUL byte follows, and none of the bytes before this one was NUL.
     let byte = |nth| unsafe { at.add(nth).read_volatile() }.cast_unsigned();
     let bytes: Vec<u8> = (0..).map(byte).take_while(|&byte| byte != 0).collect();
     Some(String::from_utf8_lossy(&bytes).into_owned())
@@ -320,8 +319,8 @@ impl Group<'_> {
 impl Drop for Group<'_> {
     fn drop(&mut self) {
         if self.open {
-            // SAFETY: this thread opened the group (`Group` is not `Send`), and `end` has not ended it. The
-            // result has no place to go: an error is already on its way.
+            // The result is ignored: only a caller that already returns an error drops an open group.
+            // SAFETY: this thread opened the group (`Group` is not `Send`), and `end` has not ended it.
             let _: sys::NcclResult = unsafe { (self.library.table.group_end)() };
         }
     }

@@ -2,11 +2,11 @@
 //!
 //! Codes are integers here, never Rust enums: a library newer than this file may return a result that this
 //! file does not name, and a reduction made by `ncclRedOpCreatePreMulSum` is a value of `ncclRedOp_t` that
-//! no header lists. The table is a struct of function pointers, so that a test can fill it with its own
-//! functions.
+//! no header lists.
 //!
-//! Source: `nccl.h` of NCCL 2.30.7. Each function is listed with the release in which it appeared, as found
-//! in the libraries that NVIDIA publishes (`docs/NCCL.md`).
+//! Source: `nccl.h` of NCCL 2.30.7. A number in parentheses is the first release with that value or field. Each
+//! optional function is listed with its first release, as found in the libraries that NVIDIA publishes
+//! (`docs/NCCL.md`).
 
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -81,13 +81,14 @@ pub(crate) mod red_op {
 
 /// `NCCL_SPLIT_NOCOLOR`: the rank takes part in a split and gets no communicator.
 pub(crate) const SPLIT_NO_COLOR: c_int = -1;
-/// `NCCL_SHRINK_DEFAULT`: nothing is pending on the communicator.
+/// `NCCL_SHRINK_DEFAULT`: shrinks without ending pending work; the caller must have none.
 pub(crate) const SHRINK_DEFAULT: c_int = 0;
-/// `NCCL_SHRINK_ABORT`: pending work is ended first.
+/// `NCCL_SHRINK_ABORT`: ends pending work first.
 pub(crate) const SHRINK_ABORT: c_int = 1;
 /// `NCCL_REVOKE_DEFAULT`.
 pub(crate) const REVOKE_DEFAULT: c_int = 0;
-/// `NCCL_WIN_COLL_SYMMETRIC`: collectives may use the window's memory on all ranks.
+/// `NCCL_WIN_COLL_SYMMETRIC`: the caller guarantees that every rank passes the same offset into the window to a
+/// collective.
 pub(crate) const WIN_COLL_SYMMETRIC: c_int = 1;
 /// `ncclScalarHostImmediate`: the scalar is read before `ncclRedOpCreatePreMulSum` returns.
 pub(crate) const SCALAR_HOST_IMMEDIATE: c_int = 1;
@@ -108,7 +109,8 @@ pub(crate) struct WaitSignalDesc {
     pub(crate) ctx: c_int,
 }
 
-/// `ncclCommProperties_t` of 2.30.7 (`nccl_device/core.h`), with spare room after it.
+/// `ncclCommProperties_t` of 2.30.7 (`nccl_device/core.h`), followed by spare bytes in case a newer library writes
+/// fields that it has added.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct CommProperties {
@@ -119,12 +121,12 @@ pub(crate) struct CommProperties {
     n_ranks: c_int,
     cuda_dev: c_int,
     nvml_dev: c_int,
-    /// Whether there is symmetric memory; C's `bool`, as a byte.
+    /// Whether the device API is supported, which NCCL derives from symmetric memory; C's `bool`, as a byte.
     pub(crate) device_api_support: u8,
     multimem_support: u8,
     gin_type: c_int,
     n_lsa_teams: c_int,
-    /// Whether there are one-sided operations; filled in from 2.29.4 on.
+    /// Whether one-sided operations are supported; filled in from 2.29.7 on.
     pub(crate) host_rma_support: u8,
     railed_gin_type: c_int,
     reserved: [u64; 16],
@@ -134,7 +136,7 @@ impl CommProperties {
     /// The last release that does not fill in `host_rma_support`.
     pub(crate) const LAST_WITHOUT_HOST_RMA: c_int = 22_903;
 
-    /// Makes a structure for a library of this version to fill in, in the layout of that version.
+    /// Makes a structure in the layout of 2.30.7, marked with the library's version if that is older.
     pub(crate) fn new(version: c_int) -> Self {
         let version = c_uint::try_from(version).unwrap_or(Config::VERSION);
         Self {
@@ -183,17 +185,17 @@ pub(crate) struct Config {
     version: c_uint,
     /// 0 = calls return `ncclInProgress` instead of waiting for peers (2.14).
     pub(crate) blocking: c_int,
-    /// Thread block cluster size (2.16).
+    /// Thread block cluster size (2.17).
     pub(crate) cga_cluster_size: c_int,
-    /// Fewest thread blocks (2.17).
+    /// Minimum number of thread blocks (2.17).
     pub(crate) min_ctas: c_int,
-    /// Most thread blocks (2.17).
+    /// Maximum number of thread blocks (2.17).
     pub(crate) max_ctas: c_int,
     /// Network module, NUL-terminated; null = the library's choice (2.17).
     pub(crate) net_name: *const c_char,
     /// 1 = a split communicator shares its parent's resources (2.18).
     pub(crate) split_share: c_int,
-    /// Traffic class of the network (2.23).
+    /// Traffic class of the network (2.26).
     pub(crate) traffic_class: c_int,
     /// Name in the library's logs, NUL-terminated (2.27).
     pub(crate) comm_name: *const c_char,
@@ -209,13 +211,13 @@ pub(crate) struct Config {
     pub(crate) n_channels_per_net_peer: c_int,
     /// NVLink-centric scheduling (2.28).
     pub(crate) nvlink_centric_sched: c_int,
-    /// How graphs are used (2.29).
+    /// How CUDA graphs are used (2.29).
     pub(crate) graph_usage_mode: c_int,
     /// Contexts for one-sided operations (2.29).
     pub(crate) num_rma_ctx: c_int,
-    /// Most point-to-point peers (2.30).
+    /// Maximum number of point-to-point peers at once (2.30).
     pub(crate) max_p2p_peers: c_int,
-    /// Order of graph launches (2.30).
+    /// Whether NCCL orders the kernels that are captured into CUDA graphs (2.30.7).
     pub(crate) graph_stream_ordering: c_int,
 }
 
@@ -289,15 +291,15 @@ macro_rules! table {
             pub(crate) unsafe fn find(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $( $rfield: {
-                        // SAFETY: the caller answers for the library's function of this name having this
-                        // signature. The pointer is copied out of the guard, and the caller keeps the
+                        // SAFETY: the caller guarantees that the library's function of this name has this
+                        // signature. The pointer is copied out of the `Symbol`, and the caller keeps the
                         // library loaded.
                         let found = unsafe { library.get::<unsafe extern "C" fn($($rarg),*) -> $rret>($rname.as_bytes()) };
                         *found.map_err(|_| $rname)?
                     }, )*
                     $( $ofield: {
-                        // SAFETY: the caller answers for the library's function of this name, if there is
-                        // one, having this signature, and keeps the library loaded.
+                        // SAFETY: the caller guarantees that the library's function of this name, if it
+                        // exists, has this signature, and keeps the library loaded.
                         let found = unsafe { library.get::<unsafe extern "C" fn($($oarg),*) -> $oret>($oname.as_bytes()) };
                         found.ok().map(|symbol| *symbol)
                     }, )*
@@ -391,7 +393,7 @@ table! {
         /// `ncclScatter`
         scatter = "ncclScatter", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, RawStream) -> NcclResult;
         /// `ncclCommRevoke`
-        comm_revoke = "ncclCommRevoke", "2.29": fn(NcclComm, c_int) -> NcclResult;
+        comm_revoke = "ncclCommRevoke", "2.28.7": fn(NcclComm, c_int) -> NcclResult;
     }
 }
 
@@ -435,7 +437,8 @@ pub(crate) mod tests {
             let (first, without) = documented_names
                 .remove(name)
                 .unwrap_or_else(|| panic!("{name}"));
-            assert!(first.starts_with(&format!("{since}.")), "{name}: {first}");
+            let is_same = first == *since || first.starts_with(&format!("{since}."));
+            assert!(is_same, "{name}: {first}");
             assert_ne!(without, "refused", "{name}");
         }
         assert!(documented_names.is_empty(), "{documented_names:?}");

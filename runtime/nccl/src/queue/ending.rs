@@ -1,8 +1,8 @@
 //! How queues end: closed together with the other ranks, or stopped on this rank only; and what happens to
 //! buffers that the device may still use then.
 //!
-//! Queues end together. Freeing a communicator waits for the kernels of all communicators of its device, so
-//! a hung one would delay the end of the others. Therefore all get the abort flag before any is freed.
+//! Queues end together. Freeing a communicator waits for the kernels of all communicators of its device, so a
+//! hung communicator would delay the end of the others. So all get the abort flag before the first is freed.
 
 use super::{CommQueue, Stage};
 use crate::comm::members::Scope;
@@ -72,13 +72,13 @@ impl CommQueue {
     /// communicator is kept, so that it can be shrunk to the remaining ranks.
     ///
     /// # Blocking
-    /// Until the library has stopped its kernels, which may never happen: a kernel of the program that
-    /// never ends delays what follows it, and so delays the library's end.
+    /// Until the library has stopped its kernels, which may never happen: they cannot end while a kernel of the
+    /// program before them does not end.
     pub(crate) fn end_all(queues: &[Arc<Self>]) {
         let Some(shared) = queues.first().map(|queue| queue.shared.clone()) else {
             return;
         };
-        // This comes before the call into the library, which may not return.
+        // The operations fail before the call into the library, which may not return.
         queues
             .iter()
             .for_each(|queue| queue.fail_waiting(Duration::ZERO));
@@ -90,7 +90,7 @@ impl CommQueue {
             .iter()
             .for_each(|queue| queue.fail_waiting(Self::CLEAN_UP));
         let deadline = Deadline::In(Self::CLEAN_UP).started();
-        // Each iteration sweeps all queues.
+        // `&`, not `&&`: each iteration frees the buffers of all queues.
         while !queues
             .iter()
             .fold(true, |clean, queue| queue.free_finished() & clean)
@@ -100,8 +100,8 @@ impl CommQueue {
         }
     }
 
-    /// Fails the operations that wait for the ranks to join. If a call that does not return holds the lock,
-    /// later checks of operations find that the group was aborted.
+    /// Fails the operations that wait for the ranks to join. If a call that does not return holds the lock, their
+    /// next progress check finds that the group was aborted.
     fn fail_waiting(&self, limit: Duration) {
         let Some(error) = self.shared.aborted.get() else {
             return;
@@ -112,21 +112,21 @@ impl CommQueue {
         for ticket in state.waiting.drain(..) {
             ticket.fail(error.clone());
         }
-        // A communicator that has not joined yet is aborted when it is dropped.
+        // This drops a communicator that is still joining, and so aborts it.
         state.stage = Stage::Broken(error.clone());
     }
 
-    /// Revokes the communicators that can be revoked, in one group of calls, then aborts the rest, in
-    /// another. The context must be current.
+    /// Revokes the communicators that can be revoked in one group of calls, then aborts the others in a second group.
+    /// The context must be current.
     fn stop_all(shared: &Shared, queues: &[Arc<Self>]) {
         let table = shared.library.table();
         let is_revocable = table.comm_revoke.is_some() && table.comm_shrink.is_some();
-        let mut doomed: Vec<&Arc<Self>> = queues.iter().collect();
+        let mut to_abort: Vec<&Arc<Self>> = queues.iter().collect();
         if is_revocable {
-            doomed = Self::revoke_all(shared, queues);
+            to_abort = Self::revoke_all(shared, queues);
         }
         let mut comms = Vec::new();
-        for queue in doomed {
+        for queue in to_abort {
             let Some(comm) = queue.comm.get().filter(|comm| comm.is_live()) else {
                 continue;
             };
@@ -145,7 +145,7 @@ impl CommQueue {
 
     /// Stops pending work on all communicators; returns the queues whose communicator must be aborted.
     fn revoke_all<'a>(shared: &Shared, queues: &'a [Arc<Self>]) -> Vec<&'a Arc<Self>> {
-        let mut doomed = Vec::new();
+        let mut to_abort = Vec::new();
         let mut revoked = Vec::new();
         let group = match shared.library.group() {
             Ok(group) => group,
@@ -159,25 +159,25 @@ impl CommQueue {
                 Some((comm, Ok(()))) => revoked.push((queue, comm)),
                 Some((_, Err(error))) if error.kind() != ErrorKind::Closed => {
                     tracing::warn!(%error, "a communicator could not be revoked: it is aborted");
-                    doomed.push(queue);
+                    to_abort.push(queue);
                 }
                 Some(_) | None => {}
             }
         }
-        // The result of each is its own state, read below.
+        // The state of each communicator, which is read below, has its result.
         let _ = group.end();
         let deadline = Deadline::In(Self::CLEAN_UP).started();
         for (queue, comm) in revoked {
             match queue.finish_revoked(comm, deadline) {
                 Ok(()) if queue.scope == Scope::Group => {}
-                Ok(()) => doomed.push(queue),
+                Ok(()) => to_abort.push(queue),
                 Err(error) => {
                     tracing::warn!(%error, "a communicator could not be revoked: it is aborted");
-                    doomed.push(queue);
+                    to_abort.push(queue);
                 }
             }
         }
-        doomed
+        to_abort
     }
 
     fn finish_revoked(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
@@ -218,14 +218,14 @@ impl CommQueue {
         }
     }
 
-    /// Waits until everything submitted has ended.
+    /// Waits until all submitted operations have ended.
     ///
     /// # Errors
     /// `Timeout` if some operation has not ended by the deadline; the error of the communicator, or of an abort.
     /// The failure of a single operation is reported by that operation.
     pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
-        let late = || {
+        let timed_out = || {
             Error::new(
                 ErrorKind::Timeout,
                 "operations are still in progress on the device",
@@ -234,7 +234,7 @@ impl CommQueue {
         let mut pause = Duration::from_micros(20);
         let mut wait = || {
             if deadline.has_passed() {
-                return Err(late());
+                return Err(timed_out());
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
@@ -309,7 +309,7 @@ impl CommQueue {
                 Ok(()) => queue.destroy(comm),
                 Err(error) if error.kind() == ErrorKind::Timeout => return Err(error),
                 Err(error) => {
-                    note_close(&error);
+                    log_close_error(&error);
                     failed.push(comm.clone());
                 }
             }
@@ -318,14 +318,14 @@ impl CommQueue {
         if let (Some(queue), false) = (queues.first(), failed.is_empty()) {
             let _entered = queue.shared.device.enter()?;
             if let Err(error) = Comm::abort_all(&queue.shared.library, &failed) {
-                note_close(&error);
+                log_close_error(&error);
             }
         }
         Ok(())
     }
 
-    /// Frees a communicator that has been closed, on a separate thread: if that fails, the library leaves a
-    /// group of calls open on the thread.
+    /// Frees a communicator that was closed, on a separate thread: if the call fails, the library leaves a group of
+    /// calls open on its thread.
     fn destroy(&self, comm: &Arc<Comm>) {
         let (shared, comm) = (self.shared.clone(), comm.clone());
         let destroyed = on_thread("rcomm/nccl-close", move || {
@@ -334,7 +334,7 @@ impl CommQueue {
         });
         match destroyed.map(std::thread::JoinHandle::join) {
             Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) | Err(error) => note_close(&error),
+            Ok(Ok(Err(error))) | Err(error) => log_close_error(&error),
             Ok(Err(_)) => tracing::error!("the thread that frees a communicator panicked"),
         }
     }
@@ -360,16 +360,16 @@ fn on_thread<T: Send + 'static>(
         .map_err(|error| Error::io(format!("cannot start the thread {name}"), error))
 }
 
-/// Logs an error of a close. All operations have ended, so it does no harm if another rank has left first
-/// without a message.
-fn note_close(error: &Error) {
+/// Logs an error of a close. All operations have ended, so the error has no effect on their results; for example,
+/// another rank may have exited without closing its communicator.
+fn log_close_error(error: &Error) {
     tracing::debug!(%error, "a communicator was not closed by all ranks together");
 }
 
 impl Drop for CommQueue {
     fn drop(&mut self) {
-        // The communicator is dropped before the objects that it uses. If it is leaked, or another holder
-        // keeps it alive, those objects are leaked as well.
+        // The communicator is dropped before the objects that it uses. If it is leaked, or another reference keeps
+        // it alive, those objects are leaked as well.
         if let Some(comm) = self.comm.take()
             && !self.end_or_leak(comm)
         {

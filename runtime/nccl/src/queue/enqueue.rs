@@ -31,9 +31,9 @@ pub(crate) struct IncompleteCall {
     pub(crate) left: RemainingWork,
 }
 
-/// The work that an incomplete call has left on the device.
+/// The work that an incomplete call may have left on the device.
 pub(crate) enum RemainingWork {
-    /// There is no work, since the call failed before.
+    /// There is no work: the call failed before it enqueued any.
     Nothing,
     /// There is no work after this mark.
     Until(Arc<Mark>),
@@ -87,7 +87,7 @@ impl CommQueue {
                 let mark = shared.marks.mark(&self.stream).map_err(early)?;
                 Some(Start::Marked(Arc::new(mark)))
             }
-            // The operation starts when the work before it is done, which already has marks.
+            // The operation starts when the work before it is done, and that work already has marks.
             (None, Timing::Off) => Some(Start::Follows(self.latest().clone(), sync_events)),
         };
         let launched = comm.with(|library, raw| {
@@ -98,18 +98,18 @@ impl CommQueue {
                 stream: &self.stream,
                 rank: comm.rank(),
                 size: comm.size(),
-                barrier: place_of(&self.barrier),
-                staging: staging.as_ref().map_or(null_mut(), place_of),
+                barrier: address_of(&self.barrier),
+                staging: staging.as_ref().map_or(null_mut(), address_of),
             };
-            // SAFETY: the communicator is live and locked while it is lent, the stream is our own. The
-            // group has validated the operation and `check_place` the place of its buffers; the ticket
-            // keeps it until the mark below is reached, and the queue what it stages. What is captured is
-            // kept by the graph, for itself and all that is made of it.
+            // SAFETY: the communicator is live and locked while it is lent, and the queue owns the stream. The
+            // group has validated the operation, and `check_place` the device of its buffers. The ticket keeps
+            // the operation until the mark below is reached, and the queue keeps the staging memory. If the
+            // operation is captured, the graph and everything made from it keep both.
             unsafe { target.launch(op) }
         });
         let mut is_marked = true;
         let finished = match launched {
-            // While the library is still launching, the work that it enqueues comes after any mark.
+            // If the library is still launching at an error, it enqueues work after any mark.
             Ok(Ok(launched)) => self
                 .finish(comm, launched, deadline)
                 .inspect_err(|_| is_marked = false),
@@ -158,7 +158,7 @@ impl CommQueue {
         before: impl FnOnce() -> Result<()>,
         call: impl FnOnce(NcclComm, RawStream) -> NcclResult + Send + 'static,
     ) -> Result<Arc<Mark>, IncompleteCall> {
-        // Operations that were issued before come first.
+        // Operations that were issued earlier are launched first.
         self.enter_and_launch_waiting(&mut state);
         if let Stage::Broken(error) = &state.stage {
             return Err(IncompleteCall::untouched(error.clone()));
@@ -197,13 +197,13 @@ impl CommQueue {
                 let status = call(raw, stream.raw());
                 check_call(library, raw, name, status)
             };
-            let mut apart = comm.call_on_thread(&self.shared.device, work)?;
-            match self.wait_for_thread(&mut apart, deadline) {
+            let mut thread_call = comm.call_on_thread(&self.shared.device, work)?;
+            match self.wait_for_thread(&mut thread_call, deadline) {
                 Ok(called) => {
                     state.called.insert(name);
                     called
                 }
-                // The call is still in progress, and the work that it enqueues comes after any mark.
+                // The call may still be in progress, and then enqueues work after any mark.
                 Err(error) => {
                     given_up = Some(error.clone());
                     Err(error)
@@ -220,7 +220,7 @@ impl CommQueue {
         if let Ok(Call::InProgress) = called
             && let Err(error) = self.wait_until_connected(comm, deadline)
         {
-            // The work that the library enqueues comes after any mark.
+            // The library may still be launching, and then enqueues work after any mark.
             state.stage = Stage::Broken(error.clone());
             return Err(IncompleteCall {
                 error,
@@ -229,7 +229,7 @@ impl CommQueue {
         }
         let mark = self.shared.sync_events.mark(&self.stream).map(Arc::new);
         if let Err(error) = &mark {
-            // Without a mark it is unknown when the buffers in use may be reused.
+            // Without a mark it is unknown when the buffers may be reused.
             state.stage = Stage::Broken(error.clone());
         }
         match (called, mark) {
@@ -265,8 +265,8 @@ impl CommQueue {
             self.wait_until_connected(comm, deadline)?;
         }
         launched.copies.into_iter().try_for_each(|copy| {
-            // SAFETY: from the staging memory to buffers of the operation, each as long as what was staged
-            // for it. Both are kept until the mark, as for the call.
+            // SAFETY: the copy reads the staging memory and writes a buffer of the operation, of the length that
+            // was staged for it. Both are kept until the mark is reached, as for the call.
             unsafe { copy.enqueue(&self.stream) }
         })
     }
@@ -279,7 +279,7 @@ impl CommQueue {
         if bytes == 0 {
             return Ok(None);
         }
-        // All bytes are written there before they are read.
+        // All bytes of this memory are written before they are read.
         let make = |bytes| DeviceBuffer::uninitialized(&self.stream, DType::U8, bytes);
         if graph.is_some() {
             return make(bytes).map(Some);
@@ -290,7 +290,7 @@ impl CommQueue {
         }
         let made = make(bytes.next_power_of_two())?;
         if let Some(former) = staging.replace(made.clone()) {
-            // Freeing the memory would wait for work in progress.
+            // Freeing the former memory now could wait for work in progress.
             let end = self.shared.sync_events.mark(&self.stream)?;
             self.keep_until(OpType::Gather, Box::new(former), end);
         }
@@ -301,7 +301,7 @@ impl CommQueue {
     fn keep_for(&self, graph: Graph, op: &Op<'_>, staging: &Option<DeviceBuffer>) -> Result<()> {
         let hold = |buffer: &Buffer<'_>| {
             buffer.share_owner().ok_or_else(|| {
-                let message = format!("{buffer:?}: no owner keeps it for the graph");
+                let message = format!("{buffer:?}: nothing keeps the memory alive for the graph");
                 Error::new(ErrorKind::InvalidArgument, message)
             })
         };
@@ -310,15 +310,15 @@ impl CommQueue {
         graph.keep(&self.shared.device, Box::new(memory), &self.live)
     }
 
-    /// Notes for dumps which operation was captured into a graph.
+    /// Notes, for dumps, that an operation was captured into a graph.
     pub(crate) fn note_captured(&self, graph: u64, seq: u64) {
-        /// Only the latest graphs are noted, since a program may capture any number of them.
-        const MOST: usize = 64;
+        /// The number of graphs that are noted, the latest ones: a program may capture any number of them.
+        const MAX_GRAPHS: usize = 64;
         let mut graphs = self.graphs();
         let captured = graphs.entry(graph).or_default();
         captured.count += 1;
         captured.ends = Some((captured.ends.map_or(seq, |(first, _)| first), seq));
-        if graphs.len() > MOST {
+        if graphs.len() > MAX_GRAPHS {
             graphs.pop_first();
         }
     }
@@ -327,7 +327,7 @@ impl CommQueue {
         self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the graph into which an operation is captured: that of the streams of all its buffers. The
+    /// Returns the graph into which the streams of all buffers of an operation are captured, if they are. The
     /// context must be current.
     ///
     /// # Errors
@@ -346,7 +346,7 @@ impl CommQueue {
                 ));
             }
         }
-        // Only an operation of this queue makes its stream part of a capture.
+        // The queue's own stream becomes part of a capture only by an operation of this queue.
         if !self.may_be_captured.load(Ordering::Acquire) {
             return Ok(graph);
         }
@@ -367,7 +367,8 @@ impl CommQueue {
         }
     }
 
-    /// Works as [`graph_of`](Self::graph_of), before the operation is issued. The context must be current.
+    /// Works as [`graph_of`](Self::graph_of), and checks that the operation can be captured. The context must be
+    /// current.
     ///
     /// # Errors
     /// `InvalidArgument` if the communicator does not exist yet: none can be made during a capture.
@@ -383,7 +384,7 @@ impl CommQueue {
         Ok(graph)
     }
 
-    /// Makes `stream` wait until the work that is on this queue's stream now is done.
+    /// Makes `stream` wait for the work that is now pending on this queue's stream.
     pub(crate) fn make_stream_wait(&self, stream: &CudaStream) -> Result<()> {
         let _entered = self.shared.device.enter()?;
         let mark = self.shared.sync_events.mark(&self.stream)?;
@@ -396,7 +397,7 @@ impl CommQueue {
         let streams = Streams::of(op, &self.shared.default_stream);
         streams
             .into_iter()
-            // The work on the queue's own stream comes first in any case.
+            // The operation runs after the pending work of the queue's own stream in any case.
             .filter(|stream| stream.raw() != self.stream.raw())
             .map(|stream| self.wait_for_stream(stream))
             .collect()
@@ -411,8 +412,8 @@ impl CommQueue {
 
     /// Waits until the library has connected to all peers that the call needs.
     pub(super) fn wait_until_connected(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
-        /// The library starts a thread for each call, which normally ends within this time. Sleeping would
-        /// take longer.
+        /// The library starts a thread for each call, which normally ends within this time. A sleep would take
+        /// longer.
         const SPIN: Duration = Duration::from_micros(200);
         let deadline = deadline.started();
         let begun = Instant::now();
@@ -456,7 +457,7 @@ fn check_call(
     if status == result::IN_PROGRESS {
         return Ok(Call::InProgress);
     }
-    // SAFETY: the callers have the communicator from `with`, which lends it live and locked.
+    // SAFETY: the callers got the communicator from `with`, which lends it live and locked.
     unsafe { library.check_on(raw, name, status) }.map(|()| Call::Done)
 }
 
@@ -473,7 +474,7 @@ struct Streams<'o> {
 }
 
 impl<'o> Streams<'o> {
-    /// Collects the streams of `op`; `default` is the stream of buffers that name none.
+    /// Collects the streams of `op`; `default` is the stream of buffers that name no stream.
     fn of(op: &'o Op<'_>, default: &'o Arc<CudaStream>) -> Self {
         let mut streams = Self::default();
         for_each_buffer(op, &mut |buffer| {
@@ -493,7 +494,7 @@ impl<'o> Streams<'o> {
     }
 }
 
-fn place_of(memory: &DeviceBuffer) -> *mut c_void {
+fn address_of(memory: &DeviceBuffer) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(memory.address() as usize)
 }
 

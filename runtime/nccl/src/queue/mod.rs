@@ -2,9 +2,9 @@
 //! puts them on the stream; `ending` ends a queue.
 //!
 //! An operation starts after the pending work of its buffers' streams (an event for which the queue's
-//! stream waits), and its end is an event of the queue's stream: nothing here waits for the device.
-//! Operations that are issued before all ranks have joined wait in a queue, and every later check of an
-//! operation advances the joining. Buffers are released when the event has completed; those of an aborted
+//! stream waits), and its end is an event of the queue's stream: so a call that issues an operation does not wait
+//! for the device. Operations that are issued before all ranks have joined wait in a queue, and every later check
+//! of an operation advances the joining. Buffers are released when the end event is complete; those of an aborted
 //! operation are kept until then, or leaked.
 
 mod ending;
@@ -39,6 +39,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
+/// How long a dump waits for the queue's lock.
+const FACTS_TIME: Duration = Duration::from_millis(20);
+
 /// The stage of the queue's communicator.
 enum Stage {
     Joining(Box<Bootstrap>),
@@ -56,11 +59,11 @@ pub(crate) struct QueueState {
     called: HashSet<&'static str>,
 }
 
-/// The result of putting an operation on the stream.
+/// The result of enqueueing an operation.
 pub(crate) enum Enqueued {
     /// The operation runs between these marks.
     Between(Start, Arc<Mark>),
-    /// The operation is part of this graph.
+    /// The operation is part of the graph with this id.
     Captured(u64),
 }
 
@@ -80,22 +83,23 @@ pub(crate) struct CommQueue {
     comm: OnceLock<Arc<Comm>>,
     pub(crate) registry: Registry,
     stream: Arc<CudaStream>,
+    /// Four bytes that barriers and the first broadcast use.
     barrier: DeviceBuffer,
     /// NCCL's number of the communicator, which is the same on all members.
     hash: OnceLock<u64>,
-    /// Number of operations that were passed to the library, those that it refused included.
+    /// Number of operations that were passed to the library, including those that it refused.
     launched: AtomicU64,
     /// The operations captured into each of the latest graphs.
     graphs: Mutex<BTreeMap<u64, Captured>>,
     /// The graphs that still hold operations.
     live: Arc<LiveGraphs>,
-    /// Whether the stream may be part of a capture: it was part of one whose end has not been seen.
+    /// Whether the stream may be part of a capture: it was part of a capture whose end was not seen yet.
     may_be_captured: AtomicBool,
     /// The end of the latest operation on the stream.
     latest: Mutex<Option<Arc<Mark>>>,
     state: Mutex<QueueState>,
     abandoned: Mutex<Vec<AbandonedOp>>,
-    /// Memory for lists whose parts the library requires to be contiguous.
+    /// Staging memory for lists whose parts the library requires to be contiguous.
     staging: Mutex<Option<DeviceBuffer>>,
     /// The time since which the library reports an error of the communicator.
     error_since: OnceLock<Instant>,
@@ -104,7 +108,7 @@ pub(crate) struct CommQueue {
 impl CommQueue {
     /// How long work on the device may continue after an error of the communicator.
     const GRACE: Duration = Duration::from_millis(500);
-    /// How long the registration of memory waits while the library connects to peers.
+    /// How long the registration of memory waits until no work is in progress in the background.
     const IDLE_TIME: Duration = Duration::from_secs(30);
 
     /// Makes a queue and begins to join its communicator.
@@ -114,7 +118,7 @@ impl CommQueue {
     pub(crate) fn begin(shared: &Arc<Shared>, members: BootstrapGroup) -> Result<Arc<Self>> {
         let scope = members.scope;
         let mut bootstrap = Bootstrap::begin(shared, members)?;
-        match Self::parts(shared) {
+        match Self::stream_and_barrier(shared) {
             Ok((stream, barrier)) => {
                 // A lazy group also connects its rings at its first operation, so only an eager group warms
                 // up here.
@@ -137,15 +141,20 @@ impl CommQueue {
     /// # Errors
     /// `Backend` if the device has no more streams or memory.
     pub(crate) fn from_comm(shared: &Arc<Shared>, comm: Comm, hash: u64) -> Result<Arc<Self>> {
-        let queue = Self::new(shared, Scope::Group, Self::parts(shared)?, Stage::Ready);
-        // This cannot fail: no other thread has this queue yet.
+        let queue = Self::new(
+            shared,
+            Scope::Group,
+            Self::stream_and_barrier(shared)?,
+            Stage::Ready,
+        );
+        // Both values are set for the first time: no other thread has this queue yet.
         let _ = queue.hash.set(hash);
         let _ = queue.comm.set(Arc::new(comm));
         Ok(queue)
     }
 
     /// Makes the stream and the memory of a queue.
-    fn parts(shared: &Shared) -> Result<(Arc<CudaStream>, DeviceBuffer)> {
+    fn stream_and_barrier(shared: &Shared) -> Result<(Arc<CudaStream>, DeviceBuffer)> {
         let stream = CudaStream::new(&shared.device, shared.options.priority)?;
         let barrier = DeviceBuffer::zeroed(&stream, DType::U32, 1)?;
         Ok((stream, barrier))
@@ -223,8 +232,8 @@ impl CommQueue {
     /// Locks the queue: the holder has exclusive use of the communicator.
     ///
     /// # Errors
-    /// `Timeout` if the queue is not free by the deadline: a call into the library or the driver may never
-    /// return, and holds the lock until then.
+    /// `Timeout` if the queue is not free by the deadline: another thread may hold the lock in a call of the library
+    /// or the driver that never returns.
     pub(crate) fn lock(&self, deadline: Deadline) -> Result<MutexGuard<'_, QueueState>> {
         let deadline = deadline.started();
         let mut pause = Duration::from_micros(5);
@@ -270,7 +279,8 @@ impl CommQueue {
             return Some(error.clone());
         }
         if let Some(error) = self.comm.get().and_then(|comm| comm.async_error()) {
-            // A rank that leaves when its part is done does not affect data in flight.
+            // The error may come from a rank that left after its part was done. Data in flight still arrive then,
+            // so the device gets some time.
             let since = self.error_since.get_or_init(Instant::now);
             return (since.elapsed() >= Self::GRACE).then_some(error);
         }
@@ -347,8 +357,7 @@ impl CommQueue {
             Err(error) => {
                 let stage = std::mem::replace(&mut state.stage, Stage::Broken(error.clone()));
                 if let Stage::Joining(bootstrap) = stage {
-                    // Another thread already waits for the operation, so no time is spent on finding the
-                    // silent ranks.
+                    // The operations fail at once instead of waiting for the reports of the other ranks.
                     bootstrap.give_up(error.clone(), Duration::ZERO);
                 }
                 for ticket in state.waiting.drain(..) {
@@ -390,8 +399,8 @@ impl CommQueue {
         self.comm.get()
     }
 
-    /// Makes a communicator from this one, as a step of [`take_over`](Self::take_over); `None` for a rank that is
-    /// in no part of a split.
+    /// Makes a communicator from this one, as a step of [`take_over`](Self::take_over); returns `None` on a rank that
+    /// is in no part of a split.
     pub(crate) fn derive(
         &self,
         begin: impl FnOnce(&Arc<Comm>) -> Result<CommInit>,
@@ -450,7 +459,7 @@ impl CommQueue {
         done
     }
 
-    /// Returns the communicator's facts for a dump. Never waits.
+    /// Returns the communicator's facts for a dump. Waits for [`FACTS_TIME`] at most.
     pub(crate) fn facts(&self) -> Vec<(String, String)> {
         let mut facts: Vec<(String, String)> = Vec::new();
         let mut fact = |name: &str, value: String| facts.push((name.to_owned(), value));
@@ -467,7 +476,14 @@ impl CommQueue {
             };
             fact("async_state", state);
         }
-        match self.state.try_lock() {
+        // A thread that polls holds the lock for a moment; one that is inside a call of the library keeps it.
+        let deadline = Instant::now() + FACTS_TIME;
+        let mut state = self.state.try_lock();
+        while state.is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(200));
+            state = self.state.try_lock();
+        }
+        match state {
             Err(_) => fact("stage", "inside a call".to_owned()),
             Ok(state) => {
                 let stage = match &state.stage {

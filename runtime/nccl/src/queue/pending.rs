@@ -17,7 +17,7 @@ pub(crate) struct Ticket {
     /// The sequence number under which the group records the operation.
     seq: u64,
     deadline: Deadline,
-    /// The operation: locked while it is put on the device; `None` after it was reclaimed.
+    /// The operation, locked while it is being launched; `None` after it was reclaimed.
     op: Mutex<Option<Op<'static>>>,
     /// Start and end of the operation, once it is on the device.
     marks: OnceLock<(Start, Arc<Mark>)>,
@@ -26,8 +26,8 @@ pub(crate) struct Ticket {
     /// The end of the work on the device of an operation that could not be launched completely.
     failed_launch: OnceLock<FailedLaunch>,
     outcome: OnceLock<Result<Done>>,
-    /// Set if something may have been put on the device; `marks` or `failed_launch` holds what, once that is
-    /// known.
+    /// Set before the launch: from then on work of the operation may be on the device. `marks`, `captured` or
+    /// `failed_launch` has the result of the launch.
     may_be_on_device: OnceLock<()>,
     /// Whether the operation's progress was queried after it was put on the device.
     was_polled: AtomicBool,
@@ -104,14 +104,14 @@ impl Ticket {
         };
         let _ = self.may_be_on_device.set(());
         match enqueue(op, self.deadline) {
-            // All of these are set once: a ticket is launched once.
+            // A ticket is launched once, so each of these cells is set for the first time.
             Ok(Enqueued::Between(start, end)) => {
                 let _ = self.marks.set((start, end));
             }
             Ok(Enqueued::Captured(graph)) => {
                 self.queue.note_captured(graph, self.seq);
                 let _ = self.captured.set(());
-                // The operation is complete from the host's view: nothing here watches a graph.
+                // The operation counts as complete, since the host does not see when the graph is launched.
                 let done = Done {
                     graph_id: Some(graph),
                     ..Done::default()
@@ -134,9 +134,9 @@ impl Ticket {
         self.deadline
     }
 
-    /// Returns the result of `ask` for the operation; `true` if the operation was reclaimed.
-    pub(crate) fn check_op(&self, ask: impl FnOnce(&Op<'static>) -> bool) -> bool {
-        self.op().as_ref().is_none_or(ask)
+    /// Returns whether `condition` is true of the operation; `true` if the operation was reclaimed.
+    pub(crate) fn check_op(&self, condition: impl FnOnce(&Op<'static>) -> bool) -> bool {
+        self.op().as_ref().is_none_or(condition)
     }
 
     /// Whether the operation was put on the device, or into a graph, completely.
@@ -190,8 +190,7 @@ impl Ticket {
         let end = match (self.marks.get(), self.failed_launch.get()) {
             (Some((_, end)), _) | (None, Some(FailedLaunch::Until(end))) => end,
             (None, Some(FailedLaunch::Unknown)) => return false,
-            // The operation has an outcome, so it never was and never will be on the device; or it belongs
-            // to a graph.
+            // An operation that was never launched is not on the device; one in a graph is kept by the graph.
             (None, None) => {
                 return self.may_be_on_device.get().is_none() || self.captured.get().is_some();
             }
@@ -209,8 +208,8 @@ impl Pending for Ticket {
         if self.marks.get().is_none() {
             self.queue.try_progress();
         } else if !self.was_polled.swap(true, Ordering::Relaxed) {
-            // The first query comes when the operation is issued. The device has only just received the
-            // operation, and a check costs as much as a launch.
+            // The first query comes right after the launch. The operation has rarely ended by then, and a query of
+            // the device costs as much as a launch.
             return Progress::Queued;
         }
         let progress = match self.poll() {
@@ -229,7 +228,7 @@ impl Pending for Ticket {
     }
 
     fn wait(&self, deadline: Deadline) -> Progress {
-        /// Short operations end within this time; sleeping would take longer.
+        /// Short operations end within this time; a sleep would take longer.
         const SPIN: Duration = Duration::from_micros(50);
         const LONGEST_PAUSE: Duration = Duration::from_micros(500);
         let deadline = deadline.started();
@@ -268,11 +267,11 @@ impl Pending for Ticket {
             if let Some(Err(error)) = self.outcome.get() {
                 return Err(error.clone());
             }
-            // The communicator does not exist yet.
+            // The operation is not launched yet: it waits for the ranks to join.
             if self.deadline.has_passed() {
                 return Err(Error::new(
                     ErrorKind::Timeout,
-                    "it was not enqueued on the device before its deadline",
+                    "the operation was not enqueued on the device before its deadline",
                 ));
             }
             self.queue.try_progress();
@@ -283,7 +282,7 @@ impl Pending for Ticket {
 
     fn reclaim(&self) -> Option<Op<'static>> {
         self.outcome.get()?;
-        // The lock is held while a thread is in the library's call that launches the operation.
+        // A thread that launches the operation holds the lock, and may be inside a call of the library.
         let mut op = match self.op.try_lock() {
             Ok(op) => op,
             Err(TryLockError::Poisoned(op)) => op.into_inner(),

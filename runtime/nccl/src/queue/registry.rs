@@ -17,8 +17,8 @@ pub(crate) struct Registry {
     windows: Mutex<Windows>,
 }
 
-/// Ranges that have one number in the library: a range that lies in the pages of another gets the other's
-/// number, and a count is kept (`ncclRegister`, register.cc). So all owners are kept until the last
+/// Ranges with the same number in the library: a range in the pages of another range gets that range's number,
+/// and the library counts the registrations (`ncclRegister`, register.cc). So all owners are kept until the last
 /// registration is undone.
 #[derive(Default)]
 struct RegisteredRanges {
@@ -39,8 +39,8 @@ impl Registry {
         std::mem::forget(std::mem::take(&mut *self.windows()));
     }
 
-    /// Keeps the memory of a window until it is released, or the communicator is gone. Returns the number by which
-    /// to [`release`](Self::release) it.
+    /// Keeps the memory of a window until it is released, or the communicator has ended. Returns the number with
+    /// which to [`release`](Self::release) it.
     pub(crate) fn keep(&self, memory: Box<dyn Send>) -> u64 {
         let mut windows = self.windows();
         windows.last += 1;
@@ -66,7 +66,7 @@ impl Registry {
 }
 
 impl CommQueue {
-    /// Registers memory, which stays alive until it is deregistered or the communicator is gone.
+    /// Registers memory, which stays alive until it is deregistered or the communicator has ended.
     pub(crate) fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
         let refuse =
             |why: &str| Error::new(ErrorKind::InvalidArgument, format!("{memory:?}: {why}"));
@@ -85,9 +85,9 @@ impl CommQueue {
         let _alone = self.lock_idle(comm)?;
         let _entered = self.shared.device.enter()?;
         let mut registered = self.registry.lock();
-        // SAFETY: the buffer is device memory (the backend has checked that). Its owner is kept below until
-        // the registration is undone or the queue is gone, and a queue's communicator goes first; where the
-        // communicator is leaked the owner is leaked, too.
+        // SAFETY: the buffer is device memory (the backend has checked that). Its owner is kept below until the
+        // registration is undone or the queue is dropped, and the queue ends its communicator before it drops
+        // owners. If the communicator is leaked, the owner is leaked as well.
         let id = unsafe { comm.register(memory.as_ptr().addr() as u64, memory.size_bytes())? };
         let known = registered.entry(id).or_default();
         known.count += 1;
@@ -118,12 +118,12 @@ impl CommQueue {
         };
         if let Some(comm) = self.comm() {
             let _entered = self.shared.device.enter()?;
-            // SAFETY: it is in the map, so it comes from this communicator, and no more are undone than
-            // were made.
+            // SAFETY: the registration is in the map, so it comes from this communicator. The count ensures that
+            // no more registrations are undone than were made.
             match unsafe { comm.deregister(registration.id) } {
                 // The communicator was ended, and its registrations with it.
                 Err(error) if error.kind() == ErrorKind::Closed => {}
-                // Memory to which the library may still refer is kept.
+                // After an error the library may still refer to the memory, so its owner is kept.
                 undone => undone?,
             }
         }

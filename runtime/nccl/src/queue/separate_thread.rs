@@ -61,9 +61,8 @@ impl CommQueue {
     ) {
         let blocks = self.shared.options.comm.blocking == Blocking::Yes;
         let is_known = !blocks
-            || ticket.check_op(|op| {
-                ConnectionKey::all(op, &mut |shape| state.connected.contains(&shape))
-            });
+            || ticket
+                .check_op(|op| ConnectionKey::all(op, &mut |key| state.connected.contains(&key)));
         if is_known {
             ticket.launch(|op, deadline| self.enqueue(op, deadline, graph));
             return;
@@ -71,8 +70,8 @@ impl CommQueue {
         match self.launch_on_thread(ticket, graph) {
             Ok(()) if ticket.is_enqueued() => {
                 ticket.check_op(|op| {
-                    ConnectionKey::all(op, &mut |shape| {
-                        state.connected.insert(shape);
+                    ConnectionKey::all(op, &mut |key| {
+                        state.connected.insert(key);
                         true
                     })
                 });
@@ -87,14 +86,14 @@ impl CommQueue {
     }
 
     fn launch_on_thread(&self, ticket: &Arc<Ticket>, graph: Option<Option<Graph>>) -> Result<()> {
-        let apart = ticket.clone();
+        let own = ticket.clone();
         let mut launched = ForeignCall::begin("rcomm/nccl-connect", move || {
-            let queue = apart.queue().clone();
+            let queue = own.queue().clone();
             match queue.shared.device.enter() {
                 Ok(_entered) => {
-                    apart.launch(|op, deadline| queue.enqueue(op, deadline, graph));
+                    own.launch(|op, deadline| queue.enqueue(op, deadline, graph));
                 }
-                Err(error) => apart.fail(error),
+                Err(error) => own.fail(error),
             }
         })?;
         self.wait_for_thread(&mut launched, ticket.deadline())
@@ -109,11 +108,11 @@ impl CommQueue {
         call: &mut ForeignCall<T>,
         deadline: Deadline,
     ) -> Result<T> {
-        /// The interval at which an abort is looked for.
-        const LOOK: Duration = Duration::from_millis(20);
+        /// The interval of the checks for an abort.
+        const POLL_INTERVAL: Duration = Duration::from_millis(20);
         let deadline = deadline.started();
         loop {
-            if let Some(done) = call.wait(LOOK.min(deadline.remaining()))? {
+            if let Some(done) = call.wait(POLL_INTERVAL.min(deadline.remaining()))? {
                 return Ok(done);
             }
             if let Some(error) = self.shared.aborted.get() {

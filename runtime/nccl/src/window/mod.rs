@@ -4,18 +4,18 @@
 //! The library differs in four points from what a window promises. They are handled as follows:
 //!
 //! - *A put always signals* (`ncclPutSignal`), and signals are counted for each pair of ranks of a
-//!   communicator, not for each window. So a signal of a window is a put of one word into a table in which
-//!   the receiver has an entry for each sender. The word holds how many signals of the window were sent,
-//!   and how many of the library's by then. Puts to one peer arrive in order. So a receiver that sees the
-//!   word waits for that many of the library's signals, which were all sent already, and then everything
-//!   put before has arrived.
-//! - *A wait blocks the stream.* No wait for an unsent signal is enqueued: the host reads the word, so that
-//!   a signal that never arrives has a deadline and blocks nothing else.
+//!   communicator, not for each window. So a signal of a window is a put of one 64-bit word into a table in
+//!   which the receiver has an entry for each sender. The word holds two counts: the window's signals to this
+//!   receiver, and the library's signals to it so far. Puts to one peer arrive in order. So a receiver that
+//!   reads the word waits for that many of the library's signals, which were all sent already, and then all
+//!   data that were put before the signal have arrived.
+//! - *A wait blocks the stream.* No wait for an unsent signal is enqueued: the host polls the word. So a wait
+//!   for a signal that is never sent ends at its deadline and delays no other work.
 //! - *A put's source lies in a window.* Other sources are staged in an area that lies in a window.
 //! - *There is no get.* A peer's part is read by a copy if this device can reach it
 //!   (`ncclGetPeerDevicePointer`); otherwise the get is refused.
 //!
-//! Puts and signals run on the stream of the group's communicator, after what was enqueued there before.
+//! Puts and signals run on the stream of the group's communicator, after the work that was enqueued there before.
 //! Source: `nccl.h`, `src/rma/rma_ce.cc` and `src/dev_runtime.cc` of NCCL 2.30.7; "One-sided communication"
 //! and "Window Registration" in its user guide.
 
@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
-/// The size in bytes of the staging area, through which a put goes whose bytes do not lie in a window.
+/// The size in bytes of the staging area for puts whose source is not in a window.
 const STAGING: usize = 4 << 20;
 const WORD: usize = size_of::<u64>();
 
@@ -70,20 +70,21 @@ struct OpenWindow {
     control: WindowMemory,
     /// The caller's memory, which `data` makes a window.
     memory: Buffer<'static>,
-    /// rcomm's own memory, which `control` makes a window: words from other ranks, words to other ranks, staging.
+    /// rcomm's own memory, which `control` makes a window: signal words from all ranks, signal words to all ranks,
+    /// and the staging area.
     words: DeviceBuffer,
     /// The number under which the queue keeps `memory` and `words`.
     kept: u64,
 }
 
-/// The signals of the window that one sender has sent. All counts begin with the window, and wrap.
+/// Counts of the window's signals from one sender. They start at 0 when the window is made, and wrap.
 #[derive(Default)]
 struct Incoming {
-    /// How many signals were taken.
+    /// Number of signals that the program has waited for.
     taken: u32,
-    /// How many signals have arrived with the data put before them.
+    /// Number of signals that have arrived, together with the data that were put before them.
     available: u32,
-    /// How many will have arrived once this mark is reached.
+    /// Number of signals that will have arrived, with these data, once this mark is reached.
     awaited: Option<(u32, Arc<Mark>)>,
 }
 
@@ -163,7 +164,8 @@ impl NcclWindow {
         if offset.checked_add(bytes).is_some_and(|end| end <= part) {
             return Ok(());
         }
-        let message = format!("{bytes} bytes at {offset} reach beyond a window of {part}");
+        let message =
+            format!("{bytes} bytes at offset {offset} reach beyond a window of {part} bytes");
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
@@ -198,8 +200,8 @@ impl NcclWindow {
         let _alone = self.queue.lock_idle(comm)?;
         let mut at: *mut c_void = std::ptr::null_mut();
         comm.with(|library, raw| {
-            // SAFETY: the window is registered as long as it is open, and `open` is borrowed; the call
-            // writes one pointer through a reference.
+            // SAFETY: the window stays registered while it is open, and `open` is borrowed; the call writes
+            // one pointer through a reference.
             let status = unsafe { ask(open.data.handle(), offset, to_c(peer), &mut at) };
             // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(raw, "ncclGetPeerDevicePointer", status) }
@@ -264,8 +266,9 @@ impl BackendWindow for NcclWindow {
                 let status = {
                     let _entered = device.enter()?;
                     let copy = device.driver().table().memcpy_to_host;
-                    // SAFETY: the range lies in the peer's part, which stays registered while this is open;
-                    // the target is borrowed until the copy is done: this waits below, also after an error.
+                    // SAFETY: the range lies in the peer's part, which stays registered while the window is open.
+                    // The target is borrowed until the copy is done: `synchronize` waits for it below, also
+                    // after an error.
                     unsafe {
                         copy(
                             bytes.as_mut_ptr().cast(),
@@ -289,9 +292,9 @@ impl BackendWindow for NcclWindow {
         let marked = {
             let _entered = device.enter()?;
             let to = held.as_ptr().addr() as u64;
-            // SAFETY: `bytes` bytes from the peer's part, which stays registered while this is open, to as
-            // many of the target's, which `held` keeps until the mark, or which is leaked where there is
-            // none.
+            // SAFETY: the copy reads `bytes` bytes of the peer's part, which stays registered while the window is
+            // open. It writes as many bytes of the target, which `held` keeps until the mark is reached; without
+            // a mark, `held` is leaked.
             unsafe { stream.copy(to, at, bytes)? };
             self.queue.shared.sync_events.mark(&stream)
         };
@@ -326,7 +329,8 @@ impl BackendWindow for NcclWindow {
         let mut pause = Duration::from_micros(10);
         while !self.take_signal(peer)? {
             if deadline.has_passed() {
-                let message = format!("rank {peer} of the group has not signaled");
+                let message =
+                    format!("rank {peer} of the group sent no signal before the deadline");
                 return Err(Error::new(ErrorKind::Timeout, message));
             }
             std::thread::sleep(pause);
@@ -371,9 +375,10 @@ impl BackendWindow for NcclWindow {
         if let Some(last) = last {
             self.queue.wait_for(&last, deadline)?;
         }
-        // A put that the library may still make would write to memory that a peer has got back by then.
+        // If the library may still make a put, the window stays open: a peer could free the memory that the put
+        // writes to.
         self.queue.check_usable(deadline)?;
-        // No rank writes here after all ranks have reached this point.
+        // No rank writes to this window once all ranks have published this.
         self.exchange.publish("closed", b"1")?;
         self.exchange.gather("closed", deadline)?;
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);

@@ -173,8 +173,8 @@ impl WindowGroup<'_> {
     }
 }
 
-/// Refuses memory that the library could not share with other ranks ("Memory Allocator" in its user guide):
-/// the call would fail on all ranks.
+/// Refuses memory that the library cannot share with other ranks ("Memory Allocator" in its user guide), since
+/// the registration would fail on all ranks.
 fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
     let _entered = device.enter()?;
     let table = device.driver().table();
@@ -196,7 +196,7 @@ fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
 }
 
 impl CommQueue {
-    /// Fails if the library reports that the communicator has no symmetric memory or no one-sided operations.
+    /// Fails if the library reports that the communicator does not support symmetric memory or one-sided operations.
     fn check_symmetric(&self) -> Result<()> {
         let refuse = |what: &str| {
             let message = format!(
@@ -232,9 +232,7 @@ impl CommQueue {
         Ok(())
     }
 
-    /// Registers memory as a window, together with all other ranks.
-    ///
-    /// The caller keeps the memory with the queue.
+    /// Registers memory as a window, together with all other ranks. The caller has the queue keep the memory.
     fn register_window(
         &self,
         at: u64,
@@ -243,7 +241,7 @@ impl CommQueue {
         deadline: Deadline,
     ) -> Result<WindowMemory> {
         /// The interval at which the store is polled for the failure of another rank.
-        const LOOK: Duration = Duration::from_millis(50);
+        const POLL_INTERVAL: Duration = Duration::from_millis(50);
         let Some(register) = self.shared.library.table().comm_window_register else {
             let what = "a window on device memory";
             return Err(self.shared.library.lacks(what, "ncclCommWindowRegister"));
@@ -252,8 +250,8 @@ impl CommQueue {
         let target = slot.clone();
         let call = move |library: &NcclLibrary, raw| {
             let at = std::ptr::with_exposed_provenance_mut(at as usize);
-            // SAFETY: the communicator is live and the range stays with the queue, which ends its
-            // communicator first. The handle is written to the heap, perhaps later: the slot is leaked
+            // SAFETY: the communicator is live. The queue keeps the range, and ends its communicator before it
+            // releases the range. The library writes the handle to the heap, perhaps later: the slot is leaked
             // below unless the call has ended.
             let status =
                 unsafe { register(raw, at, bytes, target.as_ptr(), sys::WIN_COLL_SYMMETRIC) };
@@ -265,7 +263,7 @@ impl CommQueue {
         };
         let is_on_thread = self.shared.options.comm.blocking == Blocking::Yes;
         let device = &self.shared.device;
-        let mut next_look = Instant::now() + LOOK;
+        let mut next_poll = Instant::now() + POLL_INTERVAL;
         let done = self.take_over(
             |comm| {
                 // The call waits for all other ranks.
@@ -275,8 +273,8 @@ impl CommQueue {
                 comm.with(call)??;
                 Ok((comm.clone(), None))
             },
-            |(comm, apart)| {
-                match apart {
+            |(comm, thread_call)| {
+                match thread_call {
                     Some(call) => {
                         if let Some(called) = call.wait(Duration::ZERO)? {
                             return called.map(Some);
@@ -285,9 +283,9 @@ impl CommQueue {
                     None if comm.is_ready()? => return Ok(Some(())),
                     None => {}
                 }
-                if Instant::now() >= next_look {
+                if Instant::now() >= next_poll {
                     exchange.check_failed()?;
-                    next_look = Instant::now() + LOOK;
+                    next_poll = Instant::now() + POLL_INTERVAL;
                 }
                 Ok(None)
             },
@@ -318,8 +316,8 @@ impl CommQueue {
         let _alone = self.lock_idle(comm)?;
         let _entered = self.shared.device.enter()?;
         comm.with(|library, raw| {
-            // SAFETY: the communicator is live, and the window belongs to it and is deregistered once: it
-            // was taken out of the open window.
+            // SAFETY: the communicator is live. The window belongs to it, and is deregistered once: `close` has
+            // taken it out of the open window.
             let status = unsafe { deregister(raw, window.handle()) };
             // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(raw, "ncclCommWindowDeregister", status) }

@@ -1,5 +1,4 @@
-//! Outgoing data of a window: puts of the library, from memory that it may read, and signals, which are
-//! puts of one word.
+//! Outgoing data of a window: puts from memory that the library may read, and signals, which are puts of one word.
 
 use super::{NcclWindow, OpenWindow, RawWindow, STAGING, WORD, keep_alive, lock, to_c};
 use crate::cuda::event::Mark;
@@ -17,7 +16,7 @@ use std::sync::atomic::AtomicPtr;
 /// The state of the puts and signals that this rank has sent through one window.
 #[derive(Default)]
 pub(super) struct Outgoing {
-    /// Number of signals of the window, by receiver.
+    /// Number of the window's signals that were sent to each rank.
     signals: Vec<u32>,
     /// The mark up to which the staging area is in use.
     staging: Option<Arc<Mark>>,
@@ -45,12 +44,12 @@ impl Outgoing {
 
 impl NcclWindow {
     /// Enqueues a put, after what `before` enqueues. `before` gets the number of this put among the library's
-    /// signals to the peer, since each put is one.
+    /// signals to the peer, since each put is one signal.
     ///
     /// # Safety
-    /// The bytes lie in a window of this communicator. They, and what `before` copies from, stay until the
-    /// mark is reached: the mark that is returned, or the one that comes with an error. After an error
-    /// without a mark they are leaked.
+    /// The source of the put lies in a window of this communicator. It, and the memory from which `before` copies,
+    /// stay until the mark is reached that is returned or that comes with an error. After an error without a mark
+    /// that memory is leaked.
     unsafe fn enqueue_put(
         &self,
         outgoing: &mut Outgoing,
@@ -80,8 +79,8 @@ impl NcclWindow {
             move |comm, stream| {
                 let from: *const c_void = std::ptr::with_exposed_provenance(from);
                 // SAFETY: communicator and stream are live and lent for the call, and the window is
-                // registered. The caller keeps the bytes until the mark, and the target lies in the peer's
-                // part. The three zeros are the signal's index, the context and the flags.
+                // registered. The caller keeps the source until the mark is reached, and the target lies in the
+                // peer's part. The three zeros are the signal's index, the context and the flags.
                 unsafe {
                     call(
                         from,
@@ -119,7 +118,7 @@ impl NcclWindow {
         open.words.address() + (2 * self.parts.len() * WORD) as u64
     }
 
-    /// Puts memory of the host. It is staged piece by piece, so that no reference to it remains afterwards.
+    /// Puts host memory. It is copied to the staging area piece by piece, so the device does not use it afterwards.
     pub(super) fn put_from_host(
         &self,
         open: &OpenWindow,
@@ -138,8 +137,8 @@ impl NcclWindow {
             let status = {
                 let _entered = device.enter()?;
                 let copy = device.driver().table().memcpy_to_device;
-                // SAFETY: the staging area has room for the piece and nothing uses it; the bytes live
-                // until the copy is done: this waits below, also after an error.
+                // SAFETY: the staging area is at least as large as the piece, and nothing else uses it. The bytes
+                // live until the copy is done: `synchronize` waits for it below, also after an error.
                 unsafe { copy(at, piece.as_ptr().cast(), piece.len(), self.copies.raw()) }
             };
             let copied = device.driver().check("cuMemcpyHtoDAsync", status);
@@ -151,15 +150,15 @@ impl NcclWindow {
                 to: open.data.handle(),
                 offset: offset + nth * STAGING,
             };
-            // SAFETY: the staging area is part of a window. It is not used again before the mark, which
-            // `outgoing` has, and never if there is no mark: the queue is broken then, and keeps the area.
+            // SAFETY: the staging area is part of a window. It is used again only after the mark in `outgoing`
+            // is reached, and never again if there is no mark: the queue is then broken, and keeps the area.
             unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, |_| Ok(()))? };
         }
         Ok(())
     }
 
-    /// Puts device memory, directly if it is in this window and staged otherwise, after the pending work of
-    /// its own stream.
+    /// Puts device memory after the pending work of its own stream: directly if it is in this window, and through
+    /// the staging area otherwise.
     pub(super) fn put_from_device(
         &self,
         open: &OpenWindow,
@@ -192,8 +191,8 @@ impl NcclWindow {
                 if is_inside {
                     return Ok(());
                 }
-                // SAFETY: the staging area has room, and its previous use comes earlier on this stream; the
-                // source is held as the contract of the call below requires.
+                // SAFETY: the staging area has at least `len` bytes, and its previous use comes earlier on this
+                // stream; the source is held as the contract of the call below requires.
                 unsafe { self.queue.stream().copy(staging, here, len) }
             };
             // SAFETY: the bytes are in this window's own memory or its staging area. The source is held
@@ -219,8 +218,8 @@ impl NcclWindow {
         waited
     }
 
-    /// Keeps the source of a failed put for as long as the device may read it; pieces before the one that
-    /// failed end with `before`.
+    /// Keeps the source of a failed put for as long as the device may read it. `before` is the mark after the pieces
+    /// that were put before the failed piece.
     fn keep_source(&self, held: Buffer<'static>, left: RemainingWork, before: Option<Arc<Mark>>) {
         let end = match left {
             RemainingWork::Unknown => return self.queue.shared.leak(OpType::Put, Box::new(held)),
@@ -232,8 +231,8 @@ impl NcclWindow {
         }
     }
 
-    /// Signals a peer: puts a word that holds the number of the window's signals to this peer, this one included,
-    /// and the number of the library's signals by then.
+    /// Signals a peer: puts a word that holds the number of the window's signals to this peer and the number of the
+    /// library's signals to it, both including this signal.
     pub(super) fn put_word(&self, open: &OpenWindow, peer: u32, deadline: Deadline) -> Result<()> {
         let mut outgoing = lock(&self.outgoing);
         let count = outgoing.signals[peer as usize].wrapping_add(1);
@@ -246,14 +245,14 @@ impl NcclWindow {
         };
         let before = |number: c_uint| {
             let stream = self.queue.stream();
-            // SAFETY: the word for this peer is in memory of the window, and the put that sent it before
-            // comes earlier on this stream.
+            // SAFETY: the word for this peer is in `open.words`, which the queue keeps, and the previous put of
+            // this word comes earlier on this stream.
             unsafe { stream.fill_u32(from, count)? };
-            // SAFETY: the same word's upper half, four bytes further.
+            // SAFETY: as above: these are the last four bytes of the same word.
             unsafe { stream.fill_u32(from + 4, number) }
         };
-        // SAFETY: the word lies in a window of rcomm, which is closed only after the mark that `outgoing`
-        // has, and never if there is no mark: the queue is broken then, and keeps the memory.
+        // SAFETY: the word lies in the control window, which is closed only after the mark in `outgoing` is reached,
+        // and never if there is no mark: the queue is then broken, and keeps the memory.
         let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
         made.map_err(Error::from)?;
         outgoing.signals[peer as usize] = count;

@@ -46,8 +46,8 @@ impl NcclWindow {
                 deadline,
                 || Ok(()),
                 move |comm, stream| {
-                    // SAFETY: communicator and stream are live and lent for the call, which is given no
-                    // pointer of ours. The three zeros are the signal's index, the context and the flags.
+                    // SAFETY: communicator and stream are live and lent for the call, which gets no other
+                    // pointer. The three zeros are the signal's index, the context and the flags.
                     unsafe { signal(to_c(own), 0, 0, 0, comm, stream) }
                 },
             )?;
@@ -61,8 +61,8 @@ impl NcclWindow {
         }
     }
 
-    /// Enqueues a wait for the library's signals of `peer` up to number `until`, which were all sent already;
-    /// `None` if they were waited for before.
+    /// Enqueues a wait for the library's signals from `peer` up to number `until`, which were all sent already;
+    /// returns `None` if they were waited for before.
     fn take_signals(
         &self,
         state: MutexGuard<'_, QueueState>,
@@ -98,8 +98,7 @@ impl NcclWindow {
         Ok(Some(mark))
     }
 
-    /// Returns the word that `peer` has put last: the counts of the window's signals, and of the library's
-    /// by then.
+    /// Returns the two counts in the latest word from `peer`: the window's signals, and the library's signals.
     fn word_of(&self, open: &OpenWindow, peer: u32) -> Result<(u32, u32)> {
         let device = &self.queue.shared.device;
         let mut word = 0u64;
@@ -107,25 +106,25 @@ impl NcclWindow {
             let _entered = device.enter()?;
             let copy = device.driver().table().memcpy_to_host;
             let from = open.words.address() + (peer as usize * WORD) as u64;
-            // SAFETY: one word of the table, to one that lives until the copy is done: this waits below,
-            // also after an error.
+            // SAFETY: the copy reads one word of the table, and writes a local that lives until the copy is done:
+            // `synchronize` waits for it below, also after an error.
             unsafe { copy((&raw mut word).cast(), from, WORD, self.copies.raw()) }
         };
         let copied = device.driver().check("cuMemcpyDtoHAsync", status);
         self.copies.synchronize()?;
         copied?;
-        // The low half was written to the lower address.
+        // The count of the window's signals is at the lower address: the low half in little-endian order.
         Ok((word as u32, (word >> 32) as u32))
     }
 
-    /// Whether one more signal of `peer` may be taken. Waits for a copy from the device, but never for a peer.
+    /// Whether another signal from `peer` has arrived. Waits for a copy from the device, but never for a peer.
     pub(super) fn poll_signals(
         &self,
         open: &OpenWindow,
         peer: u32,
         incoming: &mut Incoming,
     ) -> Result<bool> {
-        /// The time limit for the background work of a call that needs no peer.
+        /// The time limit of a call that waits for no peer.
         const CALL: Deadline = Deadline::In(Duration::from_secs(10));
         loop {
             if incoming.available != incoming.taken {

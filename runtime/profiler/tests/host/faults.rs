@@ -197,7 +197,7 @@ fn a_job_that_ends_cleanly_leaves_no_ring() {
 }
 
 #[test]
-fn a_rank_that_aborts_pending_operations_leaves_its_ring() {
+fn a_rank_that_exits_with_an_error_leaves_its_ring() {
     let mut job = Job::start(6, all(Until::Running), |_| {});
     let (child, stdin) = &mut job.ranks[1];
     drop(stdin.take());

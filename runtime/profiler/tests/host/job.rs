@@ -17,9 +17,9 @@ pub(crate) enum Until {
     Planned,
     /// All channels run.
     Running,
-    /// All channels but one are done; that one waits to send to the next rank over the network.
+    /// All channels but the last are done; the last one waits for the network to send to the next rank.
     OneChannelLeft,
-    /// As before, but it waits for data from the previous rank.
+    /// As before, but the last channel has nothing to send: it waits for data from the previous rank.
     OneChannelStarves,
     /// It is done.
     Done,
@@ -40,7 +40,7 @@ impl Until {
         WORDS
             .iter()
             .find(|(_, it)| *it == self)
-            .expect("all are there")
+            .expect("every variant has a name")
             .0
     }
 
@@ -48,7 +48,7 @@ impl Until {
         WORDS
             .iter()
             .find(|(it, _)| *it == name)
-            .expect("one of them")
+            .expect("the name of a variant")
             .1
     }
 }
@@ -129,10 +129,11 @@ fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until)
     }
 }
 
-/// Environment variable with the behaviour of a rank: `version until count`.
+/// Environment variable with the behavior of a rank: `version until count`.
 pub(crate) const SCRIPT: &str = "RCOMM_TEST_SCRIPT";
 
-/// The body of a rank: a world and a pair in it (0, 1 and 2, 3), five operations on each, and a last one on the world.
+/// The body of a rank: a world and a pair in it (0, 1 and 2, 3), five rounds of operations on both, and a last
+/// operation on the world.
 pub(crate) fn rank() {
     let Ok(script) = std::env::var(SCRIPT) else {
         return;
@@ -165,7 +166,7 @@ pub(crate) fn rank() {
     let last = Call::all_reduce(count.parse().expect("a number"), 4);
     operation(&plugin, &world, &last, Until::of(until));
     let mut out = std::io::stdout();
-    out.write_all(b"there\n").expect("the test reads it");
+    out.write_all(b"ready\n").expect("the test reads it");
     out.flush().expect("the test reads it");
     // The test ends the wait by closing the pipe.
     let mut rest = Vec::new();
@@ -207,15 +208,15 @@ impl Job {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
             change(&mut command);
-            let mut child = command.spawn().expect("this test again");
+            let mut child = command.spawn().expect("this test program");
             let stdin = child.stdin.take();
             ranks.push((child, stdin));
         }
         for (child, _) in &mut ranks {
             let stdout = child.stdout.take().expect("a pipe");
             let mut lines = BufReader::new(stdout).lines();
-            let there = lines.any(|line| line.is_ok_and(|line| line.ends_with("there")));
-            assert!(there, "a rank ended before it was there");
+            let ready = lines.any(|line| line.is_ok_and(|line| line.ends_with("ready")));
+            assert!(ready, "a rank ended before it was ready");
             // The harness prints a line at the end, and must not fail because of a closed pipe.
             std::thread::spawn(move || lines.count());
         }

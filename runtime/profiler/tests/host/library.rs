@@ -76,10 +76,10 @@ impl Call {
 pub(crate) fn path() -> PathBuf {
     let test = std::env::current_exe().expect("a test is a file");
     let deps = test.parent().expect("in a folder");
-    let places = [deps, deps.parent().expect("in another")];
-    let mut files = places
+    let folders = [deps, deps.parent().expect("in another")];
+    let mut files = folders
         .iter()
-        .map(|place| place.join("librcomm_nccl_profiler.so"));
+        .map(|folder| folder.join("librcomm_nccl_profiler.so"));
     files
         .find(|file| file.is_file())
         .expect("the plug-in is built with its tests")
@@ -88,7 +88,7 @@ pub(crate) fn path() -> PathBuf {
 impl Plugin {
     /// Opens the plug-in with a version of the interface, 3 to 6; `None` if it lacks that version.
     pub(crate) fn open(version: u32) -> Option<Self> {
-        // SAFETY: loading runs the initialisers of the plug-in that cargo built, which are those of Rust's
+        // SAFETY: loading runs the initializers of the plug-in that cargo built, which are those of Rust's
         // standard library.
         let library = unsafe { Library::new(path()) }.expect("the plug-in loads");
         let plugin = Self { library, version };
@@ -110,7 +110,7 @@ impl Plugin {
     fn table<I, D>(&self) -> &Profiler<I, D> {
         // SAFETY: `ncclProfiler_v3` to `_v6` are tables that live as long as the library, which `self`
         // keeps; `open` has made sure that there is one. The callers name the types of their version, or
-        // use those functions alone that lie at the same place with the same type in all.
+        // use only those functions that have the same offset and type in all.
         unsafe { &*self.address().cast() }
     }
 
@@ -133,7 +133,7 @@ impl Plugin {
         };
         let text = comm.name.as_ref().map_or(null(), |name| name.as_ptr());
         let (context, mask) = (&mut comm.context.0, &mut comm.mask);
-        // SAFETY: each version's function with that version's arguments: both places and the text belong to
+        // SAFETY: each version's function with that version's arguments: both outputs and the text belong to
         // `comm`, which lives until the call returns.
         let code = unsafe {
             match self.version {
@@ -196,7 +196,7 @@ impl Plugin {
             facts,
         };
         let start = self.table::<InitV3, DescriptorV3>().start_event;
-        // SAFETY: place and descriptor live until the call returns; the descriptor has the layout of
+        // SAFETY: handle and descriptor live until the call returns; the descriptor has the layout of
         // version 3, and the callers set the member of `facts` that belongs to `kind`, with texts that live
         // as long as `comm` or the process.
         let code = unsafe { start(comm.context.0, &mut handle, &mut descriptor) };
@@ -213,7 +213,7 @@ impl Plugin {
             facts,
         };
         let start = self.table::<InitV4, DescriptorV4>().start_event;
-        // SAFETY: place and descriptor live until the call returns; the descriptor has the layout of
+        // SAFETY: handle and descriptor live until the call returns; the descriptor has the layout of
         // version 4, and the callers set the member of `facts` that belongs to `kind`, with texts that live
         // as long as the process.
         let code = unsafe { start(comm.context.0, &mut handle, &mut descriptor) };
@@ -230,7 +230,7 @@ impl Plugin {
             facts,
         };
         let start = self.table::<InitV5, DescriptorV5>().start_event;
-        // SAFETY: place and descriptor live until the call returns; the descriptor has the layout of
+        // SAFETY: handle and descriptor live until the call returns; the descriptor has the layout of
         // versions 5 and 6, and the callers set the member of `facts` that belongs to `kind`, with texts
         // that live as long as the process.
         let code = unsafe { start(comm.context.0, &mut handle, &mut descriptor) };

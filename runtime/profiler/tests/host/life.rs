@@ -19,7 +19,7 @@ fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output 
         .env_remove("RCOMM_NCCL_EVENTS")
         .stdin(Stdio::null());
     change(&mut command);
-    command.output().expect("this test again")
+    command.output().expect("this test program")
 }
 
 fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
@@ -94,14 +94,14 @@ fn reload(plugin: Plugin) {
         drop(plugin);
         plugin = Plugin::open(version).expect("again");
         let [ring] = &own()[..] else {
-            panic!("one ring");
+            panic!("not exactly one ring");
         };
         assert_eq!(ring.entries.len() as u64, round);
     }
 }
 
 #[test]
-fn thousands_of_communicators_are_distinguished_and_those_beyond_not_recorded() {
+fn the_first_4096_communicators_are_distinguished_and_further_ones_are_not_recorded() {
     passes("many-6", |_| {});
 }
 
@@ -113,7 +113,7 @@ fn many_communicators(plugin: &Plugin) {
         operation(plugin, comm, &small(), Until::Done);
     }
     let [ring] = &own()[..] else {
-        panic!("one ring");
+        panic!("not exactly one ring");
     };
     let named = ring
         .groups
@@ -169,12 +169,12 @@ fn flood(plugin: &Plugin) {
     };
     play(40_000);
     let before = resident();
-    // Each operation has 18 events.
+    // Each operation makes 16 calls of the plug-in.
     play(160_000);
     let grown = resident().saturating_sub(before);
     assert!(grown < 1_024, "{grown} KiB more");
     let [ring] = &own()[..] else {
-        panic!("one ring");
+        panic!("not exactly one ring");
     };
     assert_eq!(ring.entries.len(), 16_384);
     let newest = ring.entries.last().expect("one");
@@ -209,7 +209,7 @@ fn threads(plugin: &Plugin) {
         }
     });
     let [ring] = &own()[..] else {
-        panic!("one ring");
+        panic!("not exactly one ring");
     };
     assert_eq!(ring.entries.len(), 1_200);
     for group in 0..4 {
@@ -225,7 +225,7 @@ fn threads(plugin: &Plugin) {
 }
 
 #[test]
-fn invalid_handles_contexts_and_names_do_no_harm() {
+fn invalid_handles_contexts_and_names_are_ignored() {
     for version in [3, 4, 5, 6] {
         passes(&format!("nonsense-{version}"), |_| {});
     }
@@ -239,7 +239,7 @@ fn nonsense(plugin: &Plugin) {
         ..small()
     };
     operation(plugin, &comm, &odd, Until::Done);
-    // Every bit pattern, and handles of earlier uses.
+    // Random bit patterns.
     let mut word = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..100_000 {
         word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -291,13 +291,13 @@ fn fork(plugin: &Plugin) {
     assert_eq!(status, 0);
     operation(plugin, &comm, &small(), Until::Done);
     let [ring] = &own()[..] else {
-        panic!("one ring");
+        panic!("not exactly one ring");
     };
     assert_eq!(ring.entries.len(), 2);
 }
 
 #[test]
-fn operations_replayed_by_a_graph_have_their_own_order() {
+fn operations_replayed_by_a_graph_are_numbered_in_a_group_of_their_own() {
     passes("graphs-6", |_| {});
 }
 
@@ -317,7 +317,7 @@ fn graphs(plugin: &Plugin) {
         }
     }
     let [ring] = &own()[..] else {
-        panic!("one ring");
+        panic!("not exactly one ring");
     };
     let seen: Vec<_> = ring
         .entries
@@ -342,7 +342,7 @@ fn graphs(plugin: &Plugin) {
 }
 
 #[test]
-fn pending_operations_of_an_aborted_communicator_have_failed() {
+fn pending_operations_of_an_aborted_communicator_are_recorded_as_failed() {
     for version in [3, 4, 5, 6] {
         passes(&format!("abort-{version}"), |_| {});
     }
@@ -358,7 +358,7 @@ fn abort(plugin: &Plugin) {
         plugin.finalize(&comm);
     });
     let [ring] = &own()[..] else {
-        panic!("one ring");
+        panic!("not exactly one ring");
     };
     let states: Vec<_> = ring.entries.iter().map(|it| it.state).collect();
     assert_eq!(states[..2], [EntryState::Completed, EntryState::Failed]);
@@ -395,7 +395,9 @@ fn without_a_ring_the_plugin_prints_one_line_and_requests_no_events() {
 
 fn silent(plugin: &Plugin) {
     for hash in 0..3 {
-        let comm = plugin.init(Some("w"), hash, 0, 2).expect("NCCL goes on");
+        let comm = plugin
+            .init(Some("w"), hash, 0, 2)
+            .expect("a plug-in without a ring refuses nothing");
         assert_eq!((comm.context, comm.mask), (NONE, 0));
         assert_eq!(plugin.task(&comm, NONE, &small()), NONE);
     }
@@ -431,7 +433,7 @@ fn order(plugin: &Plugin) {
     }
     plugin.stop(group);
     let [ring] = &own()[..] else {
-        panic!("one ring");
+        panic!("not exactly one ring");
     };
     let peers: Vec<_> = ring.entries.iter().map(|it| it.peer).collect();
     assert_eq!(
@@ -456,7 +458,7 @@ fn order(plugin: &Plugin) {
 }
 
 #[test]
-fn versions_before_the_third_are_refused_with_one_line() {
+fn versions_1_and_2_are_refused_and_version_7_does_not_exist() {
     for version in [1, 2] {
         let plugin = Plugin::open(version).expect("a table");
         let refused = plugin.init(Some("w"), 7, 0, 2);
@@ -466,7 +468,7 @@ fn versions_before_the_third_are_refused_with_one_line() {
 }
 
 #[test]
-fn events_in_any_order_leave_nothing_pending_after_their_communicators() {
+fn events_in_random_order_leave_nothing_pending_once_all_communicators_have_ended() {
     for version in [3, 4, 5, 6] {
         passes(&format!("random-{version}"), |_| {});
     }
@@ -480,7 +482,7 @@ fn random(plugin: &Plugin) {
         }
     });
     let [ring] = &own()[..] else {
-        panic!("one ring");
+        panic!("not exactly one ring");
     };
     assert!(ring.entries.len() > 1_000);
     for entry in &ring.entries {

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// From which age on an operation is stuck: longer than the end of a process takes to settle
-/// ([`Policy::SETTLE`]), so that a killed rank is first of all that.
+/// Age from which a pending operation is overdue: longer than the end of a process takes to settle
+/// ([`Policy::SETTLE`]), so that a killed rank is reported as killed before anything is overdue.
 const OVERDUE: Duration = Duration::from_secs(3);
 
 /// How a test ends the rank at fault after its last event.
@@ -82,7 +82,7 @@ fn faults() -> Vec<Fault> {
     ]
 }
 
-/// Not a test: `rcomm-top` with the arguments that the variable holds, a line each.
+/// Not a test: runs `rcomm-top` with the arguments in `RCOMM_TEST_TOP`, one per line.
 #[test]
 #[ignore = "the other tests run it as a process of theirs"]
 fn top() {
@@ -104,7 +104,7 @@ fn rcomm_top(arguments: &[&str]) -> String {
         )
         .stdin(Stdio::null())
         .output()
-        .expect("this test again");
+        .expect("this test program");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         matches!(output.status.code(), Some(0 | 1)),
@@ -166,7 +166,7 @@ fn is_right(report: &serde_json::Value, fault: &Fault, whose: &str) -> bool {
 fn within(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !condition() {
-        assert!(Instant::now() < end, "{what} did not come");
+        assert!(Instant::now() < end, "{what} did not appear in time");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -214,7 +214,7 @@ fn shows(directory: &Path, fault: &Fault, job: &Job) {
         is_right(&report, fault, "rcomm-top --json")
     });
     let screen = rcomm_top(&[&["--once"], &common[..]].concat());
-    // The screen breaks lines where it has no more room.
+    // The screen wraps long lines.
     let words: Vec<&str> = screen.split_whitespace().collect();
     let screen_text = words.join(" ");
     assert!(
@@ -236,7 +236,7 @@ fn shows(directory: &Path, fault: &Fault, job: &Job) {
 
 #[test]
 fn each_fault_is_the_first_line_of_every_view() {
-    // At once: most of the time the views wait for operations to become overdue.
+    // In parallel, because most of the time the views wait for operations to become overdue.
     std::thread::scope(|scope| {
         for fault in faults() {
             scope.spawn(move || {

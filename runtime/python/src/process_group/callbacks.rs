@@ -1,7 +1,7 @@
 //! Threads that complete PyTorch's futures.
 //!
-//! A future's callbacks are the program's. They may wait for another operation, so they run neither on the
-//! threads that carry operations out nor behind each other: where all threads are busy, one more starts.
+//! A future's callbacks are the program's. They may wait for another operation, so they run neither on the threads
+//! that carry operations out nor one after the other: if all threads are busy, one more starts.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

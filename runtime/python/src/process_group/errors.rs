@@ -15,9 +15,9 @@ const fn class_of(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// An error as an exception: `ValueError` for a wrong argument, `NotImplementedError` for what cannot be
-/// done, else one of PyTorch's, all of which are `RuntimeError`s. It has attributes: `kind`, a word such as
-/// `Timeout` or `PeerLost`; `ranks`, the ranks that it names, by their numbers in the world.
+/// An error as an exception: `ValueError` for a wrong argument, `NotImplementedError` for what cannot be done, else
+/// one of PyTorch's, all of which are `RuntimeError`s. It has attributes: `kind`, the name of the error's kind,
+/// such as `Timeout` or `PeerLost`; `ranks`, the ranks that the error names, by their numbers in the world.
 ///
 /// PyTorch's programs search the text of a time-out for PyTorch's own wording, so that comes first.
 pub(crate) fn raise(py: Python<'_>, error: &Error, timeout: Option<Duration>) -> PyErr {

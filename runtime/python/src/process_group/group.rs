@@ -23,7 +23,7 @@ impl Group {
         self.group.rank()
     }
 
-    /// Ranks in the group.
+    /// The number of ranks in the group.
     fn size(&self) -> u32 {
         self.group.size()
     }
@@ -161,7 +161,7 @@ impl Group {
         self.issue(py, &options, memory, op, as_list(py, &[tensor])?)
     }
 
-    /// Gathers into a list of tensors for each rank; their lengths may differ from rank to rank.
+    /// Gathers into a list with one tensor for each rank; their lengths may differ from rank to rank.
     #[pyo3(signature = (output_tensors, input_tensors, opts=None, timeout=None))]
     fn allgather(
         &self,
@@ -542,8 +542,8 @@ impl Group {
         self.issue(py, &options, memory, Op::Barrier, as_list(py, &[])?)
     }
 
-    /// A barrier through the store, in which rank 0 of the group waits for each member and names those that do
-    /// not come.
+    /// A barrier through the store, in which rank 0 of the group waits for each member and names those that do not
+    /// arrive.
     #[pyo3(signature = (timeout=None, wait_all_ranks=false))]
     fn monitored_barrier(
         &self,
@@ -551,7 +551,7 @@ impl Group {
         timeout: Option<Any<'_, '_>>,
         wait_all_ranks: bool,
     ) -> PyResult<()> {
-        self.call_roll(py, timeout, wait_all_ranks)
+        self.run_monitored_barrier(py, timeout, wait_all_ranks)
     }
 
     /// Keeps the operations from now on, until `end_coalescing` starts them as one.
@@ -559,7 +559,7 @@ impl Group {
         self.begin_block();
     }
 
-    /// Starts what was kept; None where nothing was.
+    /// Starts the kept operations as one; None if there are none.
     fn end_coalescing(&self, py: Python<'_>) -> PyResult<Option<Work>> {
         self.end_block(py)
     }
@@ -579,23 +579,5 @@ impl Group {
         let group = self.group.within(within);
         py.detach(|| group.destroy())
             .map_err(|error| raise(py, &error, Some(within)))
-    }
-}
-
-impl Group {
-    fn receive(
-        &self,
-        py: Python<'_>,
-        tensors: Any<'_, '_>,
-        peer: Option<u32>,
-        tag: i64,
-    ) -> PyResult<Work> {
-        let tag = rank(tag, "the tag")?;
-        let tensor = lone(tensors)?;
-        let mut memory = self.tensors(py);
-        let buffer = memory.buffer(&tensor, Use::Write)?;
-        let op = Op::Recv { buffer, peer, tag };
-        let options = Options::read(None)?;
-        self.issue(py, &options, memory, op, as_list(py, &[tensor])?)
     }
 }

@@ -3,9 +3,9 @@
 use super::callbacks::Callbacks;
 use super::errors::{of_torch, raise};
 use super::fork::OfProcess;
-use super::options::Options;
-use super::tensor::{CopyBack, Tensors};
-use super::work::{Results, Work};
+use super::options::{Options, rank};
+use super::tensor::{CopyBack, Tensors, Use, lone};
+use super::work::{Results, Work, as_list};
 use crate::frames::CallSites;
 use crate::tensors::Types;
 use pyo3::prelude::*;
@@ -24,13 +24,13 @@ pub(crate) struct WorldState {
     pub(crate) in_torch: CallSiteId,
 }
 
-/// Operations that are kept until the end of their block.
+/// The operations of an open coalescing block; they are issued as one when it ends.
 #[derive(Default)]
 struct Block {
     ops: Vec<Op<'static>>,
     tensors: Vec<Py<PyAny>>,
     copies: Vec<CopyBack>,
-    /// The longest time-out of its operations.
+    /// The longest time-out that was given to one of its operations; `None` for the group's.
     timeout: Option<std::time::Duration>,
 }
 
@@ -69,7 +69,7 @@ impl Group {
         self.block.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handle of the group with the options, and with the calling thread's line of Python as its call
+    /// The group with the time-out of the options, and with the calling thread's line of Python as its call
     /// site.
     pub(crate) fn handle(&self, py: Python<'_>, options: &Options) -> PyResult<ProcessGroup> {
         let own = self.own(py)?;
@@ -81,7 +81,7 @@ impl Group {
         })
     }
 
-    /// Runs or starts an operation that writes `results`.
+    /// Runs or starts an operation that writes `results`; in an open coalescing block, keeps it until the block ends.
     pub(crate) fn issue(
         &self,
         py: Python<'_>,
@@ -112,7 +112,7 @@ impl Group {
             ));
         }
         drop(block);
-        // A rank that is alone in its group waits for no other, and needs no thread for that.
+        // A rank that is alone in its group waits for no other, so the operation runs on this thread at once.
         if !options.blocking && self.group.size() > 1 {
             let work = py.detach(|| handle.execute_async(op));
             let work = work.map_err(|error| raise(py, &error, Some(timeout)))?;
@@ -124,6 +124,23 @@ impl Group {
             copy.make(py)?;
         }
         Ok(Work::ended(done, results, timeout, name, callbacks))
+    }
+
+    /// Runs or starts a receive from `peer`; from any rank if that is `None`.
+    pub(crate) fn receive(
+        &self,
+        py: Python<'_>,
+        tensors: &Bound<'_, PyAny>,
+        peer: Option<u32>,
+        tag: i64,
+    ) -> PyResult<Work> {
+        let tag = rank(tag, "the tag")?;
+        let tensor = lone(tensors)?;
+        let mut memory = self.tensors(py);
+        let buffer = memory.buffer(&tensor, Use::Write)?;
+        let op = Op::Recv { buffer, peer, tag };
+        let options = Options::read(None)?;
+        self.issue(py, &options, memory, op, as_list(py, &[tensor])?)
     }
 
     /// Keeps operations from now on until `end_block`.

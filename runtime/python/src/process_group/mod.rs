@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `world` | [`World`](world::World): how PyTorch's ranks join a job |
 //! | `group` | the operations under PyTorch's names |
-//! | `issue` | [`Group`](issue::Group), and the way of every operation into it |
+//! | `issue` | [`Group`](issue::Group), and the path by which every operation is issued |
 //! | `monitored_barrier` | the monitored barrier |
 //! | `work` | [`Work`](work::Work): an operation under way |
 //! | `tensor` | tensors as buffers |

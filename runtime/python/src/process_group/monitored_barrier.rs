@@ -10,7 +10,7 @@ use std::time::Duration;
 
 impl Group {
     /// Runs a monitored barrier. On rank 0 of the group, the error names the members that do not arrive.
-    pub(crate) fn call_roll(
+    pub(crate) fn run_monitored_barrier(
         &self,
         py: Python<'_>,
         timeout: Option<&Bound<'_, PyAny>>,

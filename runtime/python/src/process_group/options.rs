@@ -128,7 +128,7 @@ fn read_reduction(op: &Bound<'_, PyAny>) -> PyResult<Reduction> {
     match factor {
         Some(factor) => Ok(Reduction::premul_sum(factor?)),
         None => Err(PyValueError::new_err(
-            "this version of PyTorch does not tell the factor of PREMUL_SUM: multiply first, then sum",
+            "this version of PyTorch does not expose the factor of PREMUL_SUM: multiply first, then sum",
         )),
     }
 }
@@ -148,5 +148,8 @@ pub(crate) fn root(opts: Option<&Bound<'_, PyAny>>, root: Option<i64>) -> PyResu
 
 /// A rank of the group or a tag, in the core's type.
 pub(crate) fn rank(number: i64, what: &str) -> PyResult<u32> {
-    u32::try_from(number).map_err(|_| PyValueError::new_err(format!("{what} is {number}")))
+    u32::try_from(number).map_err(|_| {
+        let message = format!("{what} is {number}: it must be from 0 to {}", u32::MAX);
+        PyValueError::new_err(message)
+    })
 }

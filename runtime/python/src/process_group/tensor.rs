@@ -94,7 +94,7 @@ impl<'py, 't> Tensors<'py, 't> {
         tensors.iter().map(|one| self.buffer(one, usage)).collect()
     }
 
-    /// An input that may lie inside an output of the same operation: a copy, where it does.
+    /// The memory of an input; that of a copy if the input overlaps an output of the same operation.
     pub(crate) fn input_beside(
         &mut self,
         input: &Bound<'py, PyAny>,
@@ -243,7 +243,9 @@ pub(crate) fn elements(
     }
     let in_elements = splits.iter().map(|rows| rows.checked_mul(row));
     in_elements.collect::<Option<_>>().ok_or_else(|| {
-        PyValueError::new_err(format!("splits {splits:?} of rows of {row} elements"))
+        PyValueError::new_err(format!(
+            "splits {splits:?} of rows of {row} elements are too large"
+        ))
     })
 }
 

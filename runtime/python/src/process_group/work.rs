@@ -54,7 +54,7 @@ impl Work {
         Self::new(state, results, timeout, (name, seq), callbacks)
     }
 
-    /// An operation that has ended well.
+    /// An operation that has ended without an error.
     pub(crate) fn ended(
         done: Done,
         results: Results,
@@ -115,7 +115,7 @@ impl Inner {
         }
     }
 
-    /// How it ended, if it has; its results are then in the tensors. Never waits for the operation.
+    /// How it ended, if it has; its results are then in the tensors. Does not wait for the operation.
     fn look(&self, py: Python<'_>) -> PyResult<Option<Result<Done, Error>>> {
         let Some(work) = self.under_way() else {
             return self.outcome(py);
@@ -235,7 +235,8 @@ impl Work {
         self.own()?.wait(py, None)
     }
 
-    /// Whether it has ended, well or not. Never waits.
+    /// Whether it has ended, with or without an error. Does not wait for the operation; after an error, waits until
+    /// the status of the group's other ranks was read.
     fn is_completed(&self, py: Python<'_>) -> PyResult<bool> {
         let inner = self.own()?;
         Ok(match inner.under_way() {
@@ -245,7 +246,7 @@ impl Work {
         })
     }
 
-    /// Whether it has ended well. Never waits.
+    /// Whether it has ended without an error. Waits as `is_completed` does.
     fn is_success(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(matches!(self.own()?.look(py)?, Some(Ok(_))))
     }

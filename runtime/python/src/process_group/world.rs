@@ -27,12 +27,12 @@ impl StoreServer {
     #[new]
     fn new(py: Python<'_>, host: String, timeout: Duration) -> PyResult<Self> {
         let serve = || {
-            let place = Rendezvous {
+            let rendezvous = Rendezvous {
                 master_port: 0,
                 ..Rendezvous::explicit(0, 1, host, 1)?
             };
             let config = Config {
-                rendezvous: Some(place),
+                rendezvous: Some(rendezvous),
                 ..Config::from_environment()?
             };
             rcomm::World::connect_store(&config, timeout)
@@ -91,9 +91,10 @@ fn under(prefix: &str, store: TcpStore) -> Arc<dyn Store> {
 
 #[pymethods]
 impl World {
-    /// Joins a job: waits until all of its ranks have come to the store at `host` and `port`, whose keys it puts
-    /// under `prefix`. Without a host the job has this one rank. With a `server`, this process serves the
-    /// store. `outlives` says that the store is another's, and needs no rank to be there last.
+    /// Joins a job: waits until all of its ranks have arrived at the store at `host` and `port`. All keys are under
+    /// `prefix`. Without a host the job has this one rank. With a `server`, this process serves the store.
+    /// `outlives` says that another process serves the store and ends later, so that no rank has to keep it for the
+    /// others.
     #[new]
     #[pyo3(signature = (rank, size, *, job, host=None, port=0, prefix="", server=None, outlives=false, attempt=0, timeout, own_code=Vec::new()))]
     #[allow(clippy::too_many_arguments)]
@@ -121,7 +122,7 @@ impl World {
         });
         let made = py.detach(|| {
             let is_alone = host.is_none();
-            let place = Rendezvous::explicit(
+            let rendezvous = Rendezvous::explicit(
                 rank,
                 size,
                 host.unwrap_or_else(|| "localhost".to_owned()),
@@ -134,7 +135,7 @@ impl World {
                     job,
                     attempt,
                     uses_agent_store: outlives,
-                    ..place
+                    ..rendezvous
                 }),
                 ..Config::from_environment()?
             };

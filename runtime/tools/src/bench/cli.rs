@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_binary_units() {
+    fn sizes_are_read_with_binary_units() {
         assert_eq!(parse_size("8"), Ok(8));
         assert_eq!(parse_size("64K"), Ok(65536));
         assert_eq!(parse_size("1.5MiB"), Ok(1_572_864));

@@ -9,9 +9,9 @@ use rcomm::{Config, ProcessGroup, ReduceOp, World};
 use std::time::Instant;
 
 /// Maximum number of iterations per size, unless `--iterations` sets it.
-const MOST: usize = 100_000;
+const MAX_ITERATIONS: usize = 100_000;
 /// Minimum number of iterations per size, unless `--iterations` sets it.
-const FEWEST: usize = 8;
+const MIN_ITERATIONS: usize = 8;
 
 /// Runs all requested measurements; returns the number of wrong elements.
 pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
@@ -61,7 +61,7 @@ fn sweep<T: Whole>(
     group: &ProcessGroup,
     printer: &mut Printer,
 ) -> anyhow::Result<u64> {
-    let mut all = 0;
+    let mut errors = 0;
     for &operation in &args.operations {
         ensure!(
             operation != Operation::SendRecv || group.size() >= 2,
@@ -70,7 +70,7 @@ fn sweep<T: Whole>(
         let mut bytes = args.min_bytes.max(size_of::<T>());
         loop {
             let row = one_size::<T>(args, group, operation, bytes)?;
-            all += row.errors.unwrap_or(0);
+            errors += row.errors.unwrap_or(0);
             printer.row(&row)?;
             let next = bytes.saturating_mul(args.factor as usize);
             if operation == Operation::Barrier || next > args.max_bytes {
@@ -79,7 +79,7 @@ fn sweep<T: Whole>(
             bytes = next;
         }
     }
-    Ok(all)
+    Ok(errors)
 }
 
 fn one_size<T: Whole>(
@@ -123,44 +123,44 @@ fn one_size<T: Whole>(
     group.barrier()?;
     match args.calls {
         Calls::Blocking => {
-            let mut then = Instant::now();
+            let mut start = Instant::now();
             for _ in 0..iterations {
                 case.run()?;
                 let now = Instant::now();
-                calls.push((now - then).as_secs_f64() * 1e6);
-                then = now;
+                calls.push((now - start).as_secs_f64() * 1e6);
+                start = now;
             }
         }
         Calls::Async | Calls::Overlap => {
             let mut buffer = vec![T::whole(0); count];
-            let mut turns = 0;
+            let mut loops = 0;
             if args.calls == Calls::Overlap {
                 let mut times = Vec::with_capacity(iterations);
                 for _ in 0..iterations {
-                    let then = Instant::now();
+                    let start = Instant::now();
                     buffer = group.all_reduce_async(buffer, op)?.wait()?;
-                    times.push(micros_since(then));
+                    times.push(micros_since(start));
                 }
                 let mut slowest = [percentile(&mut times, 0.5)];
                 group.all_reduce(&mut slowest, ReduceOp::Max)?;
                 alone = slowest[0];
-                turns = turns_within(alone);
-                let then = Instant::now();
-                (0..iterations).for_each(|_| compute(turns));
-                computing = micros_since(then) / iterations as f64;
+                loops = loops_within(alone);
+                let start = Instant::now();
+                (0..iterations).for_each(|_| compute(loops));
+                computing = micros_since(start) / iterations as f64;
                 group.barrier()?;
             }
             for _ in 0..iterations {
-                let then = Instant::now();
+                let start = Instant::now();
                 let work = group.all_reduce_async(buffer, op)?;
-                issues.push(micros_since(then));
-                compute(turns);
+                issues.push(micros_since(start));
+                compute(loops);
                 buffer = work.wait()?;
-                calls.push(micros_since(then));
+                calls.push(micros_since(start));
             }
         }
     }
-    let halves = if operation == Operation::SendRecv {
+    let operations_per_call = if operation == Operation::SendRecv {
         2.0
     } else {
         1.0
@@ -170,9 +170,9 @@ fn one_size<T: Whole>(
         [0.0; 6]
     } else {
         [
-            percentile(&mut calls, 0.5) / halves,
-            percentile(&mut calls, 0.99) / halves,
-            calls[0] / halves,
+            percentile(&mut calls, 0.5) / operations_per_call,
+            percentile(&mut calls, 0.99) / operations_per_call,
+            calls[0] / operations_per_call,
             percentile(&mut issues, 0.5),
             alone,
             computing,
@@ -203,7 +203,8 @@ fn one_size<T: Whole>(
     })
 }
 
-/// Number of calls that fit into the time for one size, within [`FEWEST`] and [`MOST`]; the same on all ranks.
+/// Number of calls that fit into the time for one size, within [`MIN_ITERATIONS`] and [`MAX_ITERATIONS`]; the same
+/// on all ranks.
 fn iterations_within<T: Whole>(
     args: &Args,
     group: &ProcessGroup,
@@ -213,35 +214,35 @@ fn iterations_within<T: Whole>(
         case.run()?;
     }
     group.barrier()?;
-    let then = Instant::now();
+    let start = Instant::now();
     for _ in 0..3 {
         case.run()?;
     }
-    let each = then.elapsed().as_secs_f64() / 3.0;
-    let mut fits = [(args.time.as_secs_f64() / each.max(1e-9)).min(MOST as f64)];
-    group.broadcast(&mut fits, 0)?;
-    Ok((fits[0] as usize).clamp(FEWEST, MOST))
+    let each = start.elapsed().as_secs_f64() / 3.0;
+    let mut iterations = [(args.time.as_secs_f64() / each.max(1e-9)).min(MAX_ITERATIONS as f64)];
+    group.broadcast(&mut iterations, 0)?;
+    Ok((iterations[0] as usize).clamp(MIN_ITERATIONS, MAX_ITERATIONS))
 }
 
-fn micros_since(then: Instant) -> f64 {
-    then.elapsed().as_secs_f64() * 1e6
+fn micros_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e6
 }
 
-/// Keeps a core busy for `turns` iterations of a loop that does not access memory.
-fn compute(turns: u64) {
+/// Keeps a core busy for `loops` iterations of a loop that does not access memory.
+fn compute(loops: u64) {
     let mut value = std::hint::black_box(1_u64);
-    for turn in 0..turns {
-        value = value.rotate_left(7) ^ turn.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for loop_index in 0..loops {
+        value = value.rotate_left(7) ^ loop_index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
     std::hint::black_box(value);
 }
 
-/// Number of `turns` with which [`compute`] takes about this many microseconds.
-fn turns_within(micros: f64) -> u64 {
+/// Number of `loops` with which [`compute`] takes about this many microseconds.
+fn loops_within(micros: f64) -> u64 {
     const TRIED: u64 = 1 << 20;
-    let then = Instant::now();
+    let start = Instant::now();
     compute(TRIED);
-    (micros / micros_since(then).max(1e-3) * TRIED as f64) as u64
+    (micros / micros_since(start).max(1e-3) * TRIED as f64) as u64
 }
 
 /// The share of the shorter duration that was hidden by the longer one, 0 to 1, if both together took `both`.
@@ -264,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlap_is_what_was_saved_of_the_shorter() {
+    fn overlap_is_the_hidden_share_of_the_shorter_duration() {
         assert_eq!(overlap(10.0, 20.0, 20.0), 1.0);
         assert_eq!(overlap(10.0, 20.0, 25.0), 0.5);
         assert_eq!(overlap(10.0, 20.0, 33.0), 0.0);

@@ -51,19 +51,19 @@ pub(crate) struct Printer {
     reduction: ReduceOp,
     ranks: u32,
     /// Whether this rank prints.
-    writes: bool,
+    prints: bool,
     lines: Vec<Line>,
 }
 
 impl Printer {
-    pub(crate) fn new(args: &Args, ranks: u32, writes: bool) -> Self {
+    pub(crate) fn new(args: &Args, ranks: u32, prints: bool) -> Self {
         let dtype = format!("{:?}", args.dtype).to_lowercase();
         Self {
             format: args.format,
             dtype,
             reduction: args.op.into(),
             ranks,
-            writes,
+            prints,
             lines: Vec::new(),
         }
     }
@@ -94,9 +94,10 @@ impl Printer {
         }
     }
 
-    /// Prints a row; keeps it for [`end`](Self::end) if the format is JSON. Does nothing on a rank that does not print.
+    /// Prints a row, or stores it for [`end`](Self::end) if the format is JSON. Does nothing on a rank that does
+    /// not print.
     pub(crate) fn row(&mut self, row: &Row) -> io::Result<()> {
-        if !self.writes {
+        if !self.prints {
             return Ok(());
         }
         let line = self.line(row);
@@ -109,14 +110,16 @@ impl Printer {
         match self.format {
             Format::Json => {}
             Format::Table => {
-                let more = [("issue", line.issue_us), ("overlap", line.overlap)];
-                let more = || {
-                    let there = more.iter();
-                    there.filter_map(|(name, value)| Some((name, (*value)?)))
+                let optional = [("issue", line.issue_us), ("overlap", line.overlap)];
+                let columns = || {
+                    let all = optional.iter();
+                    all.filter_map(|(name, value)| Some((name, (*value)?)))
                 };
-                let issue: String = more().map(|(_, value)| format!("{value:>10.2}")).collect();
+                let issue: String = columns()
+                    .map(|(_, value)| format!("{value:>10.2}"))
+                    .collect();
                 if first {
-                    let head: String = more().map(|(name, _)| format!("{name:>10}")).collect();
+                    let head: String = columns().map(|(name, _)| format!("{name:>10}")).collect();
                     writeln!(
                         out,
                         "# {} ranks; times in us, slowest rank; bandwidth in GB/s (1e9 bytes)",
@@ -184,7 +187,7 @@ impl Printer {
 
     /// Prints all rows as one object if the format is JSON.
     pub(crate) fn end(self) -> io::Result<()> {
-        if !self.writes || self.format != Format::Json {
+        if !self.prints || self.format != Format::Json {
             return Ok(());
         }
         let mut out = io::stdout().lock();

@@ -43,7 +43,7 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
             let host = u64::from(rank) * u64::from(hosts) / u64::from(count);
             command.env("RCOMM_HOST_ID", host.to_string());
         }
-        let place = RankEnvironment {
+        let environment = RankEnvironment {
             rank,
             world_size: count,
             local_rank: rank,
@@ -53,7 +53,7 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
             job_id: &job,
             secret: &secret,
         };
-        place.set(&mut command);
+        environment.set(&mut command);
         let child = command
             .args(std::env::args_os().skip(1))
             .env(CHILD, core_of(rank))

@@ -13,9 +13,9 @@ use std::io::Write;
 use std::num::NonZeroU32;
 use std::process::{Command, Stdio};
 
-/// The program's output, reduced to the fields needed here.
+/// The output of `rcomm-bench`, reduced to the fields needed here.
 #[derive(Deserialize)]
-struct Answer {
+struct BenchOutput {
     rows: Vec<MeasuredRow>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
         args.max_bytes
     );
     let mut table = String::from(
-        "# Written by rcomm-bench tune. A line counts for at most so many ranks and bytes.\n\
+        "# Written by rcomm-bench tune. A line applies to at most this many ranks and bytes.\n\
          # operation     topology  ranks  bytes  algorithm\n",
     );
     let mut ranks = args.ranks.clone();
@@ -137,9 +137,9 @@ fn time(
     if !output.status.success() {
         bail!("failed to measure {}: {}", what(), output.status);
     }
-    let answer: Answer = serde_json::from_slice(&output.stdout)
+    let parsed: BenchOutput = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("failed to read the times of {}", what()))?;
-    let rows = answer.rows.into_iter();
+    let rows = parsed.rows.into_iter();
     Ok(rows.filter(|row| row.op == pattern.name()).collect())
 }
 
@@ -154,35 +154,35 @@ fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
             .fold(f64::INFINITY, f64::min);
         (times[algorithm][&size] / best).ln()
     };
-    // For each algorithm: the minimal cost of the sizes so far if the last of them is assigned to it, and the
-    // assignment of each size.
-    let mut least: Vec<(f64, Vec<usize>)> = vec![(0.0, Vec::new()); times.len()];
+    // For each algorithm: the minimum cost of the sizes so far if the last of them is assigned to the algorithm,
+    // and the assignment of each size.
+    let mut min_costs: Vec<(f64, Vec<usize>)> = vec![(0.0, Vec::new()); times.len()];
     for &size in &sizes {
-        let before = least.clone();
-        for (algorithm, (sum, whose)) in least.iter_mut().enumerate() {
+        let before = min_costs.clone();
+        for (algorithm, (sum, assignment)) in min_costs.iter_mut().enumerate() {
             let reachable = before[..=algorithm].iter();
             let (cheapest, path) = reachable
                 .min_by(|one, other| one.0.total_cmp(&other.0))
                 .cloned()
                 .unwrap_or_default();
             *sum = cheapest + cost(algorithm, size);
-            *whose = path;
-            whose.push(algorithm);
+            *assignment = path;
+            assignment.push(algorithm);
         }
     }
-    let best = least
+    let best = min_costs
         .into_iter()
         .min_by(|one, other| one.0.total_cmp(&other.0));
-    let whose = best.map(|(_, whose)| whose).unwrap_or_default();
+    let assignment = best.map(|(_, assignment)| assignment).unwrap_or_default();
     let mut cuts: Vec<(usize, Option<usize>)> = Vec::new();
-    for (&algorithm, &size) in whose.iter().zip(&sizes) {
+    for (&algorithm, &size) in assignment.iter().zip(&sizes) {
         match cuts.last_mut() {
-            Some((last, most)) if *last == algorithm => *most = Some(size),
+            Some((last, max_bytes)) if *last == algorithm => *max_bytes = Some(size),
             _ => cuts.push((algorithm, Some(size))),
         }
     }
-    if let Some((_, most)) = cuts.last_mut() {
-        *most = None;
+    if let Some((_, max_bytes)) = cuts.last_mut() {
+        *max_bytes = None;
     }
     cuts
 }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn algorithm_that_is_never_better_gets_nothing() {
+    fn an_algorithm_that_is_never_better_gets_no_range() {
         let one = times(&[1.0, 2.0]);
         let never = times(&[3.0, 3.0]);
         let other = times(&[2.0, 1.0]);

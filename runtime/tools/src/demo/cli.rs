@@ -116,7 +116,7 @@ impl Kind {
             Self::Kill => format!("After {after} s rank {rank} kills itself with SIGKILL"),
             Self::Freeze => format!("After {after} s rank {rank} stops itself with SIGSTOP"),
             Self::Mismatch => {
-                format!("After {after} s rank {rank} comes with a smaller buffer than the others")
+                format!("After {after} s rank {rank} passes a smaller buffer than the others")
             }
             Self::Deadlock => format!(
                 "After {after} s rank {rank} uses two groups in another order than the others"

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// How long the ranks may take to end after ctrl-c, before they are killed. A stopped rank does not end by itself.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long a demonstration in which a rank has died goes on, unless ctrl-c ends it.
+/// How long a demonstration continues after one of its ranks has died, unless ctrl-c ends it.
 const LINGER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Runs the demonstration, or one of its ranks. Blocks until the job has ended.
@@ -104,9 +104,9 @@ fn clean_up(job: &str) {
         Ok(RingDir::Memory) | Err(_) => return,
     };
     let _ = remove_stale_rings(&directory, Some(job));
-    let account = LaunchRecord::path(&directory, job, 0);
-    let _ = std::fs::remove_file(&account);
-    if let Some(folder) = account.parent() {
+    let launch_record = LaunchRecord::path(&directory, job, 0);
+    let _ = std::fs::remove_file(&launch_record);
+    if let Some(folder) = launch_record.parent() {
         // Only an empty folder is removed.
         let _ = std::fs::remove_dir(folder);
     }

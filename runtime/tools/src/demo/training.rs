@@ -7,7 +7,7 @@ use rcomm::{Config, GroupOptions, ProcessGroup, ReduceOp, World};
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::Duration;
 
-/// How long an operation may take: a demonstration shows a fault as long as somebody looks at it.
+/// How long an operation may take: a demonstration shows its fault until the user ends it.
 const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long loading a batch and each of the two computations take.
 const LOAD: Duration = Duration::from_millis(30);
@@ -17,7 +17,7 @@ const EXTRA: Duration = Duration::from_millis(300);
 /// Values in a batch: large enough to be seen as bandwidth.
 const VALUES: usize = 64 << 10;
 
-/// Trains until the job is ended. After an error the rank stays, so that it can be looked at.
+/// Trains until the job is ended. After an error the process stays alive, so that its records can be read.
 pub(super) fn run(demo: &Demo) -> Result<()> {
     let mut config = Config::from_environment()?;
     if std::env::var_os("RCOMM_TIMEOUT_MS").is_none() {
@@ -31,7 +31,7 @@ pub(super) fn run(demo: &Demo) -> Result<()> {
     }
     let world = World::init(config)?;
     let trained = match demo.kind {
-        Kind::Pipeline => pass_on(&world, demo),
+        Kind::Pipeline => train_pipeline(&world, demo),
         Kind::Healthy
         | Kind::Slow
         | Kind::Stuck
@@ -54,7 +54,7 @@ pub(super) fn run(demo: &Demo) -> Result<()> {
 fn groups(world: &World, demo: &Demo) -> rcomm::Result<[ProcessGroup; 2]> {
     let (rank, size) = (world.rank(), world.size());
     let all: Vec<u32> = (0..size).collect();
-    // Of two ranks that disagree, either can be the wrong one: a majority shows which.
+    // If only two ranks disagree, either can be wrong: a majority shows which one it is.
     let whole = matches!(demo.kind, Kind::Deadlock | Kind::Mismatch);
     let divided = size >= 4 && size.is_multiple_of(2) && !whole;
     let (tp, dp) = match divided {
@@ -100,7 +100,8 @@ fn train(world: &World, demo: &Demo) -> rcomm::Result<std::convert::Infallible> 
             dp.all_reduce(&mut gradients, ReduceOp::Avg)?;
         }
         if fault == Some(Kind::Kill) {
-            // The process is killed while its operation is in flight: the others are not there yet, or wait.
+            // The process is killed while its operation is in flight: the other ranks have not issued it yet, or
+            // wait in it.
             let work = tp.all_reduce_async(vec![0.0f32; VALUES], ReduceOp::Avg)?;
             signal_itself(Signal::KILL);
             work.wait()?;
@@ -115,8 +116,8 @@ fn train(world: &World, demo: &Demo) -> rcomm::Result<std::convert::Infallible> 
     hang()
 }
 
-/// Steps of pipeline parallel training: activations go from stage to stage, and all stages then agree.
-fn pass_on(world: &World, demo: &Demo) -> rcomm::Result<std::convert::Infallible> {
+/// Steps of pipeline parallel training: activations go from stage to stage, and a barrier ends the step.
+fn train_pipeline(world: &World, demo: &Demo) -> rcomm::Result<std::convert::Infallible> {
     let stages: Vec<u32> = (0..world.size()).collect();
     let pp = world.new_group(&stages, &GroupOptions::named("pp"))?;
     let (stage, last) = (pp.rank(), pp.size() - 1);

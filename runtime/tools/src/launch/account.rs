@@ -146,7 +146,7 @@ const OF_HOST: &str = "/proc/vmstat";
 impl OutOfMemoryKills {
     fn begin() -> Self {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let events = counters(&groups).find(|place| count_in(place).is_some());
+        let events = counters(&groups).find(|path| count_in(path).is_some());
         Self {
             of_group: events.as_deref().and_then(count_in),
             of_host: count_in(OF_HOST.as_ref()),
@@ -158,13 +158,13 @@ impl OutOfMemoryKills {
     /// for one rank. `None` if unknown.
     fn has_grown(&mut self) -> Option<bool> {
         if let Some(before) = &mut self.of_group {
-            let more = self.events.as_deref().and_then(count_in)? > *before;
-            *before += u64::from(more);
-            return Some(more);
+            let has_grown = self.events.as_deref().and_then(count_in)? > *before;
+            *before += u64::from(has_grown);
+            return Some(has_grown);
         }
-        let more = count_in(OF_HOST.as_ref())? > self.of_host?;
+        let has_grown = count_in(OF_HOST.as_ref())? > self.of_host?;
         // If the host's count has grown, the killed process may be any process of the host.
-        (!more).then_some(false)
+        (!has_grown).then_some(false)
     }
 }
 
@@ -190,7 +190,7 @@ fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
     let version_1 = mount.join("memory");
     let of_version_1 = own(|controllers| controllers.split(',').any(|one| one == "memory"));
     let of_version_1 = of_version_1.map(|own| {
-        // In a container the path may be that on the host, and the container's group is mounted at the top.
+        // In a container the path may be the one on the host, while the container's group is mounted at the top.
         ["", own.as_str()].map(|own| version_1.join(own).join("memory.oom_control"))
     });
     let of_version_1 = of_version_1.into_iter().flat_map(|[top, own]| [own, top]);
@@ -201,25 +201,27 @@ fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
 mod tests {
     use super::*;
 
-    fn places(groups: &str) -> Vec<String> {
-        let places = counters(groups);
-        places.map(|place| place.display().to_string()).collect()
+    fn counter_paths(groups: &str) -> Vec<String> {
+        let counter_paths = counters(groups);
+        counter_paths
+            .map(|path| path.display().to_string())
+            .collect()
     }
 
     #[test]
     fn the_count_of_kills_is_looked_for_in_both_versions_of_control_groups() {
         assert_eq!(
-            places("0::/user.slice/job\n"),
+            counter_paths("0::/user.slice/job\n"),
             ["/sys/fs/cgroup/user.slice/job/memory.events"]
         );
         assert_eq!(
-            places("9:name=systemd:/\n4:cpu,memory:/docker/7f\n0::/\n"),
+            counter_paths("9:name=systemd:/\n4:cpu,memory:/docker/7f\n0::/\n"),
             [
                 "/sys/fs/cgroup/memory.events",
                 "/sys/fs/cgroup/memory/docker/7f/memory.oom_control",
                 "/sys/fs/cgroup/memory/memory.oom_control",
             ]
         );
-        assert_eq!(places("no groups"), [""; 0]);
+        assert_eq!(counter_paths("no groups"), [""; 0]);
     }
 }

@@ -21,10 +21,10 @@ const KEYS: &str = "rcomm-run";
 const PULSE: Duration = Duration::from_millis(500);
 /// A launcher whose pulse has not advanced for this long counts as ended.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Time that node 0 waits for the others to read how the job ended.
+/// How long node 0 waits for the others to read how the job ended.
 const LEAVE_TIME: Duration = Duration::from_secs(5);
 
-/// The facts on the whole job that the ranks need.
+/// The facts about the whole job that the ranks need.
 pub(super) struct Job {
     pub(super) id: String,
     pub(super) world_size: u32,
@@ -70,13 +70,13 @@ impl Nodes {
             let store = TcpStore::host_with(addr, options.master_port, options.timeout, &access)?;
             return Self::agree(options, PrefixStore::new(KEYS, Arc::new(store)), started);
         }
-        let mut place = Rendezvous::explicit(node_rank, nnodes, addr, options.master_port)?;
+        let mut rendezvous = Rendezvous::explicit(node_rank, nnodes, addr, options.master_port)?;
         if let Some(id) = &options.job_id {
-            place.job.clone_from(id);
+            rendezvous.job.clone_from(id);
         }
-        let store = place.connect_store(&access, options.timeout)?;
+        let store = rendezvous.connect_store(&access, options.timeout)?;
         let keys = PrefixStore::new(KEYS, Arc::new(store));
-        place
+        rendezvous
             .check_in(&keys)
             .context("the launchers do not agree (what follows calls a node a rank)")?;
         Self::agree(options, keys, started)
@@ -102,7 +102,7 @@ impl Nodes {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let sizes = keys
             .multi_get(&names, left())
-            .context("not every node's rcomm-run came")?;
+            .context("cannot read how many ranks each node starts")?;
         let sizes = sizes
             .iter()
             .map(|size| {
@@ -118,7 +118,7 @@ impl Nodes {
             .try_fold(0_u32, |sum, size| sum.checked_add(*size));
         let job = Job {
             id,
-            world_size: world_size.context("the nodes' ranks are too many together")?,
+            world_size: world_size.context("the nodes start too many ranks together")?,
             first_rank: sizes[..node_rank as usize].iter().sum(),
             master_port: keys.inner().port(),
         };
@@ -144,13 +144,16 @@ impl Nodes {
         let listen = move || {
             let mut pulses = Pulses::of(if node_rank == 0 { nnodes } else { 0 });
             while !remote.stop.load(Ordering::Relaxed) {
-                let heard = keys
+                let reported = keys
                     .add(&format!("pulse/{node_rank}"), 1)
                     .and_then(|_| pulses.missing(&*keys))
                     .and_then(|gone| match gone {
                         Some(node) => {
                             let failure = Failure {
-                                sentence: format!("the launcher of node {node} is gone"),
+                                sentence: format!(
+                                    "the launcher of node {node} was silent for {} s",
+                                    SILENCE.as_secs()
+                                ),
                                 code: LAUNCHER_FAILED,
                             };
                             publish_failure(&*keys, &failure).map(|()| Some(failure))
@@ -161,12 +164,12 @@ impl Nodes {
                             Err(error) => Err(error),
                         },
                     });
-                let failure = match heard {
+                let failure = match reported {
                     // A node also reads its own failure, which has no effect.
                     Ok(None) => continue,
                     Ok(Some(failure)) => failure,
                     Err(error) => Failure {
-                        sentence: format!("the launcher of node 0 is gone: {error}"),
+                        sentence: format!("the store of node 0's launcher failed: {error}"),
                         code: LAUNCHER_FAILED,
                     },
                 };

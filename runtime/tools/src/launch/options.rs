@@ -14,15 +14,15 @@ MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...), RCOMM_JOB_SECRET and RCOMM_
 node 0 serves the store at MASTER_ADDR and MASTER_PORT, to those who prove the secret. Every line of
 output begins with \"[rank N] \".
 
-When a rank fails, the others may go on for --linger, to write their dumps and say what they saw. Then
-they get SIGTERM, and SIGKILL if they are still there after --grace.
-SIGINT, SIGTERM and SIGHUP are passed on in the same way; a second one kills at once. SIGUSR1 and
-SIGUSR2 are passed on and nothing more.
+When a rank fails, the others may go on for --linger, to write their dumps and report the failure. Then
+they get SIGTERM, and SIGKILL if they still run after --grace.
+SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace; a second one kills at once.
+SIGUSR1 and SIGUSR2 are only passed on.
 
 Exit codes:
   0      every rank exited with 0
   N      the first rank that failed exited with N
-  128+S  the first rank that failed was killed by signal S, or the launcher was told to stop by it
+  128+S  the first rank that failed was killed by signal S, or the launcher received signal S
   2      the command line is wrong
   125    the launcher failed: no port, no agreement with the other nodes, a node that is gone
   126    PROGRAM cannot be executed
@@ -144,11 +144,11 @@ impl Options {
 
 /// Replaces mpirun's `-np N`, as the first option, by `-n N`.
 fn accept_mpirun_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let spelled = |(at, arg): (usize, OsString)| match at == 1 && arg == "-np" {
+    let replace = |(at, arg): (usize, OsString)| match at == 1 && arg == "-np" {
         true => "-n".into(),
         false => arg,
     };
-    args.enumerate().map(spelled)
+    args.enumerate().map(replace)
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

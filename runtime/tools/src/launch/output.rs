@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_in_pieces_come_out_whole() {
+    fn lines_that_arrive_in_pieces_are_written_whole() {
         let mut lines = Lines::of_rank(3);
         assert_eq!(lines.take(b"one\ntw"), b"[rank 3] one\n");
         assert_eq!(lines.take(b""), b"");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_line_is_broken_and_nothing_is_lost() {
+    fn a_line_that_is_too_long_is_split_and_nothing_is_lost() {
         let mut lines = Lines::of_rank(0);
         let mut out = Vec::new();
         for _ in 0..7 {

@@ -20,7 +20,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time for which output is still read after the last rank has ended: processes that it left behind may write some.
+/// How long output is still read after the last rank has ended: processes that the ranks left behind may write
+/// some.
 const DRAIN: Duration = Duration::from_secs(1);
 /// How often to check whether a stalled stream of this process accepts data again.
 const RETRY: Duration = Duration::from_millis(10);
@@ -77,11 +78,12 @@ impl Signals {
 
     /// The signals received since the last call.
     fn take(&self) -> Vec<Signal> {
-        let came = self
+        let received = self
             .0
             .iter()
             .filter(|(_, read)| rustix::io::read(read, &mut [0; 64]).is_ok_and(|count| count > 0));
-        came.filter_map(|(signal, _)| Signal::from_named_raw(*signal))
+        received
+            .filter_map(|(signal, _)| Signal::from_named_raw(*signal))
             .collect()
     }
 }
@@ -123,7 +125,7 @@ impl Output {
 struct Rank {
     rank: u32,
     child: Child,
-    /// Id of its process and of its process group.
+    /// The id of the rank's process, and of its process group.
     pid: Pid,
     /// Readable once the process has ended.
     pidfd: OwnedFd,
@@ -218,10 +220,10 @@ impl Ranks {
         sinks: &mut Sinks,
     ) -> Result<Option<Failure>> {
         let mut buffer = vec![0; 64 << 10];
-        let mut drained_by = None;
+        let mut drain_deadline = None;
         self.account.write(sinks);
         loop {
-            for source in self.wait(signals, nodes, sinks, drained_by)? {
+            for source in self.wait(signals, nodes, sinks, drain_deadline)? {
                 match source {
                     Source::Signals => {
                         for signal in signals.take() {
@@ -248,11 +250,11 @@ impl Ranks {
             self.end_overdue_ranks(options, sinks);
             self.account.write(sinks);
             if self.ranks.iter().all(|rank| rank.ended) {
-                let deadline = *drained_by.get_or_insert_with(|| Instant::now() + DRAIN);
-                let silent = self.outputs().next().is_none();
+                let deadline = *drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN);
+                let all_closed = self.outputs().next().is_none();
                 // While this process's streams are stalled, the ranks' output is not read.
                 let kept_up = sinks.has_room(Stream::Stdout) && sinks.has_room(Stream::Stderr);
-                if silent || (kept_up && Instant::now() >= deadline) {
+                if all_closed || (kept_up && Instant::now() >= deadline) {
                     let outputs = self.ranks.iter_mut().flat_map(|rank| &mut rank.outputs);
                     for output in outputs.flatten() {
                         sinks.push(output.stream, output.lines.finish());
@@ -276,7 +278,7 @@ impl Ranks {
         signals: &Signals,
         nodes: &Nodes,
         sinks: &mut Sinks,
-        drained_by: Option<Instant>,
+        drain_deadline: Option<Instant>,
     ) -> Result<Vec<Source>> {
         let mut sources = Vec::new();
         let mut fds = Vec::new();
@@ -300,20 +302,21 @@ impl Ranks {
         {
             add(Source::End(i), rank.pidfd.as_fd());
         }
-        let rooms = [Stream::Stdout, Stream::Stderr].map(|stream| (stream, sinks.has_room(stream)));
+        let accepting =
+            [Stream::Stdout, Stream::Stderr].map(|stream| (stream, sinks.has_room(stream)));
         for (source, output) in self.outputs() {
-            if rooms.contains(&(output.stream, true)) {
+            if accepting.contains(&(output.stream, true)) {
                 add(source, output.pipe.as_fd());
             }
         }
-        let retry = rooms
+        let retry = accepting
             .iter()
-            .any(|(_, room)| !room)
+            .any(|(_, accepts)| !accepts)
             .then(|| Instant::now() + RETRY);
         let ending = self.ending.as_ref();
         let deadline = [
             retry,
-            drained_by,
+            drain_deadline,
             ending.and_then(|ending| ending.terminate),
             ending.and_then(|ending| ending.kill),
         ]
@@ -491,7 +494,7 @@ impl Drop for Ranks {
 
 fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Command {
     let mut command = Command::new(&options.program[0]);
-    let place = RankEnvironment {
+    let environment = RankEnvironment {
         rank: job.first_rank + local_rank,
         world_size: job.world_size,
         local_rank,
@@ -501,7 +504,7 @@ fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Co
         job_id: &job.id,
         secret,
     };
-    place.set(&mut command);
+    environment.set(&mut command);
     command
         .args(&options.program[1..])
         .stdin(Stdio::null())
@@ -511,8 +514,8 @@ fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Co
         .env("GROUP_RANK", options.node_rank.to_string())
         .env("GROUP_WORLD_SIZE", options.nnodes.to_string())
         .env("ROLE_NAME", "default")
-        .env("ROLE_RANK", place.rank.to_string())
-        .env("ROLE_WORLD_SIZE", place.world_size.to_string())
+        .env("ROLE_RANK", environment.rank.to_string())
+        .env("ROLE_WORLD_SIZE", environment.world_size.to_string())
         .env("TORCHELASTIC_RESTART_COUNT", "0")
         .env("TORCHELASTIC_MAX_RESTARTS", "0")
         .env("TORCHELASTIC_USE_AGENT_STORE", "True")

@@ -107,7 +107,7 @@ pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
     greatest: *mut c_int,
 ) -> c_int {
     crate::calls::note();
-    // SAFETY: both are null, which `put` refuses, or the caller lets an int be written there.
+    // SAFETY: each is null, which `put` refuses, or the caller lets an int be written there.
     unsafe { first_bad(&[put(least, 0), put(greatest, -5)]) }
 }
 
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
     unsafe { put(device, current_device()) }
 }
 
-/// Reports that memory pools are supported, and a major compute capability of 9 or what the test orders by
+/// Reports that memory pools are supported, and a major compute capability of 9 or what `RCOMM_SIM` gives as
 /// `capability`; 0 for every other attribute.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(

@@ -61,7 +61,7 @@ pub unsafe extern "C" fn cuEventQuery(handle: *mut c_void) -> c_int {
         return INVALID_HANDLE;
     };
     if let Some((capture, _)) = event.captured() {
-        capture.spoil();
+        capture.invalidate();
         return CAPTURED_EVENT;
     }
     if check_capture() != SUCCESS {

@@ -25,7 +25,7 @@ struct UserObject {
 impl Drop for UserObject {
     /// "The destructor is called when the last reference goes" (`cuUserObjectCreate`).
     fn drop(&mut self) {
-        // SAFETY: the caller of `cuUserObjectCreate` answers for one call of `destroy` with `at`, and a
+        // SAFETY: the caller of `cuUserObjectCreate` guarantees that `destroy` may be called once with `at`, and a
         // value is dropped once.
         unsafe { callback::call(self.destroy, self.at) };
     }

@@ -6,7 +6,7 @@ use super::{
     stream_of,
 };
 use crate::callback;
-use crate::handles::refuse;
+use crate::handles::end_process;
 use crate::stream::lock;
 use crate::trouble;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -89,7 +89,7 @@ impl Mapping {
         Ok(Self { at, size })
     }
 
-    /// Maps the memory that another process shows as the file at `path`.
+    /// Maps the memory of another process that is the file at `path`.
     pub(crate) fn open(path: &str) -> io::Result<Self> {
         let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let size = rustix::fs::fstat(&file)?.st_size;
@@ -152,7 +152,7 @@ pub(crate) fn free(at: u64) -> bool {
         return false;
     };
     if crate::nccl::is_registered(at, allocation.size as u64) {
-        refuse(&format!("{at:#x} is freed and was not deregistered"));
+        end_process(&format!("{at:#x} is freed and was not deregistered"));
     }
     match allocation.kind {
         // SAFETY: `allocate` got this address with this layout, and it was still in the map, so it is freed
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn cuMemFreeAsync(at: u64, stream: *mut c_void) -> c_int {
     }
     stream.push(Arc::new(move || {
         if !free(at) {
-            refuse(&format!("{at:#x} is freed twice"));
+            end_process(&format!("{at:#x} is freed twice"));
         }
     }));
     SUCCESS
@@ -278,7 +278,7 @@ fn is_pinned(at: usize, size: usize) -> bool {
     below.is_some_and(|(start, layout)| at + size <= start + layout.size())
 }
 
-/// Waits for the device. The manual implies it where it excepts other memory: "This API will not perform any
+/// Waits for the device. The manual implies this by its exception for other memory: "This API will not perform any
 /// implicit synchronization when the pointer was allocated with `cuMemAllocAsync`".
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(at: u64) -> c_int {
@@ -298,8 +298,8 @@ pub unsafe extern "C" fn cuMemFree_v2(at: u64) -> c_int {
 /// (`CUDA_ERROR_ILLEGAL_ADDRESS`).
 pub(crate) fn check(at: usize, length: usize) {
     if length > 0 && device_of(at as u64, length as u64).is_none() {
-        refuse(&format!(
-            "{length} bytes at {at:#x} are no live memory of a device"
+        end_process(&format!(
+            "{length} bytes at {at:#x} are not live memory of a device"
         ));
     }
 }
@@ -318,8 +318,8 @@ fn is_reached(at: u64, size: usize) -> bool {
 /// Works as [`check`], but allows memory of another process as well.
 fn check_reach(at: usize, size: usize) {
     if size > 0 && !is_reached(at as u64, size) {
-        refuse(&format!(
-            "{size} bytes at {at:#x}, which are copied, are no live memory that a device reaches"
+        end_process(&format!(
+            "{size} bytes at {at:#x}, which are copied, are not live memory that a device reaches"
         ));
     }
 }
@@ -473,7 +473,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_reaches_what_is_allocated_or_mapped_for_as_long_as_it_is() {
+    fn a_device_reaches_memory_only_while_it_is_allocated_or_mapped() {
         let own = allocate(100).unwrap();
         assert!(is_reached(own, 100) && is_reached(own + 99, 1));
         assert!(!is_reached(own + 99, 2));

@@ -1,6 +1,6 @@
-//! The symbols of `libcuda.so.1`. Contracts are those of `cuda.h`: a pointer to a result takes one value of
-//! its type, aligned; a text ends with a NUL; what a stream works on stays as the manual asks until that
-//! work is done. Any handle may be passed.
+//! The symbols of `libcuda.so.1`. Contracts are those of `cuda.h`: a pointer to a result is aligned and valid for
+//! writing one value of its type; a text ends with a NUL; the caller keeps the memory of a stream's work as the manual
+//! asks until that work is done. Any handle may be passed.
 //!
 //! There are eight devices, which share host memory. Contexts are primary contexts, stacked on each thread.
 
@@ -31,12 +31,12 @@ pub(crate) const NOT_SUPPORTED: c_int = 801;
 /// Writes a result through a pointer of the caller; returns `INVALID_VALUE` if the pointer is null.
 ///
 /// # Safety
-/// `out` is null or takes an aligned `T`.
+/// `out` is null, or aligned and valid for writes.
 pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> c_int {
     if out.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: not null (checked), so the caller lets an aligned `T` be written there.
+    // SAFETY: not null (checked), so aligned and valid for writes by the contract.
     unsafe { out.write(value) };
     SUCCESS
 }
@@ -57,7 +57,7 @@ pub(crate) fn check_capture() -> c_int {
     }
 }
 
-fn words(status: c_int) -> Option<(&'static CStr, &'static CStr)> {
+fn name_and_text(status: c_int) -> Option<(&'static CStr, &'static CStr)> {
     Some(match status {
         SUCCESS => (c"CUDA_SUCCESS", c"no error"),
         INVALID_VALUE => (c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
@@ -100,7 +100,7 @@ fn words(status: c_int) -> Option<(&'static CStr, &'static CStr)> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(status: c_int, out: *mut *const c_char) -> c_int {
     crate::calls::note();
-    let Some((name, _)) = words(status) else {
+    let Some((name, _)) = name_and_text(status) else {
         return INVALID_VALUE;
     };
     // SAFETY: `out` is null, which `put` refuses, or the caller lets an address be written there.
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn cuGetErrorName(status: c_int, out: *mut *const c_char) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(status: c_int, out: *mut *const c_char) -> c_int {
     crate::calls::note();
-    let Some((_, text)) = words(status) else {
+    let Some((_, text)) = name_and_text(status) else {
         return INVALID_VALUE;
     };
     // SAFETY: `out` is null, which `put` refuses, or the caller lets an address be written there.

@@ -48,8 +48,8 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(out: *mut *mut c_void, flags: c_uint) -> c_int {
     crate::calls::note();
-    // SAFETY: `out` is as this function's caller passed it: null or a place for a handle, which is what
-    // that function asks.
+    // SAFETY: `out` is as this function's caller passed it: null or valid for writing a handle, which is what
+    // `cuStreamCreateWithPriority` asks.
     unsafe { cuStreamCreateWithPriority(out, flags, 0) }
 }
 
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> c_int {
     crate::calls::note();
     let stream = stream_of(handle);
     if let Some(capture) = stream.capture() {
-        capture.spoil();
+        capture.invalidate();
         return capture::UNSUPPORTED;
     }
     if check_capture() != SUCCESS {
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> c_int {
     crate::calls::note();
     let stream = stream_of(handle);
     if let Some(capture) = stream.capture() {
-        capture.spoil();
+        capture.invalidate();
         return capture::UNSUPPORTED;
     }
     if stream.is_idle() { SUCCESS } else { NOT_READY }

@@ -7,7 +7,7 @@ use super::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
     SYSTEM_ERROR, fail,
 };
-use crate::handles::{Handles, refuse};
+use crate::handles::{Handles, end_process};
 use crate::hub;
 use crate::stream::lock;
 use crate::trouble;
@@ -101,9 +101,9 @@ pub(super) struct Comm {
     pub(super) joined: AtomicI32,
     /// Operations that graphs hold (`localPersistentRefs`).
     captured: AtomicUsize,
-    /// Its work on the device ends.
+    /// Its work on the device ends, and no new work begins.
     pub(super) stopped: AtomicBool,
-    /// Only management calls are taken.
+    /// Only management calls are accepted.
     pub(super) revoked: AtomicBool,
     pub(super) aborted: AtomicBool,
     /// `ncclCommFinalize` or `ncclCommRevoke` was called (`finalizeCalled`).
@@ -171,14 +171,16 @@ impl Comm {
         }
         trouble::die_in_init();
         if let Err(status) = self.name.poll() {
-            return self.settle(status);
+            return self.set_state(status);
         }
         let connected =
             hub::address(&self.hub).and_then(|address| UnixStream::connect_addr(&address));
         let halves = connected.and_then(|stream| Ok((stream.try_clone()?, stream)));
         let (reader, writer) = match halves {
             Ok(halves) => halves,
-            Err(error) => return self.settle(fail(SYSTEM_ERROR, &format!("bootstrap: {error}"))),
+            Err(error) => {
+                return self.set_state(fail(SYSTEM_ERROR, &format!("bootstrap: {error}")));
+            }
         };
         *lock(&self.writer) = Some(writer);
         let comm = Arc::clone(self);
@@ -186,7 +188,7 @@ impl Comm {
             .name("sim/comm".into())
             .spawn(move || comm.listen(reader));
         if let Err(error) = listening {
-            return self.settle(fail(SYSTEM_ERROR, &format!("bootstrap: {error}")));
+            return self.set_state(fail(SYSTEM_ERROR, &format!("bootstrap: {error}")));
         }
         let mut request = Request::new(Ask::Join, self.next_id(), key);
         request.rank = self.rank;
@@ -206,7 +208,7 @@ impl Comm {
                 let _ = self.profiled.set(context);
             }
         }
-        self.settle(status)
+        self.set_state(status)
     }
 
     /// The result of `ncclCommGetAsyncError` (init.cc): the communicator's state, or, if that is not an error,
@@ -232,7 +234,7 @@ impl Comm {
     /// (`ncclRegister`, register/register.cc) and the user's reductions (`ncclRedOpCreatePreMulSum`, enqueue.cc).
     pub(super) fn check_alone(&self, call: &str) {
         if self.has_jobs() {
-            refuse(&format!("{call} during a launch that is not finished"));
+            end_process(&format!("{call} during a launch that is not finished"));
         }
     }
 
@@ -241,7 +243,7 @@ impl Comm {
         self.profiled.get()
     }
 
-    pub(super) fn settle(&self, status: c_int) -> c_int {
+    pub(super) fn set_state(&self, status: c_int) -> c_int {
         self.state.store(status, Ordering::Release);
         status
     }
@@ -256,7 +258,7 @@ impl Comm {
                     let is_noticed = trouble::order("local_peers").is_none()
                         || self.joined.load(Ordering::Acquire) == 0;
                     if is_noticed {
-                        self.end(reply.status, &String::from_utf8_lossy(&reply.payload));
+                        self.record_error(reply.status, &String::from_utf8_lossy(&reply.payload));
                     }
                 }
                 Ok(reply) => {
@@ -265,7 +267,7 @@ impl Comm {
                 Err(_) => {
                     replies.lost = true;
                     if !self.aborted.load(Ordering::Acquire) {
-                        self.end(REMOTE_ERROR, "the connection to the other ranks broke");
+                        self.record_error(REMOTE_ERROR, "the connection to the other ranks broke");
                     }
                 }
             }
@@ -279,11 +281,11 @@ impl Comm {
     }
 
     /// Records an asynchronous error, which `ncclCommGetAsyncError` returns. Kernels do not end because of it.
-    pub(super) fn end(&self, status: c_int, text: &str) {
+    pub(super) fn record_error(&self, status: c_int, text: &str) {
         if self.finalized.load(Ordering::Acquire) {
             return;
         }
-        // The first one counts.
+        // The first error is kept.
         let _ = self.network.compare_exchange(
             SUCCESS,
             fail(status, text),
@@ -349,7 +351,7 @@ impl Comm {
             .is_some_and(|writer| request.send(writer, payload).is_ok())
     }
 
-    /// Waits for an answer: until it comes, or the communicator is aborted.
+    /// Waits for an answer until it arrives, or until the communicator is stopped or aborted.
     pub(super) fn answer(&self, id: u64, waits_for: WaitsFor) -> Result<Vec<u8>, c_int> {
         let mut replies = lock(&self.replies);
         loop {
@@ -378,8 +380,8 @@ impl Comm {
         }
     }
 
-    /// Ends its work on the device, and rejects new work (`setCommAbortFlags`, init.cc:2915: kernels check the
-    /// flag while they wait for a peer).
+    /// Ends the communicator's work on the device, and rejects new work (`setCommAbortFlags`, init.cc:2915: kernels
+    /// check the flag while they wait for a peer).
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         let _replies = lock(&self.replies);

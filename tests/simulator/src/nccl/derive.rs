@@ -16,19 +16,18 @@ use std::sync::atomic::Ordering;
 const NO_COLOR: c_int = -1;
 const SHRINK_ABORT: c_int = 1;
 
-/// Where the new handle is to be written: the caller keeps the place until the parent is no longer in
-/// progress.
-struct Place(*mut *mut c_void);
+/// Where the new handle is to be written: valid for writes until the parent is no longer in progress.
+struct HandleOut(*mut *mut c_void);
 
-// SAFETY: `derive` asks its caller to keep the place until the parent is no longer in progress, whichever
-// thread fills it; the parent is in progress until `fill` has returned.
-unsafe impl Send for Place {}
+// SAFETY: `derive` asks its caller to keep the pointer valid for writes until the parent is no longer in progress,
+// whichever thread writes; the parent is in progress until `write` has returned.
+unsafe impl Send for HandleOut {}
 
-impl Place {
-    /// Takes `self` by value, so that a closure captures the whole `Place`, which is `Send`.
-    fn fill(self, handle: *mut c_void) {
-        // SAFETY: the place takes a handle until the parent is no longer in progress (`derive`), which it
-        // is until this has returned. No other code writes there.
+impl HandleOut {
+    /// Takes `self` by value, so that a closure captures the whole `HandleOut`, which is `Send`.
+    fn write(self, handle: *mut c_void) {
+        // SAFETY: the pointer is valid for writes while the parent is in progress (`derive`), which it is until this
+        // has returned. No other code writes there.
         unsafe { *self.0 = handle };
     }
 }
@@ -114,7 +113,7 @@ unsafe fn derive(
     }
     // SAFETY: the caller lets a handle be written to `out`, which is not null.
     unsafe { *out = std::ptr::null_mut() };
-    let place = Place(out);
+    let new_handle = HandleOut(out);
     // A shrink has neither number nor color.
     let (nth, color) = match request.ask {
         Ask::Split => (
@@ -136,12 +135,11 @@ unsafe fn derive(
         let status = match ask(&parent, request, &payload) {
             Ok(None) => SUCCESS,
             Ok(Some((rank, size, key))) => {
-                let seat = (rank, size);
                 let named = (name, hash);
-                let child = Comm::new(&parent.hub, seat, parent.device, is_blocking, named);
+                let child = Comm::new(&parent.hub, (rank, size), parent.device, is_blocking, named);
                 let status = child.join(key);
                 if status == SUCCESS {
-                    place.fill(admit(&child));
+                    new_handle.write(admit(&child));
                 }
                 status
             }
@@ -149,7 +147,7 @@ unsafe fn derive(
         };
         // Before the job ends: a thread that stops the communicator waits for the job, then sets the final
         // state.
-        let status = parent.settle(status);
+        let status = parent.set_state(status);
         drop(job);
         status
     })
@@ -169,12 +167,12 @@ fn ask(
             "the connection to the other ranks broke",
         ));
     }
-    let place = parent.answer(request.id, WaitsFor::Bootstrap)?;
+    let reply = parent.answer(request.id, WaitsFor::Bootstrap)?;
     let int = |at: usize| {
-        let bytes = place.get(at..at + 4)?;
+        let bytes = reply.get(at..at + 4)?;
         Some(c_int::from_le_bytes(bytes.try_into().ok()?))
     };
-    let key = place.get(8..16).and_then(|bytes| bytes.try_into().ok());
+    let key = reply.get(8..16).and_then(|bytes| bytes.try_into().ok());
     Ok(match (int(0), int(4), key) {
         (Some(rank), Some(size), Some(key)) => Some((rank, size, u64::from_le_bytes(key))),
         _ => None,

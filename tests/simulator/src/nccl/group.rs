@@ -1,4 +1,4 @@
-//! Operations on their way to a stream: `ncclGroupStart` and `ncclGroupEnd`, and what runs there.
+//! `ncclGroupStart` and `ncclGroupEnd`, and how operations are launched and run on their streams.
 //!
 //! As in group.cc (`ncclGroupStart`, 97; `ncclGroupEndInternal`, 766; `doLaunches`, 309): groups belong to the
 //! thread that opened them and nest; nothing is launched before the outermost ends, and nothing at all where one
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::cuda::memory::check;
 use crate::stream::Stream;
-use crate::trouble::{self, Fate};
+use crate::trouble::{self, Outcome};
 use crate::wire::{Ask, Request};
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -53,31 +53,31 @@ fn write(at: usize, bytes: &[u8]) {
     }
 }
 
-/// Runs a kernel and reports it to the profiler. All items are under way before one is waited for, as within
+/// Runs a kernel and reports it to the profiler. All items are issued before one is waited for, as within
 /// `ncclGroupStart/End`.
-fn run(comm: &Comm, items: &[Item], tasks: &[Event], fate: Fate) {
+fn run(comm: &Comm, items: &[Item], tasks: &[Event], outcome: Outcome) {
     let kernels = match comm.profiled() {
         Some(profiled) if !comm.stopped.load(Ordering::Acquire) => profiled.device_starts(tasks),
         _ => Vec::new(),
     };
-    if carry_out(comm, items, fate) {
+    if carry_out(comm, items, outcome) {
         profiler::device_stops(&kernels);
     }
 }
 
-/// Runs the items of a kernel; returns whether all came to their end.
-fn carry_out(comm: &Comm, items: &[Item], fate: Fate) -> bool {
-    match fate {
-        Fate::Hangs => {
+/// Runs the items of a kernel; returns whether all of them completed.
+fn carry_out(comm: &Comm, items: &[Item], outcome: Outcome) -> bool {
+    match outcome {
+        Outcome::Hangs => {
             comm.hang();
             return false;
         }
-        Fate::EndsCommunicator => {
-            comm.end(REMOTE_ERROR, "ordered by RCOMM_SIM");
+        Outcome::FailsCommunicator => {
+            comm.record_error(REMOTE_ERROR, "requested by RCOMM_SIM");
             comm.hang();
             return false;
         }
-        Fate::Runs | Fate::IsNotLaunched | Fate::NeverConnects => {}
+        Outcome::Runs | Outcome::IsNotLaunched | Outcome::NeverConnects => {}
     }
     if comm.stopped.load(Ordering::Acquire) {
         return false;
@@ -164,7 +164,7 @@ pub(super) fn note_refused(status: c_int) {
 
 /// Launches now, or when the thread's group ends.
 pub(super) fn enqueue(mut launch_one: Launch) -> c_int {
-    if !trouble::next_call_is_taken() {
+    if !trouble::next_call_is_accepted() {
         let status = fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
         note_refused(status);
         return launch_one.comm.refuse(status);
@@ -221,14 +221,14 @@ fn launch(launches: Vec<Launch>) -> c_int {
     // Each call of a communicator that does not block starts a thread, which launches (`ncclGroupEndInternal`,
     // group.cc:840 to 870, since 2.23); the communicator is in progress until then.
     for comm in &comms {
-        comm.settle(IN_PROGRESS);
+        comm.set_state(IN_PROGRESS);
     }
     let delay = Duration::from_millis(trouble::order("launch_delay_ms").unwrap_or(0));
     run_or_spawn(false, move || {
         std::thread::sleep(delay);
         let status = launch_all(kernels);
         for comm in &comms {
-            comm.settle(status);
+            comm.set_state(status);
         }
         drop(jobs);
         status
@@ -236,28 +236,28 @@ fn launch(launches: Vec<Launch>) -> c_int {
 }
 
 fn launch_all(kernels: Vec<Kernel>) -> c_int {
-    let mut fates = Vec::with_capacity(kernels.len());
+    let mut outcomes = Vec::with_capacity(kernels.len());
     for kernel in &kernels {
-        let fate = trouble::next_operation();
-        if fate == Fate::IsNotLaunched {
+        let outcome = trouble::next_operation();
+        if outcome == Outcome::IsNotLaunched {
             return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
         }
-        if fate == Fate::NeverConnects {
-            // As where a peer does not answer: until the communicator is stopped (sockets look at the abort flag, and
-            // give `ncclInternalError`: `socketProgressOpt`, misc/socket.cc).
+        if outcome == Outcome::NeverConnects {
+            // Waits as for a peer that does not answer, until the communicator is stopped (sockets check the abort
+            // flag, and return `ncclInternalError`: `socketProgressOpt`, misc/socket.cc).
             kernel.comm.hang();
             return fail(INTERNAL_ERROR, "the communicator was aborted");
         }
-        fates.push(fate);
+        outcomes.push(outcome);
     }
-    for (kernel, fate) in kernels.into_iter().zip(fates) {
-        kernel.launch(fate);
+    for (kernel, outcome) in kernels.into_iter().zip(outcomes) {
+        kernel.launch(outcome);
     }
     SUCCESS
 }
 
 impl Kernel {
-    fn launch(self, fate: Fate) {
+    fn launch(self, outcome: Outcome) {
         let Self {
             comm,
             stream,
@@ -275,14 +275,14 @@ impl Kernel {
             stream.push(Arc::new(move || {
                 let _captured = &captured;
                 // The plan of a graph reports its tasks each time that it runs.
-                run(&comm, &items, &tasks(&comm), fate);
+                run(&comm, &items, &tasks(&comm), outcome);
             }));
             return;
         }
         comm.pending.fetch_add(1, Ordering::AcqRel);
         let tasks = tasks(&comm);
         stream.push(Arc::new(move || {
-            run(&comm, &items, &tasks, fate);
+            run(&comm, &items, &tasks, outcome);
             comm.pending.fetch_sub(1, Ordering::AcqRel);
         }));
     }
@@ -308,7 +308,7 @@ pub unsafe extern "C" fn ncclGroupEnd() -> c_int {
         return fail(INVALID_USAGE, "ncclGroupEnd: not in a group call.");
     };
     if group.error != SUCCESS {
-        // All of it is dropped (`groupCleanup`, group.cc).
+        // All calls of the group are dropped (`groupCleanup`, group.cc).
         for launch in &group.launches {
             launch.comm.refuse(group.error);
         }

@@ -1,4 +1,4 @@
-//! Communicators from their beginning to their end, other than by derivation.
+//! Creation, finalization, destruction, abort and revocation of communicators; `derive` has split and shrink.
 
 use super::comm::{Comm, admit, comm_of, dismiss};
 use super::group::{is_in_group, leak_depth, run_or_defer};
@@ -51,12 +51,12 @@ pub struct ConfigHead {
 /// (`ncclProfilerPluginInit`, profiler.cc:250; `plugins/profiler/example/plugin.cc`, 318 and 424).
 pub(super) struct Name {
     at: *const c_char,
-    was: Vec<u8>,
+    original: Vec<u8>,
 }
 
-// SAFETY: the address is not this value's to free, and it is read alone, which any thread may do.
+// SAFETY: the memory at the address is only read and never freed here, which any thread may do.
 unsafe impl Send for Name {}
-// SAFETY: through a reference the address is read alone (`is_intact`), which several threads may do at
+// SAFETY: through a reference the memory at the address is only read (`is_intact`), which several threads may do at
 // once.
 unsafe impl Sync for Name {}
 
@@ -70,13 +70,13 @@ impl Name {
         // SAFETY: `config` is null or points to a configuration that the caller does not change during this
         // call.
         let at = unsafe { config.as_ref() }.map_or(std::ptr::null(), |head| head.comm_name);
-        let was = if at.is_null() {
+        let original = if at.is_null() {
             Vec::new()
         } else {
             // SAFETY: not null (checked), so the configuration's name ends with a NUL; it is copied here.
             unsafe { CStr::from_ptr(at) }.to_bytes_with_nul().to_vec()
         };
-        Self { at, was }
+        Self { at, original }
     }
 
     /// The name's address; null if there is no name.
@@ -92,10 +92,10 @@ impl Name {
             // freed memory, as the library does; that is what is tested.
             unsafe { self.at.add(nth).read_volatile() }.cast_unsigned()
         };
-        self.was
+        self.original
             .iter()
             .enumerate()
-            .all(|(nth, &was)| byte(nth) == was)
+            .all(|(nth, &original)| byte(nth) == original)
     }
 
     /// Reads the name, as the plug-in of a profiler would.
@@ -145,7 +145,7 @@ pub(super) fn run_or_spawn(
     let thread = std::thread::Builder::new().name("sim/async".into());
     match thread.spawn(work) {
         Ok(_) => IN_PROGRESS,
-        Err(_) => fail(SYSTEM_ERROR, "no thread"),
+        Err(_) => fail(SYSTEM_ERROR, "cannot start a thread"),
     }
 }
 
@@ -168,7 +168,8 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
     SUCCESS
 }
 
-/// The handle is there at once, ready or not (`ncclCommInitRankDev`, init.cc:2477; a rank out of range, 2501).
+/// The handle is written at once, whether or not the communicator is ready (`ncclCommInitRankDev`, init.cc:2477; a
+/// rank out of range, 2501).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRankConfig(
     out: *mut *mut c_void,
@@ -195,7 +196,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     unsafe { *out = admit(&comm) };
     if is_in_group() {
         // `ncclAsyncLaunch`: it joins when the group ends, and looks ready until then, without ranks.
-        comm.settle(SUCCESS);
+        comm.set_state(SUCCESS);
         return run_or_defer(move || comm.join(0));
     }
     run_or_spawn(is_blocking, move || comm.join(0))
@@ -239,13 +240,13 @@ pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
         };
         return comm.refuse(status);
     }
-    comm.settle(IN_PROGRESS);
+    comm.set_state(IN_PROGRESS);
     let is_blocking = comm.is_blocking;
     run_or_spawn(is_blocking, move || {
         comm.drain();
         comm.outlive_graphs();
         comm.finalized.store(true, Ordering::Release);
-        comm.settle(SUCCESS)
+        comm.set_state(SUCCESS)
     })
 }
 
@@ -263,7 +264,7 @@ fn reclaim(comm: &Arc<Comm>) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
-    // Null is nothing to do (`ncclCommDestroy`, init.cc:2880).
+    // Null is accepted and ignored (`ncclCommDestroy`, init.cc:2880).
     let Some(comm) = comm_of(handle) else {
         return SUCCESS;
     };
@@ -290,7 +291,7 @@ pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
 
 /// Kernels that wait for peers see the flag and end; then everything is freed (`ncclCommAbort`,
 /// init.cc:3025; `setCommAbortFlags`, 2915; `commReclaim`, 2824). In a group of calls the flag is raised at once,
-/// and the rest comes at its end.
+/// and the communicator is freed when the group ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
     trouble::hang_in_abort();
@@ -327,13 +328,13 @@ pub unsafe extern "C" fn ncclCommRevoke(handle: *mut c_void, flags: c_int) -> c_
     // Work in progress is joined first, and its result is dropped (`ncclCommRevoke`: the error of
     // `ncclCommEnsureReady` is dropped, init.cc:2989). The flags are reset once the device has done the
     // earlier work (`commRevokeAsync`, 2958). An error of the connections stays.
-    comm.settle(IN_PROGRESS);
+    comm.set_state(IN_PROGRESS);
     let job = move || {
         comm.drain();
         if !comm.aborted.load(Ordering::Acquire) {
             comm.stopped.store(false, Ordering::Release);
         }
-        comm.settle(SUCCESS)
+        comm.set_state(SUCCESS)
     };
     match is_blocking {
         true => run_or_defer(job),

@@ -48,7 +48,7 @@ pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, size: usize) -> c_i
     }
 }
 
-/// Unmaps at once, whatever the device is at (`cuMemUnmap`, of which the manual promises no wait).
+/// Unmaps at once, whatever the device is doing (`cuMemUnmap`, for which the manual promises no wait).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     if memory::free(at.addr() as u64) {

@@ -3,8 +3,8 @@
 //!
 //! As in plugin/profiler.cc (the mask is the process's, 219; `ncclProfilerStartGroupApiEvent`, 276;
 //! `ncclProfilerStartTaskEvents`, 475; `ncclProfilerStartKernelChEvent`, 678) and enqueue.cc: a call's event starts
-//! and stops within the call, its task's when the plan is launched, and what belongs to channels when the device
-//! is there. All-to-all, gather and scatter are the sends and receives that they consist of (`taskAppend`, 3012).
+//! and stops within the call, its task's when the plan is launched, and those of its channels when the device runs
+//! it. All-to-all, gather and scatter are the sends and receives that they consist of (`taskAppend`, 3012).
 //! An operation has one channel here, and ranks of one host have no network.
 
 use super::comm::Comm;
@@ -242,7 +242,7 @@ pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
 pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) -> Option<Context> {
     let plugin = plugin()?;
     let (mut context, mut mask) = (null_mut(), 0);
-    // SAFETY: both places live until the call returns; the name is null or a text that its owner keeps for as long as
+    // SAFETY: both outputs live until the call returns; the name is null or a text that its owner keeps for as long as
     // the communicator.
     let code =
         unsafe { (plugin.table().init)(&mut context, hash, &mut mask, name, 1, size, rank, None) };
@@ -266,7 +266,7 @@ impl Context {
             facts,
         };
         let context = std::ptr::without_provenance_mut(self.address);
-        // SAFETY: place and descriptor live until the call returns. The callers set the member of `facts` that
+        // SAFETY: handle and descriptor live until the call returns. The callers set the member of `facts` that
         // belongs to `kind`, with constant texts. The context came from the plug-in.
         unsafe { (plugin.table().start)(context, &mut handle, &mut descriptor) };
         Event(handle.addr())

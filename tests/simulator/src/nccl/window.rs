@@ -18,7 +18,7 @@ use super::{
 };
 use crate::cuda;
 use crate::cuda::memory::{self, Mapping};
-use crate::handles::{Handles, refuse};
+use crate::handles::{Handles, end_process};
 use crate::number::size_of_type;
 use crate::stream::{Stream, Work, lock};
 use crate::trouble;
@@ -30,8 +30,8 @@ use std::time::Duration;
 
 const SYMMETRIC: c_int = 1;
 const ALIGNMENT: u64 = 4096;
-/// Bytes of a card.
-const CARD: usize = 32;
+/// Bytes of a rank's description of its memory, which [`description`] makes.
+const DESCRIPTION: usize = 32;
 
 /// A registered window: the parts of all ranks.
 struct Window {
@@ -66,34 +66,35 @@ impl Signals {
     }
 }
 
-/// Makes a card, a rank's description of its memory for the others: process, file, offset and size.
-fn card(file: (c_int, u64), offset: u64, size: u64) -> Vec<u8> {
-    let mut card = Vec::with_capacity(CARD);
-    card.extend(u64::from(std::process::id()).to_le_bytes());
-    card.extend(file.0.to_le_bytes());
-    card.extend([0; 4]);
-    card.extend(offset.to_le_bytes());
-    card.extend(size.to_le_bytes());
-    card
+/// Describes a rank's memory to the other ranks: process, file, offset and size.
+fn description(file: (c_int, u64), offset: u64, size: u64) -> Vec<u8> {
+    let mut description = Vec::with_capacity(DESCRIPTION);
+    description.extend(u64::from(std::process::id()).to_le_bytes());
+    description.extend(file.0.to_le_bytes());
+    description.extend([0; 4]);
+    description.extend(offset.to_le_bytes());
+    description.extend(size.to_le_bytes());
+    description
 }
 
-/// Exchanges the cards of all ranks and maps their memory: where each part is in this process, and how long.
+/// Exchanges the descriptions of all ranks and maps their memory: where each part is in this process, and how long.
 #[allow(clippy::type_complexity, reason = "addresses and what keeps them")]
-fn exchange(comm: &Comm, card: &[u8]) -> Result<(Vec<(u64, u64)>, Vec<Mapping>), c_int> {
+fn exchange(comm: &Comm, description: &[u8]) -> Result<(Vec<(u64, u64)>, Vec<Mapping>), c_int> {
     let mut request = Request::new(Ask::Exchange, comm.next_id(), 0);
     request.seq = comm.derivations.fetch_add(1, Ordering::AcqRel);
-    if !comm.ask(&request, card) {
+    if !comm.ask(&request, description) {
         return Err(fail(
             REMOTE_ERROR,
             "the connection to the other ranks broke",
         ));
     }
-    let cards = comm.answer(request.id, WaitsFor::Bootstrap)?;
+    let descriptions = comm.answer(request.id, WaitsFor::Bootstrap)?;
     let (mut parts, mut mapped) = (Vec::new(), Vec::new());
-    for card in cards.chunks_exact(CARD) {
-        let long =
-            |at: usize| u64::from_le_bytes(card[at..at + 8].try_into().expect("eight bytes"));
-        let file = c_int::from_le_bytes(card[8..12].try_into().expect("four bytes"));
+    for description in descriptions.chunks_exact(DESCRIPTION) {
+        let long = |at: usize| {
+            u64::from_le_bytes(description[at..at + 8].try_into().expect("eight bytes"))
+        };
+        let file = c_int::from_le_bytes(description[8..12].try_into().expect("four bytes"));
         let (offset, size) = (long(16), long(24));
         let path = format!("/proc/{}/fd/{file}", long(0));
         let mapping = Mapping::open(&path).map_err(|error| {
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     let Some(comm) = comm_of(handle) else {
         return no_comm();
     };
-    // SAFETY: the caller keeps the place `out` for a handle until the communicator is ready again.
+    // SAFETY: the caller keeps `out` valid for writes until the communicator is ready again.
     unsafe { *out = std::ptr::null_mut() };
     if at.is_null() || size == 0 {
         return fail(
@@ -147,7 +148,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     let key = handle.addr();
     let job = comm.begin_job();
     run_or_spawn(comm.is_blocking, move || {
-        let status = match exchange(&comm, &card(file, offset, size)) {
+        let status = match exchange(&comm, &description(file, offset, size)) {
             Err(status) => status,
             Ok((mut parts, mapped)) => {
                 // This rank's part is at the address that the program uses.
@@ -160,13 +161,13 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
                     parts,
                     _mapped: mapped,
                 }));
-                // SAFETY: the caller keeps the place `out`, whose address was exposed above, for a handle
-                // until the communicator is ready again, which it is after this.
+                // SAFETY: the caller keeps `out`, whose address was exposed above, valid for writes until the
+                // communicator is ready again, which it is after this.
                 unsafe { *std::ptr::with_exposed_provenance_mut::<*mut c_void>(out) = window };
                 SUCCESS
             }
         };
-        let status = comm.settle(status);
+        let status = comm.set_state(status);
         drop(job);
         status
     })
@@ -274,7 +275,7 @@ fn check(comm: &Comm, peer: c_int) -> c_int {
     }
     if trouble::order("no_one_sided").is_some() {
         let text = "One sided RMA: host RMA is not supported in this communicator.";
-        comm.settle(INVALID_ARGUMENT);
+        comm.set_state(INVALID_ARGUMENT);
         return fail(INVALID_ARGUMENT, text);
     }
     SUCCESS
@@ -287,7 +288,7 @@ fn enqueue(
     make: impl FnOnce(&Arc<Signals>) -> Work + Send + 'static,
 ) -> c_int {
     if is_in_group() {
-        refuse("one-sided operations in a group of calls are not simulated");
+        end_process("one-sided operations in a group of calls are not simulated");
     }
     let connected = lock(&comm.signals).clone();
     if let (Some(signals), None) = (&connected, delay) {
@@ -311,7 +312,7 @@ fn enqueue(
             }
             Err(status) => status,
         };
-        let status = it.settle(status);
+        let status = it.set_state(status);
         drop(job);
         status
     })
@@ -322,7 +323,7 @@ fn connect(comm: &Comm) -> Result<Arc<Signals>, c_int> {
     let bytes = ranks * size_of::<u64>();
     let own = memory::Shared::create(bytes)
         .map_err(|error| fail(SYSTEM_ERROR, &format!("signals: {error}")))?;
-    let (parts, mapped) = exchange(comm, &card(own.file(), 0, bytes as u64))?;
+    let (parts, mapped) = exchange(comm, &description(own.file(), 0, bytes as u64))?;
     Ok(Arc::new(Signals {
         tables: parts.into_iter().map(|(at, _)| at).collect(),
         _own: own,
@@ -397,7 +398,7 @@ pub unsafe extern "C" fn ncclPutSignal(
     let (to, size) = target.parts[usize::try_from(peer).unwrap_or(0)];
     if (offset + bytes) as u64 > size {
         // The library would write there.
-        refuse("a put beyond the end of a window");
+        end_process("a put beyond the end of a window");
     }
     let own = usize::try_from(comm.rank).unwrap_or(0);
     let peer = usize::try_from(peer).unwrap_or(0);
@@ -453,7 +454,7 @@ pub unsafe extern "C" fn ncclSignal(
 /// `ncclWaitSignalDesc_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Wanted {
+pub struct WaitSignalDesc {
     count: c_int,
     peer: c_int,
     signal: c_int,
@@ -462,8 +463,8 @@ pub struct Wanted {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclWaitSignal(
-    many: c_int,
-    wanted: *mut Wanted,
+    length: c_int,
+    wanted: *mut WaitSignalDesc,
     handle: *mut c_void,
     stream: *mut c_void,
 ) -> c_int {
@@ -474,15 +475,15 @@ pub unsafe extern "C" fn ncclWaitSignal(
     if status != SUCCESS {
         return status;
     }
-    let Some(many) = usize::try_from(many)
+    let Some(length) = usize::try_from(length)
         .ok()
-        .filter(|many| *many > 0 && !wanted.is_null())
+        .filter(|length| *length > 0 && !wanted.is_null())
     else {
         return fail(INVALID_ARGUMENT, "ncclWaitSignal: invalid arguments");
     };
-    // SAFETY: `wanted` is not null (checked) and holds `many` descriptors, which the caller leaves as they
+    // SAFETY: `wanted` is not null (checked) and holds `length` descriptors, which the caller leaves as they
     // are during this call, which copies them.
-    let wanted = unsafe { std::slice::from_raw_parts(wanted, many) }.to_vec();
+    let wanted = unsafe { std::slice::from_raw_parts(wanted, length) }.to_vec();
     for (nth, it) in wanted.iter().enumerate() {
         let is_rank = it.peer >= 0 && it.peer < comm.size;
         if it.count <= 0 || (it.signal, it.context) != (0, 0) || !is_rank {

@@ -1,4 +1,4 @@
-//! The calls of the CUDA driver and of NCCL that the bench makes by itself, as any program could.
+//! The calls of the CUDA driver and of NCCL that the bench makes directly, without rcomm.
 
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, NcclOptions};
@@ -39,14 +39,14 @@ fn check(call: &str, status: c_int) {
 }
 
 fn options(world: &World) -> NcclOptions {
-    NcclOptions::of(world.config()).expect("those that the world was made with")
+    NcclOptions::of(world.config()).expect("the options that the world was made with")
 }
 
 fn driver_of(world: &World) -> Calls {
     Calls::open(options(world).driver, "libcuda.so.1")
 }
 
-/// Two timed events, and one where a stream waits for another.
+/// Two timed events, and one for a stream that waits for another.
 pub(super) struct Events {
     driver: Calls,
     marks: [Handle; 3],
@@ -160,7 +160,7 @@ impl RawComm {
             unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
         let all_reduce: Symbol<'_, AllReduce> = self.nccl.find("ncclAllReduce");
         let at = buffer.address();
-        // SAFETY: the communicator goes with the process, stream and buffer are borrowed, and the callers
+        // SAFETY: the communicator lives until the process ends, stream and buffer are borrowed, and the callers
         // wait for the stream before they drop the buffer, which holds `len` floats.
         let status = unsafe {
             all_reduce(

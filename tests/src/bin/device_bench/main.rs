@@ -22,16 +22,16 @@ const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20];
 const WARM_UP: u32 = 20;
 
 fn main() -> ExitCode {
-    let voice = match std::env::args().nth(1).as_deref() {
-        None => Voice::Numbers,
-        Some("--quiet") => Voice::Quiet,
-        Some("--host") => Voice::Host,
+    let mode = match std::env::args().nth(1).as_deref() {
+        None => Mode::Numbers,
+        Some("--quiet") => Mode::Quiet,
+        Some("--host") => Mode::Host,
         Some(other) => {
             eprintln!("there is no option {other:?}: it is --quiet, --host, or none");
             return ExitCode::FAILURE;
         }
     };
-    match run(voice) {
+    match run(mode) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
 
 /// What is measured and printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Voice {
+enum Mode {
     Numbers,
     Quiet,
     /// Only the host's times of small calls.
@@ -56,7 +56,7 @@ struct Bench {
     stream: Arc<CudaStream>,
     raw: RawComm,
     events: Events,
-    voice: Voice,
+    mode: Mode,
 }
 
 /// The time per call of one way to make calls.
@@ -66,7 +66,7 @@ struct Cost {
     host_ns: f64,
 }
 
-fn run(voice: Voice) -> Result<()> {
+fn run(mode: Mode) -> Result<()> {
     let mut config = Config::from_environment()?;
     config.backend = "cpu:cpu,cuda:nccl".to_owned();
     let world = World::init(config)?;
@@ -81,9 +81,9 @@ fn run(voice: Voice) -> Result<()> {
         stream,
         raw,
         events,
-        voice,
+        mode,
     };
-    if voice == Voice::Host {
+    if mode == Mode::Host {
         bench.compare_hosts()?;
         return bench.world.shutdown();
     }
@@ -91,9 +91,9 @@ fn run(voice: Voice) -> Result<()> {
         "# all_reduce: device us and host ns of a call, raw NCCL and ProcessGroup, and their ratio",
     );
     // A simulator moves bytes as messages, so large sizes would take long.
-    let sizes = match voice {
-        Voice::Numbers => &SIZES[..],
-        Voice::Quiet | Voice::Host => &SIZES[..2],
+    let sizes = match mode {
+        Mode::Numbers => &SIZES[..],
+        Mode::Quiet | Mode::Host => &SIZES[..2],
     };
     for &bytes in sizes {
         bench.compare(bytes)?;
@@ -104,17 +104,17 @@ fn run(voice: Voice) -> Result<()> {
 
 impl Bench {
     fn say(&self, line: &str) {
-        if self.world.rank() == 0 && self.voice != Voice::Quiet {
+        if self.world.rank() == 0 && self.mode != Mode::Quiet {
             println!("{line}");
         }
     }
 
     fn calls(&self, bytes: usize) -> u32 {
-        match self.voice {
-            Voice::Quiet => 3,
-            Voice::Host => 1_000,
+        match self.mode {
+            Mode::Quiet => 3,
+            Mode::Host => 1_000,
             // 20 GiB in all, but at least 50 calls and at most 2,000.
-            Voice::Numbers => u32::try_from((20_usize << 30) / bytes.max(1))
+            Mode::Numbers => u32::try_from((20_usize << 30) / bytes.max(1))
                 .unwrap_or(u32::MAX)
                 .clamp(50, 2_000),
         }
@@ -198,9 +198,9 @@ impl Bench {
     /// A matrix product concurrent with an all-reduce on another stream: how much longer both take than the
     /// longer of them alone.
     fn overlap(&self) -> Result<()> {
-        let side = if self.voice == Voice::Quiet { 32 } else { 4096 };
+        let side = if self.mode == Mode::Quiet { 32 } else { 4096 };
         let gemm = Gemm::load(&self.world, &self.device, &self.stream, side)?;
-        let bytes = if self.voice == Voice::Quiet {
+        let bytes = if self.mode == Mode::Quiet {
             1 << 16
         } else {
             256 << 20
@@ -223,8 +223,8 @@ impl Bench {
                 self.communicate(way, &buffer, &apart)
             })?;
             self.say(&format!(
-                "overlap, {name}, timing {timing:?}: product {alone:.3} ms, all_reduce {comm:.3} ms, both {both:.3} ms, \
-                 x{:.3} of the longer",
+                "overlap, {name}, timing {timing:?}: product {alone:.3} ms, all_reduce {comm:.3} ms, \
+                 both {both:.3} ms, x{:.3} of the longer",
                 both / alone.max(comm)
             ));
         }
@@ -243,9 +243,9 @@ impl Bench {
         }
     }
 
-    /// The device's time for a step in milliseconds, the least of several rounds.
+    /// The device's time for a step in milliseconds, the minimum of several rounds.
     fn time(&self, step: impl Fn() -> Result<()>) -> Result<f64> {
-        let rounds = if self.voice == Voice::Quiet { 1 } else { 10 };
+        let rounds = if self.mode == Mode::Quiet { 1 } else { 10 };
         let mut best = f64::INFINITY;
         for _ in 0..rounds {
             self.world.group().barrier()?;

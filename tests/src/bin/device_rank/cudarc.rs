@@ -23,14 +23,14 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     let slice = Arc::new(slice);
     let read = |stream: &Arc<TheirStream>| theirs("a copy", stream.clone_dtoh(&*slice));
 
-    // A whole slice; what cudarc enqueues on the stream afterwards comes after it, without the host.
+    // A whole slice; what cudarc enqueues on the stream afterwards runs after the operation: the host does not wait.
     let ours = CudaStream::from_cudarc(&gpu.device, &stream)?;
     let whole = DeviceBuffer::from_cudarc(&gpu.device, &slice)?;
     let work = group.execute_async(all_reduce(&whole)?)?;
     work.wait_stream(&ours)?;
     assert_eq!(read(&stream), vec![sum; LEN]);
 
-    // Part of it, which the slice keeps alive.
+    // A part of the slice, which owns the memory.
     let view = slice.slice(100..200);
     // SAFETY: the view is of the slice's memory, and the slice is the owner.
     let part = unsafe { DeviceBuffer::from_cudarc_view(&gpu.device, &view, slice.clone())? };

@@ -18,7 +18,7 @@ fn capture(world: &World, gpu: &Gpu, numbers: &DeviceBuffer) -> Result<()> {
     let work = world.group().execute_async(all_reduce(numbers)?)?;
     work.wait_stream(&gpu.stream)?;
     let (status, _executable) = graphs.end(stream);
-    assert_eq!(status, 0, "the capture");
+    assert_eq!(status, 0, "the capture failed");
     Ok(())
 }
 
@@ -93,7 +93,7 @@ pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
     let work = group.execute_async(all_reduce(&hung)?)?;
     drop(gpu.buffer(&[1f32; 100])?);
     let later = group.execute_async(all_reduce(&next)?)?;
-    assert!(!work.is_completed(), "what hangs ends when it is aborted");
+    assert!(!work.is_completed(), "the kernel that hangs has ended");
     eprintln!("went on while it hung");
     for work in [work, later] {
         let error = work.wait().map(|_| ()).expect_err("the kernels hang");
@@ -128,7 +128,9 @@ fn end_in_time(world: World) {
 /// Memory is registered and deregistered while operations are launched.
 pub(super) fn register_beside(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
-    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let backend = group
+        .backend(DeviceKind::Cuda)
+        .expect("the CUDA backend is configured");
     let memory = backend.allocate(DType::F32, 4096)?;
     count(group, gpu)?;
     let is_over = AtomicBool::new(false);
@@ -154,7 +156,9 @@ pub(super) fn register_beside(world: &World, gpu: &Gpu) -> Result<()> {
 /// Returns a function that reads a counter of the simulator.
 fn counter(world: &World, name: &'static str) -> impl Fn() -> u64 + use<> {
     let options = NcclOptions::of(world.config());
-    let path = options.expect("those that the world was made with").driver;
+    let path = options
+        .expect("the options that the world was made with")
+        .driver;
     let path = path.expect("the simulator");
     // SAFETY: loading runs the library's initializers, which have run: the world has loaded this library
     // before.
@@ -172,15 +176,15 @@ fn counter(world: &World, name: &'static str) -> impl Fn() -> u64 + use<> {
 fn until(what: &str, condition: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !condition() {
-        assert!(Instant::now() < end, "{what} did not come");
+        assert!(Instant::now() < end, "{what} did not happen in time");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Many operations are under way at once: the events that marked them are not all kept.
+/// Many operations are pending at once: only some of the events that they used are kept.
 pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
     const MANY: usize = 5_000;
-    // Two pools, of joints and of ends, keep 4,096 each.
+    // Two pools of events, of ends of operations and of waits between streams, keep 4,096 each.
     const KEPT: u64 = 2 * 4_096 + 64;
     let events = counter(world, "live_events");
     let numbers = gpu.buffer(&[1i64; 8])?;
@@ -203,7 +207,9 @@ pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
     const MANY: u64 = 100;
     let calls = counter(world, "driver_calls");
     let group = world.group();
-    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let backend = group
+        .backend(DeviceKind::Cuda)
+        .expect("the CUDA backend is configured");
     let numbers = gpu.buffer(&[1i64; 100])?;
     let theirs = || numbers.buffer();
     // On the group's stream.

@@ -1,6 +1,6 @@
 //! Operations in a CUDA graph: captured once, run as often as the graph is launched.
 
-use super::{Gpu, all_reduce, count, say_communicators};
+use super::{Gpu, all_reduce, count, print_communicators};
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
 use rcomm::{DType, Op, ReduceOp, Result, World};
@@ -19,7 +19,9 @@ type Handle = *mut c_void;
 impl Graphs {
     pub(super) fn of(world: &World) -> Self {
         let options = NcclOptions::of(world.config());
-        let path = options.expect("those that the world was made with").driver;
+        let path = options
+            .expect("the options that the world was made with")
+            .driver;
         let path = path.unwrap_or_else(|| "libcuda.so.1".into());
         // SAFETY: loading runs the library's initializers, which have run: the world has loaded this
         // library before.
@@ -109,7 +111,7 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
 
     graphs.begin(stream);
     let work = group.execute_async(all_reduce(&summed)?)?;
-    assert!(work.is_completed(), "nothing of it is left to the host");
+    assert!(work.is_completed(), "a captured operation is not complete");
     let next = group.execute_async(Op::AllGatherSingle {
         input: summed.buffer()?,
         output: gathered.buffer()?,
@@ -140,7 +142,7 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     }
     next.wait_stream(&gpu.stream)?;
     let (status, executable) = graphs.end(stream);
-    assert_eq!(status, 0, "the capture");
+    assert_eq!(status, 0, "the capture failed");
 
     for round in 1..=3u32 {
         graphs.launch(executable, stream);
@@ -164,10 +166,10 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     let (status, _) = graphs.end(stream);
     eprintln!("not joined: {status}");
     assert_eq!(count(group, gpu)?, world.size() as f32);
-    say_communicators(world)
+    print_communicators(world)
 }
 
-/// A graph keeps what it uses alive, although it holds the last reference, and for as long as it exists.
+/// A graph that holds the last reference to memory keeps the memory alive for as long as the graph exists.
 fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
     let group = world.group();
     let stream = gpu.stream.as_raw();
@@ -181,15 +183,15 @@ fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
     work.wait_stream(&gpu.stream)?;
     drop((work, buffer));
     let (status, executable) = graphs.end(stream);
-    assert_eq!(status, 0, "the capture");
+    assert_eq!(status, 0, "the capture failed");
     for _ in 0..2 {
         graphs.launch(executable, stream);
     }
     gpu.stream.synchronize()?;
-    assert!(watched.upgrade().is_some(), "the graph is there");
+    assert!(watched.upgrade().is_some(), "the graph's memory was freed");
     graphs.destroy(executable);
     // The next use of the device frees it, once the watchdog has seen that the operation was issued. The
-    // ranks go on together.
+    // ranks leave the loop together.
     let begun = Instant::now();
     loop {
         let left = gpu.buffer(&[i32::from(watched.upgrade().is_some())])?;

@@ -14,10 +14,12 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// The library's memory is freed before the device has filled it with zeros.
+/// Memory of the group is dropped before the device has filled it with zeros.
 pub(super) fn zeros(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
-    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let backend = group
+        .backend(DeviceKind::Cuda)
+        .expect("the CUDA backend is configured");
     let numbers = gpu.buffer(&[1.0f32; 256])?;
     let gate = Gate::shut(world, gpu)?;
     // The group's stream waits for that of the numbers, and what it has to do after that waits as well.
@@ -42,15 +44,17 @@ fn watched(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuff
 
 /// Waits until the library's state of the group's communicator satisfies `is_it`.
 fn await_states(group: &ProcessGroup, is_it: impl Fn(&str) -> bool) {
-    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let backend = group
+        .backend(DeviceKind::Cuda)
+        .expect("the CUDA backend is configured");
     let begun = Instant::now();
-    let has_come = || {
+    let is_reached = || {
         let facts = &backend.comm_state()[0].facts;
         let mut states = facts.iter().filter(|(name, _)| name == "async_state");
         states.any(|(_, state)| is_it(state))
     };
-    while !has_come() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it never comes");
+    while !is_reached() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no such state");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -60,7 +64,8 @@ fn wait_for_device(world: &World, gpu: &Gpu) {
     type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
     type Take = unsafe extern "C" fn(*mut c_void) -> c_int;
     type Call = unsafe extern "C" fn() -> c_int;
-    let options = NcclOptions::of(world.config()).expect("those that the world was made with");
+    let options =
+        NcclOptions::of(world.config()).expect("the options that the world was made with");
     let path = options.driver.unwrap_or_else(|| "libcuda.so.1".into());
     let mut context = std::ptr::null_mut();
     // SAFETY: the world has loaded this library before; these are the functions' types in cuda.h. The
@@ -109,10 +114,16 @@ pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
     })?;
     // What is on the device by now is done, which implies nothing about what is still to come.
     wait_for_device(world, gpu);
-    let error = work.wait().map(|_| ()).expect_err("it was given up");
+    let error = work
+        .wait()
+        .map(|_| ())
+        .expect_err("the operation was aborted");
     eprintln!("given up: {error}");
     catch_up(world, gpu)?;
-    assert!(owner.upgrade().is_some(), "the library may still launch it");
+    assert!(
+        owner.upgrade().is_some(),
+        "memory was freed that the library may still use"
+    );
     Ok(())
 }
 
@@ -134,7 +145,10 @@ pub(super) fn refused_group(world: &World, gpu: &Gpu) -> Result<()> {
     eprintln!("refused: {error}");
     let begun = Instant::now();
     while owner.upgrade().is_some() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it is kept");
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "a buffer is still held"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
@@ -153,7 +167,7 @@ impl Observer for NoObserver {
 /// without the group, since the group's watchdog would poll.
 pub(super) fn look(world: &World, gpu: &Gpu) -> Result<()> {
     let backend = world.group().backend(DeviceKind::Cuda);
-    let backend = backend.expect("it was configured");
+    let backend = backend.expect("the CUDA backend is configured");
     let numbers = gpu.buffer(&[1.0f32; 256])?;
     let call = Call {
         seq: 1,
@@ -196,7 +210,10 @@ pub(super) fn put(world: &World, gpu: &Gpu) -> Result<()> {
     eprintln!("not closed: {error}");
     if group.rank() == CULPRIT {
         catch_up(world, gpu)?;
-        assert!(owner.upgrade().is_some(), "the device was still to read it");
+        assert!(
+            owner.upgrade().is_some(),
+            "memory was freed that the device was still to read"
+        );
     }
     Ok(())
 }

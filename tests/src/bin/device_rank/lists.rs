@@ -1,4 +1,4 @@
-//! Gathers and scatters of lists, whose parts lie side by side or apart.
+//! Gathers and scatters of lists, whose parts are adjacent or in separate allocations.
 
 use super::Gpu;
 use rcomm::backend::nccl::DeviceBuffer;

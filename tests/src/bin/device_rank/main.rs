@@ -108,7 +108,7 @@ fn count(group: &ProcessGroup, gpu: &Gpu) -> Result<f32> {
 }
 
 /// Prints the communicators in this rank's record.
-fn say_communicators(world: &World) -> Result<()> {
+fn print_communicators(world: &World) -> Result<()> {
     let path = world.dump()?;
     let bytes = std::fs::read(&path).expect("a dump that was just written");
     let (dump, _) = rcomm_recorder::publish::Dump::read(&bytes).expect("a dump");
@@ -152,7 +152,7 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
         eprintln!("listed: {:?}, sum {}", listed.ranks(), count(listed, gpu)?);
     }
     eprintln!("all: sum {}", count(group, gpu)?);
-    say_communicators(world)
+    print_communicators(world)
 }
 
 /// Publishes that this rank has reached `what`, and keeps its connections open until these ranks have
@@ -194,7 +194,7 @@ fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
     let pair = world.group().new_subgroups(2, &GroupOptions::named("pair"));
     let error = pair.map(|_| ()).expect_err("one is missing");
     eprintln!("split: {error}");
-    let error = count(world.group(), gpu).expect_err("the parent is of no use any more");
+    let error = count(world.group(), gpu).expect_err("the parent group is unusable");
     eprintln!("after: {error}");
     stay_for(world, "split", std::iter::once(world.rank()));
     Ok(())
@@ -217,7 +217,7 @@ fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {
         };
         eprintln!("sum: {sum} of ranks {:?}", world.group().ranks());
     }
-    say_communicators(&world)?;
+    print_communicators(&world)?;
     world.shutdown()
 }
 
@@ -261,10 +261,12 @@ fn nan(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Memory cannot be registered where the library has no call for it, and the group goes on.
+/// Memory cannot be registered where the library has no call for it, and the group stays usable.
 fn no_registration(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
-    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let backend = group
+        .backend(DeviceKind::Cuda)
+        .expect("the CUDA backend is configured");
     let ours = gpu.buffer(&[1.0f32; 512])?;
     let refused = backend.register(&ours.buffer()?).map(|_| ());
     let refused = refused.expect_err("the library has no call for it");
@@ -275,7 +277,9 @@ fn no_registration(world: &World, gpu: &Gpu) -> Result<()> {
 
 fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
-    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let backend = group
+        .backend(DeviceKind::Cuda)
+        .expect("the CUDA backend is configured");
     let refused = |what: &str, result: Result<()>| {
         let error = result.expect_err(what);
         eprintln!("refused {what}: {error}");

@@ -41,7 +41,8 @@ impl Gate {
         // SAFETY: both functions have this signature in cuda.h; stream and word are live, and the word stays
         // as long as the device may wait for it: the code that shuts a gate opens it.
         let status = unsafe {
-            let call: Symbol<'_, OnWord> = self.driver.get(name).expect("a call on a word");
+            let call: Symbol<'_, OnWord> =
+                self.driver.get(name).expect("a stream memory operation");
             call(stream.as_raw(), self.word.address(), 1, flags)
         };
         assert_eq!(status, 0, "{}", String::from_utf8_lossy(name));
@@ -53,7 +54,7 @@ pub(super) fn stuck(world: World, gpu: &Gpu) -> Result<()> {
     let gate = Gate::shut(&world, gpu)?;
     let begun = Instant::now();
     let error = world.group().execute_async(all_reduce(&numbers)?)?.wait();
-    let error = error.map(|_| ()).expect_err("the stream never goes on");
+    let error = error.map(|_| ()).expect_err("the stream is blocked");
     let waited = begun.elapsed();
     eprintln!("stuck: {error}");
     assert!(error.to_string().contains("dump: "), "{error}");

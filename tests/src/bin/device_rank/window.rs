@@ -9,7 +9,9 @@ use std::sync::Arc;
 const LEN: usize = 1_300_000;
 
 pub(super) fn open(group: &ProcessGroup, len: usize) -> Result<(Window, u64)> {
-    let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
+    let backend = group
+        .backend(DeviceKind::Cuda)
+        .expect("the CUDA backend is configured");
     let memory = backend.allocate(DType::U32, len)?;
     let at = memory.as_ptr().addr() as u64;
     Ok((group.new_window(memory)?, at))
@@ -80,7 +82,10 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     assert_eq!(count(group, gpu)?, size as f32);
     window.wait_signal(before)?;
     window.wait_signal(before)?;
-    assert!(!early.is_completed(), "no rank has signalled that window");
+    assert!(
+        !early.is_completed(),
+        "a wait ended without a signal of its window"
+    );
     group.barrier()?;
     other.put(next, 1, &[own, 7])?;
     other.signal(next)?;

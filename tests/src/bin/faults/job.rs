@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 /// The time-out of the start.
 pub(crate) const INIT_TIMEOUT: Duration = Duration::from_secs(6);
-/// An error that comes later than this after its time-out is late.
+/// An error that is reported later than this after its time-out is late.
 pub(crate) const SLACK: Duration = Duration::from_secs(2);
 /// How long a job may take until all ranks work, and to end by itself.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// How long a launcher may need to end the ranks of a job that has failed: `--linger`, `--grace` and slack.
 pub(crate) const LAUNCHER_ENDS: Duration = Duration::from_secs(15);
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 pub(crate) struct Job<'a> {
     scenario: &'a Scenario,
@@ -142,7 +142,7 @@ impl<'a> Job<'a> {
             let child = self.spawn(rank, RANKS, &name, &[])?;
             self.children.push(child);
         }
-        self.wait_for_end(PATIENCE);
+        self.wait_for_end(TIME_LIMIT);
         let events = self.events();
         let ended = events.iter().filter(|event| event.what == What::Ended);
         Ok(ended.count() == RANKS as usize)
@@ -263,15 +263,15 @@ impl<'a> Job<'a> {
 
     /// Waits until every rank works. Returns whether they do.
     pub(crate) fn wait_for_work(&mut self) -> bool {
-        self.wait(PATIENCE, |events| {
+        self.wait(TIME_LIMIT, |events| {
             let ready = events.iter().filter(|event| event.what == What::Ready);
             ready.count() >= RANKS as usize
         })
     }
 
     /// Waits until the events satisfy `is_so`; stops when all processes have ended.
-    fn wait(&mut self, patience: Duration, is_so: impl Fn(&[Event]) -> bool) -> bool {
-        let until = Instant::now() + patience;
+    fn wait(&mut self, limit: Duration, is_so: impl Fn(&[Event]) -> bool) -> bool {
+        let until = Instant::now() + limit;
         loop {
             let over = self.has_ended() || Instant::now() >= until;
             if is_so(&self.events()) {
@@ -280,7 +280,7 @@ impl<'a> Job<'a> {
             if over {
                 return false;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -290,7 +290,7 @@ impl<'a> Job<'a> {
     }
 
     /// Applies the fault, unless the job causes it by itself; returns when it happened, in ms since 1970.
-    pub(crate) fn strike(&mut self) -> anyhow::Result<u64> {
+    pub(crate) fn apply_fault(&mut self) -> anyhow::Result<u64> {
         let culprit = self.scenario.culprits[0];
         let now = now_ms();
         match self.scenario.fault {
@@ -343,13 +343,16 @@ impl<'a> Job<'a> {
                     Fault::Foreign => "another-job".to_owned(),
                     _ => self.name.clone(),
                 };
-                let mut stranger = self.spawn(culprit, RANKS, &name, &[])?;
-                let until = Instant::now() + PATIENCE;
-                while matches!(stranger.try_wait(), Ok(None)) && Instant::now() < until {
-                    std::thread::sleep(LOOK);
+                let mut intruder = self.spawn(culprit, RANKS, &name, &[])?;
+                let until = Instant::now() + TIME_LIMIT;
+                while matches!(intruder.try_wait(), Ok(None)) && Instant::now() < until {
+                    std::thread::sleep(POLL_INTERVAL);
                 }
-                let _ = stranger.kill();
-                ensure!(!stranger.wait()?.success(), "a stranger could join");
+                let _ = intruder.kill();
+                ensure!(
+                    !intruder.wait()?.success(),
+                    "a process that does not belong to the job joined it"
+                );
             }
             Fault::Observers(act) => self.observe(act)?,
             _ => {}
@@ -388,7 +391,7 @@ impl<'a> Job<'a> {
 
     /// Waits until every rank except those in `without` has dropped its world, or every process has ended.
     pub(crate) fn wait_for_survivors(&mut self, without: &[u32]) -> bool {
-        self.wait(PATIENCE, |events| {
+        self.wait(TIME_LIMIT, |events| {
             (0..RANKS)
                 .filter(|rank| !without.contains(rank))
                 .all(|rank| {
@@ -399,10 +402,10 @@ impl<'a> Job<'a> {
     }
 
     /// Waits until the processes that this driver started have ended.
-    pub(crate) fn wait_for_end(&mut self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+    pub(crate) fn wait_for_end(&mut self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
         while !self.has_ended() && Instant::now() < until {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.has_ended()
     }
@@ -471,9 +474,9 @@ fn is_alive(pid: u32) -> bool {
 }
 
 fn wait_for_stop(pid: u32) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIME_LIMIT;
     while state_of(pid).is_some_and(|state| !matches!(state, 'T' | 'Z')) && Instant::now() < until {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct Row {
     pub(crate) skipped: Option<String>,
     /// Of the ranks that had to get an error: when the last one did, in seconds after the fault, how many
     /// did, and how many had to.
-    pub(crate) told: Option<(f64, usize, usize)>,
+    pub(crate) got_error: Option<(f64, usize, usize)>,
     pub(crate) in_time: Option<bool>,
     /// How many of them got an error that named the right ranks, and how many were expected to.
     pub(crate) named: Option<(usize, usize)>,
@@ -39,7 +39,7 @@ impl Row {
     pub(crate) fn is_right(&self) -> bool {
         let full = |of: &Option<(usize, usize)>| of.is_none_or(|(right, all)| right == all);
         self.in_time != Some(false)
-            && self.told.is_none_or(|(_, told, all)| told == all)
+            && self.got_error.is_none_or(|(_, got, all)| got == all)
             && full(&self.named)
             && full(&self.records)
             && self.verdict.as_ref().is_none_or(|(_, right)| *right)
@@ -56,19 +56,19 @@ impl Row {
         fault_ms: u64,
         slack: Duration,
     ) {
-        let must_be_told = |rank: &u32| match scenario.expect {
+        let must_get_error = |rank: &u32| match scenario.expect {
             Expect::Named | Expect::Refused(_) => !scenario.culprits.contains(rank),
             Expect::CutOff => true,
             Expect::Healthy | Expect::Ended | Expect::Own(_) => false,
         };
-        let asked: Vec<u32> = (0..RANKS).filter(must_be_told).collect();
-        if asked.is_empty() {
+        let expected_ranks: Vec<u32> = (0..RANKS).filter(must_get_error).collect();
+        if expected_ranks.is_empty() {
             return;
         }
         let is_start = matches!(scenario.expect, Expect::Refused(_));
         let limit = if is_start { INIT_TIMEOUT } else { TIMEOUT } + slack;
-        let (mut latest, mut told, mut named, mut blaming) = (0, 0, 0, 0);
-        for &rank in &asked {
+        let (mut latest, mut got, mut named, mut blaming) = (0, 0, 0, 0);
+        for &rank in &expected_ranks {
             let has_failed = |event: &&Event| matches!(event.what, What::Failed { .. });
             let mut own = events.iter().filter(|event| event.rank == rank);
             let first = own.find(has_failed);
@@ -80,7 +80,7 @@ impl Row {
             else {
                 continue;
             };
-            told += 1;
+            got += 1;
             latest = latest.max(at_ms.saturating_sub(fault_ms));
             // A rank that was cut off itself may name any rank that it cannot reach.
             if scenario.expect == Expect::CutOff && scenario.culprits.contains(&rank) {
@@ -92,10 +92,10 @@ impl Row {
                 _ => names(scenario.culprits, ranks, text),
             });
         }
-        let expected = asked.iter().filter(|rank| {
+        let expected = expected_ranks.iter().filter(|rank| {
             !(scenario.expect == Expect::CutOff && scenario.culprits.contains(rank))
         });
-        self.told = Some((latest as f64 / 1000.0, told, asked.len()));
+        self.got_error = Some((latest as f64 / 1000.0, got, expected_ranks.len()));
         self.in_time = Some(Duration::from_millis(latest) <= limit);
         self.named = Some((named, expected.count().max(blaming)));
     }
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn a_row_with_a_rank_without_an_error_is_not_right() {
         let row = Row {
-            told: Some((1.0, 2, 3)),
+            got_error: Some((1.0, 2, 3)),
             ..Row::default()
         };
         assert!(!row.is_right() && Row::default().is_right());

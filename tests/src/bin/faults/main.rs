@@ -34,7 +34,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 #[derive(Debug, Parser)]
-#[command(about = "Does to jobs what happens to jobs, and prints what followed")]
+#[command(about = "Injects faults into jobs of real processes, and prints the results")]
 struct Cli {
     #[command(subcommand)]
     command: Action,
@@ -119,7 +119,7 @@ fn table<'a>(
 ) -> anyhow::Result<bool> {
     println!(
         "| {:28} | {:14} | {:5} | {:46} | {:7} | {:5} | {:7} | took (s) | result |",
-        "fault", "told (s)", "named", "verdict", "records", "leaks", "restart"
+        "fault", "error (s)", "named", "verdict", "records", "leaks", "restart"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     let (mut tried, mut right, mut skipped) = (0, 0, 0);
@@ -152,13 +152,13 @@ fn table<'a>(
 
 fn print_row(row: &Row, took: Duration) {
     let of = |of: &Option<(usize, usize)>| of.map_or("-".to_owned(), |(a, b)| format!("{a}/{b}"));
-    let told = row.told.map_or("-".to_owned(), |(last, told, all)| {
+    let errors = row.got_error.map_or("-".to_owned(), |(last, got, all)| {
         let late = if row.in_time == Some(false) {
             " LATE"
         } else {
             ""
         };
-        format!("{last:.2} {told}/{all}{late}")
+        format!("{last:.2} {got}/{all}{late}")
     });
     let verdict = row
         .verdict
@@ -172,7 +172,7 @@ fn print_row(row: &Row, took: Duration) {
         Some(false) => "NO",
     };
     println!(
-        "| {:28} | {told:14} | {:5} | {verdict:46} | {:7} | {:5} | {restart:7} | {:8.1} | {} |",
+        "| {:28} | {errors:14} | {:5} | {verdict:46} | {:7} | {:5} | {restart:7} | {:8.1} | {} |",
         row.name,
         of(&row.named),
         of(&row.records),
@@ -251,11 +251,11 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     let happens_early = matches!(scenario.fault, Fault::Own(..));
     if starts && !happens_early && !job.wait_for_work() {
         row.wrong.push(format!(
-            "the job did not come to work: {}",
+            "not every rank completed its first steps: {}",
             job.stderr().trim()
         ));
     }
-    let mut fault_ms = match job.strike() {
+    let mut fault_ms = match job.apply_fault() {
         Err(error) if scenario.fault == Fault::Network(Cut::Delay) => {
             return Ok(skip(scenario, error));
         }
@@ -270,7 +270,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         Expect::Healthy | Expect::Own(_) => {
             std::thread::sleep(job::TIMEOUT / 2);
             job.ask_to_stop()?;
-            job.wait_for_end(job::PATIENCE);
+            job.wait_for_end(job::TIME_LIMIT);
             judge_health(&mut row, scenario, &job);
         }
         Expect::Ended => {
@@ -284,7 +284,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         Expect::Named | Expect::CutOff | Expect::Refused(_) => {
             if !job.wait_for_survivors(gone) && scenario.start != Start::Launcher {
                 row.wrong
-                    .push("a rank has not let go of its world".to_owned());
+                    .push("a rank has not dropped its world".to_owned());
             }
         }
     }
@@ -332,9 +332,9 @@ fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
     let mut blames = Vec::new();
     for event in &events {
         if let What::Failed { ranks, text, .. } = &event.what {
-            let of_stranger = matches!(scenario.fault, Fault::Duplicate | Fault::Foreign)
+            let of_intruder = matches!(scenario.fault, Fault::Duplicate | Fault::Foreign)
                 && scenario.culprits.contains(&event.rank);
-            if !of_stranger {
+            if !of_intruder {
                 blames.push((event.rank, ranks.clone(), text.clone()));
             }
         }

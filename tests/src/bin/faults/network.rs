@@ -123,8 +123,8 @@ impl Hosts {
             for (at, to, _) in directions.into_iter().filter(|(.., cut)| *cut) {
                 let address = Self::address(to);
                 let entry = ["replace", &address, "lladdr", unused, "dev", "eth0"];
-                let place = ["-n", &self.names[at], "neigh"];
-                ip(&[&place[..], &entry[..], &["nud", "permanent"]].concat())?;
+                let namespace = ["-n", &self.names[at], "neigh"];
+                ip(&[&namespace[..], &entry[..], &["nud", "permanent"]].concat())?;
             }
         }
         Ok(())
@@ -147,8 +147,8 @@ fn ip(arguments: &[&str]) -> anyhow::Result<()> {
 fn run(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
     let done = Command::new(program).args(arguments).output();
     let done = done.with_context(|| format!("cannot run {program}"))?;
-    let words = arguments.join(" ");
+    let text = arguments.join(" ");
     let error = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "{program} {words}: {}", error.trim());
+    ensure!(done.status.success(), "{program} {text}: {}", error.trim());
     Ok(())
 }

@@ -174,7 +174,7 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     Ok(ended?)
 }
 
-/// Sums, sends and gathers until something fails, or rank 0 is asked to stop.
+/// Sums and broadcasts until an operation fails, or rank 0 is asked to stop.
 fn work(world: &World, args: &RankArgs, log: &Log, own: &impl Fn(At)) -> rcomm::Result<()> {
     let (rank, size) = (world.rank(), world.size());
     let pair = [rank / 2 * 2, rank / 2 * 2 + 1];

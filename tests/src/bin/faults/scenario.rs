@@ -144,7 +144,7 @@ pub(crate) enum Fault {
     WorldSize,
     /// A second process has the rank's number.
     Duplicate,
-    /// A rank of another job comes to the store.
+    /// A rank of another job connects to the store.
     Foreign,
     /// The rank is started late by this time, in milliseconds.
     Late(u64),
@@ -157,11 +157,11 @@ pub(crate) enum Fault {
 pub(crate) enum Expect {
     /// Every other rank gets an error in time that names the culprits; the verdict names them too.
     Named,
-    /// The same for the ranks on the good side of a cut; the rank that was cut off gets an error as well.
+    /// The same for the ranks on the larger side of a cut; the rank that was cut off gets an error as well.
     CutOff,
     /// The job runs on, with right results, to its end.
     Healthy,
-    /// The job cannot start: each rank that came gets an error whose text contains this.
+    /// The job cannot start: each other rank gets an error whose text contains this.
     Refused(&'static str),
     /// The processes of all ranks end in time. Their errors are not checked.
     Ended,

@@ -87,15 +87,15 @@ pub(super) fn write(spec: &PacedSpec, groups: &[Group], rank: Rank) -> Vec<Act> 
             Layout::Sharded => script.sharded(layers),
             Layout::Pipeline(chunks) => {
                 let stage = rank / (spec.tp * spec.dp);
-                let place = Place {
+                let position = Position {
                     stage,
                     stages: spec.pp,
                     chunks,
                     tp: group("tp"),
                     pp: group("pp"),
                 };
-                script.pipeline(&place, layers.min(4), false);
-                script.pipeline(&place, layers.min(4), true);
+                script.pipeline(&position, layers.min(4), false);
+                script.pipeline(&position, layers.min(4), true);
                 if let Some(dp) = group("dp") {
                     let scatter = (OpType::ReduceScatterSingle, "_reduce_scatter_base");
                     script.collective(dp, scatter, 0, true);
@@ -116,7 +116,7 @@ struct Script {
 }
 
 /// Where a rank is in the pipeline.
-struct Place {
+struct Position {
     stage: u32,
     stages: u32,
     chunks: u32,
@@ -172,32 +172,32 @@ impl Script {
     }
 
     /// Micro-batches in groups of as many as there are stages, each group through all chunks.
-    fn pipeline(&mut self, place: &Place, layers: u64, backward: bool) {
-        let Some(pp) = place.pp else { return };
-        let last = place.stages - 1;
+    fn pipeline(&mut self, position: &Position, layers: u64, backward: bool) {
+        let Some(pp) = position.pp else { return };
+        let last = position.stages - 1;
         let (first_stage, next) = if backward {
-            (last, (place.stage + last) % place.stages)
+            (last, (position.stage + last) % position.stages)
         } else {
-            (0, (place.stage + 1) % place.stages)
+            (0, (position.stage + 1) % position.stages)
         };
-        let previous = 2 * place.stage + place.stages - next;
-        let previous = previous % place.stages;
+        let previous = 2 * position.stage + position.stages - next;
+        let previous = previous % position.stages;
         let end_stage = last - first_stage;
-        for chunk in 0..place.chunks {
-            for _ in 0..place.stages {
-                if place.stage != first_stage || chunk > 0 {
+        for chunk in 0..position.chunks {
+            for _ in 0..position.stages {
+                if position.stage != first_stage || chunk > 0 {
                     self.message(pp, false, previous);
                 }
                 for _ in 0..layers {
                     let times = 1 + u64::from(backward);
-                    if let Some(tp) = place.tp {
+                    if let Some(tp) = position.tp {
                         let gather = (OpType::AllGatherSingle, "_all_gather_base");
                         self.collective(tp, gather, self.compute_us * times / 4, true);
                         let scatter = (OpType::ReduceScatterSingle, "_reduce_scatter_base");
                         self.collective(tp, scatter, self.compute_us * times / 4, true);
                     }
                 }
-                if place.stage != end_stage || chunk + 1 < place.chunks {
+                if position.stage != end_stage || chunk + 1 < position.chunks {
                     self.message(pp, true, next);
                 }
             }

@@ -15,7 +15,7 @@ pub(super) struct Times {
     pub(super) ended: i64,
 }
 
-/// A rank on its way through its program.
+/// The state of a rank that runs its program.
 struct Runner {
     random: Random,
     host: i64,

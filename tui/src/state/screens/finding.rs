@@ -87,7 +87,7 @@ fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
 }
 
 fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
-    let place = |rank| {
+    let call_site = |rank| {
         let frame = finding.frames.iter().find(|frame| frame.rank == rank);
         frame.map_or_else(String::new, |f| {
             format!("{}: {}:{} {}", f.when, f.filename, f.line, f.name)
@@ -99,7 +99,7 @@ fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
             Cell::number(rank.to_string(), f64::from(rank)),
             Cell::word(model.host(rank)),
             Cell::word(role).toned(tone),
-            Cell::word(place(rank)),
+            Cell::word(call_site(rank)),
         ],
         tone: Tone::Plain,
         target: Some(Target::Rank(rank)),

@@ -26,7 +26,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         only.map(|some| some.iter().map(Arc::as_ref).collect());
     let fold = only.is_none() && model.fold == Fold::Alike;
     let mut folds: Vec<(GroupState, Vec<&GroupReport>)> = Vec::new();
-    let mut places: HashMap<(GroupState, &str, usize), usize> = HashMap::new();
+    let mut fold_of_key: HashMap<(GroupState, &str, usize), usize> = HashMap::new();
     for report in &model.snapshot.report.groups {
         let group = &report.group;
         if wanted
@@ -52,11 +52,11 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         let key = (state, group.desc.as_str(), group.ranks.len());
         // Groups without a meaningful description are not folded; `undefined` is PyTorch's default.
         let alike = fold && !group.desc.is_empty() && group.desc != "undefined";
-        match places.get(&key) {
+        match fold_of_key.get(&key) {
             Some(&at) if alike => folds[at].1.push(report),
             _ => {
                 if alike {
-                    places.insert(key, folds.len());
+                    fold_of_key.insert(key, folds.len());
                 }
                 folds.push((state, vec![report]));
             }
@@ -64,13 +64,13 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
     }
     // Causes first, then waiting groups by waiting time, then the rest in the report's order.
     folds.sort_by(|(a, left), (b, right)| {
-        let rank = |state: GroupState| state.min(GroupState::Busy);
-        let waits = |reports: &[&GroupReport]| match rank(*a) {
+        let order = |state: GroupState| state.min(GroupState::Busy);
+        let waits = |reports: &[&GroupReport]| match order(*a) {
             GroupState::Busy => 0.0,
             _ => oldest(reports).unwrap_or(0.0),
         };
-        rank(*a)
-            .cmp(&rank(*b))
+        order(*a)
+            .cmp(&order(*b))
             .then(waits(right).total_cmp(&waits(left)))
     });
     Table {
@@ -120,7 +120,7 @@ fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Ro
             format!(" ({}/{size})", instance.joined.len())
         });
     let last = reports.iter().filter_map(|r| r.last_seq).max();
-    let least = reports.iter().filter_map(|r| r.min_seq).min();
+    let lowest = reports.iter().filter_map(|r| r.min_seq).min();
     let seq = |seq: Option<u64>| seq.map_or("--".to_owned(), |seq| seq.to_string());
     let p50 = median(reports.iter().filter_map(|r| r.lag_p50_ms).collect());
     let p99 = reports.iter().filter_map(|r| r.lag_p99_ms).reduce(f64::max);
@@ -139,7 +139,7 @@ fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Ro
             Cell::word(fold).toned(Tone::Dim),
             Cell::number(members.to_string(), members as f64),
             Cell::number(
-                format!("{}/{}", seq(last), seq(least)),
+                format!("{}/{}", seq(last), seq(lowest)),
                 or_nan(last.map(|n| n as f64)),
             ),
             Cell::number(format!("{in_flight}{joined}"), in_flight as f64),

@@ -17,7 +17,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
 }
 
 /// The name of a state, as filters spell it.
-fn word(state: InstanceState) -> &'static str {
+fn state_name(state: InstanceState) -> &'static str {
     match state {
         InstanceState::Running => "running",
         InstanceState::Waiting => "waiting",
@@ -33,7 +33,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
         Verdict::Stuck | Verdict::Mismatch
     );
     let mut folds: Vec<Vec<&InstanceReport>> = Vec::new();
-    let mut places: HashMap<_, usize> = HashMap::new();
+    let mut fold_of_key: HashMap<_, usize> = HashMap::new();
     for instance in &model.snapshot.report.in_flight {
         let problem = stopped && is_blocked(instance);
         if !wanted(instance) || (model.problems_only && !problem) || !passes(model, instance) {
@@ -48,11 +48,11 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
         );
         let desc = &instance.group.desc;
         let alike = model.fold == Fold::Alike && !desc.is_empty() && desc != "undefined";
-        match places.get(&key) {
+        match fold_of_key.get(&key) {
             Some(&at) if alike => folds[at].push(instance),
             _ => {
                 if alike {
-                    places.insert(key, folds.len());
+                    fold_of_key.insert(key, folds.len());
                 }
                 folds.push(vec![instance]);
             }
@@ -87,7 +87,7 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
         &instance.group,
         &Subject {
             op: Some(&instance.op),
-            state: Some(word(instance.state)),
+            state: Some(state_name(instance.state)),
             age_ms: Some(model.age(instance.age_ms).unwrap_or(f64::NAN)),
             seq: Some(instance.seq),
             bytes: Some(instance.bytes),
@@ -131,7 +131,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
                 format!("{}/{size}", first.joined.len()),
                 first.joined.len() as f64,
             ),
-            Cell::word(word(first.state)),
+            Cell::word(state_name(first.state)),
             Cell::word(missing),
         ],
         tone,

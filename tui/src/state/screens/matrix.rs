@@ -128,12 +128,8 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         let waited = row
             .pending_since_ns
             .map(|since| (now - since) as f64 / 1e6 + model.later_ms);
-        // At most 1000 ranks are looked up, to bound the work. The number of hosts of more ranks may be too small.
-        let hosts: std::collections::BTreeSet<&str> = ranks
-            .iter()
-            .take(1000)
-            .map(|&rank| model.host(rank))
-            .collect();
+        let hosts: std::collections::BTreeSet<&str> =
+            ranks.iter().map(|&rank| model.host(rank)).collect();
         let host = match hosts.len() {
             1 => model.host(first).to_owned(),
             n => format!("{n} hosts"),

@@ -134,7 +134,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
         None if let Some(end) = &report.end => line.push(plain(end.sentence.clone())),
         None => {
             let input = &report.input;
-            let mut said = match report.verdict {
+            let mut sentence = match report.verdict {
                 Verdict::Healthy => "nothing is wrong and nothing is pending".to_owned(),
                 Verdict::Running => match report.in_flight.len() {
                     0 => "nothing is overdue".to_owned(),
@@ -144,9 +144,9 @@ fn headline(model: &ViewModel<'_>) -> Line {
             };
             if input.ranks_read < input.ranks_expected {
                 let (read, all) = (input.ranks_read, input.ranks_expected);
-                said.push_str(&format!("; {read} of {all} ranks read"));
+                sentence.push_str(&format!("; {read} of {all} ranks read"));
             }
-            line.push(plain(said));
+            line.push(plain(sentence));
         }
     }
     line
@@ -195,7 +195,7 @@ fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
 /// Characters of a sparkline, from low to high.
 const BARS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
 
-/// `steps/s   ▁▂▃▅▇  9.8   most 12`: one line per figure, the newest value on the right.
+/// `steps/s   ▁▂▃▅▇  9.8   max 12`: one line per figure, the newest value on the right.
 fn trends(model: &ViewModel<'_>) -> Vec<Line> {
     let trends = model.trends.until(model.snapshot.at.wall_ns);
     // 36 columns are for the texts around the bars.
@@ -208,10 +208,10 @@ fn trends(model: &ViewModel<'_>) -> Vec<Line> {
     };
     let line = |trend: &Trend| {
         let newest = &trend.values[trend.values.len().saturating_sub(room)..];
-        let most = newest.iter().flatten().copied().reduce(f64::max);
-        let bar = |value: &Option<f64>| match (value, most) {
-            (Some(value), Some(most)) if most > 0.0 => {
-                let height = (value / most * (BARS.len() - 1) as f64).round();
+        let max = newest.iter().flatten().copied().reduce(f64::max);
+        let bar = |value: &Option<f64>| match (value, max) {
+            (Some(value), Some(max)) if max > 0.0 => {
+                let height = (value / max * (BARS.len() - 1) as f64).round();
                 BARS[(height as usize).min(BARS.len() - 1)]
             }
             (Some(_), _) => BARS[0],
@@ -224,7 +224,7 @@ fn trends(model: &ViewModel<'_>) -> Vec<Line> {
             styled(format!("  {:<9}", trend.name), Tone::Dim),
             plain(format!("{now:>7}  ")),
             styled(format!("{blank}{bars}"), Tone::Accent),
-            styled(format!("  most {}", number(most)), Tone::Dim),
+            styled(format!("  max {}", number(max)), Tone::Dim),
         ]
     };
     trends.iter().map(line).collect()
@@ -270,7 +270,7 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
 }
 
 /// Whether the strip shows hosts in place of ranks: if there are several hosts and more than 256 ranks, so that a
-/// cell for each rank would take too much room.
+/// cell for each rank would take too many rows.
 fn by_host(model: &ViewModel<'_>) -> bool {
     let hosts = &model.index.hosts;
     hosts.len() > 1 && model.snapshot.ranks.len() > 256

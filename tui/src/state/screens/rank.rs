@@ -205,7 +205,7 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
     } else {
         entry.collective_seq_id
     };
-    let place = innermost(dump, entry).map_or_else(String::new, |frame| {
+    let call_site = innermost(dump, entry).map_or_else(String::new, |frame| {
         format!("{}:{} {}", frame.filename, frame.line, frame.name)
     });
     let ran = entry.duration_ms.map(f64::from);
@@ -235,7 +235,7 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
                 }),
                 ran.unwrap_or(f64::NAN),
             ),
-            Cell::word(place),
+            Cell::word(call_site),
         ],
         tone,
         target: group.map(|group| Target::Group(Arc::new(group))),

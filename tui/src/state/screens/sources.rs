@@ -21,7 +21,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                     format!("{} not answering", count(missing as u64, "rank")),
                 )
             }
-            None if source.silence.is_none() => (Tone::Dim, ' ', "not asked yet".into()),
+            None if source.silence.is_none() => (Tone::Dim, ' ', "no answer yet".into()),
             None => (Tone::Plain, ' ', "answers".into()),
         };
         Row {
@@ -49,7 +49,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         columns: vec![
             rest("source", 0),
             number("ranks", 0),
-            number("asked", 0),
+            number("reply", 0),
             rest("state", 0),
         ],
         rows: rows.collect(),

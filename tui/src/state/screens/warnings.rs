@@ -11,17 +11,19 @@ use rcomm_analyzer::{Code, Finding, Severity};
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let mut table = table(model, Muted::Shown);
     if !model.problems_only && model.filter.is_empty() {
-        let said: Vec<Code> = model
+        let reported: Vec<Code> = model
             .snapshot
             .report
             .findings
             .iter()
             .map(|f| f.code)
             .collect();
-        let silent = Code::ALL
+        let unreported = Code::ALL
             .iter()
-            .filter(|code| !said.contains(code) && code.severity() != Severity::Note);
-        table.rows.extend(silent.map(|&code| absent(model, code)));
+            .filter(|code| !reported.contains(code) && code.severity() != Severity::Note);
+        table
+            .rows
+            .extend(unreported.map(|&code| absent(model, code)));
     }
     Page::of(vec![], format!("warnings: {}", summary(model)), table)
 }
@@ -29,13 +31,13 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
 /// Counts the findings by severity, without muted codes, and the muted codes: `2 errors, 1 warning`. Problems of the
 /// input count as notes.
 pub(super) fn summary(model: &ViewModel<'_>) -> String {
-    let said = |severity| {
+    let number_of = |severity| {
         let all = model.snapshot.report.findings.iter();
         all.filter(|f| f.severity == severity && !model.muted.contains(&f.code))
             .count()
     };
-    let (errors, warnings) = (said(Severity::Error), said(Severity::Warning));
-    let notes = said(Severity::Note) + model.snapshot.report.problems.len();
+    let (errors, warnings) = (number_of(Severity::Error), number_of(Severity::Warning));
+    let notes = number_of(Severity::Note) + model.snapshot.report.problems.len();
     let mut parts = Vec::new();
     for (n, what) in [(errors, "error"), (warnings, "warning"), (notes, "note")] {
         if n > 0 {

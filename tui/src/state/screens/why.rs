@@ -165,8 +165,8 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
         ),
     };
     if let Some(f) = frame {
-        let place = format!(" at {}:{} {}", f.filename, f.line, f.name);
-        what.push_str(place.trim_end());
+        let call_site = format!(" at {}:{} {}", f.filename, f.line, f.name);
+        what.push_str(call_site.trim_end());
     }
     if let Some(phase) = report
         .and_then(|r| r.phase.as_ref())

@@ -75,7 +75,7 @@ impl RasSource {
         let mut report = Vec::new();
         let whole = stream.take(MOST_REPORT).read_to_end(&mut report);
         whole.map_err(failed)?;
-        communicators(&report).map_err(|why| unusable(format!("its report makes no sense: {why}")))
+        communicators(&report).map_err(|why| unusable(format!("its report is invalid: {why}")))
     }
 }
 

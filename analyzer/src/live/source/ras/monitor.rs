@@ -143,7 +143,7 @@ impl Objects {
         if self.depth == 0 {
             // Events of unknown form are ignored.
             if let Ok(event) = serde_json::from_slice::<RasEvent>(&self.text) {
-                shared.happened(event);
+                shared.apply(event);
             }
             self.text.clear();
         }
@@ -151,7 +151,7 @@ impl Objects {
 }
 
 impl MonitorState {
-    fn happened(&self, event: RasEvent) {
+    fn apply(&self, event: RasEvent) {
         let Some(peer) = event.peer else { return };
         let process = Process {
             host: peer.host,

@@ -28,7 +28,7 @@ fn signed(number: impl TryInto<i64>) -> i64 {
 }
 
 /// A time, ns since the epoch; null if it was not recorded.
-fn seen(ns: i64) -> Option<i64> {
+fn recorded_time(ns: i64) -> Option<i64> {
     (ns != 0).then_some(ns)
 }
 
@@ -129,13 +129,13 @@ pub(super) fn entries(dumps: &[Dump]) -> Result<DataFrame, TableError> {
         column(&rows, "retired", |row| row.entry.retired),
         column(&rows, "is_p2p", |row| row.entry.is_p2p),
         column(&rows, "time_created_ns", |row| {
-            seen(row.entry.time_created_ns)
+            recorded_time(row.entry.time_created_ns)
         }),
         column(&rows, "time_discovered_started_ns", |row| {
-            seen(row.entry.time_discovered_started_ns)
+            recorded_time(row.entry.time_discovered_started_ns)
         }),
         column(&rows, "time_discovered_completed_ns", |row| {
-            seen(row.entry.time_discovered_completed_ns)
+            recorded_time(row.entry.time_discovered_completed_ns)
         }),
         column(&rows, "duration_ms", |row| row.entry.duration_ms),
         column(&rows, "graph_id", |row| row.entry.graph_id.map(signed)),
@@ -153,13 +153,12 @@ struct Instance<'a> {
     seq: u64,
 }
 
-/// One row of the table: the entries of a collective, combined. Every entry counts as a rank, so a coalesced block
-/// counts each of its operations.
+/// One row of the table: the entries of a collective, combined.
 #[derive(Default)]
 struct Joined {
     op: &'static str,
-    ranks: i64,
-    completed: i64,
+    /// Whether each rank with an entry has completed all its entries: of a coalesced block it has several.
+    ranks: BTreeMap<Option<Rank>, bool>,
     bytes: Option<i64>,
     first_created: Option<i64>,
     last_created: Option<i64>,
@@ -170,10 +169,10 @@ impl Joined {
     fn add(&mut self, row: &Row<'_>) {
         let entry = row.entry;
         self.op = entry.op.name();
-        self.ranks += 1;
-        self.completed += i64::from(entry.state == EntryState::Completed);
+        let completed = self.ranks.entry(row.dump.identity.rank).or_insert(true);
+        *completed &= entry.state == EntryState::Completed;
         self.bytes = self.bytes.max(row.input_bytes());
-        if let Some(created) = seen(entry.time_created_ns) {
+        if let Some(created) = recorded_time(entry.time_created_ns) {
             let first = self.first_created.unwrap_or(created);
             self.first_created = Some(first.min(created));
             self.last_created = self.last_created.max(Some(created));
@@ -207,8 +206,10 @@ pub(super) fn collectives(dumps: &[Dump]) -> Result<DataFrame, TableError> {
         column(&rows, "group_size", |(of, _)| signed(of.ranks.len())),
         column(&rows, "collective_seq_id", |(of, _)| signed(of.seq)),
         column(&rows, "op", |(_, row)| row.op),
-        column(&rows, "ranks_recorded", |(_, row)| row.ranks),
-        column(&rows, "ranks_completed", |(_, row)| row.completed),
+        column(&rows, "ranks_recorded", |(_, row)| signed(row.ranks.len())),
+        column(&rows, "ranks_completed", |(_, row)| {
+            signed(row.ranks.values().filter(|completed| **completed).count())
+        }),
         column(&rows, "max_input_bytes", |(_, row)| row.bytes),
         column(&rows, "first_created_ns", |(_, row)| row.first_created),
         column(&rows, "last_created_ns", |(_, row)| row.last_created),

@@ -71,7 +71,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             "ranks",
             "backend",
             "last seq",
-            "least seq",
+            "min seq",
             "in flight",
             "oldest",
             "lag p50",

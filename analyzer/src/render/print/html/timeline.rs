@@ -1,7 +1,7 @@
 //! Draws the last operations of the chosen ranks over time, as SVG.
 //!
-//! The time axis ends where the last operation was issued: after that, ranks only wait, and showing the wait to scale
-//! would leave no room for its cause. Pending operations run into the right edge.
+//! The time axis ends soon after the last operation was issued: from then on, ranks only wait, and showing the wait to
+//! scale would leave no space for its cause. Pending operations extend to the right edge.
 
 use super::Text;
 use super::history::History;
@@ -14,7 +14,7 @@ use std::io::{self, Write};
 const LABEL_WIDTH: f64 = 76.0;
 const WIDTH: f64 = 960.0;
 const ROW: f64 = 22.0;
-/// Room to the right of the last issue, as a share of the window.
+/// The space to the right of the last issue, as a share of the window.
 const TAIL: f64 = 0.12;
 /// The time span is chosen to show this many completed operations of the median rank.
 const DEPTH: usize = 24;
@@ -68,7 +68,7 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
     };
     writeln!(
         out,
-        "<section>\n<h2>Timeline</h2>\n<p class=\"small\">From issue to completion, by the hosts' own clocks, the last {} before the newest issue. What is pending runs into the right edge.</p>",
+        "<section>\n<h2>Timeline</h2>\n<p class=\"small\">From issue to completion, by the hosts' own clocks, the last {} before the newest issue. Pending operations extend to the right edge.</p>",
         duration_ms((window.last - window.start) as f64 / 1e6)
     )?;
     let mut labels: Vec<String> = Vec::new();

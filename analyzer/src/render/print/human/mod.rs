@@ -252,6 +252,10 @@ fn format_logs(logs: &LogInput) -> String {
         count(logs.lines, "line"),
         count(logs.files as u64, "log"),
     );
+    if logs.other_attempts > 0 {
+        let facts = count(logs.other_attempts, "fact");
+        text += &format!("; {facts} about other attempts of the job set aside");
+    }
     if logs.left_out > 0 {
         text += &format!("; {} over the limit left out", grouped(logs.left_out));
     }

@@ -127,7 +127,7 @@ fn write_operations(
             (None, EntryState::Completed) => "completed".to_owned(),
             (None, EntryState::Failed) => "failed".to_owned(),
         };
-        let place = entry
+        let call_site = entry
             .stack
             .and_then(|stack| dump.stacks.get(stack as usize)?.first())
             .and_then(|&frame| dump.frames.get(frame as usize))
@@ -145,7 +145,7 @@ fn write_operations(
             label_of(dump, entry.group as usize),
             signature.map_or_else(String::new, |signature| bytes(signature.input_bytes())),
             state,
-            place,
+            call_site,
         ]
     });
     table(

@@ -231,10 +231,10 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
             draft.alternatives.push(vec![rank]);
         }
     }
-    draft.doubts.push(
-        "had it come there too, and none finished, the others would have left the same records"
-            .to_owned(),
-    );
+    draft.doubts.push(format!(
+        "had {} issued it too, and none finished, the others would have left the same records",
+        format_ranks(&culprits)
+    ));
     draft.evidence = ctx.evidence_of_place(place, 3);
     draft
         .ruled_out

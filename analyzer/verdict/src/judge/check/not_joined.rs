@@ -95,7 +95,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         let newest = newest.and_then(|record| ctx.evidence_of_newest(record, op_ref.group));
         draft.evidence.extend(newest);
     }
-    draft.ruled_out = ruled_out(ctx, place, &op_ref);
+    draft.ruled_out = ruled_out(ctx, place, &op_ref, nodes);
     let unread = unread_and_vague(ctx, nodes);
     if !unread.is_empty() {
         draft.doubts.push(format!(
@@ -162,12 +162,21 @@ fn unread_and_vague(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
         .collect()
 }
 
-fn ruled_out(ctx: &Context<'_>, place: usize, op_ref: &OpRef) -> Vec<String> {
+fn ruled_out(
+    ctx: &Context<'_>,
+    place: usize,
+    op_ref: &OpRef,
+    nodes: &[(Node, Missing)],
+) -> Vec<String> {
     let arrived = ctx.graph.arrived[place].len();
     let mut reasons = Vec::new();
     if ctx.disagreement_at(place).is_none() && arrived > 1 {
+        let all = match arrived {
+            2 => "both".to_owned(),
+            many => format!("all {many}"),
+        };
         reasons.push(format!(
-            "op_mismatch: all {arrived} arrived ranks issued {}",
+            "op_mismatch: {all} arrived ranks issued {}",
             op_ref.op
         ));
     }
@@ -181,7 +190,15 @@ fn ruled_out(ctx: &Context<'_>, place: usize, op_ref: &OpRef) -> Vec<String> {
             "{held} of the {absent} ranks that are missing there wait elsewhere themselves"
         ));
     }
-    reasons.push("cross_group_deadlock: it waits for no other rank".to_owned());
+    // In a message that is not recorded, it may wait for another.
+    if !records_no_messages(ctx, nodes) {
+        let waits = if nodes.len() == 1 {
+            "it waits"
+        } else {
+            "they wait"
+        };
+        reasons.push(format!("cross_group_deadlock: {waits} for no other rank"));
+    }
     reasons
 }
 

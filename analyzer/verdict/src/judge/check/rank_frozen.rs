@@ -81,7 +81,12 @@ fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
         // A dump shows no rounds after it was taken.
         (Some(_), _) if !whole.died() => return None,
         (Some(gone), end) => match (gone.exit, end) {
-            (Some(exit), _) => exit.time_ns,
+            // A process that was asked to end may take its time.
+            (Some(exit), end) => {
+                let asked = end.as_ref().and_then(|end| end.asked);
+                exit.time_ns
+                    .min(asked.map_or(i64::MAX, |asked| asked.time_ns))
+            }
             // All processes ended together.
             (None, Some(end)) if end.first.is_empty() => {
                 end.last_ns.saturating_add(ctx.aligned.offsets_ns[record])

@@ -13,7 +13,7 @@ use crate::judge::wait_graph::Node;
 use crate::report::format::{format_ranks, format_time, printable, time_of_day};
 use crate::report::{Code, Finding, SeqKind};
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) struct RecordedFailure;
 
@@ -401,6 +401,9 @@ fn aborted(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft>
 /// E150: an error that the backend reported on a rank.
 fn errors(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let first = failures.first()?;
+    if let Some(sizes) = differing_sizes(ctx) {
+        return Some(sizes.blame(ctx, first));
+    }
     let rank = first.failure.seen_by;
     let sentence = format!(
         "rank {rank} recorded an error{} at {}{}",
@@ -409,6 +412,50 @@ fn errors(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> 
         text(first.failure),
     );
     Some(recorded_error(ctx, first, vec![rank], sentence))
+}
+
+/// The ranks by the world size that they were given, the size of most ranks last.
+struct WorldSizes(Vec<(u32, Vec<Rank>)>);
+
+/// The world sizes of a job whose ranks were given different ones; `None` if they agree.
+fn differing_sizes(ctx: &Context<'_>) -> Option<WorldSizes> {
+    let mut sizes: BTreeMap<u32, BTreeSet<Rank>> = BTreeMap::new();
+    for record in ctx.aligned.records {
+        if let Some(size) = record.identity.world_size {
+            sizes.entry(size).or_default().insert(record.rank);
+        }
+    }
+    let mut sizes: Vec<(u32, Vec<Rank>)> = sizes
+        .into_iter()
+        .map(|(size, ranks)| (size, ranks.into_iter().collect()))
+        .collect();
+    sizes.sort_by_key(|(_, ranks)| ranks.len());
+    (sizes.len() > 1).then_some(WorldSizes(sizes))
+}
+
+impl WorldSizes {
+    /// E150: blames the ranks whose size is not that of most; no rank if no size is that of most.
+    fn blame(&self, ctx: &Context<'_>, first: &Recorded<'_>) -> FindingDraft {
+        let each = self.0.iter();
+        let given: Vec<String> = each
+            .map(|(size, ranks)| format!("{} a world size of {size}", format_ranks(ranks)))
+            .collect();
+        let sentence = format!(
+            "the ranks were given different world sizes: {}",
+            given.join(", ")
+        );
+        let number = |at: usize| self.0.iter().rev().nth(at).map(|(_, ranks)| ranks.len());
+        let others = &self.0[..self.0.len() - 1];
+        if number(0) > number(1) {
+            let culprits = others.iter().flat_map(|(_, ranks)| ranks.clone());
+            return recorded_error(ctx, first, culprits.collect(), sentence);
+        }
+        let mut draft = recorded_error(ctx, first, Vec::new(), sentence);
+        draft.alternatives = self.0.iter().map(|(_, ranks)| ranks.clone()).collect();
+        draft.next = "compare the world sizes that the launchers were given".to_owned();
+        draft.confidence = 0.5;
+        draft
+    }
 }
 
 fn recorded_error(

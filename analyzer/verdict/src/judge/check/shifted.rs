@@ -104,7 +104,10 @@ fn draft(
             format!(
                 "{who} issued the collectives from #{seq} on group {group} on in another order: {odd} first{site}, where the others issued {right}"
             ),
-            "skipped_collective: the same operations are all there",
+            match shift {
+                Shift::Reordered(_) => "skipped_collective: the same operations are all there",
+                _ => "",
+            },
         ),
     };
     let mut draft = FindingDraft::new(code, sentence);
@@ -113,7 +116,13 @@ fn draft(
     if one.ground == Ground::Past {
         draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
     }
-    draft.ruled_out.push(unlike.to_owned());
+    if unlike.is_empty() {
+        draft.doubts.push(format!(
+            "what is recorded after that also fits if {who} left a collective out, or issued one more"
+        ));
+    } else {
+        draft.ruled_out.push(unlike.to_owned());
+    }
     describe(ctx, one, parts, &mut draft);
     draft.at = Some(op_ref);
     draft

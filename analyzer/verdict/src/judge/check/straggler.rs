@@ -1,11 +1,13 @@
-//! W220: a rank or a whole host repeatedly arrives late. N306: ranks take turns at being late.
+//! W220: a rank or a whole host repeatedly arrives late. N306: ranks take turns at being late, or wait for processors.
 //!
 //! Runs only if nothing is stuck. [`Lateness`] has found which ranks are late and what that costs.
 
 use super::Check;
 use crate::align::retiring_is_all;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::lateness::{ERROR_RATE, Late, Lateness, Pattern, percentile, ranks_of_host};
+use crate::judge::lateness::{
+    ERROR_RATE, Late, Lateness, Pattern, Starved, percentile, ranks_of_host,
+};
 use crate::report::format::{format_lateness, format_percent, format_ranks};
 use crate::report::{Code, Problem, Severity};
 use rcomm_recorder::model::Rank;
@@ -24,7 +26,7 @@ impl Check for Straggler {
         match &ctx.lateness.pattern {
             Pattern::Ranks(late) => late.iter().map(|late| late_rank(ctx, late)).collect(),
             Pattern::Hosts(late) => late.iter().map(|late| late_host(ctx, late)).collect(),
-            Pattern::ByTurns | Pattern::None => Vec::new(),
+            Pattern::ByTurns | Pattern::Starved(_) | Pattern::None => Vec::new(),
         }
     }
 }
@@ -35,27 +37,60 @@ fn is_stuck(drafts: &[FindingDraft]) -> bool {
     drafts.any(|draft| draft.code.severity() == Severity::Error)
 }
 
-/// N306, if ranks take turns at being late.
-pub(crate) fn note_turns(ctx: &Context<'_>) -> Option<Problem> {
-    let lateness = ctx.lateness;
-    if lateness.pattern != Pattern::ByTurns {
-        return None;
-    }
-    let tally = &lateness.by_rank;
+/// N306, if ranks take turns at being late, or come late because they have no processor.
+pub(crate) fn note_jitter(ctx: &Context<'_>) -> Option<Problem> {
+    let sentence = match &ctx.lateness.pattern {
+        Pattern::ByTurns => by_turns(ctx.lateness),
+        Pattern::Starved(starved) => {
+            let each: Vec<String> = starved
+                .iter()
+                .map(|one| without_processor(ctx, one))
+                .collect();
+            format!(
+                "{}: the host has more to run than processors; look at its load, and at how many processors the job \
+                may use, not at a rank",
+                each.join("; ")
+            )
+        }
+        Pattern::Ranks(_) | Pattern::Hosts(_) | Pattern::None => return None,
+    };
     Some(Problem {
         code: Code::N306,
         path: String::new(),
-        sentence: format!(
-            "ranks take turns at being late: {} of {} cost most in the {} stretches of {} that lost most, none in more \
+        sentence,
+    })
+}
+
+fn without_processor(ctx: &Context<'_>, starved: &Starved) -> String {
+    let whole = &ctx.aligned.records[starved.record];
+    format!(
+        "rank {}{} was last most often, which cost {}, but its threads had to wait for a processor for {} in that time",
+        whole.rank,
+        on_host(&whole.identity.host),
+        format_lateness(starved.cost_ms),
+        format_lateness(starved.waited_ms),
+    )
+}
+
+fn on_host(host: &str) -> String {
+    match host {
+        "" => String::new(),
+        host => format!(" on host {host}"),
+    }
+}
+
+fn by_turns(lateness: &Lateness) -> String {
+    let tally = &lateness.by_rank;
+    format!(
+        "ranks take turns at being late: {} of {} cost most in the {} stretches of {} that lost most, none in more \
             than half of them; in all this is {} of the job's time: look at the hosts' load and the network, \
             not at one rank",
-            tally.bearers(),
-            lateness.among,
-            tally.stretches,
-            format_lateness(tally.stretch_ms),
-            format_percent(tally.total_ms() / lateness.span_ms),
-        ),
-    })
+        tally.bearers(),
+        lateness.among,
+        tally.stretches,
+        format_lateness(tally.stretch_ms),
+        format_percent(tally.total_ms() / lateness.span_ms),
+    )
 }
 
 /// Why the lateness is not chance, for `ruled_out`.
@@ -76,11 +111,7 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let own = &lateness.ranks[record];
     let price_ms = lateness.by_rank.price(record);
     let typical = percentile(&own.lost, 0.5).unwrap_or(0.0);
-    let host = if whole.identity.host.is_empty() {
-        String::new()
-    } else {
-        format!(" on host {}", whole.identity.host)
-    };
+    let host = on_host(&whole.identity.host);
     let sentence = format!(
         "rank {}{host} comes late again and again: {} of {} collectives waited for it, typically {}, in all {}; that \
          is {} of the job's time",
@@ -94,6 +125,7 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let mut draft = FindingDraft::new(Code::W220, sentence);
     draft.confidence = (0.6 + 0.05 * own.lost.len() as f64).min(0.95);
     draft.culprits = vec![whole.rank];
+    draft.price_ms = Some(price_ms);
     draft.by_clock = by_clock(ctx, record, typical);
     draft.ruled_out = ruled_out(lateness, late);
     if let Some(op) = after_longest_gap(ctx, record) {
@@ -178,6 +210,7 @@ fn late_host(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     );
     let mut draft = FindingDraft::new(Code::W220, sentence);
     draft.confidence = 0.85;
+    draft.price_ms = Some(price_ms);
     let (stretches, hosts) = (tally.stretches, lateness.hosts.len());
     draft.ruled_out = vec![
         no_chance(late, stretches, tally.stretch_ms, hosts, "hosts"),

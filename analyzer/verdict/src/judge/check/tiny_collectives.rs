@@ -7,12 +7,13 @@
 use super::Check;
 use crate::align::record::{Op, Record};
 use crate::judge::context::{Context, FindingDraft};
+use crate::report::format::count;
 use crate::report::{Code, Severity};
 
 pub(super) struct TinyCollectives;
 
 /// Up to this size, bytes, latency and not bandwidth decides the duration.
-const TINY: u64 = 16 << 10;
+pub(super) const TINY: u64 = 16 << 10;
 /// A row of at least this many could have been one operation.
 const ROW: usize = 8;
 /// Fewer operations in all such rows together are not reported.
@@ -25,6 +26,8 @@ struct Waste<'a> {
     rows: usize,
     operations: usize,
     share: f64,
+    /// What one operation for each row would save, ms; `None` if no backend measured how long they took.
+    saved_ms: Option<f64>,
     example: &'a Op,
 }
 
@@ -66,6 +69,7 @@ fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
     let alike = |a: &Op, b: &Op| tiny(a) && tiny(b) && a.kind == b.kind && a.group == b.group;
     let (mut rows, mut operations, mut spent_ms) = (0, 0, 0.0);
     let mut example = None;
+    let mut saved_ms = Some(0.0);
     for row in record.ops.chunk_by(alike) {
         if row.len() < ROW || !tiny(&row[0]) {
             continue;
@@ -77,6 +81,7 @@ fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
             .filter_map(Op::wait_ms)
             .map(f64::from)
             .sum::<f64>();
+        saved_ms = saved_ms.zip(saved_in(row)).map(|(all, here)| all + here);
         example = example.or(row.first());
     }
     let span = record
@@ -89,8 +94,16 @@ fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
         rows,
         operations,
         share,
+        saved_ms,
         example: example?,
     })
+}
+
+/// What one operation instead of this row would save, ms. The shortest of them did not wait for a late rank, so its
+/// duration is the latency that each but one of them costs. `None` if a duration was not measured.
+fn saved_in(row: &[Op]) -> Option<f64> {
+    let shortest = row.iter().map(|op| op.duration_ms).reduce(f32::min)?;
+    (shortest >= 0.0).then(|| f64::from(shortest) * (row.len() - 1) as f64)
 }
 
 fn draft(ctx: &Context<'_>, record: usize, waste: &Waste<'_>) -> FindingDraft {
@@ -99,17 +112,18 @@ fn draft(ctx: &Context<'_>, record: usize, waste: &Waste<'_>) -> FindingDraft {
     let mut draft = FindingDraft::new(
         Code::W240,
         format!(
-            "rank {} spends {:.0} % of its time in {} small collectives that come in {} rows of one kind, such as {} \
-             of {} bytes",
+            "rank {} spends {:.0} % of its time in {} small collectives that come in {} of one kind, such as {} of \
+             {} bytes",
             whole.rank,
             waste.share * 100.0,
             waste.operations,
-            waste.rows,
+            count(waste.rows as u64, "row"),
             ctx.describe_op(record, waste.example),
             ctx.aligned.shared.calls.get(waste.example.call).bytes(),
         ),
     );
     draft.confidence = 0.8;
+    draft.price_ms = waste.saved_ms;
     draft.frames = ctx.frames_of(record, waste.example, "last_seen");
     let position = whole
         .ops

@@ -174,6 +174,7 @@ fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
     let (culprits, alternatives) = blame(&conflicts, members);
     let more = match conflicts.len() {
         1 => String::new(),
+        2 => " (1 more pair disagrees)".to_owned(),
         n => format!(" ({} more pairs disagree)", n - 1),
     };
     Some(Found {
@@ -182,8 +183,12 @@ fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
         culprits,
         alternatives,
         what: format!(
-            "rank {} sends {sends} elements to rank {}, which expects {takes}{more}",
-            row.ranks[from], row.ranks[to]
+            "rank {} sends {sends} elements to {}, which expects {takes}{more}",
+            row.ranks[from],
+            match from == to {
+                true => "itself".to_owned(),
+                false => format!("rank {}", row.ranks[to]),
+            }
         ),
         proof: vec![from, to],
     })
@@ -239,7 +244,12 @@ fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
     Some(Found {
         code: Code::E112,
         confidence: if decided { 0.85 } else { 0.5 },
-        proof: odd.iter().copied().take(2).chain([0]).take(2).collect(),
+        proof: odd
+            .iter()
+            .copied()
+            .chain((0..own.len()).filter(|at| !odd.contains(at)))
+            .take(2)
+            .collect(),
         culprits: if decided { odd } else { Vec::new() },
         alternatives: Vec::new(),
         what: format!("all members together send {sent} elements and expect {taken}"),
@@ -369,7 +379,9 @@ fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found)
         .take(16)
         .map(|one| of(one))
         .collect();
-    for &member in &found.proof {
+    let mut proof = found.proof;
+    proof.dedup();
+    for &member in &proof {
         if let Some((record, position, _)) = row.calls[member] {
             draft
                 .evidence

@@ -5,6 +5,8 @@
 //! always uneven. Small amounts of data and few instances are ignored.
 
 use super::Check;
+use super::tiny_collectives::TINY;
+use crate::align::signature::Call;
 use crate::align::{Aligned, GroupIx};
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::format::{bytes, format_ranks};
@@ -37,7 +39,11 @@ impl Check for UnevenBytes {
 }
 
 fn judge(ctx: &Context<'_>, group: GroupIx) -> Option<FindingDraft> {
-    let (moved, instances) = moved_bytes(ctx.aligned, group)?;
+    let Moved {
+        bytes: moved,
+        instances,
+        saved_ms,
+    } = moved_bytes(ctx.aligned, group)?;
     let mut sorted = moved.clone();
     sorted.sort_unstable();
     let median = sorted[(sorted.len() - 1) / 2];
@@ -68,18 +74,29 @@ fn judge(ctx: &Context<'_>, group: GroupIx) -> Option<FindingDraft> {
         ),
     );
     draft.confidence = 0.9;
+    draft.price_ms = saved_ms;
     draft.next = format!(
-        "see what {} hold: routing to few experts, or uneven shards",
-        format_ranks(&culprits)
+        "see what {} {}: routing to few experts, or uneven shards",
+        format_ranks(&culprits),
+        if culprits.len() == 1 { "holds" } else { "hold" }
     );
     draft.culprits = culprits;
     Some(draft)
 }
 
-/// Bytes that each member moved in the instances that may be uneven, that the first member completed and that all
-/// recorded, and the number of these instances. `None` if there are fewer than [`LEAST_INSTANCES`], fewer than three
-/// members, or a member's record is missing.
-fn moved_bytes(aligned: &Aligned<'_>, group: GroupIx) -> Option<(Vec<u64>, usize)> {
+/// What the members of a group moved in the instances that may be uneven, that the first member completed and that all
+/// recorded.
+struct Moved {
+    /// The bytes of each member.
+    bytes: Vec<u64>,
+    instances: usize,
+    /// What equal parts would save in the exchanges, ms; `None` without exchanges, or if a duration was not measured.
+    saved_ms: Option<f64>,
+}
+
+/// `None` if there are fewer than [`LEAST_INSTANCES`] instances, fewer than three members, or a member's record is
+/// missing.
+fn moved_bytes(aligned: &Aligned<'_>, group: GroupIx) -> Option<Moved> {
     let lanes: Vec<_> = aligned.groups[group]
         .lanes
         .iter()
@@ -89,33 +106,65 @@ fn moved_bytes(aligned: &Aligned<'_>, group: GroupIx) -> Option<(Vec<u64>, usize
     let reference = &aligned.lanes[first][first_lane];
     let mut moved = vec![0u64; lanes.len()];
     let mut instances = 0;
+    let mut saved_ms: Option<f64> = None;
+    let mut is_measured = true;
     for &position in &reference.collectives[..reference.pending_from] {
         let op = aligned.op(first, position);
         if !may_be_uneven(op.kind) {
             continue;
         }
-        let row: Option<Vec<u64>> = lanes
+        let row: Option<Vec<(&Call, f32)>> = lanes
             .iter()
             .map(|&(record, lane)| {
                 let lane = &aligned.lanes[record][lane];
                 let at = aligned.find(record, lane, op.seq).ok()?;
-                let call = aligned.op(record, lane.collectives[at]).call;
-                let signature = &aligned.shared.calls.get(call).signature;
-                Some(
-                    signature
-                        .input_bytes()
-                        .saturating_add(signature.output_bytes()),
-                )
+                let op = aligned.op(record, lane.collectives[at]);
+                Some((aligned.shared.calls.get(op.call), op.duration_ms))
             })
             .collect();
-        if let Some(row) = row {
-            instances += 1;
-            for (sum, bytes) in moved.iter_mut().zip(row) {
-                *sum = sum.saturating_add(bytes);
-            }
+        let Some(row) = row else {
+            continue;
+        };
+        instances += 1;
+        for (sum, (call, _)) in moved.iter_mut().zip(&row) {
+            let (sent, received) = sizes(call);
+            *sum = sum.saturating_add(sent.saturating_add(received));
+        }
+        if op.kind.pattern() == Pattern::AllToAll {
+            let saved = saved_in(&row);
+            is_measured &= saved.is_some();
+            saved_ms = Some(saved_ms.unwrap_or(0.0) + saved.unwrap_or(0.0));
         }
     }
-    (instances >= LEAST_INSTANCES && lanes.len() > 2).then_some((moved, instances))
+    (instances >= LEAST_INSTANCES && lanes.len() > 2).then_some(Moved {
+        bytes: moved,
+        instances,
+        saved_ms: saved_ms.filter(|_| is_measured),
+    })
+}
+
+/// The bytes that a member sends and receives.
+fn sizes(call: &Call) -> (u64, u64) {
+    let signature = &call.signature;
+    (signature.input_bytes(), signature.output_bytes())
+}
+
+/// What equal parts would save in an exchange, ms; `None` if a member's duration was not measured. From the arrival of
+/// the last member on, the exchange takes as long as its largest member needs, in proportion to what it sends or
+/// receives. Gathers take as long as all parts together and gain nothing; small exchanges cost latency only.
+fn saved_in(row: &[(&Call, f32)]) -> Option<f64> {
+    let shortest = row.iter().map(|&(_, ms)| ms).reduce(f32::min)?;
+    let needs = row.iter().map(|(call, _)| {
+        let (sent, received) = sizes(call);
+        sent.max(received)
+    });
+    let most = needs.clone().max()?;
+    let mean = needs.map(|bytes| bytes as f64).sum::<f64>() / row.len() as f64;
+    let saved = match most <= TINY {
+        true => 0.0,
+        false => f64::from(shortest) * (1.0 - mean / most as f64),
+    };
+    (shortest >= 0.0).then_some(saved)
 }
 
 fn may_be_uneven(op: OpType) -> bool {

@@ -22,6 +22,10 @@ impl Check for Unreachable {
 
     fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let links = Links::of(ctx);
+        let aborted = links.aborted();
+        if !aborted.is_empty() {
+            return vec![aborted_there(ctx, &aborted)];
+        }
         if links.bad.is_empty() {
             return Vec::new();
         }
@@ -143,6 +147,16 @@ impl<'a> Links<'a> {
         Self { ends, bad, good }
     }
 
+    /// Links that the system of the first rank's host aborted, each with the time, common time, ns. Links that broke
+    /// later are consequences: ranks that fail close theirs.
+    fn aborted(&self) -> BTreeMap<(Rank, Rank), i64> {
+        let ends = self.ends.iter();
+        let aborted = ends.filter(|(_, end)| end.link.errno == ABORTED);
+        aborted
+            .map(|(&ranks, end)| (ranks, end.sampled_ns()))
+            .collect()
+    }
+
     /// The ranks with links, in sets that hear each other, by the lowest rank of each.
     fn sides(&self) -> BTreeMap<Rank, BTreeSet<Rank>> {
         let pairs = self.bad.keys().chain(&self.good);
@@ -207,6 +221,9 @@ enum Direction {
     Inward,
 }
 
+/// ECONNABORTED: the host's own system ended the connection. An end by the other host has another number.
+const ABORTED: u32 = 103;
+
 /// Whether this number of a system's error is one of the network, not of a process that closed a connection.
 fn is_network_error(errno: u32) -> bool {
     // ENETDOWN, ENETUNREACH, ENETRESET, ECONNABORTED, ECONNRESET, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH
@@ -237,16 +254,15 @@ fn cut_off(
         }
         None => "",
     };
-    let heard = links
+    let living = links
         .good
         .iter()
         .filter(|(a, b)| good.contains(a) && good.contains(b));
-    let others = match heard.count() {
-        0 => String::new(),
-        _ => format!(
-            ", while {} heard each other",
-            format_ranks(&good.iter().copied().collect::<Vec<_>>())
-        ),
+    let living: BTreeSet<Rank> = living.flat_map(|&(a, b)| [a, b]).collect();
+    let living: Vec<Rank> = living.into_iter().collect();
+    let others = match living.as_slice() {
+        [] => String::new(),
+        some => format!(", while {} received from each other", format_ranks(some)),
     };
     let sentence = format!(
         "{}{} and {} had no sign of life of each other since {}{others}{direction}",
@@ -257,6 +273,40 @@ fn cut_off(
     );
     let mut draft = draft(ctx, sentence, &culprits);
     draft.confidence = if good.len() > 1 { 0.95 } else { 0.8 };
+    draft.culprits = culprits;
+    draft
+}
+
+/// The finding on connections that were aborted on one end's host.
+fn aborted_there(ctx: &Context<'_>, aborted: &BTreeMap<(Rank, Rank), i64>) -> FindingDraft {
+    let set = |ranks: &mut dyn Iterator<Item = Rank>| -> Vec<Rank> {
+        ranks.collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let culprits = set(&mut aborted.keys().map(|&(there, _)| there));
+    let peers = set(&mut aborted.keys().map(|&(_, peer)| peer));
+    let first = aborted.values().copied().min().unwrap_or(0);
+    let (noun, own) = match culprits.len() {
+        1 => ("host", "its"),
+        _ => ("hosts", "their"),
+    };
+    let sentence = format!(
+        "the {noun} of {}{} aborted {own} connections to {} at {}",
+        format_ranks(&culprits),
+        hosts(ctx, &culprits),
+        format_ranks(&peers),
+        time_of_day(first),
+    );
+    let mut draft = draft(ctx, sentence, &culprits);
+    draft.ruled_out = vec![
+        "rank_failed: the system reports the end of a connection by the other host, or by its process, otherwise"
+            .to_owned(),
+    ];
+    draft.next = format!(
+        "look for what ends connections on the {noun} of {}: `ss --kill`, a service that manages the network, an \
+         address that was removed",
+        format_ranks(&culprits)
+    );
+    draft.confidence = 0.9;
     draft.culprits = culprits;
     draft
 }

@@ -12,13 +12,16 @@
 //! last member. Arrivals are not compared across messages unless both ranks passed the same messages.
 //!
 //! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that causes too many of
-//! them is repeatedly late; if none does, ranks take turns at being late. Reports, screens, metrics and alerts all use
+//! them is repeatedly late, unless it had no processor for as long ([`starved`]); if none does, ranks take turns at
+//! being late. Reports, screens, metrics and alerts all use
 //! this rule.
 
 mod chance;
 mod rows;
+mod starved;
 
 pub(crate) use chance::{ERROR_RATE, Late};
+pub(crate) use starved::Starved;
 
 use crate::align::clocks::Offset;
 use crate::align::{Aligned, GroupIx, RecordIx, is_message};
@@ -83,6 +86,8 @@ pub(crate) enum Pattern {
     Hosts(Vec<Late>),
     /// Ranks take turns.
     ByTurns,
+    /// These ranks are late, and had no processor for as long: their hosts are overloaded.
+    Starved(Vec<Starved>),
 }
 
 /// The lateness of all ranks.
@@ -361,11 +366,16 @@ impl Lateness {
             let host = self.host_of(aligned, late.unit);
             host.is_none_or(|host| hosts.iter().all(|late| late.unit != host))
         });
+        let starved = |late: &Late| starved::starved(aligned, late.unit, &gathered.ranks);
+        let starving: Vec<Starved> = ranks.iter().filter_map(starved).collect();
+        ranks.retain(|late| starving.iter().all(|one| one.record != late.unit));
         let lost_ms = self.by_rank.total_ms().max(self.by_host.total_ms());
         if !ranks.is_empty() {
             self.pattern = Pattern::Ranks(ranks);
         } else if !hosts.is_empty() {
             self.pattern = Pattern::Hosts(hosts);
+        } else if !starving.is_empty() {
+            self.pattern = Pattern::Starved(starving);
         } else if lost_ms >= least_ms && self.by_rank.is_by_turns() {
             self.pattern = Pattern::ByTurns;
         }

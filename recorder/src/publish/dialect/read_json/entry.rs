@@ -1,7 +1,7 @@
 //! One entry, field by field.
 
 use super::FrameSeed;
-use super::visit::{Each, Met, any_value, scalar_visits, skip_map, skip_seq};
+use super::visit::{Each, Item, any_value, scalar_visits, skip_map, skip_seq};
 use crate::publish::dialect::build::Builder;
 use crate::publish::dialect::intern::Text;
 use crate::publish::dialect::keys::Field;
@@ -9,10 +9,10 @@ use crate::publish::dialect::value::{self, Scalar};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 
-/// Whether a list element is an entry.
+/// Whether a list element is a dict, which is read as an entry.
 pub(super) enum Kind {
     Dict,
-    Else,
+    Other,
 }
 
 /// Reads one entry into the draft.
@@ -27,8 +27,8 @@ impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
 
 impl<'de> Visitor<'de> for EntrySeed<'_> {
     type Value = Kind;
-    scalar_visits!(|_, _| Kind::Else);
-    skip_seq!('de, |_| Kind::Else);
+    scalar_visits!(|_, _| Kind::Other);
+    skip_seq!('de, |_| Kind::Other);
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Kind, A::Error> {
         let builder = self.0;
@@ -146,12 +146,12 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
                     Field::InputSplits => &mut draft.input_splits,
                     _ => &mut draft.output_splits,
                 };
-                Each(|met: Met<'_>| match met {
-                    Met::Scalar(value) => match value.int() {
+                Each(|item: Item<'_>| match item {
+                    Item::Scalar(value) => match value.int() {
                         Some(elements) => splits.push(elements),
                         None => bad = true,
                     },
-                    Met::Container => bad = true,
+                    Item::Container => bad = true,
                 })
                 .visit_seq(seq)?;
             }
@@ -160,8 +160,8 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
                     Field::InputDtypes => &mut draft.input_dtypes,
                     _ => &mut draft.output_dtypes,
                 };
-                Each(|met: Met<'_>| match met {
-                    Met::Scalar(Scalar::Text(name)) => dtypes.push(texts.intern(name).0.into()),
+                Each(|item: Item<'_>| match item {
+                    Item::Scalar(Scalar::Text(name)) => dtypes.push(texts.intern(name).0.into()),
                     _ => bad = true,
                 })
                 .visit_seq(seq)?;
@@ -169,8 +169,9 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
             Field::ProcessGroup => {
                 let mut parts = [None; 2];
                 let mut at = 0;
-                Each(|met: Met<'_>| {
-                    if let (Met::Scalar(Scalar::Text(name)), Some(part)) = (met, parts.get_mut(at))
+                Each(|item: Item<'_>| {
+                    if let (Item::Scalar(Scalar::Text(name)), Some(part)) =
+                        (item, parts.get_mut(at))
                     {
                         *part = Some(texts.intern(name));
                     }
@@ -218,8 +219,8 @@ impl<'de> Visitor<'de> for Shape<'_> {
         let Self(sizes, bad) = self;
         let at = sizes.len();
         sizes.push(0);
-        Each(|met: Met<'_>| match met {
-            Met::Scalar(Scalar::Int(extent)) if extent >= 0 => sizes.push(extent as u64),
+        Each(|item: Item<'_>| match item {
+            Item::Scalar(Scalar::Int(extent)) if extent >= 0 => sizes.push(extent as u64),
             _ => *bad = true,
         })
         .visit_seq(seq)?;

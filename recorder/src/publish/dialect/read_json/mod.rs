@@ -1,7 +1,7 @@
 //! Reads the dialect as JSON.
 //!
-//! The parser hands entries over one by one, so a truncated file keeps its complete entries and no entry is
-//! held twice. A value of the wrong kind loses its entry, not the file.
+//! The parser passes entries on one by one, so the complete entries of a truncated file are read, and no entry is
+//! held twice. If a value has the wrong kind, its entry is lost, not the file.
 
 mod entry;
 mod visit;
@@ -14,7 +14,7 @@ use crate::model::{ProcessGroupStatus, RankStatus};
 use entry::{EntrySeed, Kind};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
-use visit::{Each, EachPair, Key, Met, One, any_value, scalar_visits, skip_map, skip_seq};
+use visit::{Each, EachPair, Item, Key, One, any_value, scalar_visits, skip_map, skip_seq};
 
 /// Reads `bytes` into `builder`. Returns where and why reading stopped early; `None` if it reached the end.
 pub(super) fn read(bytes: &[u8], builder: &mut Builder) -> Option<ReadProblem> {
@@ -82,16 +82,16 @@ impl<'de> Visitor<'de> for Whole<'_> {
                 top::STATUS => {
                     let mut known = RankStatus::default();
                     let mut any = false;
-                    map.next_value_seed(EachPair(|key: &str, met: Met<'_>| {
-                        if let Met::Scalar(value) = met {
+                    map.next_value_seed(EachPair(|key: &str, item: Item<'_>| {
+                        if let Item::Scalar(value) = item {
                             value::set_rank_status(&mut known, key, value);
                             any = true;
                         }
                     }))?;
                     builder.dump.status = any.then_some(known);
                 }
-                key => map.next_value_seed(One(|met: Met<'_>| {
-                    if let Met::Scalar(value) = met {
+                key => map.next_value_seed(One(|item: Item<'_>| {
+                    if let Item::Scalar(value) = item {
                         value::set_top(builder, key, value);
                     }
                 }))?,
@@ -150,16 +150,16 @@ impl<'de> Visitor<'de> for Config<'_> {
                 map.next_value_seed(Ranks(&mut group.ranks))?;
                 continue;
             }
-            map.next_value_seed(One(|met: Met<'_>| match (&*key, met) {
-                (config::NAME, Met::Scalar(Scalar::Text(text))) => {
+            map.next_value_seed(One(|item: Item<'_>| match (&*key, item) {
+                (config::NAME, Item::Scalar(Scalar::Text(text))) => {
                     group.name = builder.texts.intern(text);
                 }
-                (config::DESC, Met::Scalar(Scalar::Text(text))) => {
+                (config::DESC, Item::Scalar(Scalar::Text(text))) => {
                     group.desc = builder.texts.intern(text);
                 }
-                (config::PG_ID, Met::Scalar(value)) => group.id = value.int(),
-                (config::GROUP_RANK, Met::Scalar(value)) => group.own_rank = value.int(),
-                (config::GROUP_SIZE, Met::Scalar(value)) => group.size = value.int(),
+                (config::PG_ID, Item::Scalar(value)) => group.id = value.int(),
+                (config::GROUP_RANK, Item::Scalar(value)) => group.own_rank = value.int(),
+                (config::GROUP_SIZE, Item::Scalar(value)) => group.size = value.int(),
                 _ => {}
             }))?;
         }
@@ -184,8 +184,8 @@ impl<'de> Visitor<'de> for Ranks<'_> {
     skip_map!('de, |_| ());
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
-        Each(|met: Met<'_>| {
-            if let Met::Scalar(value) = met {
+        Each(|item: Item<'_>| {
+            if let Item::Scalar(value) = item {
                 self.0.extend(value.int::<u32>());
             }
         })
@@ -207,8 +207,8 @@ impl<'de> Visitor<'de> for PgStatus<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
             let mut known = ProcessGroupStatus::default();
-            map.next_value_seed(EachPair(|key: &str, met: Met<'_>| {
-                let Met::Scalar(value) = met else { return };
+            map.next_value_seed(EachPair(|key: &str, item: Item<'_>| {
+                let Item::Scalar(value) = item else { return };
                 let Some(value) = value.int() else { return };
                 match key {
                     status::ENQUEUED => known.last_enqueued = value,
@@ -240,8 +240,8 @@ impl<'de> Visitor<'de> for CommState<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
             let mut facts = Vec::new();
-            map.next_value_seed(EachPair(|key: &str, met: Met<'_>| {
-                if let Met::Scalar(value) = met {
+            map.next_value_seed(EachPair(|key: &str, item: Item<'_>| {
+                if let Item::Scalar(value) = item {
                     facts.push((key.to_owned(), value.to_string()));
                 }
             }))?;
@@ -266,8 +266,8 @@ impl<'de> Visitor<'de> for Peers<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         loop {
             let mut draft = PeerDraft::default();
-            let pairs = EachPair(|key: &str, met: Met<'_>| {
-                if let Met::Scalar(value) = met {
+            let pairs = EachPair(|key: &str, item: Item<'_>| {
+                if let Item::Scalar(value) = item {
                     draft.set(key, value);
                 }
             });
@@ -319,14 +319,14 @@ impl<'de> Visitor<'de> for OneFailure<'_> {
             match &*key {
                 failure::RANKS => map.next_value_seed(Ranks(&mut draft.ranks))?,
                 failure::OPERATION => {
-                    map.next_value_seed(EachPair(|key: &str, met: Met<'_>| {
-                        if let Met::Scalar(value) = met {
+                    map.next_value_seed(EachPair(|key: &str, item: Item<'_>| {
+                        if let Item::Scalar(value) = item {
                             draft.set_operation(key, value);
                         }
                     }))?;
                 }
-                key => map.next_value_seed(One(|met: Met<'_>| {
-                    if let Met::Scalar(value) = met {
+                key => map.next_value_seed(One(|item: Item<'_>| {
+                    if let Item::Scalar(value) = item {
                         draft.set(key, value);
                     }
                 }))?,
@@ -366,10 +366,10 @@ impl<'de> DeserializeSeed<'de> for FrameSeed<'_> {
         let texts = &mut self.0.texts;
         let empty = texts.intern("");
         let (mut name, mut filename, mut line) = (empty, empty, 0);
-        EachPair(|key: &str, met: Met<'_>| match (key, met) {
-            (frame::NAME, Met::Scalar(Scalar::Text(text))) => name = texts.intern(text),
-            (frame::FILENAME, Met::Scalar(Scalar::Text(text))) => filename = texts.intern(text),
-            (frame::LINE, Met::Scalar(value)) => line = value.int().unwrap_or(0),
+        EachPair(|key: &str, item: Item<'_>| match (key, item) {
+            (frame::NAME, Item::Scalar(Scalar::Text(text))) => name = texts.intern(text),
+            (frame::FILENAME, Item::Scalar(Scalar::Text(text))) => filename = texts.intern(text),
+            (frame::LINE, Item::Scalar(value)) => line = value.int().unwrap_or(0),
             _ => {}
         })
         .deserialize(deserializer)?;
@@ -393,8 +393,8 @@ impl<'de> Visitor<'de> for StackTable<'_> {
         let builder = self.0;
         loop {
             let mut indices: Vec<u32> = Vec::new();
-            let each = Each(|met: Met<'_>| {
-                if let Met::Scalar(value) = met {
+            let each = Each(|item: Item<'_>| {
+                if let Item::Scalar(value) = item {
                     indices.extend(value.int::<u32>());
                 }
             });
@@ -425,7 +425,7 @@ impl<'de> Visitor<'de> for EntriesSeed<'_> {
         while let Some(kind) = seq.next_element_seed(EntrySeed(builder))? {
             match kind {
                 Kind::Dict => builder.push(),
-                Kind::Else => builder.reject_entry("(not a dict)"),
+                Kind::Other => builder.reject_entry("(not a dict)"),
             }
             builder.looks_like_dump |= !builder.dump.entries.is_empty();
         }

@@ -4,8 +4,8 @@ use crate::publish::dialect::value::Scalar;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 
-/// A value that a visitor met: a scalar, or a list or map whose contents were skipped.
-pub(super) enum Met<'a> {
+/// A visited value: a scalar, or a list or map whose contents were skipped.
+pub(super) enum Item<'a> {
     Scalar(Scalar<'a>),
     Container,
 }
@@ -69,25 +69,25 @@ macro_rules! any_value {
 /// Passes one value to a function; the contents of a list or map are skipped.
 pub(super) struct One<F>(pub(super) F);
 
-impl<'de, F: FnOnce(Met<'_>)> DeserializeSeed<'de> for One<F> {
+impl<'de, F: FnOnce(Item<'_>)> DeserializeSeed<'de> for One<F> {
     any_value!('de);
 }
 
-impl<'de, F: FnOnce(Met<'_>)> Visitor<'de> for One<F> {
+impl<'de, F: FnOnce(Item<'_>)> Visitor<'de> for One<F> {
     type Value = ();
-    scalar_visits!(|one: Self, scalar: Scalar<'_>| (one.0)(Met::Scalar(scalar)));
-    skip_seq!('de, |one: Self| (one.0)(Met::Container));
-    skip_map!('de, |one: Self| (one.0)(Met::Container));
+    scalar_visits!(|one: Self, scalar: Scalar<'_>| (one.0)(Item::Scalar(scalar)));
+    skip_seq!('de, |one: Self| (one.0)(Item::Container));
+    skip_map!('de, |one: Self| (one.0)(Item::Container));
 }
 
 /// Passes every element of a list to a function, as in [`One`]; a value that is not a list is ignored.
 pub(super) struct Each<F>(pub(super) F);
 
-impl<'de, F: FnMut(Met<'_>)> DeserializeSeed<'de> for Each<F> {
+impl<'de, F: FnMut(Item<'_>)> DeserializeSeed<'de> for Each<F> {
     any_value!('de);
 }
 
-impl<'de, F: FnMut(Met<'_>)> Visitor<'de> for Each<F> {
+impl<'de, F: FnMut(Item<'_>)> Visitor<'de> for Each<F> {
     type Value = ();
     scalar_visits!(|_, _| ());
     skip_map!('de, |_| ());
@@ -101,18 +101,18 @@ impl<'de, F: FnMut(Met<'_>)> Visitor<'de> for Each<F> {
 /// Passes every key and value of a map to a function, values as in [`One`]; a value that is not a map is ignored.
 pub(super) struct EachPair<F>(pub(super) F);
 
-impl<'de, F: FnMut(&str, Met<'_>)> DeserializeSeed<'de> for EachPair<F> {
+impl<'de, F: FnMut(&str, Item<'_>)> DeserializeSeed<'de> for EachPair<F> {
     any_value!('de);
 }
 
-impl<'de, F: FnMut(&str, Met<'_>)> Visitor<'de> for EachPair<F> {
+impl<'de, F: FnMut(&str, Item<'_>)> Visitor<'de> for EachPair<F> {
     type Value = ();
     scalar_visits!(|_, _| ());
     skip_seq!('de, |_| ());
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         while let Some(key) = map.next_key::<Key<'de>>()? {
-            map.next_value_seed(One(|met: Met<'_>| (self.0)(&key.0, met)))?;
+            map.next_value_seed(One(|item: Item<'_>| (self.0)(&key.0, item)))?;
         }
         Ok(())
     }

@@ -121,7 +121,7 @@ struct Reader<'a> {
     plan: Vec<Planned>,
     /// The last state, as the file spells it.
     state: Option<(Span, EntryState)>,
-    /// Strings by their place in the file: a direct-mapped cache in front of the table of strings.
+    /// Strings by their position in the file: a direct-mapped cache in front of the table of strings.
     texts: [(Span, Text); TEXT_SLOTS],
     /// The dump's number of each frame, by the container that holds it.
     frames: Vec<u32>,

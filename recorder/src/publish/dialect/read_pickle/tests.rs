@@ -14,7 +14,7 @@ fn pickles() -> Vec<PathBuf> {
     files
 }
 
-/// The complete result, and the number of entries; stops and refusals are results as well.
+/// The complete result as text, including a fault, and the number of entries.
 fn outcome_of(bytes: &[u8], entries: EntryReading) -> (String, usize) {
     let mut builder = Builder::default();
     let mut pickle = Pickle::default();
@@ -54,7 +54,7 @@ fn entries_read_in_place_are_those_that_the_machine_reads() {
             check_both_ways(&bytes[..at], &format!("{name} cut at {at}"));
             let mut changed = bytes.clone();
             changed[at] = changed[at].wrapping_add(1 + n as u8);
-            // Entries that were taken are kept, even if the machine loses the list.
+            // Entries that were read in place are in the dump already, even if the machine then loses the list.
             let in_place = outcome_of(&changed, EntryReading::InPlace);
             let stacked = outcome_of(&changed, EntryReading::Stacked);
             assert!(

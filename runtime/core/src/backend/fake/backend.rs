@@ -1,4 +1,4 @@
-//! [`FakeBackend`]: one rank's operations, and how they meet those of the other ranks.
+//! [`FakeBackend`]: one rank's operations, and how they are matched with those of the other ranks.
 
 use super::carry_out::carry_out;
 use super::fabric::{FabricState, FakeFabric, FakeFault, FakeFaultKind, Message};
@@ -27,7 +27,7 @@ pub(super) struct Ticket {
 pub(super) struct TicketState {
     progress: Progress,
     pub(super) op: Option<Op<'static>>,
-    /// How many sends and receives of this operation have not met their other half.
+    /// How many sends and receives of this operation are not matched with their other half yet.
     open: usize,
     done: Done,
 }
@@ -137,9 +137,9 @@ impl FakeBackend {
                     let mine = (ticket, part, owner);
                     let theirs = (&other.ticket, other.part, other.owner);
                     if own_end.is_send {
-                        end_message(mine, theirs);
+                        deliver(mine, theirs);
                     } else {
-                        end_message(theirs, mine);
+                        deliver(theirs, mine);
                     }
                 }
                 None => group_state.unmatched.push(Message {
@@ -305,7 +305,7 @@ fn end_of(state: &TicketState, part: usize) -> MessageEnd {
 
 /// Copies a message from its sender to its receiver. An operation ends when its last message has been copied, or
 /// with an error as soon as one does not fit its receiver.
-fn end_message(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
+fn deliver(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
     let (sender, send_part, source) = send;
     let (receiver, recv_part, _) = recv;
     let message = {

@@ -82,14 +82,17 @@ fn comparable(op: &Op<'_>) -> (OpType, Option<u32>, Option<ReduceOp>, Option<Str
 }
 
 fn differ(ops: &[Op<'_>], ranks: &[Rank]) -> Error {
-    let said: Vec<String> = ranks
+    let issued: Vec<String> = ranks
         .iter()
         .zip(ops)
         .map(|(rank, op)| format!("rank {rank}: {} {:?}", op.op_type(), op.inputs()))
         .collect();
     Error::new(
         ErrorKind::Mismatch,
-        format!("the ranks issued different operations: {}", said.join(", ")),
+        format!(
+            "the ranks issued different operations: {}",
+            issued.join(", ")
+        ),
     )
 }
 

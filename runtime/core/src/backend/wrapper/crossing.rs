@@ -1,32 +1,32 @@
-//! Notices ranks that issue operations of one group from the same places of the source in crossed order.
+//! Detects ranks that issue operations of one group from the same call sites in crossed order.
 //!
-//! This happens if two threads share a group, or if the data decide the order of calls. Operations of the same
-//! type and size agree, so no comparison of them fails, though the data of one call meet those of another.
+//! This happens if two threads share a group, or if the data decide the order of calls. Operations of the same type
+//! and size agree, so no comparison of them fails, although the data of two different calls are combined.
 
-use super::statement::list;
-use rcomm_recorder::model::Rank;
+use super::statement::MAX_NAMED;
+use rcomm_recorder::model::{Rank, text};
 use std::collections::{HashSet, VecDeque};
 
-/// How many of the newest operations are remembered: a crossing over more of them is not noticed.
+/// How many of the newest operations are remembered: a crossing over more operations is not detected.
 const REMEMBERED: usize = 64;
-/// How many places are remembered from which all ranks issued one operation.
-const MOST_COMMON: usize = 4096;
+/// How many call sites are remembered from which all ranks issued one operation.
+const MAX_COMMON: usize = 4096;
 
 /// Where the ranks of a group issued their newest operations.
 #[derive(Debug, Default)]
 pub(super) struct Crossings {
-    /// Places from which all ranks issued one operation.
+    /// Call sites from which all ranks issued one operation.
     common: HashSet<String>,
-    /// The operations since all ranks last issued one from the same place: the sequence number, and where each
+    /// The operations since all ranks last issued one from the same call site: the sequence number, and where each
     /// rank issued it.
     apart: VecDeque<(u64, Vec<String>)>,
-    /// Whether a crossing was reported since all ranks last issued an operation from the same place.
+    /// Whether a crossing was reported since all ranks last issued an operation from the same call site.
     reported: bool,
 }
 
 impl Crossings {
-    /// Notes where the ranks issued operation `seq`, on which they agree. Returns a warning if this shows a
-    /// crossing that was not reported.
+    /// Takes the call sites from which the ranks issued operation `seq`, on which they agree. Returns a warning if
+    /// they show a crossing that was not reported.
     pub(super) fn take(&mut self, seq: u64, sites: Vec<String>, ranks: &[Rank]) -> Option<String> {
         let together = sites.windows(2).all(|pair| pair[0] == pair[1]);
         if together {
@@ -34,7 +34,7 @@ impl Crossings {
             self.reported = false;
             if let Some(site) = sites.into_iter().next()
                 && !site.is_empty()
-                && self.common.len() < MOST_COMMON
+                && self.common.len() < MAX_COMMON
             {
                 self.common.insert(site);
             }
@@ -54,8 +54,8 @@ impl Crossings {
         found
     }
 
-    /// The warning if some ranks issued two operations from two places and others issued them from the same places
-    /// in the opposite order; both places must be known as ones from which all ranks issued one operation.
+    /// The warning if some ranks issued two operations from two call sites and others issued them from the same
+    /// call sites in the opposite order; all ranks must have issued an operation from each of the two before.
     fn cross(
         &self,
         (earlier, there): (u64, &[String]),
@@ -78,10 +78,10 @@ impl Crossings {
         let [one, other] = [side((first, second)), side((second, first))];
         Some(format!(
             "{} issued #{earlier} at {first} and #{seq} at {second}, {} the other way round: the operations agree, \
-             but the data of the one meet those of the other; do two threads share the group, or did a rank leave \
+             but data of different calls are combined; do two threads share the group, or did a rank leave \
              a call out?",
-            list(&one),
-            list(&other),
+            text::ranks(&one, MAX_NAMED),
+            text::ranks(&other, MAX_NAMED),
         ))
     }
 }
@@ -90,8 +90,8 @@ impl Crossings {
 mod tests {
     use super::*;
 
-    /// The first warning, if operations are issued at these places, a column for each rank.
-    fn warned(ranks: &[&str]) -> Option<String> {
+    /// The first warning if each rank issues its operations from the call sites in its string, one character each.
+    fn first_warning(ranks: &[&str]) -> Option<String> {
         let mut crossings = Crossings::default();
         let world: Vec<Rank> = (0..ranks.len() as Rank).collect();
         (0..ranks[0].len()).find_map(|at| {
@@ -101,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn a_crossing_is_reported_with_both_places() {
-        let warning = warned(&["abab", "abab", "abba"]).unwrap();
+    fn a_crossing_is_reported_with_both_call_sites() {
+        let warning = first_warning(&["abab", "abab", "abba"]).unwrap();
         assert!(
             warning
                 .starts_with("ranks 0, 1 issued #3 at a and #4 at b, rank 2 the other way round:"),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_reported_once_until_the_ranks_are_together_again() {
+    fn a_crossing_is_reported_once_until_all_ranks_issue_from_one_call_site_again() {
         let mut crossings = Crossings::default();
         let mut warnings = 0;
         for pair in ["aa", "bb", "ab", "ba", "ab", "ba", "cc", "ab", "ba"] {
@@ -122,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_take_turns_do_not_cross() {
-        assert_eq!(warned(&["ab", "ba"]), None);
-        assert_eq!(warned(&["zabbz", "zbabz", "zbbaz"]), None);
+    fn call_sites_that_are_not_crossed_or_not_known_are_not_reported() {
+        assert_eq!(first_warning(&["ab", "ba"]), None);
+        assert_eq!(first_warning(&["zabbz", "zbabz", "zbbaz"]), None);
         // Where the call sites are not recorded, nothing is known.
-        assert_eq!(warned(&["ab  ", "ab  "]), None);
+        assert_eq!(first_warning(&["ab  ", "ab  "]), None);
     }
 }

@@ -1,13 +1,13 @@
 //! [`Wrapper`]: before each collective, all ranks compare over a side group what they are about to do.
 //!
-//! The side group is a second backend with the same members. It runs one small `all_gather` for each
-//! collective; only if all statements are equal is the collective passed to the wrapped backend. So if ranks
-//! disagree, all of them get an error that names those that differ and what each of them issued, whatever the
-//! wrapped backend would have done; and the error for a rank that does not arrive names it before the
-//! collective has started. Ranks may issue a collective from different places of the source; where they do so
-//! in crossed order, a warning is logged as soon as that shows. This costs a round of messages for each
-//! collective: the wrapper is for finding errors, and off unless it is configured
-//! ([`Config::debug`](crate::Config::debug), [`Config::nan_check`](crate::Config::nan_check)).
+//! The side group is a second backend with the same members. It runs one small `all_gather` for each collective;
+//! only if all statements are equal is the collective passed to the wrapped backend. So if ranks disagree, all of
+//! them get an error that names those that differ and what each of them issued, whatever the wrapped backend would
+//! have done; and the error for a rank that does not arrive names it before the collective has started. Ranks may
+//! issue a collective from different call sites; if they do so in crossed order, a warning is logged as soon as the
+//! crossing is detected. The comparison costs a round of messages for each collective: the wrapper is for finding
+//! errors, and off unless it is configured ([`Config::debug`](crate::Config::debug),
+//! [`Config::nan_check`](crate::Config::nan_check)).
 //!
 //! Sends and receives are not compared: only two ranks issue them. `statement` defines what is compared.
 
@@ -30,7 +30,7 @@ use statement::{STATEMENT_LEN, Statement, compare};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Compares what ranks issue, and then passes it to the wrapped backend.
+/// Compares what ranks issue, and then passes the operation to the wrapped backend.
 pub struct Wrapper {
     inner: Arc<dyn Backend>,
     side: Arc<dyn Backend>,
@@ -132,7 +132,7 @@ impl Backend for Wrapper {
             deadline: call.deadline.started(),
             ..call
         };
-        let question = exchange(
+        let comparison_op = exchange(
             &self.statement(&op, call, &*observer),
             self.comparison.ranks.len(),
         );
@@ -144,9 +144,9 @@ impl Backend for Wrapper {
             call,
             observer: Mutex::new(Some(observer)),
         });
-        let side = self.side.issue(question, call, compared_op.clone())?;
-        if let CheckStage::Comparing { side: place, .. } = &mut *compared_op.lock() {
-            *place = Some(side);
+        let side = self.side.issue(comparison_op, call, compared_op.clone())?;
+        if let CheckStage::Comparing { side: issued, .. } = &mut *compared_op.lock() {
+            *issued = Some(side);
         }
         // The comparison may have ended before `side` was set.
         compared_op.poll();
@@ -161,14 +161,15 @@ impl Backend for Wrapper {
             deadline: call.deadline.started(),
             ..call
         };
-        let mut question = exchange(
+        let mut comparison_op = exchange(
             &self.statement(op, call, observer),
             self.comparison.ranks.len(),
         );
         self.side
-            .run(&mut question, call, observer)
+            .run(&mut comparison_op, call, observer)
             .map_err(while_comparing)?;
-        self.comparison.compare_gathered(call.seq, Some(question))?;
+        self.comparison
+            .compare_gathered(call.seq, Some(comparison_op))?;
         self.inner.run(op, call, observer)
     }
 
@@ -270,7 +271,7 @@ impl ComparedOp {
         else {
             return;
         };
-        let verdict = match side.progress() {
+        let outcome = match side.progress() {
             Progress::Queued | Progress::Started => return,
             Progress::Completed(_) => self
                 .comparison
@@ -287,7 +288,7 @@ impl ComparedOp {
         let Some(observer) = observer.unwrap_or_else(PoisonError::into_inner).take() else {
             return;
         };
-        let next = match verdict {
+        let next = match outcome {
             Err(error) => CheckStage::Refused(error, Some(op)),
             Ok(()) => match self.inner.issue(op, self.call, observer.clone()) {
                 Ok(pending) => CheckStage::Passed(pending),
@@ -362,7 +363,8 @@ impl Pending for ComparedOp {
                 CheckStage::Comparing { .. } | CheckStage::Passing => {}
             }
             if self.call.deadline.has_passed() {
-                let message = "the ranks did not compare it before its deadline";
+                let message =
+                    "the ranks did not finish comparing the operation before its deadline";
                 return Err(Error::new(ErrorKind::Timeout, message));
             }
             std::thread::sleep(Duration::from_micros(100));

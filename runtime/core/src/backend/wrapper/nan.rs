@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use num_complex::Complex;
 use rcomm_recorder::model::DType;
 
-/// The position of the first NaN: the number of the input (within its operation, for a coalesced block) and of
-/// the element. `None` if there is none or the check failed. `backend` looks for it in memory of a device.
+/// The position of the first NaN: the number of the input (within its operation, for a coalesced block) and of the
+/// element. `None` if there is none or the check failed. `backend` searches memory of a device.
 pub(super) fn find(op: &Op<'_>, backend: &dyn Backend) -> Option<(u32, u64)> {
     if let Op::Coalesced(ops) = op {
         return ops.iter().find_map(|op| find(op, backend));
@@ -50,18 +50,18 @@ mod tests {
 
     #[test]
     fn the_first_nan_is_found_in_every_floating_type() {
-        fn place<T: Element>(nan: T) -> Option<usize> {
+        fn first<T: Element>(nan: T) -> Option<usize> {
             first_nan(&Buffer::from_vec(vec![T::default(), nan, nan]))
         }
-        assert_eq!(place(f32::NAN), Some(1));
-        assert_eq!(place(f64::NAN), Some(1));
-        assert_eq!(place(f16::NAN), Some(1));
-        assert_eq!(place(bf16::NAN), Some(1));
-        assert_eq!(place(F8E4M3::from_f32(f32::NAN)), Some(1));
-        assert_eq!(place(F8E5M2::from_f32(f32::NAN)), Some(1));
-        assert_eq!(place(Complex::new(0.0, f32::NAN)), Some(1));
-        assert_eq!(place(Complex::new(f64::NAN, 0.0)), Some(1));
-        assert_eq!(place(f32::INFINITY), None);
-        assert_eq!(place(i32::MIN), None);
+        assert_eq!(first(f32::NAN), Some(1));
+        assert_eq!(first(f64::NAN), Some(1));
+        assert_eq!(first(f16::NAN), Some(1));
+        assert_eq!(first(bf16::NAN), Some(1));
+        assert_eq!(first(F8E4M3::from_f32(f32::NAN)), Some(1));
+        assert_eq!(first(F8E5M2::from_f32(f32::NAN)), Some(1));
+        assert_eq!(first(Complex::new(0.0, f32::NAN)), Some(1));
+        assert_eq!(first(Complex::new(f64::NAN, 0.0)), Some(1));
+        assert_eq!(first(f32::INFINITY), None);
+        assert_eq!(first(i32::MIN), None);
     }
 }

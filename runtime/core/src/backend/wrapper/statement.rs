@@ -1,12 +1,11 @@
-//! A rank's statement: its description of a collective before that runs, and the comparison of all ranks'
-//! statements.
+//! A rank's statement, which describes a collective before it runs, and the comparison of all ranks' statements.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
 use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::error::{Error, ErrorKind, Result};
-use rcomm_recorder::model::{Layout, Parts, Pattern, Rank};
+use rcomm_recorder::model::{Layout, Parts, Pattern, Rank, text};
 use sha2::{Digest, Sha256};
 
 /// Bytes of a statement on the wire.
@@ -17,7 +16,7 @@ const HEAD: usize = 24;
 const SITE_LEN: usize = 128;
 const SITE: usize = STATEMENT_LEN - SITE_LEN;
 /// The most ranks that an error names; it counts the rest.
-const MAX_NAMED: usize = 8;
+pub(super) const MAX_NAMED: usize = 8;
 /// The number of the NaN's input that stands for "no NaN".
 const NONE: u32 = u32::MAX;
 
@@ -67,18 +66,18 @@ impl Statement {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| -> Option<u32> {
+        let u32_at = |at: usize| -> Option<u32> {
             Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
         };
-        let long = |at: usize| Some(u64::from(word(at)?) | u64::from(word(at + 4)?) << 32);
-        let len = word(20)? as usize;
+        let u64_at = |at: usize| Some(u64::from(u32_at(at)?) | u64::from(u32_at(at + 4)?) << 32);
+        let len = u32_at(20)? as usize;
         let text = bytes.get(HEAD..HEAD.checked_add(len)?)?;
-        let input = word(16)?;
+        let input = u32_at(16)?;
         let site = bytes.get(SITE..STATEMENT_LEN)?;
         let site = site.get(1..1 + usize::from(site[0]))?;
         Some(Self {
-            hash: long(0)?,
-            nan: (input != NONE).then_some((input, long(8)?)),
+            hash: u64_at(0)?,
+            nan: (input != NONE).then_some((input, u64_at(8)?)),
             text: String::from_utf8_lossy(text).into_owned(),
             site: String::from_utf8_lossy(site).into_owned(),
         })
@@ -156,7 +155,7 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> 
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
         if with_nan.is_none() {
-            with_nan = statement.nan.map(|place| (rank, place));
+            with_nan = statement.nan.map(|position| (rank, position));
         }
         sites.push(statement.site.clone());
         match sets
@@ -174,7 +173,7 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> 
         (Some((rank, (input, element))), Some((statement, _))) => Err(Error::new(
             ErrorKind::NotANumber,
             format!(
-                "rank {rank} put in a NaN: element {element} of input {input} of {}",
+                "rank {rank} passed a NaN: element {element} of input {input} of {}",
                 statement.text
             ),
         )
@@ -204,7 +203,13 @@ fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
     let others: Vec<String> = sets
         .iter()
         .take(MAX_NAMED)
-        .map(|(statement, ranks)| format!("{} issued {}", list(ranks), shown(statement)))
+        .map(|(statement, ranks)| {
+            format!(
+                "{} issued {}",
+                text::ranks(ranks, MAX_NAMED),
+                shown(statement)
+            )
+        })
         .collect();
     let more = match more {
         0 => String::new(),
@@ -215,22 +220,13 @@ fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
         format!(
             "the ranks disagree: {}{more}, but {} issued {}",
             others.join(", "),
-            list(&majority),
+            text::ranks(&majority, MAX_NAMED),
             shown(&usual)
         ),
     );
     match culprit {
         Some(rank) => error.with_rank(rank),
         None => error,
-    }
-}
-
-pub(super) fn list(ranks: &[Rank]) -> String {
-    let named: Vec<String> = ranks.iter().take(MAX_NAMED).map(Rank::to_string).collect();
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    match ranks.len().saturating_sub(MAX_NAMED) {
-        0 => format!("{noun} {}", named.join(", ")),
-        more => format!("{noun} {} and {more} more", named.join(", ")),
     }
 }
 
@@ -271,14 +267,14 @@ mod tests {
     }
 
     #[test]
-    fn a_call_site_is_named_and_need_not_agree() {
+    fn a_call_site_is_named_and_may_differ_between_ranks() {
         let at = |mut statement: Statement, site: &str| {
             statement.site = site.to_owned();
             statement
         };
         let usual = || sum(4, ReduceOp::Sum);
-        let long = format!("{}/train.py:88", "x".repeat(300));
-        let sites = compared(&[at(usual(), "a.py:1"), at(usual(), &long), usual()]).unwrap();
+        let long_site = format!("{}/train.py:88", "x".repeat(300));
+        let sites = compared(&[at(usual(), "a.py:1"), at(usual(), &long_site), usual()]).unwrap();
         assert_eq!((sites[0].as_str(), sites[2].as_str()), ("a.py:1", ""));
         assert!(sites[1].ends_with("x/train.py:88") && sites[1].len() < SITE_LEN);
         let error = compared(&[at(sum(3, ReduceOp::Sum), "a.py:1"), usual(), usual()]).unwrap_err();
@@ -290,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_that_differs_at_its_end_differs() {
+    fn statements_that_differ_beyond_the_text_that_is_sent_are_found() {
         let block = |last: usize| {
             let mut lens = vec![1; 400];
             lens.push(last);
@@ -311,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operation_is_described_by_what_all_members_agree_on() {
+    fn each_operation_is_described_by_what_must_agree_on_all_members() {
         let one = |len: usize| Buffer::from_vec(vec![0f32; len]);
         let list = |lens: &[usize]| lens.iter().map(|&len| one(len)).collect::<Vec<_>>();
         let (op, root) = (ReduceOp::Sum.into(), 1);
@@ -447,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_may_differ_do_not_count() {
+    fn sizes_that_may_differ_are_not_compared() {
         let gather = |len: usize| {
             let input = Buffer::from_vec(vec![0i64; len]);
             let (outputs, root) = (Vec::new(), 0);

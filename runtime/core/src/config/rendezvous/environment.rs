@@ -39,7 +39,7 @@ fn largest<T>() -> u64 {
 }
 
 /// The names of one launcher's variables.
-struct Dialect {
+struct VariableNames {
     launcher: Launcher,
     rank: &'static str,
     world_size: &'static [&'static str],
@@ -48,8 +48,8 @@ struct Dialect {
     attempt: &'static str,
 }
 
-const DIALECTS: [Dialect; 4] = [
-    Dialect {
+const LAUNCHERS: [VariableNames; 4] = [
+    VariableNames {
         launcher: Launcher::Torchrun,
         rank: "RANK",
         world_size: &["WORLD_SIZE"],
@@ -57,7 +57,7 @@ const DIALECTS: [Dialect; 4] = [
         local_world_size: "LOCAL_WORLD_SIZE",
         attempt: "TORCHELASTIC_RESTART_COUNT",
     },
-    Dialect {
+    VariableNames {
         launcher: Launcher::OpenMpi,
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: &["OMPI_COMM_WORLD_SIZE"],
@@ -65,7 +65,7 @@ const DIALECTS: [Dialect; 4] = [
         local_world_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
         attempt: "",
     },
-    Dialect {
+    VariableNames {
         launcher: Launcher::Pmi,
         rank: "PMI_RANK",
         world_size: &["PMI_SIZE"],
@@ -73,7 +73,7 @@ const DIALECTS: [Dialect; 4] = [
         local_world_size: "MPI_LOCALNRANKS",
         attempt: "",
     },
-    Dialect {
+    VariableNames {
         launcher: Launcher::Slurm,
         rank: "SLURM_PROCID",
         world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
@@ -83,9 +83,9 @@ const DIALECTS: [Dialect; 4] = [
     },
 ];
 
-/// The launcher's variables for the rank and the world size; plain words for a rank that no launcher gave.
+/// The launcher's variables for the rank and the world size; a description of both if no launcher gave the rank.
 pub(super) fn names_of(launcher: Launcher) -> (&'static str, &'static str) {
-    let names = DIALECTS.iter().find(|names| names.launcher == launcher);
+    let names = LAUNCHERS.iter().find(|names| names.launcher == launcher);
     names.map_or(("the rank", "the world size"), |names| {
         (names.rank, names.world_size[0])
     })
@@ -95,10 +95,14 @@ impl Rendezvous {
     /// Reads the launcher's variables through `lookup` (`std::env::var(name).ok()`, for example).
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing or wrong, and what was expected.
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing or wrong, and
+    /// what was expected.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let env = Environment(lookup);
-        let Some(names) = DIALECTS.iter().find(|names| env.text(names.rank).is_some()) else {
+        let Some(names) = LAUNCHERS
+            .iter()
+            .find(|names| env.text(names.rank).is_some())
+        else {
             return Err(refused(
                 "no launcher set this process's rank: start it with rcomm-run, torchrun, mpirun or \
                  srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
@@ -218,8 +222,7 @@ fn first_host(list: &str) -> Option<String> {
     Some(host).filter(|host| !host.is_empty())
 }
 
-/// A port that all ranks of a job derive from its id by a hash (FNV-1a), below the range from which kernels choose
-/// ports by themselves.
+/// A port that all ranks of a job derive from its id by a hash (FNV-1a), below the usual range of ephemeral ports.
 fn port_of(job: &str) -> u16 {
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -259,9 +262,9 @@ mod tests {
 
     #[test]
     fn torchrun_sets_every_value() {
-        let place = from(&TORCHRUN).unwrap();
+        let rendezvous = from(&TORCHRUN).unwrap();
         assert_eq!(
-            place,
+            rendezvous,
             Rendezvous {
                 launcher: Launcher::Torchrun,
                 rank: 3,
@@ -275,18 +278,18 @@ mod tests {
                 uses_agent_store: true,
             }
         );
-        assert!(!place.is_single_host());
+        assert!(!rendezvous.is_single_host());
     }
 
     #[test]
-    fn job_without_a_name_is_named_after_its_meeting_place() {
+    fn a_job_without_a_name_is_named_after_the_address_of_its_store() {
         let mut pairs = TORCHRUN;
         pairs[6].1 = "none";
         assert_eq!(from(&pairs).unwrap().job, "node0-29500");
     }
 
     #[test]
-    fn open_mpi_on_one_host_needs_no_master() {
+    fn open_mpi_on_one_host_needs_no_master_addr() {
         let pairs = [
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "4"),
@@ -296,17 +299,17 @@ mod tests {
             ("SLURM_PROCID", "0"),
             ("SLURM_NTASKS", "1"),
         ];
-        let place = from(&pairs).unwrap();
-        assert_eq!(place.launcher, Launcher::OpenMpi);
-        assert_eq!((place.rank, place.world_size), (1, 4));
-        assert_eq!(place.master_addr, "127.0.0.1");
-        assert!((20_000..30_000).contains(&place.master_port));
-        assert_eq!(place.master_port, port_of("3055812609"));
-        assert!(place.is_single_host());
+        let rendezvous = from(&pairs).unwrap();
+        assert_eq!(rendezvous.launcher, Launcher::OpenMpi);
+        assert_eq!((rendezvous.rank, rendezvous.world_size), (1, 4));
+        assert_eq!(rendezvous.master_addr, "127.0.0.1");
+        assert!((20_000..30_000).contains(&rendezvous.master_port));
+        assert_eq!(rendezvous.master_port, port_of("3055812609"));
+        assert!(rendezvous.is_single_host());
     }
 
     #[test]
-    fn open_mpi_over_hosts_asks_for_the_master() {
+    fn open_mpi_on_several_hosts_needs_master_addr() {
         let pairs = [
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "4"),
@@ -320,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn pmi_asks_for_the_port() {
+    fn pmi_needs_master_port() {
         let pairs = [
             ("PMI_RANK", "0"),
             ("PMI_SIZE", "2"),
@@ -335,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn slurm_meets_on_the_first_host_of_the_step() {
+    fn slurm_defaults_to_the_first_host_of_the_step() {
         let pairs = [
             ("SLURM_PROCID", "5"),
             ("SLURM_NTASKS", "16"),
@@ -345,14 +348,14 @@ mod tests {
             ("SLURM_JOB_ID", "812"),
             ("SLURM_STEP_ID", "0"),
         ];
-        let place = from(&pairs).unwrap();
-        assert_eq!(place.master_addr, "gpu003");
-        assert_eq!(place.job, "812.0");
-        assert_eq!(place.local_rank, Some(1));
+        let rendezvous = from(&pairs).unwrap();
+        assert_eq!(rendezvous.master_addr, "gpu003");
+        assert_eq!(rendezvous.job, "812.0");
+        assert_eq!(rendezvous.local_rank, Some(1));
     }
 
     #[test]
-    fn first_host_of_node_lists() {
+    fn the_first_host_of_a_node_list_is_found_and_a_malformed_list_has_none() {
         assert_eq!(first_host("a1").as_deref(), Some("a1"));
         assert_eq!(first_host("a1,b2").as_deref(), Some("a1"));
         assert_eq!(first_host("r[1-2]n[07,9]x,z").as_deref(), Some("r1n07x"));
@@ -362,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_environment_is_named() {
+    fn a_wrong_environment_gives_an_error_that_names_the_variable() {
         assert!(message(&[]).starts_with("no launcher set this process's rank"));
         assert_eq!(
             message(&[("RANK", "0")]),

@@ -1,9 +1,9 @@
-//! This process's rank, and where it meets the others.
+//! This process's rank, and the address of the job's store.
 //!
-//! A launcher passes both in each process's environment: torchrun's variables (which `rcomm-run` sets
-//! too), those of Open MPI, of MPICH and other launchers that speak PMI, or Slurm's. [`Rendezvous`] is
-//! the answer in one form for all launchers. Nothing here reads the process's environment: the caller
-//! passes a look-up function, so that `config` stays the one place that does.
+//! A launcher passes both in each process's environment: torchrun's variables (which `rcomm-run` sets too), those
+//! of Open MPI, of MPICH and other launchers that use PMI, or Slurm's. [`Rendezvous`] holds both in one form for
+//! all launchers. This module does not read the process's environment: the caller passes a look-up function, so
+//! that only `config` does.
 //!
 //! | | torchrun | Open MPI | MPICH, PMI | Slurm |
 //! |---|---|---|---|---|
@@ -15,9 +15,9 @@
 //! | attempt | `TORCHELASTIC_RESTART_COUNT` | | | `SLURM_RESTART_COUNT` |
 //!
 //! The launchers are tried in this order, and the first that sets a rank is used: `mpirun` inside a Slurm
-//! allocation is Open MPI. `MASTER_ADDR` and `MASTER_PORT` are read under every launcher. Where they are
-//! missing: a job whose ranks are all on one host meets on `127.0.0.1`, a Slurm step on the first host of its
-//! node list, and the port is derived from the job's id (20000 to 29999).
+//! allocation is Open MPI. `MASTER_ADDR` and `MASTER_PORT` are read under every launcher. Where they are missing: a
+//! job whose ranks are all on one host uses `127.0.0.1`, a Slurm step the first host of its node list, and the port
+//! is derived from the job's id (20000 to 29999).
 
 #![forbid(unsafe_code)]
 
@@ -36,6 +36,9 @@ use std::time::{Duration, Instant};
 /// all ranks have arrived, or why the job cannot start. It is set once.
 pub(crate) const ALL_HERE: &str = "all here";
 
+/// The key below `rcomm/<attempt>` that counts the ranks that know why the job cannot start.
+pub(crate) const REFUSAL_READ: &str = "refusal read";
+
 /// The launcher that gave this process its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -44,7 +47,7 @@ pub enum Launcher {
     Torchrun,
     /// Open MPI's `mpirun`.
     OpenMpi,
-    /// MPICH's `mpiexec`, or another that speaks PMI.
+    /// MPICH's `mpiexec`, or another launcher that uses PMI.
     Pmi,
     /// Slurm's `srun`.
     Slurm,
@@ -52,7 +55,7 @@ pub enum Launcher {
     Explicit,
 }
 
-/// This process's place in the job, and where the job meets.
+/// This process's rank in the job, and the address of the job's store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendezvous {
     /// The launcher that set these values.
@@ -82,7 +85,7 @@ fn refused(message: String) -> Error {
 }
 
 impl Rendezvous {
-    /// A place that the program gives, without a local rank.
+    /// A rendezvous that the program gives, without a local rank.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] if the rank is not less than the world size, or if the port is 0.
@@ -113,7 +116,7 @@ impl Rendezvous {
         self.local_world_size == Some(self.world_size)
     }
 
-    /// Whether all ranks are known to be on one host, by the launcher or because they meet at a loopback
+    /// Whether all ranks are known to be on one host, by the launcher or because the store's address is a loopback
     /// address.
     pub fn is_on_one_host(&self) -> bool {
         let address = self.master_addr.parse::<IpAddr>();
@@ -285,6 +288,7 @@ impl Rendezvous {
                 let waited_for = format!("rcomm/{}/{ALL_HERE}", self.attempt);
                 store.compare_set(&waited_for, b"", told.as_bytes())?;
             }
+            store.add(&format!("rcomm/{}/{REFUSAL_READ}", self.attempt), 1)?;
             return Err(refused(told));
         }
         if *times > 1 {

@@ -24,17 +24,17 @@ impl ProcessGroup {
     where
         T: Serialize + DeserializeOwned,
     {
-        let place = self.place_with(root)?;
-        let bytes = if place.is(root) {
+        let membership = self.membership_with(root)?;
+        let bytes = if membership.is(root) {
             encode(object)
         } else {
             Vec::new()
         };
         let op_record = op_record(OpType::Broadcast);
         let value = self.run_recorded(&op_record, Location::caller(), |share| {
-            broadcast(share, place, bytes, root)
+            broadcast(share, membership, bytes, root)
         })?;
-        if !place.is(root) {
+        if !membership.is(root) {
             *object = decode(&value, root).map_err(|error| error.in_group(self.desc()))?;
         }
         Ok(())
@@ -47,16 +47,16 @@ impl ProcessGroup {
     where
         T: Serialize + DeserializeOwned + Send + 'static,
     {
-        let place = self.place_with(root)?;
-        let bytes = if place.is(root) {
+        let membership = self.membership_with(root)?;
+        let bytes = if membership.is(root) {
             encode(&object)
         } else {
             Vec::new()
         };
         let op_record = op_record(OpType::Broadcast);
         self.run_on_worker(&op_record, Location::caller(), move |share| {
-            let value = broadcast(share, place, bytes, root)?;
-            if place.is(root) {
+            let value = broadcast(share, membership, bytes, root)?;
+            if membership.is(root) {
                 return Ok(object);
             }
             decode(&value, root)
@@ -72,10 +72,10 @@ impl ProcessGroup {
     where
         T: Serialize + DeserializeOwned,
     {
-        let (bytes, place) = (encode(object), self.place());
+        let (bytes, membership) = (encode(object), self.membership());
         let op_record = op_record(OpType::AllGatherV);
         self.run_recorded(&op_record, Location::caller(), |share| {
-            decode_all(&all_gather(share, place, &bytes)?)
+            decode_all(&all_gather(share, membership, &bytes)?)
         })
     }
 
@@ -85,10 +85,10 @@ impl ProcessGroup {
     where
         T: Serialize + DeserializeOwned + Send + 'static,
     {
-        let (bytes, place) = (encode(object), self.place());
+        let (bytes, membership) = (encode(object), self.membership());
         let op_record = op_record(OpType::AllGatherV);
         self.run_on_worker(&op_record, Location::caller(), move |share| {
-            decode_all(&all_gather(share, place, &bytes)?)
+            decode_all(&all_gather(share, membership, &bytes)?)
         })
     }
 
@@ -101,10 +101,10 @@ impl ProcessGroup {
     where
         T: Serialize + DeserializeOwned,
     {
-        let (bytes, place) = (encode(object), self.place_with(root)?);
+        let (bytes, membership) = (encode(object), self.membership_with(root)?);
         let op_record = op_record(OpType::GatherV);
         self.run_recorded(&op_record, Location::caller(), |share| {
-            let parts = gather(share, place, &bytes, root)?;
+            let parts = gather(share, membership, &bytes, root)?;
             parts.map(|parts| decode_all(&parts)).transpose()
         })
     }
@@ -115,10 +115,10 @@ impl ProcessGroup {
     where
         T: Serialize + DeserializeOwned + Send + 'static,
     {
-        let (bytes, place) = (encode(object), self.place_with(root)?);
+        let (bytes, membership) = (encode(object), self.membership_with(root)?);
         let op_record = op_record(OpType::GatherV);
         self.run_on_worker(&op_record, Location::caller(), move |share| {
-            let parts = gather(share, place, &bytes, root)?;
+            let parts = gather(share, membership, &bytes, root)?;
             parts.map(|parts| decode_all(&parts)).transpose()
         })
     }
@@ -133,11 +133,11 @@ impl ProcessGroup {
     where
         T: Serialize + DeserializeOwned,
     {
-        let place = self.place_with(root)?;
-        let parts = parts_of(place, objects, root);
+        let membership = self.membership_with(root)?;
+        let parts = parts_of(membership, objects, root);
         let op_record = op_record(OpType::ScatterV);
         self.run_recorded(&op_record, Location::caller(), |share| {
-            decode(&scatter(share, place, &parts, root)?, root)
+            decode(&scatter(share, membership, &parts, root)?, root)
         })
     }
 
@@ -147,39 +147,39 @@ impl ProcessGroup {
     where
         T: Serialize + DeserializeOwned + Send + 'static,
     {
-        let place = self.place_with(root)?;
-        let parts = parts_of(place, objects, root);
+        let membership = self.membership_with(root)?;
+        let parts = parts_of(membership, objects, root);
         let op_record = op_record(OpType::ScatterV);
         self.run_on_worker(&op_record, Location::caller(), move |share| {
-            decode(&scatter(share, place, &parts, root)?, root)
+            decode(&scatter(share, membership, &parts, root)?, root)
         })
     }
 
-    fn place(&self) -> Place {
-        Place {
+    fn membership(&self) -> Membership {
+        Membership {
             rank: self.rank(),
             size: self.size(),
         }
     }
 
-    /// As `place`, but checks that `root` is a rank of the group.
-    fn place_with(&self, root: u32) -> Result<Place> {
+    /// As `membership`, but checks that `root` is a rank of the group.
+    fn membership_with(&self, root: u32) -> Result<Membership> {
         let buffer = Buffer::from_vec(vec![0u8]);
         Op::Broadcast { buffer, root }
             .validate(self.rank(), self.size())
             .map_err(|error| error.in_group(self.desc()))?;
-        Ok(self.place())
+        Ok(self.membership())
     }
 }
 
 /// This rank's number in its group, and the size of the group.
 #[derive(Clone, Copy)]
-struct Place {
+struct Membership {
     rank: u32,
     size: u32,
 }
 
-impl Place {
+impl Membership {
     fn is(self, rank: u32) -> bool {
         self.rank == rank
     }
@@ -198,9 +198,14 @@ fn op_record(op: OpType) -> OpRecord<'static> {
     }
 }
 
-fn broadcast(share: &mut Share, place: Place, mut bytes: Vec<u8>, root: u32) -> Result<Vec<u8>> {
+fn broadcast(
+    share: &mut Share,
+    membership: Membership,
+    mut bytes: Vec<u8>,
+    root: u32,
+) -> Result<Vec<u8>> {
     let mut len = [0];
-    if place.is(root) {
+    if membership.is(root) {
         len = [length_of(&bytes)];
     }
     let buffer = Buffer::from_mut(&mut len);
@@ -212,8 +217,8 @@ fn broadcast(share: &mut Share, place: Place, mut bytes: Vec<u8>, root: u32) -> 
     Ok(bytes)
 }
 
-fn all_gather(share: &mut Share, place: Place, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let mut parts = zeros(&exchange_lengths(share, place, bytes)?);
+fn all_gather(share: &mut Share, membership: Membership, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let mut parts = zeros(&exchange_lengths(share, membership, bytes)?);
     let outputs = parts.iter_mut().map(|part| Buffer::from_mut(part));
     share.run(&mut Op::AllGatherV {
         input: Buffer::from_slice(bytes),
@@ -224,12 +229,12 @@ fn all_gather(share: &mut Share, place: Place, bytes: &[u8]) -> Result<Vec<Vec<u
 
 fn gather(
     share: &mut Share,
-    place: Place,
+    membership: Membership,
     bytes: &[u8],
     root: u32,
 ) -> Result<Option<Vec<Vec<u8>>>> {
-    let lens = exchange_lengths(share, place, bytes)?;
-    let mut parts = if place.is(root) {
+    let lens = exchange_lengths(share, membership, bytes)?;
+    let mut parts = if membership.is(root) {
         zeros(&lens)
     } else {
         Vec::new()
@@ -240,27 +245,32 @@ fn gather(
         outputs: outputs.collect(),
         root,
     })?;
-    Ok(place.is(root).then_some(parts))
+    Ok(membership.is(root).then_some(parts))
 }
 
 /// The root's values, encoded; empty on other ranks.
-fn parts_of<T: Serialize>(place: Place, objects: &[T], root: u32) -> Vec<Vec<u8>> {
-    if place.is(root) {
+fn parts_of<T: Serialize>(membership: Membership, objects: &[T], root: u32) -> Vec<Vec<u8>> {
+    if membership.is(root) {
         objects.iter().map(encode).collect()
     } else {
         Vec::new()
     }
 }
 
-fn scatter(share: &mut Share, place: Place, parts: &[Vec<u8>], root: u32) -> Result<Vec<u8>> {
-    let mut lens = vec![NOT_SERIALIZABLE; place.size as usize];
-    if place.is(root) && parts.len() == lens.len() {
+fn scatter(
+    share: &mut Share,
+    membership: Membership,
+    parts: &[Vec<u8>],
+    root: u32,
+) -> Result<Vec<u8>> {
+    let mut lens = vec![NOT_SERIALIZABLE; membership.size as usize];
+    if membership.is(root) && parts.len() == lens.len() {
         lens = parts.iter().map(|part| length_of(part)).collect();
     }
     let buffer = Buffer::from_mut(&mut lens);
     share.run(&mut Op::Broadcast { buffer, root })?;
     check_lengths(&lens, |_| root)?;
-    let mut own = vec![0; lens[place.rank as usize] as usize];
+    let mut own = vec![0; lens[membership.rank as usize] as usize];
     let inputs = parts.iter().map(|part| Buffer::from_slice(part));
     share.run(&mut Op::ScatterV {
         inputs: inputs.collect(),
@@ -270,8 +280,8 @@ fn scatter(share: &mut Share, place: Place, parts: &[Vec<u8>], root: u32) -> Res
     Ok(own)
 }
 
-fn exchange_lengths(share: &mut Share, place: Place, bytes: &[u8]) -> Result<Vec<u64>> {
-    let mut lens = vec![0; place.size as usize];
+fn exchange_lengths(share: &mut Share, membership: Membership, bytes: &[u8]) -> Result<Vec<u64>> {
+    let mut lens = vec![0; membership.size as usize];
     share.run(&mut Op::AllGatherSingle {
         input: Buffer::from_slice(&[length_of(bytes)]),
         output: Buffer::from_mut(&mut lens),

@@ -19,7 +19,7 @@ pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<
     for (rank, &len) in (0u32..).zip(lens) {
         let owner = owner(rank);
         let message = if len == NOT_SERIALIZABLE {
-            format!("rank {owner} of the group could not write its value, or gave none")
+            format!("rank {owner} of the group could not serialize its value, or gave none")
         } else if len > MAX_OBJECT_BYTES as u64 {
             format!(
                 "the value of rank {owner} of the group has {len} bytes, more than {MAX_OBJECT_BYTES}"

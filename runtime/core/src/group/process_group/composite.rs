@@ -1,8 +1,8 @@
 //! Operations that are not a single [`Op`] of a backend: they consist of several, access a window, or go
 //! through the store. They are numbered and recorded like all others.
 //!
-//! A *lane* is one backend of a group. A *turn* is a place in the order of a lane's collectives from 1 on: the
-//! backend runs them in this order, which is the same on every rank.
+//! A *lane* is one backend of a group. A *turn* is a position, counted from 1, in the order of a lane's
+//! collectives: the backend runs them in this order, which is the same on every rank.
 //!
 //! An operation that consists of collectives reserves its turns when it is issued, so the collectives of
 //! operations that are issued later run later on every rank. It may run on the caller's thread
@@ -196,7 +196,7 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<(OpInfo, Tickets, Share)> {
         let lane = match op_record.parts {
-            // Not used: any lane will do.
+            // The lane is not used: any will do.
             Parts::None => Some(0),
             Parts::Messages | Parts::Collectives(_) => {
                 let mut lanes = self.lanes.iter();
@@ -334,11 +334,11 @@ impl ProcessGroup {
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         let made = Arc::new(Mutex::new(None));
         let pending = PendingJob::new(in_flight.clone());
-        let (place, pending_job) = (made.clone(), pending.clone());
+        let (result_slot, pending_job) = (made.clone(), pending.clone());
         group.worker().push(Box::new(move || {
             pending_job.run(|| {
                 let value = share.run_body(body)?;
-                *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+                *result_slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
                 Ok(())
             });
         }));

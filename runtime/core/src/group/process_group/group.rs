@@ -57,7 +57,7 @@ pub(crate) struct Group {
     closed: OnceLock<Error>,
     failure: Mutex<Option<GroupFailure>>,
     /// Notified once `failure` is set.
-    judged: Condvar,
+    failure_set: Condvar,
 }
 
 /// The parts that a group is made from.
@@ -96,7 +96,7 @@ impl Group {
             end_recorded: AtomicBool::new(false),
             closed: OnceLock::new(),
             failure: Mutex::new(None),
-            judged: Condvar::new(),
+            failure_set: Condvar::new(),
         });
         group.set_timeout(parts.timeout);
         let watched: Weak<dyn WatchedGroup> = Arc::<Self>::downgrade(&group);
@@ -214,7 +214,7 @@ impl Group {
         });
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         let (failure, _) = self
-            .judged
+            .failure_set
             .wait_timeout_while(failure, self.cleanup_time(), |failure| failure.is_none())
             .unwrap_or_else(PoisonError::into_inner);
         match &*failure {
@@ -232,11 +232,11 @@ impl Group {
     fn record_failure(&self, op_info: Option<&OpInfo>, error: &Error) {
         // These are not failures: the group was shut down or the world dropped, or an argument was refused
         // before anything was sent.
-        let is_none = matches!(
+        let is_no_failure = matches!(
             error.kind(),
             ErrorKind::Closed | ErrorKind::InvalidArgument | ErrorKind::Unsupported
         );
-        if is_none {
+        if is_no_failure {
             return;
         }
         let mut failure = error.failure(self.global_rank());
@@ -327,7 +327,7 @@ impl WatchedGroup for Group {
         for lane in &self.lanes {
             lane.backend.abort(&reason);
         }
-        self.judged.notify_all();
+        self.failure_set.notify_all();
         self.watch.wake();
     }
 

@@ -32,6 +32,19 @@ use std::time::Duration;
 /// anything was sent, the group is still usable. Any other error has aborted the group on this rank: pending
 /// and later operations fail with its reason.
 ///
+/// # What `Ok` means
+/// This rank's part is done: its results are there, and its memory may be used again. With the CPU backend, a collective
+/// is `Ok` only where every member has called it; if all members share memory, all agree on its outcome. Over sockets, a
+/// rank that only sends (the root of a broadcast, a rank of a reduction that is not its root) may be done when another
+/// member dies in the middle of the transfer and the rest get an error. A send is `Ok` once its memory may be used
+/// again: a small message may not have arrived by then, and may never be received.
+///
+/// A rank that calls an operation after another member has given up the group gets an error, never `Ok`: for every
+/// collective, for a send to that member, and for a receive from it, even if its message had been sent before. A member
+/// that left in order (its world was shut down, or its group dropped) has not given up: what it sent can be received.
+/// Over sockets there is one exception: a process that is stopped (by a signal, say) in the middle of an operation, and
+/// continues after the others have given up, may still find there all that it needs.
+///
 /// # Thread safety
 /// Any thread may issue operations. Collectives of one group run in the order in which they are issued, so
 /// threads that issue them must keep to one order, the same on all ranks.
@@ -72,7 +85,7 @@ impl ProcessGroup {
         self.group.group_rank
     }
 
-    /// Ranks in the group.
+    /// The number of ranks in the group.
     pub fn size(&self) -> u32 {
         self.group.size()
     }

@@ -49,7 +49,7 @@ struct IssueParams {
     start: Start,
 }
 
-/// An operation's sequence number, and its place in the order of its lane's collectives (0 for messages).
+/// An operation's sequence number, and its position in the order of its lane's collectives (0 for messages).
 struct SeqIds {
     seq: u64,
     turn: u64,
@@ -148,8 +148,8 @@ impl Group {
 
     /// Runs an operation on the caller's thread.
     ///
-    /// The values built here are passed by reference and not copied: a copy reads as a whole what was just
-    /// written in parts, which stalls the processor's store forwarding.
+    /// The values built here are passed by reference and not copied: a copy would read as a whole what was just
+    /// written in parts, which defeats the processor's store forwarding.
     pub(crate) fn run(
         &self,
         op: &mut Op<'_>,

@@ -94,7 +94,7 @@ pub(super) struct Steps<R> {
     stage: Mutex<Stage>,
     ended: Condvar,
     then: Mutex<Then<R>>,
-    made: Mutex<Option<R>>,
+    result: Mutex<Option<R>>,
     /// `None` after the end, since the observer also holds this operation: a cycle would never be freed.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
@@ -127,7 +127,7 @@ impl<R: Send + 'static> Steps<R> {
             stage: Mutex::new(Stage::Waiting(Some(first))),
             ended: Condvar::new(),
             then: Mutex::new(Box::new(then)),
-            made: Mutex::new(None),
+            result: Mutex::new(None),
             observer: Mutex::new(Some(in_flight.clone())),
         })
     }
@@ -145,7 +145,7 @@ impl<R: Send + 'static> Steps<R> {
     /// The operation's result; `None` before its end, after an error, and after the first call that returned
     /// it.
     pub(super) fn take(&self) -> Option<R> {
-        lock(&self.made).take()
+        lock(&self.result).take()
     }
 
     fn sequencer(&self) -> &StepSequencer {
@@ -212,8 +212,8 @@ impl<R: Send + 'static> Steps<R> {
         *lock(&self.stage) = Stage::UnderWay(None);
         match next {
             Ok(Next::Issue(op)) => self.issue(op),
-            Ok(Next::Done(made)) => {
-                *lock(&self.made) = Some(made);
+            Ok(Next::Done(result)) => {
+                *lock(&self.result) = Some(result);
                 self.end(Progress::Completed(Done::default()));
             }
             Err(error) => self.end(Progress::Failed(error)),

@@ -1,8 +1,8 @@
 //! The thread `rcomm/worker/<group>`: runs a group's queued jobs, one after the other.
 //!
-//! These jobs are operations that no backend can issue, since they consist of several collectives, or use a
-//! window or the store. [`steps`](super::steps) uses a second such thread. A thread starts with the first
-//! job, and is joined when the group is dropped.
+//! These jobs are operations that no backend can issue, since they consist of several collectives, or use a window
+//! or the store. [`steps`](super::steps) uses a second such thread. A thread starts with the first job, and is
+//! joined when the group is dropped, unless that thread drops it.
 
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::op::Op;
@@ -25,7 +25,7 @@ pub(super) struct Worker {
 #[derive(Default)]
 struct JobQueue {
     queue: Mutex<Queue>,
-    bell: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -70,7 +70,7 @@ impl Worker {
         queue.open += 1;
         queue.jobs.push_back(job);
         drop(queue);
-        self.job_queue.bell.notify_all();
+        self.job_queue.changed.notify_all();
     }
 
     /// Makes [`drain`](Self::drain) wait for work outside of the queue, until [`release`](Self::release).
@@ -81,17 +81,17 @@ impl Worker {
     /// Ends one [`hold`](Self::hold).
     pub(super) fn release(&self) {
         lock(&self.job_queue.queue).open -= 1;
-        self.job_queue.bell.notify_all();
+        self.job_queue.changed.notify_all();
     }
 
     /// Waits until all jobs are done, or until the deadline; returns whether they are done.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let queue = lock(&self.job_queue.queue);
-        let waited = self
-            .job_queue
-            .bell
-            .wait_timeout_while(queue, deadline.remaining(), |queue| queue.open > 0);
+        let waited =
+            self.job_queue
+                .changed
+                .wait_timeout_while(queue, deadline.remaining(), |queue| queue.open > 0);
         let (queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
         queue.open == 0
     }
@@ -102,7 +102,7 @@ impl Drop for Worker {
     /// group and ends soon.
     fn drop(&mut self) {
         lock(&self.job_queue.queue).closed = true;
-        self.job_queue.bell.notify_all();
+        self.job_queue.changed.notify_all();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
             // A panic of the thread was already reported when it happened.
@@ -116,7 +116,7 @@ impl JobQueue {
         loop {
             let queue = lock(&self.queue);
             let waited = self
-                .bell
+                .changed
                 .wait_while(queue, |queue| queue.jobs.is_empty() && !queue.closed);
             let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
             let Some(job) = queue.jobs.pop_front() else {
@@ -125,7 +125,7 @@ impl JobQueue {
             drop(queue);
             job();
             lock(&self.queue).open -= 1;
-            self.bell.notify_all();
+            self.changed.notify_all();
         }
     }
 }

@@ -380,11 +380,15 @@ impl Window {
             error.in_group(self.group.desc()).during(op)
         };
         if buffer.dtype() != self.dtype {
-            let message = format!("{} for a window of {}", buffer.dtype(), self.dtype);
+            let message = format!(
+                "elements of {} for a window of {}",
+                buffer.dtype(),
+                self.dtype
+            );
             return Err(refuse(message));
         }
         let bytes = offset.checked_mul(element_size(self.dtype));
-        bytes.ok_or_else(|| refuse(format!("offset {offset} is beyond all memory")))
+        bytes.ok_or_else(|| refuse(format!("offset {offset} overflows in bytes")))
     }
 }
 

@@ -10,7 +10,7 @@ pub(super) struct OutstandingCalls {
     ended: Condvar,
 }
 
-/// One call, which counts until this is dropped.
+/// A call that counts as not ended until this value is dropped.
 pub(super) struct OutstandingCall(Arc<OutstandingCalls>);
 
 impl OutstandingCalls {

@@ -63,10 +63,9 @@ pub struct Buffer<'a> {
     loan: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a buffer is the only party to its memory while it lives (a `&mut` loan, an owned vector),
-// or shares it read-only (`&[T]` of `T: Sync`); elements are plain numbers without thread affinity,
-// `free` only returns memory to the global allocator, and the owner of foreign memory is
-// `Send + Sync`.
+// SAFETY: only the buffer has access to its memory while it lives (a `&mut` loan, an owned vector), or shares it
+// read-only (`&[T]` of `T: Sync`); elements are plain numbers without thread affinity, `free` only returns memory
+// to the global allocator, and the owner of foreign memory is `Send + Sync`.
 unsafe impl Send for Buffer<'_> {}
 // SAFETY: through `&Buffer` the memory can only be read (`as_bytes`, `as_slice`), by any number of threads
 // at once; `owner` gives `&Arc` of something that is `Send + Sync`.
@@ -141,7 +140,7 @@ impl<'a> Buffer<'a> {
     /// The number of elements.
     #[inline]
     pub fn len(&self) -> usize {
-        // Every constructor starts from a slice length, or checks.
+        // Lossless: every constructor takes the length from a `usize`.
         self.len as usize
     }
 
@@ -221,10 +220,10 @@ impl<'a> Buffer<'a> {
     #[inline]
     pub fn as_bytes(&self) -> Result<&[u8]> {
         self.check_host()?;
-        // SAFETY: `data` is not null and valid for `size_bytes` bytes of initialized host memory (checked)
-        // as long as `self` lives: a loan outlives it, an owned vector is freed by it, and the caller of
-        // `from_raw` answers for foreign memory, whose size fits in `isize`. The bytes do not change
-        // while the slice lives: writing needs `&mut self`.
+        // SAFETY: `data` is not null and valid for `size_bytes` bytes of initialized host memory (checked) as long
+        // as `self` lives: a loan outlives it, an owned vector is freed by it, and the caller of `from_raw`
+        // guarantees it for foreign memory, whose size fits in `isize`. The bytes do not change while the slice
+        // lives: writing needs `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.size_bytes()) })
     }
 
@@ -299,9 +298,9 @@ impl<'a> Buffer<'a> {
         if !data.is_aligned() {
             return None;
         }
-        // SAFETY: `DType` and `Element` are one to one, so this is `len` values of `T`, initialised
-        // and aligned (checked: foreign memory may not be), valid values of `bool` (checked), and
-        // not written while `&self` lives.
+        // SAFETY: `DType` and `Element` are one to one, so this is `len` values of `T`, initialized and aligned
+        // (checked: foreign memory may not be), valid values of `bool` (checked), and not written while `&self`
+        // lives.
         Some(unsafe { std::slice::from_raw_parts(data.as_ptr(), self.len()) })
     }
 
@@ -405,7 +404,7 @@ impl<'a> Buffer<'a> {
         ))
     }
 
-    /// Makes every `Bool` byte 0 or 1, since a `bool` of another value is undefined behaviour.
+    /// Makes every `Bool` byte 0 or 1, since a `bool` of another value is undefined behavior.
     #[inline]
     fn normalize_bools(&mut self) {
         let rust_owns_it = matches!(self.memory, Memory::Lent | Memory::Owned { .. });

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_vector_comes_back_as_it_went() {
+fn into_vec_returns_the_vector_that_the_buffer_was_made_from() {
     let mut vec = Vec::with_capacity(10);
     vec.extend([1.0f32, 2.0, 3.0]);
     let at = vec.as_ptr();
@@ -13,7 +13,7 @@ fn a_vector_comes_back_as_it_went() {
 }
 
 #[test]
-fn a_vector_of_another_type_is_refused_and_kept() {
+fn into_vec_of_another_type_returns_the_buffer() {
     let buffer = Buffer::from_vec(vec![1i32, 2]);
     assert!(buffer.as_slice::<u32>().is_none());
     let buffer = buffer.into_vec::<f32>().unwrap_err();
@@ -24,7 +24,7 @@ fn a_vector_of_another_type_is_refused_and_kept() {
 fn a_bool_is_valid_whatever_a_backend_wrote() {
     let mut flags = [false, true];
     let mut buffer = Buffer::from_mut(&mut flags);
-    // SAFETY: the buffer is dropped, which settles its bytes, before `flags` is read.
+    // SAFETY: the buffer is dropped, which normalizes its bytes, before `flags` is read.
     unsafe { buffer.bytes_to_fill().unwrap() }.copy_from_slice(&[7, 0]);
     drop(buffer);
     assert_eq!(flags, [true, false]);
@@ -50,7 +50,7 @@ fn a_loan_of_bools_holds_bools_even_if_its_buffer_is_never_dropped() {
 }
 
 #[test]
-fn a_loan_for_reading_is_not_written() {
+fn a_buffer_over_a_shared_slice_cannot_be_written() {
     let numbers = [1u8, 2];
     let mut buffer = Buffer::from_slice(&numbers);
     assert!(buffer.as_bytes_mut().is_err());

@@ -131,10 +131,10 @@ impl<'a> Op<'a> {
                     before.end.min(next.end) - next.start
                 )));
             }
-            let places = if next.writes { 0..2 } else { 0..1 };
-            for place in &mut furthest[places] {
-                if place.is_none_or(|it| it.end < next.end) {
-                    *place = Some(next);
+            let slots = if next.writes { 0..2 } else { 0..1 };
+            for slot in &mut furthest[slots] {
+                if slot.is_none_or(|it| it.end < next.end) {
+                    *slot = Some(next);
                 }
             }
         }
@@ -415,7 +415,11 @@ fn check_holds(
 
 fn check_pairs(inputs: &[Buffer<'_>], outputs: &[Buffer<'_>]) -> Result<(), Refusal> {
     check(inputs.len() == outputs.len(), || {
-        format!("{} inputs and {} outputs", inputs.len(), outputs.len())
+        format!(
+            "{} inputs but {} outputs; their numbers must be equal",
+            inputs.len(),
+            outputs.len()
+        )
     })
 }
 

@@ -31,9 +31,9 @@ fn the_refusal_names_operation_and_argument() {
 }
 
 #[test]
-fn what_is_right_at_a_glance_is_right_in_full() {
+fn what_the_cheap_check_accepts_the_full_check_accepts() {
     let sizes = [0, 1, 2, 4];
-    let mut plain = 0;
+    let mut accepted = 0;
     for (one, other) in sizes
         .into_iter()
         .flat_map(|one| sizes.map(|other| (one, other)))
@@ -81,17 +81,17 @@ fn what_is_right_at_a_glance_is_right_in_full() {
         ];
         for op in ops {
             if op.is_plain(0, 2) {
-                plain += 1;
+                accepted += 1;
                 let in_full = op.check(0, 2).and_then(|()| op.check_overlaps(0));
                 assert!(in_full.is_ok(), "{op:?}");
             }
         }
     }
-    assert_eq!(plain, 16 + 16 + 3 + 3 + 3 + 4 + 4);
+    assert_eq!(accepted, 16 + 16 + 3 + 3 + 3 + 4 + 4);
 }
 
 #[test]
-fn parts_must_fit_the_whole() {
+fn parts_that_do_not_fill_the_output_are_refused() {
     let gather = |input, output| Op::AllGatherSingle {
         input: floats(input),
         output: floats(output),
@@ -113,7 +113,7 @@ fn an_output_that_may_only_be_read_is_refused() {
 }
 
 #[test]
-fn splits_must_add_up() {
+fn splits_that_do_not_add_up_are_refused() {
     let op = |input_splits: &[usize], output_splits: &[usize]| Op::AllToAllVSingle {
         input: floats(3),
         output: floats(4),
@@ -128,7 +128,7 @@ fn splits_must_add_up() {
 }
 
 #[test]
-fn a_message_needs_another_rank() {
+fn a_send_to_itself_or_outside_the_group_is_refused() {
     let op = |peer| Op::Send {
         buffer: floats(1),
         peer,
@@ -140,7 +140,7 @@ fn a_message_needs_another_rank() {
 }
 
 #[test]
-fn memory_that_is_written_is_used_once() {
+fn memory_that_is_written_and_used_by_another_buffer_is_refused() {
     use crate::op::buffer::{Access, Device};
     use std::ptr::NonNull;
     use std::sync::Arc;

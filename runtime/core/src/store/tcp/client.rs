@@ -26,7 +26,7 @@ const ATTEMPT: Duration = Duration::from_secs(10);
 const MIN_ATTEMPT: Duration = Duration::from_secs(1);
 /// The longest string, in bytes, to accept from a server: PyTorch's older server has no limit.
 const MAX_STRING: u64 = 1 << 30;
-/// The room for one read, in bytes, and the most that an empty inbox keeps allocated.
+/// The buffer space for one read, in bytes, and the most that an empty inbox keeps allocated.
 const READ: usize = 16 << 10;
 /// The longest reason of a refusal that is read, in bytes.
 const MAX_REASON: usize = 1024;
@@ -60,7 +60,7 @@ impl From<Errno> for Broken {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited {
-    Came,
+    Ended,
     TimedOut,
 }
 
@@ -86,7 +86,7 @@ impl Connection {
         let mut logged = false;
         let mut before = None;
         loop {
-            let had = left_until(deadline);
+            let left_before = left_until(deadline);
             let obstacle = match Self::dial_once(host, port, deadline, access) {
                 Ok(connection) => return Ok(connection),
                 Err(obstacle @ (Obstacle::Refusal(_) | Obstacle::WrongProof)) => {
@@ -96,9 +96,9 @@ impl Connection {
                     let message = format!("no store at {host} port {port}: {obstacle}");
                     return Err(Error::new(ErrorKind::Rendezvous, message));
                 }
-                // The last attempt begins shortly before the deadline: its silence is weaker evidence than the
-                // obstacle that an earlier attempt met.
-                Err(obstacle) if had < MIN_ATTEMPT && obstacle.is_silence() => {
+                // The last attempt begins shortly before the deadline: that it got no answer is weaker evidence
+                // than the obstacle of an earlier attempt.
+                Err(obstacle) if left_before < MIN_ATTEMPT && obstacle.is_silence() => {
                     before.take().unwrap_or(obstacle)
                 }
                 Err(obstacle) => obstacle,
@@ -195,18 +195,18 @@ impl Connection {
             connection.prove(secret, deadline)?;
             return Ok(connection);
         }
-        // One write: PyTorch's server closes a connection whose VALIDATE comes in pieces.
+        // One write: PyTorch's server closes a connection whose VALIDATE arrives in pieces.
         let nonce = std::process::id();
         let hello = Encoder::default()
             .op(OpCode::Validate)
             .u32(MAGIC)
             .op(OpCode::Ping)
             .u32(nonce);
-        let greeted = connection
+        let validated = connection
             .send(hello.bytes(), deadline)
             .and_then(|()| connection.read_reply(4, deadline))
             .map(|answer| answer == nonce.to_le_bytes());
-        match greeted {
+        match validated {
             Err(Broken::Refused(reason)) => Err(Obstacle::Refusal(reason)),
             Ok(true) => Ok(connection),
             Ok(false) => Err(Obstacle::Foreign(connection.first_bytes())),
@@ -279,14 +279,14 @@ impl Connection {
         Ok(&self.inbox[start..self.used])
     }
 
-    /// As [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may come instead. No
+    /// As [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may follow instead. No
     /// reply begins with the bytes of a refusal, except one of the 2^64 values of a number.
     fn read_reply(&mut self, length: usize, deadline: Instant) -> Result<&[u8], Broken> {
         let looked_at = length.min(STORE_REFUSAL.len());
         loop {
-            let come = &self.inbox[self.used..];
-            let same = come.len().min(looked_at);
-            if come[..same] != STORE_REFUSAL[..same] {
+            let received = &self.inbox[self.used..];
+            let same = received.len().min(looked_at);
+            if received[..same] != STORE_REFUSAL[..same] {
                 return self.read_bytes(length, deadline);
             }
             if same == looked_at {
@@ -348,12 +348,16 @@ impl Connection {
         }
     }
 
-    /// Reads the reply to a WAIT or BARRIER that was sent. If no reply comes by `deadline`, the wait is canceled,
+    /// Reads the reply to a WAIT or BARRIER that was sent. If no reply arrives by `deadline`, the wait is canceled,
     /// and the connection stays usable.
     pub(super) fn read_wait(&mut self, deadline: Instant) -> Result<Waited, Broken> {
         match self.read_answer(deadline) {
-            Ok(true) => return Ok(Waited::Came),
-            Ok(false) => return Err(Broken::Garbled("a cancellation unasked".to_owned())),
+            Ok(true) => return Ok(Waited::Ended),
+            Ok(false) => {
+                return Err(Broken::Garbled(
+                    "a cancellation that was not requested".to_owned(),
+                ));
+            }
             Err(Broken::Late) => {}
             Err(broken) => return Err(broken),
         }
@@ -362,9 +366,9 @@ impl Connection {
         if self.read_u8(deadline)? == WAIT_CANCELED {
             return Ok(Waited::TimedOut);
         }
-        // The keys came during the cancellation; the server still replies to the CANCEL_WAIT.
+        // The keys were set during the cancellation; the server still replies to the CANCEL_WAIT.
         self.read_u8(deadline)?;
-        Ok(Waited::Came)
+        Ok(Waited::Ended)
     }
 
     /// Reads the bytes that have arrived, or waits for some.
@@ -402,8 +406,8 @@ impl Connection {
         if self.inbox.capacity() - held < READ / 4 {
             self.inbox.reserve(READ);
         }
-        let room = rustix::buffer::spare_capacity(&mut self.inbox);
-        match recv(&self.socket, room, RecvFlags::DONTWAIT) {
+        let spare = rustix::buffer::spare_capacity(&mut self.inbox);
+        match recv(&self.socket, spare, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(Broken::Closed),
             Ok(_) => Ok(true),
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),
@@ -463,7 +467,7 @@ impl Obstacle {
         Error::new(ErrorKind::Unauthorized, message)
     }
 
-    /// Whether the only obstacle is that no answer came in time.
+    /// Whether the only obstacle is that no answer arrived in time.
     fn is_silence(&self) -> bool {
         match self {
             Obstacle::Silent => true,
@@ -483,7 +487,7 @@ impl std::fmt::Display for Obstacle {
             ),
             Obstacle::Unreachable(error) => write!(f, "it cannot be reached ({error})"),
             Obstacle::Closed => f.write_str(
-                "what listens there closes the connection without a word. Is MASTER_PORT another \
+                "what listens there closes the connection without a reply. Is MASTER_PORT another \
                  program's port?",
             ),
             Obstacle::ClosedAtProof => f.write_str(

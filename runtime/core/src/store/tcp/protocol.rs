@@ -1,11 +1,11 @@
 //! The wire protocol of PyTorch's TCPStore (as of 2.15), for both ends.
 //!
-//! A request is one opcode byte and its fields; nothing frames it, and the next one follows at once. Integers
-//! are little-endian, a string is its `u64` length and its bytes. Replies come in the order of the requests,
-//! except that the reply to a WAIT or BARRIER may come later. The protocol has no error replies: the server
-//! closes the connection of a client that breaks a rule. rcomm adds the requests HELLO and PROOF
-//! ([`StoreCaller`](rcomm_recorder::publish::StoreCaller)) and sends a client that uses them, or should have,
-//! the reason first ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
+//! A request is one opcode byte and its fields; nothing frames it, and the next one follows at once. Integers are
+//! little-endian, a string is its `u64` length and its bytes. Replies are sent in the order of the requests, except
+//! that the reply to a WAIT or BARRIER may be sent later. The protocol has no error replies: the server closes the
+//! connection of a client that breaks a rule. rcomm adds the requests HELLO and PROOF
+//! ([`StoreCaller`](rcomm_recorder::publish::StoreCaller)). A client that uses them, or that had to, first gets the
+//! reason ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
 //!
 //! [`Scanner`] finds the end of a request in bytes that arrive in any pieces, [`Request`] reads it, and
 //! [`Encoder`] writes one. None of them does I/O.
@@ -97,10 +97,10 @@ impl OpCode {
     /// The opcode with this number.
     pub(super) fn of(code: u8) -> Option<Self> {
         // PyTorch's opcodes are numbered without a gap, and come first in the table.
-        let at_its_place = OPCODES
+        let by_index = OPCODES
             .get(usize::from(code))
             .filter(|op| **op as u8 == code);
-        let found = at_its_place.or_else(|| OPCODES.iter().find(|op| **op as u8 == code));
+        let found = by_index.or_else(|| OPCODES.iter().find(|op| **op as u8 == code));
         found.copied()
     }
 
@@ -181,7 +181,7 @@ pub(super) enum Violation {
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     op: Option<OpCode>,
-    /// The field that comes next.
+    /// The index of the next field.
     field: u8,
     /// Within `Keys` or `Pairs`: how many strings are left, once the count was read.
     strings: Option<u32>,
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn opcode_is_found_by_its_number_alone() {
+    fn opcode_of_finds_exactly_the_numbers_of_the_table() {
         for code in 0..=u8::MAX {
             let expected = OPCODES.iter().find(|op| **op as u8 == code);
             assert_eq!(OpCode::of(code), expected.copied());
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_hold_when_the_length_is_read() {
+    fn a_length_above_its_limit_is_refused_as_soon_as_it_is_read() {
         let claim = |op: OpCode, number: u64| {
             let mut request = vec![op as u8];
             request.extend_from_slice(&number.to_le_bytes());
@@ -570,7 +570,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_in_any_pieces_are_cut_alike(
+        fn any_bytes_are_cut_into_the_same_requests_in_any_pieces(
             stream in prop_oneof![
                 proptest::collection::vec(any::<u8>(), 0..200),
                 // Small numbers prevail, so that more of the bytes are valid requests.
@@ -587,7 +587,7 @@ mod tests {
         }
 
         #[test]
-        fn decoder_takes_any_bytes(frame in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn decode_does_not_panic_on_any_bytes(frame in proptest::collection::vec(any::<u8>(), 0..100)) {
             let _ = Request::decode(&frame);
         }
     }

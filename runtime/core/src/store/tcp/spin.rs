@@ -4,10 +4,10 @@ use std::time::Duration;
 
 /// Decides between polling and sleeping, for one thread that waits for one peer or for many.
 ///
-/// Waking a sleeping thread costs its peer some 50 µs. So where messages come in quick succession, a thread
-/// polls for as long as a wake-up takes before it sleeps. It begins to poll only after several short sleeps
-/// in a row, and after one poll without a message it does not poll for many sleeps. So an idle thread uses no
-/// processor time for polling, and one whose messages come at intervals just above the limit uses little.
+/// Waking a sleeping thread costs its peer some 50 µs. So where messages arrive in quick succession, a thread polls
+/// for as long as a wake-up takes before it sleeps. It begins to poll only after several short sleeps in a row, and
+/// after one poll without a message it does not poll for many sleeps. So an idle thread uses no processor time for
+/// polling, and a thread whose messages arrive at intervals just above the limit uses little.
 pub(super) struct Spin {
     short_sleeps: u32,
     pause: u32,
@@ -23,7 +23,7 @@ impl Spin {
     /// After a poll without a message, this many sleeps are not counted.
     const PAUSE: u32 = 64;
 
-    /// A thread that polls only after several messages have come quickly.
+    /// A thread that polls only after several messages have arrived in quick succession.
     pub(super) fn initially_sleeping() -> Self {
         Self {
             short_sleeps: 0,
@@ -44,7 +44,7 @@ impl Spin {
         self.short_sleeps >= Self::ENOUGH
     }
 
-    /// Notes that no message came while polling.
+    /// Notes that no message arrived while polling.
     pub(super) fn poll_failed(&mut self) {
         self.short_sleeps = 0;
         self.pause = Self::PAUSE;
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn polling_in_vain_is_not_repeated_soon() {
+    fn after_a_poll_without_a_message_polling_pauses() {
         let mut spin = Spin::initially_sleeping();
         assert!(!spin.should_poll());
         let short = Duration::from_micros(60);

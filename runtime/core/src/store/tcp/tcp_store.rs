@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 
 /// The key of PyTorch's counter of clients; it has no prefix.
 const WORKERS: &[u8] = b"init/";
-/// Idle connections kept; more are open while more threads call at once.
+/// The most idle connections that are kept; more are open while more threads call at the same time.
 const IDLE: usize = 8;
 
 /// A [`Store`] at a server of rcomm or of PyTorch.
 ///
-/// Each call uses a separate connection, so a call that waits does not hold up other threads; connections
-/// are kept for later calls. A `get` of a key that is there is one round trip. A `set` returns when the
-/// server has the value, which makes it visible to every later call of any client.
+/// Each call uses a separate connection, so a call that waits does not delay other threads; connections are kept
+/// for later calls. A `get` of a key that is there is one round trip. A `set` returns when the server has the
+/// value, which makes it visible to every later call of any client.
 ///
 /// A call that does not wait for other ranks fails with [`ErrorKind::Timeout`] when the server has not
 /// answered within the store's own time-out. A call that waits fails at its own time-out, or 2 s later if the
@@ -45,9 +45,8 @@ impl TcpStore {
     /// `timeout` is for the connection, and for every later call that does not wait for other ranks.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] if nothing listens there within `timeout`, or something that is not a
-    /// store does. The latter fails at once where it answers. [`ErrorKind::Unauthorized`] at once if the store
-    /// asks for a secret.
+    /// [`ErrorKind::Rendezvous`] if no store is there within `timeout`; at once if something answers that is not a
+    /// store. [`ErrorKind::Unauthorized`] at once if the store requires a secret.
     ///
     /// # Blocking
     /// Up to `timeout`; the system's look-up of a host name may take longer.
@@ -58,7 +57,7 @@ impl TcpStore {
     /// As [`connect`](Self::connect), with a proof of the secret if `access` has one.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect). [`ErrorKind::Unauthorized`] if the store knows another secret, or none.
+    /// As [`connect`](Self::connect). [`ErrorKind::Unauthorized`] if the store has another secret, or none.
     pub fn connect_with(
         host: impl Into<String>,
         port: u16,
@@ -122,6 +121,12 @@ impl TcpStore {
             closes_on_missing: AtomicBool::new(false),
             server,
         })
+    }
+
+    /// Takes the server out of the store, so that the caller decides when it stops; `None` if another process serves
+    /// this store, or its server was taken before.
+    pub(crate) fn take_server(&mut self) -> Option<TcpStoreServer> {
+        self.server.take()
     }
 
     /// The port of the server.
@@ -207,7 +212,7 @@ impl TcpStore {
                 ErrorKind::Timeout,
                 format!(
                     "the store at {host} port {port} did not answer {what}: its process or the \
-                     network to it has stopped"
+                     network to it may have stopped"
                 ),
             ),
             Broken::Closed => store(format!(
@@ -281,7 +286,7 @@ impl TcpStore {
         let wait_and_ask = |connection: &mut Connection| {
             Ok(match connection.read_wait(until)? {
                 Waited::TimedOut => None,
-                Waited::Came => {
+                Waited::Ended => {
                     let deadline = after(GRACE);
                     connection.send(ask.bytes(), deadline)?;
                     Some(read(connection, deadline)?)
@@ -308,7 +313,9 @@ impl TcpStore {
                 // The wait has ended as well: its reply follows.
                 match connection.read_answer(deadline)? {
                     true => Ok(Some(values)),
-                    false => Err(Broken::Garbled("a cancellation unasked".to_owned())),
+                    false => Err(Broken::Garbled(
+                        "a cancellation that was not requested".to_owned(),
+                    )),
                 }
             })?;
             match answered {
@@ -334,7 +341,7 @@ impl TcpStore {
                 if keys.len() <= ASKED {
                     missing.retain(|key| !matches!(self.check(&[key]), Ok(true)));
                 }
-                // They may all have come just now, but after the deadline.
+                // All keys may have been set since the deadline.
                 if missing.is_empty() {
                     missing = keys.to_vec();
                 }
@@ -417,7 +424,7 @@ impl Store for TcpStore {
         let names = names_of(keys)?;
         let request = Encoder::default().op(OpCode::Wait).strings(&names);
         let waited = self.ask("wait", request, |connection, _| connection.read_wait(until))?;
-        self.or_missing((waited == Waited::Came).then_some(()), keys, timeout)
+        self.or_missing((waited == Waited::Ended).then_some(()), keys, timeout)
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
@@ -524,7 +531,7 @@ impl Store for TcpStore {
             .i64(i64::from(world_size));
         let what = format!("barrier {key:?}");
         match self.ask(&what, request, |connection, _| connection.read_wait(until))? {
-            Waited::Came => Ok(()),
+            Waited::Ended => Ok(()),
             Waited::TimedOut => {
                 let arrived = self.add(key, 0).ok();
                 Err(barrier_timed_out(key, arrived, world_size, timeout))

@@ -19,6 +19,9 @@ pub(crate) struct Incident {
     pub(super) finding: String,
     /// Members whose processes are known to have ended: their status is not waited for.
     gone: Vec<Rank>,
+    /// The ranks for which this rank waited until its time-out.
+    waited_for: Vec<Rank>,
+    timeout: Duration,
     progress: Mutex<IncidentProgress>,
     changed: Condvar,
 }
@@ -43,17 +46,18 @@ impl Incident {
         finding: &str,
         error: &Error,
     ) -> Arc<Self> {
-        let lost = error.kind() == ErrorKind::PeerLost;
+        let named_by = |kind| match error.kind() == kind {
+            true => error.ranks().to_vec(),
+            false => Vec::new(),
+        };
         Arc::new(Self {
             info: info.clone(),
             wire_id,
             cause: error.to_string(),
             finding: finding.to_owned(),
-            gone: if lost {
-                error.ranks().to_vec()
-            } else {
-                Vec::new()
-            },
+            gone: named_by(ErrorKind::PeerLost),
+            waited_for: named_by(ErrorKind::Timeout),
+            timeout: op_info.timeout,
             seq: op_info.seq,
             is_p2p: op_info.is_p2p,
             progress: Mutex::default(),
@@ -78,6 +82,8 @@ impl Incident {
             cause: cause.to_owned(),
             finding: cause.to_owned(),
             gone: Vec::new(),
+            waited_for: Vec::new(),
+            timeout: Duration::ZERO,
             progress: Mutex::default(),
             changed: Condvar::new(),
         })
@@ -91,6 +97,8 @@ impl Incident {
             seq: self.seq,
             is_p2p: self.is_p2p,
             gone: &self.gone,
+            waited_for: &self.waited_for,
+            timeout: self.timeout,
         }
     }
 

@@ -29,14 +29,24 @@ pub(crate) fn broadcast(
     mpsc::Receiver<(String, bool)>,
     ResponderThread,
 ) {
+    let (sender, dumped) = mpsc::channel();
+    let writer = Box::new(Send(sender, store.clone()));
+    let (broadcast, thread) = broadcast_to(writer, rank, store, interval);
+    (broadcast, dumped, thread)
+}
+
+fn broadcast_to(
+    writer: Box<dyn DumpWriter>,
+    rank: u32,
+    store: &Arc<impl Store + 'static>,
+    interval: Duration,
+) -> (Arc<FailureBroadcast>, ResponderThread) {
     let config = RecorderConfig {
         placement: Placement::Memory,
         entries: 16,
         ..RecorderConfig::new("job", rank, 16)
     };
     let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
-    let (sender, dumped) = mpsc::channel();
-    let writer = Box::new(Send(sender, store.clone()));
     let broadcast = FailureBroadcast::new(FailureBroadcastParts {
         rank,
         attempt: 0,
@@ -51,17 +61,53 @@ pub(crate) fn broadcast(
     });
     let broadcast = broadcast.unwrap();
     let thread = ResponderThread::start(broadcast.clone(), Vec::new()).unwrap();
-    (broadcast, dumped, thread)
+    (broadcast, thread)
+}
+
+/// A dump writer that begins when it is allowed to, and then takes 200 ms.
+struct SlowDisk {
+    go: Mutex<mpsc::Receiver<()>>,
+    written: Arc<AtomicBool>,
+}
+
+impl DumpWriter for SlowDisk {
+    fn write(&self, _: &Dump) -> Result<String> {
+        let _ = self.go.lock().unwrap().recv();
+        std::thread::sleep(Duration::from_millis(200));
+        self.written.store(true, Ordering::Release);
+        Ok("a slow disk".to_owned())
+    }
+}
+
+#[test]
+fn a_world_that_ends_waits_for_its_dump() {
+    let (go, may_go) = mpsc::channel();
+    let written = Arc::new(AtomicBool::new(false));
+    let disk = SlowDisk {
+        go: Mutex::new(may_go),
+        written: written.clone(),
+    };
+    let store = Arc::new(HashStore::new());
+    let (broadcast, mut thread) =
+        broadcast_to(Box::new(disk), 0, &store, Duration::from_secs(3_600));
+    let place = broadcast.dump_for_fault("late", Instant::now());
+    assert_eq!(place, "dump: not written yet");
+    go.send(()).unwrap();
+    thread.stop();
+    assert!(written.load(Ordering::Acquire));
 }
 
 #[test]
 fn the_same_finding_of_another_rank_is_not_repeated() {
     let cause = "rank 3: all_reduce #4 on group dp: sizes differ; 3.1 s after its issue";
     let same = "all_reduce #4 on group dp: sizes differ";
-    assert_eq!(reported_before(cause, same), "found before by rank 3");
+    assert_eq!(
+        responder::reported_before(cause, same),
+        "found before by rank 3"
+    );
     let other = "all_reduce #5 on group dp: not done after 3.0 s";
     let expected = format!("reported before by {cause}");
-    assert_eq!(reported_before(cause, other), expected);
+    assert_eq!(responder::reported_before(cause, other), expected);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! All ranks agree on a step and receive the data sent with its headers: first inside each host, then between
-//! hosts.
+//! All ranks agree on a step, and receive the data that is sent with the headers: first inside each host, then
+//! between hosts.
 //!
 //! 1. In one phase, the ranks of a host compare signatures and show each other their bytes. If signatures
 //!    differ, they show their headers in another phase.
@@ -15,10 +15,10 @@ use crate::collective::{Position, compare_lists, has_lists};
 use crate::transport::shm::{INLINE, SLOT};
 use crate::wait::{Failure, WaitPolicy};
 
-/// How many bytes each rank adds to an agreement. Except for `List`, all ranks know this beforehand.
+/// The number of bytes that each rank sends with its header. Except for `List`, all ranks know it beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contribution {
-    /// Only its header.
+    /// No bytes.
     Nothing,
     /// This many bytes from each rank.
     Each(usize),
@@ -39,8 +39,8 @@ impl Contribution {
         }
     }
 
-    /// Returns the size in a slot or line that fits any rank's bytes.
-    fn most(self) -> usize {
+    /// Returns the number of bytes in a slot or line that is enough for each rank.
+    fn max_len(self) -> usize {
         match self {
             Self::Nothing => 0,
             Self::Each(len) | Self::One(_, len) => len,
@@ -49,7 +49,7 @@ impl Contribution {
     }
 }
 
-/// The bytes that all ranks have added to the last agreement, in order of ranks.
+/// The bytes that all ranks have sent in the last agreement, in order of ranks.
 #[derive(Default)]
 pub(super) struct HostAgreement {
     bytes: Vec<u8>,
@@ -60,7 +60,7 @@ pub(super) struct HostAgreement {
 
 /// First byte of the line of a host's first rank if all ranks agree.
 const AGREED: u8 = 1;
-/// First byte of this line if they do not; then the slot of the next phase holds the reason.
+/// First byte of this line if they do not: the slot of the next phase then holds the reason.
 const REFUSED: u8 = 2;
 /// Bytes of this line before the data of all ranks, if the data fits into the line.
 const HEAD: usize = 8;
@@ -80,7 +80,7 @@ impl HostAgreement {
     pub(super) fn exchange(
         &mut self,
         via: &mut HostTransports<'_>,
-        place: Position,
+        position: Position,
         op_header: OpHeader,
         (contribution, own): (Contribution, &[u8]),
         policy: &mut WaitPolicy<'_>,
@@ -89,29 +89,31 @@ impl HostAgreement {
         self.starts.clear();
         via.host_exchange.begin(op_header.signature());
         let differing =
-            self.meet_inside(via.host_exchange, op_header, contribution, own, policy)?;
+            self.agree_inside_host(via.host_exchange, op_header, contribution, own, policy)?;
         // Ranks that disagree expect different lengths.
         let expected = if differing.is_some() {
             Contribution::Nothing
         } else {
             contribution
         };
-        let len = (0..place.size).filter_map(|rank| expected.of(rank)).sum();
-        if via.layout.place() > 0 {
-            return self.receive_agreed(via, place, expected, len, policy);
+        let len = (0..position.size)
+            .filter_map(|rank| expected.of(rank))
+            .sum();
+        if via.layout.index_on_host() > 0 {
+            return self.receive_agreed(via, position, expected, len, policy);
         }
         self.announce(via, op_header, differing, policy)?;
         let verdict = match self.compare(via, op_header)? {
-            Ok(()) => self.sort(via, place, op_header, contribution)?,
+            Ok(()) => self.order_by_rank(via, position, op_header, contribution)?,
             disagreement => disagreement,
         };
         self.show_result(via.host_exchange, &verdict, len, policy)?;
         verdict.map_err(|found| Failure::Mismatch(via.channels.global(found.rank), found.message))
     }
 
-    /// Inside the host: returns the headers of its ranks if they are not all equal, and keeps their
-    /// data otherwise.
-    fn meet_inside(
+    /// Compares the headers of this host's ranks: returns the headers if they differ, and otherwise stores the ranks'
+    /// data in `bytes`.
+    fn agree_inside_host(
         &mut self,
         host_exchange: &mut HostExchange,
         op_header: OpHeader,
@@ -119,16 +121,15 @@ impl HostAgreement {
         own: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<Vec<OpHeader>>, Failure> {
-        let most = contribution.most();
-        let is_inline = most <= INLINE;
-        // A list is sent with its header, which gives the list's length and all other fields that differ
-        // from rank to rank.
+        let max_len = contribution.max_len();
+        let is_inline = max_len <= INLINE;
+        // A list is sent with its header, which has the list's length and the other fields in which ranks may differ.
         let mut listed = op_header;
         if contribution == Contribution::List {
             if OP_HEADER_LEN + own.len() > SLOT {
                 let what = format!("{} bytes of counts, more than a slot holds", own.len());
                 return Err(Failure::Garbled(
-                    host_exchange.global(host_exchange.place()),
+                    host_exchange.global(host_exchange.index()),
                     what,
                 ));
             }
@@ -144,9 +145,13 @@ impl HostAgreement {
             self.starts.extend([0, self.bytes.len()]);
             return Ok(None);
         }
-        let (inline, used) = if is_inline { (own, 0) } else { (&[][..], most) };
+        let (inline, used) = if is_inline {
+            (own, 0)
+        } else {
+            (&[][..], max_len)
+        };
         if !is_inline {
-            host_exchange.fill(most, |slot, copier| {
+            host_exchange.fill(max_len, |slot, copier| {
                 slot[..header.len()].copy_from_slice(header);
                 copier.copy(&mut slot[header.len()..][..own.len()], own);
             });
@@ -156,22 +161,22 @@ impl HostAgreement {
                 .collect_headers(host_exchange, op_header, policy)
                 .map(Some);
         }
-        for place in 0..host_exchange.size() {
+        for index in 0..host_exchange.size() {
             self.starts.push(self.bytes.len());
             let contributed = match contribution {
                 Contribution::List => {
-                    let slot = host_exchange.slot(place);
+                    let slot = host_exchange.slot(index);
                     let op_header = slot.first_chunk().and_then(OpHeader::decode);
                     let len = op_header.map(|op_header| OP_HEADER_LEN + op_header.inline as usize);
                     len.and_then(|len| slot.get(..len)).ok_or_else(|| {
                         Failure::Garbled(
-                            host_exchange.global(place),
+                            host_exchange.global(index),
                             "a malformed op header".into(),
                         )
                     })?
                 }
-                _ if is_inline => host_exchange.line(place, most),
-                _ => host_exchange.slot(place),
+                _ if is_inline => host_exchange.line(index, max_len),
+                _ => host_exchange.slot(index),
             };
             self.bytes.extend_from_slice(contributed);
         }
@@ -179,8 +184,7 @@ impl HostAgreement {
         Ok(None)
     }
 
-    /// Handles different signatures. All ranks of the host have seen the difference, so all show their
-    /// headers now.
+    /// Handles different signatures. All ranks of the host have seen the difference, so all show their headers now.
     #[cold]
     fn collect_headers(
         &mut self,
@@ -194,20 +198,20 @@ impl HostAgreement {
             slot.copy_from_slice(&op_header.encode())
         });
         host_exchange.run_agreed_phase(&[], OP_HEADER_LEN, policy)?;
-        let op_headers = (0..host_exchange.size()).map(|place| {
+        let op_headers = (0..host_exchange.size()).map(|index| {
             let op_header = host_exchange
-                .slot(place)
+                .slot(index)
                 .first_chunk()
                 .and_then(OpHeader::decode);
             op_header.ok_or_else(|| {
-                Failure::Garbled(host_exchange.global(place), "a malformed op header".into())
+                Failure::Garbled(host_exchange.global(index), "a malformed op header".into())
             })
         });
         op_headers.collect()
     }
 
-    /// Exchanges headers between hosts. A host whose ranks agree sends one header; one whose ranks
-    /// disagree sends all of theirs.
+    /// Exchanges headers between hosts. A host whose ranks agree sends one header and its ranks' data; a host whose
+    /// ranks disagree sends the headers of all of them.
     fn announce(
         &mut self,
         via: &mut HostTransports<'_>,
@@ -225,7 +229,7 @@ impl HostAgreement {
                 ours.extend_from_slice(&self.bytes);
             }
         }
-        let said = OpHeader {
+        let host_header = OpHeader {
             inline: ours.len() as u32,
             ..op_header
         };
@@ -235,7 +239,7 @@ impl HostAgreement {
             own: via.layout.host(),
         };
         self.agreement
-            .exchange(via.channels, participants, said, &ours, policy)
+            .exchange(via.channels, participants, host_header, &ours, policy)
     }
 
     /// Compares the hosts' headers; if they differ, compares those of all ranks.
@@ -253,11 +257,11 @@ impl HostAgreement {
         let mut op_headers = vec![op_header; via.channels.size()];
         for host in 0..layout.hosts() {
             let rest = agreement.inline(host).get(1..).unwrap_or(&[]);
-            for (place, &rank) in layout.ranks_of(host).iter().enumerate() {
+            for (index, &rank) in layout.ranks_of(host).iter().enumerate() {
                 op_headers[rank] = if is_agreed(host) {
                     agreement.op_headers()[host]
                 } else {
-                    let bytes = rest.get(place * OP_HEADER_LEN..);
+                    let bytes = rest.get(index * OP_HEADER_LEN..);
                     let op_header = bytes.and_then(|bytes| bytes.first_chunk());
                     let op_header = op_header.and_then(OpHeader::decode);
                     op_header.ok_or_else(|| garbled(via, host))?
@@ -271,10 +275,10 @@ impl HostAgreement {
     }
 
     /// Puts the hosts' data in the order of ranks, and compares lists of counts.
-    fn sort(
+    fn order_by_rank(
         &mut self,
         via: &HostTransports<'_>,
-        place: Position,
+        position: Position,
         op_header: OpHeader,
         contribution: Contribution,
     ) -> Result<Result<(), Disagreement>, Failure> {
@@ -287,16 +291,16 @@ impl HostAgreement {
         self.bytes.clear();
         self.starts.clear();
         let mut op_headers = Vec::new();
-        for rank in 0..place.size {
+        for rank in 0..position.size {
             self.starts.push(self.bytes.len());
-            let (host, at) = layout.place_of(rank);
+            let (host, at) = layout.host_and_index(rank);
             let mut part = of_hosts[host][at];
             if contribution == Contribution::List {
-                let said = part.first_chunk().and_then(OpHeader::decode);
-                op_headers.push(said.ok_or_else(|| garbled(via, host))?);
+                let rank_header = part.first_chunk().and_then(OpHeader::decode);
+                op_headers.push(rank_header.ok_or_else(|| garbled(via, host))?);
                 part = &part[OP_HEADER_LEN..];
             } else if let Some(len) = contribution.of(rank) {
-                // A rank without data leaves its line's old contents here, which are skipped.
+                // The part may end with old contents of the rank's line, which are dropped.
                 part = part.get(..len).ok_or_else(|| garbled(via, host))?;
             }
             self.bytes.extend_from_slice(part);
@@ -305,12 +309,14 @@ impl HostAgreement {
         if !has_lists(op_header.op) {
             return Ok(Ok(()));
         }
-        let lists: Vec<Vec<u64>> = (0..place.size).map(|rank| counts(self.of(rank))).collect();
+        let lists: Vec<Vec<u64>> = (0..position.size)
+            .map(|rank| counts(self.of(rank)))
+            .collect();
         Ok(compare_lists(&op_headers, &lists))
     }
 
-    /// Shows the ranks of this host the data of all ranks (`len` bytes; lists are not needed any more), or
-    /// why they do not agree.
+    /// Shows the ranks of this host the data of all ranks (`len` bytes, without lists), or the reason why the ranks do
+    /// not agree.
     fn show_result(
         &mut self,
         host_exchange: &mut HostExchange,
@@ -340,12 +346,12 @@ impl HostAgreement {
         host_exchange.run_agreed_phase(&line, used, policy)
     }
 
-    /// Receives the data of all ranks (`len` bytes), or why they do not agree, from the first rank of this
+    /// Receives the data of all ranks (`len` bytes), or the reason why they do not agree, from the first rank of this
     /// host.
     fn receive_agreed(
         &mut self,
         via: &mut HostTransports<'_>,
-        place: Position,
+        position: Position,
         contribution: Contribution,
         len: usize,
         policy: &mut WaitPolicy<'_>,
@@ -365,7 +371,7 @@ impl HostAgreement {
                 self.starts.clear();
                 let mut at = 0;
                 self.starts.push(at);
-                for rank in 0..place.size {
+                for rank in 0..position.size {
                     at += contribution.of(rank).unwrap_or(0);
                     self.starts.push(at);
                 }
@@ -373,7 +379,7 @@ impl HostAgreement {
             }
             REFUSED => {
                 host_exchange.run_agreed_phase(&[], REASON, policy)?;
-                Err(match read_reason(host_exchange.slot(0), place.size) {
+                Err(match read_reason(host_exchange.slot(0), position.size) {
                     Some(found) => {
                         Failure::Mismatch(via.channels.global(found.rank), found.message)
                     }
@@ -393,7 +399,7 @@ fn garbled(via: &HostTransports<'_>, host: usize) -> Failure {
     Failure::Garbled(leader, "malformed op headers".into())
 }
 
-/// The data of each of a host's ranks; `None` if the block is malformed.
+/// Returns the data of each rank of a host; `None` if the block is malformed.
 fn parts(block: &[u8], ranks: usize) -> Option<Vec<&[u8]>> {
     let (_, rest) = block.split_first()?;
     let (lens, mut rest) = rest.split_at_checked(ranks * 4)?;
@@ -414,24 +420,24 @@ fn counts(bytes: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// Encodes a disagreement for a slot; text that does not fit into [`REASON`] bytes is cut off.
+/// Encodes a disagreement for a slot, in at most [`REASON`] bytes: longer text is cut.
 fn reason(found: &Disagreement) -> Vec<u8> {
-    let room = REASON - 8;
-    let mut end = found.message.len().min(room);
+    let max_text = REASON - 8;
+    let mut end = found.message.len().min(max_text);
     while !found.message.is_char_boundary(end) {
         end -= 1;
     }
-    let words = &found.message.as_bytes()[..end];
-    let head = [found.rank as u32, words.len() as u32];
+    let text = &found.message.as_bytes()[..end];
+    let head = [found.rank as u32, text.len() as u32];
     let head = head.iter().flat_map(|number| number.to_le_bytes());
-    head.chain(words.iter().copied()).collect()
+    head.chain(text.iter().copied()).collect()
 }
 
 fn read_reason(slot: &[u8], size: usize) -> Option<Disagreement> {
-    let (numbers, words) = slot.split_at_checked(8)?;
+    let (numbers, text) = slot.split_at_checked(8)?;
     let numbers = numbers.as_chunks::<4>().0;
     let [rank, len] = [0, 1].map(|at| u32::from_le_bytes(numbers[at]) as usize);
-    let message = String::from_utf8_lossy(words.get(..len)?).into_owned();
+    let message = String::from_utf8_lossy(text.get(..len)?).into_owned();
     (rank < size).then_some(Disagreement { rank, message })
 }
 
@@ -460,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_host_brought_is_cut_into_its_ranks_parts_or_refused() {
+    fn a_hosts_block_is_split_into_its_ranks_parts_or_refused() {
         let block = [&[1][..], &2u32.to_le_bytes(), &1u32.to_le_bytes(), b"abc"].concat();
         assert_eq!(parts(&block, 2).unwrap(), [&b"ab"[..], b"c"]);
         assert!(parts(&block[..block.len() - 1], 2).is_none());

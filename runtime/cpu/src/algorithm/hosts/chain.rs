@@ -1,15 +1,14 @@
 //! Reductions along a chain of hosts: each host receives the combined data of the hosts before it, and
 //! combines the data of its ranks with it.
 //!
-//! The data is processed in *blocks*. Every rank that has a stripe of a block forwards it in *chunks*,
-//! each as large as the slots of a phase hold. In one phase the ranks of a host show each other what each
-//! combines, and while a host combines a chunk, the host before it combines the next one. On the last host
-//! the stripe is complete. It is forwarded back to the first host chunk by chunk as it arrives, and the
-//! ranks of each host put their stripes together.
+//! The data is processed in *blocks*. Every rank that has a stripe of a block forwards it in *chunks*: the slots of
+//! one phase hold a chunk of each stripe. In one phase the ranks of a host show each other the inputs of a chunk,
+//! and while a host combines a chunk, the host before it combines the next one. On the last host the stripe is
+//! complete. It is sent back to the first host, each host forwards the bytes as they arrive, and the ranks of each
+//! host put their stripes together.
 //!
-//! Two ranks cannot wait for each other. In the phases of a block, bytes flow only from each host to the
-//! next, and the next host has room for what a host sends in a phase as soon as the next host reaches that
-//! phase. Afterwards, when results are sent back, no rank is in a phase.
+//! Two ranks cannot wait for each other. In the phases of a block, bytes flow only from each host to the next, which
+//! receives the bytes of a phase as soon as it reaches that phase. When results are sent back, no rank is in a phase.
 
 use super::HostTransports;
 use crate::channels::Transfer;
@@ -20,8 +19,8 @@ use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::{Partial, copy};
 use std::ops::Range;
 
-/// Bytes of a block: large enough to hide the latency of the chain of hosts, and small enough to stay in a
-/// last-level cache until the block is complete.
+/// Maximum size of a block in bytes: large enough to hide the latency of the chain of hosts, and small enough that the
+/// block stays in a last-level cache until it is complete.
 const BLOCK: usize = 8 << 20;
 
 /// The memory that reductions along the hosts reuse.
@@ -30,11 +29,11 @@ pub(super) struct Chain {
     before: Vec<u8>,
     after: Vec<u8>,
     wide: Vec<u8>,
-    /// Results on their way to other ranks.
+    /// Complete results, on the last host.
     results: Vec<u8>,
 }
 
-/// How a slot is divided: a part of `len` bytes for each stripe, which holds one chunk of it.
+/// The division of a slot: `len` bytes for each stripe, which hold one chunk of it.
 #[derive(Clone, Copy)]
 struct ChunkLayout {
     stripes: usize,
@@ -64,12 +63,12 @@ impl ChunkLayout {
     }
 }
 
-/// The part of `range` that is inside a part of this length.
+/// Limits `range` to the bytes of a part of this length.
 fn clip(range: &Range<usize>, len: usize) -> Range<usize> {
     range.start.min(len)..range.end.min(len)
 }
 
-/// Bytes of a block of whole elements.
+/// Size of a block in bytes: whole elements.
 fn block_len(by: Combination) -> usize {
     BLOCK / by.element() * by.element()
 }
@@ -78,15 +77,15 @@ impl Chain {
     pub(super) fn all_reduce(
         &mut self,
         via: &mut HostTransports<'_>,
-        place: Position,
+        position: Position,
         data: &mut [u8],
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let own = via.layout.place();
+        let own = via.layout.index_on_host();
         for block in data.chunks_mut(block_len(by)) {
             let stripes = stripes(via, block.len(), by);
-            self.fold_block(via, place, block, &stripes, by, policy)?;
+            self.fold_block(via, position, block, &stripes, by, policy)?;
             if let Some(mine) = stripes.get(own).cloned() {
                 if is_last(via) {
                     block[mine.clone()].copy_from_slice(&self.results);
@@ -98,26 +97,26 @@ impl Chain {
         Ok(())
     }
 
-    /// Works as all_reduce, but the last host sends the results to the root only.
+    /// Works as `all_reduce`, but the last host sends the results to the root only.
     pub(super) fn reduce(
         &mut self,
         via: &mut HostTransports<'_>,
-        place: Position,
+        position: Position,
         mut data: Data<'_>,
         by: Combination,
         root: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let own = via.layout.place();
+        let own = via.layout.index_on_host();
         let last = via.layout.hosts() - 1;
         let (len, step) = (data.bytes().len(), block_len(by));
         for start in (0..len).step_by(step) {
             let range = start..len.min(start + step);
             let stripes = stripes(via, range.len(), by);
             let block = &data.bytes()[range.clone()];
-            self.fold_block(via, place, block, &stripes, by, policy)?;
+            self.fold_block(via, position, block, &stripes, by, policy)?;
             let mut transfers = Vec::new();
-            if is_last(via) && own < stripes.len() && place.rank != root {
+            if is_last(via) && own < stripes.len() && position.rank != root {
                 transfers.push(Transfer::send(root, &self.results));
             }
             if let Data::Write(data) = &mut data {
@@ -126,7 +125,7 @@ impl Chain {
                     let (part, after) = rest.split_at_mut(range.len());
                     rest = after;
                     let from = via.layout.ranks_of(last)[stripe];
-                    if from == place.rank {
+                    if from == position.rank {
                         part.copy_from_slice(&self.results);
                     } else {
                         transfers.push(Transfer::receive(from, part));
@@ -143,7 +142,7 @@ impl Chain {
     fn fold_block(
         &mut self,
         via: &mut HostTransports<'_>,
-        place: Position,
+        position: Position,
         block: &[u8],
         stripes: &[Range<usize>],
         by: Combination,
@@ -151,7 +150,7 @@ impl Chain {
     ) -> Result<(), Failure> {
         let inputs: Vec<&[u8]> = stripes.iter().map(|range| &block[range.clone()]).collect();
         self.results.clear();
-        self.fold(via, place, &inputs, by, policy)
+        self.fold(via, position, &inputs, by, policy)
     }
 
     /// Combines one part for each stripe along the hosts. On the last host this rank's result is appended
@@ -159,12 +158,12 @@ impl Chain {
     fn fold(
         &mut self,
         via: &mut HostTransports<'_>,
-        place: Position,
+        position: Position,
         inputs: &[&[u8]],
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let own = via.layout.place();
+        let own = via.layout.index_on_host();
         let longest = inputs.iter().map(|input| input.len()).max().unwrap_or(0);
         let layout = ChunkLayout::of(inputs.len(), longest);
         for range in layout.chunks(longest) {
@@ -180,46 +179,46 @@ impl Chain {
             }
             if let Some(input) = inputs.get(own) {
                 let piece = &input[clip(&range, input.len())];
-                self.combine_chunk(via, place, piece, layout.at(own), by, policy)?;
+                self.combine_chunk(via, position, piece, layout.at(own), by, policy)?;
             }
         }
         Ok(())
     }
 
-    /// Processes one chunk of this rank's stripe: receives what the previous hosts have combined, adds the
-    /// data of this host's ranks in order, and sends the sum on or keeps the result. `own` is this rank's
-    /// input; the inputs of the others are at `at` in their slots.
+    /// Processes one chunk of this rank's stripe: receives the combined data of the previous hosts, combines the data
+    /// of this host's ranks with it in order, and sends the result to the next host, or keeps it on the last host.
+    /// `own` is this rank's input; the inputs of the others are at `at` in their slots.
     fn combine_chunk(
         &mut self,
         via: &mut HostTransports<'_>,
-        place: Position,
+        position: Position,
         own: &[u8],
         at: usize,
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (host, stripe) = (via.layout.host(), via.layout.place());
+        let (host, stripe) = (via.layout.host(), via.layout.index_on_host());
         let partial = Partial::new(by.op, by.dtype);
-        let travels = partial.len(own.len());
+        let partial_len = partial.len(own.len());
         if host > 0 {
-            self.before.resize(travels, 0);
+            self.before.resize(partial_len, 0);
             let from = via.layout.ranks_of(host - 1)[stripe];
             let mut transfers = [Transfer::receive(from, &mut self.before)];
             via.channels.drive(&mut transfers, policy)?;
         }
         let host_exchange = &*via.host_exchange;
-        let inputs = (0..host_exchange.size()).map(|place| match place == stripe {
+        let inputs = (0..host_exchange.size()).map(|index| match index == stripe {
             true => own,
-            false => &host_exchange.slot(place)[at..][..own.len()],
+            false => &host_exchange.slot(index)[at..][..own.len()],
         });
         let inputs: Vec<&[u8]> = inputs.collect();
         let before = (host > 0).then_some(&self.before[..]);
-        self.after.resize(travels, 0);
+        self.after.resize(partial_len, 0);
         partial.step(before, &inputs, &mut self.after, &mut self.wide);
         if is_last(via) {
             let start = self.results.len();
             self.results.resize(start + own.len(), 0);
-            partial.finish(&mut self.after, place.size, &mut self.results[start..]);
+            partial.finish(&mut self.after, position.size, &mut self.results[start..]);
             return Ok(());
         }
         let to = via.layout.ranks_of(host + 1)[stripe];
@@ -227,23 +226,22 @@ impl Chain {
         via.channels.drive(&mut transfers, policy)
     }
 
-    /// The part for each rank is combined by the ranks that have the same place on their hosts as that rank
-    /// (modulo the number of stripes, on hosts with more ranks than stripes). The last host sends each rank its
-    /// result.
+    /// The part for a rank is combined by the ranks with the same index on their hosts as that rank (modulo the number
+    /// of stripes, on hosts with more ranks than stripes). The last host sends each rank its result.
     pub(super) fn reduce_scatter(
         &mut self,
         via: &mut HostTransports<'_>,
-        place: Position,
+        position: Position,
         inputs: &Inputs<'_>,
         output: &mut [u8],
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (layout, own) = (via.layout, via.layout.place());
+        let (layout, own) = (via.layout, via.layout.index_on_host());
         let count = layout.fewest();
         let mut items: Vec<Vec<usize>> = vec![Vec::new(); count];
-        for rank in 0..place.size {
-            items[layout.place_of(rank).1 % count].push(rank);
+        for rank in 0..position.size {
+            items[layout.host_and_index(rank).1 % count].push(rank);
         }
         let rounds = items.iter().map(Vec::len).max().unwrap_or(0);
         let part = |stripe: usize, round: usize| {
@@ -251,18 +249,18 @@ impl Chain {
             rank.map_or(&[][..], |&rank| inputs.part(rank))
         };
         let last = layout.hosts() - 1;
-        let mine = own_round(&items, place.rank);
+        let mine = own_round(&items, position.rank);
         let mut output = Some(output);
         let mut round = 0;
         while round < rounds {
             self.results.clear();
             let first = round;
-            let mut taken = 0;
-            // As many rounds at a time as about one block of results allows.
-            while round < rounds && (round == first || taken < BLOCK) {
+            let mut folded = 0;
+            // As many rounds at a time as give about one block of results.
+            while round < rounds && (round == first || folded < BLOCK) {
                 let parts: Vec<&[u8]> = (0..count).map(|stripe| part(stripe, round)).collect();
-                self.fold(via, place, &parts, by, policy)?;
-                taken += parts.iter().map(|part| part.len()).max().unwrap_or(0);
+                self.fold(via, position, &parts, by, policy)?;
+                folded += parts.iter().map(|part| part.len()).max().unwrap_or(0);
                 round += 1;
             }
             let mut transfers = Vec::new();
@@ -271,7 +269,7 @@ impl Chain {
                 for &rank in items[own].iter().take(round).skip(first) {
                     let (part, after) = rest.split_at(inputs.part(rank).len());
                     rest = after;
-                    if rank != place.rank {
+                    if rank != position.rank {
                         transfers.push(Transfer::send(rank, part));
                     } else if let Some(output) = output.take() {
                         copy(output, part);
@@ -280,7 +278,7 @@ impl Chain {
             }
             let from = layout.ranks_of(last)[own % count];
             if (first..round).contains(&mine)
-                && from != place.rank
+                && from != position.rank
                 && let Some(output) = output.take()
             {
                 transfers.push(Transfer::receive(from, output));
@@ -311,15 +309,14 @@ fn stripes(via: &HostTransports<'_>, len: usize, by: Combination) -> Vec<Range<u
         .collect()
 }
 
-/// Sends the results of this rank's stripe from the last host to the first; each host forwards them as they
-/// arrive.
+/// Sends the results of this rank's stripe from the last host to the first. Each host forwards them as they arrive.
 fn send_back(
     via: &mut HostTransports<'_>,
     stripe: &mut [u8],
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let (layout, host, place) = (via.layout, via.layout.host(), via.layout.place());
-    let at = |host: usize| layout.ranks_of(host)[place];
+    let (layout, host, index) = (via.layout, via.layout.host(), via.layout.index_on_host());
+    let at = |host: usize| layout.ranks_of(host)[index];
     let previous = host.checked_sub(1).map(at);
     let transfer = match previous {
         Some(previous) if is_last(via) => Transfer::send(previous, stripe),
@@ -339,7 +336,7 @@ pub(super) fn put_together(
     if host_exchange.size() == 1 {
         return Ok(());
     }
-    let own = host_exchange.place();
+    let own = host_exchange.index();
     let longest = stripes.iter().map(Range::len).max().unwrap_or(0);
     for start in (0..longest).step_by(SLOT) {
         let range = start..longest.min(start + SLOT);

@@ -1,29 +1,28 @@
-//! [`HostExchange`]: the ranks of one host, which go through phases together on their exchange area.
+//! [`HostExchange`]: the phases of the ranks of one host, on their exchange area.
 
 use crate::transport::shm::ShmExchange;
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::AdaptiveCopy;
 use rcomm_recorder::model::Rank;
 
-/// The ranks of this host. A rank that is alone on its host waits for no other, and has no exchange
-/// area.
+/// The ranks of this host. A rank that is alone on its host has no exchange area, and its phases wait for no rank.
 pub(super) struct HostExchange {
     shm_exchange: Option<ShmExchange>,
     copier: AdaptiveCopy,
     /// This host's members, by their ranks in the world.
     ranks: Vec<Rank>,
-    place: usize,
-    /// The next phase's signature; all ranks of the host have the same once they have agreed.
+    index: usize,
+    /// The next phase's signature, which is the same on all ranks of the host once they have agreed.
     signature: u64,
 }
 
 impl HostExchange {
-    pub(super) fn new(shm_exchange: Option<ShmExchange>, ranks: Vec<Rank>, place: usize) -> Self {
+    pub(super) fn new(shm_exchange: Option<ShmExchange>, ranks: Vec<Rank>, index: usize) -> Self {
         Self {
             shm_exchange,
             copier: AdaptiveCopy::default(),
             ranks,
-            place,
+            index,
             signature: 0,
         }
     }
@@ -33,23 +32,22 @@ impl HostExchange {
         self.ranks.len()
     }
 
-    /// This rank's place among the group's ranks on this host.
-    pub(super) fn place(&self) -> usize {
-        self.place
+    /// This rank's index among the group's ranks on this host.
+    pub(super) fn index(&self) -> usize {
+        self.index
     }
 
-    /// The rank in the world of the rank at `place` on this host.
-    pub(super) fn global(&self, place: usize) -> Rank {
-        self.ranks[place]
+    /// The rank in the world of the rank at `index` on this host.
+    pub(super) fn global(&self, index: usize) -> Rank {
+        self.ranks[index]
     }
 
-    /// Starts an operation; `signature` and the numbers after it identify its phases.
+    /// Starts an operation; its phases have the signatures `signature`, `signature` + 1, and so on.
     pub(super) fn begin(&mut self, signature: u64) {
         self.signature = signature;
     }
 
-    /// Restarts the slots at their first place, after a phase in which ranks disagreed about the slots'
-    /// lengths.
+    /// Restarts the slots at their first position, after a phase in which ranks disagreed about the slots' lengths.
     pub(super) fn restart_slots(&mut self) {
         if let Some(shm_exchange) = &mut self.shm_exchange {
             shm_exchange.restart_slots();
@@ -76,7 +74,7 @@ impl HostExchange {
             return Ok(true);
         };
         let run = shm_exchange.run_phase(self.signature, inline, used, policy);
-        // Each phase of an operation has its own signature, so no rank can be a phase behind.
+        // Each phase of an operation has its own signature, so that a rank in another phase is detected.
         self.signature = self.signature.wrapping_add(1);
         run.map_err(|error| error.into_failure(&self.ranks))
     }
@@ -92,20 +90,20 @@ impl HostExchange {
             return Ok(());
         }
         let what = "a phase that belongs to another operation";
-        Err(Failure::Garbled(self.ranks[self.place], what.into()))
+        Err(Failure::Garbled(self.ranks[self.index], what.into()))
     }
 
-    /// The bytes that the rank at `place` shows in its slot; none on a host with one rank.
-    pub(super) fn slot(&self, place: usize) -> &[u8] {
+    /// The bytes that the rank at `index` shows in its slot; none on a host with one rank.
+    pub(super) fn slot(&self, index: usize) -> &[u8] {
         self.shm_exchange
             .as_ref()
-            .map_or(&[], |shm_exchange| shm_exchange.slot(place))
+            .map_or(&[], |shm_exchange| shm_exchange.slot(index))
     }
 
-    /// The first `len` bytes that the rank at `place` shows in its line; none on a host with one rank.
-    pub(super) fn line(&self, place: usize, len: usize) -> &[u8] {
+    /// The first `len` bytes that the rank at `index` shows in its line; none on a host with one rank.
+    pub(super) fn line(&self, index: usize, len: usize) -> &[u8] {
         self.shm_exchange
             .as_ref()
-            .map_or(&[], |shm_exchange| shm_exchange.inline(place, len))
+            .map_or(&[], |shm_exchange| shm_exchange.inline(index, len))
     }
 }

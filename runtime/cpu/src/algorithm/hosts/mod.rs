@@ -1,21 +1,21 @@
-//! Collectives of a group that has several ranks on several hosts. They use shared memory inside a host and
-//! channels between hosts, and send each byte between two hosts as few times as possible.
+//! Collectives of a group on several hosts, at least one of which has several of its ranks. They use shared memory
+//! inside a host and channels between hosts, and send each byte between two hosts as few times as possible.
 //!
-//! | pattern | between hosts | inside | bytes out of a host, h hosts, n ranks, s bytes |
+//! | pattern | between hosts | inside a host | bytes out of a host, h hosts, n ranks, s bytes |
 //! |---|---|---|---|
-//! | headers, barrier, small data ([`agree`]) | doubling, first ranks only | a phase before, one after | n × s in ⌈log2 h⌉ messages |
-//! | all_reduce, reduce, reduce_scatter ([`chain`]) | from host to host, and back | each rank a stripe | 2 s; s |
-//! | broadcast ([`spread`]) | from host to host, by stripes | whole before, stripes put together after | s |
-//! | all_gather ([`spread`]) | each host's part to each other | parts put together after | s (h-1) ranks of a host |
-//! | all_to_all, gather, scatter | as over [`ChannelEngine`], by streams in memory inside a host | | |
+//! | headers, barrier, small data ([`agree`]) | doubling, first ranks only | one phase before, one after | n × s in ⌈log2 h⌉ messages |
+//! | all_reduce, reduce, reduce_scatter ([`chain`]) | from host to host; results back | each rank combines a stripe | 2 s; s |
+//! | broadcast ([`spread`]) | from host to host, by stripes | all data before, stripes put together after | s |
+//! | all_gather ([`spread`]) | each host's parts to all others | parts put together after | s (h-1) × ranks of the host |
+//! | all_to_all, gather, scatter | as over [`ChannelEngine`] | streams in memory | |
 //!
-//! A *stripe* is the part of the data that one rank of each host sends. There are as many stripes as the host
-//! with the fewest ranks has ranks. The ranks with a stripe send between hosts at the same time, each over
-//! its own channel.
+//! A *stripe* is the part of the data that one rank of each host sends. The number of stripes is the number of ranks
+//! on the host with the fewest. The ranks with a stripe send between hosts at the same time, each over its own
+//! channel.
 //!
-//! Reductions combine in order of ranks: the sum of the first host is sent to the second, which adds its
-//! ranks' values one by one and forwards the sum. The last host has the result and sends it back. The
-//! result therefore has the same bits as with every other algorithm here, and costs no more bytes than a
+//! Reductions combine in order of ranks: the first host sends its result to the second, which combines its ranks'
+//! values with it one by one and forwards the result. The last host has the complete result and sends it back. So
+//! the result has the same bits as with every other algorithm here, and the hosts send no more bytes than in a
 //! ring. If the ranks of a host are not consecutive in the group, reductions use [`ChannelEngine`] instead.
 
 mod agree;
@@ -48,32 +48,31 @@ pub(crate) struct HostsEngine {
     store: Arc<dyn Store>,
     plan: Plan,
     hierarchy: Hierarchy,
-    /// The exchange area that holds the streams of `engine` inside this host; it must live as long as
-    /// `engine`.
+    /// The exchange area with the streams of `engine` inside this host, which must live as long as `engine`.
     _streams: Option<ShmExchange>,
 }
 
 /// Whether the ranks of every host have an exchange area.
 #[derive(Clone, Copy)]
 enum Hierarchy {
-    /// No operation has looked this up yet.
+    /// No operation has read this from the store yet.
     Unknown,
     /// Every host has an exchange area.
     Nested,
-    /// Some hosts have none, so all ranks use channels.
+    /// A host has no exchange area, so all ranks use channels.
     Flat,
 }
 
 /// The exchange areas of a group on one host.
 pub(crate) struct ShmExchanges {
-    /// For phases; none on a host with one rank.
+    /// For phases; `None` on a host with one rank.
     pub(crate) phases: Option<ShmExchange>,
     /// For the streams of the group's channels.
     pub(crate) streams: Option<ShmExchange>,
 }
 
-/// The time-out of one look in the store for the other hosts' exchange areas. Between two looks the deadline
-/// is checked.
+/// The time-out of one request to the store for the other hosts' exchange areas. Between two requests the deadline is
+/// checked.
 const STORE_TIME: Duration = Duration::from_millis(100);
 
 /// The means by which an operation reaches the other ranks.
@@ -96,7 +95,7 @@ impl HostsEngine {
         store: Arc<dyn Store>,
     ) -> Result<Self, Failure> {
         let neighbours = layout.neighbours();
-        if neighbours.len() > 1 && layout.place() == 0 {
+        if neighbours.len() > 1 && layout.index_on_host() == 0 {
             let has_shm_exchange = [b'0' + u8::from(shm_exchanges.phases.is_some())];
             let key = shm_exchange_key(layout.host());
             store.set(&key, &has_shm_exchange).map_err(Failure::Store)?;
@@ -106,7 +105,7 @@ impl HostsEngine {
             .map(|&at| engine.channels.global(at))
             .collect();
         Ok(Self {
-            host_exchange: HostExchange::new(shm_exchanges.phases, ranks, layout.place()),
+            host_exchange: HostExchange::new(shm_exchanges.phases, ranks, layout.index_on_host()),
             layout,
             agreement: HostAgreement::default(),
             chain: Chain::default(),
@@ -118,8 +117,8 @@ impl HostsEngine {
         })
     }
 
-    /// Looks up whether every host has an exchange area. The first operation does this once, so that making
-    /// a group does not wait for other hosts.
+    /// Reads from the store whether every host has an exchange area. The first operation does this, so that making a
+    /// group does not wait for other hosts.
     fn find_hierarchy(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Hierarchy, Failure> {
         let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
         let several: Vec<usize> = several.collect();
@@ -156,14 +155,14 @@ impl HostsEngine {
     pub(crate) fn run(
         &mut self,
         step: Step<'_>,
-        place: Position,
+        position: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         if matches!(self.hierarchy, Hierarchy::Unknown) {
             self.hierarchy = self.find_hierarchy(policy)?;
         }
         if matches!(self.hierarchy, Hierarchy::Flat) {
-            return self.engine.run(step, place, policy);
+            return self.engine.run(step, position, policy);
         }
         let Step {
             op_header,
@@ -178,13 +177,13 @@ impl HostsEngine {
                 | Collective::Reduce { .. }
                 | Collective::ReduceScatter { .. }
         );
-        let choice = choose(&self.plan, &collective, place, |algorithm| {
+        let choice = choose(&self.plan, &collective, position, |algorithm| {
             algorithm != Algorithm::Nested || in_order || !reduces
         });
         let is_inline_data = choice == Algorithm::Notice;
         let listed: Vec<u8>;
         let contributed = if !has_lists(op_header.op) {
-            let own = small_input(&collective, place).filter(|_| is_inline_data);
+            let own = small_input(&collective, position).filter(|_| is_inline_data);
             (
                 contribution(&collective, is_inline_data),
                 own.unwrap_or(&[]),
@@ -199,31 +198,31 @@ impl HostsEngine {
             channels: &mut self.engine.channels,
         };
         let agreement = &mut self.agreement;
-        agreement.exchange(&mut via, place, op_header, contributed, policy)?;
+        agreement.exchange(&mut via, position, op_header, contributed, policy)?;
         if is_inline_data {
             let inline = |rank| agreement.of(rank);
-            return finish_small(&mut collective, place, inline, via.channels);
+            return finish_small(&mut collective, position, inline, via.channels);
         }
         if choice != Algorithm::Nested {
-            return self.engine.run_agreed(collective, place, policy);
+            return self.engine.run_agreed(collective, position, policy);
         }
         match collective {
             Collective::AllReduce { data, by } => {
-                self.chain.all_reduce(&mut via, place, data, by, policy)
+                self.chain.all_reduce(&mut via, position, data, by, policy)
             }
             Collective::Reduce { data, by, root } => {
                 let chain = &mut self.chain;
-                chain.reduce(&mut via, place, data, by, root, policy)
+                chain.reduce(&mut via, position, data, by, root, policy)
             }
             Collective::ReduceScatter { inputs, output, by } => {
                 let chain = &mut self.chain;
-                chain.reduce_scatter(&mut via, place, &inputs, output, by, policy)
+                chain.reduce_scatter(&mut via, position, &inputs, output, by, policy)
             }
             Collective::Broadcast { data, root } => spread::broadcast(&mut via, data, root, policy),
             Collective::AllGather { input, outputs } => {
-                spread::all_gather(&mut via, place, input, outputs, policy)
+                spread::all_gather(&mut via, position, input, outputs, policy)
             }
-            other => self.engine.run_agreed(other, place, policy),
+            other => self.engine.run_agreed(other, position, policy),
         }
     }
 }
@@ -233,8 +232,7 @@ fn shm_exchange_key(host: usize) -> String {
     format!("shm_exchange/{host}")
 }
 
-/// The bytes that each rank adds to the agreement on this collective; none unless its data is sent with the
-/// header.
+/// The bytes that each rank sends with its header in the agreement on this collective.
 fn contribution(collective: &Collective<'_>, is_inline_data: bool) -> Contribution {
     match collective {
         _ if !is_inline_data => Contribution::Nothing,

@@ -10,11 +10,11 @@ use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::copy;
 use std::ops::Range;
 
-/// Bytes that are sent from host to host before the ranks of a host put them together.
+/// Maximum size in bytes of a block, which is sent from host to host before the ranks of a host put it together.
 const BLOCK: usize = 4 << 20;
 
-/// Broadcasts block by block. The ranks of the root's host get a block first. Then each of them that has a
-/// stripe sends it to the next host, which forwards it as it arrives.
+/// Broadcasts block by block. The ranks of the root's host get a block first. Then those of them that have a stripe
+/// send it to the next host, which forwards it as it arrives.
 pub(super) fn broadcast(
     via: &mut HostTransports<'_>,
     mut data: Data<'_>,
@@ -22,8 +22,8 @@ pub(super) fn broadcast(
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let (layout, hosts) = (via.layout, via.layout.hosts());
-    let (source, root_place) = layout.place_of(root);
-    let own = layout.place();
+    let (source, root_index) = layout.host_and_index(root);
+    let own = layout.index_on_host();
     let count = layout.fewest();
     let is_source = layout.host() == source;
     let at = |host: usize| layout.ranks_of(host % hosts)[own];
@@ -35,7 +35,7 @@ pub(super) fn broadcast(
             .map(|stripe| part_of(stripe, count, range.len(), 1))
             .collect();
         if is_source {
-            show(via, &mut data, &range, root_place, policy)?;
+            show(via, &mut data, &range, root_index, policy)?;
         }
         if let Some(stripe) = stripes.get(own) {
             let stripe = start + stripe.start..start + stripe.end;
@@ -56,7 +56,7 @@ pub(super) fn broadcast(
     Ok(())
 }
 
-/// The root shows the ranks of its host a block.
+/// The root shows a block to the ranks of its host.
 fn show(
     via: &mut HostTransports<'_>,
     data: &mut Data<'_>,
@@ -84,25 +84,25 @@ fn show(
     Ok(())
 }
 
-/// Every rank sends its part to one rank of each other host, the one at its place (modulo that host's
-/// number of ranks). Then the ranks of each host share what they have received.
+/// Every rank sends its part to one rank of each other host: the rank with the same index on its host (modulo that
+/// host's number of ranks). Then the ranks of each host show each other the parts that they have.
 pub(super) fn all_gather(
     via: &mut HostTransports<'_>,
-    place: Position,
+    position: Position,
     input: &[u8],
     mut outputs: Outputs<'_>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let (layout, own) = (via.layout, via.layout.place());
+    let (layout, own) = (via.layout, via.layout.index_on_host());
     let here = layout.neighbours().len();
     let mut transfers = Vec::new();
     for host in (0..layout.hosts()).filter(|&host| host != layout.host()) {
         let ranks = layout.ranks_of(host);
         transfers.push(Transfer::send(ranks[own % ranks.len()], input));
     }
-    for (rank, part) in outputs.parts(place.size).into_iter().enumerate() {
-        let (host, at) = layout.place_of(rank);
-        if rank == place.rank {
+    for (rank, part) in outputs.parts(position.size).into_iter().enumerate() {
+        let (host, at) = layout.host_and_index(rank);
+        if rank == position.rank {
             part.copy_from_slice(input);
         } else if host != layout.host() && at % here == own {
             transfers.push(Transfer::receive(rank, part));
@@ -114,10 +114,10 @@ pub(super) fn all_gather(
     if host_exchange.size() == 1 {
         return Ok(());
     }
-    // For each rank of this host: whose parts it has, in the order in which it shows them.
+    // For each rank of this host: the ranks whose parts it has, in the order in which it shows them.
     let mut items: Vec<Vec<usize>> = vec![Vec::new(); here];
-    for rank in 0..place.size {
-        items[layout.place_of(rank).1 % here].push(rank);
+    for rank in 0..position.size {
+        items[layout.host_and_index(rank).1 % here].push(rank);
     }
     let rounds = items.iter().map(Vec::len).max().unwrap_or(0);
     for round in 0..rounds {

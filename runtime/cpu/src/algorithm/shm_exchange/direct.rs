@@ -1,12 +1,13 @@
-//! Runs long operations in registered buffers, without slots, since each rank works in the others' memory.
+//! Runs long operations in registered buffers, without slots: each rank accesses the others' memory.
 //!
-//! | operation | whose buffers are needed | what a rank does |
+//! | operation | buffers that must be registered | what each rank does |
 //! |---|---|---|
-//! | all_reduce | all ranks' | combines its share of all, and writes it to all |
-//! | reduce | all ranks' | combines its share of all into the root's |
-//! | broadcast | all ranks'; else the root's | copies its share to all; else all of the root's |
-//! | all_gather, all_to_all | all ranks' inputs | copies the parts for this rank |
-//! | reduce_scatter | all ranks' inputs | combines the parts for this rank |
+//! | all_reduce | of all ranks | combines its share of all buffers, and writes the result to all |
+//! | reduce | of all ranks | combines its share of all buffers into the root's |
+//! | broadcast | of all ranks | copies its share of the root's buffer to all |
+//! | broadcast | of the root | copies all of the root's buffer to its own |
+//! | all_gather, all_to_all | the inputs of all ranks | copies the parts for this rank |
+//! | reduce_scatter | the inputs of all ranks | combines the parts for this rank |
 //!
 //! Elements are combined in order of ranks, as in all algorithms here.
 
@@ -22,11 +23,11 @@ use rcomm_core::arithmetic;
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
 use std::ops::Range;
 
-/// A rank checks after this many bytes whether it should give up.
+/// After this many bytes a rank checks whether its deadline has passed or its group was stopped.
 const PIECE: usize = 1 << 20;
 
-/// Pattern and size for the table of choices, if the operation can run in registered buffers. Both follow
-/// from what the ranks' headers agree on.
+/// Returns the pattern and the size in bytes if the operation can run in registered buffers. All ranks get the same
+/// values, since their headers agree.
 #[inline]
 pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Pattern, usize)> {
     match collective {
@@ -40,7 +41,7 @@ pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Patter
             };
             Some((Pattern::AllGather, bytes))
         }
-        // Each of the separate parts may or may not be registered.
+        // Only inputs in one buffer: the buffers of a list may or may not be registered.
         Collective::ReduceScatter {
             inputs: Inputs::Even(bytes, _),
             ..
@@ -53,7 +54,7 @@ pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Patter
     }
 }
 
-/// The sizes for which ranks check with each other whether their buffers are registered.
+/// The sizes, in bytes, for which the ranks check whether the buffers of all are registered.
 pub(super) struct DirectSizes(Vec<(Pattern, Range<usize>)>);
 
 impl DirectSizes {
@@ -63,14 +64,14 @@ impl DirectSizes {
         Self(spans.filter(|(_, span)| !span.is_empty()).collect())
     }
 
-    /// The smallest of these sizes over all operations, in bytes.
+    /// The smallest of these sizes, over all patterns.
     pub(super) fn least(&self) -> usize {
         let starts = self.0.iter().map(|(_, span)| span.start);
         starts.min().unwrap_or(usize::MAX)
     }
 
-    /// Whether ranks check this for an operation of this size.
-    pub(super) fn have(&self, pattern: Pattern, bytes: usize) -> bool {
+    /// Whether the ranks check an operation of this pattern and size.
+    pub(super) fn contains(&self, pattern: Pattern, bytes: usize) -> bool {
         let mut spans = self.0.iter();
         spans.any(|(it, span)| *it == pattern && span.contains(&bytes))
     }
@@ -90,13 +91,13 @@ impl Phases for PhaseContext<'_, '_> {
 }
 
 impl PhaseContext<'_, '_> {
-    /// Runs the collective in registered buffers and returns `None`. Returns the collective unchanged if the
-    /// ranks' buffers do not allow this.
+    /// Runs the collective in registered buffers and returns `None`; returns the collective unchanged if the ranks'
+    /// buffers are not registered as it requires.
     pub(super) fn run_direct<'a>(
         &mut self,
         collective: Collective<'a>,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let all = |len: usize, access| vec![Some(Need { len, access }); size];
         match collective {
             Collective::AllReduce { data, by } => {
@@ -265,7 +266,7 @@ impl PhaseContext<'_, '_> {
         output: &mut [u8],
         by: Combination,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let start = rank * output.len();
         for piece in pieces(0..output.len()) {
             let from = start + piece.start..start + piece.end;
@@ -284,7 +285,7 @@ impl PhaseContext<'_, '_> {
         mut access: DirectAccess<'_>,
         root: usize,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        let whole = access.share().len() * self.place.size;
+        let whole = access.share().len() * self.position.size;
         for piece in pieces(access.share()) {
             let mut shares = access.shares(piece);
             let from = shares.remove(root);
@@ -301,7 +302,7 @@ impl PhaseContext<'_, '_> {
         access: DirectAccess<'_>,
         mut outputs: Outputs<'_>,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         for peer in std::iter::once(rank).chain(self.others()) {
             let to = outputs.part_mut(peer);
             let len = to.len();
@@ -320,7 +321,7 @@ impl PhaseContext<'_, '_> {
         Ok(())
     }
 
-    /// Fails if this rank should give up.
+    /// Fails if the deadline has passed or the group was stopped.
     fn check_stop(&mut self) -> Result<(), Failure> {
         Ok(self.policy.check()?)
     }
@@ -330,15 +331,15 @@ impl PhaseContext<'_, '_> {
     }
 }
 
-/// What the ranks have agreed on.
+/// The ranks' decision.
 enum Agreed<'a> {
-    /// All ranks work in each other's memory, by the terms with this index.
+    /// The ranks access each other's memory, by the terms with this index.
     Direct(usize, DirectAccess<'a>),
     /// The ranks use slots; the data is unchanged.
     Slots(Data<'a>),
 }
 
-/// Returns the bytes of data that the terms let this rank write.
+/// Returns the bytes of data that the terms allow this rank to write.
 fn written(data: Data<'_>) -> &mut [u8] {
     match data {
         Data::Write(bytes) => bytes,

@@ -16,21 +16,21 @@ pub(crate) struct ShmEngine {
     shm_exchange: ShmExchange,
     copier: AdaptiveCopy,
     ranks: Arc<[Rank]>,
-    /// Up to this size every rank combines all inputs of an all_reduce by itself, in one phase.
+    /// The maximum size in bytes of an all_reduce in which every rank combines all inputs, in one phase.
     whole: usize,
-    /// Operations of at least this size may ask for registered buffers.
+    /// The minimum size in bytes of an operation for which the ranks may check for registered buffers.
     least_direct: usize,
     direct: Box<Direct>,
 }
 
-/// The state that a group needs to work in registered buffers.
+/// A group's state for operations in registered buffers.
 struct Direct {
     direct_sizes: DirectSizes,
     regions: MappedRegions,
 }
 
 impl ShmEngine {
-    /// Makes the engine of rank `rank` of the group, whose allocated memory is in this registry.
+    /// Makes the engine of the rank `rank` of the group. `registry` has the memory that this rank has allocated.
     pub(crate) fn new(
         shm_exchange: ShmExchange,
         rank: usize,
@@ -58,14 +58,14 @@ impl ShmEngine {
     pub(crate) fn run(
         &mut self,
         step: Step<'_>,
-        place: Position,
+        position: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let done = self.run_phases(step, place, policy);
+        let done = self.run_phases(step, position, policy);
         if let Err(failure) = &done
             && !matches!(failure, Failure::Mismatch(..))
         {
-            // After this failure the group reaches no further agreement over this exchange area.
+            // After this failure the group's ranks reach no agreement over this exchange area any more.
             self.direct.regions.unmap_all();
         }
         done
@@ -75,7 +75,7 @@ impl ShmEngine {
     fn run_phases(
         &mut self,
         step: Step<'_>,
-        place: Position,
+        position: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let op_header = &step.op_header;
@@ -83,7 +83,7 @@ impl ShmEngine {
             shm_exchange: &mut self.shm_exchange,
             copier: &mut self.copier,
             ranks: &self.ranks,
-            place,
+            position,
             op_header,
             signature: step.signature,
             whole: self.whole,
@@ -95,9 +95,9 @@ impl ShmEngine {
         } else {
             None
         };
-        let extent = extent(&step.collective, place.size);
+        let extent = extent(&step.collective, position.size);
         let is_direct = extent.is_some_and(|(pattern, bytes)| {
-            bytes >= self.least_direct && self.direct.direct_sizes.have(pattern, bytes)
+            bytes >= self.least_direct && self.direct.direct_sizes.contains(pattern, bytes)
         });
         if !is_direct {
             return context.by_shm_exchange(step.collective, longest);

@@ -46,7 +46,7 @@ impl PhaseContext<'_, '_> {
         input: &[u8],
         mut outputs: Outputs<'_>,
     ) -> Result<(), Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let longest = (0..size).map(|r| outputs.part_mut(r).len()).max();
         let longest = longest.unwrap_or(0);
         if longest <= INLINE {
@@ -82,7 +82,7 @@ impl PhaseContext<'_, '_> {
         output: &mut [u8],
         by: Combination,
     ) -> Result<(), Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let longest = (0..size).map(|r| inputs.part(r).len()).max().unwrap_or(0);
         if self.parts_fit_line(longest) {
             self.run_parts_phase(inputs, longest)?;
@@ -122,7 +122,7 @@ impl PhaseContext<'_, '_> {
         mut outputs: Outputs<'_>,
         longest: usize,
     ) -> Result<(), Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         copy_result(outputs.part_mut(rank), inputs.part(rank), longest * size);
         if self.parts_fit_line(longest) {
             self.run_parts_phase(inputs, longest)?;
@@ -155,9 +155,9 @@ impl PhaseContext<'_, '_> {
         root: usize,
         longest: usize,
     ) -> Result<(), Failure> {
-        let rank = self.place.rank;
+        let rank = self.position.rank;
         if let Some(outputs) = &mut outputs {
-            copy_result(outputs.part_mut(rank), input, longest * self.place.size);
+            copy_result(outputs.part_mut(rank), input, longest * self.position.size);
         }
         self.shm_exchange.expect(Traffic::OneWay);
         for range in chunks(longest, CHUNK) {
@@ -172,7 +172,7 @@ impl PhaseContext<'_, '_> {
                     let part = outputs.part_mut(peer);
                     let range = clip(&range, part.len());
                     let chunk = &self.shm_exchange.slot(peer)[..range.len()];
-                    copy_result(&mut part[range], chunk, longest * self.place.size);
+                    copy_result(&mut part[range], chunk, longest * self.position.size);
                 }
             }
         }
@@ -186,7 +186,7 @@ impl PhaseContext<'_, '_> {
         root: usize,
         longest: usize,
     ) -> Result<(), Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let section = section_len(size, longest);
         if let Some(inputs) = inputs {
             copy_result(output, inputs.part(rank), longest);
@@ -207,14 +207,14 @@ impl PhaseContext<'_, '_> {
         Ok(())
     }
 
-    /// Whether a line has room for a part of `longest` bytes for each other rank.
+    /// Whether a line is large enough for a part of `longest` bytes for each other rank.
     fn parts_fit_line(&self, longest: usize) -> bool {
-        longest <= INLINE / (self.place.size - 1).max(1)
+        longest <= INLINE / (self.position.size - 1).max(1)
     }
 
     /// Runs a phase in which each rank shows the parts for the others in its line.
     fn run_parts_phase(&mut self, inputs: &Inputs<'_>, longest: usize) -> Result<(), Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let mut line = [0; INLINE];
         for peer in self.others() {
             let part = inputs.part(peer);
@@ -225,7 +225,7 @@ impl PhaseContext<'_, '_> {
 
     /// The part for this rank in the line of `peer`.
     fn part_in_line(&self, peer: usize, longest: usize) -> &[u8] {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let line = self.shm_exchange.inline(peer, longest * (size - 1));
         &line[section_of(rank, peer) * longest..][..longest]
     }
@@ -233,7 +233,7 @@ impl PhaseContext<'_, '_> {
     /// Puts the chunk `range` of each part into the section of this rank's slot that its rank reads.
     fn fill_sections(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, section: usize) {
         let peers = self.others();
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let slot = self.shm_exchange.next_slot(section * (size - 1));
         for peer in peers {
             let part = inputs.part(peer);
@@ -254,8 +254,8 @@ pub(super) fn copy_result(to: &mut [u8], from: &[u8], whole: usize) {
     }
 }
 
-/// Length of a slot's sections, one for each other rank: a multiple of a cache line of 64 bytes, and at most
-/// `longest` rounded up to one.
+/// Length of a slot's sections, one for each other rank: whole cache lines of 64 bytes, and at most `longest` rounded
+/// up to whole cache lines.
 fn section_len(size: usize, longest: usize) -> usize {
     let most = (SLOT / (size - 1)).min(CHUNK) & !63;
     most.min(longest.max(1).next_multiple_of(64))
@@ -267,8 +267,7 @@ fn section_of(reader: usize, writer: usize) -> usize {
     reader - usize::from(reader > writer)
 }
 
-/// Splits `len` bytes into chunks; gives one empty chunk for 0 bytes, since the ranks run a phase in any
-/// case.
+/// Splits `len` bytes into chunks. For 0 bytes there is one empty chunk, since the ranks run a phase in any case.
 fn chunks(len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
     let count = len.div_ceil(chunk).max(1);
     (0..count).map(move |at| at * chunk..((at + 1) * chunk).min(len))

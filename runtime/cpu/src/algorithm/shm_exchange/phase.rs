@@ -8,16 +8,16 @@ use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::AdaptiveCopy;
 use rcomm_recorder::model::Rank;
 
-/// What one step needs to run the phases of its exchange area.
+/// The state with which one step runs its phases on the exchange area.
 pub(super) struct PhaseContext<'a, 'p> {
     pub(super) shm_exchange: &'a mut ShmExchange,
     pub(super) copier: &'a mut AdaptiveCopy,
     pub(super) ranks: &'a [Rank],
-    pub(super) place: Position,
+    pub(super) position: Position,
     pub(super) op_header: &'a OpHeader,
     pub(super) signature: u64,
     pub(super) whole: usize,
-    /// `None` while the ranks agree on its use.
+    /// The registered memory of the ranks; `None` while the ranks agree on access to it.
     pub(super) regions: Option<&'a mut MappedRegions>,
     pub(super) policy: &'a mut WaitPolicy<'p>,
 }
@@ -27,13 +27,13 @@ impl PhaseContext<'_, '_> {
         error.into_failure(self.ranks)
     }
 
-    /// Runs the next phase of this operation, in which slots of up to `used` bytes are shown.
+    /// Runs the next phase of this operation, in which each rank shows the first `used` bytes of its slot.
     #[inline]
     pub(super) fn run_phase(&mut self, used: usize) -> Result<(), Failure> {
         self.phase(&[], used)
     }
 
-    /// Runs the next phase, in which only these bytes are shown and no slots are used.
+    /// Runs the next phase, in which this rank shows only these bytes, in its line.
     #[inline]
     pub(super) fn run_inline_phase(&mut self, inline: &[u8]) -> Result<(), Failure> {
         self.phase(inline, 0)
@@ -46,7 +46,7 @@ impl PhaseContext<'_, '_> {
             .run_phase(self.signature, inline, used, self.policy)
         {
             Ok(true) => {
-                // Each phase of an operation has its own signature, so no rank can be a phase behind.
+                // Each phase of an operation has its own signature, so that a rank in another phase is detected.
                 self.signature = self.signature.wrapping_add(1);
                 Ok(())
             }
@@ -69,8 +69,8 @@ impl PhaseContext<'_, '_> {
         {
             return self.failure(error);
         }
-        let mut op_headers = Vec::with_capacity(self.place.size);
-        for rank in 0..self.place.size {
+        let mut op_headers = Vec::with_capacity(self.position.size);
+        for rank in 0..self.position.size {
             match self
                 .shm_exchange
                 .slot(rank)
@@ -84,7 +84,7 @@ impl PhaseContext<'_, '_> {
         match op_header::compare(&op_headers) {
             Err(found) => Failure::Mismatch(self.ranks[found.rank], found.message),
             Ok(()) => Failure::Garbled(
-                self.ranks[self.place.rank],
+                self.ranks[self.position.rank],
                 "a phase that belongs to another operation".into(),
             ),
         }
@@ -98,17 +98,17 @@ impl PhaseContext<'_, '_> {
         op_header.inline = u32::try_from(len).unwrap_or(u32::MAX);
         if OP_HEADER_LEN + len > SLOT {
             let what = format!("{} counts, more than a slot holds", lists.len());
-            return Err(Failure::Garbled(self.ranks[self.place.rank], what));
+            return Err(Failure::Garbled(self.ranks[self.position.rank], what));
         }
         let slot = self.shm_exchange.next_slot(SLOT);
         slot[..OP_HEADER_LEN].copy_from_slice(&op_header.encode());
-        for (place, count) in slot[OP_HEADER_LEN..].chunks_exact_mut(8).zip(lists) {
-            place.copy_from_slice(&count.to_le_bytes());
+        for (bytes, count) in slot[OP_HEADER_LEN..].chunks_exact_mut(8).zip(lists) {
+            bytes.copy_from_slice(&count.to_le_bytes());
         }
-        // The lists' lengths may differ, which is known only now, so this phase shows whole slots.
+        // The lists may have different lengths, which the ranks do not know yet, so this phase shows whole slots.
         self.run_phase(SLOT)?;
         let (mut op_headers, mut all) = (Vec::new(), Vec::new());
-        for rank in 0..self.place.size {
+        for rank in 0..self.position.size {
             let slot = self.shm_exchange.slot(rank);
             let op_header = slot.first_chunk().and_then(OpHeader::decode);
             let op_header =
@@ -131,7 +131,7 @@ impl PhaseContext<'_, '_> {
     }
 
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         (1..size).map(move |step| (rank + step) % size)
     }
 

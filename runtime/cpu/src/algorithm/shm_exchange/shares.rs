@@ -1,4 +1,4 @@
-//! Operations that combine: in each chunk every rank combines its share.
+//! Operations that combine: every rank combines its share of each chunk.
 
 use super::CHUNK;
 use super::phase::PhaseContext;
@@ -9,9 +9,8 @@ use crate::wait::Failure;
 use rcomm_core::arithmetic::{self, copy};
 use std::ops::Range;
 
-/// Length in bytes of the longest operation with [`Traffic::Exchange`]. A longer one has phases without
-/// shares of some ranks, so some ranks would not write where they have read: from 512 KiB on, that is a
-/// quarter slower.
+/// The maximum size in bytes of an operation with [`Traffic::Exchange`]. A longer operation has phases in which some
+/// ranks have no share, and so do not write where they have read: from 512 KiB on it would take a quarter longer.
 const EXCHANGED: usize = 256 << 10;
 
 fn traffic_of(len: usize) -> Traffic {
@@ -22,11 +21,11 @@ fn traffic_of(len: usize) -> Traffic {
     }
 }
 
-/// How an operation that combines is divided: in each chunk every rank combines one part of all inputs, its
+/// The division of an operation that combines: in each chunk every rank combines one part of all inputs, which is its
 /// share of the result.
 ///
-/// In phase c a slot holds, for each other rank, the part of chunk c that this rank combines, and after
-/// these parts the writer's share of chunk c - 1. The last phase has shares only.
+/// In phase c a slot holds, for each rank other than the writer, the part of chunk c that this rank combines, and then
+/// the writer's share of the result of chunk c - 1. The last phase has only shares of the result.
 #[derive(Clone, Copy)]
 struct Shares {
     len: usize,
@@ -39,7 +38,7 @@ impl Shares {
         self.len.div_ceil(CHUNK)
     }
 
-    /// The range of the operation's bytes that `rank` combines in this chunk.
+    /// The range of the operation's bytes that `rank` combines in a chunk.
     fn part(self, rank: usize, chunk: usize) -> Range<usize> {
         let start = (chunk * CHUNK).min(self.len);
         let len = (self.len - start).min(CHUNK);
@@ -47,18 +46,18 @@ impl Shares {
         start + part.start..start + part.end
     }
 
-    /// Bytes that a slot has for each part of this chunk: the longest part, rounded up to whole cache lines.
+    /// Bytes in a slot for each part of a chunk: the longest part, rounded up to whole cache lines.
     fn width(self, chunk: usize) -> usize {
         let parts = (0..self.size).map(|rank| self.part(rank, chunk).len());
         parts.max().unwrap_or(0).next_multiple_of(64)
     }
 
-    /// Where `reader` finds its part of this chunk in the slot of `writer`.
+    /// The offset of `reader`'s part of a chunk in the slot of `writer`.
     fn input_at(self, reader: usize, writer: usize, chunk: usize) -> usize {
         (reader - usize::from(reader > writer)) * self.width(chunk)
     }
 
-    /// Where the share of the previous chunk is in the slots of this phase.
+    /// The offset of the share of the previous chunk in the slots of a phase.
     fn share_at(self, phase: usize) -> usize {
         if phase < self.chunks() {
             (self.size - 1) * self.width(phase)
@@ -67,7 +66,7 @@ impl Shares {
         }
     }
 
-    /// Bytes of a slot that are used in this phase.
+    /// Bytes of a slot that are used in a phase.
     fn used(self, phase: usize) -> usize {
         let share = phase.checked_sub(1).map_or(0, |chunk| self.width(chunk));
         self.share_at(phase) + share
@@ -84,10 +83,10 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// Every rank shows all of its data, and combines all.
+    /// Every rank shows all of its data, and combines the data of all ranks.
     #[inline]
     fn all_reduce_whole(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let len = data.len();
         let is_inline = len <= INLINE;
         if is_inline {
@@ -112,7 +111,7 @@ impl PhaseContext<'_, '_> {
     }
 
     fn all_reduce_shares(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let len = data.len();
         let shares = Shares {
             len,
@@ -162,7 +161,7 @@ impl PhaseContext<'_, '_> {
         Ok(())
     }
 
-    /// Writes into the slot of this phase what the other ranks combine in it.
+    /// Writes this rank's inputs for the other ranks into its slot of the next phase.
     fn show_inputs(&mut self, shares: Shares, phase: usize, data: &[u8]) {
         if phase == shares.chunks() {
             return;
@@ -171,7 +170,7 @@ impl PhaseContext<'_, '_> {
         let slot = self.shm_exchange.next_slot(shares.used(phase));
         for peer in peers {
             let piece = &data[shares.part(peer, phase)];
-            let at = shares.input_at(peer, self.place.rank, phase);
+            let at = shares.input_at(peer, self.position.rank, phase);
             self.copier.copy(&mut slot[at..][..piece.len()], piece);
         }
     }
@@ -183,14 +182,14 @@ impl PhaseContext<'_, '_> {
         by: Combination,
         root: usize,
     ) -> Result<(), Failure> {
-        let Position { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.position;
         let shares = Shares {
             len: data.bytes().len(),
             size,
             element: by.element(),
         };
         self.shm_exchange.expect(traffic_of(shares.len));
-        // The ranks run a phase even if there is nothing to combine.
+        // The ranks run a phase even if there are no bytes to combine.
         for phase in 0..=shares.chunks() {
             self.show_inputs(shares, phase, data.bytes());
             self.run_phase(shares.used(phase))?;
@@ -238,8 +237,8 @@ pub(super) fn with_inputs<'a>(
         use_them(&[input(0), input(1)]);
     } else if count <= FEW {
         let mut few: [&[u8]; FEW] = [&[]; FEW];
-        for (at, place) in few[..count].iter_mut().enumerate() {
-            *place = input(at);
+        for (at, entry) in few[..count].iter_mut().enumerate() {
+            *entry = input(at);
         }
         use_them(&few[..count]);
     } else {

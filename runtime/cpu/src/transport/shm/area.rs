@@ -1,5 +1,5 @@
-//! How the area of a group is laid out in the segment: lines, slots, and, for the stream between each
-//! pair of ranks, two rings, one byte buffer for each direction.
+//! The layout of a group's area in the segment: lines, slots, and, for the stream between each pair of ranks, two
+//! rings, which are byte buffers, one for each direction.
 
 /// Bytes of a page.
 pub(super) const PAGE: usize = 4096;
@@ -15,38 +15,37 @@ pub(super) const CONTROL: usize = 512;
 /// processors fetch cache lines in pairs. Lines are described in the documentation of [`shm`](super).
 pub(super) const LINE: usize = 128;
 
-/// Bytes that a line carries besides its flag and signature.
+/// Number of data bytes in a line, besides its flag and signature.
 pub(crate) const INLINE: usize = 48;
-/// The largest slot, in bytes.
+/// The maximum size of a slot in bytes.
 pub(crate) const SLOT: usize = 192 << 10;
-/// The largest size of a *round*, the area in which a rank places its slots one after the other and then
-/// from the beginning again: more than a second-level cache of 1 MiB holds. When a slot's memory is written
-/// again, the copies that the other ranks have read are then no longer in *their* caches, so writing does
-/// not have to invalidate them, which is what makes writing slow.
+/// The maximum size of a *round*, the memory in which a rank places its slots one after the other and then from the
+/// beginning again: more than a second-level cache of 1 MiB holds. So when a slot's memory is written again, the
+/// caches of the ranks that have read it no longer have it. Writing is slow if it has to invalidate those copies.
 const SLOTS_ROUND: usize = 8 * SLOT;
-/// Slots up to this size, except those that two ranks swap, use two places alternately, which lie before
-/// the others. The first-level caches of the ranks' cores hold them, and they are fetched for writing while
-/// the rank waits (`fetch_small`).
+/// Slots up to this size, except those that two ranks swap, use two positions alternately, which are before the
+/// round. The first-level caches of the ranks' cores hold them, and a rank fetches them for writing while it waits
+/// (`fetch_small`).
 pub(super) const SMALL: usize = 8 << 10;
 /// Bytes of a small slot that are fetched ahead.
 pub(super) const FETCHED: usize = 1 << 10;
-/// Bytes of the two places that each of two ranks has for slots that they swap (`Traffic::Exchange` in
+/// Bytes of the two positions that each of two ranks has for slots that they swap (`Traffic::Exchange` in
 /// `shm_exchange`).
 const EXCHANGED: usize = 2 * SLOT;
-/// Smallest size of a round, so that a slot never overlaps the previous one.
+/// Minimum size of a round, so that a slot never overlaps the previous one.
 const SLOTS_LEAST: usize = 3 * SLOT;
-/// Bytes for the rounds of all ranks of a group. They are exceeded where a rank would get less than
+/// Bytes for the rounds of all ranks of a group; a larger group needs more, since a rank gets at least
 /// [`SLOTS_LEAST`].
 const SLOTS_ALL: usize = 24 << 20;
 
 /// Bytes before the data of a ring, for its counts.
 pub(super) const RING_HEAD: usize = PAGE;
-/// Largest and smallest number of bytes that a stream holds in each direction. A large ring helps for the
-/// reason given at [`SLOTS_ROUND`].
+/// Maximum and minimum number of bytes that a stream holds in each direction. A large ring is faster for the reason
+/// given at [`SLOTS_ROUND`].
 const RING_MOST: usize = 1 << 20;
 const RING_LEAST: usize = 256 << 10;
-/// Bytes for the rings of all pairs of a group, without their heads. They are exceeded where a ring would
-/// get less than [`RING_LEAST`].
+/// Bytes for the rings of all pairs of a group, without their heads; a larger group needs more, since a ring has at
+/// least [`RING_LEAST`].
 const RINGS_ALL: usize = 128 << 20;
 
 /// Bytes for the slots of one rank.
@@ -55,7 +54,7 @@ pub(super) fn slots_len(ranks: usize) -> usize {
     round_at(ranks) + share.clamp(SLOTS_LEAST, SLOTS_ROUND)
 }
 
-/// Where the round of slots begins, after the places for small slots and for swapped slots.
+/// The offset of the round of slots, after the positions for small slots and for swapped slots.
 pub(super) fn round_at(ranks: usize) -> usize {
     2 * SMALL + if ranks == 2 { EXCHANGED } else { 0 }
 }
@@ -65,7 +64,7 @@ pub(super) fn shm_exchange_len(ranks: usize) -> usize {
     align(ranks * CONTROL, PAGE) + ranks * slots_len(ranks)
 }
 
-/// The number of pairs that this many ranks form.
+/// Number of pairs of this many ranks.
 fn pairs(ranks: usize) -> usize {
     ranks * ranks.saturating_sub(1) / 2
 }
@@ -86,7 +85,7 @@ pub(super) fn area_len(ranks: usize) -> usize {
     shm_exchange_len(ranks) + pairs(ranks) * rings_len(ranks)
 }
 
-/// The number of the pair that two ranks form, counted from 0.
+/// The index of a pair of ranks, from 0.
 pub(super) fn pair_of(one: usize, other: usize) -> usize {
     let (low, high) = (one.min(other), one.max(other));
     high * high.saturating_sub(1) / 2 + low

@@ -28,7 +28,7 @@ impl ShmExchangeError {
             Self::Gone(rank) => Failure::Gone(ranks[rank], None),
             Self::GivenUp(rank) => match ranks.get(rank) {
                 Some(&rank) => Failure::GivenUp(rank),
-                None => Failure::Garbled(ranks[0], "a decision of a rank that is not there".into()),
+                None => Failure::Garbled(ranks[0], "the number of a rank outside the group".into()),
             },
             Self::Io(error) => Failure::Io(error),
         }

@@ -13,16 +13,16 @@ pub(super) struct Mapping {
     len: usize,
 }
 
-// SAFETY: the address is this value's, whichever thread has it. Its bytes are reached by the types that
-// hand out references into it, each by rules of its own.
+// SAFETY: the address belongs to this value, whichever thread has it. The bytes are accessed through the types that
+// hand out references to them, each under its own contract.
 unsafe impl Send for Mapping {}
-// SAFETY: a reference gives addresses (`at`) and atomic words, which threads may use at once.
+// SAFETY: a reference gives addresses (`at`) and atomic words, which several threads may use at once.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     pub(super) fn new(file: &OwnedFd, offset: usize, len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses the address of a new mapping, so it takes the place of none.
+        // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -42,27 +42,27 @@ impl Mapping {
             offset.checked_add(len).is_some_and(|end| end <= self.len),
             "inside the mapping"
         );
-        // SAFETY: `offset` is at most `len` (checked), so the address is inside the mapping or its end.
+        // SAFETY: `offset` is at most `self.len` (checked), so the address is inside the mapping or one past its end.
         unsafe { self.start.as_ptr().add(offset) }
     }
 
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert_eq!(offset % 4, 0, "words are aligned");
-        // SAFETY: four aligned bytes inside the mapping, which lives as long as `self`; all
-        // processes use them as an atomic word only.
+        // SAFETY: these are four aligned bytes (checked) inside the mapping, which lives as long as `self`. All
+        // processes access them only as an atomic word.
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
     pub(super) fn long(&self, offset: usize) -> &AtomicU64 {
         assert_eq!(offset % 8, 0, "words are aligned");
-        // SAFETY: eight aligned bytes (checked) inside the mapping, which lives as long as `self`; all
-        // processes use them as an atomic word only.
+        // SAFETY: these are eight aligned bytes (checked) inside the mapping, which lives as long as `self`. All
+        // processes access them only as an atomic word.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
 
     pub(super) fn request_huge_pages(&self) -> io::Result<()> {
         let start = self.start.as_ptr().cast();
-        // SAFETY: the range is this whole mapping, whose bytes and addresses this advice leaves alone.
+        // SAFETY: the range is this whole mapping; the advice changes neither its bytes nor its address.
         unsafe { rustix::mm::madvise(start, self.len, Advice::LinuxHugepage)? };
         Ok(())
     }
@@ -70,7 +70,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: no reference into it is left: all of them borrow from `self`.
+        // SAFETY: no reference into the mapping is left: all of them borrow from `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
     }

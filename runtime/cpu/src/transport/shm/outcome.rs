@@ -1,21 +1,20 @@
-//! Whether a phase of an exchange area has failed: the same answer on every rank, whichever rank is late or
-//! stopped.
+//! Whether a phase of an exchange area has failed: the same answer on every rank, even if ranks are late or frozen.
 //!
-//! A phase is complete for a rank that has seen the flags of all ranks and then finds no decision against
-//! the phase. A rank that gives up a phase (its deadline passed, a peer is gone, it was stopped) may find,
-//! a moment later, that the missing rank has arrived, and that others have continued. So it first
-//! *proposes* that the phase has failed, in one word of the area; then the flags are checked once more. If
-//! all ranks have published the phase, the proposal is withdrawn, and the rank that made it continues as
-//! well. Otherwise the phase has *failed*, permanently. Every rank that finds a proposal decides it in the
-//! same way, so a rank that is stopped in between delays no other rank, and the first decision is final.
+//! A phase is complete for a rank that has seen the flags of all ranks and then finds neither a proposal nor a
+//! decision. A rank that gives up a phase (its deadline passed, a peer is gone, its group was stopped) may find, a
+//! moment later, that the missing rank has arrived, and that others have continued. So it first *proposes* that the
+//! phase has failed, in one word of the area; then the flags are checked once more. If all ranks have published the
+//! phase, the proposal is withdrawn, and the rank that made it continues as well. Otherwise the phase has *failed*,
+//! permanently. Every rank that finds a proposal decides it in the same way, so a rank that is frozen in between
+//! delays no other rank, and the first decision is final.
 //!
 //! The answer is the same on all ranks. If the check after the proposal did not see a rank's flag, that
 //! rank publishes the phase after the proposal, so every rank that sees its flag finds the proposal or the
-//! decision, and does not take the phase for complete. If a rank has taken the phase for complete without
-//! finding a proposal, all flags were stored before the proposal, so the check finds them. The check must
+//! decision, and does not treat the phase as complete. If a rank treats the phase as complete without having
+//! found a proposal, all flags were stored before the proposal, so the check finds them. The check must
 //! see what was stored before it, including stores that are not yet visible outside another processor:
-//! [`make_stores_visible`] makes every processor complete its stores. The cost of all this for a rank is
-//! one load of a word that does not change.
+//! [`make_stores_visible`] makes every processor complete its stores. In a phase without a proposal, all this costs
+//! a rank one load of a word that does not change.
 
 use rustix::thread::{MembarrierCommand, membarrier};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,12 +29,12 @@ const FAILED: u64 = 2 << 32;
 const STATE: u64 = 3 << 32;
 const RANK_SHIFT: u32 = 34;
 
-/// The purpose for which a rank calls [`decide`](Outcome::decide).
+/// Whether a rank that calls [`decide`](Outcome::decide) gives up its phase.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Vote {
-    /// The rank reads the decision and makes no proposal.
+    /// The rank makes no proposal, but decides one that it finds.
     Ask,
-    /// This rank of the group proposes that its phase fails.
+    /// This rank of the group proposes that its phase has failed.
     GiveUp(usize),
 }
 
@@ -46,8 +45,8 @@ impl Outcome<'_> {
         self.0.load(Ordering::Acquire) == OPEN
     }
 
-    /// Decides an open proposal. Returns the rank that gave up this phase or an earlier one; `None` if the
-    /// phase continues or is complete.
+    /// Makes a proposal if `vote` is `GiveUp`, and decides an open proposal. Returns the rank that gave up this phase
+    /// or an earlier one; `None` if the phase has not failed.
     pub(super) fn decide(
         &self,
         phase: u32,
@@ -58,7 +57,7 @@ impl Outcome<'_> {
             let word = self.0.load(Ordering::Acquire);
             match (word & STATE, vote) {
                 (OPEN, Vote::Ask) => return None,
-                // The failure may have been proposed before, and withdrawn by another rank.
+                // This rank's proposal may have been withdrawn: then all ranks have published the phase.
                 (OPEN, Vote::GiveUp(_)) if all_published(phase) => return None,
                 (OPEN, Vote::GiveUp(rank)) => {
                     let proposal = u64::from(phase) | PROPOSED | (rank as u64) << RANK_SHIFT;
@@ -73,10 +72,10 @@ impl Outcome<'_> {
                     self.exchange(word, decision);
                 }
                 _ => {
-                    let is_before = (word as u32).wrapping_sub(phase).cast_signed() > 0;
+                    let is_earlier = (word as u32).wrapping_sub(phase).cast_signed() > 0;
                     let rank = usize::try_from(word >> RANK_SHIFT).unwrap_or(usize::MAX);
-                    // A rank that gave up a later phase had completed this one.
-                    return (!is_before).then_some(rank);
+                    // The rank that gave up a later phase had completed this phase.
+                    return (!is_earlier).then_some(rank);
                 }
             }
         }
@@ -93,8 +92,7 @@ impl Outcome<'_> {
 /// Makes the stores that other processors have executed visible to this one.
 fn make_stores_visible() {
     if membarrier(MembarrierCommand::Global).is_err() {
-        // If the system does not offer this, waiting suffices: a store leaves its processor within about a
-        // microsecond.
+        // Without this system call a pause suffices: a store becomes visible within about a microsecond.
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -105,18 +103,18 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use std::time::Instant;
 
-    /// Publishes a phase after some time, waits for the others for some time, and returns how the phase
-    /// ended.
+    /// Publishes phase 1 after `late`, waits for the other ranks for `time_out`, and returns whether the phase is
+    /// complete.
     fn take_part(
         rank: usize,
         flags: &[AtomicU32],
         outcome: &AtomicU64,
-        [late, patience]: [Duration; 2],
+        [late, time_out]: [Duration; 2],
     ) -> bool {
         std::thread::sleep(late);
         flags[rank].store(1, Ordering::Release);
         let all = |_| flags.iter().all(|flag| flag.load(Ordering::Acquire) == 1);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + time_out;
         let mut vote = Vote::GiveUp(rank);
         while Instant::now() < until {
             if all(1) {
@@ -167,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_comes_later_is_refused_and_an_earlier_phase_stays_complete() {
+    fn a_later_phase_fails_as_well_and_an_earlier_phase_stays_complete() {
         let word = AtomicU64::new(OPEN);
         let outcome = Outcome(&word);
         assert_eq!(outcome.decide(7, Vote::GiveUp(2), |_| false), Some(2));
@@ -179,12 +177,12 @@ mod tests {
     }
 
     #[test]
-    fn what_all_have_published_cannot_be_given_up() {
+    fn a_phase_that_all_have_published_cannot_be_given_up() {
         let word = AtomicU64::new(OPEN);
         let outcome = Outcome(&word);
         assert_eq!(outcome.decide(7, Vote::GiveUp(2), |_| true), None);
         assert!(outcome.is_open());
-        // Another rank was stopped after it had proposed.
+        // Another rank is frozen after it has proposed that the phase has failed.
         word.store(7 | PROPOSED | 1 << RANK_SHIFT, Ordering::SeqCst);
         assert_eq!(outcome.decide(7, Vote::Ask, |_| true), None);
         assert!(outcome.is_open());

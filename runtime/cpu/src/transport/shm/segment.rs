@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 /// `rtcsgm02` in ASCII: marks a segment of this layout.
 const MAGIC: u64 = 0x3230_6d67_7363_7472;
-/// How many groups can have an exchange area at the same time. Further groups use sockets. An area takes
-/// memory only where it was written.
+/// The number of groups that can have an exchange area at the same time. Further groups use sockets. An area occupies
+/// only memory to which a rank has written.
 const GROUPS: usize = 4096;
 /// Bytes before the table of ranks.
 const HEAD: usize = 4096;
@@ -32,16 +32,16 @@ const ENTRY: usize = 64;
 /// run.
 const RANK: usize = 192;
 const PROCESSORS: usize = 64;
-/// Offset of the count of how often a group was given a place or refused one.
+/// Offset of the number of claims, both granted and refused.
 const CLAIMS: usize = 16;
-/// Offset of the number of ranks that sleep until this count changes.
+/// Offset of the number of ranks that sleep until the number of claims changes.
 const SLEEPERS: usize = 20;
-/// Offset of the count of ranks that have entered.
+/// Offset of the number of ranks that have entered.
 const ENTERED: usize = 24;
-/// Offset of the count of groups that were refused a place.
+/// Offset of the number of refused claims.
 const REFUSED: usize = 64;
-/// How many keys of refused groups are kept, the last ones. If more groups were refused since its own, a rank
-/// does not learn of the refusal, and its time-out ends the wait.
+/// Number of refusals that are kept, the latest. A rank whose group was refused before these does not find its
+/// refusal, and waits until its deadline.
 const REFUSALS: usize = 8192;
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -53,9 +53,9 @@ const LEFT: u32 = 2;
 const CLAIMED: u32 = 1;
 const READY: u32 = 2;
 
-/// All places of the directory, beginning with one that depends on the key, so that neither making a group
-/// nor finding it passes over the places of all other groups.
-fn places(key: u64) -> impl Iterator<Item = usize> {
+/// All indices of the directory, from one that depends on the key, so that a search for a group does not pass the
+/// entries of all other groups.
+fn indices(key: u64) -> impl Iterator<Item = usize> {
     let start = (key % GROUPS as u64) as usize;
     (start..GROUPS).chain(0..start)
 }
@@ -75,7 +75,7 @@ pub(crate) struct Segment {
     /// Bytes from one area to the next.
     stride: usize,
     rank: Rank,
-    /// One pidfd for each rank, which shows when its process ends; opened when first needed.
+    /// For each rank a pidfd, which shows when its process ends; opened when it is first needed.
     processes: Vec<OnceLock<OwnedFd>>,
 }
 
@@ -86,7 +86,7 @@ impl Segment {
         let file = rustix::fs::memfd_create("rcomm", flags)?;
         let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
         rustix::fs::ftruncate(&file, len as u64)?;
-        // No process can truncate it and make the others fault.
+        // Sealed, so that no process can truncate the file, which would make the others fault.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let segment = Self::map(file, rank, world_size)?;
@@ -106,7 +106,7 @@ impl Segment {
         let sealed = rustix::fs::fcntl_get_seals(&file)?;
         if u64::try_from(actual).ok() != Some(len as u64) || !sealed.contains(SealFlags::SHRINK) {
             return Err(io::Error::other(
-                "the memory that was handed over is not of this version",
+                "the shared memory has another layout: do all ranks run the same version of rcomm?",
             ));
         }
         let segment = Self::map(file, rank, world_size)?;
@@ -114,7 +114,7 @@ impl Segment {
         let size = segment.table.long(8).load(Ordering::Relaxed);
         if magic != MAGIC || size != world_size as u64 {
             return Err(io::Error::other(
-                "the memory that was handed over is of another job",
+                "the shared memory has another layout or another world size",
             ));
         }
         segment.enter();
@@ -139,8 +139,8 @@ impl Segment {
         align(Self::agreements_at(world_size) + AGREEMENTS_LEN, HUGE_PAGE)
     }
 
-    /// Bytes of an area with room for a group of any size: a smaller group may have a longer area, since it
-    /// has more bytes for each rank.
+    /// Size in bytes of an area that is large enough for a group of any size: a smaller group may need a larger area,
+    /// since it has more bytes per rank.
     fn stride(world_size: usize) -> usize {
         let longest = (1..=world_size).map(area_len).max();
         align(longest.unwrap_or(0), HUGE_PAGE)
@@ -177,7 +177,7 @@ impl Segment {
         }
     }
 
-    /// Sleeps until as many ranks have entered as the world has, but at most for this long.
+    /// Sleeps until all ranks of the world have entered, at most for `time`.
     pub(crate) fn await_all(&self, time: Duration) {
         let until = Instant::now() + time;
         let entered = self.table.word(ENTERED);
@@ -187,7 +187,7 @@ impl Segment {
             if seen as usize >= self.world_size || rest.is_zero() {
                 return;
             }
-            // Whatever ended the sleep, the ranks are counted again.
+            // The ranks are counted again, whatever has ended the sleep.
             let _ = futex::wait(entered, futex::Flags::empty(), seen, Some(&timespec(rest)));
         }
     }
@@ -205,11 +205,9 @@ impl Segment {
             != 0
     }
 
-    /// Whether each of the ranks that have entered has a processor.
+    /// Whether each of the ranks that have entered has a processor, according to [`wait_mode_of`].
     ///
-    /// They have, unless some set of processors is smaller than the number of ranks that may run only on
-    /// processors of that set. If sets overlap without one containing the other, the answer may wrongly be
-    /// yes.
+    /// If sets of processors overlap without one containing the other, the answer may wrongly be yes.
     pub(crate) fn wait_mode(&self) -> WaitMode {
         let sets = (0..self.world_size).filter_map(|rank| {
             let entry = HEAD + rank * RANK;
@@ -223,8 +221,8 @@ impl Segment {
         wait_mode_of(&sets)
     }
 
-    /// Whether this rank has left, or its process has ended; `false` if the system does not let this process
-    /// find out.
+    /// Whether this rank has dropped its segment, or its process has ended; `false` if the system does not let this
+    /// process find out.
     pub(crate) fn is_gone(&self, rank: Rank) -> bool {
         let entry = Self::rank_entry(rank);
         match self.table.word(entry).load(Ordering::Acquire) {
@@ -259,15 +257,15 @@ impl Segment {
         matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(1))
     }
 
-    /// Agrees with the other ranks that call this with the same number. Does not wait for them to call.
-    /// `None` on all of them if there is no room.
-    pub(crate) fn agree(&self, number: u64, words: &[u8]) -> Option<Agreement> {
+    /// Agrees on `value` with the other ranks that call this with the same number. Does not wait until they call.
+    /// Returns `None` on all of them if the table has no free entry.
+    pub(crate) fn agree(&self, number: u64, value: &[u8]) -> Option<Agreement> {
         let start = Self::agreements_at(self.world_size);
-        agree(&self.table, start, number, words)
+        agree(&self.table, start, number, value)
     }
 
-    /// Returns the number of a group's area. The group's rank 0, whose global rank is `first`, claims the area,
-    /// and the others wait for this. `None` if there are too many groups.
+    /// Returns the index of a group's area. The group's rank 0, whose global rank is `first`, claims the area, and the
+    /// others wait for its claim. Returns `None` if the claim was refused.
     pub(super) fn area_of(
         &self,
         key: u64,
@@ -290,18 +288,20 @@ impl Segment {
     pub(super) fn map_area(&self, at: usize, start: usize, len: usize) -> io::Result<Mapping> {
         let end = start.checked_add(len);
         if at >= GROUPS || end.is_none_or(|end| end > self.stride) {
-            return Err(io::Error::other("that reaches beyond the group's area"));
+            return Err(io::Error::other(
+                "the range reaches beyond the group's area",
+            ));
         }
         Mapping::new(&self.file, self.area(at) + start, len)
     }
 
-    /// Counts a rank that has left the group of an area; returns how many have left.
+    /// Counts a rank that leaves the group of an area; returns how many have left.
     pub(super) fn leave_area(&self, at: usize) -> usize {
         let left = self.table.word(self.group_entry(at) + 4);
         left.fetch_add(1, Ordering::AcqRel) as usize + 1
     }
 
-    /// Empties an area of `len` bytes for later groups.
+    /// Returns an area's memory, `len` bytes, to the system, and frees the area for later groups.
     pub(super) fn free_area(&self, at: usize, len: usize) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, len) = (self.area(at) as u64, len as u64);
@@ -313,7 +313,7 @@ impl Segment {
     }
 
     fn claim(&self, key: u64) -> Option<usize> {
-        let found = places(key).find(|&at| {
+        let found = indices(key).find(|&at| {
             let state = self.table.word(self.group_entry(at));
             let (new, order) = (CLAIMED, Ordering::Relaxed);
             state
@@ -326,7 +326,7 @@ impl Segment {
             self.table.long(entry + 8).store(key, Ordering::Relaxed);
             self.table.word(entry).store(READY, Ordering::Release);
         } else {
-            // The other ranks must not wait for an area that will never be made.
+            // The refusal is published: the other ranks must not wait for an area that will never be made.
             let at = self.table.word(REFUSED).fetch_add(1, Ordering::Relaxed) as usize % REFUSALS;
             self.refusal(at)
                 .store(key.wrapping_add(1), Ordering::Release);
@@ -339,12 +339,11 @@ impl Segment {
         found
     }
 
-    /// Sleeps until a group is given or refused a place, if none was since `seen`, or until this time has
-    /// passed.
+    /// Sleeps until the number of claims is no longer `seen`, or `time` has passed.
     fn await_claim(&self, seen: u32, time: Duration) {
         let (claims, sleepers) = (self.table.word(CLAIMS), self.table.word(SLEEPERS));
         sleepers.fetch_add(1, Ordering::SeqCst);
-        // Whatever ended the sleep, the caller checks again.
+        // The caller checks again, whatever has ended the sleep.
         let _ = futex::wait(claims, futex::Flags::empty(), seen, Some(&timespec(time)));
         sleepers.fetch_sub(1, Ordering::SeqCst);
     }
@@ -353,15 +352,15 @@ impl Segment {
         self.table.long(Self::refusals_at(self.world_size) + at * 8)
     }
 
-    /// What the leader of a group was given: the number of its area, or `Some(None)` for a refusal. `None` as
-    /// long as it has neither.
+    /// Returns the result of a group's claim: the index of its area, or `Some(None)` for a refusal. `None` without a
+    /// claim.
     fn answer_to(&self, key: u64) -> Option<Option<usize>> {
-        let is_its_place = |&at: &usize| {
+        let is_its_entry = |&at: &usize| {
             let entry = self.group_entry(at);
             self.table.word(entry).load(Ordering::Acquire) == READY
                 && self.table.long(entry + 8).load(Ordering::Relaxed) == key
         };
-        if let Some(at) = places(key).find(is_its_place) {
+        if let Some(at) = indices(key).find(is_its_entry) {
             return Some(Some(at));
         }
         let refused =
@@ -379,8 +378,8 @@ impl Segment {
         let mut searched = None;
         loop {
             let claims = self.table.word(CLAIMS).load(Ordering::SeqCst);
-            // The tables are long: they are searched again only after a claim, and once more after the
-            // leader is gone, since it may have ended before it counted its claim.
+            // The tables are long: they are searched again only after a claim, and once more when the leader is
+            // gone, since it may have ended before it counted its claim.
             let is_changed = searched.replace(claims) != Some(claims);
             if (is_changed || is_leader_gone)
                 && let Some(answer) = self.answer_to(key)
@@ -393,8 +392,8 @@ impl Segment {
             match policy.pause() {
                 Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => {
-                    // An area that the leader made before it left is still valid: the next iteration looks
-                    // for it once more.
+                    // An area that the leader has claimed before it ended is valid: the next iteration searches for
+                    // it once more.
                     is_leader_gone = self.is_gone(leader);
                     if !is_leader_gone {
                         self.await_claim(claims, time);
@@ -419,7 +418,7 @@ mod tests {
     use crate::transport::shm::area::PAGE;
 
     #[test]
-    fn a_group_of_any_size_stays_in_its_area() {
+    fn the_area_of_a_group_of_any_size_fits_the_stride() {
         for world_size in [1, 2, 19, 22, 23, 64, 300] {
             let segment = Segment::create(0, world_size).unwrap();
             for size in 1..=world_size {
@@ -434,18 +433,18 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_comes_late_learns_every_place_and_every_refusal() {
+    fn every_granted_and_refused_claim_is_found_later() {
         let segment = Segment::create(0, 2).unwrap();
         let keys = || (0..(GROUPS + REFUSALS) as u64).map(|group| group * 0x9e37_79b9);
         let given: Vec<_> = keys().map(|key| segment.claim(key)).collect();
         assert!(given[..GROUPS].iter().all(Option::is_some));
         assert!(given[GROUPS..].iter().all(Option::is_none));
-        // Only some of the keys, since each search for a refusal reads all places.
+        // Only some of the keys, since each search for a refusal reads all entries.
         for (key, place) in keys().zip(&given).step_by(101) {
             assert_eq!(segment.answer_to(key), Some(*place));
         }
         assert_eq!(segment.answer_to(u64::MAX / 2), None);
-        // A place that is free again is found wherever the search for it begins.
+        // A freed area is found, wherever the search begins.
         let freed = given[7].unwrap();
         segment.free_area(freed, PAGE);
         assert_eq!(segment.claim(1), Some(freed));

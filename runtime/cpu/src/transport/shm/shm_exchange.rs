@@ -1,4 +1,4 @@
-//! The area that the ranks of a group write to and read from together, in phases. See the documentation of
+//! The memory to which the ranks of a group write, and from which they read, in phases. See the documentation of
 //! [`shm`](super).
 
 use super::area::{
@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Offset of the group's decision on a phase that is given up: after the first rank's other words, on a
-/// cache line that is otherwise not written.
+/// Offset of the group's decision on a phase that is given up: on a cache line of the first rank that holds nothing
+/// else that is written.
 const OUTCOME: usize = 3 * LINE + 64;
 
 /// Which ranks write slots in the phases of an operation.
@@ -29,21 +29,21 @@ const OUTCOME: usize = 3 * LINE + 64;
 pub(crate) enum Traffic {
     /// Some ranks write slots; the others only read.
     OneWay,
-    /// All ranks write slots, and read those of the others. Two ranks then swap their places every time:
-    /// each writes where it has read, to cache lines that it already holds, since invalidating the other's
-    /// copies is what makes writing slow.
+    /// All ranks write slots, and read those of the others. In a group of two, the ranks swap the positions of their
+    /// slots: each writes where it has read, to cache lines that its core already has. Writing is slow if it has to
+    /// invalidate copies in the other core's caches.
     Exchange,
 }
 
-/// Where the slots of all ranks are in a phase.
+/// The positions of all ranks' slots in a phase.
 #[derive(Clone, Copy)]
 struct SlotLayout {
     start: usize,
-    /// Whether the two ranks use each other's places.
+    /// Whether the two ranks use each other's positions.
     swapped: bool,
 }
 
-/// The area that a group writes to and reads from together. See the documentation of [`shm`](super).
+/// One rank's end of a group's exchange area. See the documentation of [`shm`](super).
 pub(crate) struct ShmExchange {
     segment: Arc<Segment>,
     area: Mapping,
@@ -51,15 +51,16 @@ pub(crate) struct ShmExchange {
     place: usize,
     rank: usize,
     ranks: Arc<[Rank]>,
-    /// The phase that this rank has published last.
+    /// The last phase that this rank has published.
     phase: u32,
     traffic: Traffic,
-    /// Where the slots of phase `phase` are, and how many bytes of each are shown.
+    /// The positions of the slots of phase `phase`.
     slot: SlotLayout,
+    /// Number of bytes that are shown of each slot of phase `phase`.
     shown: usize,
-    /// Where the next slot of the round begins.
+    /// The offset of the next slot in the round.
     next_slot: usize,
-    /// The number of the next phase that exchanges slots. Phases without slots are not counted, so that
+    /// The number of the next phase in which the two ranks swap slots. Phases without slots are not counted, so that
     /// each rank writes where it has read, whichever phases are between.
     exchange: u32,
     /// Whether this rank has seen the flags of all ranks for phase `phase`.
@@ -68,7 +69,7 @@ pub(crate) struct ShmExchange {
 }
 
 impl ShmExchange {
-    /// Finds or makes the exchange area of a group; its rank 0 makes it. `None` if there are too many groups.
+    /// Returns the exchange area of a group, which the group's rank 0 claims; `None` if there are too many groups.
     pub(crate) fn of_group(
         segment: &Arc<Segment>,
         key: u64,
@@ -82,7 +83,7 @@ impl ShmExchange {
         Ok(Some(Self::new(segment.clone(), at, rank, ranks)?))
     }
 
-    /// The exchange area in area `place` of the segment, seen by `rank` of the group.
+    /// Makes the end of `rank` of the group, for the area with the index `place` in the segment.
     fn new(
         segment: Arc<Segment>,
         place: usize,
@@ -112,15 +113,14 @@ impl ShmExchange {
         })
     }
 
-    /// Whether huge pages could be requested; an error is returned once. Without huge pages the area works
-    /// as well, but more slowly. Success does not mean that there are huge pages: most systems provide none
-    /// here.
+    /// Returns whether huge pages could be requested; an error is returned once. Without huge pages the area works,
+    /// but is slower. Success does not mean that the area has huge pages: most systems provide none for it.
     pub(crate) fn huge_pages(&mut self) -> io::Result<()> {
         self.huge_pages.take().unwrap_or(Ok(()))
     }
 
-    /// Offset of a rank's line for a phase: the flag is at 0 in the line, the signature at 8, and the inline
-    /// bytes begin at 16.
+    /// Offset of a rank's line for a phase. In the line, the flag is at 0, the signature at 8, and the inline bytes
+    /// begin at 16.
     fn line(&self, rank: usize, phase: u32) -> usize {
         rank * CONTROL + (phase & 1) as usize * LINE
     }
@@ -139,8 +139,7 @@ impl ShmExchange {
         Outcome(self.area.long(OUTCOME))
     }
 
-    /// Whether `rank` has published a phase. The rank is at most one phase behind this rank, or ahead of
-    /// it.
+    /// Whether `rank` has published a phase. The rank is at most one phase behind this rank, or one ahead.
     fn has_published(&self, rank: usize, phase: u32) -> bool {
         let flag = self.area.word(self.line(rank, phase));
         flag.load(Ordering::Acquire)
@@ -149,9 +148,8 @@ impl ShmExchange {
             >= 0
     }
 
-    /// Decides with the other ranks whether this phase has failed. With a reason, this rank proposes to
-    /// give the phase up. Without an error all ranks continue, or have continued, as if no rank had given
-    /// up.
+    /// Decides with the other ranks whether this phase has failed. With a reason, this rank proposes that it has. If
+    /// this returns no error, all ranks continue, or have continued, as if no rank had given up.
     #[cold]
     fn decide(&self, why: Option<ShmExchangeError>) -> Result<(), ShmExchangeError> {
         let all_published = |phase| (0..self.ranks.len()).all(|at| self.has_published(at, phase));
@@ -172,14 +170,14 @@ impl ShmExchange {
         align(size * CONTROL, PAGE) + rank * slots_len(size) + place.start
     }
 
-    /// Sets the traffic of the next phases; all ranks set the same.
+    /// Sets the traffic of the next phases; all ranks set the same value.
     #[inline]
     pub(crate) fn expect(&mut self, traffic: Traffic) {
         self.traffic = traffic;
     }
 
-    /// Restarts the slots at their first place, on all ranks at once: after a phase whose slots are not
-    /// read, since the ranks do not agree on the slots' lengths.
+    /// Restarts the slots at their first position. All ranks do so after a phase in which they disagreed on the slots'
+    /// lengths, and whose slots they therefore do not read.
     pub(crate) fn restart_slots(&mut self) {
         // The next slot may begin where this phase's slot is.
         self.shown = 0;
@@ -188,13 +186,13 @@ impl ShmExchange {
         self.exchange = 0;
     }
 
-    /// Whether slots are in the two places of a pair.
+    /// Whether the two ranks of this group swap slots.
     #[inline]
     fn exchanges(&self) -> bool {
         self.traffic == Traffic::Exchange && self.ranks.len() == 2
     }
 
-    /// Where the slots are in a phase in which `used` bytes are shown.
+    /// Returns the positions of the slots in a phase in which `used` bytes are shown.
     #[inline]
     fn place(&self, phase: u32, used: usize) -> SlotLayout {
         let parity = (phase & 1) as usize;
@@ -215,55 +213,53 @@ impl ShmExchange {
         }
     }
 
-    /// This rank's slot of the next phase, to be filled before [`run_phase`](Self::run_phase); its first `used`
-    /// bytes will be shown.
+    /// Returns the first `used` bytes of this rank's slot of the next phase, for the caller to fill before
+    /// [`run_phase`](Self::run_phase).
     #[inline]
     pub(crate) fn next_slot(&mut self, used: usize) -> &mut [u8] {
         self.slots_and_next(used).1
     }
 
-    /// The slots of this phase, and this rank's slot of the next one.
+    /// Returns the slots of this phase, and the first `used` bytes of this rank's slot of the next phase.
     #[inline]
     pub(crate) fn slots_and_next(&mut self, used: usize) -> (Slots<'_>, &mut [u8]) {
         assert!(self.complete, "exchange used after abort");
         assert!(used <= SLOT, "a slot is no longer than that");
         let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
-        // SAFETY: this rank alone writes its slot of a phase, and only through `&mut self`. All ranks may
-        // still read only the slots of this phase, which this one does not overlap (`run_phase`): they have
-        // finished with all earlier slots of all ranks, since this rank has seen all flags of this phase
-        // (`complete`; see the documentation of `shm`). `Slots` reads those of this phase. Any bytes are
-        // valid.
+        // SAFETY: this rank alone writes its slot of the next phase, and only through `&mut self`. That slot does not
+        // overlap the slots of this phase (`run_phase`), which `Slots` and the other ranks read. The other ranks have
+        // finished with all earlier slots, since this rank has seen all flags of this phase (`complete`; see the
+        // documentation of `shm`). Any bytes are valid.
         let next = unsafe { std::slice::from_raw_parts_mut(self.area.at(start, used), used) };
         (Slots { shm_exchange: self }, next)
     }
 
-    /// Returns what `rank` shows in its slot in this phase.
+    /// Returns the bytes that `rank` shows in its slot in this phase.
     #[inline]
     pub(crate) fn slot(&self, rank: usize) -> &[u8] {
         assert!(self.complete, "slots are read when all have published");
         let start = self.slot_at(rank, self.slot);
-        // SAFETY: its writer stored the flag of this phase after writing, which this rank has seen
-        // (`complete`), and will not write here before this rank publishes the next phase, which takes
-        // `&mut self`.
+        // SAFETY: `rank` stored the flag of this phase, which this rank has seen (`complete`), after it had written the
+        // slot. It writes there again only after this rank has published the next phase, which takes `&mut self`.
         unsafe { std::slice::from_raw_parts(self.area.at(start, self.shown), self.shown) }
     }
 
-    /// The bytes in `rank`'s line of this phase.
+    /// Returns the first `len` inline bytes in `rank`'s line of this phase.
     #[inline]
     pub(crate) fn inline(&self, rank: usize, len: usize) -> &[u8] {
         assert!(self.complete, "lines are read when all have published");
         assert!(len <= INLINE, "inline bytes fit into the line");
         let start = self.line(rank, self.phase) + 16;
-        // SAFETY: `rank` stored the flag of this phase after writing its line, which this rank has seen
-        // (`complete`), and writes this line again only after this rank has published the next phase, which
-        // takes `&mut self`. `len` is at most `INLINE` (checked), which `at` finds inside the area.
+        // SAFETY: `rank` stored the flag of this phase, which this rank has seen (`complete`), after it had written its
+        // line. It writes this line again only after this rank has published the next phase, which takes `&mut self`.
+        // `len` is at most `INLINE` (checked), and `at` checks that so many bytes are inside the area.
         unsafe { std::slice::from_raw_parts(self.area.at(start, INLINE), len) }
     }
 
     /// Runs one phase: shows the others `signature`, up to [`INLINE`] bytes and the first `used` bytes of
-    /// the slot, and waits until all have done the same. Returns whether all signatures are equal.
+    /// the slot, and waits until all ranks have done the same. Returns whether all signatures are equal.
     ///
-    /// Ranks whose signatures are equal must agree on `used` as well: the next slot begins after it.
+    /// Ranks with the same signature must have the same `used`, since the next slot begins after these bytes.
     ///
     /// # Errors
     /// After any error, the exchange area cannot be used any more.
@@ -285,7 +281,8 @@ impl ShmExchange {
             self.exchange = self.exchange.wrapping_add(u32::from(used > 0));
         } else if self.slot.start == self.next_slot {
             self.next_slot += align(used, LINE);
-            // A whole slot has room either here or at the beginning: the last slot begins after the second.
+            // A slot of any size fits either here or at the beginning of the round, where it does not overlap the last
+            // slot, since a round is at least three slots long.
             if self.next_slot + SLOT > slots_len(size) {
                 self.next_slot = round_at(size);
             }
@@ -307,15 +304,15 @@ impl ShmExchange {
             }
         };
         self.complete = true;
-        // The other ranks have read this rank's line of the previous phase, which is written next. Fetching
-        // it now costs no time; later it would cost half of the time that a flag takes.
+        // The other ranks' caches have this rank's line of the previous phase, which is written next. Fetching it now
+        // costs no time; later it would take half as long as a flag.
         self.fetch(self.line(self.rank, self.phase.wrapping_add(1)), 64);
         Ok(equal)
     }
 
-    /// Prefetches the first cache lines of the next small slot for writing: they are in the others' caches,
-    /// and fetching them costs no time while this rank waits. The next phase is likely to be as small.
-    /// Fetching more lines would delay the processor's loads of the flags.
+    /// Prefetches the first cache lines of the next small slot for writing: the others' caches have them, and fetching
+    /// them costs no time while this rank waits. The slot of the next phase is likely to have the same size. Fetching
+    /// more lines would delay the processor's loads of the flags.
     #[inline]
     fn fetch_small(&self, used: usize) {
         let next = self.place(self.phase.wrapping_add(1), used);
@@ -329,9 +326,9 @@ impl ShmExchange {
         let lines = self.area.at(start, len);
         #[cfg(target_arch = "x86_64")]
         for at in (0..len).step_by(64) {
-            // The intrinsic becomes a fetch for reading where the build's target may lack `prefetchw`; all
-            // 64-bit processors accept the instruction, some without effect.
-            // SAFETY: a hint, which changes no memory; the address is inside the mapping.
+            // Assembly, since the intrinsic becomes a fetch for reading if the build's target may lack `prefetchw`.
+            // All 64-bit processors accept the instruction; on some it has no effect.
+            // SAFETY: the instruction is a hint and changes no memory; the address is inside the mapping.
             unsafe {
                 std::arch::asm!(
                     "prefetchw [{line}]",
@@ -351,8 +348,8 @@ impl ShmExchange {
         let line = self.line(self.rank, self.phase);
         self.area.long(line + 8).store(signature, Ordering::Relaxed);
         let to = self.area.at(line + 16, INLINE);
-        // SAFETY: this rank alone writes its lines, and no rank reads this one now, as in
-        // `next_slot`.
+        // SAFETY: this rank alone writes its lines, and no rank reads this line now, for the same reason as the slot in
+        // `slots_and_next`.
         unsafe { std::ptr::copy_nonoverlapping(inline.as_ptr(), to, inline.len()) };
         let flag = self.area.word(line);
         flag.store(self.phase, Ordering::Release);
@@ -361,7 +358,7 @@ impl ShmExchange {
         }
     }
 
-    /// Waits until all have published this phase; returns whether all have this signature.
+    /// Waits until all ranks have published this phase; returns whether all have this signature.
     #[inline]
     fn wait_for_all(
         &self,
@@ -407,7 +404,7 @@ impl ShmExchange {
     ) -> Result<(), ShmExchangeError> {
         let has_left = self.left(rank).load(Ordering::Acquire) != 0;
         if has_left || self.segment.is_gone(self.ranks[rank]) {
-            // A phase that the rank published before it left is still valid.
+            // A phase that the rank has published before it left is valid.
             return if flag.load(Ordering::Acquire) == self.phase {
                 Ok(())
             } else {
@@ -424,7 +421,7 @@ impl ShmExchange {
                 tv_sec: time.as_secs() as i64,
                 tv_nsec: i64::from(time.subsec_nanos()),
             };
-            // Whatever ended the sleep, the caller checks again.
+            // The caller checks again, whatever has ended the sleep.
             let _ = futex::wait(flag, futex::Flags::empty(), seen, Some(&time));
         }
         sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -446,7 +443,7 @@ impl ShmExchange {
         }
     }
 
-    /// Returns a handle by which another thread can announce to the group that this rank leaves it.
+    /// Returns a handle with which another thread can announce that this rank leaves the group.
     pub(crate) fn close_guard(&self) -> io::Result<CloseGuard> {
         let len = align(self.ranks.len() * CONTROL, PAGE);
         Ok(CloseGuard {
@@ -495,8 +492,7 @@ impl Drop for ShmExchange {
         for parity in 0..2 {
             wake(self.area.word(self.line(self.rank, parity)));
         }
-        // The last rank to leave empties the area for the next group. If a rank died, the area stays
-        // claimed.
+        // The last rank that leaves frees the area for another group. If a rank has died, the area stays claimed.
         let leavers = self.segment.leave_area(self.place);
         if leavers == self.ranks.len() {
             self.segment
@@ -505,15 +501,14 @@ impl Drop for ShmExchange {
     }
 }
 
-/// Announces on an exchange area that this rank leaves the group, while the rank's own thread may be
-/// waiting there.
+/// Announces on an exchange area that this rank leaves the group, even while a thread of the rank waits in a phase.
 pub(crate) struct CloseGuard {
     control: Mapping,
     rank: usize,
 }
 
 impl CloseGuard {
-    /// Releases the ranks that wait for this one.
+    /// Ends the waits of other ranks for this rank.
     pub(crate) fn leave(&self) {
         let control = self.rank * CONTROL;
         let left = self.control.word(control + 3 * LINE);
@@ -521,5 +516,12 @@ impl CloseGuard {
         for parity in 0..2 {
             wake(self.control.word(control + parity * LINE));
         }
+    }
+
+    /// Whether a rank of the exchange area has released the ranks that wait for it.
+    #[inline]
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        let left = self.control.word(rank * CONTROL + 3 * LINE);
+        left.load(Ordering::Acquire) != 0
     }
 }

@@ -1,21 +1,20 @@
 //! A stream of bytes between two ranks of a group, through their shared memory.
 //!
-//! Each direction is a ring of bytes with one writer and one reader. The writer copies bytes in, then
-//! stores how many it has written in all; the reader copies them out, then stores how many it has read in
-//! all.
+//! Each direction is a ring of bytes with one writer and one reader. The writer copies bytes in, then stores the
+//! total number of bytes written; the reader copies them out, then stores the total number of bytes read.
 //!
-//! A small number of bytes takes another path, which needs one or two cache lines instead of two or three:
-//! *cells* outside the ring, used in turn. A cell has bytes, their position among the bytes of the ring,
-//! and last of all its own number, whose arrival completes the cell. The reader checks the count of the
-//! ring first and the next cell afterwards. So if it sees bytes of the ring that were written after a cell,
-//! it sees the cell as well, and keeps their order. If all cells are full, the bytes go through the ring.
+//! Few bytes take another path, which needs one or two cache lines instead of two or three: *cells* outside the
+//! ring, used in turn. A cell has bytes, their position among the bytes of the ring, and its own number, which is
+//! written last and completes the cell. The reader checks the count of the ring first and the next cell afterwards.
+//! So if it sees bytes of the ring that were written after a cell, it sees the cell as well, and reads both in order.
+//! If all cells are full, the bytes go through the ring.
 //!
-//! An end that finds the ring full (or empty) for so long that it sleeps sets a mark first and checks once
-//! more; the other end makes room (or writes), and checks the mark afterwards. Between the store and the
-//! check there is a full fence on both sides, so at least one of the two sees the other's store.
+//! An end that finds the ring full (or empty) for so long that it sleeps first sets a mark, then checks once more;
+//! the other end reads (or writes), then checks the mark. Between the store and the check there is a full fence on
+//! both sides, so at least one of the two sees the other's store.
 //!
-//! The pair has a socket too. It is the doorbell that wakes a sleeper, so that a thread can sleep on
-//! several streams at once; and the end of the socket shows that the other rank has left or died.
+//! The pair also has a socket. It is the doorbell that wakes a sleeper, so that a thread can sleep on several
+//! streams at once, and its end shows that the other rank has left or died.
 
 use super::area::RING_HEAD;
 use super::mapping::Mapping;
@@ -25,20 +24,19 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// The writer publishes its count after each piece of this many bytes, so that the reader can
-/// begin.
+/// The maximum number of bytes that the writer copies before it stores its count, so that the reader can begin.
 const PIECE: usize = 32 << 10;
 
-/// How many cells a direction has.
+/// Number of cells of a direction.
 const CELLS: u64 = 16;
-/// Bytes of a cell: two cache lines, of which the second is not used if the first is enough.
+/// Bytes of a cell: two cache lines; the second is not used if the first is enough.
 const CELL: usize = 128;
-/// Bytes of data that a cell carries.
+/// Maximum number of data bytes in a cell.
 const CARRIED: usize = CELL - BYTES;
 // Fields of a cell.
-/// The cell's number, counted from 1, with the count of bytes that it carries in the lowest eight bits.
+/// The cell's number, from 1, shifted by eight bits, and its number of data bytes in the lowest eight bits.
 const NUMBER: usize = 0;
-/// How many bytes of the ring precede the cell.
+/// The number of bytes of the ring that precede the cell.
 const PLACE: usize = 8;
 const BYTES: usize = 16;
 
@@ -55,20 +53,20 @@ const _: () = assert!(CARRIED <= 0xff);
 /// What a sleeper waits for on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waits {
-    /// It waits for bytes.
+    /// The sleeper waits for bytes to read.
     pub(crate) to_read: bool,
-    /// It waits for room.
+    /// The sleeper waits for space to write.
     pub(crate) to_write: bool,
 }
 
-/// The result of a check for certain bytes.
+/// The result of [`read_behind`](ShmStream::read_behind).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// All of them were there, and were read.
+    /// The head and all bytes after it had arrived, and were read.
     All,
     /// No bytes have arrived yet.
     Nothing(EmptyStream),
-    /// Other bytes, or not all of them, or the end; no bytes were read.
+    /// Other bytes, too few bytes, or the end of the stream; no bytes were read.
     Other,
 }
 
@@ -79,21 +77,21 @@ pub(crate) struct EmptyStream {
     cells_read: u64,
 }
 
-/// A view of what arrives from the other end, separate from this rank's end. It only shows that more has
-/// arrived, so that one thread may wait for that while others use the end.
+/// A view of the bytes from the other end, separate from this rank's end. It only shows whether more bytes have
+/// arrived, so that one thread can wait for bytes while other threads use the end.
 pub(crate) struct StreamView {
     rings: Arc<Mapping>,
     into: usize,
 }
 
 impl StreamView {
-    /// Whether any bytes were written since the stream was found empty with these counts.
+    /// Whether bytes were written since the stream was found empty with these counts.
     #[inline]
     pub(crate) fn has_changed(&self, since: EmptyStream) -> bool {
         let next = since.cells_read + 1;
         let number = self.rings.long(ShmStream::cell(self.into, next) + NUMBER);
         let written = self.rings.long(self.into + WRITTEN);
-        // A thread that sees this takes the end's lock to read, and checks again under the lock.
+        // Relaxed loads suffice: a thread that sees a change locks the end and checks again.
         number.load(Ordering::Relaxed) >> 8 >= next
             || written.load(Ordering::Relaxed) != since.written
     }
@@ -103,31 +101,36 @@ impl StreamView {
 pub(crate) struct ShmStream {
     socket: Arc<TcpStream>,
     rings: Arc<Mapping>,
-    /// Bytes that each ring holds.
+    /// Size of each ring in bytes.
     ring: usize,
-    /// Offsets of the rings in the mapping: the one that this rank writes, and the one that it reads.
+    /// Offset in the mapping of the ring that this rank writes.
     out: usize,
+    /// Offset in the mapping of the ring that this rank reads.
     into: usize,
-    /// Bytes written by this rank, and how many of them are known to be read.
+    /// Number of bytes that this rank has written to its ring.
     written: u64,
+    /// The last known number of these bytes that the other rank has read.
     seen_read: u64,
-    /// Bytes read by this rank, and how many are known to have been written.
+    /// Number of bytes that this rank has read from the other's ring.
     read: u64,
+    /// The last known number of bytes that the other rank has written to it.
     seen_written: u64,
-    /// Cells written by this rank, and how many of them are known to be read.
+    /// Number of cells that this rank has written.
     cells_written: u64,
+    /// The last known number of these cells that the other rank has read.
     seen_cells_read: u64,
-    /// Cells read by this rank, and how many bytes of the next one.
+    /// Number of cells that this rank has read.
     cells_read: u64,
+    /// Number of bytes that this rank has read of the next cell.
     cell_done: usize,
     copier: AdaptiveCopy,
-    /// Whether the other end is gone.
+    /// Whether the other end was closed.
     closed: bool,
 }
 
 impl ShmStream {
-    /// Makes an end of the stream whose two rings, of `ring` bytes each and not used yet, are `rings`; the
-    /// lower rank of the pair writes the first.
+    /// Makes an end of the stream with the two rings in `rings`, which have `ring` bytes each and are not used yet. The
+    /// lower rank of the pair writes the first ring.
     pub(super) fn new(
         rings: Mapping,
         ring: usize,
@@ -161,12 +164,12 @@ impl ShmStream {
         })
     }
 
-    /// The socket: another thread can shut it down, and a sleeping thread waits on it.
+    /// The socket, on which a sleeping thread waits, and which another thread can shut down.
     pub(crate) fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
 
-    /// Returns a view of what arrives, separate from this end.
+    /// Returns a view of the bytes from the other end, separate from this end.
     pub(crate) fn view(&self) -> StreamView {
         StreamView {
             rings: self.rings.clone(),
@@ -182,12 +185,12 @@ impl ShmStream {
         self.rings.word(ring + word)
     }
 
-    /// Where a cell of this ring is.
+    /// The offset of a cell of this ring.
     fn cell(ring: usize, number: u64) -> usize {
         ring + FIRST_CELL + (number % CELLS) as usize * CELL
     }
 
-    /// The bytes that can be read now.
+    /// Returns the bytes that can be read now.
     #[inline]
     fn readable(&mut self) -> io::Result<Readable> {
         if self.seen_written == self.read {
@@ -205,13 +208,13 @@ impl ShmStream {
         let place = self.rings.long(cell + PLACE).load(Ordering::Relaxed);
         let before = self.within_ring(place.wrapping_sub(self.read))?;
         if before > 0 {
-            // The ring's bytes up to this position were written before the cell was.
+            // The ring's bytes up to this position were written before the cell.
             self.seen_written = self.seen_written.max(place);
             return Ok(Readable::Ring(before));
         }
         let carried = (number & 0xff) as usize;
         if carried <= self.cell_done || carried > CARRIED {
-            return Err(nonsense());
+            return Err(invalid_counts());
         }
         Ok(Readable::Cell {
             start: cell + BYTES + self.cell_done,
@@ -219,7 +222,7 @@ impl ShmStream {
         })
     }
 
-    /// Bytes of room in the ring that this rank writes.
+    /// Returns the number of free bytes in the ring that this rank writes.
     fn writable(&mut self) -> io::Result<usize> {
         let mut taken = self.written.wrapping_sub(self.seen_read);
         if taken >= self.ring as u64 {
@@ -252,8 +255,8 @@ impl ShmStream {
         Ok(some)
     }
 
-    /// Fills `into` with the bytes that follow exactly this head, if the head is next and all of these
-    /// bytes have arrived.
+    /// Fills `into` with the bytes after this head, if the next bytes of the stream are exactly this head and all bytes
+    /// of `into` have arrived.
     #[inline]
     pub(crate) fn read_behind<const HEAD: usize>(
         &mut self,
@@ -267,9 +270,9 @@ impl ShmStream {
                     return Ok(Found::Other);
                 }
                 let from = self.rings.at(start, len);
-                // SAFETY: `readable` has seen the cell's number, which the writer stored after its bytes,
-                // and the count that `pass_cell` stores below lets it write them again. `at` finds `len`
-                // bytes inside the mapping.
+                // SAFETY: `readable` has seen the cell's number, which the writer stored after the cell's bytes. The
+                // writer writes them again only after `pass_cell` below has stored its count. `at` checks that `len`
+                // bytes are inside the mapping.
                 let from = unsafe { std::slice::from_raw_parts(from, len) };
                 let (first, rest) = from.split_at(HEAD);
                 if first != head {
@@ -308,8 +311,8 @@ impl ShmStream {
         let data = self.into + RING_HEAD;
         for (piece, at) in [(first, start), (second, 0)] {
             let from = self.rings.at(data + at, piece.len());
-            // SAFETY: the writer stored its count after writing these bytes, which `readable` has seen,
-            // and writes here again only when the count of bytes read, stored in `pass`, has passed them.
+            // SAFETY: the writer stored its count, which `readable` has seen, after it had written these bytes. It
+            // writes here again only after `pass` has stored a count of read bytes that includes them.
             let from = unsafe { std::slice::from_raw_parts(from, piece.len()) };
             copy(piece, from);
         }
@@ -323,13 +326,13 @@ impl ShmStream {
         self.ring(self.into, WRITER_SLEEPS);
     }
 
-    /// Reads from the next cell, of which `len` bytes at `start` are left.
+    /// Reads from the next cell, whose unread `len` bytes are at `start`.
     #[inline]
     fn read_cell(&mut self, start: usize, len: usize, into: &mut [u8]) -> usize {
         let some = len.min(into.len());
         let from = self.rings.at(start, some);
-        // SAFETY: as for the ring: `readable` has seen the cell's number, which was stored after its bytes,
-        // and the count stored below lets it be written again.
+        // SAFETY: `readable` has seen the cell's number, which the writer stored after the cell's bytes. The writer
+        // writes them again only after `pass_cell` below has stored its count.
         let from = unsafe { std::slice::from_raw_parts(from, some) };
         into[..some].copy_from_slice(from);
         if some < len {
@@ -350,7 +353,7 @@ impl ShmStream {
             .store(self.cells_read, Ordering::Release);
     }
 
-    /// Writes as much of both, one after the other, as fits now; 0 if nothing fits.
+    /// Writes as much of `head` and then `rest` as fits now; 0 if nothing fits.
     #[inline]
     pub(crate) fn write(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         if self.closed {
@@ -385,22 +388,21 @@ impl ShmStream {
     /// Whether there is a free cell to write.
     #[inline]
     fn has_cell(&mut self) -> bool {
-        // With an invalid count, larger than what was written, no cell is free.
+        // The difference wraps: with an invalid count, larger than the number of written cells, no cell is free.
         if self.cells_written.wrapping_sub(self.seen_cells_read) >= CELLS {
             self.seen_cells_read = self.count(self.out, CELLS_READ).load(Ordering::Acquire);
         }
         self.cells_written.wrapping_sub(self.seen_cells_read) < CELLS
     }
 
-    /// Writes both, one after the other, to a cell that is free.
+    /// Writes `head` and then `rest` to the next cell, which is free.
     #[inline]
     fn write_cell(&mut self, head: &[u8], rest: &[u8]) {
         self.cells_written += 1;
         let cell = Self::cell(self.out, self.cells_written);
         let to = self.rings.at(cell + BYTES, CARRIED);
-        // SAFETY: this rank alone writes the cells of this ring, through `&mut self`; the reader is done
-        // with this one (`has_cell` has seen its count) and reads it again only when it has seen the number
-        // that is stored below. `head` and `rest` together are not longer than `CARRIED` (`write`).
+        // SAFETY: this rank alone writes the cells of this ring, through `&mut self`. The reader has read this cell
+        // (`has_cell` has seen its count), and reads it again only after it has seen the number that is stored below.
         let to = unsafe { std::slice::from_raw_parts_mut(to, CARRIED) };
         to[..head.len()].copy_from_slice(head);
         to[head.len()..head.len() + rest.len()].copy_from_slice(rest);
@@ -419,9 +421,9 @@ impl ShmStream {
         let data = self.out + RING_HEAD;
         for (piece, at) in [(first, start), (second, 0)] {
             let to = self.rings.at(data + at, piece.len());
-            // SAFETY: this rank alone writes this ring, through `&mut self`; the reader has read what was
-            // here (`writable` has seen its count) and reads here again only when it has seen the count
-            // of bytes written pass it.
+            // SAFETY: this rank alone writes this ring, through `&mut self`. The reader has read the bytes that were
+            // here (`writable` has seen its count), and reads here again only after it has seen a count of written
+            // bytes that includes the new ones.
             let to = unsafe { std::slice::from_raw_parts_mut(to, piece.len()) };
             self.copier.copy(to, piece);
         }
@@ -440,13 +442,13 @@ impl ShmStream {
     #[cold]
     fn wake(&self, mark: &AtomicU32) {
         if mark.swap(0, Ordering::Relaxed) != 0 {
-            // A full socket wakes the sleeper as well, and a closed socket has no sleeper.
+            // An error is ignored: a full socket wakes the sleeper as well, and a closed socket has no sleeper.
             let _ = (&*self.socket).write(&[1]);
         }
     }
 
-    /// Sets marks before the thread sleeps on the socket. Returns true if the thread need not sleep, since it
-    /// can read or write already, or the other end is gone.
+    /// Sets marks before the thread sleeps on the socket. Returns true if the thread must not sleep, since it can read
+    /// or write already, or the other end was closed.
     pub(crate) fn prepare_sleep(&mut self, waits: Waits) -> io::Result<bool> {
         let mut drained = [0; 64];
         loop {
@@ -477,20 +479,20 @@ impl ShmStream {
         Ok(waits.to_read && !is_nothing || waits.to_write && self.writable()? > 0)
     }
 
-    /// Checks a distance between two counts of one ring.
+    /// Checks that the distance between two counts of one ring is at most the ring's size.
     fn within_ring(&self, distance: u64) -> io::Result<usize> {
         usize::try_from(distance)
             .ok()
             .filter(|&distance| distance <= self.ring)
-            .ok_or_else(nonsense)
+            .ok_or_else(invalid_counts)
     }
 }
 
-fn nonsense() -> io::Error {
-    io::Error::other("the counts in shared memory make no sense")
+fn invalid_counts() -> io::Error {
+    io::Error::other("the counts in shared memory are invalid")
 }
 
-/// What can be read.
+/// The bytes that can be read.
 enum Readable {
     /// This many bytes of the ring.
     Ring(usize),

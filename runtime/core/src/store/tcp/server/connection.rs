@@ -60,9 +60,9 @@ pub(super) struct ClientConnection {
     /// Bytes of `inbox` that are counted as unfinished.
     pub(super) counted: usize,
     pub(super) scanner: Scanner,
-    /// The beginning of a request whose end has not come, or requests held back with `paused`.
+    /// The beginning of a request whose end has not arrived, or requests held back with `paused`.
     pub(super) inbox: Vec<u8>,
-    /// Replies that the socket did not take yet.
+    /// Replies that the socket has not accepted yet.
     pub(super) outbox: Vec<u8>,
     /// How much of `outbox` is sent.
     sent: usize,
@@ -94,7 +94,7 @@ impl ClientConnection {
         self.outbox.len() - self.sent
     }
 
-    /// Sends what the socket takes now.
+    /// Sends what the socket accepts now.
     pub(super) fn flush(&mut self, buffers: &mut Buffers) -> LinkState {
         while self.unsent() > 0 {
             match rustix::net::send(
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_connection_takes_a_fraction_of_a_kibibyte() {
+    fn an_idle_connection_takes_at_most_256_bytes() {
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut connection = ClientConnection::new(socket.into(), None);
         let mut buffers = Buffers::default();

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const READ: usize = 256 << 10;
 /// Above this many bytes of unread replies, a connection's requests wait.
 const BACK_PRESSURE: usize = 1 << 20;
-/// The most connections that are accepted before others get their turn.
+/// The most connections that are accepted before other events are handled.
 const ACCEPTS: usize = 128;
 /// How long to wait for a free file descriptor before accepting is tried again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -46,7 +46,7 @@ pub(super) struct EventLoop {
     spin: Spin,
     /// Connections, other than the one being served, whose wait a request has ended and which get
     /// [`STOP_WAITING`].
-    dirty: Vec<ConnectionId>,
+    woken: Vec<ConnectionId>,
 }
 
 impl EventLoop {
@@ -73,7 +73,7 @@ impl EventLoop {
             buffers: Buffers::default(),
             scratch: vec![0; READ].into_boxed_slice(),
             spin: Spin::initially_sleeping(),
-            dirty: Vec::new(),
+            woken: Vec::new(),
         };
         this.listen()?;
         Ok(this)
@@ -165,7 +165,7 @@ impl EventLoop {
                     self.pause_accepting(error);
                     return;
                 }
-                // The peer gave up between its SYN and now.
+                // An error of this connection alone, such as a peer that has already closed it.
                 Err(_) => continue,
             };
             if self.connections.len() >= self.quota.limits.connections {
@@ -214,7 +214,7 @@ impl EventLoop {
         if !self.connections.contains(id) {
             return;
         }
-        // Anything but room to write (bytes, the end, an error) shows in a read.
+        // All events but writability (bytes, the end, an error) show in a read.
         let reads = flags.difference(epoll::EventFlags::OUT) != epoll::EventFlags::empty();
         let mut link = match reads {
             true => self.read(id),
@@ -226,9 +226,9 @@ impl EventLoop {
         if link == LinkState::Lost {
             self.close(id);
         }
-        // The request that has waited longest comes first. A reply may complete further waits.
+        // The wait that ended first is answered first. Serving a connection may end further waits.
         let mut next = 0;
-        while let Some(&woken) = self.dirty.get(next) {
+        while let Some(&woken) = self.woken.get(next) {
             next += 1;
             if let Some(connection) = self.connections.get_mut(woken) {
                 connection.outbox.push(STOP_WAITING);
@@ -237,7 +237,7 @@ impl EventLoop {
                 self.close(woken);
             }
         }
-        self.dirty.clear();
+        self.woken.clear();
     }
 
     fn read(&mut self, id: ConnectionId) -> LinkState {
@@ -350,7 +350,7 @@ impl EventLoop {
                 if woken == id {
                     connection.outbox.push(STOP_WAITING);
                 } else {
-                    self.dirty.push(woken);
+                    self.woken.push(woken);
                 }
             }
         };
@@ -381,7 +381,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes a client one step closer to being served.
+    /// Handles a request of a client that is not served yet: VALIDATE, HELLO or PROOF.
     fn admit(&mut self, id: ConnectionId, frame: &[u8]) -> Result<(), Violation> {
         let connection = &mut self.connections[id];
         let request = Request::decode(frame);
@@ -526,7 +526,7 @@ impl EventLoop {
                 );
                 self.state.count_refused(&peer);
             }
-            // Replies from before the fault are still sent if the socket takes them.
+            // Replies that are still unsent are sent if the socket accepts them.
             connection.flush(&mut self.buffers);
             // Closing the only descriptor of the socket takes it out of epoll, too.
             self.buffers.give(connection.outbox);

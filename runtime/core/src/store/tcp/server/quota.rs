@@ -1,4 +1,5 @@
-//! Limits on clients that are not being served: time, unfinished requests, connections.
+//! Limits on the time that clients take, on unfinished requests, and on connections that have not proved the
+//! secret.
 
 use super::connection::{Admission, ClientConnection};
 use super::state::ConnectionId;

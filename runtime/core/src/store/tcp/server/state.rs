@@ -37,14 +37,14 @@ impl PendingWait {
 pub(super) struct State {
     table: Table,
     /// Limits of the table together with the pending waits: bytes and names.
-    most: (usize, usize),
+    limits: (usize, usize),
     /// Bytes of all pending waits.
-    waits: usize,
+    wait_bytes: usize,
     pending: HashMap<ConnectionId, PendingWait>,
     /// Connections that wait for each key, in order of arrival, once for each time a wait names the key.
     waiting: HashMap<Key, Vec<ConnectionId>>,
     at_barrier: HashMap<Key, Vec<ConnectionId>>,
-    /// Connections whose wait has ended and that have not got [`STOP_WAITING`] yet.
+    /// Connections whose wait has ended and to which [`STOP_WAITING`] is not sent yet.
     woken: Vec<ConnectionId>,
 }
 
@@ -53,8 +53,8 @@ impl State {
     pub(super) fn new(bytes: usize, keys: usize) -> Self {
         Self {
             table: Table::default(),
-            most: (bytes, keys),
-            waits: 0,
+            limits: (bytes, keys),
+            wait_bytes: 0,
             pending: HashMap::new(),
             waiting: HashMap::new(),
             at_barrier: HashMap::new(),
@@ -70,18 +70,18 @@ impl State {
         self.table.set(REFUSED, text.as_bytes());
     }
 
-    /// Checks that there is room for this many more bytes under this key.
+    /// Checks that this many more bytes under this key are within the limits.
     fn admit(&self, key: &[u8], more: usize) -> Result<(), Violation> {
         let is_new = !self.table.has(key);
-        if is_new && self.table.names() >= self.most.1 {
-            return Err(Violation::TooManyStoredKeys(self.most.1));
+        if is_new && self.table.names() >= self.limits.1 {
+            return Err(Violation::TooManyStoredKeys(self.limits.1));
         }
         let more = more + if is_new { key.len() + ENTRY } else { 0 };
         self.admit_bytes(more)
     }
 
     fn admit_bytes(&self, more: usize) -> Result<(), Violation> {
-        let (held, limit) = (self.table.bytes() + self.waits, self.most.0);
+        let (held, limit) = (self.table.bytes() + self.wait_bytes, self.limits.0);
         if held + more > limit {
             return Err(Violation::StoreFull { held, more, limit });
         }
@@ -190,12 +190,12 @@ impl State {
 
     fn take_pending(&mut self, connection: ConnectionId) -> Option<PendingWait> {
         let pending = self.pending.remove(&connection)?;
-        self.waits -= pending.bytes();
+        self.wait_bytes -= pending.bytes();
         Some(pending)
     }
 
     fn put_pending(&mut self, connection: ConnectionId, pending: PendingWait) {
-        self.waits += pending.bytes();
+        self.wait_bytes += pending.bytes();
         self.pending.insert(connection, pending);
     }
 

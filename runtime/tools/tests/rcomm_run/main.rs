@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout)]
 
+mod nodes;
+
 use rcomm::store::{Store, StoreAccess, TcpStore};
 use rcomm::{Config, ErrorKind, ReduceOp, Secret, World};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -49,7 +51,7 @@ fn by_rank(bytes: &[u8]) -> HashMap<u32, Vec<&str>> {
     lines
 }
 
-fn is_gone(pid: &str) -> bool {
+fn ends(pid: &str) -> bool {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     let deadline = Instant::now() + LONG;
     while test_kill_process(pid).is_ok() {
@@ -88,7 +90,7 @@ impl Running {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
-    /// The rest of its output, its messages, and its exit code.
+    /// The rest of the ranks' output, the standard error, and the launcher's exit code.
     fn finish(mut self) -> (String, String, i32) {
         let (mut out, mut err) = (String::new(), String::new());
         self.stdout.read_to_string(&mut out).unwrap();
@@ -118,14 +120,14 @@ fn ranks_get_torchruns_environment_and_a_secret() {
             assert_eq!(env[name], "3", "{name}");
         }
         assert_eq!(env["TORCHELASTIC_USE_AGENT_STORE"], "True");
-        let place = rcomm::Rendezvous::from_environment(|name| {
+        let rendezvous = rcomm::Rendezvous::from_environment(|name| {
             env.get(name).map(|value| (*value).to_owned())
         })
         .unwrap();
-        assert_eq!((place.rank, place.world_size), (rank, 3));
-        assert_ne!(place.master_port, 0);
-        assert!(place.is_single_host() && place.uses_agent_store);
-        secrets.push((env["RCOMM_JOB_SECRET"].to_owned(), place.job));
+        assert_eq!((rendezvous.rank, rendezvous.world_size), (rank, 3));
+        assert_ne!(rendezvous.master_port, 0);
+        assert!(rendezvous.is_single_host() && rendezvous.uses_agent_store);
+        secrets.push((env["RCOMM_JOB_SECRET"].to_owned(), rendezvous.job));
     }
     assert_eq!(secrets[0].0.len(), 64);
     assert!(secrets.iter().all(|secret| *secret == secrets[0]));
@@ -148,7 +150,7 @@ fn no_line_is_lost_or_torn() {
     }
 }
 
-/// A folder in which ranks leave files for each other, as `$DIR`.
+/// As [`shell`], with a folder for files by which the ranks wait for each other, as `$DIR`.
 fn shell_with_folder(n: u32, options: &[&str], script: &str) -> (Command, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let mut command = shell(n, options, script);
@@ -193,7 +195,7 @@ fn failure_is_reported_while_the_output_is_stalled() {
 }
 
 #[test]
-fn first_failure_ends_the_others_and_names_itself() {
+fn the_first_failure_is_named_and_ends_the_other_ranks() {
     let script = "echo $$; touch $DIR/$RANK
         if [ $RANK != 2 ]; then sleep 1000; fi
         until [ -e $DIR/0 -a -e $DIR/1 -a -e $DIR/3 ]; do sleep 0.01; done; exit 7";
@@ -207,7 +209,7 @@ fn first_failure_ends_the_others_and_names_itself() {
     let ranks = by_rank(&output.stdout);
     assert_eq!(ranks.len(), 4);
     for (rank, lines) in ranks {
-        assert!(is_gone(lines[0]), "rank {rank}");
+        assert!(ends(lines[0]), "rank {rank}");
     }
 }
 
@@ -224,7 +226,7 @@ fn the_signal_that_killed_a_rank_is_named() {
         stderr.contains("rank 0") && stderr.contains("was killed by SIGKILL"),
         "{stderr}"
     );
-    // The default time for the other rank.
+    // The default of `--linger`.
     assert!(
         stderr.contains("the other 1 here are ended in 5s"),
         "{stderr}"
@@ -243,7 +245,7 @@ fn rank_that_ignores_sigterm_is_killed_with_its_children() {
         stderr.contains("killing the remaining ranks") && stderr.contains("rank 0"),
         "{stderr}"
     );
-    assert!(is_gone(by_rank(&output.stdout)[&0][0]));
+    assert!(ends(by_rank(&output.stdout)[&0][0]));
 }
 
 #[test]
@@ -300,7 +302,7 @@ fn one_rank_of_which_number_1_dies() {
 }
 
 #[test]
-fn signals_are_passed_on() {
+fn signals_to_stop_are_forwarded_to_the_ranks() {
     for (signal, name, code) in [
         (Signal::TERM, "TERM", 143),
         (Signal::INT, "INT", 130),
@@ -325,7 +327,7 @@ fn signals_are_passed_on() {
 }
 
 #[test]
-fn second_signal_kills() {
+fn a_second_signal_kills_the_ranks() {
     let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
     let mut running = Running::start(shell(1, &["--grace", "1000"], script));
     running.line();
@@ -342,7 +344,7 @@ fn second_signal_kills() {
 }
 
 #[test]
-fn user_signals_are_passed_on_and_end_nothing() {
+fn user_signals_are_forwarded_and_do_not_end_the_job() {
     let script =
         "trap 'echo dump' USR1; trap 'exit 0' USR2; echo ready; while :; do sleep 0.05; done";
     let mut running = Running::start(shell(1, &[], script));
@@ -354,14 +356,15 @@ fn user_signals_are_passed_on_and_end_nothing() {
     assert_eq!(code, 0);
 }
 
-/// Runs a job with these options, and calls `meet` with the port of its store.
-fn with_a_store(options: &[&str], meet: impl FnOnce(u16)) -> String {
+/// Runs a job with these options, and calls `use_store` with the port of its store. Returns the ranks'
+/// `RCOMM_STORE` and the launcher's standard error.
+fn with_a_store(options: &[&str], use_store: impl FnOnce(u16)) -> String {
     let script = "trap 'exit 0' USR1; echo $MASTER_PORT $RCOMM_STORE; while :; do sleep 0.05; done";
     let mut running = Running::start(shell(1, options, script));
     let line = running.line();
-    let mut words = line.trim().rsplit(' ');
-    let mode = words.next().unwrap().to_owned();
-    meet(words.next().unwrap().parse().unwrap());
+    let mut fields = line.trim().rsplit(' ');
+    let mode = fields.next().unwrap().to_owned();
+    use_store(fields.next().unwrap().parse().unwrap());
     running.signal(Signal::USR1);
     let (_, errors, code) = running.finish();
     assert_eq!(code, 0);
@@ -376,28 +379,31 @@ fn store_is_served_to_clients_with_the_secret_while_the_job_runs() {
         let store = TcpStore::connect_with("127.0.0.1", port, LONG, &access).unwrap();
         store.set("k", b"v").unwrap();
         assert_eq!(store.get("k", LONG).unwrap(), b"v");
-        let stranger = TcpStore::connect("127.0.0.1", port, LONG);
-        let error = stranger.err().expect("a stranger");
+        let without_secret = TcpStore::connect("127.0.0.1", port, LONG);
+        let error = without_secret.err().expect("a client without the secret");
         assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
         kept = Some(store);
     });
     assert!(mode.starts_with("secret"), "{mode}");
     let store = kept.unwrap();
-    assert!(store.set("k", b"v").is_err(), "the store went with the job");
+    assert!(
+        store.set("k", b"v").is_err(),
+        "the store ended with the job"
+    );
 }
 
 #[test]
 fn an_open_store_must_be_requested_and_is_announced() {
-    let said = with_a_store(&["--open-store"], |port| {
+    let printed = with_a_store(&["--open-store"], |port| {
         let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
         store.set("k", b"v").unwrap();
     });
-    assert!(said.starts_with("open"), "{said}");
-    assert!(said.contains("the store is open"), "{said}");
+    assert!(printed.starts_with("open"), "{printed}");
+    assert!(printed.contains("the store is open"), "{printed}");
 }
 
 #[test]
-fn process_left_behind_does_not_hold_the_launcher() {
+fn a_process_left_behind_does_not_keep_the_launcher_running() {
     let output = run(shell(1, &[], "sleep 1000 & echo $!"));
     assert!(output.status.success());
     let ranks = by_rank(&output.stdout);
@@ -462,114 +468,8 @@ fn wrong_command_lines_are_explained() {
     }
 }
 
-/// A port without a listener that the kernel does not assign: it lies below the range of ephemeral ports, among sixteen
-/// that belong to this process alone.
-fn free_port() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mut own = (0..16).map(|_| {
-        let nth = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
-        10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
-    });
-    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    own.find(free).unwrap().to_string()
-}
-
-fn node(n: u32, node_rank: &str, port: &str, script: &str) -> Running {
-    let several = [
-        "--nnodes",
-        "2",
-        "--node-rank",
-        node_rank,
-        "--master-port",
-        port,
-    ];
-    let mut command = shell(n, &several, script);
-    command.env("RCOMM_JOB_SECRET", "of all nodes");
-    Running::start(command)
-}
-
 #[test]
-fn two_nodes_make_one_job() {
-    let port = free_port();
-    let script = "echo $WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK $GROUP_RANK $TORCHELASTIC_RUN_ID";
-    let second = node(1, "1", &port, script);
-    let first = node(2, "0", &port, script);
-    let (out, err, code) = first.finish();
-    assert_eq!(code, 0, "{err}");
-    let (more, err, code) = second.finish();
-    assert_eq!(code, 0, "{err}");
-    let all = out + &more;
-    let ranks = by_rank(all.as_bytes());
-    let job = ranks[&0][0].rsplit(' ').next().unwrap();
-    assert!(job.starts_with("rcomm-"), "{job}");
-    assert_eq!(ranks[&0], [format!("3 2 0 0 {job}")]);
-    assert_eq!(ranks[&1], [format!("3 2 1 0 {job}")]);
-    assert_eq!(ranks[&2], [format!("3 1 0 1 {job}")]);
-}
-
-#[test]
-fn failure_on_one_node_ends_the_other() {
-    let port = free_port();
-    let first = node(1, "0", &port, "sleep 1000");
-    let second = node(1, "1", &port, "exit 6");
-    let (_, err, code) = second.finish();
-    assert_eq!(code, 6, "{err}");
-    let (_, err, code) = first.finish();
-    assert_eq!(code, 6, "{err}");
-    assert!(err.contains("on another node, rank 1"), "{err}");
-}
-
-/// Whether a process is running; a zombie is not.
-fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    let state = stat.ok().and_then(|stat| {
-        let (_, rest) = stat.rsplit_once(')')?;
-        rest.trim().chars().next()
-    });
-    state.is_some_and(|state| state != 'Z')
-}
-
-#[test]
-fn launcher_of_node_0_that_is_killed_ends_the_other_node() {
-    let port = free_port();
-    let mut first = node(1, "0", &port, "echo $$; exec sleep 1000");
-    let mut second = node(1, "1", &port, "echo up; sleep 1000");
-    let line = first.line();
-    second.line();
-    first.process.kill().unwrap();
-    let (_, err, code) = second.finish();
-    assert_eq!(code, 125, "{err}");
-    assert!(err.contains("the launcher of node 0 is gone"), "{err}");
-    first.process.wait().unwrap();
-    // Its rank has ended with it.
-    let rank: u32 = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while is_alive(rank) {
-        assert!(Instant::now() < deadline, "process {rank} runs on");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-#[test]
-fn node_rank_given_twice_is_refused() {
-    let port = free_port();
-    let mut first = node(1, "0", &port, "echo up; sleep 1000");
-    let mut second = node(1, "1", &port, "echo up; sleep 1000");
-    first.line();
-    second.line();
-    let third = node(1, "1", &port, "true");
-    let (_, err, code) = third.finish();
-    assert_eq!(code, 125);
-    assert!(err.contains("started 2 times"), "{err}");
-    first.signal(Signal::TERM);
-    let (_, _, code) = second.finish();
-    assert_eq!(code, 143);
-    let (_, _, code) = first.finish();
-    assert_eq!(code, 143);
-}
-
-#[test]
-fn pytorch_runs_under_it() {
+fn pytorch_runs_under_rcomm_run() {
     const PROGRAM: &str = "
 import torch, torch.distributed as dist
 dist.init_process_group('gloo')

@@ -32,7 +32,7 @@ impl FlightRecorder {
         }
         let from = (self.layout.slots.word + done) % all;
         let end = from + count.min(all - done);
-        if !self.make_room(end.min(all)) {
+        if !self.reserve_to(end.min(all)) {
             return false;
         }
         self.map.touch(from..end.min(all));
@@ -47,22 +47,22 @@ impl FlightRecorder {
         id: u64,
         fill: &dyn Fn(&[AtomicU64; slot::WORDS]),
     ) -> std::result::Result<(), Missed> {
-        if !self.make_room(self.slots.end_of(id)) {
+        if !self.reserve_to(self.slots.end_of(id)) {
             return Err(Missed::Beyond);
         }
         self.slots.write(&self.map, id, fill)
     }
 
-    /// As [`make_room`](Self::make_room), but takes no lock if the word is already reserved.
-    pub(super) fn make_room_once(&self, end: usize) -> bool {
-        end <= self.map.words().len() || self.make_room(end)
+    /// As [`reserve_to`](Self::reserve_to), but takes no lock if the word is already reserved.
+    pub(super) fn ensure_reserved(&self, end: usize) -> bool {
+        end <= self.map.words().len() || self.reserve_to(end)
     }
 
     /// Reserves the ring file up to this word if needed; returns whether it is reserved now.
     ///
     /// A recording thread calls this if the background thread has not reserved the space yet: once in 512
     /// records, just after start-up. It then waits for the system to provide some pages.
-    fn make_room(&self, end: usize) -> bool {
+    fn reserve_to(&self, end: usize) -> bool {
         let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
         let have = self.map.words().len();
         if end <= have {

@@ -2,7 +2,7 @@
 
 use super::RANKS;
 use super::look::View;
-use super::rank::{BEGUN, Deed, GO, HELD};
+use super::rank::{BEGUN, CulpritAct, GO, HELD};
 use super::table::{Row, Transport};
 use crate::process::{CULPRIT, wait_until};
 use anyhow::{Context, Result};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// What is done to the job from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plot {
+pub(super) enum Intervention {
     /// Nothing.
     Watch,
     /// SIGTERM to the launcher.
@@ -31,6 +31,8 @@ pub(super) enum Plot {
     StopInside,
     /// SIGTERM to the launcher once the view says that the job is stuck.
     TerminateStuck,
+    /// SIGTERM to the launcher once the view says that the job is slow.
+    TerminateSlow,
     /// SIGKILL to the launcher and all ranks, once the view says that the job is stuck.
     KillStuck,
     /// SIGCONT to the culprit, once the view says that the job is stuck.
@@ -61,7 +63,7 @@ impl MemoryGroup {
         let name = format!("rcomm-lives-{}-{number}", std::process::id());
         let mount = Path::new("/sys/fs/cgroup");
         let limit = MEMORY.to_string();
-        let (place, limits) = if mount.join("cgroup.controllers").exists() {
+        let (parent, limits) = if mount.join("cgroup.controllers").exists() {
             (
                 mount.to_owned(),
                 [("memory.max", &*limit), ("memory.swap.max", "0")],
@@ -75,11 +77,11 @@ impl MemoryGroup {
         } else {
             return Err("this host has no control groups with a limit of memory".into());
         };
-        let group = place.join(name);
+        let group = parent.join(name);
         std::fs::create_dir(&group).map_err(|error| {
             format!(
                 "no control group can be made in {}: {error}",
-                place.display()
+                parent.display()
             )
         })?;
         let group = Self(group);
@@ -112,27 +114,27 @@ pub(super) fn enter_group() -> std::io::Result<()> {
 }
 
 /// A job that runs.
-pub(super) struct Stage {
+pub(super) struct Job {
     launcher: Child,
     folder: tempfile::TempDir,
     // Dropped after the job has ended.
     _group: Option<MemoryGroup>,
 }
 
-impl Stage {
+impl Job {
     /// Starts the job of a row; `program` is the one that calls [`super::part_of_a_job`].
     pub(super) fn start(program: &Path, row: &Row, transport: Transport) -> Result<Self> {
         let folder = tempfile::tempdir().context("no temporary directory")?;
         let log = std::fs::File::create(folder.path().join("log"))?;
-        let group = match row.deed {
-            Deed::Exhaust => Some(MemoryGroup::make().map_err(anyhow::Error::msg)?),
+        let group = match row.act {
+            CulpritAct::Exhaust => Some(MemoryGroup::make().map_err(anyhow::Error::msg)?),
             _ => None,
         };
         let mut command = Command::new(program);
         command.args(["launch", "-n", &RANKS.to_string(), "--job-id", JOB]);
         // Time for the others to time out, however busy the host, and little for a stopped rank.
         command.args(["--linger", "15", "--grace", "2", "--"]);
-        command.arg(program).args(["rank", row.deed.name()]);
+        command.arg(program).args(["rank", row.act.name()]);
         command.arg(folder.path());
         if let Some(group) = &group {
             command.env(GROUP, &group.0);
@@ -167,32 +169,44 @@ impl Stage {
         self.folder.path().join("dumps")
     }
 
-    /// Does to the job what the row asks for, and waits for its end; returns when the fault came.
-    pub(super) fn play(&mut self, plot: Plot, view: &View) -> Instant {
-        let fault = self.wait_for_fault(plot);
+    /// Copies what the job left to a new folder in this one.
+    pub(super) fn keep(&self, kept: &Path) -> Result<()> {
+        let name = self.folder.path().file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        let name = name.trim_start_matches('.');
+        copy(self.folder.path(), &kept.join(name)).context("what the job left cannot be kept")
+    }
+
+    /// Does to the job what the row asks for, and waits for its end; returns the time of the fault.
+    pub(super) fn intervene(&mut self, intervention: Intervention, view: &View) -> Instant {
+        let fault = self.wait_for_fault(intervention);
         let begun = Instant::now();
-        match plot {
-            Plot::Watch => {}
-            Plot::KillInside | Plot::StopInside => {
-                let signal = match plot {
-                    Plot::KillInside => Signal::KILL,
+        match intervention {
+            Intervention::Watch => {}
+            Intervention::KillInside | Intervention::StopInside => {
+                let signal = match intervention {
+                    Intervention::KillInside => Signal::KILL,
                     _ => Signal::STOP,
                 };
                 self.signal(CULPRIT, signal);
                 self.mark(GO);
             }
-            Plot::Terminate => self.terminate(),
-            Plot::KillAll => {
+            Intervention::Terminate => self.terminate(),
+            Intervention::KillAll => {
                 // None may end because it noticed another's end.
                 (0..RANKS).for_each(|rank| self.signal(rank, Signal::STOP));
                 for rank in 0..RANKS {
                     self.signal(rank, Signal::KILL);
-                    // Several looks of the view between two deaths.
+                    // The view polls several times between two deaths.
                     std::thread::sleep(Duration::from_millis(100));
                 }
             }
-            Plot::TerminateStuck | Plot::KillStuck | Plot::Resume | Plot::KillOther => {}
-            Plot::ResumeLate => {
+            Intervention::TerminateStuck
+            | Intervention::TerminateSlow
+            | Intervention::KillStuck
+            | Intervention::Resume
+            | Intervention::KillOther => {}
+            Intervention::ResumeLate => {
                 wait_until("the end of the other ranks", || {
                     let mut others = (0..RANKS).filter(|&rank| rank != CULPRIT);
                     others.all(|rank| self.has_ended(rank)).then_some(())
@@ -200,18 +214,20 @@ impl Stage {
                 self.signal(CULPRIT, Signal::CONT);
             }
         }
-        if plot.waits_for_stuck() {
-            wait_until("the job to be called stuck", || {
-                let said = view.said();
-                let stuck = |(_, answer): &(_, super::Answer)| answer.verdict == Verdict::Stuck;
-                said.iter().any(stuck).then_some(())
+        if let Some(verdict) = intervention.waits_for() {
+            wait_until("the job to be called stuck or slow", || {
+                let answers = view.answers();
+                let found = |(_, answer): &(_, super::Answer)| answer.verdict == verdict;
+                answers.iter().any(found).then_some(())
             });
         }
-        match plot {
-            Plot::StopInside | Plot::TerminateStuck => self.terminate(),
-            Plot::Resume => self.signal(CULPRIT, Signal::CONT),
-            Plot::KillOther => self.signal(0, Signal::KILL),
-            Plot::KillStuck => {
+        match intervention {
+            Intervention::StopInside
+            | Intervention::TerminateStuck
+            | Intervention::TerminateSlow => self.terminate(),
+            Intervention::Resume => self.signal(CULPRIT, Signal::CONT),
+            Intervention::KillOther => self.signal(0, Signal::KILL),
+            Intervention::KillStuck => {
                 let pids: Vec<Pid> = (0..RANKS).map(|rank| self.pid(rank)).collect();
                 send(Pid::from_child(&self.launcher), Signal::KILL);
                 pids.into_iter().for_each(|pid| send(pid, Signal::KILL));
@@ -224,12 +240,12 @@ impl Stage {
         fault.unwrap_or(begun)
     }
 
-    /// Waits until the job is where the fault must find it. Returns the time of a fault that the culprit itself
-    /// causes; `None` if the caller causes it.
-    fn wait_for_fault(&self, plot: Plot) -> Option<Instant> {
+    /// Waits until the job is in the state in which the fault must happen. Returns the time of a fault that the culprit
+    /// itself causes; `None` if the caller causes the fault.
+    fn wait_for_fault(&self, intervention: Intervention) -> Option<Instant> {
         let here = |name: &str| self.folder.path().join(name).exists().then_some(());
-        match plot {
-            Plot::Terminate | Plot::KillAll => {
+        match intervention {
+            Intervention::Terminate | Intervention::KillAll => {
                 wait_until("ranks at work", || {
                     let begun = |rank| {
                         self.ring(rank)
@@ -238,7 +254,7 @@ impl Stage {
                     (0..RANKS).all(begun).then_some(())
                 });
             }
-            Plot::KillInside | Plot::StopInside => {
+            Intervention::KillInside | Intervention::StopInside => {
                 wait_until("the peer to be held back", || here(HELD));
                 wait_until("the culprit's step", || here(BEGUN));
                 wait_until("the culprit inside its operation", || {
@@ -287,31 +303,49 @@ impl Stage {
     }
 }
 
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let (path, to) = (entry.path(), to.join(entry.file_name()));
+        match entry.file_type()? {
+            kind if kind.is_dir() => copy(&path, &to)?,
+            kind if kind.is_file() => std::fs::copy(&path, &to).map(drop)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 fn send(pid: Pid, signal: Signal) {
     // A process that has just ended needs no signal.
     let _ = kill_process(pid, signal);
 }
 
-impl Plot {
-    const fn waits_for_stuck(self) -> bool {
-        matches!(
-            self,
+impl Intervention {
+    /// The verdict that the view must give before the job ends.
+    const fn waits_for(self) -> Option<Verdict> {
+        match self {
             Self::StopInside
-                | Self::TerminateStuck
-                | Self::KillStuck
-                | Self::Resume
-                | Self::KillOther
-        )
+            | Self::TerminateStuck
+            | Self::KillStuck
+            | Self::Resume
+            | Self::KillOther => Some(Verdict::Stuck),
+            Self::TerminateSlow => Some(Verdict::Slow),
+            Self::Watch | Self::Terminate | Self::KillInside | Self::KillAll | Self::ResumeLate => {
+                None
+            }
+        }
     }
 }
 
-impl Drop for Stage {
+impl Drop for Job {
     fn drop(&mut self) {
         if self.launcher.try_wait().is_ok_and(|ended| ended.is_none()) {
             // The launcher ends its ranks.
             self.terminate();
         }
-        // It has ended already, or ends within its grace.
+        // The launcher has ended already, or ends within its grace period.
         let _ = self.launcher.wait();
     }
 }

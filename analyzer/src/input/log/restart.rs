@@ -1,0 +1,82 @@
+//! Signs that a job was started again: lines after them belong to another attempt.
+
+use super::Line;
+use super::scan::leading_number;
+use rcomm_recorder::model::Rank;
+use rcomm_verdict::logs::{Event, Fact, Progress};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The largest number of ranks, groups and agents whose signs are stored.
+const MAX_STORED: usize = 1 << 16;
+
+/// What the lines of one attempt have shown so far.
+#[derive(Debug, Default)]
+pub(super) struct Signs {
+    /// Ranks that have created their default group.
+    started: BTreeSet<Rank>,
+    /// For each rank and group: the newest operation that had completed, and the index behind its fact.
+    completed: BTreeMap<(Rank, String), (u64, usize)>,
+    /// For each of torchrun's agents that reported a failed worker: the index behind that fact.
+    failed: BTreeMap<u32, usize>,
+    /// The index behind the newest report of a failed worker.
+    last_failed: usize,
+}
+
+impl Signs {
+    /// Whether a new attempt begins with this line.
+    pub(super) fn begins(&mut self, line: &Line<'_>) -> bool {
+        let text = line.text;
+        if text.contains("; will restart worker group")
+            // torchrun prints it once, before it starts its workers.
+            || text.contains("Setting OMP_NUM_THREADS environment variable for each process")
+        {
+            return true;
+        }
+        let is_start =
+            text.contains("ProcessGroupNCCL initialization options") && text.contains("[PG ID 0 ");
+        match line.label.rank.filter(|_| is_start) {
+            Some(rank) => self.started.len() < MAX_STORED && !self.started.insert(rank),
+            None => false,
+        }
+    }
+
+    /// The index of the fact with which a new attempt began; `None` if `fact` does not show that one began. `line`
+    /// states `fact`, which will have the index `at`.
+    pub(super) fn began(&mut self, line: &Line<'_>, at: usize, fact: &Fact) -> Option<usize> {
+        match (&fact.event, fact.rank) {
+            (Event::Progress(progress), Some(rank)) => self.counter(rank, progress, at),
+            (Event::Ended(_), _) => {
+                self.last_failed = at + 1;
+                let agent = agent(line.text)?;
+                if self.failed.len() >= MAX_STORED {
+                    return None;
+                }
+                // An agent reports one failed worker, stops the others, and starts all of them again.
+                self.failed.insert(agent, at + 1)
+            }
+            _ => None,
+        }
+    }
+
+    /// A process's counters never go back: if one did, another process counts.
+    fn counter(&mut self, rank: Rank, progress: &Progress, at: usize) -> Option<usize> {
+        let key = (rank, progress.group.clone());
+        let before = self.completed.get(&key).copied();
+        if self.completed.len() < MAX_STORED
+            && let Some(completed) = progress.completed
+        {
+            self.completed.insert(key, (completed, at + 1));
+        }
+        let (completed, behind) = before?;
+        let went_back = progress.enqueued.is_none_or(|newest| newest < completed)
+            || progress.failed.is_some_and(|failed| failed <= completed);
+        // The end of the earlier processes is where a launcher reports it, or else behind this rank's line.
+        went_back.then(|| behind.max(self.last_failed))
+    }
+}
+
+/// The process id of torchrun's agent in `E0213 12:07:20.086000 870572 torch/distributed/elastic/…] failed (…`.
+fn agent(text: &str) -> Option<u32> {
+    let (before, _) = text.split_once(" torch/distributed/elastic/")?;
+    leading_number(before.rsplit_once(' ')?.1).map(|(agent, _)| agent)
+}

@@ -1,0 +1,86 @@
+//! The newest job of this node, with rings or without.
+
+use super::processes::ProcessSource;
+use super::rings::{KEPT_AFTER_END, RingSource};
+use super::{JobChoice, Liveness, Poll, Source, SourceError};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// The newest job of this node: the rings that [`RingSource`] shows or, if no process of that job is alive, the living
+/// processes of a job that keeps no rings ([`ProcessSource`]).
+///
+/// A shown job is not replaced at once: rings stay for five minutes after their last process ended, processes until all
+/// have ended. If the user has chosen a job, only its rings are read.
+pub struct LocalSource {
+    directory: PathBuf,
+    choice: JobChoice,
+    rings: RingSource,
+    processes: ProcessSource,
+    shows_processes: bool,
+    /// When a process with a ring was last seen alive.
+    rings_last_alive: Option<Instant>,
+}
+
+impl LocalSource {
+    /// Reads the rings in `directory` of the chosen job, or processes.
+    pub fn new(directory: PathBuf, choice: JobChoice) -> Self {
+        Self {
+            rings: RingSource::showing(directory.clone(), choice.clone()),
+            processes: ProcessSource::new(),
+            directory,
+            choice,
+            shows_processes: false,
+            rings_last_alive: None,
+        }
+    }
+}
+
+impl Source for LocalSource {
+    fn name(&self) -> String {
+        self.rings.name()
+    }
+
+    fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
+        let shown = self.shows_processes;
+        let chosen = self.choice.shown().is_some_and(|(_, chosen)| chosen);
+        if shown {
+            if !chosen
+                && let Ok(poll) = self.processes.poll(deadline)
+                && any_alive(&poll)
+            {
+                return Ok(poll);
+            }
+            // A new source, since one that was polled before returns only what has changed since then.
+            self.rings = RingSource::showing(self.directory.clone(), self.choice.clone());
+        }
+        let mut polled = self.rings.poll(deadline);
+        let now = Instant::now();
+        if polled.as_ref().is_ok_and(any_alive) {
+            self.rings_last_alive = Some(now);
+        }
+        self.shows_processes = false;
+        let rings_are_old = self
+            .rings_last_alive
+            .is_none_or(|lived| now - lived >= KEPT_AFTER_END);
+        if rings_are_old
+            && !chosen
+            && !shown
+            && let Ok(poll) = self.processes.poll(deadline)
+            && any_alive(&poll)
+        {
+            self.shows_processes = true;
+            polled = Ok(poll);
+        }
+        let kind_changed = self.shows_processes != shown;
+        polled.map(|mut poll| {
+            poll.restart |= kind_changed;
+            poll
+        })
+    }
+}
+
+/// Whether a process of the job is alive.
+fn any_alive(poll: &Poll) -> bool {
+    let mut ranks = poll.observations.iter();
+    ranks.any(|rank| rank.liveness == Liveness::Alive)
+}

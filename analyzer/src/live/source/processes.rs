@@ -1,0 +1,331 @@
+//! The ranks of a job on this node that have no ring, found by the environments of their processes.
+//!
+//! A launcher sets each rank's number and the store's address (`MASTER_ADDR`, `MASTER_PORT`) in the process's
+//! environment, which its user may read in `/proc`. If the store lists PyTorch's worker servers, their records
+//! are read. Otherwise the source reports the state of each process, as the kernel shows it.
+
+use super::net::HostPort;
+use super::worker_servers::WorkerServerSource;
+use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
+use rcomm_recorder::launch::Launched;
+use rcomm_recorder::model::Rank;
+use rcomm_verdict::Problem;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The time between two searches for processes.
+const LISTING: Duration = Duration::from_secs(2);
+/// The time between two searches of a store that listed no worker server: the job itself uses the store, too.
+const STORE: Duration = Duration::from_secs(10);
+/// The longest time that a search of the store takes from a poll.
+const STORE_WAIT: Duration = Duration::from_secs(1);
+
+/// Programs that start a rank, but are not the rank.
+const SHELLS: [&str; 8] = [
+    "bash", "dash", "sh", "zsh", "env", "numactl", "timeout", "time",
+];
+
+/// A process that a launcher started as a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankProcess {
+    /// Its process id.
+    pub pid: u32,
+    /// Its rank and job.
+    pub launched: Launched,
+    /// Its environment.
+    pub variables: BTreeMap<String, String>,
+}
+
+impl RankProcess {
+    /// The processes on this node whose environment this user may read, and in which a launcher has set a rank and
+    /// `MASTER_ADDR`: by rank, then by process id. Shells are left out, and so are processes whose parent is a process
+    /// of the same rank and job, unless it is a shell.
+    pub fn list() -> Vec<Self> {
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let found: HashMap<u32, (Self, Option<u32>)> = entries
+            .filter_map(|entry| {
+                let pid = entry.file_name().to_str()?.parse().ok()?;
+                let name = status(pid, "Name")?;
+                if SHELLS.contains(&name.as_str()) {
+                    return None;
+                }
+                let process = Self::read(pid, &entry.path())?;
+                let parent = status(pid, "PPid").and_then(|parent| parent.parse().ok());
+                Some((pid, (process, parent)))
+            })
+            .collect();
+        let same_rank = |one: &Self, other: &Self| {
+            (one.launched.rank, &one.launched.job) == (other.launched.rank, &other.launched.job)
+        };
+        let inherited = |process: &Self, parent: &Option<u32>| {
+            let parent = parent.and_then(|parent| found.get(&parent));
+            parent.is_some_and(|(parent, _)| same_rank(process, parent))
+        };
+        let own = found.values().filter(|(it, parent)| !inherited(it, parent));
+        let mut all: Vec<Self> = own.map(|(process, _)| process.clone()).collect();
+        all.sort_by_key(|process| (process.launched.rank, process.pid));
+        all
+    }
+
+    fn read(pid: u32, folder: &Path) -> Option<Self> {
+        let bytes = std::fs::read(folder.join("environ")).ok()?;
+        let variables: BTreeMap<String, String> = bytes
+            .split(|&byte| byte == 0)
+            .filter_map(|pair| std::str::from_utf8(pair).ok()?.split_once('='))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        variables.get("MASTER_ADDR")?;
+        let launched = Launched::from_environment(|name| variables.get(name).cloned())?;
+        Some(Self {
+            pid,
+            launched,
+            variables,
+        })
+    }
+
+    /// Whether the process has mapped a ring, from which more can be read than from the process.
+    pub fn has_ring(&self) -> bool {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid));
+        maps.is_ok_and(|maps| maps.lines().any(|line| line.ends_with(".ring")))
+    }
+
+    /// The job's store; `None` if the environment does not name its port.
+    pub fn store(&self) -> Option<HostPort> {
+        Some(HostPort {
+            host: self.variables.get("MASTER_ADDR")?.clone(),
+            port: self.variables.get("MASTER_PORT")?.parse().ok()?,
+        })
+    }
+}
+
+/// A field of a process's status; `None` if the process has ended.
+fn status(pid: u32, field: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mut fields = status.lines().filter_map(|line| line.split_once(':'));
+    let value = fields.find_map(|(name, value)| (name == field).then_some(value))?;
+    Some(value.trim().to_owned())
+}
+
+/// The state of a process, as the end of a sentence; `None` if it has ended.
+fn state(pid: u32) -> Option<String> {
+    let state = status(pid, "State")?;
+    let function = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+    // The kernel shows "0" to readers without permission, and for a process that runs.
+    let within = match function.trim() {
+        "" | "0" => String::new(),
+        function => format!(" in {function}"),
+    };
+    match state.chars().next()? {
+        'R' => Some("it runs".to_owned()),
+        'S' => Some(format!("it sleeps{within}")),
+        'D' => Some(format!("it waits in the kernel{within}")),
+        'T' => Some("a signal has stopped it".to_owned()),
+        't' => Some("a debugger has stopped it".to_owned()),
+        'Z' | 'X' => None,
+        _ => Some(format!("its state is {state}")),
+    }
+}
+
+/// The ranks of a job on this node that have no ring; see the module.
+#[derive(Default)]
+pub struct ProcessSource {
+    /// The processes of the shown job, including those that have ended.
+    ranks: BTreeMap<Rank, RankProcess>,
+    listed: Option<Instant>,
+    /// The worker servers of the job's store.
+    servers: Option<WorkerServerSource>,
+    /// Whether the store has listed worker servers.
+    has_servers: bool,
+    searched: Option<Instant>,
+}
+
+impl ProcessSource {
+    /// Reads the ranks of one job: that of the process with the highest id, until all its processes have ended.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the found processes of the shown job. If all processes of that job have ended, the job of the process with
+    /// the highest id replaces it; returns whether that happened.
+    fn update(&mut self, found: Vec<RankProcess>) -> bool {
+        let alive: HashSet<u32> = found.iter().map(|process| process.pid).collect();
+        let any_alive = self.ranks.values().any(|rank| alive.contains(&rank.pid));
+        let job_of =
+            |process: &RankProcess| (process.launched.job.clone(), process.launched.attempt);
+        let shown = match self.ranks.values().next() {
+            Some(rank) if any_alive => Some(job_of(rank)),
+            _ => found.iter().max_by_key(|process| process.pid).map(job_of),
+        };
+        let Some(shown) = shown else { return false };
+        let job_changed = self
+            .ranks
+            .values()
+            .next()
+            .is_some_and(|rank| job_of(rank) != shown);
+        if job_changed {
+            *self = Self {
+                listed: self.listed,
+                ..Self::default()
+            };
+        }
+        for process in found {
+            if job_of(&process) == shown {
+                self.ranks.entry(process.launched.rank).or_insert(process);
+            }
+        }
+        job_changed
+    }
+
+    /// The records of worker servers, if the job's store lists any.
+    fn poll_servers(&mut self, deadline: Instant) -> Option<Poll> {
+        let due = self.has_servers || self.searched.is_none_or(|then| then.elapsed() >= STORE);
+        if !due {
+            return None;
+        }
+        self.searched = Some(Instant::now());
+        let rank = self.ranks.values().next()?;
+        let store = rank.store()?;
+        let world_size = Some(rank.launched.world_size);
+        let servers = self
+            .servers
+            .get_or_insert_with(|| WorkerServerSource::in_store(store, world_size));
+        let deadline = match self.has_servers {
+            true => deadline,
+            false => deadline.min(Instant::now() + STORE_WAIT),
+        };
+        let poll = servers.poll(deadline).ok()?;
+        self.has_servers = true;
+        Some(poll)
+    }
+}
+
+impl Source for ProcessSource {
+    fn name(&self) -> String {
+        "processes of this node".to_owned()
+    }
+
+    fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
+        let due = self.listed.is_none_or(|listed| listed.elapsed() >= LISTING);
+        let restart = due && {
+            self.listed = Some(Instant::now());
+            let mut found = RankProcess::list();
+            found.retain(|process| !process.has_ring());
+            self.update(found)
+        };
+        let Some(first) = self.ranks.values().next().map(|rank| rank.launched.clone()) else {
+            return Err(SourceError::Nothing {
+                what: "no process with RANK and MASTER_ADDR is visible on this node".to_owned(),
+                hint: "look on a node of the job, as its user".to_owned(),
+            });
+        };
+        let world_size = Some(first.world_size);
+        let had_servers = self.has_servers;
+        if let Some(mut poll) = self.poll_servers(deadline) {
+            poll.restart |= restart || !had_servers;
+            return Ok(poll);
+        }
+        let observations = self.ranks.values().map(|rank| {
+            let (pid, state) = (rank.pid, state(rank.pid));
+            let (liveness, text) = match state {
+                Some(state) => (
+                    Liveness::Alive,
+                    format!("process {pid} keeps no record that can be read; {state}"),
+                ),
+                None => (Liveness::Dead, format!("process {pid} has ended")),
+            };
+            Observation {
+                rank: rank.launched.rank,
+                part: 0,
+                liveness,
+                seen: Seen::Failed(text),
+            }
+        });
+        let job = first.job.as_deref().unwrap_or("without a name");
+        let how = "its ranks keep no record: start it with RCOMM_RECORD=1 and the Python package rcomm, or call \
+                   torch.distributed.debug.start_debug_server() in every rank; for the job that runs now, \
+                   `rcomm-fr` lists what can be done";
+        Ok(Poll {
+            observations: observations.collect(),
+            problems: vec![Problem::unreadable_dump(format!("job {job}"), how)],
+            world_size,
+            restart,
+            ..Poll::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    /// A process that is killed at the end of a test.
+    struct Killed(Child);
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn rank(rank: u32, job: &str, command: &[&str]) -> Killed {
+        let process = Command::new(command[0])
+            .args(&command[1..])
+            .envs([("RANK", rank.to_string()), ("WORLD_SIZE", "3".to_owned())])
+            .envs([("TORCHELASTIC_RUN_ID", job), ("MASTER_ADDR", "127.0.0.1")])
+            .env("MASTER_PORT", "1")
+            .spawn();
+        Killed(process.expect("these programs are everywhere"))
+    }
+
+    fn wait_until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "not within a minute");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn ranks_are_listed_without_their_shells_and_a_newer_job_replaces_an_ended_one() {
+        let job = format!("processes-{}", std::process::id());
+        let first = rank(0, &job, &["sleep", "600"]);
+        // A shell that starts the rank and waits for it.
+        let mut second = rank(1, &job, &["sh", "-c", "sleep 600 & wait"]);
+        let listed = wait_until(|| {
+            let mut all = RankProcess::list();
+            all.retain(|process| process.launched.job.as_deref() == Some(&job));
+            (all.len() == 2).then_some(all)
+        });
+        let ranks: Vec<u32> = listed.iter().map(|it| it.launched.rank).collect();
+        assert_eq!(ranks, [0, 1]);
+        assert_eq!(listed[0].pid, first.0.id());
+        assert_ne!(listed[1].pid, second.0.id(), "the shell is not the rank");
+        assert_eq!(
+            listed[0].store().map(|it| it.to_string()).as_deref(),
+            Some("127.0.0.1:1")
+        );
+
+        let mut source = ProcessSource::new();
+        assert!(!source.update(listed.clone()));
+        assert!(state(listed[0].pid).is_some());
+        drop(first);
+        assert_eq!(state(listed[0].pid), None);
+        // A job is shown as long as one of its processes is alive; then a newer one replaces it.
+        let mut newer = listed[1].clone();
+        newer.launched.job = Some("newer".to_owned());
+        newer.pid = u32::MAX;
+        assert!(!source.update(vec![listed[1].clone(), newer.clone()]));
+        assert_eq!(source.ranks.len(), 2);
+        assert!(source.update(vec![newer]));
+        assert_eq!(source.ranks.len(), 1);
+        let killed = Command::new("kill").arg(listed[1].pid.to_string()).status();
+        assert!(killed.expect("kill is everywhere").success());
+        second.0.wait().expect("its child has ended");
+    }
+}

@@ -1,0 +1,84 @@
+//! Reports and archives with pseudonyms.
+
+use super::collect::DUMPS;
+use super::program::{Run, run};
+use std::fs;
+use std::path::Path;
+
+/// Copies dumps to a folder whose path is to be hidden, and returns the folder.
+fn secret_folder(scenario: &str, below: &Path) -> std::path::PathBuf {
+    let folder = below.join("secret-project");
+    fs::create_dir(&folder).unwrap();
+    for file in fs::read_dir(Path::new(DUMPS).join(scenario).join("pickle"))
+        .unwrap()
+        .flatten()
+    {
+        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+    }
+    folder
+}
+
+fn json(run: &Run) -> serde_json::Value {
+    serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {}", run.stdout))
+}
+
+/// The codes and the culprits of a report, and its verdict.
+fn verdict(report: &serde_json::Value) -> (String, Vec<String>) {
+    let findings = report["findings"].as_array().unwrap();
+    let each = findings.iter().map(|finding| {
+        let (code, ranks) = (&finding["code"], &finding["culprit_ranks"]);
+        format!("{code} {ranks}")
+    });
+    (report["verdict"].to_string(), each.collect())
+}
+
+#[test]
+fn a_redacted_report_says_the_same_without_names() {
+    let below = tempfile::tempdir().unwrap();
+    for format in ["text", "json", "html", "perfetto"] {
+        let dir = tempfile::tempdir_in(below.path()).unwrap();
+        let folder = secret_folder("never-join-w4", dir.path());
+        fs::write(folder.join("rank_9"), "no dump").unwrap();
+        let folder = folder.to_str().unwrap();
+        let plain = run(&["analyze", "--format", format, folder]);
+        let redacted = run(&["analyze", "--redact", "--format", format, folder]);
+        assert_eq!(plain.code, redacted.code, "{}", redacted.stderr);
+        for secret in ["secret-project", "train.py", "/home/"] {
+            assert!(!redacted.stdout.contains(secret), "{format}: {secret}");
+        }
+        if format == "json" {
+            let (plain, redacted) = (json(&plain), json(&redacted));
+            assert_eq!(verdict(&plain), verdict(&redacted));
+        }
+        if format == "text" {
+            assert!(plain.stdout.contains("secret-project"), "{}", plain.stdout);
+            assert!(redacted.stdout.contains("file-"), "{}", redacted.stdout);
+        }
+    }
+}
+
+#[test]
+fn a_redacted_archive_is_judged_like_the_records_and_holds_no_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = secret_folder("never-join-w4", dir.path());
+    let log = "[rank0]: Watchdog caught collective operation timeout: secret";
+    fs::write(folder.join("secret.log"), log).unwrap();
+    let (archive, folder) = (dir.path().join("job.tar"), folder.to_str().unwrap());
+    let archive = archive.to_str().unwrap();
+    let collected = run(&["collect", "--redact", "-o", archive, folder]);
+    assert!(
+        collected.code.is_some_and(|code| code < 2),
+        "{}",
+        collected.stderr
+    );
+    let content = fs::read(archive).unwrap();
+    let host = rustix::system::uname();
+    let host = host.nodename().to_bytes();
+    for secret in [&b"secret"[..], b"train.py", host] {
+        let holds = content.windows(secret.len()).any(|part| part == secret);
+        assert!(!holds, "{}", String::from_utf8_lossy(secret));
+    }
+    let plain = json(&run(&["analyze", "--format", "json", folder]));
+    let redacted = json(&run(&["analyze", "--format", "json", archive]));
+    assert_eq!(verdict(&plain), verdict(&redacted));
+}

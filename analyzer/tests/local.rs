@@ -1,0 +1,87 @@
+//! Which job the live views find on a node without options. In a test program of its own: the newest job is shown, and
+//! ranks that another test starts would be newer.
+#![forbid(unsafe_code)]
+
+use rcomm_analyzer::source::{JobChoice, Liveness, LocalSource, Poll, Seen, Source};
+use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+fn ring_of(job: &str, directory: &Path) -> FlightRecorder {
+    let mut config = RecorderConfig::new(job.to_owned(), 0, 1);
+    config.placement = Placement::Dir(directory.to_owned());
+    FlightRecorder::create(&config).expect("a ring in a fresh directory")
+}
+
+/// Polls until `look` returns a value.
+fn poll_until<T>(source: &mut LocalSource, mut look: impl FnMut(&Poll) -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let polled = source.poll(Instant::now() + Duration::from_secs(5));
+        if let Some(found) = polled.as_ref().ok().and_then(&mut look) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "not within a minute: {polled:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let choice = JobChoice::of(None);
+    let mut source = LocalSource::new(directory.path().to_owned(), choice);
+    let mut rank = Command::new("sleep")
+        .arg("600")
+        .envs([
+            ("RANK", "1"),
+            ("WORLD_SIZE", "2"),
+            ("TORCHELASTIC_RUN_ID", "without-rings"),
+        ])
+        .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
+        .spawn()
+        .expect("sleep is everywhere");
+    let pid = format!("process {} ", rank.id());
+    poll_until(&mut source, |poll| {
+        let [only] = poll.observations.as_slice() else {
+            return None;
+        };
+        let Seen::Failed(reason) = &only.seen else {
+            return None;
+        };
+        let shown = only.rank == 1 && only.liveness == Liveness::Alive && reason.starts_with(&pid);
+        (shown && poll.world_size == Some(2)).then_some(())
+    });
+
+    // The job is shown while its rank is alive, even if a job with rings starts.
+    let _ring = ring_of("with-rings", directory.path());
+    for _ in 0..3 {
+        let poll = source
+            .poll(Instant::now() + Duration::from_secs(5))
+            .expect("it is alive");
+        assert!(!poll.restart);
+        assert!(matches!(poll.observations[0].seen, Seen::Failed(_)));
+    }
+    rank.kill().expect("it is a child");
+    rank.wait().expect("it was killed");
+    poll_until(&mut source, |poll| {
+        let is_ring = poll
+            .observations
+            .iter()
+            .all(|it| matches!(it.seen, Seen::Changed(_)));
+        (is_ring && poll.observations.len() == 1).then(|| assert!(poll.restart))
+    });
+}
+
+#[test]
+fn the_ring_of_a_chosen_job_that_has_ended_is_shown() {
+    let directory = tempfile::tempdir().expect("a directory");
+    ring_of("ended", directory.path()).mark_closed();
+    let choice = JobChoice::of(Some("ended".to_owned()));
+    let mut source = LocalSource::new(directory.path().to_owned(), choice);
+    poll_until(&mut source, |poll| {
+        let record = poll.observations.first()?;
+        matches!(record.seen, Seen::Changed(_)).then_some(())
+    });
+}

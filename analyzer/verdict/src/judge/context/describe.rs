@@ -1,0 +1,260 @@
+//! Operations and their call sites as text.
+
+use super::{Context, OpRef};
+use crate::align::pending::{Arrival, PendingKind};
+use crate::align::record::Op;
+use crate::align::{GroupIx, RecordIx, event};
+use crate::judge::wait_graph::Place;
+use crate::report::{FrameRef, SeqKind};
+use rcomm_recorder::model::{Frame, OpType};
+
+impl Context<'_> {
+    /// The name of the operation that most members issued under a number; `collective` if none did.
+    pub(crate) fn usual_op(&self, group: GroupIx, seq: u32) -> String {
+        let call = event::usual_call(self.aligned, group, seq);
+        call.map_or("collective", |call| {
+            self.aligned.shared.calls.get(call).op_name()
+        })
+        .to_owned()
+    }
+
+    /// The recorder's own name of a collective in upper case, as in PyTorch's logs (`_REDUCE_SCATTER_BASE`); `None` for
+    /// a message, or if it equals the name in the finding.
+    pub(crate) fn recorded_name(&self, at: &OpRef) -> Option<String> {
+        if at.kind != SeqKind::CollectiveSeqId {
+            return None;
+        }
+        let call = event::usual_call(self.aligned, at.group, u32::try_from(at.seq).ok()?)?;
+        let name = &self.aligned.shared.calls.get(call).signature.op_name;
+        let ours = name.is_empty() || name.eq_ignore_ascii_case(&at.op);
+        (!ours).then(|| name.to_ascii_uppercase())
+    }
+
+    /// A collective as findings refer to it.
+    pub(crate) fn op_ref(&self, group: GroupIx, seq: u32) -> OpRef {
+        OpRef {
+            group,
+            seq: self.recorded_seq(group, seq),
+            kind: SeqKind::CollectiveSeqId,
+            op: self.usual_op(group, seq),
+        }
+    }
+
+    /// The sequence number that the records show: torchcomms numbers collectives in another way than [`Aligned`] does.
+    pub(crate) fn recorded_seq(&self, group: GroupIx, seq: u32) -> u64 {
+        for member in 0..self.aligned.groups[group].ranks.len() {
+            let Some((record, lane)) = self.aligned.lane(group, member) else {
+                continue;
+            };
+            if self.aligned.records[record].recorder
+                != rcomm_recorder::publish::Recorder::Torchcomms
+            {
+                break;
+            }
+            if let Ok(at) = self.aligned.find(record, lane, seq) {
+                return u64::from(self.aligned.op(record, lane.collectives[at]).p2p_seq);
+            }
+        }
+        u64::from(seq)
+    }
+
+    /// The operation of a place; for a batch, its first message.
+    pub(crate) fn op_ref_of_place(&self, place: usize) -> OpRef {
+        match self.graph.places[place] {
+            Place::Collective { group, seq } => self.op_ref(group, seq),
+            Place::Batch {
+                group,
+                record,
+                pending,
+            } => {
+                let position = self.first_of_batch(record, pending);
+                self.op_ref_of_message(record, group, position)
+            }
+        }
+    }
+
+    /// A message as one rank recorded it.
+    pub(crate) fn op_ref_of_message(
+        &self,
+        record: RecordIx,
+        group: GroupIx,
+        position: u32,
+    ) -> OpRef {
+        let op = self.aligned.op(record, position);
+        OpRef {
+            group,
+            seq: u64::from(op.p2p_seq),
+            kind: SeqKind::P2pSeqId,
+            op: self.aligned.shared.calls.get(op.call).op_name().to_owned(),
+        }
+    }
+
+    /// An operation as text, like `all_reduce #41 on group dp` or `send #7 to rank 2 on group pp`.
+    pub(crate) fn describe_op(&self, record: RecordIx, op: &Op) -> String {
+        let lane = &self.aligned.lanes[record][usize::from(op.group)];
+        let name = self.aligned.shared.calls.get(op.call).op_name();
+        let group = self.group_name(lane.group);
+        if op.kind.is_p2p() {
+            let ranks = &self.aligned.groups[lane.group].ranks;
+            let peer = ranks.get(op.peer as usize);
+            let peer = peer.map_or("any rank".to_owned(), |peer| format!("rank {peer}"));
+            let towards = if op.kind == OpType::Send {
+                "to"
+            } else {
+                "from"
+            };
+            format!("{name} #{} {towards} {peer} on group {group}", op.p2p_seq)
+        } else {
+            let seq = if op.is_p2p {
+                u64::from(op.p2p_seq)
+            } else {
+                self.recorded_seq(lane.group, op.seq)
+            };
+            format!("{name} #{seq} on group {group}")
+        }
+    }
+
+    /// The newest recorded call of a rank; the end marker of a batch only if there is no other. `None` if it recorded
+    /// none.
+    pub(crate) fn last_op(&self, record: RecordIx) -> Option<&Op> {
+        let position = self.last_position(record)?;
+        Some(self.aligned.op(record, position))
+    }
+
+    fn last_position(&self, record: RecordIx) -> Option<u32> {
+        let ops = &self.aligned.records[record].ops;
+        let newest = ops.iter().rposition(|op| op.kind != OpType::Coalesced);
+        let position = newest.or(ops.len().checked_sub(1))?;
+        u32::try_from(position).ok()
+    }
+
+    /// The newest operation that a rank completed; for a batch, one of its operations. `None` if it completed none.
+    pub(crate) fn last_completed(&self, record: RecordIx) -> Option<&Op> {
+        let ops = &self.aligned.records[record].ops;
+        let newest = ops.iter().rposition(Op::completed)?;
+        let done = &ops[newest];
+        if done.kind != OpType::Coalesced {
+            return Some(done);
+        }
+        // The marker is not a call that the program made.
+        let mut members = ops[..newest].iter().rev();
+        let member = members
+            .find(|op| op.group == done.group && (op.p2p_seq, op.seq) == (done.p2p_seq, done.seq));
+        Some(member.unwrap_or(done))
+    }
+
+    /// Whether an operation is unfinished, as far as all records together show. The end marker of a batch decides for
+    /// the operations in it, and a recorder without states still shows which operations it retired.
+    fn is_unfinished(&self, record: RecordIx, position: u32) -> bool {
+        let op = self.aligned.op(record, position);
+        let group = self.aligned.lanes[record][usize::from(op.group)].group;
+        let mut unfinished = self.graph.pending[record].iter();
+        unfinished.any(|one| match &one.what {
+            PendingKind::Batch { halves } => halves.iter().any(|half| half.position == position),
+            PendingKind::Collective { seq } => {
+                one.group == group && one.position <= position && op.seq <= *seq
+            }
+        })
+    }
+
+    /// The stack of a call, outward from the innermost frame that is not part of the communication library; the whole
+    /// stack if there is no such frame.
+    pub(crate) fn own_frames(&self, op: &Op) -> impl Iterator<Item = &Frame> {
+        let frames = &self.aligned.shared.frames;
+        self.own_frame_ids(op.stack)
+            .filter_map(|frame| frames.get(frame as usize))
+    }
+
+    /// As [`Context::own_frames`], of a stack of [`Shared::stacks`](crate::align::record::Shared::stacks):
+    /// equal numbers are equal frames.
+    pub(crate) fn own_frame_ids(&self, stack: u32) -> impl Iterator<Item = u32> {
+        let shared = self.aligned.shared;
+        let stack = shared.stacks.get(stack as usize);
+        let frames = stack.into_iter().flatten().copied();
+        let is_own = |frame: u32| {
+            let frame = shared.frames.get(frame as usize);
+            frame.is_some_and(|frame| !is_library(&frame.filename))
+        };
+        // If all frames are of the library, the whole stack is returned.
+        let own = frames.clone().position(is_own).unwrap_or(0);
+        frames.skip(own)
+    }
+
+    /// The call site in the source: the first of [`Context::own_frames`]. `None` if no stack was recorded.
+    pub(crate) fn call_site(&self, op: &Op) -> Option<&Frame> {
+        self.own_frames(op).next()
+    }
+
+    /// The file name and line of a frame, like `data.py:88`.
+    pub(crate) fn name_site(frame: &Frame) -> String {
+        let file = frame
+            .filename
+            .rsplit(['/', '\\'])
+            .next()
+            .unwrap_or(&frame.filename);
+        format!("{file}:{}", frame.line)
+    }
+
+    /// The call site in parentheses, like ` (data.py:88)`; empty if it was not recorded.
+    pub(crate) fn at_site(&self, op: &Op) -> String {
+        self.call_site(op).map_or(String::new(), |frame| {
+            format!(" ({})", Self::name_site(frame))
+        })
+    }
+
+    /// The stack of a call as findings show it, at most 12 frames.
+    pub(crate) fn frames_of(&self, record: RecordIx, op: &Op, when: &str) -> Vec<FrameRef> {
+        const SHOWN: usize = 12;
+        let rank = self.aligned.records[record].rank;
+        self.own_frames(op)
+            .take(SHOWN)
+            .map(|frame| FrameRef {
+                rank,
+                when: when.to_owned(),
+                name: frame.name.clone(),
+                filename: frame.filename.clone(),
+                line: frame.line,
+            })
+            .collect()
+    }
+
+    /// What a rank did last, for the end of a sentence: the call, its call site and the phase.
+    pub(crate) fn last_seen(&self, record: RecordIx) -> String {
+        let inside = self.graph.pending[record].iter();
+        let inside = inside
+            .filter(|one| one.arrival == Arrival::Arrived)
+            .map(|one| one.position);
+        let (does, position) = match (inside.min(), self.last_position(record)) {
+            (Some(position), _) => ("is in", Some(position)),
+            // The rank is not yet in an operation that its device has not reached.
+            (None, Some(position)) if self.is_unfinished(record, position) => {
+                ("has issued", Some(position))
+            }
+            (None, position) => ("last issued", position),
+        };
+        let mut text = match position {
+            Some(position) => {
+                let op = self.aligned.op(record, position);
+                format!(
+                    "it {does} {}{}",
+                    self.describe_op(record, op),
+                    self.at_site(op)
+                )
+            }
+            None => "it issued nothing that is recorded".to_owned(),
+        };
+        if let Some(status) = &self.aligned.records[record].status
+            && !status.phase.is_empty()
+        {
+            text.push_str(&format!(", phase `{}`", status.phase));
+        }
+        text
+    }
+}
+
+/// Whether a file belongs to the communication library or its wrappers.
+fn is_library(filename: &str) -> bool {
+    ["/torch/", "torch/distributed/", "/torchcomms/", "c10d"]
+        .iter()
+        .any(|part| filename.contains(part))
+}

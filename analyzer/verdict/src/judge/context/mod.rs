@@ -1,0 +1,146 @@
+//! The input of the checks, and the drafts of findings that they return.
+
+mod describe;
+mod draft;
+mod evidence;
+mod times;
+
+pub(crate) use draft::{FindingDraft, OpRef};
+
+use crate::align::clocks::Offset;
+use crate::align::p2p::{Half, Messages};
+use crate::align::pending::PendingKind;
+use crate::align::{Aligned, GroupIx, RecordIx};
+use crate::judge::disagreement::Disagreement;
+use crate::judge::lateness::Lateness;
+use crate::judge::life::Life;
+use crate::judge::policy::Policy;
+use crate::judge::wait_graph::{Missing, Node, Place, WaitGraph};
+use crate::judge::wait_root::WaitRoot;
+use crate::report::GroupRef;
+use crate::report::format::format_ranks;
+use rcomm_recorder::model::Rank;
+
+/// The input of all checks: the aligned records and everything derived from them.
+pub(crate) struct Context<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) life: &'a Life,
+    pub(crate) aligned: &'a Aligned<'a>,
+    pub(crate) messages: &'a Messages,
+    pub(crate) graph: &'a WaitGraph,
+    pub(crate) reversed: Vec<Vec<Node>>,
+    pub(crate) wait_roots: Vec<WaitRoot>,
+    pub(crate) disagreements: Vec<Disagreement>,
+    pub(crate) lateness: &'a Lateness,
+    /// For each record: the offset of its clock, if common collectives show it.
+    pub(crate) clocks: Vec<Option<Offset>>,
+}
+
+impl Context<'_> {
+    /// Whether the end of a record's process is a cause ([`Life::went_first`]).
+    pub(crate) fn went_first(&self, record: RecordIx) -> bool {
+        self.life.went_first(self.aligned.records[record].rank)
+    }
+
+    /// A group as findings name it.
+    pub(crate) fn group_ref(&self, group: GroupIx) -> GroupRef {
+        let group = &self.aligned.groups[group];
+        GroupRef {
+            name: group.name.clone(),
+            desc: group.desc.clone(),
+            ranks: group.ranks.clone(),
+        }
+    }
+
+    /// The description of a group; without one, its name and its ranks.
+    pub(crate) fn group_name(&self, group: GroupIx) -> String {
+        let group = &self.aligned.groups[group];
+        if !group.desc.is_empty() && group.desc != "undefined" {
+            group.desc.clone()
+        } else if group.ranks.is_empty() {
+            group.name.clone()
+        } else {
+            format!("{} ({})", group.name, format_ranks(&group.ranks))
+        }
+    }
+
+    /// The record of a rank that covers the group of a place; `None` if it left no such record.
+    pub(crate) fn record_at(&self, place: usize, node: Node) -> Option<RecordIx> {
+        self.aligned
+            .record_in(self.group_at(place), self.rank(node))
+    }
+
+    /// The group of a place.
+    pub(crate) fn group_at(&self, place: usize) -> GroupIx {
+        let (Place::Collective { group, .. } | Place::Batch { group, .. }) =
+            self.graph.places[place];
+        group
+    }
+
+    /// The rank of a node.
+    pub(crate) fn rank(&self, node: Node) -> Rank {
+        self.aligned.expected[node]
+    }
+
+    pub(crate) fn ranks(&self, nodes: &[Node]) -> Vec<Rank> {
+        nodes.iter().map(|&node| self.rank(node)).collect()
+    }
+
+    /// A part of a sentence, like `, and 63 of 64 ranks wait in all`; empty if no more ranks wait for `targets` than
+    /// the `counted` ones that the sentence has already.
+    pub(crate) fn in_all(&self, targets: &[Node], counted: usize) -> String {
+        let waiting = self.graph.waiting_for(targets, &self.reversed);
+        let waiting = waiting
+            .iter()
+            .filter(|node| !targets.contains(node))
+            .count();
+        if waiting > counted {
+            format!(", and {waiting} of {} ranks wait in all", self.graph.ranks)
+        } else {
+            String::new()
+        }
+    }
+
+    /// The position of a batch's first message.
+    pub(crate) fn first_of_batch(&self, record: RecordIx, pending: usize) -> u32 {
+        self.graph.pending[record][pending].position
+    }
+
+    /// The messages of a batch; empty for a collective.
+    pub(crate) fn halves(&self, record: RecordIx, pending: usize) -> &[Half] {
+        match &self.graph.pending[record][pending].what {
+            PendingKind::Batch { halves } => halves,
+            PendingKind::Collective { .. } => &[],
+        }
+    }
+
+    /// The places where others wait for a rank, and why it is missing there.
+    pub(crate) fn missed_at(&self, node: Node) -> Vec<(usize, Missing)> {
+        let before = &self.reversed[node];
+        let mut places = Vec::new();
+        for &place in before {
+            let Some(place) = place.checked_sub(self.graph.ranks) else {
+                continue;
+            };
+            let why = self.graph.missing[place]
+                .iter()
+                .find(|&&(rank, _)| rank == node);
+            if let Some(&(_, why)) = why {
+                places.push((place, why));
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    /// The disagreement of the members at a place, if there is one.
+    pub(crate) fn disagreement_at(&self, place: usize) -> Option<&Disagreement> {
+        let Place::Collective { group, seq } = self.graph.places[place] else {
+            return None;
+        };
+        self.disagreements
+            .iter()
+            .find(|one| one.group == group && one.seq == seq)
+    }
+}

@@ -1,0 +1,41 @@
+//! What causes cost: how much less time the job would take without one of them.
+//!
+//! Three causes have a price. A late rank (W220) costs the time that the others wait before it arrives. Uneven exchanges
+//! (W230) and small collectives (W240) cost a part of the time after the last member has arrived, and an operation that
+//! is small counts for W240 only. So no moment is paid for twice within a group, and where groups overlap in time, the
+//! prices of W230 and W240 are lowered until all prices together fit into the job's time.
+//!
+//! Other causes have none. What a pipeline's schedule leaves idle, and what a slow link costs, looks in the records like
+//! any other wait in a message or a collective: they do not show how short it could have been.
+
+use crate::judge::context::{Context, FindingDraft};
+use crate::report::Code;
+use crate::report::format::{format_lateness, format_percent};
+
+/// Lowers prices until they fit into the job's time, and states them in the sentences that lack them.
+pub(crate) fn settle(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
+    let span_ms = ctx.lateness.span_ms;
+    let sum = |drafts: &[FindingDraft], is_late: bool| -> f64 {
+        let some = drafts.iter().filter(|draft| is_lateness(draft) == is_late);
+        some.filter_map(|draft| draft.price_ms).sum()
+    };
+    let left = (span_ms - sum(drafts, true)).max(0.0);
+    let others = sum(drafts, false);
+    let part = if others > left { left / others } else { 1.0 };
+    for draft in drafts.iter_mut().filter(|draft| !is_lateness(draft)) {
+        let Some(price_ms) = &mut draft.price_ms else {
+            continue;
+        };
+        *price_ms *= part;
+        draft.sentence += &format!(
+            "; without that the job would take {} less, {} of its time",
+            format_lateness(*price_ms),
+            format_percent(*price_ms / span_ms)
+        );
+    }
+}
+
+/// Whether its sentence has its price: that of a late rank is part of what accuses it.
+fn is_lateness(draft: &FindingDraft) -> bool {
+    draft.code == Code::W220
+}

@@ -1,0 +1,171 @@
+//! What ranks issue, or leave out: E101 to E114.
+
+use super::Prose;
+
+pub(super) const E101: Prose = Prose {
+    meaning: "A rank left a readable record, but the operation that its peers wait in is not in it: the \
+             rank never issued it. That rank itself waits for no other, so the chain of waits \
+             ends there. All others are victims, however alarming their own time-out messages look.",
+    causes: &[
+        "its input pipeline stalled: a slow or dead file system, a hung data loader worker",
+        "an exception was caught, or is held up in teardown, before the call",
+        "control flow that depends on data: one rank took another branch, or left the loop earlier",
+        "work that only one rank does (checkpoint, evaluation, logging) took longer than the time-out",
+        "a very long kernel or a device synchronization ahead of the call on the host",
+    ],
+    actions: &[
+        "look at that rank first: its last recorded call and its phase are in the finding",
+        "if it still runs, take its stacks (py-spy, gdb) before anything is killed",
+        "read that rank's own log around the time of its last call, not its peers' logs",
+        "if it was merely slow, raise the time-out of that group, or move the work off the path",
+    ],
+};
+
+pub(super) const E102: Prose = Prose {
+    meaning: "A rank that should be there left no readable record, and nothing that the others recorded \
+             explains why they wait. The survivors' waits point to it: they all wait for an operation \
+             whose only silent member is this rank. Ranks in a row, or all those of one host, are one \
+             finding. Absence proves less than a record does, so the confidence is lower than that of \
+             E101.",
+    causes: &[
+        "the process was killed before it could write: out of memory, a node lost, a preempted pod",
+        "its dump went to node-local storage that died with the allocation",
+        "it hung in a place where it could not answer the request for a dump",
+        "the files were collected from some of the nodes only",
+    ],
+    actions: &[
+        "ask the scheduler and the kernel log of that rank's host: exit code, OOM killer, Xid errors",
+        "look for its ring on that host: `rcomm-fr rings list`; a ring outlives its process",
+        "collect again with `rcomm-fr collect`, whose manifest names every absence",
+    ],
+};
+
+pub(super) const E103: Prose = Prose {
+    meaning: "From one point on a rank's operations match those of its peers shifted by one (or by k): \
+             what it calls number 41 is what the others call number 42. It left an operation out. The \
+             peers see a mismatch of type or size from there on, which is only the consequence.",
+    causes: &[
+        "a conditional collective: `if loss.isfinite(): all_reduce(...)` with a condition that differs by rank",
+        "an early `continue` or `return` in the training loop on one rank",
+        "ranks with a different number of batches, parameters with gradients, or pipeline stages",
+        "an exception handler that skips the rest of a step",
+    ],
+    actions: &[
+        "read the diff in the finding: it shows both programs around the first difference",
+        "make the decision together: reduce the condition first, then branch on the result",
+        "for uneven inputs use a join protocol, or drop the last uneven batch on all ranks",
+    ],
+};
+
+pub(super) const E104: Prose = Prose {
+    meaning: "A rank issued an operation that no other rank did, and everything after it matches the peers' \
+             operations shifted by one (or by k). The extra call pairs with the others' next one, so the \
+             group disagrees, or hangs, from there on.",
+    causes: &[
+        "a debugging barrier or a metric reduction inside a `rank == 0` branch",
+        "a retry that repeats a collective on the one rank that saw an error",
+        "a library that synchronizes lazily on first use, reached by one rank only",
+    ],
+    actions: &[
+        "look at the culprit's call site at that sequence number: it is in the finding",
+        "move the call out of the rank-dependent branch, or give it a group of its own",
+        "a retry must be agreed on by all members before any of them repeats a collective",
+    ],
+};
+
+pub(super) const E105: Prose = Prose {
+    meaning: "Every record states the members of the groups that its rank made. Here ranks state different \
+             members under one name, although one of them counts the other as a member. A group is made \
+             by all ranks together, in the same order: these ranks made different groups, and what they \
+             issue on them never meets. The statements are proof by themselves, so the finding appears \
+             also when nothing is pending: NCCL connects a group at its first operation, and a hang there \
+             leaves no entry in older recorders.",
+    causes: &[
+        "a list of ranks computed from data that differs by rank: a mesh shape, an environment variable, a config file",
+        "new_group called in another order on some ranks, or under a condition",
+        "a rank that left out one new_group call: from there on its groups have other names",
+        "two versions of the program in one job",
+    ],
+    actions: &[
+        "print the ranks that each process passes to new_group, and compare them",
+        "make all groups on all ranks in one order, also those that a rank is no member of",
+        "make the groups from one description, such as a DeviceMesh, in place of calls by hand",
+    ],
+};
+
+pub(super) const E110: Prose = Prose {
+    meaning: "Members of one group issued different operations under the same sequence number, and no \
+             shift makes their later operations match. The majority is taken as the norm; with two \
+             against two the finding lists both sides and accuses neither.",
+    causes: &[
+        "ranks run different code: another version, another branch, another configuration",
+        "two threads issue on one group, and their order differs between ranks",
+        "the group was used by two subsystems (for example training and evaluation) at once",
+    ],
+    actions: &[
+        "compare the call sites of both sides in the finding's diff",
+        "check that every rank runs the same revision and the same configuration",
+        "give each thread and each subsystem its own group",
+    ],
+};
+
+pub(super) const E111: Prose = Prose {
+    meaning: "Members issued the same operation with different element types. Backends move bytes and do \
+             not negotiate types: the result is a hang where sizes then differ, or silent corruption \
+             where they happen to agree.",
+    causes: &[
+        "mixed precision is on for some ranks only, or an autocast region ends at different places",
+        "a tensor created on one rank by a default (float32) and loaded on the others (bfloat16)",
+        "a checkpoint restored in another precision on one rank",
+    ],
+    actions: &[
+        "print the dtype at the call site that the finding names, on the culprit and on one peer",
+        "cast on all ranks right before the call, from the configuration and not from the data",
+    ],
+};
+
+pub(super) const E112: Prose = Prose {
+    meaning: "Members issued the same operation with sizes that it does not allow to differ. What may \
+             differ is known for each operation: uneven all-to-all, and the receiving side of gather or \
+             scatter, are never reported here.",
+    causes: &[
+        "the last batch is smaller on some ranks, or sequences are padded to a local maximum",
+        "a different number of parameters with gradients lands in one bucket",
+        "sharding that does not divide evenly: another world size than the checkpoint's",
+    ],
+    actions: &[
+        "compare the sizes in the evidence: which ranks are the odd ones, and by how much",
+        "pad or drop so that all ranks agree, or use the variant that carries sizes (all_gather_v, all_to_all with splits)",
+    ],
+};
+
+pub(super) const E113: Prose = Prose {
+    meaning: "A rank issued the same operations as its peers, in another order. Nothing is missing and \
+             nothing is extra, so counting operations shows no difference; yet each call meets the wrong \
+             one on the other side.",
+    causes: &[
+        "two threads or streams issue on one group without an order between them",
+        "iteration over an unordered set or dictionary of parameters or groups",
+        "hooks that fire in the order in which gradients become ready, which differs by rank",
+    ],
+    actions: &[
+        "fix the order at the call sites in the diff: sort by name, or issue from one thread",
+        "give concurrent users a group each; order is only kept within one group",
+    ],
+};
+
+pub(super) const E114: Prose = Prose {
+    meaning: "Members agree on operation, type and size, but not on an argument that they must share: the \
+             root, the reduction, or what one rank sends against what another expects. It is reported \
+             only where the record holds the argument.",
+    causes: &[
+        "the root is given as a rank of the world on some members and of the group on others",
+        "split sizes computed from local data, not exchanged beforehand",
+        "the reduction chosen by a branch that depends on the rank",
+    ],
+    actions: &[
+        "compare the arguments in the evidence; the majority shows the norm",
+        "for rooted operations check whether the API expects a global or a group rank",
+        "exchange the split sizes first (a small all_to_all), then use them",
+    ],
+};

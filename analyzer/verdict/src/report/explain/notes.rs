@@ -1,0 +1,111 @@
+//! What was not read, was lost, or is left open: notes.
+
+use super::Prose;
+
+pub(super) const N300: Prose = Prose {
+    meaning: "A file does not belong with the others: another job or attempt, another shape of the world, \
+             or an older time. It was left aside. Taken in, a stale file blames all others for being \
+             ahead of it. Files of several recorders of one process, as of a host's and a device's backend, \
+             are read together; of two files of one recorder the newer stays.",
+    causes: &[
+        "the dump folder was not emptied between two runs",
+        "a restart with another world size wrote to the same folder as the first attempt",
+        "files of several jobs were collected into one folder",
+    ],
+    actions: &[
+        "check that the named file really is from elsewhere; if so there is nothing to do",
+        "give every run its own folder, with the job and the attempt in its name",
+    ],
+};
+
+pub(super) const N301: Prose = Prose {
+    meaning: "A file is cut short, damaged, or no dump at all. Whatever could be salvaged was used and \
+             everything else was analyzed as usual. Files that try to build objects or to exhaust memory \
+             are refused here as well; nothing in a file is ever executed.",
+    causes: &[
+        "the process was killed while it wrote: the rank at fault is often the one with the cut file",
+        "the disk was full, or the quota was reached",
+        "a file that is something else: a log, a partial copy",
+    ],
+    actions: &[
+        "copy it again from the source if you can; check the disk on that host",
+        "look for the rank's ring, which needs no writing at the end: `rcomm-fr rings list`",
+    ],
+};
+
+pub(super) const N302: Prose = Prose {
+    meaning: "The ring had already overwritten what the question needs, or a log, without records, does not \
+             hold it. Having fallen off the ring is not the same as never having happened, so the analysis \
+             reports that it does not know and accuses no rank on that ground.",
+    causes: &[
+        "a small ring with many operations per step",
+        "the dump was taken long after the fault, while other groups went on",
+        "ranks with very different numbers of operations: the busiest one forgets first",
+    ],
+    actions: &[
+        "raise the size of the ring for the next run (see W160)",
+        "let time-outs trigger the dump by themselves, so that it is taken at once",
+    ],
+};
+
+pub(super) const N303: Prose = Prose {
+    meaning: "Files of several format versions were read together. Versions are compared by number (2.10 \
+             is newer than 2.9) and each file is read by its own rules. What only newer files hold is \
+             known for those ranks only.",
+    causes: &[
+        "ranks run different PyTorch versions: images that were not updated together",
+        "a mixed job, with records of more than one recorder",
+    ],
+    actions: &[
+        "check that all hosts run the same image; different library versions in one job are a cause of hangs themselves",
+        "nothing has to be converted for the analysis",
+    ],
+};
+
+pub(super) const N304: Prose = Prose {
+    meaning: "Operations are pending in these records, none of them explains a hang by itself, and the records do \
+             not show for how long: they may be a look at a job that ran on, or what was left of one that hung.",
+    causes: &[
+        "dumps of a recorder that notes no time, as PyTorch's",
+        "the ranks were asked one after the other, while the job went on",
+    ],
+    actions: &[
+        "take a second look and compare: `rcomm-fr diff BEFORE AFTER`",
+        "if it is a look at a running job, say so with --snapshot",
+        "if you know when the records were taken, name that time with --as-of",
+    ],
+};
+
+pub(super) const N305: Prose = Prose {
+    meaning: "The records of all ranks were read, every operation in them has ended, and nothing is wrong with \
+             them. If the job hung nevertheless, it hung outside of what was recorded.",
+    causes: &[
+        "the program was in code that does not communicate: input, a checkpoint, a lock, a device kernel",
+        "the operation that hung is of a library or a group that does not record",
+        "the records were taken before the hang, or after the job had ended",
+    ],
+    actions: &[
+        "take the stacks of all ranks while the job hangs: py-spy, gdb, key `t` of rcomm-top",
+        "compare the time of the records with the time of the hang",
+    ],
+};
+
+pub(super) const N306: Prose = Prose {
+    meaning: "Ranks arrive late, and the others wait, but each time it is another rank: of the stretches of \
+            time that lost most, no rank cost most in more than half. A loaded host, a hypervisor that takes \
+            processors away, or a network delays all ranks in this way. No rank is at fault. The share is \
+            the part of the job's time that was lost in all. Or one rank was last most often, but the threads that \
+            issue and run its operations were ready to run, and had no processor, for at least half as long as the \
+            others waited for it (rcomm's recorder measures that).",
+    causes: &[
+        "more threads than processors on a host; other jobs on it",
+        "steal time of a virtual machine; a quota of processor time",
+        "work of unequal size that changes from step to step: sequences of different length, experts",
+        "garbage collection that runs at another time on each rank",
+    ],
+    actions: &[
+        "look at load, steal time and throttling of the hosts",
+        "bind ranks to processors of their own",
+        "if the work itself varies, balance it over the ranks of a step",
+    ],
+};

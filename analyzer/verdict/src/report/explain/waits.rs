@@ -1,0 +1,157 @@
+//! Waits that no rank ends, and processes and connections that fail: E120 to E153.
+
+use super::Prose;
+
+pub(super) const E120: Prose = Prose {
+    meaning: "A send or a receive waits for its other half, and the peer never posted it. Messages are \
+             paired by group, source, destination and order, so this names the first one without a \
+             partner. Where other groups of the same description have the same part, such as the other \
+             pipelines, their messages show which of the two ranks left one out, posted one too many, or \
+             took another order. Rank numbers in the operation are those of the group.",
+    causes: &[
+        "pipeline stages disagree on the schedule: number of micro-batches, warm-up, direction",
+        "the peer raised or skipped before its half of a batch of sends and receives",
+        "a wrong peer: a global rank was used where a rank of the group was meant, or the reverse",
+        "two ranks both send first with a backend whose send waits for the receive",
+    ],
+    actions: &[
+        "look at the peer's last recorded call: what did it do instead",
+        "post both directions in one batch, or fix the order (even ranks send first)",
+        "check the peer number against the group's list of ranks in the report",
+    ],
+};
+
+pub(super) const E121: Prose = Prose {
+    meaning: "Both halves of a message were posted and they disagree on the number of bytes. Some backends \
+             complete one side and never the other, so no watchdog on the completed side fires.",
+    causes: &[
+        "activations whose shape depends on the batch, with the receiver assuming the usual one",
+        "a dtype that differs between the stages",
+        "messages matched one off: the receiver takes the previous or the next tensor",
+    ],
+    actions: &[
+        "compare both sizes in the evidence with the shapes that the schedule expects",
+        "send the shape first, or make it constant by padding",
+    ],
+};
+
+pub(super) const E130: Prose = Prose {
+    meaning: "Ranks wait on each other across several groups, in a circle: each is inside an operation of \
+             one group while the next needs it in another. No rank is late, none is dead, and no \
+             operation is wrong by itself; only the order in which the groups are used disagrees.",
+    causes: &[
+        "groups are used in another order on some ranks (tensor before data parallel here, after it there)",
+        "two threads or streams issue on overlapping groups",
+        "blocking waits between a training group and a transfer or evaluation group",
+    ],
+    actions: &[
+        "follow `cycle` in the finding: the order of two neighboring calls of one rank has to change",
+        "use one global order of groups on every rank, from one thread",
+        "where the circle is one odd rank against its siblings, that rank is named: fix it there",
+    ],
+};
+
+pub(super) const E135: Prose = Prose {
+    meaning: "Every member is inside the same operation with the same arguments, and none has finished. \
+             The program did its part. What is left is below it: the fabric, a device, a driver, the \
+             communication library, or the stream that the operation was queued on.",
+    causes: &[
+        "a network port or a cable: link flaps, a lost path, a firewall between two hosts",
+        "a device that fell off the bus or stalls silently (Xid errors, throttling)",
+        "a kernel queued earlier on the same stream that never ends",
+        "several communicators on one device that starve each other",
+    ],
+    actions: &[
+        "read kernel and fabric logs of the members' hosts at that time (dmesg, port counters)",
+        "run a two-host bandwidth test over the pairs of that group and bisect",
+        "rerun with the library's own debug log on; try another transport to exclude one layer",
+    ],
+};
+
+pub(super) const E140: Prose = Prose {
+    meaning: "The thread inside the process that watches operations stopped making its rounds. States in \
+             that rank's record are then stale: an operation may have completed without having been seen. \
+             It is a finding of its own, because it is not evidence of a hung collective.",
+    causes: &[
+        "the interpreter's lock is held by native code for a long time",
+        "the watchdog is stuck inside a call to the driver or the library",
+        "the host is out of CPU or memory: cgroup limits, swapping",
+    ],
+    actions: &[
+        "take native stacks of that process (gdb, py-spy --native): which thread holds what",
+        "treat that rank's states as older than they look until it runs again",
+    ],
+};
+
+pub(super) const E150: Prose = Prose {
+    meaning: "The rank recorded an error itself, or was killed, or its process is gone while its ring was \
+             left behind. Its peers wait for a rank that will not come back; their waits are listed as \
+             consequences.",
+    causes: &[
+        "an exception in the program, often in a part that does not communicate at all",
+        "the kernel's OOM killer, a job limit, a preempted node",
+        "a crash in native code or a device error",
+    ],
+    actions: &[
+        "read that rank's own log and exit code: the cause is there, not in its peers' time-outs",
+        "ask the host: dmesg for the OOM killer and Xid errors, the scheduler for preemption",
+        "restart the job only once you know that it will not meet the same fault again",
+    ],
+};
+
+pub(super) const E151: Prose = Prose {
+    meaning: "Others wait for a rank whose process is there and does nothing: the system reports that a signal \
+             or a debugger has stopped it, or its watchdog, which makes a round ten times a second, has not \
+             run for seconds while those of its peers have. The rank may have been stopped between two \
+             operations or inside one that all its peers have joined.",
+    causes: &[
+        "SIGSTOP, Ctrl-Z or a scheduler that suspends jobs",
+        "a debugger or a tracer that is attached to the process",
+        "a container whose processor quota is used up, a host that is out of memory and swaps",
+    ],
+    actions: &[
+        "see the state of the process: `ps -o stat,wchan -p PID` (T = stopped, t = held by a debugger)",
+        "let it go on with `kill -CONT PID`, or detach the debugger",
+        "if the system reports no stop, look at the load, the quota and the memory of its host",
+    ],
+};
+
+pub(super) const E152: Prose = Prose {
+    meaning: "Either connections between ranks had no sign of life for more than two of their intervals, or a log has \
+             a report of the network that it cannot reach the other end: no route, no answer to a connection, a \
+             transfer that was given up after all its retries. The systems at both ends of an idle connection \
+             answer each other whatever the processes do, so where records show the silence no stopped or busy \
+             process is the cause. The ranks that still received from each other show which side is cut off; where they \
+             do not, both ends are alternatives. Where the records of both ends show that what one sent arrived \
+             and what the other sent did not, the link works in one direction only. From a log the finding names \
+             the side that reported it and the address that it could not reach, and the process there may be alive.",
+    causes: &[
+        "a link, a route or a switch port that is down or flaps; a cable, an adapter, a subnet manager",
+        "a firewall or a security group that drops the ports of the job, often in one direction only",
+        "the wrong interface: the address belongs to a network that the hosts do not share",
+        "the other host has crashed, lost its power or was taken away by its scheduler",
+    ],
+    actions: &[
+        "look whether the processes at the other end live, and what they log at that time",
+        "try the address from that host (ping, ib_write_bw); check `ip -s link`, `dmesg` and the counters of \
+                 the link's errors",
+        "if one direction works, look for filters and for asymmetric routes",
+        "choose the interface for all hosts alike (NCCL_SOCKET_IFNAME, NCCL_IB_HCA, GLOO_SOCKET_IFNAME)",
+    ],
+};
+
+pub(super) const E153: Prose = Prose {
+    meaning: "Most ranks have a request to the job's store that was not answered for seconds; the store answers \
+             in microseconds. It is served by rank 0 or by the launcher. Running operations do not need it, but \
+             new groups, the exchange of status at a failure and the end of the job do. Where another finding \
+             explains why the store's host does nothing, this is its consequence.",
+    causes: &[
+        "the process that serves the store is stopped, has ended, or its host has",
+        "the store's host is cut off from the others",
+        "the launcher's host swaps, or a debugger holds the launcher",
+    ],
+    actions: &[
+        "look at the process that serves the store: rank 0, or the launcher (`ps -o stat,wchan -p PID`)",
+        "look at the network of its host",
+    ],
+};

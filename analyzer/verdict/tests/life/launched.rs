@@ -1,0 +1,83 @@
+//! Tests of verdicts that know the launcher's account of how the processes ended.
+
+use super::*;
+
+pub(crate) fn judge_launched(dumps: &[Dump], launch: LaunchRecord) -> Report {
+    let policy = Policy {
+        launches: vec![launch],
+        ..Policy::default()
+    };
+    analyze(dumps, &policy)
+}
+
+#[test]
+fn the_launcher_knows_who_asked_for_the_end() {
+    let between = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = (0..2)
+        .map(|rank| dead(record(rank, 2, &between), 1.0))
+        .collect();
+    let report = judge_launched(&dumps, launch(Some((15, 1.0)), &[(None, Some(15), 1.1); 2]));
+    assert_eq!(report.verdict, Verdict::Cancelled);
+    assert_eq!(
+        end(&report),
+        (
+            EndKind::Cancelled,
+            "all 2 ranks were terminated from outside (the launcher received SIGTERM) at 13:00:01 UTC"
+        )
+    );
+}
+
+#[test]
+fn a_rank_that_takes_its_time_to_end_when_asked_was_no_hang() {
+    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let between = [(0.0, Came::Done(0.1))];
+    // Rank 1 gives its last sign of life when it is asked to end, and ends eleven seconds later.
+    let dumps: Vec<Dump> = [(&waits[..], 1.6), (&between, 1.5), (&waits, 1.6)]
+        .into_iter()
+        .zip(0..)
+        .map(|((operations, last), rank)| dead(record(rank, 3, operations), last))
+        .collect();
+    let ends = [1.7, 12.5, 1.7].map(|then| (None, Some(15), then));
+    let report = judge_launched(&dumps, launch(Some((15, 1.5)), &ends));
+    assert_eq!(report.verdict, Verdict::Cancelled, "{:?}", report.findings);
+    // The same wait is a hang if it was one before.
+    let report = judge_launched(
+        &dumps,
+        launch(
+            Some((15, 12.0)),
+            &ends.map(|(code, signal, _)| (code, signal, 12.5)),
+        ),
+    );
+    assert_eq!(report.verdict, Verdict::Stuck);
+}
+
+#[test]
+fn the_launcher_knows_the_exit_code_of_the_rank_that_went_first() {
+    let between = [(0.0, Came::Done(0.1))];
+    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let dumps = [
+        dead(record(0, 2, &inside), 1.2),
+        dead(record(1, 2, &between), 1.0),
+    ];
+    let mut launch = launch(None, &[(None, Some(15), 1.4), (Some(3), None, 1.05)]);
+    launch.ranks[0]
+        .sent
+        .push(rcomm_recorder::publish::LaunchSignal {
+            signal: 15,
+            time_ns: at(1.3),
+        });
+    let report = judge_launched(&dumps, launch);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+    let sentence = &report.findings[0].sentence;
+    assert!(sentence.contains("; it exited with code 3"), "{sentence}");
+}
+
+#[test]
+fn an_exit_with_success_is_an_end_in_order_whatever_the_ring_shows() {
+    let between = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = (0..2)
+        .map(|rank| dead(record(rank, 2, &between), 1.0))
+        .collect();
+    let report = judge_launched(&dumps, launch(None, &[(Some(0), None, 1.1); 2]));
+    assert_eq!((report.verdict, report.exit_code()), (Verdict::Ended, 0));
+}

@@ -1,0 +1,140 @@
+//! Measures how long the threads that issue and run operations waited for a processor.
+//!
+//! The kernel counts for each thread how long it was ready to run without a processor (`schedstat`, in nanoseconds).
+//! A rank that arrives late because of these waits is not at fault: its host has more runnable threads than processors.
+//! The sum covers the last one to two minutes, so that it can be compared with the time that the job lost in the same
+//! minutes.
+
+use rustix::fs::{Mode, OFlags};
+use std::io::{Cursor, Write};
+use std::time::Duration;
+
+/// The window begins at least this long ago, unless the process is younger, and at most twice as long ago.
+const WINDOW: Duration = Duration::from_secs(60);
+/// At most this many threads are measured: those that issued or ran the first operations.
+const MAX_THREADS: usize = 64;
+
+/// The waits of the threads of one process.
+#[derive(Debug)]
+pub(super) struct ProcessorWaits {
+    /// The thread of each row of the ring's table, with the kernel's count when it was read last; `None` once the
+    /// thread has ended or cannot be read.
+    threads: Vec<(u32, Option<u64>)>,
+    total_ns: u64,
+    /// The moments at which the current window and the next one begin, each with the total at that time.
+    window: Option<(Mark, Mark)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    at_ns: u64,
+    total_ns: u64,
+}
+
+/// The window as the ring's header holds it: its start, on the ring's clock, and the waits since then, both in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    pub(super) since_ns: u64,
+    pub(super) waited_ns: u64,
+}
+
+impl ProcessorWaits {
+    pub(super) fn new() -> Self {
+        Self {
+            // Threads that are added later are not to allocate.
+            threads: Vec::with_capacity(MAX_THREADS),
+            total_ns: 0,
+            window: None,
+        }
+    }
+
+    /// The number of threads that are measured.
+    pub(super) fn known(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Adds a thread, whose waits count from now on.
+    pub(super) fn add(&mut self, thread: u32) {
+        if self.threads.len() < MAX_THREADS {
+            self.threads.push((thread, waited_ns(thread)));
+        }
+    }
+
+    /// Reads the kernel's counts. `None` if the system does not report them.
+    pub(super) fn measure(&mut self, now_ns: u64) -> Option<Window> {
+        for (thread, last) in &mut self.threads {
+            let Some(before) = *last else { continue };
+            *last = waited_ns(*thread);
+            self.total_ns += last.unwrap_or(before).saturating_sub(before);
+        }
+        if self.threads.iter().all(|(_, last)| last.is_none()) {
+            return None;
+        }
+        Some(self.window_at(now_ns))
+    }
+
+    fn window_at(&mut self, now_ns: u64) -> Window {
+        let mark = Mark {
+            at_ns: now_ns,
+            total_ns: self.total_ns,
+        };
+        let (first, second) = self.window.get_or_insert((mark, mark));
+        let length = WINDOW.as_nanos() as u64;
+        if now_ns.saturating_sub(second.at_ns) >= length {
+            (*first, *second) = (*second, mark);
+        }
+        Window {
+            since_ns: first.at_ns,
+            waited_ns: self.total_ns.saturating_sub(first.total_ns),
+        }
+    }
+}
+
+/// The second number of `/proc/self/task/<thread>/schedstat`. Does not allocate.
+fn waited_ns(thread: u32) -> Option<u64> {
+    let mut path = Cursor::new([0; 64]);
+    write!(path, "/proc/self/task/{thread}/schedstat").ok()?;
+    let len = path.position() as usize;
+    let path = &path.get_ref()[..len];
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = [0; 64];
+    let len = rustix::io::read(&file, &mut text).ok()?;
+    let text = std::str::from_utf8(&text[..len]).ok()?;
+    text.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_covers_between_one_and_two_minutes() {
+        let second = 1_000_000_000;
+        let mut waits = ProcessorWaits::new();
+        let mut at = |seconds: u64, waited: u64| {
+            waits.total_ns += waited;
+            let window = waits.window_at(seconds * second);
+            (window.since_ns / second, window.waited_ns)
+        };
+        assert_eq!(at(10, 5), (10, 0));
+        assert_eq!(at(40, 7), (10, 7));
+        assert_eq!(at(70, 1), (10, 8));
+        assert_eq!(at(129, 1), (10, 9));
+        assert_eq!(at(130, 2), (70, 3));
+        assert_eq!(at(190, 4), (130, 4));
+    }
+
+    #[test]
+    fn the_waits_of_a_thread_that_has_ended_still_count() {
+        let own = rustix::thread::gettid().as_raw_nonzero().get();
+        let mut waits = ProcessorWaits::new();
+        waits.add(own.cast_unsigned());
+        if waits.measure(1).is_none() {
+            return; // This kernel does not count waits.
+        }
+        waits.total_ns += 50;
+        waits.threads[0].0 = u32::MAX;
+        assert_eq!(waits.measure(2), None, "no thread is left to read");
+        assert!(waits.total_ns >= 50);
+    }
+}

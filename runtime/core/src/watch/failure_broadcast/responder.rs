@@ -1,0 +1,382 @@
+//! [`ResponderThread`]: the thread `rcomm/dump`, which uses the store: it raises this rank's alarm, answers those of
+//! other ranks, and watches the FIFOs by which dumps are requested.
+
+use super::{FLAG, FailureBroadcast, Incident};
+use crate::config::Propagation;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::watch::pipe::DumpPipe;
+use crate::watch::status_exchange::{RankReport, StatusExchange, StatusReplies};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+/// A fault of this rank belongs to another rank's alarm that was read within this time before it: the members
+/// of a group time out at about the same time, and one of them may poll the store in between.
+const SAME_FAULT: Duration = Duration::from_secs(2);
+/// If many alarms were raised since the last poll, how many are answered besides the newest.
+const MAX_ANSWERS: i64 = 16;
+/// The longest time for which a rank reads the answers that have arrived.
+const READING: Duration = Duration::from_millis(500);
+/// How long a world that ends waits for the thread that uses the store.
+const ENDING: Duration = Duration::from_millis(500);
+/// For how long another rank's alarm is reported as the likely cause of this rank's faults.
+const RECENT: Duration = Duration::from_secs(60);
+
+/// Owns the thread `rcomm/dump`, which uses the store and watches the FIFOs.
+pub(crate) struct ResponderThread {
+    broadcast: Arc<FailureBroadcast>,
+    thread: Option<JoinHandle<()>>,
+    /// The thread holds the other end, so this is disconnected when the thread is about to end.
+    at_work: Receiver<()>,
+}
+
+impl ResponderThread {
+    pub(crate) fn start(broadcast: Arc<FailureBroadcast>, pipes: Vec<DumpPipe>) -> Result<Self> {
+        let responder = Responder {
+            broadcast: broadcast.clone(),
+            pipes,
+            answered: 0,
+            announced: None,
+            flag_seen: false,
+            store_lost: false,
+        };
+        let (working, at_work) = channel();
+        let run = move || {
+            let _working: Sender<()> = working;
+            responder.run();
+        };
+        let thread = std::thread::Builder::new()
+            .name("rcomm/dump".to_owned())
+            .spawn(run)
+            .map_err(|error| Error::io("cannot start the thread rcomm/dump", error))?;
+        Ok(Self {
+            broadcast,
+            thread: Some(thread),
+            at_work,
+        })
+    }
+
+    /// Ends the thread, and waits for this rank's dumps. If the thread still waits for the store after
+    /// [`ENDING`], it is not joined; it ends when the store replies or the request times out.
+    ///
+    /// # Blocking
+    /// For [`ENDING`] at most, and while a dump is being written, for ten seconds more.
+    pub(crate) fn stop(&mut self) {
+        self.broadcast.stopped.store(true, Ordering::Release);
+        self.broadcast.wake();
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        if self.at_work.recv_timeout(ENDING) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                "the thread rcomm/dump ends when the store answers or its time-out passes"
+            );
+        } else if thread.join().is_err() {
+            tracing::error!("the thread that makes dumps panicked");
+        }
+        self.broadcast.finish_dumps();
+    }
+}
+
+impl Drop for ResponderThread {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The state of the thread `rcomm/dump`.
+struct Responder {
+    broadcast: Arc<FailureBroadcast>,
+    pipes: Vec<DumpPipe>,
+    /// The number of the newest alarm that this rank has answered; 0 if none.
+    answered: i64,
+    /// The last alarm of another rank: when this rank read it, and its cause.
+    announced: Option<(Instant, String)>,
+    /// Whether PyTorch's flag was set at the last poll.
+    flag_seen: bool,
+    /// Whether the store failed to reply at the last poll.
+    store_lost: bool,
+}
+
+impl Responder {
+    fn run(mut self) {
+        // The first poll is made after an interval: other ranks may still be starting, and the poll needs another
+        // connection to the store.
+        let mut next_poll = Instant::now() + self.broadcast.parts.interval;
+        while !self.broadcast.stopped.load(Ordering::Acquire) {
+            self.sleep_until(next_poll);
+            let incidents = std::mem::take(
+                &mut *self
+                    .broadcast
+                    .incidents
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+            for incident in incidents {
+                self.respond_to_own(&incident);
+            }
+            for at in 0..self.pipes.len() {
+                if self.pipes[at].was_written() {
+                    let path = self.pipes[at].path().display().to_string();
+                    self.broadcast
+                        .parts
+                        .dumps
+                        .make(&format!("requested by {path}"));
+                }
+            }
+            if Instant::now() >= next_poll {
+                self.poll_store();
+                let interval = self.broadcast.parts.interval;
+                // A store that does not reply is polled less often.
+                next_poll = Instant::now() + interval * if self.store_lost { 8 } else { 1 };
+            }
+        }
+    }
+
+    /// Sleeps until this moment, or until the thread is woken or a FIFO is written to.
+    fn sleep_until(&self, wake: Instant) {
+        let rest = wake.saturating_duration_since(Instant::now());
+        let mut fds = vec![PollFd::new(&self.broadcast.bell, PollFlags::IN)];
+        let pipes = self.pipes.iter().map(|pipe| pipe.fd());
+        fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let timeout = Timespec {
+            tv_sec: i64::try_from(rest.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(rest.subsec_nanos()),
+        };
+        // If the wait is interrupted, it ends early, which does no harm.
+        let _ = poll(&mut fds, Some(&timeout));
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.broadcast.bell, &mut count);
+    }
+
+    /// The key of the number of alarms.
+    fn key(&self) -> String {
+        format!("rcomm/alarm/{}", self.broadcast.parts.attempt)
+    }
+
+    /// Polls the store for alarms of other ranks and for PyTorch's flag, and responds to them. Notes whether
+    /// the store replied.
+    fn poll_store(&mut self) {
+        self.broadcast.store_asked();
+        let reply = self.read_store();
+        self.broadcast.store_replied(&reply);
+        match reply {
+            Ok(()) => self.store_lost = false,
+            Err(error) => {
+                if !self.store_lost {
+                    tracing::warn!(%error, "the store does not answer: alarms of other ranks are not received");
+                }
+                self.store_lost = true;
+            }
+        }
+    }
+
+    /// Answers new alarms; if there is none, makes a dump if PyTorch's flag is newly set.
+    fn read_store(&mut self) -> Result<()> {
+        let parts = &self.broadcast.parts;
+        let raised = parts.root.add(&self.key(), 0)?;
+        if raised > self.answered {
+            return self.answer(raised);
+        }
+        let flag = parts.root.check(&[FLAG])?;
+        if flag && !self.flag_seen {
+            let value = parts.root.get(FLAG, Duration::from_secs(1))?;
+            match <[u8; 4]>::try_from(value) {
+                Ok(rank) => {
+                    let rank = i32::from_ne_bytes(rank);
+                    parts
+                        .dumps
+                        .make_for_fault(&format!("signal of rank {rank}"));
+                }
+                Err(value) => tracing::warn!(
+                    bytes = value.len(),
+                    "the key {FLAG} does not hold a rank: ignored"
+                ),
+            }
+        }
+        self.flag_seen = flag;
+        Ok(())
+    }
+
+    /// Makes this rank's dump, then publishes its status for the alarms up to number `raised` that it has not
+    /// yet answered. Aborts this rank's groups if that is configured.
+    ///
+    /// The dump comes first: the rank that raised the alarm cleans up once it has all answers, and the dump
+    /// must show what was pending before the clean-up.
+    fn answer(&mut self, raised: i64) -> Result<()> {
+        let first = (self.answered + 1).max(raised - MAX_ANSWERS);
+        self.answered = raised;
+        self.flag_seen = true;
+        let cause = self.cause_of(raised);
+        let reason = cause.as_deref().unwrap_or("signal of another rank");
+        self.broadcast.parts.dumps.make_for_fault(reason);
+        let published = (first..=raised).try_for_each(|alarm| self.publish(alarm));
+        if self.broadcast.parts.propagation == Propagation::Abort {
+            self.abort_groups(cause.as_deref());
+        }
+        self.announced = cause.map(|cause| (Instant::now(), cause));
+        published
+    }
+
+    /// Aborts all groups of this rank, since another rank has failed. Called after the dump and the answer,
+    /// which must show what was pending.
+    fn abort_groups(&self, cause: Option<&str>) {
+        let error = match cause.and_then(|cause| cause.split_once(": ")) {
+            Some((who, why)) => {
+                let message = format!("cancelled: {who} failed: {why}");
+                let error = Error::new(ErrorKind::Aborted, message);
+                match who.strip_prefix("rank ").and_then(|rank| rank.parse().ok()) {
+                    Some(rank) => error.with_rank(rank),
+                    None => error,
+                }
+            }
+            None => Error::new(ErrorKind::Aborted, "cancelled: another rank failed"),
+        };
+        for group in self.broadcast.parts.watch.groups() {
+            if !group.has_failed() {
+                group.close(None, error.clone());
+            }
+        }
+    }
+
+    fn cause_key(&self, alarm: i64) -> String {
+        format!("rcomm/cause/{}/{alarm}", self.broadcast.parts.attempt)
+    }
+
+    /// Writes the cause of an alarm, unless another rank already has; returns the cause that is stored.
+    fn publish_cause(&self, alarm: i64, own: &str) -> Result<String> {
+        let root = &self.broadcast.parts.root;
+        let first = root.compare_set(&self.cause_key(alarm), b"", own.as_bytes())?;
+        Ok(String::from_utf8_lossy(&first).into_owned())
+    }
+
+    /// The cause of an alarm; `None` if the store does not hold it or does not reply.
+    fn cause_of(&self, alarm: i64) -> Option<String> {
+        let root = &self.broadcast.parts.root;
+        let cause = root.get(&self.cause_key(alarm), Duration::from_millis(100));
+        Some(String::from_utf8_lossy(&cause.ok()?).into_owned())
+    }
+
+    fn publish(&self, alarm: i64) -> Result<()> {
+        let report = self.report();
+        self.exchange(alarm)
+            .publish(&*self.broadcast.parts.root, &report)
+    }
+
+    fn exchange(&self, alarm: i64) -> StatusExchange {
+        let parts = &self.broadcast.parts;
+        StatusExchange {
+            rank: parts.rank,
+            attempt: parts.attempt,
+            alarm,
+            // Waiting, reading and the store's reply must together fit in the time for which a fault waits
+            // for the answers.
+            wait_time: parts.status_wait * 3 / 4,
+            read_time: READING.min(parts.status_wait / 8),
+        }
+    }
+
+    fn report(&self) -> RankReport {
+        let parts = &self.broadcast.parts;
+        let groups = parts.watch.groups();
+        let groups = groups.iter().map(|group| (group.wire_id(), group.status()));
+        let dump = parts.recorder.snapshot();
+        let status = dump.status.unwrap_or_default();
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now_ms = now.map_or(0, |now| now.as_millis() as i64);
+        RankReport::new(groups, now_ms, status).with_waits(&dump.peers, dump.identity.dump_time_ns)
+    }
+
+    /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the status
+    /// of the others.
+    fn respond_to_own(&mut self, incident: &Incident) {
+        let mut store_gone = false;
+        let answers = match self.raise(incident) {
+            Ok(alarm) => {
+                incident.update(|progress| progress.raised = true);
+                let exchange = self.exchange(alarm);
+                let mut answers = exchange.collect(&*self.broadcast.parts.root, &incident.query());
+                if let Some((at, cause)) = &self.announced
+                    && at.elapsed() < RECENT
+                {
+                    answers.text.push_str("; ");
+                    let before = reported_before(cause, &incident.finding);
+                    answers.text.push_str(&before);
+                }
+                answers
+            }
+            Err(error) => {
+                store_gone = error.kind() == ErrorKind::Store;
+                StatusReplies::text(format!(
+                    "the status of the other ranks is not known: {error}"
+                ))
+            }
+        };
+        incident.update(|progress| {
+            progress.raised = true;
+            progress.store_gone = store_gone;
+            progress.answers = Some(answers);
+        });
+    }
+
+    /// Whether another rank's alarm is so recent that a fault of this rank belongs to it.
+    fn had_recent_alarm(&self) -> bool {
+        let announced = self.announced.as_ref();
+        announced.is_some_and(|(at, _)| at.elapsed() < SAME_FAULT)
+    }
+
+    /// Joins an alarm that another rank has raised just before, or raises a new one; sets PyTorch's flag and
+    /// publishes this rank's status. Returns the number of the alarm.
+    fn raise(&mut self, incident: &Incident) -> Result<i64> {
+        let parts = &self.broadcast.parts;
+        let key = self.key();
+        let mut alarm = parts.root.add(&key, 0)?;
+        if alarm > self.answered {
+            self.announced = self.cause_of(alarm).map(|cause| (Instant::now(), cause));
+        } else if !self.had_recent_alarm() {
+            let next = alarm + 1;
+            // The cause is written before the alarm: a rank that reads the number must find its cause.
+            let own = format!("rank {}: {}", parts.rank, incident.cause);
+            let mut first = self.publish_cause(next, &own)?;
+            // All members raise the alarm at about the same time after a time-out: the compare-and-set makes
+            // it one alarm.
+            let held = parts.root.compare_set(
+                &key,
+                alarm.to_string().as_bytes(),
+                next.to_string().as_bytes(),
+            )?;
+            let held = std::str::from_utf8(&held)
+                .ok()
+                .and_then(|it| it.parse().ok());
+            alarm = held.ok_or_else(|| {
+                Error::new(ErrorKind::Store, format!("the key {key} holds no number"))
+            })?;
+            if alarm != next {
+                // More than one alarm was raised since the count was read.
+                first = self.publish_cause(alarm, &own)?;
+            }
+            if first != own {
+                self.announced = Some((Instant::now(), first));
+            }
+        }
+        let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);
+        parts.root.compare_set(FLAG, b"", &rank.to_ne_bytes())?;
+        self.flag_seen = true;
+        let first = (self.answered + 1).max(alarm - MAX_ANSWERS);
+        self.answered = alarm;
+        (first..=alarm).try_for_each(|alarm| self.publish(alarm))?;
+        Ok(alarm)
+    }
+}
+
+/// Text that refers to an earlier alarm of another rank. It does not repeat the cause if that is the same
+/// finding as this rank's.
+pub(super) fn reported_before(cause: &str, finding: &str) -> String {
+    match cause.split_once(": ") {
+        Some((rank, theirs)) if theirs.starts_with(finding) => format!("found before by {rank}"),
+        _ => format!("reported before by {cause}"),
+    }
+}

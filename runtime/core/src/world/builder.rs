@@ -1,0 +1,296 @@
+//! [`WorldBuilder`]: makes a [`World`]: ring, store, rendezvous, backends, threads, the group of all ranks.
+use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
+use crate::config::Config;
+use crate::config::rendezvous::Rendezvous;
+use crate::group::maker::{GroupOptions, Origin};
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::{PrefixStore, Store};
+use crate::watch::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
+#[cfg(feature = "endpoint")]
+use crate::watch::endpoint;
+use crate::watch::failure_broadcast::{FailureBroadcast, FailureBroadcastParts, ResponderThread};
+use crate::watch::heartbeat::HeartbeatMonitor;
+use crate::watch::pipe::DumpPipe;
+use crate::watch::watchdog::{Helpers, Watch, Watchdog};
+use crate::world::failed_init::FailedInit;
+use crate::world::init::{open_recorder, rendezvous, ring_place, run_name, write_notes};
+use crate::world::job_secret::JobSecret;
+use crate::world::{Threads, World, WorldShared, session};
+use rcomm_recorder::model::{LinkEnd, Rank};
+use rcomm_recorder::record::{FlightRecorder, OnConflict};
+use std::marker::PhantomData;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
+
+/// Builds a [`World`] with a store, backends or a dump writer that the program supplies.
+pub struct WorldBuilder<B> {
+    config: Config,
+    store: Option<Arc<dyn Store>>,
+    backends: Vec<OpenBackend>,
+    dump_writer: Option<Box<dyn DumpWriter>>,
+    set: PhantomData<fn() -> B>,
+}
+
+impl<B: BackendSet> WorldBuilder<B> {
+    pub(super) fn new(config: Config) -> Self {
+        Self {
+            config,
+            store: None,
+            backends: Vec::new(),
+            dump_writer: None,
+            set: PhantomData,
+        }
+    }
+
+    /// Uses this store instead of connecting to one at the address of the rendezvous.
+    #[must_use]
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.store = Some(store);
+        self
+    }
+
+    /// Adds a backend, which [`Config::backend`] and [`GroupOptions::backend`] select by its name.
+    #[must_use]
+    pub fn backend(
+        mut self,
+        make: impl FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send + 'static,
+    ) -> Self {
+        self.backends.push(Box::new(make));
+        self
+    }
+
+    /// Passes dumps to this writer instead of writing them to files.
+    #[must_use]
+    pub fn dump_writer(mut self, writer: impl DumpWriter + 'static) -> Self {
+        self.dump_writer = Some(Box::new(writer));
+        self
+    }
+
+    /// Makes the world.
+    ///
+    /// # Blocking
+    /// Until all ranks have arrived, for [`Config::init_timeout`] at most; then until the backends have
+    /// connected, for the same time at most.
+    ///
+    /// # Errors
+    /// `Rendezvous` names the ranks that did not arrive, or says what the ranks disagree on: two ranks with
+    /// the same number, two jobs at one store, different world sizes or job secrets. Otherwise the error of
+    /// the part that failed: the configuration, the store, the ring, a backend or a thread.
+    pub fn init(self) -> Result<World<B>> {
+        let mut config = self.config.clone();
+        let place = config.rendezvous()?;
+        config.rendezvous = Some(place.clone());
+        let config = Arc::new(config);
+        let deadline = Deadline::In(config.init_timeout).started();
+        // The ring is opened before any step that may fail, so that a job that never starts leaves a record
+        // too.
+        let early = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
+        let mut failed_init = FailedInit {
+            rank: place.rank,
+            recorder: early.clone(),
+        };
+        let made = self.make(place, config, deadline, early);
+        failed_init.end(made.as_ref().err());
+        made
+    }
+
+    /// Makes the world. `early` is the ring that `init` opened; `None` if another living process records as
+    /// this rank.
+    fn make(
+        self,
+        place: Rendezvous,
+        config: Arc<Config>,
+        deadline: Deadline,
+        early: Option<Arc<FlightRecorder>>,
+    ) -> Result<World<B>> {
+        let phase = |name: &str| {
+            if let Some(recorder) = &early {
+                recorder.phase(name);
+            }
+        };
+        let secret = JobSecret::of(&config, &place)?;
+        phase("connect to the store");
+        let (store, server): (Arc<dyn Store>, _) = match self.store {
+            Some(store) => (store, None),
+            None => {
+                let mut store = session::connect(&secret, &config, &place, deadline)?;
+                let server = store.take_server();
+                (Arc::new(store), server)
+            }
+        };
+        let root = session::part_for_next_world(&store, place.attempt)?;
+        let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
+        phase("wait for all ranks");
+        let agreed = rendezvous(&*root, &notes, &place, &config, secret, deadline)?;
+        let (secret, run) = (agreed.secret, agreed.settings.run);
+        let config = Arc::new(Config {
+            tuning: agreed.settings.tuning,
+            ..Config::clone(&config)
+        });
+        let recorder = match early {
+            Some(recorder) => recorder,
+            // The rendezvous has succeeded, so this process is the rank. Another process that records as this
+            // rank belongs to another job, or is left over from an earlier one.
+            None => open_recorder(&place, &config, OnConflict::NextPlace)?
+                .map(Arc::new)
+                .ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Io,
+                        "other processes use every place for the ring",
+                    )
+                })?,
+        };
+        recorder.phase("connect");
+        let watch = Arc::new(Watch::default());
+        let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
+        let writer = self
+            .dump_writer
+            .unwrap_or_else(|| Box::new(FileDumpWriter::new(&dump_dir, config.dump_format)));
+        let dumps = Arc::new(Dumps::new(recorder.clone(), watch.clone(), writer));
+        let pipes = open_pipes(&config.dump_pipes, place.rank);
+        let broadcast = FailureBroadcast::new(FailureBroadcastParts {
+            rank: place.rank,
+            attempt: place.attempt,
+            store_end: match (place.uses_agent_store, place.rank) {
+                (true, _) => Some(LinkEnd::Store),
+                (false, 0) => None,
+                (false, _) => Some(LinkEnd::StoreAtRank(0)),
+            },
+            root: root.clone(),
+            watch: watch.clone(),
+            recorder: recorder.clone(),
+            dumps: dumps.clone(),
+            status_wait: config.status_wait,
+            interval: config.signal_interval,
+            propagation: config.propagation,
+        })?;
+        let backends = Arc::new(PrefixStore::new("backend", Arc::new(notes)));
+        let context = WorldContext {
+            rank: place.rank,
+            world_size: place.world_size,
+            local_rank: place.local_rank,
+            local_world_size: place.local_world_size,
+            job: place.job.clone(),
+            attempt: place.attempt,
+            store: backends.clone(),
+            secret,
+            config: config.clone(),
+            recorder: Some(recorder.clone()),
+        };
+        let to_open = B::backends(&config).into_iter().chain(self.backends);
+        #[cfg(feature = "endpoint")]
+        let mut endpoint = None;
+        let serve_endpoint = || {
+            #[cfg(feature = "endpoint")]
+            {
+                let served =
+                    endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root);
+                let (served, announcement) = served.unzip();
+                endpoint = served;
+                announcement
+            }
+            #[cfg(not(feature = "endpoint"))]
+            None
+        };
+        let factories = open_backends(to_open, &context, serve_endpoint, &backends, &*root)?;
+        let start_helpers = {
+            let (watch, broadcast, timeout) =
+                (watch.clone(), broadcast.clone(), config.heartbeat_timeout);
+            move || {
+                Ok(Helpers {
+                    broadcast: ResponderThread::start(broadcast.clone(), pipes)?,
+                    heartbeat: HeartbeatMonitor::start(watch, broadcast, timeout)?,
+                })
+            }
+        };
+        let interval = config.watchdog_interval;
+        let threads = Threads {
+            watchdog: Watchdog::start(watch.clone(), broadcast, interval, start_helpers)?,
+            #[cfg(feature = "endpoint")]
+            endpoint,
+            _server: server,
+        };
+        let shared = Arc::new(WorldShared {
+            remaining: AtomicU32::new(place.world_size),
+            place,
+            config,
+            store,
+            root,
+            recorder,
+            watch,
+            dumps,
+            dump_dir,
+            factories,
+            next_id: AtomicU32::new(0),
+            made: Mutex::default(),
+        });
+        let ranks = (0..shared.place.world_size).collect();
+        let options = GroupOptions::named("default_pg");
+        let group = shared.make_group("0".to_owned(), ranks, &options, Origin::New)?;
+        tracing::info!(
+            rank = shared.place.rank,
+            world_size = shared.place.world_size,
+            job = shared.place.job,
+            ring_mib = %format_args!("{:.1}", shared.recorder.size_bytes() as f64 / f64::from(1 << 20)),
+            ring_entries = shared.recorder.entries(),
+            ring = ring_place(&shared.recorder),
+            "world made"
+        );
+        shared.recorder.phase("");
+        shared.watch.world_is_made();
+        Ok(World {
+            shared,
+            group,
+            threads: Some(threads),
+            backends: PhantomData,
+        })
+    }
+}
+
+/// Opens the backends, and publishes the keys by which other ranks find this one: those of the first backend
+/// together with the endpoint's, which `serve_endpoint` returns, in one request; those of the other backends,
+/// which are opened later, in a second one.
+fn open_backends(
+    mut to_open: impl Iterator<Item = OpenBackend>,
+    context: &WorldContext,
+    serve_endpoint: impl FnOnce() -> Option<(String, Vec<u8>)>,
+    store: &PrefixStore<PrefixStore<dyn Store>>,
+    root: &dyn Store,
+) -> Result<Vec<Arc<dyn BackendFactory>>> {
+    let mut factories: Vec<Arc<dyn BackendFactory>> = Vec::new();
+    if let Some(open) = to_open.next() {
+        factories.push(open(context)?);
+    }
+    let full_name = |key: String| store.inner().name(&store.name(&key));
+    let notes_of = |factory: &Arc<dyn BackendFactory>| {
+        let notes = factory.announcement().into_iter();
+        notes
+            .map(|(key, note)| (full_name(key), note))
+            .collect::<Vec<_>>()
+    };
+    let first = factories.iter().flat_map(&notes_of);
+    write_notes(root, first.chain(serve_endpoint()).collect())?;
+    let mut others = Vec::new();
+    for open in to_open {
+        let factory = open(context)?;
+        others.extend(notes_of(&factory));
+        factories.push(factory);
+    }
+    write_notes(root, others)?;
+    Ok(factories)
+}
+
+/// Makes the FIFOs by which dumps can be requested. If one cannot be made, that is logged, and the job
+/// continues.
+fn open_pipes(stems: &[PathBuf], rank: Rank) -> Vec<DumpPipe> {
+    let open = |stem: &PathBuf| match DumpPipe::create(stem, rank) {
+        Ok(pipe) => Some(pipe),
+        Err(error) => {
+            tracing::warn!(%error, "cannot make the pipe {}<rank>.pipe for dump requests", stem.display());
+            None
+        }
+    };
+    stems.iter().filter_map(open).collect()
+}

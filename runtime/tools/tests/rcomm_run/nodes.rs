@@ -1,0 +1,112 @@
+//! Jobs over several nodes, each with a launcher of its own.
+
+use super::*;
+
+/// A port without a listener, below the usual range of ephemeral ports, from sixteen ports derived from the process
+/// id, so that test processes rarely take the same port.
+fn free_port() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let mut own = (0..16).map(|_| {
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
+        10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
+    });
+    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    own.find(free).unwrap().to_string()
+}
+
+fn node(n: u32, node_rank: &str, port: &str, script: &str) -> Running {
+    let several = [
+        "--nnodes",
+        "2",
+        "--node-rank",
+        node_rank,
+        "--master-port",
+        port,
+    ];
+    let mut command = shell(n, &several, script);
+    command.env("RCOMM_JOB_SECRET", "of all nodes");
+    Running::start(command)
+}
+
+#[test]
+fn two_nodes_make_one_job() {
+    let port = free_port();
+    let script = "echo $WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK $GROUP_RANK $TORCHELASTIC_RUN_ID";
+    let second = node(1, "1", &port, script);
+    let first = node(2, "0", &port, script);
+    let (out, err, code) = first.finish();
+    assert_eq!(code, 0, "{err}");
+    let (more, err, code) = second.finish();
+    assert_eq!(code, 0, "{err}");
+    let all = out + &more;
+    let ranks = by_rank(all.as_bytes());
+    let job = ranks[&0][0].rsplit(' ').next().unwrap();
+    assert!(job.starts_with("rcomm-"), "{job}");
+    assert_eq!(ranks[&0], [format!("3 2 0 0 {job}")]);
+    assert_eq!(ranks[&1], [format!("3 2 1 0 {job}")]);
+    assert_eq!(ranks[&2], [format!("3 1 0 1 {job}")]);
+}
+
+#[test]
+fn failure_on_one_node_ends_the_other() {
+    let port = free_port();
+    let first = node(1, "0", &port, "sleep 1000");
+    let second = node(1, "1", &port, "exit 6");
+    let (_, err, code) = second.finish();
+    assert_eq!(code, 6, "{err}");
+    let (_, err, code) = first.finish();
+    assert_eq!(code, 6, "{err}");
+    assert!(err.contains("on another node, rank 1"), "{err}");
+}
+
+/// Whether a process is running; a zombie is not.
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    let state = stat.ok().and_then(|stat| {
+        let (_, rest) = stat.rsplit_once(')')?;
+        rest.trim().chars().next()
+    });
+    state.is_some_and(|state| state != 'Z')
+}
+
+#[test]
+fn launcher_of_node_0_that_is_killed_ends_the_other_node() {
+    let port = free_port();
+    let mut first = node(1, "0", &port, "echo $$; exec sleep 1000");
+    let mut second = node(1, "1", &port, "echo up; sleep 1000");
+    let line = first.line();
+    second.line();
+    first.process.kill().unwrap();
+    let (_, err, code) = second.finish();
+    assert_eq!(code, 125, "{err}");
+    assert!(
+        err.contains("the store of node 0's launcher failed"),
+        "{err}"
+    );
+    first.process.wait().unwrap();
+    // The kernel has killed the launcher's rank.
+    let rank: u32 = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while is_alive(rank) {
+        assert!(Instant::now() < deadline, "process {rank} still runs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn node_rank_given_twice_is_refused() {
+    let port = free_port();
+    let mut first = node(1, "0", &port, "echo up; sleep 1000");
+    let mut second = node(1, "1", &port, "echo up; sleep 1000");
+    first.line();
+    second.line();
+    let third = node(1, "1", &port, "true");
+    let (_, err, code) = third.finish();
+    assert_eq!(code, 125);
+    assert!(err.contains("started 2 times"), "{err}");
+    first.signal(Signal::TERM);
+    let (_, _, code) = second.finish();
+    assert_eq!(code, 143);
+    let (_, _, code) = first.finish();
+    assert_eq!(code, 143);
+}

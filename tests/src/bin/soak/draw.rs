@@ -1,0 +1,115 @@
+//! What a round does: everything is drawn from the seed and the number of the round.
+
+use std::fmt;
+
+/// Random numbers from a seed (SplitMix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Draw(u64);
+
+impl Draw {
+    pub(crate) fn of(parts: &[u64]) -> Self {
+        let mut draw = Self(0);
+        for &part in parts {
+            draw.0 ^= part;
+            draw.next();
+        }
+        draw
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    /// A number below `limit`, which is not 0.
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub(crate) fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
+
+/// What a rank does to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    Kill,
+    Freeze,
+    Exit,
+}
+
+/// A fault: which rank, in which step, what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) rank: u32,
+    pub(crate) step: u64,
+    pub(crate) act: Act,
+}
+
+/// One round.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) round: u64,
+    pub(crate) ranks: u32,
+    pub(crate) transport: &'static str,
+    pub(crate) steps: u64,
+    pub(crate) fault: Option<Fault>,
+}
+
+impl Plan {
+    pub(crate) fn of(seed: u64, round: u64) -> Self {
+        let mut draw = Draw::of(&[seed, round]);
+        let ranks = 2 + draw.below(4) as u32;
+        let transport = draw.one_of(&["shm", "tcp"]);
+        let steps = 50 + draw.below(250);
+        let fault = (draw.below(3) == 0).then(|| Fault {
+            rank: draw.below(ranks.into()) as u32,
+            step: draw.below(steps),
+            act: draw.one_of(&[Act::Kill, Act::Freeze, Act::Exit]),
+        });
+        Self {
+            seed,
+            round,
+            ranks,
+            transport,
+            steps,
+            fault,
+        }
+    }
+
+    /// The members of the groups besides the world: each with at least two ranks, ascending.
+    pub(crate) fn groups(&self) -> Vec<Vec<u32>> {
+        let mut draw = Draw::of(&[self.seed, self.round, 1]);
+        let count = 1 + draw.below(3);
+        let group = |_| {
+            let mut ranks: Vec<u32> = (0..self.ranks).collect();
+            while ranks.len() > 2 && draw.below(2) == 0 {
+                let at = draw.below(ranks.len() as u64);
+                ranks.remove(at as usize);
+            }
+            ranks
+        };
+        (0..count).map(group).collect()
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            ranks,
+            transport,
+            steps,
+            ..
+        } = self;
+        write!(f, "{ranks} ranks, {transport}, {steps} steps")?;
+        match &self.fault {
+            Some(Fault { rank, step, act }) => write!(f, ", {act:?} of rank {rank} in step {step}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! A soak: rounds of jobs of real processes, each with random operations on random groups, and in some of them a fault.
+//!
+//! ```sh
+//! cargo run --release -p rcomm-tests --bin soak -- --seed 7 --minutes 60
+//! ```
+//!
+//! Every result is checked against what the ranks' inputs must give. In a round with a fault, every other rank must get
+//! an error in time that names the culprit; in one without, no rank may get any. Everything follows from the seed and
+//! the number of the round, and a round that was wrong is printed as the command that repeats it.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program whose result is what it prints"
+)]
+
+mod draw;
+mod rank;
+
+use crate::draw::Plan;
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Parser, Subcommand};
+use rcomm_tests::process::free_port;
+use serde::{Deserialize, Serialize};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// The time-out of operations.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Parser)]
+#[command(about = "Repeats random jobs, with and without faults, and checks every result")]
+struct Cli {
+    #[command(subcommand)]
+    role: Option<Role>,
+    #[command(flatten)]
+    soak: Soak,
+}
+
+#[derive(Debug, Args)]
+struct Soak {
+    /// Where all random choices come from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How long to go on.
+    #[arg(long, default_value_t = 1.0)]
+    minutes: f64,
+    /// The number of the first round.
+    #[arg(long, default_value_t = 0)]
+    round: u64,
+    /// How many rounds to make at most.
+    #[arg(long)]
+    rounds: Option<u64>,
+    /// How much later than its time-out an error may come, in seconds: more on a busy machine.
+    #[arg(long, default_value_t = 10)]
+    slack: u64,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Work as one rank of a round.
+    #[command(hide = true)]
+    Rank { seed: u64, round: u64 },
+}
+
+/// What a rank reports at its end.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Told {
+    /// The number of operations whose results were checked.
+    pub(crate) checked: u64,
+    /// Wrong results.
+    pub(crate) wrong: Vec<String>,
+    /// The error that ended its work, with the ranks that it names; `None` if it came to its end.
+    pub(crate) error: Option<(String, Vec<u32>)>,
+    /// Time from the begin of the failed operation to its error, in ms.
+    pub(crate) waited_ms: u64,
+}
+
+/// The sums over all rounds.
+#[derive(Debug, Default)]
+struct Totals {
+    rounds: u64,
+    faults: u64,
+    ranks: u64,
+    checked: u64,
+    slowest_error_ms: u64,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.role {
+        Some(Role::Rank { seed, round }) => rank::run(&Plan::of(seed, round)).map(|()| true),
+        None => soak(&cli.soak),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Makes rounds until the time is over; returns whether all were right.
+fn soak(args: &Soak) -> anyhow::Result<bool> {
+    let began = Instant::now();
+    let limit = Duration::try_from_secs_f64(args.minutes * 60.0).context("a number of minutes")?;
+    let slack = Duration::from_secs(args.slack);
+    let (mut totals, mut bad) = (Totals::default(), 0);
+    for round in args.round.. {
+        let over =
+            began.elapsed() >= limit || args.rounds.is_some_and(|most| totals.rounds >= most);
+        if over {
+            break;
+        }
+        let plan = Plan::of(args.seed, round);
+        totals.rounds += 1;
+        totals.faults += u64::from(plan.fault.is_some());
+        if let Err(error) = try_round(&plan, slack, &mut totals) {
+            bad += 1;
+            println!("round {round}, {plan}: {error:#}");
+            println!(
+                "again: soak --seed {} --round {round} --rounds 1",
+                args.seed
+            );
+        }
+    }
+    println!(
+        "seed {}: {} rounds in {:.0} s, {} with a fault; {} ranks, {} operations checked; slowest error {} ms after \
+         the begin of its operation; {bad} rounds wrong",
+        args.seed,
+        totals.rounds,
+        began.elapsed().as_secs_f64(),
+        totals.faults,
+        totals.ranks,
+        totals.checked,
+        totals.slowest_error_ms,
+    );
+    Ok(bad == 0)
+}
+
+fn try_round(plan: &Plan, slack: Duration, totals: &mut Totals) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let port = free_port().to_string();
+    let start = |rank: u32| -> anyhow::Result<Child> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["rank", &plan.seed.to_string(), &plan.round.to_string()])
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", plan.ranks.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("LOCAL_WORLD_SIZE", plan.ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", &port)
+            .env("TORCHELASTIC_RUN_ID", format!("soak-{port}"))
+            .env("RCOMM_TRANSPORT", plan.transport)
+            .env("RCOMM_TIMEOUT_MS", TIMEOUT.as_millis().to_string())
+            .env("RCOMM_INIT_TIMEOUT_MS", "60000")
+            .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
+            .env("RCOMM_RING_DIR", folder.path().join("rings"))
+            .env("RCOMM_DUMP_DIR", folder.path().join("dumps"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        Ok(command.spawn()?)
+    };
+    let mut ranks = Ranks(Vec::new());
+    for rank in 0..plan.ranks {
+        ranks.0.push(start(rank)?);
+    }
+    let told = ranks.wait(plan)?;
+    for (rank, told) in told {
+        totals.ranks += 1;
+        totals.checked += told.checked;
+        totals.slowest_error_ms = totals.slowest_error_ms.max(told.waited_ms);
+        ensure!(told.wrong.is_empty(), "rank {rank}: {:?}", told.wrong);
+        match (&told.error, &plan.fault) {
+            (None, None) => {}
+            (Some((text, _)), None) => bail!("rank {rank} failed: {text}"),
+            (None, Some(_)) => bail!("rank {rank} got no error"),
+            (Some((text, named)), Some(fault)) => {
+                ensure!(
+                    named == &[fault.rank],
+                    "rank {rank} names {named:?}: {text}"
+                );
+                let limit = TIMEOUT + slack;
+                let waited = Duration::from_millis(told.waited_ms);
+                ensure!(waited <= limit, "rank {rank}, after {waited:?}: {text}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The processes of a round, which end with it.
+struct Ranks(Vec<Child>);
+
+impl Ranks {
+    /// What the ranks reported, without the culprit.
+    fn wait(&mut self, plan: &Plan) -> anyhow::Result<Vec<(u32, Told)>> {
+        let culprit = plan.fault.as_ref().map(|fault| fault.rank);
+        let until = Instant::now() + Duration::from_secs(180);
+        let mut all = Vec::new();
+        for (rank, child) in (0..).zip(&mut self.0) {
+            if Some(rank) == culprit {
+                continue;
+            }
+            while child.try_wait()?.is_none() {
+                ensure!(Instant::now() < until, "rank {rank} does not end");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let mut text = String::new();
+            if let Some(mut pipe) = child.stdout.take() {
+                std::io::Read::read_to_string(&mut pipe, &mut text)?;
+            }
+            let told = serde_json::from_str(&text);
+            all.push((
+                rank,
+                told.with_context(|| format!("rank {rank} reported {text:?}"))?,
+            ));
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // It may have ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! One rank of a round.
+
+use crate::Told;
+use crate::draw::{Act, Draw, Plan};
+use rcomm::{Config, Error, GroupOptions, ProcessGroup, ReduceOp, World};
+use rustix::process::{Signal, getpid, kill_process};
+use std::time::Instant;
+
+/// The operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    AllReduce,
+    AllReduceIssued,
+    Reduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Barrier,
+    Ring,
+}
+
+const KINDS: [Kind; 9] = [
+    Kind::AllReduce,
+    Kind::AllReduceIssued,
+    Kind::Reduce,
+    Kind::Broadcast,
+    Kind::AllGather,
+    Kind::ReduceScatter,
+    Kind::AllToAll,
+    Kind::Barrier,
+    Kind::Ring,
+];
+/// The numbers of elements per rank.
+const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
+
+/// Works through the plan as the rank that the environment names, and prints what came of it.
+///
+/// # Errors
+/// If there is no such rank, or its world cannot be made.
+#[expect(
+    clippy::print_stdout,
+    reason = "the report goes to the program that started this one"
+)]
+pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
+    let world = World::init(Config::from_environment()?)?;
+    let mut told = Told::default();
+    match work(plan, &world, &mut told) {
+        Ok(()) => world.shutdown()?,
+        Err(error) => told.error = Some((error.to_string(), error.ranks().to_vec())),
+    }
+    println!("{}", serde_json::to_string(&told)?);
+    Ok(())
+}
+
+fn work(plan: &Plan, world: &World, told: &mut Told) -> Result<(), Error> {
+    let own = world.rank();
+    let mut groups = vec![world.group().clone()];
+    for (number, ranks) in plan.groups().into_iter().enumerate() {
+        if ranks.contains(&own) {
+            let options = GroupOptions::named(format!("random{number}"));
+            groups.push(world.new_group(&ranks, &options)?);
+        }
+    }
+    let all = plan.groups();
+    for step in 0..plan.steps {
+        if let Some(fault) = plan.fault
+            && (fault.rank, fault.step) == (own, step)
+        {
+            act_on_oneself(fault.act);
+        }
+        let mut draw = Draw::of(&[plan.seed, plan.round, 2, step]);
+        // Every rank draws the same, also for a group of which it is no member.
+        let group = draw.below(1 + all.len() as u64) as usize;
+        let (kind, count, root) = (draw.one_of(&KINDS), draw.one_of(&COUNTS), draw.next());
+        let group = match group {
+            0 => groups.first(),
+            number => {
+                let name = format!("random{}", number - 1);
+                groups.iter().find(|group| group.desc() == name)
+            }
+        };
+        let Some(group) = group else { continue };
+        let began = Instant::now();
+        let inputs = Inputs {
+            step,
+            ranks: group.ranks(),
+            count,
+        };
+        match inputs.run(kind, group, root) {
+            Ok(true) => told.checked += 1,
+            Ok(false) => told
+                .wrong
+                .push(format!("{kind:?} of {count} in step {step}")),
+            Err(error) => {
+                told.waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                return Err(error);
+            }
+        }
+    }
+    // A fault in the last steps of other groups is met here.
+    let began = Instant::now();
+    world.group().barrier().inspect_err(|_| {
+        told.waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    })
+}
+
+/// The inputs of all members of a group in one step.
+struct Inputs<'a> {
+    step: u64,
+    ranks: &'a [u32],
+    count: usize,
+}
+
+impl Inputs<'_> {
+    /// The input of the member `rank`, a rank of the world, at this index.
+    fn value(&self, rank: u32, index: usize) -> u64 {
+        (self.step + 1) * 1_000_003 + u64::from(rank) * 7_919 + index as u64 * 31
+    }
+
+    fn of(&self, rank: u32, count: usize) -> Vec<u64> {
+        (0..count).map(|index| self.value(rank, index)).collect()
+    }
+
+    fn sum(&self, index: usize) -> u64 {
+        self.ranks.iter().map(|&rank| self.value(rank, index)).sum()
+    }
+
+    fn sums(&self, from: usize, count: usize) -> Vec<u64> {
+        (from..from + count).map(|index| self.sum(index)).collect()
+    }
+
+    /// Runs an operation; returns whether its result is right.
+    fn run(&self, kind: Kind, group: &ProcessGroup, root: u64) -> Result<bool, Error> {
+        let (size, place) = (self.ranks.len(), group.rank() as usize);
+        let root = (root % size as u64) as u32;
+        let (own, count) = (self.ranks[place], self.count);
+        let mut buffer = self.of(own, count);
+        match kind {
+            Kind::AllReduce => {
+                group.all_reduce(&mut buffer, ReduceOp::Sum)?;
+                Ok(buffer == self.sums(0, count))
+            }
+            Kind::AllReduceIssued => {
+                let first = group.all_reduce_async(buffer.clone(), ReduceOp::Sum)?;
+                let second = group.all_reduce_async(buffer, ReduceOp::Max)?;
+                let (first, second) = (first.wait()?, second.wait()?);
+                let last = self.ranks.iter().max().copied().unwrap_or(own);
+                Ok(first == self.sums(0, count) && second == self.of(last, count))
+            }
+            Kind::Reduce => {
+                group.reduce(&mut buffer, ReduceOp::Sum, root)?;
+                Ok(group.rank() != root || buffer == self.sums(0, count))
+            }
+            Kind::Broadcast => {
+                group.broadcast(&mut buffer, root)?;
+                Ok(buffer == self.of(self.ranks[root as usize], count))
+            }
+            Kind::AllGather => {
+                let mut output = vec![0; count * size];
+                group.all_gather_single(&buffer, &mut output)?;
+                let mut parts = self.ranks.iter().zip(output.chunks(count));
+                Ok(parts.all(|(&rank, part)| part == self.of(rank, count)))
+            }
+            Kind::ReduceScatter => {
+                let input = self.of(own, count * size);
+                group.reduce_scatter_single(&input, &mut buffer, ReduceOp::Sum)?;
+                Ok(buffer == self.sums(place * count, count))
+            }
+            Kind::AllToAll => {
+                let (input, mut output) = (self.of(own, count * size), vec![0; count * size]);
+                group.all_to_all_single(&input, &mut output)?;
+                let mut parts = self.ranks.iter().zip(output.chunks(count));
+                Ok(parts.all(|(&rank, part)| {
+                    let sent = &self.of(rank, count * size)[place * count..][..count];
+                    part == sent
+                }))
+            }
+            Kind::Barrier => group.barrier().map(|()| true),
+            Kind::Ring => {
+                let next = ((place + 1) % size) as u32;
+                let before = (place + size - 1) % size;
+                let sent = group.send_async(buffer, next, 7)?;
+                let mut received = vec![0; count];
+                group.recv(&mut received, before as u32, 7)?;
+                sent.wait()?;
+                Ok(received == self.of(self.ranks[before], count))
+            }
+        }
+    }
+}
+
+fn act_on_oneself(act: Act) {
+    let signal = |signal| {
+        // A signal to the own process cannot fail.
+        let _ = kill_process(getpid(), signal);
+    };
+    match act {
+        Act::Kill => signal(Signal::KILL),
+        Act::Freeze => signal(Signal::STOP),
+        Act::Exit => std::process::exit(3),
+    }
+}

@@ -1,0 +1,54 @@
+//! A process makes a world, shuts it down and makes the next, many times, and grows neither in memory nor in
+//! descriptors.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm::store::TcpStoreServer;
+use rcomm_tests::process::Job;
+use std::net::Ipv4Addr;
+use std::process::Command;
+
+const RANKS: u32 = 4;
+/// What an allocator may add by chance over 15 worlds, in KiB: a leak of one world's ring would be much more.
+const SLACK_KIB: i64 = 4_096;
+
+fn make_worlds(what: &str, change: impl Fn(&mut Command)) {
+    let program = env!("CARGO_BIN_EXE_rank");
+    let mut job = Job::start_as(program, RANKS, "again", |_, command| {
+        command.env("RCOMM_TIMEOUT_MS", "60000");
+        change(command);
+    });
+    for rank in 0..RANKS {
+        let ended = job.wait(rank);
+        assert!(ended.status.success(), "{what}, rank {rank}: {ended:?}");
+        let said = &ended.stderr;
+        let left = said.split_once(" descriptors, 0 threads, ");
+        let left = left.unwrap_or_else(|| panic!("{what}, rank {rank}: {said}"));
+        let descriptors: i64 = left.0.lines().last().unwrap().parse().unwrap();
+        let kib: i64 = left.1.split_once(" KiB").unwrap().0.parse().unwrap();
+        assert_eq!(descriptors, 0, "{what}, rank {rank}: {said}");
+        assert!(kib < SLACK_KIB, "{what}, rank {rank}: {said}");
+    }
+    // Every world removed its ring.
+    assert!(!job.ring_path(0).exists(), "{what}");
+}
+
+#[test]
+fn worlds_follow_each_other_over_shared_memory_and_tcp() {
+    for transport in ["shm", "tcp"] {
+        make_worlds(transport, |command| {
+            command.env("RCOMM_TRANSPORT", transport);
+        });
+    }
+}
+
+#[test]
+fn worlds_follow_each_other_on_a_store_that_outlives_them() {
+    let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
+    let port = server.port().to_string();
+    make_worlds("a launcher's store", |command| {
+        command
+            .env("MASTER_PORT", &port)
+            .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+    });
+}

@@ -1,0 +1,45 @@
+//! Every door gets the inputs of its corpus, and each of them cut and changed, on the compiler that builds everything
+//! else. The fuzz targets beside the corpora go further.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../fuzz/targets/doors/mod.rs"]
+mod doors;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn inputs(door: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let files = fs::read_dir(corpus.join(door)).unwrap().flatten();
+    let inputs = files.map(|file| (file.path(), fs::read(file.path()).unwrap()));
+    inputs.collect()
+}
+
+/// The input, each of its halves, and copies with one byte changed.
+fn variants(input: &[u8]) -> Vec<Vec<u8>> {
+    let (first, second) = input.split_at(input.len() / 2);
+    let mut variants = vec![input.to_vec(), first.to_vec(), second.to_vec()];
+    for at in [0, input.len() / 3, input.len().saturating_sub(1)] {
+        let mut changed = input.to_vec();
+        if let Some(byte) = changed.get_mut(at) {
+            *byte ^= 0x81;
+            variants.push(changed);
+        }
+    }
+    variants
+}
+
+#[test]
+fn no_door_falls_over_the_inputs_of_its_corpus() {
+    for (name, door) in doors::DOORS {
+        let inputs = inputs(name);
+        assert!(inputs.len() >= 4, "{name} has a corpus");
+        for (path, input) in inputs {
+            for variant in variants(&input) {
+                println!("{}: {} bytes", path.display(), variant.len());
+                door(&variant);
+            }
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! What docs/SECURITY.md states: where a default run listens, who may open what it leaves, and every limit.
+
+#![allow(clippy::unwrap_used)]
+
+use rcomm_tests::fault::Fault;
+use rcomm_tests::process::{Job, wait_until};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+const RANKS: u32 = 4;
+
+/// A socket on which a process listens, or that receives datagrams.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Listening {
+    Tcp(IpAddr),
+    Datagram(IpAddr),
+    Unix(String),
+}
+
+/// The sockets of a process that others can reach.
+fn listening(pid: u32) -> BTreeSet<Listening> {
+    let mut by_inode: BTreeMap<u64, Listening> = BTreeMap::new();
+    let table = |name: &str| {
+        let text = fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
+        let lines = text.lines().skip(1).map(str::to_owned);
+        lines.collect::<Vec<_>>()
+    };
+    for name in ["tcp", "tcp6", "udp", "udp6"] {
+        for line in table(name) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let address = address(fields[1]);
+            let inode = fields[9].parse().unwrap();
+            match (name.starts_with("tcp"), fields[3]) {
+                (true, "0A") => by_inode.insert(inode, Listening::Tcp(address)),
+                (true, _) => None,
+                (false, _) => by_inode.insert(inode, Listening::Datagram(address)),
+            };
+        }
+    }
+    for line in table("unix") {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        // The kernel's __SO_ACCEPTCON.
+        if fields[3] == "00010000" {
+            let path = fields.get(7).copied().unwrap_or_default();
+            by_inode.insert(fields[6].parse().unwrap(), Listening::Unix(path.to_owned()));
+        }
+    }
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let sockets = descriptors.filter_map(|one| {
+        let target = fs::read_link(one.path()).ok()?;
+        let inode = target
+            .to_str()?
+            .strip_prefix("socket:[")?
+            .strip_suffix(']')?;
+        by_inode.get(&inode.parse().ok()?).cloned()
+    });
+    sockets.collect()
+}
+
+/// The address in an entry such as `0100007F:1F90`, in which every word of four bytes has the machine's order.
+fn address(entry: &str) -> IpAddr {
+    let (host, _) = entry.split_once(':').unwrap();
+    let words = (0..host.len() / 8).map(|at| {
+        let word = u32::from_str_radix(&host[at * 8..at * 8 + 8], 16).unwrap();
+        word.to_ne_bytes()
+    });
+    let bytes: Vec<u8> = words.flatten().collect();
+    match <[u8; 4]>::try_from(&bytes[..]) {
+        Ok(four) => Ipv4Addr::from(four).into(),
+        Err(_) => Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[..]).unwrap()).into(),
+    }
+}
+
+/// Everything below a directory, the directory included.
+fn below(directory: &Path) -> Vec<PathBuf> {
+    let mut found = vec![directory.to_owned()];
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => found.extend(below(&entry.path())),
+            _ => found.push(entry.path()),
+        }
+    }
+    found
+}
+
+#[track_caller]
+fn assert_private(path: &Path) {
+    let about = fs::symlink_metadata(path).unwrap();
+    let mode = about.mode() & 0o777;
+    let expected = if about.is_dir() { 0o700 } else { 0o600 };
+    assert_eq!(mode, expected, "{}: mode {mode:o}", path.display());
+}
+
+#[test]
+fn a_default_run_listens_for_its_host_only_and_leaves_private_files() {
+    for transport in ["shm", "tcp"] {
+        let program = env!("CARGO_BIN_EXE_rank");
+        let job = Job::start(program, RANKS, Fault::StopJoining, |_, command| {
+            command
+                .env("RCOMM_TRANSPORT", transport)
+                .env("RCOMM_TIMEOUT_MS", "600000");
+        });
+        let socket = |rank| job.ring_path(rank).with_extension("sock");
+        wait_until("the endpoints of all ranks", || {
+            (0..RANKS).all(|rank| socket(rank).exists()).then_some(())
+        });
+        let mut hidden = BTreeSet::new();
+        let mut ports = 0;
+        for rank in 0..RANKS {
+            for one in listening(job.pid(rank)) {
+                match one {
+                    Listening::Tcp(address) => {
+                        assert!(address.is_loopback(), "rank {rank}: {address}");
+                        ports += 1;
+                    }
+                    Listening::Datagram(address) => panic!("rank {rank}: {address}"),
+                    // A name that is in no file system, which only its randomness protects from being guessed.
+                    Listening::Unix(path) if path.starts_with('@') => {
+                        assert!(path.len() > 32, "{path}");
+                        hidden.insert(path);
+                    }
+                    Listening::Unix(path) => assert_private(Path::new(&path)),
+                }
+            }
+        }
+        // The store, and a data port of each rank.
+        assert!(ports > 0, "{transport}: no port was found");
+        assert!(hidden.len() <= 1, "{transport}: {hidden:?}");
+        for path in below(&job.folder().join("rings")) {
+            assert_private(&path);
+        }
+        drop(job);
+    }
+}
+
+#[test]
+fn what_a_failed_run_leaves_is_private() {
+    let program = env!("CARGO_BIN_EXE_rank");
+    let mut job = Job::start(program, RANKS, Fault::Kill, |_, _| ());
+    for rank in 0..RANKS {
+        job.wait(rank);
+    }
+    let dumps = below(&job.folder().join("dumps"));
+    assert!(dumps.len() > 2, "{dumps:?}");
+    for path in dumps.iter().chain(&below(&job.folder().join("rings"))) {
+        assert_private(path);
+    }
+}
+
+/// The rows of the table of limits, each with the file and the name of its number.
+const LIMITS: &[(&str, &str, &str)] = &[
+    ("store: a key", PROTOCOL, "MAX_KEY"),
+    ("store: a value", PROTOCOL, "MAX_VALUE"),
+    ("store: keys in one request", PROTOCOL, "MAX_KEYS"),
+    ("store: one request, one reply", PROTOCOL, "MAX_MESSAGE"),
+    (
+        "store: keys, values and waits together",
+        STORE,
+        "stored_bytes",
+    ),
+    ("store: keys", STORE, "stored_keys"),
+    (
+        "store: unfinished requests of all clients",
+        STORE,
+        "unfinished_bytes",
+    ),
+    (
+        "store: clients of one host with an unfinished request",
+        STORE,
+        "unfinished_per_host",
+    ),
+    ("store: unread replies", STORE, "unread_bytes"),
+    ("store: connections", STORE, "connections"),
+    ("store: connections without a proof", STORE, "unproved"),
+    ("store: time for one request", STORE, "request_time"),
+    ("store: time for the proof", STORE, "proof_time"),
+    (
+        "data port: connections that have not proved the secret",
+        DATA_PORT,
+        "MAX_HANDSHAKES",
+    ),
+    ("data port: time for the proof", DATA_PORT, "HANDSHAKE_TIME"),
+    (
+        "endpoint: connections served at a time",
+        ENDPOINT,
+        "MAX_CONNECTIONS",
+    ),
+    (
+        "endpoint: time for the head of a request",
+        ENDPOINT,
+        "HEADER_TIME",
+    ),
+    (
+        "endpoint: time for one connection",
+        ENDPOINT,
+        "CONNECTION_TIME",
+    ),
+    (
+        "`rcomm-web`: connections (`--max-connections`)",
+        WEB,
+        "connections",
+    ),
+    ("`rcomm-web`: time for the head of a request", WEB, "head"),
+    ("`rcomm-web`: an upload, packed or not", WEB, "upload"),
+    (
+        "a file that is read, unpacked (`rcomm-fr`)",
+        LOAD,
+        "max_file_bytes",
+    ),
+    (
+        "all packed files together, unpacked (`rcomm-fr`)",
+        LOAD,
+        "max_unpacked",
+    ),
+    (
+        "a file that is read beside others, unpacked",
+        SUMS,
+        "LARGE_FILE",
+    ),
+    ("archives within each other", UNPACK, "MAX_DEPTH"),
+];
+
+const PROTOCOL: &str = "runtime/core/src/store/tcp/protocol.rs";
+const STORE: &str = "runtime/core/src/store/tcp/access.rs";
+const DATA_PORT: &str = "runtime/cpu/src/mesh/listener.rs";
+const ENDPOINT: &str = "recorder/src/publish/endpoint.rs";
+const WEB: &str = "web/src/http/limits.rs";
+const LOAD: &str = "analyzer/src/input/load/mod.rs";
+const SUMS: &str = "analyzer/src/input/load/sums.rs";
+const UNPACK: &str = "analyzer/src/input/load/unpack.rs";
+
+fn read(path: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    fs::read_to_string(root.join(path)).unwrap()
+}
+
+/// The value of a constant, or of a field of the default: a number, or a number of seconds.
+fn value(file: &str, name: &str) -> u64 {
+    let text = read(file);
+    let constant = format!("const {name}: ");
+    let field = format!("            {name}: ");
+    let begins = |line: &&str| line.contains(&constant) || line.starts_with(&field);
+    let line = text.lines().find(begins);
+    let line = line.unwrap_or_else(|| panic!("{file} has no {name}"));
+    let expression = match line.split_once(" = ") {
+        Some((_, expression)) => expression,
+        None => line.split_once(": ").unwrap().1,
+    };
+    let begin = expression.find(|c: char| c.is_ascii_digit()).unwrap();
+    let (number, shift) = match expression[begin..].split_once(" << ") {
+        Some((number, shift)) => (number, shift),
+        None => (&expression[begin..], "0"),
+    };
+    let digits = |text: &str| -> u64 {
+        let digits = text.chars().filter(|&c| c != '_');
+        let digits: String = digits.take_while(char::is_ascii_digit).collect();
+        digits.parse().unwrap()
+    };
+    digits(number) << digits(shift)
+}
+
+#[test]
+fn the_page_states_every_limit_as_it_is() {
+    let page = read("docs/SECURITY.md");
+    let (_, table) = page.split_once("## Limits\n").unwrap();
+    let (table, _) = table.split_once("\n\n## ").unwrap_or((table, ""));
+    let rows = table.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| ")?.split(" | ");
+        let (what, limit) = (cells.next()?, cells.next()?.trim_end_matches(" |"));
+        let (number, unit) = limit.split_once(' ').unwrap_or((limit, ""));
+        let number: u64 = number.parse().ok()?;
+        let number = match unit {
+            "KiB" => number << 10,
+            "MiB" => number << 20,
+            "GiB" => number << 30,
+            "" | "s" => number,
+            unit => panic!("{what}: {unit}"),
+        };
+        Some((what.to_owned(), number))
+    });
+    let stated: BTreeMap<String, u64> = rows.collect();
+    let known = LIMITS
+        .iter()
+        .map(|&(what, file, name)| (what.to_owned(), value(file, name)));
+    assert_eq!(stated, known.collect());
+}

@@ -259,6 +259,9 @@ fn reclaim(comm: &Arc<Comm>) -> c_int {
     }
     cuda::stream::synchronize(comm.device + 1);
     forget_registrations(comm);
+    if let Some(profiled) = comm.profiled() {
+        profiled.finalize();
+    }
     comm.name.poll().err().unwrap_or(SUCCESS)
 }
 

@@ -15,6 +15,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const COLL: u64 = 1 << 1;
@@ -185,6 +186,8 @@ pub(super) struct Context {
     address: usize,
     mask: u64,
     rank: c_int,
+    /// Whether the plug-in's `finalize` was called.
+    finalized: AtomicBool,
 }
 
 /// The plug-in's handle of an event; 0 if it has none.
@@ -250,6 +253,7 @@ pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) ->
         address: context.addr(),
         mask: u64::try_from(mask).unwrap_or(0),
         rank,
+        finalized: AtomicBool::new(false),
     })
 }
 
@@ -383,12 +387,23 @@ impl Context {
     }
 }
 
-impl Drop for Context {
-    fn drop(&mut self) {
-        if let (Some(plugin), true) = (plugin(), self.address != 0) {
-            // SAFETY: the context came from this plug-in's `init`, and this is its only end.
+impl Context {
+    /// Ends the context, as the call that frees its communicator does before it returns (`commFree`, init.cc:
+    /// `ncclProfilerPluginFinalize`). All events of the communicator must have ended.
+    pub(super) fn finalize(&self) {
+        if self.address == 0 || self.finalized.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(plugin) = plugin() {
+            // SAFETY: the context came from this plug-in's `init`, and it is finalized once.
             unsafe { (plugin.table().finalize)(std::ptr::without_provenance_mut(self.address)) };
         }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.finalize();
     }
 }
 

@@ -46,11 +46,13 @@ impl RankProcess {
         let found: HashMap<u32, (Self, Option<u32>)> = entries
             .filter_map(|entry| {
                 let pid = entry.file_name().to_str()?.parse().ok()?;
+                let process = Self::read(pid, &entry.path())?;
+                // Read after the environment, since both change when the process runs another program: a name read
+                // before could be that of the process which started the shell.
                 let name = status(pid, "Name")?;
                 if SHELLS.contains(&name.as_str()) {
                     return None;
                 }
-                let process = Self::read(pid, &entry.path())?;
                 let parent = status(pid, "PPid").and_then(|parent| parent.parse().ok());
                 Some((pid, (process, parent)))
             })

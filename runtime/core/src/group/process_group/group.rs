@@ -224,6 +224,7 @@ impl Group {
                 ErrorKind::Aborted,
                 format!("ended because its group failed: {}", failure.error),
             )
+            .with_ranks(failure.error.ranks())
             .in_group(self.label())
             .at(op_info.op, op_info.seq),
         }

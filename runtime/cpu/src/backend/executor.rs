@@ -356,7 +356,7 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
         }
         drop(queue);
 
-        let mut moved = false;
+        let (mut moved, mut failed) = (false, false);
         let mut at = 0;
         while at < active.len() {
             let task = &mut active[at];
@@ -381,13 +381,15 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
                 }
                 (None, Err(stopped)) => Err(stopped.into()),
             };
+            // What this rank waited for when an operation failed stays in the record.
+            failed |= outcome.is_err();
             let task = active.remove(at);
             let result = group.finish_p2p(&task.requests, outcome);
             shared.end(task, result);
             moved = true;
         }
         if moved || active.is_empty() {
-            if !noted.is_empty() {
+            if !noted.is_empty() && !failed {
                 group.mesh.links().end_wait(&noted);
                 noted.clear();
             }

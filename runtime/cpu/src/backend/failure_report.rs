@@ -129,7 +129,7 @@ impl CpuGroup {
             }
             Failure::Interrupted(Interrupted::Stopped(reason)) => reason,
             Failure::Gone(rank, cause) => self.explain_gone(rank, cause),
-            Failure::GivenUp(rank) => self.explain_given_up(rank),
+            Failure::GivenUp { rank, absent } => self.explain_given_up(rank, &absent),
             Failure::Refused {
                 peer,
                 address,
@@ -266,17 +266,23 @@ impl CpuGroup {
     }
 
     /// Returns the error for an operation that has failed on all ranks, since `rank` gave up this or an earlier
-    /// one.
-    fn explain_given_up(&self, rank: Rank) -> Error {
+    /// one. If the reason is not known, the error names the ranks that were `absent`.
+    fn explain_given_up(&self, rank: Rank, absent: &[Rank]) -> Error {
         let key = note_key(rank);
         let note = StoreQuery::ask_within(&self.store, GIVEN_UP_TIME, move |store| {
             store.get(&key, GIVEN_UP_TIME)
         });
         match note {
             Some(Ok(note)) => Error::from_note(&note, rank, self.mesh.rank()),
-            Some(Err(_)) | None => {
+            Some(Err(_)) | None if absent.is_empty() => {
                 let message = format!("rank {rank} gave up this operation or one before it");
                 Error::new(ErrorKind::Aborted, message).with_rank(rank)
+            }
+            Some(Err(_)) | None => {
+                let absent_text = text::ranks(absent, MAX_RANKS);
+                let message =
+                    format!("rank {rank} gave up this operation: {absent_text} had not come to it");
+                Error::new(ErrorKind::Aborted, message).with_ranks(absent)
             }
         }
     }

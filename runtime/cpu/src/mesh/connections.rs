@@ -357,7 +357,9 @@ impl Mesh {
             if let Some(stream) = arrived.channels.remove(&id) {
                 return Ok(stream);
             }
-            policy.check()?;
+            policy
+                .check()
+                .map_err(|why| Failure::of_wait_for(handshake.to, why))?;
             if self.closed.load(Ordering::Acquire) {
                 return Err(Failure::Closed);
             }
@@ -393,7 +395,9 @@ impl Mesh {
         // Only time-outs are retried: a rank listens before it publishes its address, so a refusal means that
         // it has ended.
         let stream = loop {
-            policy.check()?;
+            policy
+                .check()
+                .map_err(|why| Failure::of_wait_for(handshake.to, why))?;
             match TcpStream::connect_timeout(&address, CONNECT_TIME) {
                 Ok(stream) => break stream,
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
@@ -537,7 +541,9 @@ impl HandshakeStream<'_, '_> {
         if error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted {
             return Err(Failure::Gone(self.peer, Some(error)));
         }
-        self.policy.check()?;
+        self.policy
+            .check()
+            .map_err(|why| Failure::of_wait_for(self.peer, why))?;
         let mut socket = [PollFd::new(self.stream, flags)];
         match rustix::event::poll(&mut socket, Some(&milliseconds(10))) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -13,8 +13,9 @@ pub(crate) enum Failure {
     Interrupted(Interrupted),
     /// The peer's process has ended, or cannot be reached.
     Gone(Rank, Option<io::Error>),
-    /// The operation has failed on all ranks, since this rank gave up the operation or an earlier one.
-    GivenUp(Rank),
+    /// The operation has failed on all ranks, since `rank` gave up the operation or an earlier one. `absent` had not
+    /// come to the operation when this rank learned of it; empty if an earlier one was given up, or more is not known.
+    GivenUp { rank: Rank, absent: Vec<Rank> },
     /// The process at the peer's address refused the connection, or is not the peer.
     Refused {
         peer: Rank,
@@ -38,6 +39,16 @@ pub(crate) enum Failure {
     Io(io::Error),
     /// The mesh was closed.
     Closed,
+}
+
+impl Failure {
+    /// The failure of a wait for this peer alone.
+    pub(crate) fn of_wait_for(peer: Rank, why: Interrupted) -> Self {
+        match why {
+            Interrupted::TimedOut => Self::Late(vec![peer]),
+            Interrupted::Stopped(_) => why.into(),
+        }
+    }
 }
 
 impl From<Interrupted> for Failure {

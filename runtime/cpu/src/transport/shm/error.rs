@@ -13,8 +13,9 @@ pub(crate) enum ShmExchangeError {
     Late(usize),
     /// This rank of the group has left it, or its process has ended.
     Gone(usize),
-    /// The phase has failed for all ranks, since this rank gave up this phase or an earlier one.
-    GivenUp(usize),
+    /// The phase has failed for all ranks, since the rank `first` gave up this phase or an earlier one. `absent` have
+    /// not published this phase, if this is the one that was given up.
+    GivenUp { first: usize, absent: Vec<usize> },
     /// A system call failed.
     Io(io::Error),
 }
@@ -26,8 +27,11 @@ impl ShmExchangeError {
             Self::Interrupted(why) => why.into(),
             Self::Late(rank) => Failure::Late(vec![ranks[rank]]),
             Self::Gone(rank) => Failure::Gone(ranks[rank], None),
-            Self::GivenUp(rank) => match ranks.get(rank) {
-                Some(&rank) => Failure::GivenUp(rank),
+            Self::GivenUp { first, absent } => match ranks.get(first) {
+                Some(&rank) => Failure::GivenUp {
+                    rank,
+                    absent: absent.into_iter().map(|at| ranks[at]).collect(),
+                },
                 None => Failure::Garbled(ranks[0], "the number of a rank outside the group".into()),
             },
             Self::Io(error) => Failure::Io(error),

@@ -45,6 +45,12 @@ impl Outcome<'_> {
         self.0.load(Ordering::Acquire) == OPEN
     }
 
+    /// Whether it is decided that this phase, and no earlier one, has failed.
+    pub(super) fn has_failed_in(&self, phase: u32) -> bool {
+        let word = self.0.load(Ordering::Acquire);
+        word & STATE == FAILED && word as u32 == phase
+    }
+
     /// Makes a proposal if `vote` is `GiveUp`, and decides an open proposal. Returns the rank that gave up this phase
     /// or an earlier one; `None` if the phase has not failed.
     pub(super) fn decide(

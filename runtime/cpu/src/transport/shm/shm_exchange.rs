@@ -159,8 +159,19 @@ impl ShmExchange {
         };
         match self.outcome().decide(self.phase, vote, all_published) {
             None => Ok(()),
-            Some(first) => Err(why.unwrap_or(ShmExchangeError::GivenUp(first))),
+            Some(first) => Err(why.unwrap_or_else(|| self.given_up(first))),
         }
+    }
+
+    /// The error of a phase that `first` has given up.
+    fn given_up(&self, first: usize) -> ShmExchangeError {
+        let absent = match self.outcome().has_failed_in(self.phase) {
+            true => (0..self.ranks.len())
+                .filter(|&at| !self.has_published(at, self.phase))
+                .collect(),
+            false => Vec::new(),
+        };
+        ShmExchangeError::GivenUp { first, absent }
     }
 
     #[inline]

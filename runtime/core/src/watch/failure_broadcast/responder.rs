@@ -282,12 +282,16 @@ impl Responder {
     fn report(&self) -> RankReport {
         let parts = &self.broadcast.parts;
         let groups = parts.watch.groups();
+        let wire_ids = groups
+            .iter()
+            .map(|group| (group.info().id, group.wire_id()));
+        let wire_ids = wire_ids.collect();
         let groups = groups.iter().map(|group| (group.wire_id(), group.status()));
         let dump = parts.recorder.snapshot();
-        let status = dump.status.unwrap_or_default();
+        let status = dump.status.clone().unwrap_or_default();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now_ms = now.map_or(0, |now| now.as_millis() as i64);
-        RankReport::new(groups, now_ms, status).with_waits(&dump.peers, dump.identity.dump_time_ns)
+        RankReport::new(groups, now_ms, status).with_waits(&dump, &wire_ids)
     }
 
     /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the status

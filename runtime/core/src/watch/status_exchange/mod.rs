@@ -10,11 +10,15 @@
 //! from one store within two seconds. So in a large group the first member that asks reads the answers, in
 //! chunks, and publishes a summary for the rest.
 
+mod report;
+
+pub(crate) use report::RankReport;
+
 use crate::op::error::Result;
 use crate::store::{Store, which_are_set};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text;
-use rcomm_recorder::model::{LinkEnd, PeerLink, ProcessGroupStatus, Rank, RankStatus};
-use serde::{Deserialize, Serialize};
+use report::{is_long, wire_name};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -25,59 +29,6 @@ const SMALL_GROUP: usize = 64;
 const CHUNK: usize = 256;
 /// The most ranks that an error lists by number.
 const MAX_RANKS: usize = 16;
-
-/// One rank's progress, as it publishes it.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct RankReport {
-    /// The status of each group, by its `wire_id` in hexadecimal.
-    groups: BTreeMap<String, ProcessGroupStatus>,
-    phase: String,
-    /// How long the program has been in `phase`, in ms.
-    phase_ms: u64,
-    /// The step that the program set last; -1 if it set none.
-    step: i64,
-    /// The ranks that operations of this rank wait for, and for how long, in ms.
-    #[serde(default)]
-    waits: BTreeMap<Rank, u64>,
-}
-
-impl RankReport {
-    /// A report of these groups, by `wire_id`. `now_ms` is the wall clock, in ms since the epoch.
-    pub(crate) fn new(
-        groups: impl Iterator<Item = (u64, ProcessGroupStatus)>,
-        now_ms: i64,
-        status: RankStatus,
-    ) -> Self {
-        Self {
-            groups: groups.map(|(id, status)| (wire_name(id), status)).collect(),
-            phase_ms: u64::try_from(now_ms - status.phase_since_ns / 1_000_000).unwrap_or(0),
-            phase: status.phase,
-            step: status.step,
-            waits: BTreeMap::new(),
-        }
-    }
-
-    /// Adds the waits for ranks among these connections, which were read at `now_ns`.
-    pub(crate) fn with_waits(mut self, links: &[PeerLink], now_ns: i64) -> Self {
-        let waits = links.iter().filter_map(|link| match link.end {
-            LinkEnd::Rank(rank) if link.waited_since_ns > 0 => {
-                let waited_ms = (now_ns - link.waited_since_ns) / 1_000_000;
-                Some((rank, u64::try_from(waited_ms).unwrap_or(0)))
-            }
-            _ => None,
-        });
-        self.waits = waits.collect();
-        self
-    }
-
-    /// The ranks that this one has waited for at least half of this time.
-    fn long_waits(&self, timeout: Duration) -> impl Iterator<Item = Rank> {
-        let limit_ms = timeout.as_millis() / 2;
-        let long = self.waits.iter();
-        let long = long.filter(move |&(_, &waited_ms)| u128::from(waited_ms) >= limit_ms);
-        long.map(|(&rank, _)| rank)
-    }
-}
 
 /// The operation whose members' status is requested.
 pub(crate) struct StatusQuery<'a> {
@@ -202,7 +153,7 @@ impl StatusExchange {
         StatusReplies {
             text,
             arrived: arrivals.arrived.clone(),
-            absent: arrivals.absent(),
+            absent: arrivals.absent(query.is_p2p),
             last_in_chain,
         }
     }
@@ -226,13 +177,7 @@ impl StatusExchange {
             if !seen.insert(rank) {
                 return None;
             }
-            let report = reports
-                .entry(rank)
-                .or_insert_with(|| self.report_of(store, rank, until));
-            let next: Vec<Rank> = report
-                .iter()
-                .flat_map(|report| report.long_waits(query.timeout))
-                .collect();
+            let next = self.waits_of(store, rank, query.timeout, reports, until);
             if next.is_empty() {
                 last.insert(rank);
                 continue;
@@ -245,6 +190,36 @@ impl StatusExchange {
             open.extend(next);
         }
         (!text.is_empty()).then(|| (text, last.into_iter().collect()))
+    }
+
+    /// The ranks for which this rank has waited for at least half of the time-out: those that it names itself, and the
+    /// members of its pending collectives that have not come to them, or have not answered.
+    fn waits_of(
+        &self,
+        store: &dyn Store,
+        rank: Rank,
+        timeout: Duration,
+        reports: &mut BTreeMap<Rank, Option<RankReport>>,
+        until: Instant,
+    ) -> Vec<Rank> {
+        let mut ask = |rank: Rank| {
+            let report = reports.entry(rank);
+            report
+                .or_insert_with(|| self.report_of(store, rank, until))
+                .clone()
+        };
+        let Some(report) = ask(rank) else {
+            return Vec::new();
+        };
+        let mut waits: BTreeSet<Rank> = report.long_waits(timeout).collect();
+        let pending = report.pending.iter();
+        for collective in pending.filter(|it| is_long(it.waited_ms, timeout)) {
+            let absent = collective.members.iter().copied().filter(|&member| {
+                member != rank && !ask(member).is_some_and(|it| it.has_come_to(collective))
+            });
+            waits.extend(absent);
+        }
+        waits.into_iter().collect()
     }
 
     /// A rank's report, if the store has it by `until`.
@@ -267,8 +242,8 @@ pub(crate) struct StatusReplies {
     /// Members that have issued the operation. Empty for messages, and if only the text of another member's
     /// summary was read.
     pub(crate) arrived: Vec<Rank>,
-    /// Members that have not issued the operation, have not answered, or have ended. Empty if only the text
-    /// of another member's summary was read.
+    /// Members that have not issued the operation (of a message, none of these), have not answered, or have ended.
+    /// Empty if only the text of another member's summary was read.
     pub(crate) absent: Vec<Rank>,
     /// Where the waits of the ranks that this rank waited for end; empty if those wait for no other rank.
     pub(crate) last_in_chain: Vec<Rank>,
@@ -291,10 +266,6 @@ impl StatusReplies {
             ..Self::default()
         }
     }
-}
-
-fn wire_name(wire_id: u64) -> String {
-    format!("{wire_id:016x}")
 }
 
 /// The members of an operation, by whether they have arrived.
@@ -341,9 +312,11 @@ impl Arrivals {
         self.missing.push((rank, place));
     }
 
-    /// The members that are not known to have arrived, ascending.
-    fn absent(&self) -> Vec<Rank> {
+    /// The members that are not known to have arrived, ascending. Of a message, those without an answer: an answer
+    /// does not show whether its rank has come to the message.
+    fn absent(&self, is_p2p: bool) -> Vec<Rank> {
         let missing = self.missing.iter().map(|(rank, _)| rank);
+        let missing = missing.filter(|_| !is_p2p);
         let all = missing.chain(&self.silent).chain(&self.gone);
         let mut all: Vec<Rank> = all.copied().collect();
         all.sort_unstable();
@@ -392,8 +365,10 @@ impl Arrivals {
 
 #[cfg(test)]
 mod tests {
+    use super::report::PendingCollective;
     use super::*;
     use crate::store::{HashStore, TcpStore};
+    use rcomm_recorder::model::ProcessGroupStatus;
     use std::sync::Arc;
 
     fn query(members: &[Rank]) -> StatusQuery<'_> {
@@ -418,7 +393,7 @@ mod tests {
             phase: phase.to_owned(),
             phase_ms: 6_100,
             step: -1,
-            waits: BTreeMap::new(),
+            ..RankReport::default()
         }
     }
 
@@ -465,6 +440,64 @@ mod tests {
         // A cycle has no end.
         publish(2, &[(1, 2_800)]);
         assert!(ask(&[0]).last_in_chain.is_empty());
+    }
+
+    #[test]
+    fn a_pending_collective_is_followed_to_the_members_that_have_not_come_to_it() {
+        let store = HashStore::new();
+        let exchange = exchange(1, Duration::ZERO);
+        let publish = |rank: Rank, last_of_others: i64, waited_ms: u64| {
+            let mut report = report(40, "");
+            let status = ProcessGroupStatus {
+                last_enqueued: last_of_others,
+                ..ProcessGroupStatus::default()
+            };
+            report.groups.insert(wire_name(8), status);
+            report.pending.push(PendingCollective {
+                group: wire_name(8),
+                seq: 78,
+                members: vec![0, 2, 3],
+                waited_ms,
+            });
+            let bytes = serde_json::to_vec(&report).unwrap();
+            store.set(&exchange.key(rank), &bytes).unwrap();
+        };
+        let ask = || {
+            let query = StatusQuery {
+                waited_for: &[0],
+                ..query(&[0, 1, 2, 3])
+            };
+            exchange.collect(&store, &query)
+        };
+        publish(2, 78, 2_900);
+        // A collective that has just begun is not why this rank waits for rank 0.
+        publish(0, 78, 20);
+        assert!(ask().last_in_chain.is_empty());
+        // Rank 3 has left no report.
+        publish(0, 78, 2_900);
+        assert_eq!(ask().cause_of_wait(&[0]), Some(&[3][..]));
+        // All have come: the operation of the other group is not why.
+        publish(3, 78, 2_900);
+        assert!(ask().last_in_chain.is_empty());
+    }
+
+    #[test]
+    fn an_answer_does_not_show_whether_a_rank_has_come_to_a_message() {
+        let store = HashStore::new();
+        let exchange = exchange(0, Duration::ZERO);
+        for rank in [0, 2] {
+            let bytes = serde_json::to_vec(&report(18, "")).unwrap();
+            store.set(&exchange.key(rank), &bytes).unwrap();
+        }
+        let ask = |members: &[Rank]| {
+            let query = StatusQuery {
+                is_p2p: true,
+                ..query(members)
+            };
+            exchange.collect(&store, &query)
+        };
+        assert_eq!(ask(&[0, 2, 3]).cause_of_wait(&[]), Some(&[3][..]));
+        assert_eq!(ask(&[0, 2]).cause_of_wait(&[]), None);
     }
 
     #[test]

@@ -1,0 +1,132 @@
+//! [`RankReport`]: what one rank publishes of its progress.
+
+use super::SMALL_GROUP;
+use rcomm_recorder::model::{
+    EntryState, Failure, FailureKind, GroupId, LinkEnd, ProcessGroupStatus, Rank, RankStatus,
+};
+use rcomm_recorder::publish::Dump;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A time-out of a rank that is older than this did not lead to the present one.
+const NEW_TIME_OUT_MS: u64 = 10_000;
+
+/// One rank's progress, as it publishes it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RankReport {
+    /// The status of each group, by its `wire_id` in hexadecimal.
+    pub(super) groups: BTreeMap<String, ProcessGroupStatus>,
+    /// What the program says it is doing.
+    pub(super) phase: String,
+    /// How long the program has been in `phase`, in ms.
+    pub(super) phase_ms: u64,
+    /// The step that the program set last; -1 if it set none.
+    pub(super) step: i64,
+    /// The ranks that operations of this rank wait for, or waited for until their time-out, and for how long, in ms.
+    #[serde(default)]
+    pub(super) waits: BTreeMap<Rank, u64>,
+    /// The oldest pending collective of each group of at most [`SMALL_GROUP`] members.
+    #[serde(default)]
+    pub(super) pending: Vec<PendingCollective>,
+}
+
+/// A collective that a rank has issued and that has not ended.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct PendingCollective {
+    /// The group's `wire_id` in hexadecimal.
+    pub(super) group: String,
+    pub(super) seq: u64,
+    pub(super) members: Vec<Rank>,
+    /// For how long it has been pending, in ms.
+    pub(super) waited_ms: u64,
+}
+
+impl RankReport {
+    /// A report of these groups, by `wire_id`. `now_ms` is the wall clock, in ms since the epoch.
+    pub(crate) fn new(
+        groups: impl Iterator<Item = (u64, ProcessGroupStatus)>,
+        now_ms: i64,
+        status: RankStatus,
+    ) -> Self {
+        Self {
+            groups: groups.map(|(id, status)| (wire_name(id), status)).collect(),
+            phase_ms: u64::try_from(now_ms - status.phase_since_ns / 1_000_000).unwrap_or(0),
+            phase: status.phase,
+            step: status.step,
+            waits: BTreeMap::new(),
+            pending: Vec::new(),
+        }
+    }
+
+    /// Adds what this rank waits for according to its record: the ranks of its connections and those that its
+    /// time-outs have named, and its pending collectives in groups of these `wire_id`s, by the groups' local numbers.
+    pub(crate) fn with_waits(mut self, record: &Dump, wire_ids: &BTreeMap<GroupId, u64>) -> Self {
+        let now_ns = record.identity.dump_time_ns;
+        let ms_since = |ns: i64| u64::try_from((now_ns - ns) / 1_000_000).unwrap_or(0);
+        for link in &record.peers {
+            if let LinkEnd::Rank(rank) = link.end
+                && link.waited_since_ns > 0
+            {
+                self.waits.insert(rank, ms_since(link.waited_since_ns));
+            }
+        }
+        let is_new_time_out = |failure: &&Failure| {
+            failure.kind == FailureKind::Timeout && ms_since(failure.time_ns) < NEW_TIME_OUT_MS
+        };
+        for failure in record.failures.iter().filter(is_new_time_out) {
+            let failed = failure.operation.as_ref().and_then(|operation| {
+                let mut entries = record.entries.iter();
+                entries.rfind(|it| it.record_id == operation.record_id)
+            });
+            for &rank in &failure.ranks {
+                let waited_ms = failed.map_or(0, |entry| ms_since(entry.time_created_ns));
+                let longest = self.waits.entry(rank).or_default();
+                *longest = waited_ms.max(*longest);
+            }
+        }
+        let mut seen = BTreeSet::new();
+        for entry in &record.entries {
+            let is_pending = matches!(entry.state, EntryState::Scheduled | EntryState::Started);
+            if !is_pending || entry.op.is_p2p() || !seen.insert(entry.group) {
+                continue;
+            }
+            let group = &record.groups[entry.group as usize].info;
+            if let Some(&wire_id) = wire_ids.get(&group.id)
+                && group.ranks.len() <= SMALL_GROUP
+            {
+                self.pending.push(PendingCollective {
+                    group: wire_name(wire_id),
+                    seq: entry.collective_seq_id,
+                    members: group.ranks.to_vec(),
+                    waited_ms: ms_since(entry.time_created_ns),
+                });
+            }
+        }
+        self
+    }
+
+    /// The ranks that this one has waited for at least half of this time.
+    pub(super) fn long_waits(&self, timeout: Duration) -> impl Iterator<Item = Rank> {
+        let long = self.waits.iter();
+        let long = long.filter(move |&(_, &waited_ms)| is_long(waited_ms, timeout));
+        long.map(|(&rank, _)| rank)
+    }
+
+    /// Whether this rank is known to have come to this collective, or a later one of the group.
+    pub(super) fn has_come_to(&self, collective: &PendingCollective) -> bool {
+        let status = self.groups.get(&collective.group);
+        let last = status.map_or(-1, |status| status.last_enqueued);
+        u64::try_from(last).is_ok_and(|last| last >= collective.seq)
+    }
+}
+
+/// Whether a wait of this length may be the cause of another one that has ended at its time-out.
+pub(super) fn is_long(waited_ms: u64, timeout: Duration) -> bool {
+    u128::from(waited_ms) >= timeout.as_millis() / 2
+}
+
+/// The name of a group in keys and reports.
+pub(super) fn wire_name(wire_id: u64) -> String {
+    format!("{wire_id:016x}")
+}

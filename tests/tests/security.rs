@@ -189,6 +189,11 @@ const LIMITS: &[(&str, &str, &str)] = &[
         "MAX_CONNECTIONS",
     ),
     (
+        "endpoint: connections of one host without an admitted request",
+        ENDPOINT,
+        "STRANGERS_PER_HOST",
+    ),
+    (
         "endpoint: time for the head of a request",
         ENDPOINT,
         "HEADER_TIME",
@@ -202,6 +207,11 @@ const LIMITS: &[(&str, &str, &str)] = &[
         "`rcomm-web`: connections (`--max-connections`)",
         WEB,
         "connections",
+    ),
+    (
+        "`rcomm-web`: connections of one host without an admitted request",
+        WEB,
+        "strangers_per_host",
     ),
     ("`rcomm-web`: time for the head of a request", WEB, "head"),
     ("`rcomm-web`: an upload, packed or not", WEB, "upload"),

@@ -13,7 +13,7 @@
 //! so it answers while the program is stuck. Until the first connection it sleeps and holds only its socket. The mode
 //! 0600 of a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`).
 //! Requests have no body. At most [`MAX_CONNECTIONS`] are served at a time, each for at most [`CONNECTION_TIME`]; if there
-//! are more, the oldest that has not made an admitted request is closed ([`Places`]).
+//! are more, one that has not made an admitted request is closed ([`Places`]).
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
@@ -53,6 +53,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Maximum number of connections served at a time; others wait.
 pub const MAX_CONNECTIONS: usize = 32;
+/// Maximum number of connections of one host that have not made an admitted request.
+const STRANGERS_PER_HOST: usize = 16;
 /// Maximum duration of a connection, and so of an answer.
 pub const CONNECTION_TIME: Duration = Duration::from_secs(60);
 /// Maximum time for a client to send a request.
@@ -258,14 +260,14 @@ fn serve(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<
 
 async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<()> {
     let stopped = tokio::net::UnixStream::from_std(stopped)?;
-    let places = Places::new(MAX_CONNECTIONS);
+    let places = Places::new(MAX_CONNECTIONS, STRANGERS_PER_HOST);
     let accepting = async {
         match listener {
             Listener::Unix(listener) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 loop {
                     match listener.accept().await {
-                        Ok((stream, _)) => start(stream, &router, places.enter().await),
+                        Ok((stream, _)) => start(stream, &router, places.enter(None).await),
                         Err(_) => pause().await,
                     }
                 }
@@ -274,7 +276,9 @@ async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 loop {
                     match listener.accept().await {
-                        Ok((stream, _)) => start(stream, &router, places.enter().await),
+                        Ok((stream, client)) => {
+                            start(stream, &router, places.enter(Some(client.ip())).await);
+                        }
                         Err(_) => pause().await,
                     }
                 }

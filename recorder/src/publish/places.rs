@@ -1,9 +1,11 @@
 //! [`Places`]: the limited number of connections that a server serves at a time.
 //!
-//! A connection counts as a stranger's until it has made a request that the server admits. If all places are taken, the
-//! oldest stranger makes room: half requests, however many, do not keep others out.
+//! A connection counts as a stranger's until it has made a request that the server admits. The strangers of one host have
+//! a limit of their own. If all places are taken, the host with the most strangers loses its oldest: half requests,
+//! however many, keep neither clients nor other hosts' strangers out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
@@ -11,6 +13,7 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub struct Places {
     limit: usize,
+    strangers_per_host: usize,
     open: Mutex<Open>,
     freed: Notify,
 }
@@ -18,34 +21,80 @@ pub struct Places {
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
-    /// The connections by number, so the oldest first; those of strangers with what tells them to end.
-    connections: BTreeMap<u64, Option<Arc<Notify>>>,
+    /// The connections by number, so the oldest first.
+    connections: BTreeMap<u64, Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    /// `None` for a unix socket.
+    host: Option<IpAddr>,
+    /// Tells a stranger's connection to end; `None` once the client is admitted.
+    ends: Option<Arc<Notify>>,
+}
+
+impl Open {
+    /// The hosts of all strangers, the oldest first, each with the connection's number.
+    fn strangers(&self) -> impl DoubleEndedIterator<Item = (u64, Option<IpAddr>)> {
+        let strangers = self.connections.iter().filter(|(_, it)| it.ends.is_some());
+        strangers.map(|(&number, it)| (number, it.host))
+    }
+
+    /// The oldest stranger of the host that has the most.
+    fn most_crowding(&self) -> Option<u64> {
+        let mut counts = HashMap::new();
+        for (_, host) in self.strangers() {
+            *counts.entry(host).or_insert(0) += 1;
+        }
+        // Of equals, `max_by_key` returns the last.
+        let newest_first = self.strangers().rev();
+        let (number, _) = newest_first.max_by_key(|(_, host)| counts.get(host))?;
+        Some(number)
+    }
+
+    fn end(&mut self, number: u64) {
+        let connection = self.connections.remove(&number);
+        if let Some(ends) = connection.and_then(|it| it.ends) {
+            ends.notify_one();
+        }
+    }
 }
 
 impl Places {
-    /// Places for this many connections.
-    pub fn new(limit: usize) -> Arc<Self> {
+    /// Places for `limit` connections, and for `strangers_per_host` strangers of one host. The clients of a unix socket
+    /// count as one host.
+    pub fn new(limit: usize, strangers_per_host: usize) -> Arc<Self> {
         Arc::new(Self {
             limit,
+            strangers_per_host,
             open: Mutex::default(),
             freed: Notify::new(),
         })
     }
 
-    /// Takes a place, that of the oldest stranger if all are taken; `None` if no stranger has one.
-    pub fn try_enter(self: &Arc<Self>) -> Option<Arc<Place>> {
+    /// Takes a place for a client of this host. That of the host's oldest stranger if it has as many as it may have, and
+    /// that of the oldest of the host with the most strangers if all are taken; `None` if only admitted clients have
+    /// places.
+    pub fn try_enter(self: &Arc<Self>, host: Option<IpAddr>) -> Option<Arc<Place>> {
         let mut open = self.open();
-        if open.connections.len() >= self.limit {
-            let mut all = open.connections.iter();
-            let oldest = all.find_map(|(&number, ends)| Some((number, ends.clone()?)));
-            let (number, ends) = oldest?;
-            open.connections.remove(&number);
-            ends.notify_one();
+        let own = open.strangers().filter(|&(_, other)| other == host);
+        let (count, oldest) = own.fold((0, None), |(count, oldest), (number, _)| {
+            (count + 1, oldest.or(Some(number)))
+        });
+        if let Some(oldest) = oldest.filter(|_| count >= self.strangers_per_host) {
+            open.end(oldest);
+        } else if open.connections.len() >= self.limit {
+            let number = open.most_crowding()?;
+            open.end(number);
         }
         let number = open.next;
         open.next += 1;
         let ends = Arc::new(Notify::new());
-        open.connections.insert(number, Some(ends.clone()));
+        let connection = Connection {
+            host,
+            ends: Some(ends.clone()),
+        };
+        open.connections.insert(number, connection);
         drop(open);
         Some(Arc::new(Place {
             places: self.clone(),
@@ -55,11 +104,11 @@ impl Places {
     }
 
     /// As [`try_enter`](Self::try_enter), but waits for a place.
-    pub async fn enter(self: &Arc<Self>) -> Arc<Place> {
+    pub async fn enter(self: &Arc<Self>, host: Option<IpAddr>) -> Arc<Place> {
         loop {
             // A place that is freed after the try still ends the wait.
             let freed = self.freed.notified();
-            match self.try_enter() {
+            match self.try_enter(host) {
                 Some(place) => return place,
                 None => freed.await,
             }
@@ -82,8 +131,8 @@ pub struct Place {
 impl Place {
     /// Notes that the server admits the client: it keeps its place from now on.
     pub fn admit(&self) {
-        if let Some(ends) = self.places.open().connections.get_mut(&self.number) {
-            *ends = None;
+        if let Some(connection) = self.places.open().connections.get_mut(&self.number) {
+            connection.ends = None;
         }
     }
 
@@ -111,29 +160,50 @@ mod tests {
 
     #[test]
     fn the_oldest_stranger_makes_room_and_no_client_that_was_admitted() {
-        let places = Places::new(3);
-        let enter = || places.try_enter().unwrap();
+        let places = Places::new(3, 3);
+        let enter = || places.try_enter(None).unwrap();
         let (admitted, first, second) = (enter(), enter(), enter());
         admitted.admit();
         let third = enter();
         block_on(first.is_taken());
         third.admit();
         second.admit();
-        assert!(places.try_enter().is_none());
+        assert!(places.try_enter(None).is_none());
         // The place was passed on, so its end frees none.
         drop(first);
-        assert!(places.try_enter().is_none());
+        assert!(places.try_enter(None).is_none());
         drop(third);
-        assert!(places.try_enter().is_some());
+        assert!(places.try_enter(None).is_some());
+    }
+
+    #[test]
+    fn strangers_of_one_host_leave_places_to_other_hosts() {
+        let places = Places::new(4, 2);
+        let enter = |last| places.try_enter(Some([10, 0, 0, last].into())).unwrap();
+        let (first, second) = (enter(1), enter(1));
+        // The host has as many strangers as it may have, so it ends its own and no other's.
+        let third = enter(1);
+        block_on(first.is_taken());
+        let (other, another) = (enter(2), enter(3));
+        // All places are taken: the host with two strangers makes room.
+        let last = enter(4);
+        block_on(second.is_taken());
+        // Each of the others has one: the oldest makes room.
+        let _more = enter(5);
+        block_on(third.is_taken());
+        for stays in [&other, &another, &last] {
+            assert!(places.open().connections.contains_key(&stays.number));
+        }
+        assert_eq!(places.open().connections.len(), 4);
     }
 
     #[test]
     fn a_client_waits_for_a_place_that_is_freed() {
-        let places = Places::new(1);
-        let only = places.try_enter().unwrap();
+        let places = Places::new(1, 1);
+        let only = places.try_enter(None).unwrap();
         only.admit();
         block_on(async {
-            let waiting = places.enter();
+            let waiting = places.enter(None);
             let free = async {
                 tokio::task::yield_now().await;
                 drop(only);

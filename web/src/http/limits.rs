@@ -5,9 +5,12 @@ use std::time::Duration;
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Concurrent connections. For a further one, the oldest that has not made an admitted request is closed; if there
-    /// is none, the further one.
+    /// Concurrent connections. For a further one, one that has not made an admitted request is closed; if there is none,
+    /// the further one.
     pub connections: usize,
+    /// Concurrent connections of one host that have not made an admitted request. For a further one, the host's oldest
+    /// is closed.
+    pub strangers_per_host: usize,
     /// How long a client may take to send a request's head, or to finish a TLS handshake.
     pub head: Duration,
     /// How long the server may take to begin an answer; ten times as long for an upload.
@@ -22,6 +25,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 512,
+            strangers_per_host: 256,
             head: Duration::from_secs(10),
             answer: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(20),

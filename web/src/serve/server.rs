@@ -177,7 +177,7 @@ impl Server {
             exported,
         );
         let router = router(shared, access, limits);
-        let places = Places::new(limits.connections);
+        let places = Places::new(limits.connections, limits.strangers_per_host);
         let (stop_sender, stop_receiver) = watch::channel(false);
         let mut connections = JoinSet::new();
         let mut rounds = tokio::time::interval(ROUND);
@@ -195,12 +195,12 @@ impl Server {
                 Some(_) = connections.join_next() => continue,
                 accepted = listener.accept() => accepted,
             };
-            let Ok((stream, _)) = accepted else {
+            let Ok((stream, client)) = accepted else {
                 // Most likely the process is out of file descriptors, until a connection ends.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
-            let Some(place) = places.try_enter() else {
+            let Some(place) = places.try_enter(Some(client.ip())) else {
                 traffic.refused();
                 continue;
             };

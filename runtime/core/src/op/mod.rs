@@ -19,6 +19,7 @@ mod failure;
 pub(crate) mod float8;
 pub(crate) mod hints;
 pub(crate) mod info;
+pub(crate) mod monitor;
 mod operation;
 mod reduction;
 mod validate;

@@ -8,6 +8,7 @@
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::info::{OpInfo, WorkStatus};
+use crate::op::monitor::{Monitor, Shared};
 use crate::watch::failure_broadcast::{FailureBroadcast, Incident, ResponderThread};
 use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::watched::{WatchedGroup, WatchedOperation};
@@ -15,9 +16,13 @@ use rcomm_recorder::model::OpType;
 use rcomm_recorder::model::text;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+#[cfg(test)]
+#[path = "watchdog_model.rs"]
+mod model;
 
 /// An operation that is overdue, or has failed so that its group is unusable.
 pub(crate) struct Fault {
@@ -38,12 +43,48 @@ struct Requests {
     stopped: bool,
 }
 
+/// Where callers leave their requests, and the watchdog waits for them.
+#[derive(Default)]
+struct Inbox<S = Monitor<Requests>>(S);
+
+impl<S: Shared<Requests>> Inbox<S> {
+    /// Leaves a request that the watchdog finds in its next round.
+    fn leave(&self, change: impl FnOnce(&mut Requests)) {
+        self.0.with(change);
+    }
+
+    /// Leaves a request, and asks for a round now.
+    fn leave_urgent(&self, change: impl FnOnce(&mut Requests)) {
+        self.0.with(|requests| {
+            change(requests);
+            requests.urgent = true;
+        });
+        self.0.wake_all();
+    }
+
+    /// Ends the watchdog after one more round.
+    fn stop(&self) {
+        self.leave_urgent(|requests| requests.stopped = true);
+    }
+
+    /// Waits for an urgent request, for `limit` at most. Then passes all requests to `body`, which takes them.
+    fn take<R>(&self, limit: Option<Duration>, body: impl FnOnce(&mut Requests) -> R) -> R {
+        self.0.when(
+            limit,
+            |requests| requests.urgent || requests.stopped,
+            |requests| {
+                requests.urgent = false;
+                body(requests)
+            },
+        )
+    }
+}
+
 /// The groups and the operations that are watched. Through this, callers pass requests to the watchdog.
 #[derive(Default)]
 pub(crate) struct Watch {
     groups: Mutex<Vec<Weak<dyn WatchedGroup>>>,
-    requests: Mutex<Requests>,
-    wake: Condvar,
+    inbox: Inbox,
     /// How many rounds the watchdog has made; the heartbeat monitor reads this.
     rounds: AtomicU64,
 }
@@ -62,16 +103,14 @@ impl Watch {
     }
 
     pub(crate) fn add_in_flight(&self, in_flight: Arc<dyn WatchedOperation>) {
-        self.requests().in_flight_ops.push(in_flight);
+        self.inbox
+            .leave(|requests| requests.in_flight_ops.push(in_flight));
     }
 
     /// Passes a fault to the watchdog, which handles it at once.
     pub(crate) fn report(&self, fault: Fault) {
-        let mut requests = self.requests();
-        requests.faults.push(fault);
-        requests.urgent = true;
-        drop(requests);
-        self.wake.notify_all();
+        self.inbox
+            .leave_urgent(|requests| requests.faults.push(fault));
     }
 
     /// Notes that the world is made, so that the watchdog soon begins to touch the ring's pages.
@@ -81,13 +120,13 @@ impl Watch {
     pub(crate) fn world_is_made(&self) {
         const AFTER: Duration = Duration::from_millis(50);
         // The watchdog reads this in its next round: waking it now would lengthen this rank's start.
-        self.requests().touch_at = Some(Instant::now() + AFTER);
+        let touch_at = Some(Instant::now() + AFTER);
+        self.inbox.leave(|requests| requests.touch_at = touch_at);
     }
 
     /// Asks for a round now.
     pub(crate) fn wake(&self) {
-        self.requests().urgent = true;
-        self.wake.notify_all();
+        self.inbox.leave_urgent(|_| ());
     }
 
     pub(crate) fn rounds(&self) -> u64 {
@@ -95,12 +134,7 @@ impl Watch {
     }
 
     fn stop(&self) {
-        self.requests().stopped = true;
-        self.wake.notify_all();
-    }
-
-    fn requests(&self) -> MutexGuard<'_, Requests> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.stop();
     }
 }
 
@@ -317,18 +351,12 @@ impl Rounds {
             at.saturating_duration_since(Instant::now())
                 .min(self.interval)
         });
-        let requests = self.watch.requests();
-        let (mut requests, _) = self
-            .watch
-            .wake
-            .wait_timeout_while(requests, pause, |requests| {
-                !requests.urgent && !requests.stopped
-            })
-            .unwrap_or_else(PoisonError::into_inner);
-        requests.urgent = false;
-        self.touch_at = requests.touch_at.take().or(self.touch_at);
-        self.in_flight_ops.append(&mut requests.in_flight_ops);
-        (std::mem::take(&mut requests.faults), requests.stopped)
+        let (touch_at, in_flight_ops) = (&mut self.touch_at, &mut self.in_flight_ops);
+        self.watch.inbox.take(Some(pause), |requests| {
+            *touch_at = requests.touch_at.take().or(*touch_at);
+            in_flight_ops.append(&mut requests.in_flight_ops);
+            (std::mem::take(&mut requests.faults), requests.stopped)
+        })
     }
 
     /// Touches the next part of the ring if it is time to, so that recording causes no page fault there.

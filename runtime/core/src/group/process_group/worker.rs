@@ -8,9 +8,15 @@ use crate::backend::{Done, Observer, Pending, Progress};
 use crate::op::Op;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, Result};
+use crate::op::monitor::{Monitor, Shared};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+#[cfg(test)]
+#[path = "worker_model.rs"]
+mod model;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -23,10 +29,7 @@ pub(super) struct Worker {
 }
 
 #[derive(Default)]
-struct JobQueue {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-}
+struct JobQueue<S = Monitor<Queue>>(S);
 
 #[derive(Default)]
 struct Queue {
@@ -66,34 +69,22 @@ impl Worker {
 
     /// Queues a job.
     pub(super) fn push(&self, job: Job) {
-        let mut queue = lock(&self.job_queue.queue);
-        queue.open += 1;
-        queue.jobs.push_back(job);
-        drop(queue);
-        self.job_queue.changed.notify_all();
+        self.job_queue.push(job);
     }
 
     /// Makes [`drain`](Self::drain) wait for work outside of the queue, until [`release`](Self::release).
     pub(super) fn hold(&self) {
-        lock(&self.job_queue.queue).open += 1;
+        self.job_queue.hold();
     }
 
     /// Ends one [`hold`](Self::hold).
     pub(super) fn release(&self) {
-        lock(&self.job_queue.queue).open -= 1;
-        self.job_queue.changed.notify_all();
+        self.job_queue.end_one();
     }
 
     /// Waits until all jobs are done, or until the deadline; returns whether they are done.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
-        let deadline = deadline.started();
-        let queue = lock(&self.job_queue.queue);
-        let waited =
-            self.job_queue
-                .changed
-                .wait_timeout_while(queue, deadline.remaining(), |queue| queue.open > 0);
-        let (queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        queue.open == 0
+        self.job_queue.drain(Some(deadline.started().remaining()))
     }
 }
 
@@ -101,8 +92,7 @@ impl Drop for Worker {
     /// Joins the thread, unless this runs on the thread itself, which then held the last reference to the
     /// group and ends soon.
     fn drop(&mut self) {
-        lock(&self.job_queue.queue).closed = true;
-        self.job_queue.changed.notify_all();
+        self.job_queue.close();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
             // A panic of the thread was already reported when it happened.
@@ -111,21 +101,42 @@ impl Drop for Worker {
     }
 }
 
-impl JobQueue {
+impl<S: Shared<Queue>> JobQueue<S> {
+    fn push(&self, job: Job) {
+        self.0.with(|queue| {
+            queue.open += 1;
+            queue.jobs.push_back(job);
+        });
+        self.0.wake_all();
+    }
+
+    fn hold(&self) {
+        self.0.with(|queue| queue.open += 1);
+    }
+
+    /// Ends one job, or one hold.
+    fn end_one(&self) {
+        self.0.with(|queue| queue.open -= 1);
+        self.0.wake_all();
+    }
+
+    fn drain(&self, limit: Option<Duration>) -> bool {
+        let is_done = |queue: &Queue| queue.open == 0;
+        self.0.when(limit, is_done, |queue| is_done(queue))
+    }
+
+    /// Ends the thread once it has run the jobs that are queued.
+    fn close(&self) {
+        self.0.with(|queue| queue.closed = true);
+        self.0.wake_all();
+    }
+
     fn work(&self) {
-        loop {
-            let queue = lock(&self.queue);
-            let waited = self
-                .changed
-                .wait_while(queue, |queue| queue.jobs.is_empty() && !queue.closed);
-            let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
-            let Some(job) = queue.jobs.pop_front() else {
-                return;
-            };
-            drop(queue);
+        let has_next = |queue: &Queue| !queue.jobs.is_empty() || queue.closed;
+        let next = || self.0.when(None, has_next, |queue| queue.jobs.pop_front());
+        while let Some(job) = next() {
             job();
-            lock(&self.queue).open -= 1;
-            self.changed.notify_all();
+            self.end_one();
         }
     }
 }

@@ -1,0 +1,71 @@
+//! Checks the job queue under the orders of events that loom explores, and checks that an error in its wake-ups is
+//! detected.
+
+use super::JobQueue;
+use crate::op::monitor::model::{All, Model, Nobody, One, Wakes, count_orders};
+
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// A thread holds the queue, queues a job, and ends its hold, while another one waits until all is done.
+fn jobs_are_done_after_drain<W: Wakes + 'static>() -> usize {
+    count_orders(|| {
+        let queue: Arc<JobQueue<Model<super::Queue, W>>> = Arc::new(JobQueue::default());
+        let done = Arc::new(AtomicUsize::new(0));
+        let worker = loom::thread::spawn({
+            let queue = queue.clone();
+            move || queue.work()
+        });
+        queue.hold();
+        let caller = loom::thread::spawn({
+            let (queue, done) = (queue.clone(), done.clone());
+            move || {
+                queue.push(Box::new(move || {
+                    done.fetch_add(1, Ordering::Relaxed);
+                }));
+                queue.end_one();
+            }
+        });
+        assert!(queue.drain(None));
+        assert_eq!(done.load(Ordering::Relaxed), 1, "a job was not done");
+        caller.join().expect("no panic");
+        queue.close();
+        worker.join().expect("no panic");
+    })
+}
+
+#[test]
+fn what_is_queued_is_done_once_before_drain_returns() {
+    assert!(jobs_are_done_after_drain::<All>() > 20);
+}
+
+#[test]
+fn a_queue_that_wakes_one_thread_or_none_fails_the_model() {
+    let one = catch_unwind(AssertUnwindSafe(jobs_are_done_after_drain::<One>));
+    assert!(one.is_err());
+    let nobody = catch_unwind(AssertUnwindSafe(jobs_are_done_after_drain::<Nobody>));
+    assert!(nobody.is_err());
+}
+
+#[test]
+fn jobs_that_are_queued_when_the_queue_is_closed_are_done() {
+    let visited = count_orders(|| {
+        let queue: Arc<JobQueue<Model<super::Queue>>> = Arc::new(JobQueue::default());
+        let done = Arc::new(AtomicUsize::new(0));
+        let worker = loom::thread::spawn({
+            let queue = queue.clone();
+            move || queue.work()
+        });
+        for _ in 0..2 {
+            let done = done.clone();
+            queue.push(Box::new(move || {
+                done.fetch_add(1, Ordering::Relaxed);
+            }));
+        }
+        queue.close();
+        worker.join().expect("no panic");
+        assert_eq!(done.load(Ordering::Relaxed), 2);
+    });
+    assert!(visited > 5, "{visited}");
+}

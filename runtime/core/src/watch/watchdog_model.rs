@@ -1,0 +1,73 @@
+//! Checks the watchdog's inbox under the orders of events that loom explores, and checks that an error in its wake-ups
+//! is detected.
+
+use super::{Fault, Inbox, Requests};
+use crate::op::error::{Error, ErrorKind};
+use crate::op::info::OpInfo;
+use crate::op::monitor::model::{All, Model, Nobody, Wakes, count_orders};
+
+use rcomm_recorder::model::OpType;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn fault(wire_id: u64) -> Fault {
+    let op_info = OpInfo {
+        record_id: 1,
+        op: OpType::AllReduce,
+        seq: 1,
+        is_p2p: false,
+        takes_turn: true,
+        ends_itself: false,
+        timeout: Duration::from_secs(1),
+    };
+    let error = Error::new(ErrorKind::Timeout, "not done".to_owned());
+    Fault {
+        wire_id,
+        op_info,
+        error,
+    }
+}
+
+/// Two callers report a fault each. The watchdog has both, though no time-out ends its waits, and then it is stopped.
+fn every_fault_is_found<W: Wakes + 'static>() -> usize {
+    count_orders(|| {
+        let inbox: Arc<Inbox<Model<Requests, W>>> = Arc::new(Inbox::default());
+        let watchdog = loom::thread::spawn({
+            let inbox = inbox.clone();
+            move || {
+                let mut found = Vec::new();
+                loop {
+                    let (faults, stopped) = inbox.take(None, |requests| {
+                        (std::mem::take(&mut requests.faults), requests.stopped)
+                    });
+                    found.extend(faults.iter().map(|fault| fault.wire_id));
+                    if stopped {
+                        return found;
+                    }
+                }
+            }
+        });
+        let caller = loom::thread::spawn({
+            let inbox = inbox.clone();
+            move || inbox.leave_urgent(|requests| requests.faults.push(fault(1)))
+        });
+        inbox.leave_urgent(|requests| requests.faults.push(fault(2)));
+        caller.join().expect("no panic");
+        inbox.stop();
+        let mut found = watchdog.join().expect("no panic");
+        found.sort_unstable();
+        assert_eq!(found, [1, 2]);
+    })
+}
+
+#[test]
+fn the_watchdog_finds_every_fault_once_and_ends() {
+    assert!(every_fault_is_found::<All>() > 20);
+}
+
+#[test]
+fn an_inbox_that_wakes_nobody_fails_the_model() {
+    let nobody = catch_unwind(AssertUnwindSafe(every_fault_is_found::<Nobody>));
+    assert!(nobody.is_err());
+}

@@ -48,6 +48,24 @@ impl Error {
         }
     }
 
+    /// Whether an awaited rank had not come by a deadline: that of this rank, or of the rank whose failure this error
+    /// passes on.
+    pub(crate) fn is_time_out(&self) -> bool {
+        self.kind() == ErrorKind::Timeout || self.passes_on(FailureKind::Timeout)
+    }
+
+    /// Whether processes have ended, as this rank has found, or the rank whose failure this error passes on.
+    pub(crate) fn is_loss(&self) -> bool {
+        self.kind() == ErrorKind::PeerLost
+            && (self.known_failure().is_none() || self.passes_on(FailureKind::PeerGone))
+    }
+
+    /// Whether this error names the culprits of another rank's failure of this kind.
+    fn passes_on(&self, kind: FailureKind) -> bool {
+        self.kind() == ErrorKind::PeerLost
+            && self.known_failure().is_some_and(|known| known.kind == kind)
+    }
+
     /// The facts as a note for the other ranks, which [`from_note`](Self::from_note) reads.
     pub fn to_note(&self, own: Rank) -> Vec<u8> {
         serde_json::to_vec(&self.failure(own)).unwrap_or_default()
@@ -87,6 +105,21 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_out_that_is_passed_on_is_no_loss() {
+        let late = Error::new(ErrorKind::Timeout, "waited for rank 2").with_rank(2);
+        let lost = Error::new(ErrorKind::PeerLost, "rank 2 is gone").with_rank(2);
+        for (own, is_time_out) in [(late, true), (lost, false)] {
+            for error in [Error::from_note(&own.to_note(0), 0, 1), own] {
+                assert_eq!(
+                    (error.is_time_out(), error.is_loss()),
+                    (is_time_out, !is_time_out),
+                    "{error}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn the_reason_of_an_abort_reaches_every_rank() {

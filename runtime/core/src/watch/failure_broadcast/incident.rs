@@ -1,6 +1,6 @@
 //! [`Incident`]: the state of one fault, shared by the watchdog and the thread that uses the store.
 
-use crate::op::error::{Error, ErrorKind};
+use crate::op::error::Error;
 use crate::op::info::OpInfo;
 use crate::watch::status_exchange::{StatusQuery, StatusReplies};
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
@@ -46,7 +46,7 @@ impl Incident {
         finding: &str,
         error: &Error,
     ) -> Arc<Self> {
-        let named_by = |kind| match error.kind() == kind {
+        let named_if = |is_such: bool| match is_such {
             true => error.ranks().to_vec(),
             false => Vec::new(),
         };
@@ -55,8 +55,8 @@ impl Incident {
             wire_id,
             cause: error.to_string(),
             finding: finding.to_owned(),
-            gone: named_by(ErrorKind::PeerLost),
-            waited_for: named_by(ErrorKind::Timeout),
+            gone: named_if(error.is_loss()),
+            waited_for: named_if(error.is_time_out()),
             timeout: op_info.timeout,
             seq: op_info.seq,
             is_p2p: op_info.is_p2p,

@@ -166,15 +166,15 @@ impl FailureBroadcast {
     /// Adds the other ranks' status to an error. A time-out that names ranks which wait for others themselves then
     /// names those at which the waits end; one that names no rank, or only ranks that have arrived, names the
     /// absent ranks. If another process, rank 0, serves the store, the error names
-    /// rank 0 if that has ended; a time-out also if the store has left the alarm unanswered, and has not
-    /// replied for [`STORE_SILENT`].
+    /// rank 0 if that has ended; a time-out, and an error that names rank 0 among others, also if the store has left
+    /// the alarm unanswered, and has not replied for [`STORE_SILENT`].
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.
     pub(crate) fn complete(&self, error: Error, incident: &Incident, until: Instant) -> Error {
         let answers = self.answers(incident, until);
         let mut error = error.with_more(&answers.text);
-        if error.kind() == ErrorKind::Timeout
+        if error.is_time_out()
             && let Some(ranks) = answers.cause_of_wait(error.ranks())
         {
             error = error.with_ranks(ranks);
@@ -183,7 +183,9 @@ impl FailureBroadcast {
             return error;
         };
         let silence = self.store_silence();
-        if error.kind() == ErrorKind::Timeout
+        // A rank that gave up without a known reason may have waited for rank 0, too.
+        let may_be_rank_0 = error.is_time_out() || error.ranks().contains(&0);
+        if may_be_rank_0
             && silence >= STORE_SILENT
             && !incident.wait(Duration::ZERO, |_| true).raised
         {

@@ -143,7 +143,14 @@ impl StatusExchange {
             reports.insert(rank, report);
         }
         let mut text = arrivals.to_text(query.is_p2p);
-        let last_in_chain = match self.follow_waits(store, query, &mut reports, until) {
+        let (arrived, absent) = (arrivals.arrived.clone(), arrivals.absent(query.is_p2p));
+        // A rank that has come to the operation has not kept it from its end.
+        let have_come = query.waited_for.iter().all(|rank| arrived.contains(rank));
+        let roots = match have_come && !query.waited_for.is_empty() {
+            true => &absent,
+            false => query.waited_for,
+        };
+        let last_in_chain = match self.follow_waits(store, query, roots, &mut reports, until) {
             Some((hops, last)) => {
                 text.push_str(&hops);
                 last
@@ -152,30 +159,35 @@ impl StatusExchange {
         };
         StatusReplies {
             text,
-            arrived: arrivals.arrived.clone(),
-            absent: arrivals.absent(query.is_p2p),
+            arrived,
+            absent,
             last_in_chain,
         }
     }
 
-    /// Follows the waits of the ranks for which this rank waited, from rank to rank, and returns them as text, and
-    /// the ranks at which they end. `None` if those ranks waited for no other, or if the waits form a cycle.
+    /// Follows the waits of `roots`, from rank to rank, and returns them as text, and the ranks at which they end. `None`
+    /// if those ranks waited for no other, or if the waits form a cycle.
     ///
     /// Reports that are not in `reports` are read from the store until `until`.
     fn follow_waits(
         &self,
         store: &dyn Store,
         query: &StatusQuery<'_>,
+        roots: &[Rank],
         reports: &mut BTreeMap<Rank, Option<RankReport>>,
         until: Instant,
     ) -> Option<(String, Vec<Rank>)> {
         let mut text = String::new();
-        let mut open: Vec<Rank> = query.waited_for.to_vec();
+        let mut open: Vec<Rank> = roots.to_vec();
         let mut seen = BTreeSet::from([self.rank]);
         let mut last = BTreeSet::new();
         while let Some(rank) = open.pop() {
-            if !seen.insert(rank) {
+            if rank == self.rank {
                 return None;
+            }
+            // Several ranks may wait for the same one.
+            if !seen.insert(rank) {
+                continue;
             }
             let next = self.waits_of(store, rank, query.timeout, reports, until);
             if next.is_empty() {
@@ -189,7 +201,7 @@ impl StatusExchange {
             );
             open.extend(next);
         }
-        (!text.is_empty()).then(|| (text, last.into_iter().collect()))
+        (!last.is_empty() && !text.is_empty()).then(|| (text, last.into_iter().collect()))
     }
 
     /// The ranks for which this rank has waited for at least half of the time-out: those that it names itself, and the
@@ -437,8 +449,10 @@ mod tests {
         assert_eq!(replies.cause_of_wait(&[0]), Some(&[3][..]));
         let hops = "; rank 0 waits for rank 2; rank 2 waits for rank 3";
         assert!(replies.text.ends_with(hops), "{}", replies.text);
-        // A cycle has no end.
+        // A cycle has no end, with this rank or without it.
         publish(2, &[(1, 2_800)]);
+        assert!(ask(&[0]).last_in_chain.is_empty());
+        publish(2, &[(0, 2_800)]);
         assert!(ask(&[0]).last_in_chain.is_empty());
     }
 
@@ -479,6 +493,14 @@ mod tests {
         // All have come: the operation of the other group is not why.
         publish(3, 78, 2_900);
         assert!(ask().last_in_chain.is_empty());
+        // Rank 0 has come to the operation that timed out, so the members that have not are followed.
+        let came = serde_json::to_vec(&report(41, "")).unwrap();
+        for rank in [0, 1] {
+            store.set(&exchange.key(rank), &came).unwrap();
+        }
+        publish(2, 78, 2_900);
+        store.delete(&exchange.key(3)).unwrap();
+        assert_eq!(ask().cause_of_wait(&[0]), Some(&[3][..]));
     }
 
     #[test]

@@ -158,20 +158,19 @@ impl Life {
         self.gone.get(&rank)
     }
 
-    /// The policy for this job. If it is over, its end is the time of judgment: operations that were young at that time
-    /// are not a hang. If the time of the end is unknown, all pending operations count.
+    /// The policy for this job. If it is over, the time of judgment is its end, or when its launcher was asked to end it:
+    /// operations that were young at that time are not a hang. If the time of the end is unknown, all pending operations
+    /// count.
     pub(crate) fn policy(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         if let Some(end) = &self.end {
-            policy.now_ns = end.is_dated.then_some(end.last_ns);
+            // A process may take its time to end; what waited only since it was asked to was no hang.
+            let asked_ns = end.asked.map_or(i64::MAX, |asked| asked.time_ns);
+            policy.now_ns = end.is_dated.then_some(end.last_ns.min(asked_ns));
             policy.snapshot = end.is_dated;
             // The last sign of life is somewhat older than the end.
             let age = Duration::from_nanos(TOGETHER_NS.unsigned_abs());
             policy.overdue = policy.overdue.saturating_sub(age);
-            // A process may take its time to end; what waited only since it was asked to was no hang.
-            let asked_ns = end.asked.map_or(end.last_ns, |asked| asked.time_ns);
-            let ending_ns = end.last_ns.saturating_sub(asked_ns).max(0);
-            policy.overdue += Duration::from_nanos(ending_ns.unsigned_abs());
         }
         policy
     }

@@ -2,8 +2,9 @@
 //!
 //! The time of the job is cut into stretches. The test takes the stretches that lost most and counts in how many of
 //! them each rank (or host) cost most. If all are alike, each is equally likely to do so, and the count follows the
-//! binomial distribution. With few stretches, the test also uses how equal the losses are: the delays that a loaded
-//! host causes differ widely in length. The result is corrected for the number of ranks.
+//! binomial distribution. With few stretches, the test also uses how equal the delays are: those that a loaded host
+//! causes differ widely in length. The delay of a stretch is its largest loss, since one delay may cost in several
+//! groups. The result is corrected for the number of ranks.
 
 use std::collections::BTreeMap;
 
@@ -25,11 +26,11 @@ const LATE_SHARE: f64 = 0.6;
 const REPEATED_SHARE: f64 = 0.4;
 /// The cheapest of the late ranks costs at least this many times what the most expensive of the others costs.
 const STANDS_OUT: f64 = 2.0;
-/// Losses nearer to each other than this, as a logarithm, count as equal.
+/// Delays nearer to each other than this, as a logarithm, count as equal.
 const EQUAL: f64 = 0.02;
 /// With fewer deciding stretches, ranks are not said to take turns.
 const LEAST_TURNS: usize = 6;
-/// Up to this many stretches, the test uses how equal their losses are.
+/// Up to this many stretches, the test uses how equal their delays are.
 const FEW: usize = 8;
 
 /// The time that one instance lost because of its last member.
@@ -62,11 +63,22 @@ pub(crate) struct Tally {
     pub(crate) stretches: usize,
     /// The length of a stretch, ms.
     pub(crate) stretch_ms: f64,
-    /// For each unit, its cost in the stretches in which no other cost more, ms. The sum over all units is the job's
-    /// loss.
-    price_ms: BTreeMap<usize, f64>,
-    /// For each unit, its cost in each deciding stretch in which no other cost more, ms.
-    borne_ms: BTreeMap<usize, Vec<f64>>,
+    /// For each unit, the sum of its losses in the stretches in which no other cost more, ms.
+    cost_ms: BTreeMap<usize, f64>,
+    /// The part of the cost that is the job's loss: a job cannot lose more than all of its time.
+    lost_part: f64,
+    /// For each unit, its largest loss in each deciding stretch in which no other unit cost more, ms.
+    delays_ms: BTreeMap<usize, Vec<f64>>,
+}
+
+/// What a unit cost in a stretch.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    unit: usize,
+    /// The sum of its losses, ms.
+    ms: f64,
+    /// The largest of them, ms.
+    delay_ms: f64,
 }
 
 impl Tally {
@@ -81,71 +93,79 @@ impl Tally {
             HOST_STRETCH_NS
         };
         let length = shortest.max((span_ms * 1e6) as i64 / STRETCHES);
-        let mut sums: BTreeMap<(i64, usize), f64> = BTreeMap::new();
+        let mut costs: BTreeMap<(i64, usize), Cost> = BTreeMap::new();
         for loss in losses {
             let stretch = loss.at_ns.saturating_sub(start) / length;
-            *sums.entry((stretch, loss.unit)).or_default() += f64::from(loss.ms);
+            let cost = costs.entry((stretch, loss.unit)).or_insert(Cost {
+                unit: loss.unit,
+                ms: 0.0,
+                delay_ms: 0.0,
+            });
+            cost.ms += f64::from(loss.ms);
+            cost.delay_ms = cost.delay_ms.max(f64::from(loss.ms));
         }
-        let mut worst: BTreeMap<i64, (usize, f64)> = BTreeMap::new();
-        for ((stretch, unit), ms) in sums {
-            let held = worst.entry(stretch).or_insert((unit, ms));
-            if ms > held.1 {
-                *held = (unit, ms);
+        let mut worst: BTreeMap<i64, Cost> = BTreeMap::new();
+        for ((stretch, _), cost) in costs {
+            let held = worst.entry(stretch).or_insert(cost);
+            if cost.ms > held.ms {
+                *held = cost;
             }
         }
         let mut tally = Self {
             stretch_ms: length as f64 / 1e6,
             ..Self::default()
         };
-        for &(unit, ms) in worst.values() {
-            *tally.price_ms.entry(unit).or_default() += ms;
+        for cost in worst.values() {
+            *tally.cost_ms.entry(cost.unit).or_default() += cost.ms;
         }
-        // A job cannot lose more than all of its time.
-        let total: f64 = tally.price_ms.values().sum();
-        if total > span_ms && total > 0.0 {
-            let part = span_ms / total;
-            tally.price_ms.values_mut().for_each(|ms| *ms *= part);
-        }
+        let total: f64 = tally.cost_ms.values().sum();
+        tally.lost_part = (span_ms / total).min(1.0);
         tally.decide(worst.into_values().collect());
         tally
     }
 
     /// Selects the deciding stretches: those that lost most, until they hold the share [`DECIDES`] of the loss. Losses
     /// above the upper quartile count as much as the quartile, or one long halt would decide alone.
-    fn decide(&mut self, mut worst: Vec<(usize, f64)>) {
-        worst.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let cap = worst.get(worst.len() / 4).map_or(0.0, |&(_, ms)| ms);
-        let all: f64 = worst.iter().map(|&(_, ms)| ms.min(cap)).sum();
+    fn decide(&mut self, mut worst: Vec<Cost>) {
+        worst.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+        let cap = worst.get(worst.len() / 4).map_or(0.0, |cost| cost.ms);
+        let all: f64 = worst.iter().map(|cost| cost.ms.min(cap)).sum();
         let mut seen = 0.0;
-        for (unit, ms) in worst {
+        for cost in worst {
             if seen >= all * DECIDES {
                 break;
             }
-            seen += ms.min(cap);
+            seen += cost.ms.min(cap);
             self.stretches += 1;
-            self.borne_ms.entry(unit).or_default().push(ms);
+            let delays = self.delays_ms.entry(cost.unit).or_default();
+            delays.push(cost.delay_ms);
         }
     }
 
-    /// The cost of a unit, ms.
-    pub(crate) fn price(&self, unit: usize) -> f64 {
-        self.price_ms.get(&unit).copied().unwrap_or(0.0)
+    /// The sum of a unit's losses, ms: one delay counts in each group in which it cost something.
+    pub(crate) fn cost(&self, unit: usize) -> f64 {
+        self.cost_ms.get(&unit).copied().unwrap_or(0.0)
     }
 
-    /// The cost of all units together, ms.
+    /// What the job lost because of a unit, ms.
+    pub(crate) fn price(&self, unit: usize) -> f64 {
+        self.cost(unit) * self.lost_part
+    }
+
+    /// What the job lost because of all units together, ms: its time at most.
     pub(crate) fn total_ms(&self) -> f64 {
-        self.price_ms.values().sum()
+        self.cost_ms.values().sum::<f64>() * self.lost_part
     }
 
     /// The number of units that cost most in at least one deciding stretch.
     pub(crate) fn bearers(&self) -> usize {
-        self.borne_ms.len()
+        self.delays_ms.len()
     }
 
     /// Whether units take turns at being late: none cost most in more than half of the deciding stretches, and there
     /// are at least [`LEAST_TURNS`] of these.
     pub(crate) fn is_by_turns(&self) -> bool {
-        let most = self.borne_ms.values().map(Vec::len).max().unwrap_or(0);
+        let most = self.delays_ms.values().map(Vec::len).max().unwrap_or(0);
         self.stretches >= LEAST_TURNS && most * 2 <= self.stretches
     }
 
@@ -156,19 +176,19 @@ impl Tally {
     pub(crate) fn late(&self, among: usize, least_ms: f64, before: &[usize]) -> Vec<Late> {
         let mut late: Vec<Late> = Vec::new();
         let (mut of_the_late, mut repeated) = (0, false);
-        for (&unit, sizes) in &self.borne_ms {
+        for (&unit, delays) in &self.delays_ms {
             let was = before.contains(&unit);
             let (rate, least_ms) = if was {
                 (REPEATED_RATE, least_ms / 2.0)
             } else {
                 (ERROR_RATE, least_ms)
             };
-            if self.price(unit) >= least_ms && self.by_chance(sizes, among) <= rate {
-                of_the_late += sizes.len();
+            if self.price(unit) >= least_ms && self.by_chance(delays, among) <= rate {
+                of_the_late += delays.len();
                 repeated |= was;
                 late.push(Late {
                     unit,
-                    stretches: sizes.len(),
+                    stretches: delays.len(),
                 });
             }
         }
@@ -176,8 +196,8 @@ impl Tally {
         let is_late = |unit: &usize| late.iter().any(|one| one.unit == *unit);
         let least = late.iter().map(|one| self.price(one.unit));
         let least = least.fold(f64::MAX, f64::min);
-        let others = self.price_ms.iter().filter(|(unit, _)| !is_late(unit));
-        let first_other = others.map(|(_, &ms)| ms).fold(0.0, f64::max);
+        let others = self.cost_ms.keys().filter(|unit| !is_late(unit));
+        let first_other = others.map(|&unit| self.price(unit)).fold(0.0, f64::max);
         let few = late.len() <= (among / 4).max(1);
         let stand_out = least >= first_other * STANDS_OUT;
         let bear_it = of_the_late as f64 >= most * self.stretches as f64;
@@ -188,17 +208,17 @@ impl Tally {
         }
     }
 
-    /// The probability, 0..1, that one of `among` equal units costs most in as many stretches as `sizes` has entries,
-    /// with losses as equal as these.
-    fn by_chance(&self, sizes: &[f64], among: usize) -> f64 {
+    /// The probability, 0..1, that one of `among` equal units costs most in as many stretches as `delays` has entries,
+    /// with delays as equal as these.
+    fn by_chance(&self, delays: &[f64], among: usize) -> f64 {
         let among = among.max(1) as f64;
-        let often = among * at_least(sizes.len(), self.stretches, 1.0 / among);
-        let alike = if (2..=FEW).contains(&sizes.len()) {
-            let least = sizes.iter().copied().fold(f64::MAX, f64::min);
-            let most = sizes.iter().copied().fold(0.0, f64::max);
+        let often = among * at_least(delays.len(), self.stretches, 1.0 / among);
+        let alike = if (2..=FEW).contains(&delays.len()) {
+            let least = delays.iter().copied().fold(f64::MAX, f64::min);
+            let most = delays.iter().copied().fold(0.0, f64::max);
             let range = (most / least).ln().max(EQUAL);
             // The probability that this many numbers, uniform in an interval of length 1, lie within `range`.
-            (sizes.len() as f64 * range.powi(sizes.len() as i32 - 1)).min(1.0)
+            (delays.len() as f64 * range.powi(delays.len() as i32 - 1)).min(1.0)
         } else {
             1.0
         };
@@ -273,6 +293,20 @@ mod tests {
     }
 
     #[test]
+    fn one_delay_that_costs_in_several_groups_is_as_equal_as_in_one() {
+        let mut all = Vec::new();
+        for nth in 0..5 {
+            for loss in losses(5, |_| (0, 200.0)).iter().take(1 + nth % 2) {
+                all.push(Loss {
+                    at_ns: nth as i64 * HOST_STRETCH_NS,
+                    ..*loss
+                });
+            }
+        }
+        assert_eq!(late(&all, 4), [0]);
+    }
+
+    #[test]
     fn no_rank_is_late_if_another_costs_as_much() {
         let two = losses(40, |at| (usize::from(at % 5 == 0 || at % 2 == 0), 20.0));
         assert!(late(&two, 4).is_empty(), "two of four");
@@ -296,7 +330,7 @@ mod tests {
             }
         });
         let tally = Tally::new(&fewer, 2000.0);
-        let bar = tally.price_ms[&3] * 1.5;
+        let bar = tally.price(3) * 1.5;
         assert!(tally.late(16, bar, &[]).is_empty());
         assert_eq!(tally.late(16, bar, &[3]).len(), 1);
     }

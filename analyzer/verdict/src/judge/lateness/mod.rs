@@ -359,8 +359,8 @@ impl Lateness {
         // host late. The ranks of a late host share its cost.
         hosts.retain(|late| {
             let ranks = ranks_of_host(aligned, &self.hosts[late.unit]).into_iter();
-            let costs = ranks.map(|rank| self.by_rank.price(aligned.records_of(rank).start));
-            costs.fold(0.0, f64::max) * 2.0 < self.by_host.price(late.unit)
+            let costs = ranks.map(|rank| self.by_rank.cost(aligned.records_of(rank).start));
+            costs.fold(0.0, f64::max) * 2.0 < self.by_host.cost(late.unit)
         });
         ranks.retain(|late| {
             let host = self.host_of(aligned, late.unit);

@@ -35,6 +35,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use nix::sys::signal::{SigSet, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -144,6 +145,11 @@ impl Endpoint {
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
+                // The runtime's writes raise SIGPIPE on this thread if a client is gone. Only Rust programs ignore it;
+                // it would end others. The thread has no other use for it, so a failure to block it is ignored.
+                let mut pipe = SigSet::empty();
+                pipe.add(Signal::SIGPIPE);
+                let _ = pipe.thread_block();
                 if listener.wait_for_connection(&stopped) {
                     let router = router(recorder, served, token);
                     // If the runtime or its listener cannot be made, this thread has nothing to serve. Open

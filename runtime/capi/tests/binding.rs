@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{Layout, OpType, Parts, Pattern};
-use rcomm_tests::process::Job;
+use rcomm_tests::process::{Job, wait_until};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -74,14 +76,13 @@ fn library() -> PathBuf {
     .expect("the shared library, built with the tests")
 }
 
-#[test]
-fn a_c_program_calls_every_function() {
+/// Compiles a C program of this folder; `None`, said aloud, if there is no compiler.
+fn compile(source: &str, folder: &Path) -> Option<PathBuf> {
     if Command::new("cc").arg("--version").output().is_err() {
         eprintln!("skipped: no C compiler is installed");
-        return;
+        return None;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("ranks");
+    let program = folder.join(source.trim_end_matches(".c"));
     let library = library();
     let built = Command::new("cc")
         .args([
@@ -94,7 +95,7 @@ fn a_c_program_calls_every_function() {
             "-I",
         ])
         .arg(root().join("include"))
-        .arg(root().join("tests/ranks.c"))
+        .arg(root().join("tests").join(source))
         .arg(&library)
         .arg(format!(
             "-Wl,-rpath,{}",
@@ -106,6 +107,15 @@ fn a_c_program_calls_every_function() {
         .unwrap();
     let stderr = String::from_utf8_lossy(&built.stderr);
     assert!(built.status.success(), "{stderr}");
+    Some(program)
+}
+
+#[test]
+fn a_c_program_calls_every_function() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("ranks.c", folder.path()) else {
+        return;
+    };
     for ranks in [1, 3] {
         let program = program.to_str().unwrap();
         let mut job = Job::start_as(program, ranks, "c", |_, command| {
@@ -116,4 +126,41 @@ fn a_c_program_calls_every_function() {
             assert!(ended.status.success(), "rank {rank} of {ranks}: {ended:?}");
         }
     }
+}
+
+/// Unlike Rust's, a C program does not ignore SIGPIPE.
+#[test]
+fn clients_of_the_endpoint_that_hang_up_do_not_end_a_c_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("survivor.c", folder.path()) else {
+        return;
+    };
+    let stop = folder.path().join("stop");
+    let mut job = Job::start_as(program.to_str().unwrap(), 1, "endpoint", |_, command| {
+        command.env("RCOMM_TEST_STOP", &stop);
+    });
+    let socket = job.ring_path(0).with_extension("sock");
+    wait_until("the endpoint", || UnixStream::connect(&socket).ok());
+    for _ in 0..200 {
+        // Several answers are due when the client is gone.
+        let request = "GET /dump HTTP/1.1\r\nHost: rank\r\n\r\n".repeat(4);
+        let mut client = UnixStream::connect(&socket).expect("the process still answers");
+        client.write_all(request.as_bytes()).unwrap();
+    }
+    std::fs::write(&stop, "").unwrap();
+    let ended = job.wait(0);
+    assert!(ended.status.success(), "{ended:?}");
+}
+
+#[test]
+fn a_peer_that_dies_fails_the_messages_of_a_c_program_and_does_not_end_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("survivor.c", folder.path()) else {
+        return;
+    };
+    let mut job = Job::start_as(program.to_str().unwrap(), 2, "peer", |_, command| {
+        command.env("RCOMM_TRANSPORT", "tcp");
+    });
+    let ended = job.wait(0);
+    assert_eq!(ended.status.code(), Some(3), "{ended:?}");
 }

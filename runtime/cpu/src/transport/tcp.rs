@@ -7,7 +7,7 @@
 
 use super::{Interest, health};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{RecvFlags, recv, sockopt};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg, sockopt};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -176,8 +176,11 @@ impl TcpChannel {
         let head = &head[..head.len().min(most)];
         let rest = &rest[..rest.len().min(most - head.len())];
         let both = [IoSlice::new(head), IoSlice::new(rest)];
-        let mut stream = &*self.streams[self.written.stream];
-        let some = none_if_not_ready(stream.write_vectored(&both), false)?;
+        let stream = &*self.streams[self.written.stream];
+        // A vectored write raises SIGPIPE if the peer is gone, which ends programs that are not in Rust.
+        let mut no_more = SendAncillaryBuffer::default();
+        let sent = sendmsg(stream, &both, &mut no_more, SendFlags::NOSIGNAL);
+        let some = none_if_not_ready(sent.map_err(io::Error::from), false)?;
         self.written.pass(some, count);
         self.count_sent(some);
         Ok(some)

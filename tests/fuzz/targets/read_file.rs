@@ -16,6 +16,6 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let mut dumps = 0;
     let loaded = load(&[path.clone().into()], &options, |_| dumps += 1).expect("it is there");
-    assert!(dumps + loaded.problems.len() + loaded.ras.len() > 0);
+    assert!(dumps + loaded.problems.len() + loaded.ras.len() + loaded.logs.len() > 0);
     fs::remove_file(&path).expect("it was there");
 });

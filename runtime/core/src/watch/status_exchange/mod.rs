@@ -494,7 +494,13 @@ mod tests {
         publish(3, 78, 2_900);
         assert!(ask().last_in_chain.is_empty());
         // Rank 0 has come to the operation that timed out, so the members that have not are followed.
-        let came = serde_json::to_vec(&report(41, "")).unwrap();
+        let mut came = report(41, "");
+        let both = ProcessGroupStatus {
+            last_enqueued: 78,
+            ..ProcessGroupStatus::default()
+        };
+        came.groups.insert(wire_name(8), both);
+        let came = serde_json::to_vec(&came).unwrap();
         for rank in [0, 1] {
             store.set(&exchange.key(rank), &came).unwrap();
         }

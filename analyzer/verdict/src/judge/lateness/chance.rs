@@ -65,8 +65,8 @@ pub(crate) struct Tally {
     pub(crate) stretch_ms: f64,
     /// For each unit, the sum of its losses in the stretches in which no other cost more, ms.
     cost_ms: BTreeMap<usize, f64>,
-    /// The part of the cost that is the job's loss: a job cannot lose more than all of its time.
-    lost_part: f64,
+    /// For each unit, the job's loss because of it, ms: of the losses in `cost_ms`, each delay once.
+    price_ms: BTreeMap<usize, f64>,
     /// For each unit, its largest loss in each deciding stretch in which no other unit cost more, ms.
     delays_ms: BTreeMap<usize, Vec<f64>>,
 }
@@ -118,8 +118,19 @@ impl Tally {
         for cost in worst.values() {
             *tally.cost_ms.entry(cost.unit).or_default() += cost.ms;
         }
-        let total: f64 = tally.cost_ms.values().sum();
-        tally.lost_part = (span_ms / total).min(1.0);
+        let counts = |loss: &&Loss| {
+            let stretch = loss.at_ns.saturating_sub(start) / length;
+            worst
+                .get(&stretch)
+                .is_some_and(|cost| cost.unit == loss.unit)
+        };
+        tally.price_ms = prices(losses.iter().filter(counts).copied().collect());
+        // A job cannot lose more than all of its time.
+        let total: f64 = tally.price_ms.values().sum();
+        if total > span_ms {
+            let part = span_ms / total;
+            tally.price_ms.values_mut().for_each(|ms| *ms *= part);
+        }
         tally.decide(worst.into_values().collect());
         tally
     }
@@ -149,12 +160,12 @@ impl Tally {
 
     /// What the job lost because of a unit, ms.
     pub(crate) fn price(&self, unit: usize) -> f64 {
-        self.cost(unit) * self.lost_part
+        self.price_ms.get(&unit).copied().unwrap_or(0.0)
     }
 
     /// What the job lost because of all units together, ms: its time at most.
     pub(crate) fn total_ms(&self) -> f64 {
-        self.cost_ms.values().sum::<f64>() * self.lost_part
+        self.price_ms.values().sum()
     }
 
     /// The number of units that cost most in at least one deciding stretch.
@@ -196,8 +207,8 @@ impl Tally {
         let is_late = |unit: &usize| late.iter().any(|one| one.unit == *unit);
         let least = late.iter().map(|one| self.price(one.unit));
         let least = least.fold(f64::MAX, f64::min);
-        let others = self.cost_ms.keys().filter(|unit| !is_late(unit));
-        let first_other = others.map(|&unit| self.price(unit)).fold(0.0, f64::max);
+        let others = self.price_ms.iter().filter(|(unit, _)| !is_late(unit));
+        let first_other = others.map(|(_, &ms)| ms).fold(0.0, f64::max);
         let few = late.len() <= (among / 4).max(1);
         let stand_out = least >= first_other * STANDS_OUT;
         let bear_it = of_the_late as f64 >= most * self.stretches as f64;
@@ -224,6 +235,28 @@ impl Tally {
         };
         (often * alike).min(1.0)
     }
+}
+
+/// What each unit's delays cost, ms.
+///
+/// A unit that comes late cannot come late by as much again before that time has passed. Losses that follow each other
+/// sooner are one delay, which costs as much as its largest loss: it costs in each group in which the unit comes next.
+fn prices(mut losses: Vec<Loss>) -> BTreeMap<usize, f64> {
+    losses.sort_by_key(|loss| (loss.unit, loss.at_ns));
+    let mut prices: BTreeMap<usize, f64> = BTreeMap::new();
+    let mut rest = losses.as_slice();
+    while let Some(first) = rest.first() {
+        let is_same = |loss: &Loss| {
+            let since_ms = loss.at_ns.saturating_sub(first.at_ns) as f64 / 1e6;
+            loss.unit == first.unit && (since_ms == 0.0 || since_ms < f64::from(loss.ms))
+        };
+        let end = rest.iter().position(|loss| !is_same(loss));
+        let (delay, later) = rest.split_at(end.unwrap_or(rest.len()));
+        let ms = delay.iter().map(|loss| f64::from(loss.ms));
+        *prices.entry(first.unit).or_default() += ms.fold(0.0, f64::max);
+        rest = later;
+    }
+    prices
 }
 
 /// The probability that at least `k` of `n` independent events of probability `p` happen.
@@ -310,6 +343,24 @@ mod tests {
     fn no_rank_is_late_if_another_costs_as_much() {
         let two = losses(40, |at| (usize::from(at % 5 == 0 || at % 2 == 0), 20.0));
         assert!(late(&two, 4).is_empty(), "two of four");
+    }
+
+    #[test]
+    fn a_delay_that_costs_in_several_groups_is_paid_for_once() {
+        let mut all = losses(4, |_| (0, 60.0));
+        // The same delays, in a group whose operation comes later, and another rank's.
+        let later = |loss: &Loss, unit, ms| Loss {
+            at_ns: loss.at_ns + 20_000_000,
+            unit,
+            ms,
+            ..*loss
+        };
+        let first = all.clone();
+        all.extend(first.iter().map(|loss| later(loss, 0, 62.0)));
+        all.push(later(&first[0], 1, 5.0));
+        let tally = Tally::new(&all, 1000.0);
+        assert_eq!((tally.price(0), tally.cost(0)), (4.0 * 62.0, 4.0 * 122.0));
+        assert_eq!(tally.total_ms(), tally.price(0));
     }
 
     #[test]

@@ -54,6 +54,11 @@ fn a_job_whose_launcher_is_terminated_is_cancelled() {
 }
 
 #[test]
+fn a_rank_that_was_stopped_before_the_job_was_terminated_is_named() {
+    assert_right("stop-between", Transport::Tcp);
+}
+
+#[test]
 fn a_rank_that_is_slow_in_every_step_is_named() {
     assert_right("slow", Transport::Shm);
 }

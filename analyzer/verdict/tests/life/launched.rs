@@ -52,6 +52,22 @@ fn a_rank_that_takes_its_time_to_end_when_asked_was_no_hang() {
 }
 
 #[test]
+fn a_stopped_rank_that_is_killed_later_than_the_others_end_hides_no_hang() {
+    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let between = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = [(&waits[..], 6.1), (&between, 1.5), (&waits, 6.1)]
+        .into_iter()
+        .zip(0..)
+        .map(|((operations, last), rank)| dead(record(rank, 3, operations), last))
+        .collect();
+    // The launcher waits for two seconds before it kills.
+    let ends = [(15, 6.1), (9, 8.1), (15, 6.1)].map(|(signal, then)| (None, Some(signal), then));
+    let report = judge_launched(&dumps, launch(Some((15, 6.05)), &ends));
+    assert_eq!(report.verdict, Verdict::Stuck, "{:?}", report.end);
+    assert_eq!(report.findings[0].culprit_ranks, [1]);
+}
+
+#[test]
 fn the_launcher_knows_the_exit_code_of_the_rank_that_went_first() {
     let between = [(0.0, Came::Done(0.1))];
     let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];

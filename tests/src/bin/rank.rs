@@ -10,7 +10,7 @@ use rcomm_tests::fault::Fault;
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const STEPS: i64 = 6;
 const STEP_OF_FAULT: i64 = 3;
@@ -88,10 +88,10 @@ fn make_worlds() -> Result<(), String> {
     for world in 0..WORLDS {
         make_world(&config, world).map_err(|error| format!("world {world}: {error}"))?;
         if world == SETTLED {
-            settled = Some(Resources::now());
+            settled = Some(Resources::at_rest());
         }
     }
-    let (before, after) = (settled.unwrap_or_default(), Resources::now());
+    let (before, after) = (settled.unwrap_or_default(), Resources::at_rest());
     eprintln!(
         "{} descriptors, {} threads, {} KiB",
         after.descriptors - before.descriptors,
@@ -127,6 +127,19 @@ struct Resources {
 }
 
 impl Resources {
+    /// What the process has once the threads of its worlds have ended: one that waits for the store's answer ends when
+    /// that comes. After half a minute, what it has then.
+    fn at_rest() -> Self {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let now = Self::now();
+            if now.threads <= 1 || Instant::now() >= deadline {
+                return now;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn now() -> Self {
         let count = |folder: &str| {
             let entries = std::fs::read_dir(folder).map_or(0, |entries| entries.count());

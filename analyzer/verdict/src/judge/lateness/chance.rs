@@ -241,6 +241,8 @@ impl Tally {
 ///
 /// A unit that comes late cannot come late by as much again before that time has passed. Losses that follow each other
 /// sooner are one delay, which costs as much as its largest loss: it costs in each group in which the unit comes next.
+/// Losses that devices measured are added up: the times are those at which hosts issued the operations, and a host may
+/// issue many at once.
 fn prices(mut losses: Vec<Loss>) -> BTreeMap<usize, f64> {
     losses.sort_by_key(|loss| (loss.unit, loss.at_ns));
     let mut prices: BTreeMap<usize, f64> = BTreeMap::new();
@@ -248,10 +250,11 @@ fn prices(mut losses: Vec<Loss>) -> BTreeMap<usize, f64> {
     while let Some(first) = rest.first() {
         let is_same = |loss: &Loss| {
             let since_ms = loss.at_ns.saturating_sub(first.at_ns) as f64 / 1e6;
-            loss.unit == first.unit && (since_ms == 0.0 || since_ms < f64::from(loss.ms))
+            let is_soon = since_ms == 0.0 || since_ms < f64::from(loss.ms);
+            loss.unit == first.unit && is_soon && !loss.by_device
         };
-        let end = rest.iter().position(|loss| !is_same(loss));
-        let (delay, later) = rest.split_at(end.unwrap_or(rest.len()));
+        let others = rest[1..].iter().take_while(|loss| is_same(loss)).count();
+        let (delay, later) = rest.split_at(1 + others);
         let ms = delay.iter().map(|loss| f64::from(loss.ms));
         *prices.entry(first.unit).or_default() += ms.fold(0.0, f64::max);
         rest = later;

@@ -106,6 +106,8 @@ struct Task {
     call: Call,
     requests: Vec<Request>,
     issued: Arc<Issued>,
+    /// When the task was issued, see [`CpuGroup::begin_message`].
+    began: u64,
 }
 
 /// A thread of a group, started with the first operation that needs it.
@@ -208,6 +210,7 @@ impl Executor {
             },
             requests,
             issued: issued.clone(),
+            began: group.begin_message(),
         });
         self.shared.issued.fetch_add(1, Ordering::Release);
         self.shared.wake(queue);
@@ -384,7 +387,7 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
             // What this rank waited for when an operation failed stays in the record.
             failed |= outcome.is_err();
             let task = active.remove(at);
-            let result = group.finish_p2p(&task.requests, outcome);
+            let result = group.finish_p2p(&task.requests, task.began, outcome);
             shared.end(task, result);
             moved = true;
         }

@@ -1,6 +1,7 @@
 //! How a group fails: the error for its caller, and the reason that its peers read from the store.
 
 use super::group::CpuGroup;
+use super::note::Note;
 use crate::channels::{Sockets, cut};
 use crate::mesh::Mesh;
 use crate::transport::shm::CloseGuard;
@@ -60,11 +61,12 @@ impl CpuGroup {
     /// error must be refused, and a store that does not answer must not keep the error back.
     pub(crate) fn stop_for(&self, error: Error) {
         let own = self.mesh.rank();
-        let note = error.to_note(own);
-        if !self.stop.raise(error) {
+        if !self.stop.raise(error.clone()) {
             return self.waiting_peers().refuse();
         }
-        let publish = move |store: &dyn Store| store.set(&note_key(own), &note);
+        // A collective that ends on this rank after this point fails, as the note says.
+        let note = Note::new(self.sequencer.give_up(), &error, own);
+        let publish = move |store: &dyn Store| note.publish(store, own);
         let (store, peers) = (self.store.clone(), self.waiting_peers());
         let (refused, is_refused) = channel();
         let publish = move || {
@@ -182,7 +184,7 @@ impl CpuGroup {
             let gone = self.mesh.find_gone(rank, &mut policy);
             let left = deadline.saturating_duration_since(Instant::now());
             if let Some(note) = self.note_of(rank, left) {
-                let reason = Error::from_note(&note, rank, self.mesh.rank());
+                let reason = note.error(rank, self.mesh.rank());
                 // A rank publishes its reason before it closes its channels. So a channel that ended before
                 // there was a reason broke by itself, and if that reason is another broken channel of the
                 // same rank, then that rank is what the two have in common.
@@ -268,12 +270,11 @@ impl CpuGroup {
     /// Returns the error for an operation that has failed on all ranks, since `rank` gave up this or an earlier
     /// one. If the reason is not known, the error names the ranks that were `absent`.
     fn explain_given_up(&self, rank: Rank, absent: &[Rank]) -> Error {
-        let key = note_key(rank);
         let note = StoreQuery::ask_within(&self.store, GIVEN_UP_TIME, move |store| {
-            store.get(&key, GIVEN_UP_TIME)
+            Note::wait(store, rank, GIVEN_UP_TIME)
         });
         match note {
-            Some(Ok(note)) => Error::from_note(&note, rank, self.mesh.rank()),
+            Some(Ok(note)) => note.error(rank, self.mesh.rank()),
             Some(Err(_)) | None if absent.is_empty() => {
                 let message = format!("rank {rank} gave up this operation or one before it");
                 Error::new(ErrorKind::Aborted, message).with_rank(rank)
@@ -288,17 +289,13 @@ impl CpuGroup {
     }
 
     fn has_note(&self, rank: Rank, limit: Duration) -> Option<rcomm_core::Result<bool>> {
-        let key = note_key(rank);
-        StoreQuery::ask_within(&self.store, limit, move |store| store.check(&[&key]))
+        let look = move |store: &dyn Store| Ok(Note::look(store, rank)?.is_some());
+        StoreQuery::ask_within(&self.store, limit, look)
     }
 
     /// Returns a rank's reason for giving up, if the store has it within this time.
-    pub(super) fn note_of(&self, rank: Rank, limit: Duration) -> Option<Vec<u8>> {
-        let key = note_key(rank);
-        let look = move |store: &dyn Store| match store.check(&[&key])? {
-            true => store.get(&key, REASON_TIME).map(Some),
-            false => Ok(None),
-        };
+    pub(super) fn note_of(&self, rank: Rank, limit: Duration) -> Option<Note> {
+        let look = move |store: &dyn Store| Note::look(store, rank);
         StoreQuery::ask_within(&self.store, limit, look)?.ok()?
     }
 }
@@ -346,9 +343,4 @@ fn with_cause(error: Error, cause: Option<io::Error>) -> Error {
         Some(cause) => error.with_source(cause),
         None => error,
     }
-}
-
-/// The key under which a rank publishes its reason for giving up.
-fn note_key(rank: Rank) -> String {
-    format!("gave_up/{rank}")
 }

@@ -192,7 +192,7 @@ impl CpuGroup {
         started: impl FnOnce(bool),
     ) -> Result<Done> {
         self.refuse_if_stopped()?;
-        self.refuse_late_collective()?;
+        let began = self.refuse_late_collective()?;
         let place = Position {
             rank: self.rank,
             size: self.ranks.len(),
@@ -205,42 +205,52 @@ impl CpuGroup {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let result = for_each_step(op, &place, &mut |step| engine.run(step, place, &mut policy));
         drop(engine);
-        let result = result.map_err(|failure| self.fail(failure));
-        self.sequencer.pass();
-        self.note_end();
-        result.map(|()| Done::default())
+        let result = result
+            .map_err(|failure| self.fail(failure))
+            .and_then(|()| self.end_collective(&call, began));
+        let was_given_up = self.sequencer.pass();
+        result?;
+        // The peers were told that this turn has not ended. Ranks that share memory have decided its end together.
+        if was_given_up && !self.is_in_memory {
+            self.refuse_if_stopped()?;
+        }
+        Ok(Done::default())
     }
 
     /// Runs sends and receives on this thread.
     pub(crate) fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
         self.refuse_if_stopped()?;
         self.refuse_late_message(op)?;
+        let began = self.begin_message();
         let mut policy = self.policy(&call);
         if let Op::Coalesced(_) = op {
             let mut requests = Vec::new();
             self.p2p.post(op, &mut requests);
             let outcome = self.p2p.run(op, &mut requests, &mut policy);
-            return self.finish_p2p(&requests, outcome);
+            return self.finish_p2p(&requests, began, outcome);
         }
         match self.p2p.run_one(op, &mut policy) {
             Ok(source) => {
-                self.note_end();
+                self.end_message(began);
                 Ok(received_from(source))
             }
             Err(failure) => Err(self.fail(failure)),
         }
     }
 
+    /// Ends the sends and receives of these requests, which began at this time of
+    /// [`begin_message`](Self::begin_message).
     pub(crate) fn finish_p2p(
         &self,
         requests: &[Request],
+        began: u64,
         outcome: Result<(), Failure>,
     ) -> Result<Done> {
         outcome.map_err(|failure| {
             self.p2p.withdraw(requests);
             self.fail(failure)
         })?;
-        self.note_end();
+        self.end_message(began);
         Ok(received_from(requests.iter().find_map(Request::source)))
     }
 }

@@ -1,13 +1,20 @@
-//! Refuses the operation of a rank that comes after other members have given up the group.
+//! Refuses the operation of a rank that comes after other members have given up the group, or that ends it after they
+//! have given up that operation.
 //!
 //! What those ranks sent before may be waiting in sockets and in shared memory, and there may be room to send to them:
 //! without this check such an operation could complete on the late rank alone. Collectives in shared memory need no
 //! check, since their ranks decide each phase together. In all other operations, a member that has given up has cut
 //! its connections, or marked the shared memory, after it had left its reason in the store.
+//!
+//! A process that was stopped inside a collective may find there all that it needs, too. So one that lasted long is
+//! looked at once more before it is `Ok`.
 
 use super::group::CpuGroup;
+use super::note::find_giver;
 use crate::wait::Failure;
-use rcomm_core::{Op, Result};
+use rcomm_core::backend::Call;
+use rcomm_core::store::{Store, StoreQuery};
+use rcomm_core::{Deadline, Op, Result};
 use rcomm_recorder::model::{Pattern, Peer, Rank};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::TcpStream;
@@ -15,16 +22,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A rank that begins an operation this soon after its last one is not late: its peers wait longer than that. So the
-/// sockets need not be looked at, which costs a system call.
+/// A rank that begins an operation this soon after the end of a short one, or ends it this soon after its begin, is not
+/// late: its peers wait longer than that. So the sockets need not be looked at, which costs a system call.
 const PROMPT: Duration = Duration::from_millis(1);
+/// After a collective that has lasted this long, or past its deadline, the store is asked whether a member has given it
+/// up to which this rank has no connection. The request costs little beside this time.
+const LONG: Duration = Duration::from_secs(1);
+/// How long a rank that knows of no closed connection waits for the store after such a collective.
+const LOOK_TIME: Duration = Duration::from_millis(100);
 /// How long a rank waits for the store, which has the reason of a member that gave up.
 const REASON_TIME: Duration = Duration::from_millis(500);
 
-/// When this rank's last operation in the group ended, and which members are known to have left.
+/// When this rank was last seen to be in time, and which members are known to have left.
 pub(crate) struct Punctuality {
     began: Instant,
-    /// When the last operation ended, ns since `began`.
+    /// When the last operation ended, ns since `began`. If that lasted [`PROMPT`] or longer, when it began: the next one
+    /// is looked at even if it follows at once.
     ended: AtomicU64,
     /// Members that have closed their connections without giving up.
     left: Mutex<Vec<Rank>>,
@@ -45,36 +58,92 @@ impl Punctuality {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn may_be_late(&self) -> bool {
-        let idle = self
-            .now()
-            .saturating_sub(self.ended.load(Ordering::Relaxed));
+    /// Notes that an operation ends; returns how long it lasted.
+    fn end(&self, began: u64) -> Duration {
+        let now = self.now();
+        let lasted = Duration::from_nanos(now.saturating_sub(began));
+        let seen = if lasted < PROMPT { now } else { began };
+        self.ended.store(seen, Ordering::Relaxed);
+        lasted
+    }
+
+    fn may_be_late(&self, now: u64) -> bool {
+        let idle = now.saturating_sub(self.ended.load(Ordering::Relaxed));
         idle >= PROMPT.as_nanos() as u64
     }
 }
 
 impl CpuGroup {
-    /// Notes that an operation has ended.
-    pub(super) fn note_end(&self) {
-        if !self.is_in_memory {
-            self.punctuality
-                .ended
-                .store(self.punctuality.now(), Ordering::Relaxed);
+    /// When an operation begins, for [`end_message`](Self::end_message).
+    pub(super) fn begin_message(&self) -> u64 {
+        match self.is_in_memory {
+            true => 0,
+            false => self.punctuality.now(),
         }
     }
 
-    /// Fails if a member that the collective needs has left the group or given it up: it needs all of them.
+    /// Notes that a send or a receive has ended.
+    pub(super) fn end_message(&self, began: u64) {
+        if !self.is_in_memory {
+            self.punctuality.end(began);
+        }
+    }
+
+    /// Fails if a member that the collective needs has left the group or given it up: it needs all of them. Returns when
+    /// the collective began, for [`end_collective`](Self::end_collective).
     ///
     /// # Blocking
     /// As [`fail`](Self::fail), after such a member was found.
     #[inline]
-    pub(super) fn refuse_late_collective(&self) -> Result<()> {
-        if self.is_in_memory || !self.punctuality.may_be_late() {
+    pub(super) fn refuse_late_collective(&self) -> Result<u64> {
+        if self.is_in_memory {
+            return Ok(0);
+        }
+        let now = self.punctuality.now();
+        if self.punctuality.may_be_late(now)
+            && let Some(&rank) = self.closed_members().first()
+        {
+            return Err(self.fail(Failure::Gone(rank, None)));
+        }
+        Ok(now)
+    }
+
+    /// Notes that this rank's part of a collective is done. Fails if a member has given it up meanwhile.
+    ///
+    /// # Blocking
+    /// Not at all after a collective shorter than [`PROMPT`]. After others, while the store is asked: for
+    /// [`REASON_TIME`] at most if a connection of the group is closed, for [`LOOK_TIME`] if the collective was
+    /// [`LONG`]; then as [`fail`](Self::fail), if a member has given up.
+    #[inline]
+    pub(super) fn end_collective(&self, call: &Call, began: u64) -> Result<()> {
+        if self.is_in_memory {
             return Ok(());
         }
-        match self.closed_members().first() {
-            Some(&rank) => Err(self.fail(Failure::Gone(rank, None))),
-            None => Ok(()),
+        match self.punctuality.end(began) {
+            lasted if lasted < PROMPT => Ok(()),
+            lasted => self.refuse_given_up(call, lasted),
+        }
+    }
+
+    /// Fails if a member has given up this collective. One that gave up a later one had ended this one before.
+    #[cold]
+    fn refuse_given_up(&self, call: &Call, lasted: Duration) -> Result<()> {
+        let closed = self.closed_members();
+        let is_overdue = match call.deadline {
+            Deadline::In(time) => lasted >= time,
+            Deadline::At(end) => Instant::now() >= end,
+        };
+        let limit = match closed.is_empty() {
+            false => REASON_TIME,
+            true if lasted >= LONG || is_overdue => LOOK_TIME,
+            true => return Ok(()),
+        };
+        let turn = call.turn;
+        let look = move |store: &dyn Store| find_giver(store, turn, &closed);
+        match StoreQuery::ask_within(&self.store, limit, look) {
+            Some(Ok(Some(rank))) => Err(self.fail(Failure::Gone(rank, None))),
+            // Members that have left in order have closed their connections too, and their store may have ended.
+            _ => Ok(()),
         }
     }
 
@@ -103,7 +172,10 @@ impl CpuGroup {
     fn refuse_without(&self, at: usize, sends: bool) -> Result<()> {
         let has_closed = match (self.p2p.place_in_memory(at), &self.close_guard) {
             (Some(place), Some(guard)) => guard.has_left(place),
-            _ => self.punctuality.may_be_late() && self.closed_members().contains(&self.ranks[at]),
+            _ => {
+                self.punctuality.may_be_late(self.punctuality.now())
+                    && self.closed_members().contains(&self.ranks[at])
+            }
         };
         if has_closed {
             self.refuse_closed(self.ranks[at], sends)

@@ -4,6 +4,7 @@ mod executor;
 mod failure_report;
 mod group;
 mod latecomer;
+mod note;
 mod sequencer;
 
 use crate::algorithm::ChannelEngine;

@@ -4,8 +4,12 @@ use crate::wait::{Interrupted, Pause, WaitPolicy};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+/// Set in [`Sequencer::current`] once the group is given up.
+const GIVEN_UP: u64 = 1 << 63;
+
 /// Lets the collectives of a group run one at a time. Each has a *turn*: its number in order of issue, from 1.
 pub(crate) struct Sequencer {
+    /// The current turn, and [`GIVEN_UP`].
     current: AtomicU64,
     sleepers: Mutex<()>,
     sleeping: AtomicU64,
@@ -23,7 +27,8 @@ impl Sequencer {
         }
     }
 
-    /// Waits until this turn begins; returns whether the caller had to wait.
+    /// Waits until this turn begins; returns whether the caller had to wait. After [`give_up`](Self::give_up), no turn
+    /// begins: the policy's stop, which is raised before, ends the wait.
     #[inline]
     pub(crate) fn take(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<bool, Interrupted> {
         if self.current.load(Ordering::Acquire) == turn {
@@ -53,13 +58,43 @@ impl Sequencer {
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends this turn; the next one begins.
+    /// Gives the group up: the current turn and those after it end without success. Returns the current turn.
+    pub(crate) fn give_up(&self) -> u64 {
+        self.current.fetch_or(GIVEN_UP, Ordering::SeqCst) & !GIVEN_UP
+    }
+
+    /// Ends this turn; the next one begins. Returns whether the group was given up before.
     #[inline]
-    pub(crate) fn pass(&self) {
-        self.current.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn pass(&self) -> bool {
+        let ended = self.current.fetch_add(1, Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) > 0 {
             drop(self.lock_sleepers());
             self.turn_changed.notify_all();
         }
+        ended & GIVEN_UP != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wait::{Stop, WaitMode};
+    use rcomm_core::{Deadline, Error, ErrorKind};
+    use std::time::Duration;
+
+    #[test]
+    fn a_turn_that_has_not_ended_when_the_group_is_given_up_is_told() {
+        let stop = Stop::default();
+        let forever = Deadline::In(Duration::MAX);
+        let mut policy = WaitPolicy::new(&stop, forever, WaitMode::Oversubscribed);
+        let turns = Sequencer::new();
+        assert!(matches!(turns.take(1, &mut policy), Ok(false)));
+        assert!(!turns.pass());
+        assert!(matches!(turns.take(2, &mut policy), Ok(false)));
+        stop.raise(Error::new(ErrorKind::Aborted, "by hand"));
+        assert_eq!(turns.give_up(), 2);
+        assert!(turns.pass());
+        let next = turns.take(3, &mut policy);
+        assert!(matches!(next, Err(Interrupted::Stopped(_))), "{next:?}");
     }
 }

@@ -1,0 +1,200 @@
+//! A process that is stopped inside a collective and resumed after the others have timed out: the collective that they
+//! have given up fails there too, although all that it needs may have come; one that they have completed is completed.
+//! The same over both transports.
+//!
+//! Ranks are processes: this program starts itself once for each rank. A job goes through all scenes, each in a group
+//! of its own.
+#![allow(clippy::unwrap_used)]
+
+mod job;
+
+use job::{DEADLINE, Group, Rank};
+use rcomm::{Buffer, Config, Op, ReduceOp, Result, Store};
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// For how long the ranks that run wait for the stopped one.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// The sleeps of a thread after which it is inside the collective's wait: the store's client sleeps less often before.
+const SLEEPS: u64 = 20;
+
+/// The collectives, all of them too small for a channel to be full.
+const ACTS: [&str; 3] = ["barrier", "all-reduce", "all-gather"];
+
+#[derive(Clone, Copy, Debug)]
+struct Scene {
+    act: &'static str,
+    stopped: u32,
+}
+
+fn scenes(ranks: u32) -> impl Iterator<Item = Scene> {
+    let scene = move |act| (0..ranks).map(move |stopped| Scene { act, stopped });
+    ACTS.into_iter().flat_map(scene)
+}
+
+fn perform(act: &str, group: &mut Group, ranks: u32, time: Duration) -> Result<()> {
+    let mut data = [1f32; 8];
+    let mut gathered = vec![0f32; 8 * ranks as usize];
+    let mut op = match act {
+        "barrier" => Op::Barrier,
+        "all-reduce" => Op::AllReduce {
+            buffer: Buffer::from_mut(&mut data),
+            op: ReduceOp::Sum.into(),
+        },
+        _ => Op::AllGatherSingle {
+            input: Buffer::from_slice(&data),
+            output: Buffer::from_mut(&mut gathered),
+        },
+    };
+    group.run_within(time, &mut op).map(drop)
+}
+
+fn text(outcome: Result<()>) -> String {
+    outcome.map_or_else(|error| error.to_string(), |()| "ok".to_owned())
+}
+
+/// The body of a rank's process; does nothing when the tests are run.
+#[test]
+fn rank_process() {
+    let Some((folder, rank)) = job::folder_and_rank() else {
+        return;
+    };
+    let variable = |name: &str| std::env::var(name).unwrap();
+    let ranks: u32 = variable("STOPPED_RANKS").parse().unwrap();
+    let config = Config::from_lookup(|name| match name {
+        "RCOMM_TRANSPORT" => Some(variable("STOPPED_TRANSPORT")),
+        _ => None,
+    });
+    let own = Rank::open(&folder, (rank, ranks), config.unwrap());
+    let mut groups = Vec::new();
+    for (number, scene) in scenes(ranks).enumerate() {
+        let mut group = own.connect(number as u64 + 1);
+        for act in ACTS {
+            perform(act, &mut group, ranks, DEADLINE).unwrap();
+        }
+        let time = match rank == scene.stopped {
+            true => {
+                let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
+                own.store
+                    .set(&format!("enters/{number}"), thread.as_bytes())
+                    .unwrap();
+                DEADLINE
+            }
+            false => {
+                own.store
+                    .wait(&[&format!("stopped/{number}")], DEADLINE)
+                    .unwrap();
+                PATIENCE
+            }
+        };
+        // The others end the second operation at the latest: the stopped rank does not come to it.
+        let said = [(); 2].map(|()| text(perform(scene.act, &mut group, ranks, time)));
+        let said = said.join("\n");
+        own.store
+            .set(&format!("said/{number}/{rank}"), said.as_bytes())
+            .unwrap();
+        // A group that is dropped closes its connections: what is tested is one that was given up.
+        groups.push(group);
+    }
+    own.store.set(&format!("end/{rank}"), b"").unwrap();
+    let ends: Vec<String> = (0..ranks).map(|rank| format!("end/{rank}")).collect();
+    let ends: Vec<&str> = ends.iter().map(String::as_str).collect();
+    own.store.wait(&ends, DEADLINE).unwrap();
+}
+
+/// How often a thread has slept.
+fn sleeps(pid: Pid, thread: &str) -> u64 {
+    let path = format!("/proc/{}/task/{thread}/status", pid.as_raw_nonzero().get());
+    let status = std::fs::read_to_string(path).unwrap();
+    let mut lines = status.lines();
+    let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.unwrap().trim().parse().unwrap()
+}
+
+/// Stops a rank once its thread waits in the collective, and resumes it once the others have their outcomes.
+fn play(store: &dyn Store, number: usize, scene: Scene, ranks: u32, pid: Pid) {
+    let thread = store.get(&format!("enters/{number}"), DEADLINE).unwrap();
+    let thread = String::from_utf8(thread).unwrap();
+    let (first, until) = (sleeps(pid, &thread), Instant::now() + DEADLINE);
+    while sleeps(pid, &thread) < first + SLEEPS {
+        assert!(Instant::now() < until, "{scene:?}: the rank does not wait");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    kill_process(pid, Signal::STOP).unwrap();
+    store.set(&format!("stopped/{number}"), b"").unwrap();
+    let others = (0..ranks).filter(|&rank| rank != scene.stopped);
+    let keys: Vec<String> = others.map(|rank| format!("said/{number}/{rank}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    store.wait(&keys, DEADLINE).unwrap();
+    kill_process(pid, Signal::CONT).unwrap();
+}
+
+fn agree_with_a_stopped_rank(transport: &str, ranks: u32) {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |rank| {
+        let mut command = job::rank_of(folder.path(), rank);
+        command
+            .env("STOPPED_TRANSPORT", transport)
+            .env("STOPPED_RANKS", ranks.to_string())
+            .stdout(Stdio::null());
+        command.spawn().unwrap()
+    };
+    let mut all = job::Ranks((0..ranks).map(start).collect());
+    let store = job::store(folder.path());
+    let mut wrong = String::new();
+    for (number, scene) in scenes(ranks).enumerate() {
+        let pid = Pid::from_child(&all.0[scene.stopped as usize]);
+        play(&*store, number, scene, ranks, pid);
+        let said: Vec<Vec<String>> = (0..ranks)
+            .map(|rank| {
+                let said = store.get(&format!("said/{number}/{rank}"), DEADLINE);
+                let said = String::from_utf8(said.unwrap()).unwrap();
+                said.split('\n').map(str::to_owned).collect()
+            })
+            .collect();
+        for operation in 0..2 {
+            let of = |rank: u32| said[rank as usize][operation] == "ok";
+            let others = (0..ranks).filter(|&rank| rank != scene.stopped);
+            let all_others = others.clone().all(of);
+            let is_wrong = match of(scene.stopped) {
+                true => !all_others,
+                false => all_others,
+            };
+            // Over shared memory, the others agree as well.
+            let is_split = transport == "shm" && !all_others && others.clone().any(of);
+            if is_wrong || is_split {
+                wrong.push_str(&format!("{scene:?}, operation {operation}: {said:#?}\n"));
+            }
+        }
+    }
+    for child in &mut all.0 {
+        assert!(child.wait().unwrap().success());
+    }
+    assert!(wrong.is_empty(), "{transport}, {ranks} ranks:\n{wrong}");
+}
+
+#[test]
+fn two_ranks_over_shared_memory() {
+    agree_with_a_stopped_rank("shm", 2);
+}
+
+#[test]
+fn two_ranks_over_tcp() {
+    agree_with_a_stopped_rank("tcp", 2);
+}
+
+#[test]
+fn three_ranks_over_tcp() {
+    agree_with_a_stopped_rank("tcp", 3);
+}
+
+#[test]
+fn four_ranks_over_shared_memory() {
+    agree_with_a_stopped_rank("shm", 4);
+}
+
+#[test]
+fn four_ranks_over_tcp() {
+    agree_with_a_stopped_rank("tcp", 4);
+}

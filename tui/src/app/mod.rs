@@ -4,9 +4,11 @@
 //! sources and the analysis run on the threads of [`rcomm_analyzer::Watch`]. While the view runs, the main thread
 //! does not wait for any of them to finish.
 
+pub mod background;
 pub mod terminal;
 pub mod writer;
 
+use self::background::LateAnswer;
 use self::terminal::{Guard, Mouse, give_back};
 use self::writer::RequestTargets;
 use crate::state::event::{Command, Event};
@@ -254,6 +256,7 @@ impl Drop for Threads {
 fn read_keys(stop: &AtomicBool, suspended: &AtomicBool, sender: &Sender<Event>) {
     /// Longest time until a stop request is noticed.
     const ROUND: Duration = Duration::from_millis(200);
+    let mut late = LateAnswer::default();
     while !stop.load(Ordering::SeqCst) {
         if suspended.load(Ordering::SeqCst) {
             std::thread::sleep(ROUND / 4);
@@ -269,6 +272,7 @@ fn read_keys(stop: &AtomicBool, suspended: &AtomicBool, sender: &Sender<Event>) 
             }
         }
         let event = match input::read() {
+            Ok(input::Event::Key(key)) if late.includes(&key, Instant::now()) => continue,
             Ok(input::Event::Key(key)) if key.kind != KeyEventKind::Release => Event::Key(key),
             Ok(input::Event::Resize(columns, rows)) => Event::Resize(columns, rows),
             Ok(input::Event::Mouse(mouse)) => match mouse.kind {

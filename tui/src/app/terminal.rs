@@ -14,9 +14,9 @@ use std::io::{self, Stdout, stdout};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mouse {
     /// The terminal handles the mouse.
-    #[default]
     Off,
     /// The program receives mouse events.
+    #[default]
     On,
 }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 const EXIT_CODES: &str = "\
 Exit codes of --once and --json:
-  0  healthy, running or ended, or cancelled with nothing wrong before; notes alone are healthy
+  0  healthy, running or ended, or cancelled with nothing wrong before;
+     notes alone are healthy
   1  at least one error or warning was found
   2  no verdict: wrong usage, no job, no readable input";
 
@@ -115,7 +116,7 @@ pub struct ViewOptions {
     /// Show only rows that match this filter, as typed after / in the view
     #[arg(long, global = true)]
     pub filter: Option<String>,
-    /// Color theme [default: dark]
+    /// Color theme [default: light on a light background, else dark]
     #[arg(long, global = true, env = "RCOMM_TOP_THEME")]
     pub theme: Option<ThemeName>,
     /// Color depth [default: what the terminal supports; NO_COLOR is honored]
@@ -124,9 +125,19 @@ pub struct ViewOptions {
     /// Draw with ASCII characters only
     #[arg(long, global = true, env = "RCOMM_TOP_ASCII")]
     pub ascii: bool,
-    /// Enable the mouse: wheel and clicks
-    #[arg(long, global = true, env = "RCOMM_TOP_MOUSE")]
-    pub mouse: bool,
+    /// Wheel and clicks; while on, hold shift to select text [default: on]
+    #[arg(
+        long,
+        global = true,
+        env = "RCOMM_TOP_MOUSE",
+        value_name = "ON",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        value_parser = clap::builder::BoolishValueParser::new()
+    )]
+    pub mouse: Option<bool>,
     /// Allow actions that write: save all ranks' records, request dumps
     #[arg(long, global = true)]
     pub allow_actions: bool,
@@ -202,6 +213,13 @@ mod tests {
             let cli = Cli::try_parse_from(line).expect("options may come before and after");
             assert!(cli.view.json);
         }
+        let mouse = |option| {
+            let line = Cli::try_parse_from(["rcomm-top", option, "replay", "d"]);
+            line.map(|cli| cli.view.mouse).ok().flatten()
+        };
+        assert_eq!(mouse("--mouse"), Some(true));
+        assert_eq!(mouse("--mouse=off"), Some(false));
+        assert_eq!(mouse("--mouse=no-way"), None);
         assert!(Cli::try_parse_from(["rcomm-top", "--refresh", "0s"]).is_err());
         assert!(Cli::try_parse_from(["rcomm-top", "demo", "bored"]).is_err());
     }

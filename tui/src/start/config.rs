@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 pub struct Config {
     /// Interval between two reads of a source: `1s`, `500ms`.
     pub refresh: Option<String>,
-    /// The color theme.
+    /// The color theme; chosen by the terminal's background if absent.
     pub theme: Option<ThemeName>,
     /// Color depth; detected from the terminal if absent.
     pub colours: Option<Depth>,
     /// Draw with ASCII characters only.
     pub ascii: Option<bool>,
-    /// Enable the mouse.
+    /// Whether the wheel scrolls and clicks select; on if absent.
     pub mouse: Option<bool>,
     /// Memory for the snapshots that are kept, MiB.
     pub history_mib: Option<usize>,
@@ -82,14 +82,14 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 
 # Interval between two reads of a source.
 #refresh = "1s"
-# dark, light or contrast.
+# dark, light or contrast. Default: light if the terminal has a light background, else dark.
 #theme = "dark"
 # none, 16, 256 or true. Default: what the terminal supports; NO_COLOR is honored.
 #colours = "256"
 # Draw with ASCII characters only.
 #ascii = false
-# Enable the mouse: wheel and clicks.
-#mouse = false
+# The wheel scrolls, clicks select and open. Hold shift to select text, or turn it off.
+#mouse = true
 # Memory for the snapshots that are kept, MiB.
 #history_mib = 256
 # Age from which a pending operation is overdue; half of its own time-out if that is shorter.

@@ -7,10 +7,10 @@ mod sources;
 use self::cli::{Cli, CliCommand};
 use self::config::Config;
 use crate::app::terminal::Mouse;
-use crate::app::{self, Inbox};
+use crate::app::{self, Inbox, background};
 use crate::keys::Keymap;
 use crate::page::layout;
-use crate::page::theme::{Depth, Theme};
+use crate::page::theme::{Depth, Theme, ThemeName};
 use crate::state::event::Event;
 use crate::state::{Options, State, update};
 use crate::view::text;
@@ -194,10 +194,9 @@ fn view_sources(
 }
 
 fn mouse(cli: &Cli, config: &Config) -> Mouse {
-    if cli.view.mouse || config.mouse == Some(true) {
-        Mouse::On
-    } else {
-        Mouse::Off
+    match cli.view.mouse.or(config.mouse) {
+        Some(false) => Mouse::Off,
+        _ => Mouse::On,
     }
 }
 
@@ -295,7 +294,10 @@ fn state(
         let (no_color, colorterm, term) = (env("NO_COLOR"), env("COLORTERM"), env("TERM"));
         Depth::detect(no_color.as_deref(), colorterm.as_deref(), term.as_deref())
     });
-    let theme = cli.view.theme.or(config.theme).unwrap_or_default();
+    let theme = match cli.view.theme.or(config.theme) {
+        Some(theme) => theme,
+        None => usual_theme(cli, depth, env),
+    };
     let keymap = Keymap::with(&config.keys)
         .map_err(|error| anyhow::anyhow!("in the configuration: {error}"))?;
     let mut muted = std::collections::BTreeSet::new();
@@ -326,6 +328,19 @@ fn state(
         state.filter = Filter::parse(text).context("--filter")?;
     }
     Ok(state)
+}
+
+/// The theme if none was chosen: the light one if the terminal's background is light. A terminal is asked only if the
+/// themes differ on it.
+fn usual_theme(cli: &Cli, depth: Depth, env: &impl Fn(&str) -> Option<String>) -> ThemeName {
+    let draws = !cli.view.once && !cli.view.json;
+    if !draws || !matches!(depth, Depth::Indexed | Depth::True) {
+        return ThemeName::default();
+    }
+    match background::is_light(env("COLORFGBG").as_deref()) {
+        Some(true) => ThemeName::Light,
+        _ => ThemeName::default(),
+    }
 }
 
 /// Reads each source once, for at most ten seconds, and prints the result; returns the exit code.

@@ -41,6 +41,32 @@ fn the_late_rank_is_named_filtered_opened_and_the_terminal_restored() {
     assert_eq!(session.end(), 0);
 }
 
+/// The answer comes after the question, but may be later than the program waits: a machine with too much work then shows
+/// the dark theme, and no character of the answer as a key press.
+#[test]
+fn a_light_background_gives_the_light_theme() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = stuck_job(directory.path());
+    let rings = directory.path().display().to_string();
+    let arguments = ["--ring-dir", &rings, "--overdue", "200ms"];
+    let color = |answer: &str| {
+        let mut session = Session::start_asking(&arguments, directory.path());
+        session.wait_bytes(b"\x1b]11;?");
+        session.press(answer);
+        session.wait_text("STUCK");
+        let color = session.color_of("STUCK");
+        session.press("q");
+        assert_eq!(session.end(), 0);
+        color
+    };
+    let dark = vt100::Color::Idx(202);
+    assert_eq!(color("\x1b]11;rgb:0000/0000/0000\x1b\\\x1b[?62c"), dark);
+    let deadline = Instant::now() + WAIT_LIMIT;
+    while color("\x1b]11;rgb:ffff/ffff/ffff\x1b\\\x1b[?62c") != vt100::Color::Idx(130) {
+        assert!(Instant::now() < deadline, "never in the light theme");
+    }
+}
+
 #[test]
 fn a_terminal_of_one_cell_is_drawn_on_and_left() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -40,17 +40,44 @@ impl Session {
         arguments: &[&str],
         directory: &Path,
     ) -> Self {
-        Self::start_command(hangup, (rows, cols), BINARY, arguments, directory)
+        Self::start_command(
+            hangup,
+            (rows, cols),
+            Some("dark"),
+            BINARY,
+            arguments,
+            directory,
+        )
+    }
+
+    /// Starts the program without a theme, so that it asks the terminal for its background.
+    pub(crate) fn start_asking(arguments: &[&str], directory: &Path) -> Self {
+        Self::start_command(
+            Hangup::Signal,
+            (30, 100),
+            None,
+            BINARY,
+            arguments,
+            directory,
+        )
     }
 
     /// Starts any program.
     pub(crate) fn start_program(program: &str, arguments: &[&str], directory: &Path) -> Self {
-        Self::start_command(Hangup::Signal, (30, 100), program, arguments, directory)
+        Self::start_command(
+            Hangup::Signal,
+            (30, 100),
+            Some("dark"),
+            program,
+            arguments,
+            directory,
+        )
     }
 
     fn start_command(
         hangup: Hangup,
         (rows, cols): (u16, u16),
+        theme: Option<&str>,
         program: &str,
         arguments: &[&str],
         directory: &Path,
@@ -69,6 +96,13 @@ impl Session {
         command.env("TERM", "xterm-256color");
         command.env("XDG_CONFIG_HOME", directory);
         command.env_remove("RCOMM_RING_DIR");
+        command.env_remove("COLORTERM");
+        command.env_remove("NO_COLOR");
+        command.env_remove("COLORFGBG");
+        match theme {
+            Some(theme) => command.env("RCOMM_TOP_THEME", theme),
+            None => command.env_remove("RCOMM_TOP_THEME"),
+        }
         command.cwd(directory);
         command.set_controlling_tty(hangup == Hangup::Signal);
         let child = pair
@@ -128,6 +162,33 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Waits until the program has written these bytes, which may be no text.
+    pub(crate) fn wait_bytes(&mut self, wanted: &[u8]) {
+        let deadline = Instant::now() + WAIT_LIMIT;
+        let mut written = Vec::new();
+        while !written.windows(wanted.len()).any(|part| part == wanted) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let bytes = self.bytes.recv_timeout(left);
+            let bytes = bytes.unwrap_or_else(|error| panic!("{error} before {wanted:?}"));
+            self.screen.process(&bytes);
+            written.extend(bytes);
+        }
+    }
+
+    /// The color of the first character of `text` on the screen.
+    pub(crate) fn color_of(&self, text: &str) -> vt100::Color {
+        let screen = self.screen.screen();
+        let mut rows = screen.rows(0, screen.size().1).enumerate();
+        let place = rows.find_map(|(row, line)| Some((row, line.find(text)?)));
+        let (row, byte) = place.unwrap_or_else(|| panic!("no {text}:\n{}", self.contents()));
+        let line = screen.rows(0, screen.size().1).nth(row).unwrap_or_default();
+        let column = line[..byte].chars().count();
+        let cell = screen
+            .cell(row as u16, column as u16)
+            .expect("on the screen");
+        cell.fgcolor()
     }
 
     pub(crate) fn wait_text(&mut self, text: &str) {

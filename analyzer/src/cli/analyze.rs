@@ -1,10 +1,11 @@
 //! `rcomm-fr analyze PATH...`: judges records and prints the report.
 
 use super::judge::{Judged, Keep, judge};
+use super::look;
 use crate::cli::args::{AnalyzeArgs, Format, JudgeArgs};
 use crate::cli::failure::Failure;
 use crate::cli::output;
-use anstream::ColorChoice;
+use anstream::{AutoStream, ColorChoice};
 use rcomm_analyzer::export::perfetto;
 use rcomm_analyzer::print::human::{self, Detail, Layout};
 use rcomm_analyzer::print::{html, json};
@@ -21,7 +22,16 @@ pub(super) fn run(args: &AnalyzeArgs, color: ColorChoice) -> Result<ExitCode, Fa
         ..args.judge.clone()
     };
     let judged = judge(&args.paths, &how, keep)?;
-    show(&judged, &args.show, color)
+    let code = show(&judged, &args.show, color)?;
+    let input = &judged.report.input;
+    let has_records = input.ranks_read > 0 || judged.report.end.is_some();
+    if !has_records && judged.report.findings.is_empty() && args.show.format == Format::Text {
+        let advice = look::advice_for_paths();
+        let mut stderr = AutoStream::new(io::stderr(), color);
+        // The report is printed; without standard error only the advice is lost.
+        let _ = stderr.write_all(advice.as_bytes());
+    }
+    Ok(code)
 }
 
 /// Writes the report in the chosen format and returns the exit code of its verdict.

@@ -9,7 +9,8 @@ use std::time::Duration;
 /// The list of exit codes in `--help`; the same for every program of the project.
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  healthy, running or ended, or cancelled with nothing wrong before; notes alone are healthy
+  0  healthy, running or ended, or cancelled with nothing wrong before;
+     notes alone are healthy
   1  at least one error or warning was found, or the job crashed
   2  could not tell: wrong usage, no readable input, output not writable";
 
@@ -75,6 +76,14 @@ pub(crate) enum Command {
     Dump(DumpArgs),
     #[cfg(feature = "tables")]
     Query(QueryArgs),
+    /// Not in this build, which says so.
+    #[cfg(not(feature = "tables"))]
+    #[command(hide = true, disable_help_flag = true)]
+    Query {
+        /// Whatever follows.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        rest: Vec<OsString>,
+    },
     Explain(ExplainArgs),
     NcclPlugin(NcclPluginArgs),
     Completions(CompletionsArgs),

@@ -48,6 +48,10 @@ pub(crate) enum Failure {
     #[cfg(feature = "tables")]
     #[error(transparent)]
     Query(#[from] rcomm_analyzer::export::tables::TableError),
+    /// `query` in a build without tables.
+    #[cfg(not(feature = "tables"))]
+    #[error("this rcomm-fr was built without `query`")]
+    NoTables,
     /// The output could not be written.
     #[error("cannot write {}: {source}", target.display())]
     Write { target: PathBuf, source: io::Error },
@@ -67,6 +71,11 @@ impl Failure {
             Self::Query(_) => Some(
                 "`show tables` lists the tables, `select * from entries limit 1` shows columns",
             ),
+            #[cfg(not(feature = "tables"))]
+            Self::NoTables => Some(
+                "build it with `cargo build --release -p rcomm-analyzer --features tables`; \
+                 `rcomm-fr analyze --format json` gives the report to other tools",
+            ),
             Self::Usage { .. }
             | Self::Read { .. }
             | Self::Find(_)
@@ -83,6 +92,8 @@ impl Failure {
         match self {
             #[cfg(feature = "tables")]
             Self::Query(_) => ExitCode::from(2),
+            #[cfg(not(feature = "tables"))]
+            Self::NoTables => ExitCode::from(2),
             Self::UnknownCode { .. }
             | Self::Usage { .. }
             | Self::Read { .. }

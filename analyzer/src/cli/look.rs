@@ -280,7 +280,33 @@ fn advice(
     processes: &[RankProcess],
     environment: &dyn Fn(&str) -> Option<OsString>,
 ) -> String {
-    let mut text = format!("no records on this node; looked in:\n{}", list_of(searched));
+    let list = list_of(searched);
+    let rest = how_to_get_records(processes, environment);
+    format!("no records on this node; looked in:\n{list}{rest}")
+}
+
+/// The text for given paths without records: when PyTorch writes dumps and where they are, and what to do for a job
+/// that still hangs.
+pub(super) fn advice_for_paths() -> String {
+    let environment = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let places = dump_beginnings(&environment).into_iter();
+    let places = places.fold(String::new(), |mut text, beginning| {
+        let _ = writeln!(text, "  {}<rank>", beginning.display());
+        text
+    });
+    let rest = how_to_get_records(&RankProcess::list(), &environment);
+    format!(
+        "\nPyTorch writes dumps when an operation of NCCL times out, or when they are asked for; they are in:\n\
+         {places}{rest}"
+    )
+}
+
+/// How the variables that control recording are set, and how records are had from a job that hangs and from the next.
+fn how_to_get_records(
+    processes: &[RankProcess],
+    environment: &dyn Fn(&str) -> Option<OsString>,
+) -> String {
+    let mut text = String::new();
     let first = processes.first();
     match first {
         Some(first) => {

@@ -46,6 +46,8 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Dump(args) => dump::run(&args, color),
         #[cfg(feature = "tables")]
         Command::Query(args) => query::run(&args),
+        #[cfg(not(feature = "tables"))]
+        Command::Query { .. } => Err(Failure::NoTables),
         Command::Explain(args) => explain::run(&args, color),
         Command::NcclPlugin(args) => nccl_plugin::run(&args, color),
         Command::Completions(args) => completions::run(&args, color),

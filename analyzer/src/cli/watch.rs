@@ -15,6 +15,7 @@ use rcomm_analyzer::ras::{self, RasReport};
 use rcomm_analyzer::{Analysis, Extent, Report, Unread};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,8 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     let mut changed = began;
     let mut latest: Option<Report> = None;
     let mut printed = String::new();
+    // If standard error is closed, only the report is printed.
+    let _ = writeln!(stderr, "{:7.1} s  {}", 0.0, awaited(&args.dir));
     loop {
         if let Some(report) = poll(&mut follower, &mut analysis, &mut further, &args.judge)? {
             changed = Instant::now();
@@ -69,6 +72,15 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
             dir: args.dir.clone(),
             after: began.elapsed(),
         }),
+    }
+}
+
+/// What the command waits for: the folder, or records in it.
+fn awaited(dir: &Path) -> String {
+    let folder = dir.display();
+    match dir.exists() {
+        true => format!("waiting for records in {folder}"),
+        false => format!("waiting for {folder} to appear"),
     }
 }
 

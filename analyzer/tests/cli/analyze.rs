@@ -296,6 +296,42 @@ fn folder_without_a_record_is_inconclusive() {
 }
 
 #[test]
+fn an_empty_folder_is_told_how_records_come_about() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let analyzed = run(&["analyze", path]);
+    assert_eq!(analyzed.code, Some(2));
+    for part in [
+        "PyTorch writes dumps when an operation of NCCL times out",
+        "/tmp/nccl_trace_rank_<rank>",
+        "A job that hangs now:",
+    ] {
+        assert!(
+            analyzed.stderr.contains(part),
+            "{part} in\n{}",
+            analyzed.stderr
+        );
+    }
+    // Programs that read the report get no advice.
+    let json = run(&["analyze", "--format", "json", path]);
+    assert_eq!((json.code, json.stderr.as_str()), (Some(2), ""));
+}
+
+#[test]
+#[cfg(not(feature = "tables"))]
+fn query_says_that_this_build_lacks_it() {
+    let asked = run(&["query", "select * from entries", "--format", "json", "/tmp"]);
+    assert_eq!(asked.code, Some(2));
+    assert!(
+        asked.stderr.contains("built without `query`")
+            && asked.stderr.contains("--features tables"),
+        "{}",
+        asked.stderr
+    );
+    assert!(!run(&["--help"]).stdout.contains("query"));
+}
+
+#[test]
 fn report_goes_to_a_file_whole_or_not_at_all() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("report.json");

@@ -69,8 +69,24 @@ fn folder_in_which_nothing_arrives_is_one_clear_line() {
     let dir = tempfile::tempdir().unwrap();
     let watched = run(&["watch", dir.path().to_str().unwrap(), "--timeout", "10ms"]);
     assert_eq!(watched.code, Some(2));
+    let lines: Vec<&str> = watched.stderr.lines().collect();
+    assert_eq!(lines.len(), 2, "{}", watched.stderr);
+    assert!(lines[0].contains("waiting for records in "), "{}", lines[0]);
     assert!(
-        watched.stderr.starts_with("error: nothing arrived in "),
+        lines[1].starts_with("error: nothing arrived in "),
+        "{}",
+        lines[1]
+    );
+}
+
+#[test]
+fn a_folder_that_does_not_exist_is_waited_for_aloud() {
+    let watched = run(&["watch", "/nowhere/dumps", "--timeout", "10ms"]);
+    assert_eq!(watched.code, Some(2));
+    assert!(
+        watched
+            .stderr
+            .contains("waiting for /nowhere/dumps to appear"),
         "{}",
         watched.stderr
     );

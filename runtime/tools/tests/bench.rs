@@ -60,6 +60,36 @@ fn bus_bandwidth_is_that_of_nccl_tests() {
 }
 
 #[test]
+fn a_table_ends_with_the_average_bandwidth_as_in_nccl_tests() {
+    let output = bench(&[
+        "all_reduce",
+        "-g",
+        "2",
+        "-w",
+        "1",
+        "-b",
+        "64K",
+        "-e",
+        "128K",
+    ]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    let average = last.strip_prefix("# Avg bus bandwidth    : ");
+    let average: f64 = average.unwrap_or_default().parse().expect(&text);
+    let column = |line: &str| line.split_whitespace().rev().nth(1)?.parse::<f64>().ok();
+    let rows = text.lines().filter(|line| line.starts_with("all_reduce"));
+    let busbw: Vec<f64> = rows.filter_map(column).collect();
+    assert_eq!(busbw.len(), 2, "{text}");
+    // The column is rounded to two places.
+    let mean = (busbw[0] + busbw[1]) / 2.0;
+    assert!(
+        (average - mean).abs() < 0.0051,
+        "{average}, not {mean}: {text}"
+    );
+}
+
+#[test]
 fn asynchronous_calls_report_the_time_of_the_call() {
     let rows = rows(&bench(&[
         "all_reduce",

@@ -26,7 +26,12 @@ pub struct Args {
     #[arg(value_enum, value_delimiter = ',', required = true)]
     pub(crate) operations: Vec<Operation>,
     /// Starts this many ranks on this machine.
-    #[arg(short = 'n', long = "ranks", value_name = "N")]
+    #[arg(
+        short = 'n',
+        visible_short_alias = 'g',
+        long = "ranks",
+        value_name = "N"
+    )]
     pub(crate) ranks: Option<NonZeroU32>,
     /// Smallest size, in bytes; K, M and G are powers of 1024.
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "8", value_parser = parse_size)]
@@ -58,6 +63,9 @@ pub struct Args {
     /// Exact number of iterations for each size.
     #[arg(long, value_name = "N")]
     pub(crate) iterations: Option<NonZeroU32>,
+    /// Number of calls before those that are measured [default: a tenth of the iterations].
+    #[arg(short = 'w', long, value_name = "N")]
+    pub(crate) warmup: Option<usize>,
     /// How the operations are called.
     #[arg(long, value_enum, default_value_t = Calls::Blocking)]
     pub(crate) calls: Calls,

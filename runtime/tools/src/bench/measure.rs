@@ -117,7 +117,7 @@ fn one_size<T: Whole>(
     // The time of the operation alone, and the time for which the caller computes.
     let (mut alone, mut computing) = (0.0, 0.0);
     // Calls that are not measured, to warm up.
-    for _ in 0..iterations / 10 {
+    for _ in 0..args.warmup.unwrap_or(iterations / 10) {
         case.run()?;
     }
     group.barrier()?;

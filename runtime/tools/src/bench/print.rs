@@ -185,13 +185,29 @@ impl Printer {
         out.flush()
     }
 
-    /// Prints all rows as one object if the format is JSON.
+    /// Prints all rows as one object if the format is JSON, and the average bus bandwidth, as nccl-tests does, below a
+    /// table.
     pub(crate) fn end(self) -> io::Result<()> {
-        if !self.prints || self.format != Format::Json {
+        if !self.prints {
             return Ok(());
         }
         let mut out = io::stdout().lock();
-        serde_json::to_writer(&mut out, &serde_json::json!({ "rows": self.lines }))?;
-        writeln!(out)
+        match self.format {
+            Format::Json => {
+                serde_json::to_writer(&mut out, &serde_json::json!({ "rows": self.lines }))?;
+                writeln!(out)
+            }
+            Format::Table => {
+                // An operation without bytes has no bandwidth.
+                let moving = self.lines.iter().filter(|line| line.bytes > 0);
+                let busbw: Vec<f64> = moving.map(|line| line.busbw_gbs).collect();
+                if busbw.is_empty() {
+                    return Ok(());
+                }
+                let average = busbw.iter().sum::<f64>() / busbw.len() as f64;
+                writeln!(out, "# Avg bus bandwidth    : {average:.6}")
+            }
+            Format::Csv => Ok(()),
+        }
     }
 }

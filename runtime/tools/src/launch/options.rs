@@ -6,31 +6,34 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 const EXIT_CODES: &str = "\
-rcomm-run demo healthy|slow|stuck|kill|freeze|mismatch|deadlock|pipeline starts such a job, to look at with
-rcomm-top and rcomm-web; rcomm-run demo --help explains it.
+rcomm-run demo healthy|slow|stuck|kill|freeze|mismatch|deadlock|pipeline starts \
+such a job, to look at with rcomm-top and rcomm-web; rcomm-run demo --help explains it.
 
-Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
-MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...), RCOMM_JOB_SECRET and RCOMM_STORE. The launcher of
-node 0 serves the store at MASTER_ADDR and MASTER_PORT, to those who prove the secret. Every line of
-output begins with \"[rank N] \".
+Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, \
+GROUP_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...), RCOMM_JOB_SECRET and \
+RCOMM_STORE. The launcher of node 0 serves the store at MASTER_ADDR and MASTER_PORT, to \
+those who prove the secret. Every line of output begins with \"[rank N] \".
 
-When a rank fails, the others may go on for --linger, to write their dumps and report the failure. Then
-they get SIGTERM, and SIGKILL if they still run after --grace.
-SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace; a second one kills at once.
-SIGUSR1 and SIGUSR2 are only passed on.
+When a rank fails, the others may go on for --linger, to write their dumps and report the \
+failure. Then they get SIGTERM, and SIGKILL if they still run after --grace.
+
+SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace; a second one \
+kills at once. SIGUSR1 and SIGUSR2 are only passed on.
 
 Exit codes:
   0      every rank exited with 0
   N      the first rank that failed exited with N
-  128+S  the first rank that failed was killed by signal S, or the launcher received signal S
+  128+S  the first rank that failed was killed by signal S, or the launcher
+         received signal S
   2      the command line is wrong
-  125    the launcher failed: no port, no agreement with the other nodes, a node that is gone
+  125    the launcher failed: no port, no agreement with the other nodes, a
+         node that is gone
   126    PROGRAM cannot be executed
   127    PROGRAM was not found";
 
 /// Starts the ranks of a job on this host and supervises them.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "rcomm-run", version, after_help = EXIT_CODES)]
+#[command(name = "rcomm-run", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Options {
     /// Number of ranks to start on this host.
     #[arg(short = 'n', long = "nproc", visible_alias = "nproc-per-node", alias = "nproc_per_node",

@@ -4,7 +4,7 @@ use super::{ViewModel, overview};
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
-use rcomm_analyzer::format::{group_label, rank_set};
+use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::{Finding, Severity};
 
 pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
@@ -22,7 +22,7 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
     };
     let mut panes = vec![pane("ranks", Body::Table(ranks(model, finding)))];
     if !finding.evidence.is_empty() {
-        panes.push(pane("evidence", Body::Text(evidence(finding))));
+        panes.push(pane("evidence", Body::Text(evidence(model, finding))));
     }
     let lines = |texts: &[String]| texts.iter().map(|text| vec![plain(text.clone())]).collect();
     if !finding.diff.is_empty() {
@@ -138,11 +138,11 @@ fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
     }
 }
 
-fn evidence(finding: &Finding) -> Vec<Line> {
+fn evidence(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
     let line = |e: &rcomm_analyzer::Evidence| {
         let group = e.group.as_ref().or(finding.group.as_ref());
         let call = match group {
-            Some(group) => overview::call(&e.op, e.seq, group),
+            Some(group) => overview::call(model, &e.op, e.seq, group),
             None => format!("{} #{}", e.op, e.seq),
         };
         let state = format!("{:?}", e.state).to_lowercase();
@@ -155,7 +155,7 @@ fn evidence(finding: &Finding) -> Vec<Line> {
     if let Some(group) = &finding.group {
         let members = rank_set(&group.ranks, 8);
         lines.push(vec![styled(
-            format!("members of {}: {members}", group_label(group)),
+            format!("members of {}: {members}", model.labels([group])),
             Tone::Dim,
         )]);
     }

@@ -6,7 +6,7 @@ use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{RankState, since_ms};
 use crate::state::trends::Trend;
-use rcomm_analyzer::format::{count, group_label, rank_set};
+use rcomm_analyzer::format::{count, rank_set};
 use rcomm_analyzer::{Finding, Verdict, causes};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{clock_age, time_of_day};
@@ -333,6 +333,11 @@ fn strip(model: &ViewModel<'_>) -> Strip {
 }
 
 /// An operation with its sequence number and group: `all_reduce #41 on dp_5`.
-pub(super) fn call(op: &str, seq: u64, group: &rcomm_analyzer::GroupRef) -> String {
-    format!("{op} #{seq} on {}", group_label(group))
+pub(super) fn call(
+    model: &ViewModel<'_>,
+    op: &str,
+    seq: u64,
+    group: &rcomm_analyzer::GroupRef,
+) -> String {
+    format!("{op} #{seq} on {}", model.labels([group]))
 }

@@ -36,7 +36,7 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
         ),
         pane(
             "last operations, newest first",
-            Body::Table(operations(view)),
+            Body::Table(operations(model, view)),
         ),
     ];
     let stack = stack(view);
@@ -80,7 +80,7 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     let mut lines = vec![who];
     let waits = &model.snapshot.report.waits;
     if let Some(wait) = waits.iter().find(|wait| wait.rank == rank) {
-        let call = overview::call(&wait.op, wait.seq, &wait.group);
+        let call = overview::call(model, &wait.op, wait.seq, &wait.group);
         let text = format!("waits for {} in {call}", rank_set(&wait.on, 6));
         lines.push(vec![plain(text)]);
     }
@@ -168,13 +168,13 @@ pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
     })
 }
 
-fn operations(view: &RankView) -> Table {
+fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
     let rows = view.dumps.iter().flat_map(|dump| {
         dump.entries
             .iter()
             .rev()
             .take(LAST)
-            .map(|entry| operation(dump, entry))
+            .map(|entry| operation(model, dump, entry))
     });
     Table {
         columns: vec![
@@ -192,7 +192,7 @@ fn operations(view: &RankView) -> Table {
     }
 }
 
-fn operation(dump: &Dump, entry: &Entry) -> Row {
+fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Row {
     let (state, tone) = match entry.state {
         EntryState::Completed => ("completed", Tone::Plain),
         EntryState::Failed => ("failed", Tone::Bad),
@@ -224,7 +224,7 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
             Cell::word(
                 group
                     .as_ref()
-                    .map_or_else(String::new, rcomm_analyzer::format::group_label),
+                    .map_or_else(String::new, |group| model.labels([group])),
             ),
             Cell::number(seq.to_string(), seq as f64),
             Cell::word(op_name(dump, entry)),

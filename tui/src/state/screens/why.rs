@@ -135,7 +135,7 @@ fn row(mark: Mark, step: String, who: String, what: String, tone: Tone, target: 
 fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     let path = causes::path(&model.snapshot.report, from);
     let step = |wait: &rcomm_analyzer::Wait| {
-        let call = overview::call(&wait.op, wait.seq, &wait.group);
+        let call = overview::call(model, &wait.op, wait.seq, &wait.group);
         let what = format!("waits in {call} for {}", rank_set(&wait.on, 4));
         let who = model.rank_label(wait.rank);
         let mark = Mark::new('.', Tone::Waiting);
@@ -197,6 +197,7 @@ fn last_call(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
         entry.collective_seq_id
     };
     Some(overview::call(
+        model,
         super::rank::op_name(dump, entry),
         seq,
         &group,

@@ -23,7 +23,7 @@ function others(jobs) {
 
 /** @param {object[]} jobs */
 function drawJobs(jobs) {
-  at("jobs").hidden = jobs.length === 0;
+  at("jobs").hidden = at("jobs-link").hidden = jobs.length === 0;
   const line = others(jobs);
   if (at("others").textContent !== line) at("others").replaceChildren(make("a", { href: "#jobs" }, line));
   fillTable(at("jobs-table"), ["job", "verdict", "alive", "started", "first line"], jobs.map((job) => {

@@ -335,6 +335,7 @@ fn options() -> Options {
         askable: false,
         stacks_askable: false,
         still: false,
+        dumps: false,
         history: 256 << 20,
         keymap: Keymap::default(),
         muted: Default::default(),

@@ -5,6 +5,7 @@ mod common;
 use common::{START_NS, judged, moment, press, recorded, showing, simulation};
 use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::{Code, NodeJob, Report, Snapshot, Verdict};
+use rcomm_recorder::publish::Dump;
 use rcomm_top::page::theme::Tone;
 use rcomm_top::state::event::{Command, Event};
 use rcomm_top::state::screen::Screen;
@@ -148,6 +149,61 @@ fn the_first_screen_answers_stuck_who_and_since_when_without_a_key() {
     assert!(answer.contains(&format!("rank {culprit}")), "{screen}");
     assert!(answer.contains("00:01:42 since 14:03:26Z"), "{screen}");
     assert!(screen.contains("   next: look at what rank"), "{screen}");
+}
+
+/// The state of a replay of dumps, changed by `change`, that were read a day after they were taken.
+fn replayed(change: impl Fn(&mut Dump)) -> rcomm_top::state::State {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut ranks = snapshot.ranks.to_vec();
+    for dump in ranks.iter_mut().flat_map(|view| &mut view.dumps) {
+        change(Arc::make_mut(dump));
+    }
+    snapshot.ranks = ranks.into();
+    snapshot.at.wall_ns += 86_400_000_000_000;
+    let mut state = showing(snapshot, (120, 40));
+    (state.options.still, state.options.dumps) = (true, true);
+    let again = state.snapshot().cloned();
+    update(&mut state, Event::Observed(again.expect("a snapshot")));
+    state
+}
+
+#[test]
+fn a_replay_has_the_time_of_the_dumps_and_no_age_where_they_have_none() {
+    let mut dated = replayed(|_| {});
+    let screen = text::of(&dated);
+    assert!(screen.contains("REPLAY"), "{screen}");
+    let first = screen.lines().next().unwrap_or_default();
+    assert!(first.ends_with("2023-11-15 14:05:08Z"), "{first}");
+    press(&mut dated, "2<enter>");
+    let group = text::of(&dated);
+    assert!(
+        group.contains("3/4 joined, 102s, never issued by 21"),
+        "{group}"
+    );
+    assert!(group.contains("S  102s"), "{group}");
+
+    let mut undated = replayed(|dump| dump.identity.dump_time_ns = 0);
+    let screen = text::of(&undated);
+    let first = screen.lines().next().unwrap_or_default();
+    assert!(first.contains("operations to 2023-11-15 14:0"), "{first}");
+    press(&mut undated, "4");
+    let flight = text::of(&undated);
+    let row = flight.lines().find(|line| line.starts_with('!'));
+    let age = row.and_then(|row| row.split_whitespace().nth(1));
+    assert_eq!(age, Some("--"), "{flight}");
+    press(&mut undated, "2<enter>");
+    let group = text::of(&undated);
+    assert!(group.contains("3/4 joined, never issued by 21"), "{group}");
+    assert!(!group.contains("102s"), "{group}");
+}
+
+#[test]
+fn what_hides_rows_is_named_on_a_narrow_terminal() {
+    let mut state = showing(recorded(Situation::StuckRank), (80, 24));
+    press(&mut state, "2z");
+    let screen = text::of(&state);
+    let first = screen.lines().next().unwrap_or_default();
+    assert!(first.contains("problems only"), "{first}");
 }
 
 #[test]

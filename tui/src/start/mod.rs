@@ -142,6 +142,7 @@ fn view_sources(
     let names = sources.iter().map(|source| source.name()).collect();
     let live = live(cli, config, names, recorded)?;
     let mut state = state(cli, config, env, still, anchor)?;
+    state.options.dumps = still;
     let targets = Arc::new(sources::request_targets(cli, &job)?);
     state.options.askable = !targets.dumps.is_empty();
     state.options.stacks_askable = !targets.stacks.is_empty();
@@ -316,6 +317,7 @@ fn state(
         askable: false,
         stacks_askable: false,
         still,
+        dumps: false,
         history: config.history_mib.unwrap_or(256) << 20,
         keymap,
         muted,

@@ -52,6 +52,8 @@ pub struct Options {
     pub stacks_askable: bool,
     /// Whether the sources never change, as dumps and recordings.
     pub still: bool,
+    /// Whether dumps are replayed: a snapshot then bears the time at which they were read.
+    pub dumps: bool,
     /// Memory for the snapshots that are kept, in bytes.
     pub history: usize,
     /// The key bindings.
@@ -331,6 +333,24 @@ impl State {
         selection.clamp(rows);
     }
 
+    /// When the displayed records were taken, ns since the epoch; `None` if there are none, or they do not note it.
+    pub fn as_of_ns(&self) -> Option<i64> {
+        let snapshot = self.history.shown()?;
+        if !self.options.dumps {
+            return Some(snapshot.at.wall_ns);
+        }
+        let taken = snapshot.dumps().map(|(_, dump)| dump.identity.dump_time_ns);
+        taken.max().filter(|&taken_ns| taken_ns > 0)
+    }
+
+    /// The time of the newest event of an operation in the displayed records, ns since the epoch; `None` without one.
+    pub fn newest_event_ns(&self) -> Option<i64> {
+        let dumps = self.history.shown()?.dumps();
+        let entries = dumps.flat_map(|(_, dump)| &dump.entries);
+        let times = entries.map(|it| it.time_discovered_completed_ns.max(it.time_created_ns));
+        times.max().filter(|&ns| ns > 0)
+    }
+
     fn help(&self) -> Page {
         let index = FrameIndex::default();
         let empty = Snapshot::empty(self.now);
@@ -356,6 +376,7 @@ impl State {
             muted: &self.muted,
             marks: &self.marks,
             later_ms: later,
+            as_of_ns: self.as_of_ns(),
             fold: self.fold,
             metric: self.metric,
             scale: self.scale,

@@ -66,6 +66,11 @@ impl Screen {
         VIEWS.get(at).map(|(screen, _)| screen.clone())
     }
 
+    /// Whether a number key opens the screen; the others are details.
+    pub fn is_view(&self) -> bool {
+        VIEWS.iter().any(|(screen, _)| screen == self)
+    }
+
     /// The screen that opens `target`. A job is shown on the first screen.
     pub fn of(target: &Target) -> Self {
         match target {
@@ -164,8 +169,20 @@ impl Navigation {
         }
     }
 
+    /// The current screen and, if it is a detail, the screens on which it was opened, the view last: at most three
+    /// details.
+    pub fn trail(&self) -> impl Iterator<Item = &Screen> {
+        let back = self.visited[..=self.at].iter().rev();
+        let mut ended = false;
+        back.take(4).take_while(move |screen| {
+            let shown = !ended;
+            ended |= screen.is_view();
+            shown
+        })
+    }
+
     fn is_detail(&self) -> bool {
-        !VIEWS.iter().any(|(screen, _)| screen == self.screen())
+        !self.screen().is_view()
     }
 
     /// Goes to the previous screen in the history; no effect on the first.
@@ -221,6 +238,21 @@ mod tests {
         assert_eq!(*nav.screen(), Screen::Groups);
         nav.swap();
         assert_eq!(*nav.screen(), Screen::Ranks);
+    }
+
+    #[test]
+    fn the_trail_of_a_detail_begins_at_its_view() {
+        let mut nav = Navigation::default();
+        let trail = |nav: &Navigation| nav.trail().cloned().collect::<Vec<_>>();
+        assert_eq!(trail(&nav), [Screen::Overview]);
+        nav.go(Screen::Warnings);
+        assert_eq!(trail(&nav), [Screen::Warnings]);
+        nav.go(Screen::Finding(1));
+        nav.go(Screen::Rank(2));
+        let opened = [Screen::Rank(2), Screen::Finding(1), Screen::Warnings];
+        assert_eq!(trail(&nav), opened);
+        nav.up();
+        assert_eq!(trail(&nav), opened[1..]);
     }
 
     #[test]

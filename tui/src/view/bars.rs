@@ -7,26 +7,59 @@ use crate::page::width::{fit, text_width};
 use crate::page::{Line, plain, styled};
 use crate::state::State;
 use crate::state::input::Purpose;
-use crate::state::screen::VIEWS;
+use crate::state::screen::{Screen, VIEWS};
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
-use rcomm_analyzer::format::count;
+use rcomm_analyzer::format::{count, group_label};
 use rcomm_recorder::model::text::time_of_day;
+use std::time::{Duration, UNIX_EPOCH};
 
-/// Draws the view, job, size, connection, step, filter and time.
+/// `6:warnings > E101 > rank 2 `: the view, and the details that were opened on it one after the other. On a narrow
+/// terminal only the last of them.
+fn trail(state: &State, narrow: bool) -> String {
+    let mut names: Vec<String> = state.nav.trail().map(|at| name(state, at)).collect();
+    names.reverse();
+    if narrow {
+        names.drain(..names.len() - 1);
+    }
+    format!("{} ", names.join(" > "))
+}
+
+/// The name of a screen: `4:inflight`, `rank 2`, `E101`.
+fn name(state: &State, screen: &Screen) -> String {
+    if let Some(at) = VIEWS.iter().position(|(view, _)| view == screen) {
+        return format!("{}:{}", at + 1, VIEWS[at].1);
+    }
+    match screen {
+        Screen::Rank(rank) => format!("rank {rank}"),
+        Screen::RanksOf(ranks) => count(ranks.len() as u64, "rank"),
+        Screen::Group(group) => format!("group {}", group_label(group)),
+        Screen::GroupsOf(groups) => count(groups.len() as u64, "group"),
+        Screen::Finding(id) => {
+            let findings = state.snapshot().map(|it| it.report.findings.iter());
+            let finding = findings.into_iter().flatten().find(|it| it.id == *id);
+            finding.map_or_else(|| "finding".to_owned(), |it| it.code.id().to_owned())
+        }
+        Screen::Why(_) => "why".to_owned(),
+        Screen::Stacks => "stacks".to_owned(),
+        Screen::Compare => "compare".to_owned(),
+        Screen::Help => "help".to_owned(),
+        // Views have numbers.
+        _ => String::new(),
+    }
+}
+
+/// Draws the view, job, size, connection, filter, step and time.
 pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if area.height == 0 {
         return;
     }
     let theme = &state.options.theme;
     let mut line: Line = vec![styled("rcomm-top ", Tone::Title)];
-    let view = VIEWS
-        .iter()
-        .position(|(screen, _)| screen == state.screen());
     // On a narrow terminal the first screen needs the line for the job.
-    let narrow = area.width < 100 && view == Some(0);
-    if let Some(at) = view.filter(|_| !narrow) {
-        line.push(styled(format!("{}:{} ", at + 1, VIEWS[at].1), Tone::Accent));
+    let narrow = area.width < 100;
+    if !narrow || *state.screen() != Screen::Overview {
+        line.push(styled(trail(state, narrow), Tone::Accent));
     }
     if let Some(snapshot) = state.snapshot() {
         if !snapshot.job.is_empty() {
@@ -37,18 +70,13 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         if hosts > 0 {
             size.push_str(&format!(" / {}", count(hosts as u64, "host")));
         }
-        line.push(plain(size));
+        // On a narrow terminal, what hides rows is more important than the job's size.
+        let hides = !state.filter.is_empty() || state.problems_only || state.follow;
+        if !narrow || !hides {
+            line.push(plain(size));
+        }
         line.push(plain("  "));
         line.push(connection(state));
-        let step = snapshot
-            .report
-            .ranks
-            .iter()
-            .filter_map(|rank| rank.step)
-            .max();
-        if let Some(step) = step.filter(|&step| step >= 0) {
-            line.push(plain(format!("  step {step}")));
-        }
     }
     if !state.filter.is_empty() {
         line.push(styled(format!("  /{}", state.filter.text()), Tone::Accent));
@@ -59,10 +87,18 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if state.follow {
         line.push(styled("  following", Tone::Accent));
     }
-    let is_past = state.history.is_paused() || state.options.still;
-    let clock = state.snapshot().filter(|_| is_past);
-    let wall = clock.map_or(state.now.wall_ns, |snapshot| snapshot.at.wall_ns);
-    let time = format!("{}Z", time_of_day(wall));
+    if let Some(snapshot) = state.snapshot() {
+        let step = snapshot
+            .report
+            .ranks
+            .iter()
+            .filter_map(|rank| rank.step)
+            .max();
+        if let Some(step) = step.filter(|&step| step >= 0) {
+            line.push(plain(format!("  step {step}")));
+        }
+    }
+    let time = clock(state);
     let wide = u16::try_from(time.len()).unwrap_or(0);
     let room = area.width.saturating_sub(wide + 1);
     put_line(&line, Rect::new(area.x, area.y, room, 1), theme, buffer);
@@ -70,6 +106,25 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         let x = area.right() - wide;
         buffer.set_stringn(x, area.y, &time, time.len(), theme.style(Tone::Dim));
     }
+}
+
+/// The time of what is shown: now, or when the records were taken, which has a date in a replay. If the records do not
+/// note it, the time of the newest operation.
+fn clock(state: &State) -> String {
+    let now_ns = state.now.wall_ns;
+    if state.options.still && state.snapshot().is_some() {
+        let time = |ns: i64| {
+            let since_epoch = Duration::from_nanos(u64::try_from(ns).unwrap_or(0));
+            let utc = humantime::format_rfc3339_seconds(UNIX_EPOCH + since_epoch);
+            utc.to_string().replace('T', " ")
+        };
+        let newest = || Some(format!("operations to {}", time(state.newest_event_ns()?)));
+        let taken = state.as_of_ns().map(time);
+        return taken.or_else(newest).unwrap_or_default();
+    }
+    let past = state.snapshot().filter(|_| state.history.is_paused());
+    let wall_ns = past.map_or(now_ns, |snapshot| snapshot.at.wall_ns);
+    format!("{}Z", time_of_day(wall_ns))
 }
 
 /// The state of the connection: live, paused, a replay, over, or failing in part or whole.

@@ -90,6 +90,7 @@ pub(crate) fn options() -> Options {
         askable: false,
         stacks_askable: false,
         still: false,
+        dumps: false,
         history: 64 << 20,
         keymap: Keymap::default(),
         muted: Default::default(),

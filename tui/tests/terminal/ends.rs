@@ -99,6 +99,7 @@ fn show(
         askable: false,
         stacks_askable: false,
         still: false,
+        dumps: false,
         history: 1 << 20,
         keymap: Keymap::default(),
         muted: Default::default(),

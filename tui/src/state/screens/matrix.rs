@@ -61,12 +61,11 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
         styled(state.word(), state.mark().tone),
     ]];
     if let Some(oldest) = model.index.oldest(model.snapshot, group) {
-        let waited = age(model.age(oldest.age_ms));
         let joined = format!("{}/{}", oldest.joined.len(), group.ranks.len());
-        let mut text = format!(
-            "oldest: {} #{}, {joined} joined, {waited}",
-            oldest.op, oldest.seq
-        );
+        let mut text = format!("oldest: {} #{}, {joined} joined", oldest.op, oldest.seq);
+        if let Some(waited) = model.age(oldest.age_ms) {
+            text.push_str(&format!(", {}", age(Some(waited))));
+        }
         if !oldest.missing.is_empty() {
             let missing = rank_set(&oldest.missing, 6);
             let so_far = match oldest.overdue {
@@ -115,7 +114,6 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
     columns.extend(heads);
     columns.push(number("age", 0));
     columns.push(rest("last call", 2));
-    let now = model.snapshot.at.wall_ns;
     let rows = matrix.rows.iter().filter_map(|row| {
         let ranks: Vec<_> = (row.ranks.iter().copied())
             .filter(|&rank| model.passes_rank(rank, &Subject::default()))
@@ -125,9 +123,8 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         if model.problems_only && !problem {
             return None;
         }
-        let waited = row
-            .pending_since_ns
-            .map(|since| (now - since) as f64 / 1e6 + model.later_ms);
+        let pending_ns = row.pending_since_ns.zip(model.as_of_ns);
+        let waited = pending_ns.map(|(since, now)| (now - since) as f64 / 1e6 + model.later_ms);
         let hosts: std::collections::BTreeSet<&str> =
             ranks.iter().map(|&rank| model.host(rank)).collect();
         let host = match hosts.len() {

@@ -60,6 +60,8 @@ pub struct ViewModel<'a> {
     pub marks: &'a BTreeSet<Rank>,
     /// Time since the snapshot, ms, added to the ages of pending operations.
     pub later_ms: f64,
+    /// When the records were taken, ns since the epoch; `None` if they do not note it.
+    pub as_of_ns: Option<i64>,
     /// Whether similar rows share a row.
     pub fold: Fold,
     /// Metric of the heat map.
@@ -181,9 +183,10 @@ impl ViewModel<'_> {
         }
     }
 
-    /// Converts an age (ms) at the time of the snapshot to the current age.
+    /// Converts an age (ms) at the time of the snapshot to the current age; `None` if it is unknown when the records were
+    /// taken, since the age then ends at the newest operation.
     fn age(&self, ms: Option<f64>) -> Option<f64> {
-        ms.map(|ms| ms + self.later_ms)
+        self.as_of_ns.and(ms).map(|ms| ms + self.later_ms)
     }
 }
 

@@ -156,7 +156,8 @@ fn headline(model: &ViewModel<'_>) -> Line {
 /// one second; `None` if the beginning is unknown too.
 fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
     let age_ms = since_ms(model.snapshot, finding).filter(|ms| *ms >= 1e3);
-    let from_age = age_ms.map(|ms| model.snapshot.at.wall_ns - (ms * 1e6) as i64);
+    let from_age = age_ms.zip(model.as_of_ns);
+    let from_age = from_age.map(|(ms, as_of_ns)| as_of_ns - (ms * 1e6) as i64);
     let at_ns = finding.since.map(|since| since.at_ns).or(from_age)?;
     let age = model.age(age_ms).map_or_else(String::new, |ms| {
         let mut age = clock_age(ms);

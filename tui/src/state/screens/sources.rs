@@ -10,7 +10,8 @@ use rcomm_recorder::model::text::age;
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let snapshot = model.snapshot;
     let rows = snapshot.sources.iter().map(|source| {
-        let silence = model.age(source.silence.map(|s| s.as_secs_f64() * 1e3));
+        let silence = source.silence;
+        let silence = silence.map(|silence| silence.as_secs_f64() * 1e3 + model.later_ms);
         let (tone, glyph, state) = match &source.error {
             Some(error) => (Tone::Silent, '?', error.clone()),
             None if source.answered < source.known => {

@@ -3,6 +3,7 @@
 mod common;
 
 use common::otlp::{Collector, attributes, each, python};
+use common::rings::{issue_overdue_barrier, ring};
 use common::{Web, skip, wait_until};
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
@@ -103,6 +104,52 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
     assert_eq!(metrics["rcomm.collective.duration"]["unit"], "s");
     assert_eq!(metrics["rcomm.collectives"]["sum"]["isMonotonic"], true);
     assert_eq!(web.sample("rcomm_otel_spans_dropped_total"), 0.0);
+}
+
+/// Nothing changes any more in a job that is stuck, so all that is known is sent with the first snapshot.
+#[test]
+fn a_job_that_is_stuck_already_is_exported_at_once() {
+    let Some(python) = python() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let rings = [0, 1].map(|rank| ring(directory.path(), "stuck", rank));
+    issue_overdue_barrier(&rings[0]);
+    let collector = Collector::start();
+    let ring_dir = directory.path().to_str().expect("UTF-8");
+    let args = ["--no-token", "--ring-dir", ring_dir, "--overdue", "1us"];
+    let web = Web::start_with(&args, |command| {
+        let endpoint = format!("http://{}", collector.address);
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+            .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20secret");
+    });
+    web.wait_until_ready();
+    wait_until("the verdict and the pending operation", || {
+        (collector.files("logs") >= 1 && collector.files("traces") >= 1).then_some(())
+    });
+    let decoded = collector.decoded(&python);
+    let records = each(
+        &decoded["logs"],
+        ["resourceLogs", "scopeLogs", "logRecords"],
+    );
+    let sentences: Vec<&str> = records
+        .filter_map(|(_, record)| record["body"]["stringValue"].as_str())
+        .collect();
+    assert!(sentences.contains(&"the job is stuck"), "{sentences:?}");
+    let missing = |it: &&str| it.starts_with("rank 1 never issued barrier #1");
+    assert!(sentences.iter().any(missing), "{sentences:?}");
+    let spans = each(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"]);
+    let pending: Vec<(Value, String)> = spans
+        .filter(|(_, span)| span["status"]["code"] == "STATUS_CODE_ERROR")
+        .map(|(_, span)| {
+            (
+                attributes(span)["rcomm.rank"].clone(),
+                span["name"].to_string(),
+            )
+        })
+        .collect();
+    assert_eq!(pending.len(), 1, "{pending:?}");
+    assert_eq!(pending[0].0, "0", "{pending:?}");
+    assert!(pending[0].1.contains("barrier"), "{pending:?}");
 }
 
 /// A real collector, stopped when dropped.

@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
-use rcomm_analyzer::Snapshot;
+use rcomm_analyzer::{SeqKind, Snapshot};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -30,7 +30,8 @@ const MAX_REMEMBERED: usize = 16 * 1024;
 /// seconds.
 const SLOW: f64 = 4.0;
 const LEAST_SLOW_S: f64 = 0.001;
-/// If the report has an overdue operation, every pending operation of at least this age is exported as stuck.
+/// If the report has an overdue operation, every pending operation of at least this age is exported as stuck, and so
+/// are the overdue ones, which are younger where their own time-out is short.
 const STUCK: Duration = Duration::from_secs(5);
 
 type TraceId = [u8; 16];
@@ -150,18 +151,33 @@ impl Spans {
         }
     }
 
-    /// If the report has an overdue operation, adds the operations that have been pending for at least [`STUCK`],
-    /// each once.
+    /// If the report has an overdue operation, adds the overdue operations and those that have been pending for at least
+    /// [`STUCK`], each once.
     fn add_stuck<'a>(&mut self, snapshot: &'a Snapshot, candidates: &mut Vec<Candidate<'a>>) {
         let now = snapshot.at.wall_ns;
         let limit = i64::try_from(STUCK.as_nanos()).unwrap_or(i64::MAX);
-        if !snapshot.report.in_flight.iter().any(|it| it.overdue) {
+        let overdue = snapshot.report.in_flight.iter().filter(|it| it.overdue);
+        let overdue: HashSet<(&str, bool, u64)> = overdue
+            .map(|it| {
+                let is_p2p = it.seq_kind != SeqKind::CollectiveSeqId;
+                (it.group.name.as_str(), is_p2p, it.seq)
+            })
+            .collect();
+        if overdue.is_empty() {
             return;
         }
         for (rank, dump) in snapshot.dumps() {
             let open = |e: &&Entry| e.state < EntryState::Completed && !e.retired;
             for entry in dump.entries.iter().filter(open) {
-                let stuck = now.saturating_sub(entry.time_created_ns) >= limit;
+                let is_p2p = entry.op.is_p2p();
+                let seq = match is_p2p {
+                    true => entry.p2p_seq_id,
+                    false => entry.collective_seq_id,
+                };
+                let group = dump.groups.get(entry.group as usize);
+                let is_overdue =
+                    group.is_some_and(|group| overdue.contains(&(&*group.info.name, is_p2p, seq)));
+                let stuck = is_overdue || now.saturating_sub(entry.time_created_ns) >= limit;
                 if !stuck
                     || self.exported.len() > MAX_SPANS
                     || !self.exported.insert((rank, entry.record_id))

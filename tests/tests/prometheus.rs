@@ -218,6 +218,7 @@ fn every_panel_and_every_alert_has_an_answer_for_a_job_that_hangs() {
         "group-drill-down",
         "stragglers",
         "recorder-health",
+        "pytorch-job",
     ] {
         let path = deploy().join(format!("grafana/dashboards/{name}.json"));
         let dashboard: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();

@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// The report of a scenario's pickles, as JSON.
 fn report(scenario: &str) -> Report {
@@ -329,6 +330,47 @@ fn query_says_that_this_build_lacks_it() {
         asked.stderr
     );
     assert!(!run(&["--help"]).stdout.contains("query"));
+}
+
+/// What the files' own times show of records that state no time, as PyTorch's.
+#[test]
+fn files_that_were_written_while_nothing_was_overdue_do_not_show_a_hang() {
+    // The newest operation of all files, which waits for rank 1.
+    const ISSUED_NS: u64 = 1_795_239_695_873_462_017;
+    let dir = never_join(|_, bytes| Some(bytes));
+    let path = dir.path().to_str().unwrap();
+    let written = |after: Duration| {
+        for entry in fs::read_dir(dir.path()).unwrap() {
+            let file = fs::File::options().write(true).open(entry.unwrap().path());
+            let time = UNIX_EPOCH + Duration::from_nanos(ISSUED_NS) + after;
+            file.unwrap().set_modified(time).unwrap();
+        }
+    };
+    written(Duration::from_millis(300));
+    let young = run(&["analyze", path]);
+    assert_eq!(young.code, Some(2), "{}", young.stdout);
+    for part in ["INCONCLUSIVE  ", "N304", "300 ms when the files were"] {
+        assert!(young.stdout.contains(part), "{part} in\n{}", young.stdout);
+    }
+    let json = run(&["analyze", "--format", "json", path]);
+    let young: Report = serde_json::from_str(&json.stdout).unwrap();
+    assert!(young.findings.is_empty(), "{:?}", young.findings);
+    written(Duration::from_secs(60));
+    let old = run(&["analyze", path]);
+    assert_eq!(old.code, Some(1), "{}", old.stdout);
+    assert!(old.stdout.starts_with("STUCK  rank 1 "), "{}", old.stdout);
+    assert!(
+        old.stdout.contains("60 s before the files were written"),
+        "{}",
+        old.stdout
+    );
+    // The time of a copy means nothing: then no age is known.
+    written(Duration::from_secs(3 * 86_400));
+    let json = run(&["analyze", "--format", "json", path]);
+    let copied: Report = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(copied.findings[0].culprit_ranks, [1]);
+    let ages: Vec<Option<f64>> = copied.in_flight.iter().map(|it| it.age_ms).collect();
+    assert_eq!(ages, [None]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::align::{Aligned, clocks, comm_counter, same_process};
 use crate::judge::context::Context;
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
-use crate::judge::policy::Policy;
+use crate::judge::policy::{Policy, of_young_files};
 use crate::judge::wait_graph::WaitGraph;
 use crate::judge::{assemble, check, disagreement, provenance, wait_root};
 use crate::report::{Code, Input, Problem, Report};
@@ -138,14 +138,21 @@ fn judge(
     aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
     aligned.clock_known = clocks.iter().map(Option::is_some).collect();
     let life = Life::new(&aligned, policy);
-    let policy = &life.policy(policy);
+    let policy = life.policy(policy);
     let messages = Messages::new(&aligned);
+    let of_young_files = match life.end {
+        None => of_young_files(&aligned, &messages, &policy),
+        Some(_) => None,
+    };
+    let young_files = of_young_files.is_some();
+    let policy = &of_young_files.unwrap_or(policy);
     let mut graph = WaitGraph::new(&aligned, &messages, policy, &life);
     let wait_roots = wait_root::find(&aligned, &mut graph);
     let disagreements = disagreement::find(&aligned);
     let lateness = Lateness::new(&aligned, &clocks, policy);
     let ctx = Context {
         policy,
+        young_files,
         life: &life,
         aligned: &aligned,
         messages: &messages,

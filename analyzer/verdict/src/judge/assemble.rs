@@ -1,12 +1,11 @@
 //! Makes the report: ranks the findings, lists consequences under their causes and counts victims.
 
-use crate::align::record::Record;
 use crate::judge::check::straggler;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::policy::now_ns;
+use crate::judge::policy::written_ns;
 use crate::judge::wait_graph::{Missing, Node};
 use crate::judge::{ending, loss, price, summary};
-use crate::report::format::format_ranks;
+use crate::report::format::{duration_ms, format_ranks};
 use crate::report::{
     Code, EndKind, Finding, Input, Price, Problem, Report, Severity, Since, Until, Verdict,
 };
@@ -197,16 +196,10 @@ fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
                 .collect(),
         });
     let at_ns = places.filter_map(|place| ctx.waiting_since(place)).min()?;
-    let taken = |record: &Record| record.identity.dump_time_ns > 0;
-    let until = match (&ctx.life.end, ctx.policy.now_ns) {
-        (Some(_), _) => Until::Ended,
-        (None, Some(_)) => Until::Now,
-        (None, None) if ctx.aligned.records.iter().any(taken) => Until::Taken,
-        (None, None) => Until::Written,
-    };
+    let until = ctx.until();
     let then = match until {
-        Until::Written => ctx.written_ns(),
-        Until::Now | Until::Taken | Until::Ended => now_ns(ctx.aligned, ctx.policy),
+        Until::Written => written_ns(ctx.aligned, ctx.policy),
+        Until::Now | Until::Taken | Until::Ended => ctx.as_of_ns(),
     };
     Some(Since {
         at_ns,
@@ -317,6 +310,13 @@ fn note_absences(
     note_lost_history(ctx, problems);
 }
 
+/// How long the oldest pending operation had waited, of records that are judged by the times of their files.
+fn oldest_at_writing(ctx: &Context<'_>) -> Option<String> {
+    let pending = summary::in_flight(ctx).into_iter();
+    let oldest = pending.filter_map(|one| one.age_ms).reduce(f64::max)?;
+    ctx.young_files.then(|| duration_ms(oldest))
+}
+
 /// N304 or N305: the question that a verdict without a finding leaves open; `None` if there is none.
 fn note_verdict(
     ctx: &Context<'_>,
@@ -326,16 +326,26 @@ fn note_verdict(
 ) -> Option<Problem> {
     let whole = shortfall.is_none(&ctx.policy.silent) && input.entries > 0;
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
+    const ADVICE: &str =
+        "Look a second time, or say with --snapshot or --as-of what these records are";
     let (code, sentence) = match verdict {
         Verdict::Inconclusive if whole && pending && ctx.life.end.is_none() => (
             Code::N304,
-            "operations are pending, and nothing in the records shows whether the job hung or ran on: look a second \
-             time, or say with --snapshot or --as-of what these records are",
+            match oldest_at_writing(ctx) {
+                Some(age) => format!(
+                    "operations were pending, the oldest for {age} when the files were written, by their times: the job \
+                     may have run on, or hung since then. {ADVICE}"
+                ),
+                None => format!(
+                    "operations are pending, and nothing in the records shows whether the job hung or ran on. {ADVICE}"
+                ),
+            },
         ),
         Verdict::Healthy if !ctx.policy.snapshot => (
             Code::N305,
             "every operation that was recorded has ended: if the job hung, it hung in code that records nothing; \
-             the stacks of its ranks show where",
+             the stacks of its ranks show where"
+                .to_owned(),
         ),
         _ => return None,
     };
@@ -433,7 +443,7 @@ fn verdict(
     let unexplained = ctx.graph.missing.iter().any(|missing| !missing.is_empty());
     let overdue = ctx.is_anything_overdue();
     match (ctx.policy.snapshot, pending) {
-        (true, true) if overdue => Verdict::Inconclusive,
+        (true, true) if overdue || ctx.young_files => Verdict::Inconclusive,
         (true, true) => Verdict::Running,
         (false, true) => Verdict::Inconclusive,
         (_, false) if unexplained => Verdict::Inconclusive,

@@ -1,6 +1,8 @@
 //! The settings of an analysis.
 
 use crate::align::Aligned;
+use crate::align::p2p::Messages;
+use crate::align::pending::pending_of;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::LaunchRecord;
 use std::time::Duration;
@@ -84,6 +86,53 @@ pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
         .now_ns
         .or_else(|| of_records.max())
         .filter(|&now| now > 0)
+}
+
+/// When the newest of the files was written whose records state no time, ns since the epoch. `None` if this is unknown,
+/// or if the file is older than the newest record or more than a day younger: then it was copied, and its time means
+/// nothing.
+pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
+    const COPIED_NS: i64 = 86_400_000_000_000;
+    let newest = now_ns(aligned, policy)?;
+    let written = policy.written_ns?;
+    (newest..newest.saturating_add(COPIED_NS))
+        .contains(&written)
+        .then_some(written)
+}
+
+/// The policy for records that state no time and in which, when their files were written, operations were pending but
+/// none was overdue: they are judged as of that time, as a snapshot. `None` for all others.
+///
+/// Such files are no sign of a hang: what a time-out has written is older than half of it.
+pub(crate) fn of_young_files(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    policy: &Policy,
+) -> Option<Policy> {
+    let is_dated = policy.snapshot || policy.now_ns.is_some();
+    let mut records = aligned.records.iter();
+    if is_dated || records.any(|record| record.identity.dump_time_ns > 0) {
+        return None;
+    }
+    let written = written_ns(aligned, policy)?;
+    let mut has_pending = false;
+    for record in 0..aligned.records.len() {
+        for one in pending_of(aligned, messages, record) {
+            has_pending = true;
+            let op = aligned.op(record, one.position);
+            let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
+            let age = written.saturating_sub(aligned.created_ns(record, op));
+            let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
+            if age >= policy.overdue_after(timeout_ms) {
+                return None;
+            }
+        }
+    }
+    has_pending.then(|| Policy {
+        snapshot: true,
+        now_ns: Some(written),
+        ..policy.clone()
+    })
 }
 
 #[cfg(test)]

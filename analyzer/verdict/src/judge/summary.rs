@@ -4,7 +4,6 @@ use crate::align::pending::{Arrival, Pending, PendingKind};
 use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::bandwidth;
 use crate::judge::context::Context;
-use crate::judge::policy::now_ns;
 use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::report::{
     GroupReport, InstanceReport, InstanceState, RankReport, SeqKind, StackNode, Wait,
@@ -24,7 +23,7 @@ fn pending<'a>(
 /// Every group that a record lists, the largest first, then by name.
 pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
     let aligned = ctx.aligned;
-    let now = now_ns(aligned, ctx.policy);
+    let now = ctx.as_of_ns();
     let mut reports: Vec<GroupReport> = (0..aligned.groups.len())
         .map(|group| {
             let lanes: Vec<_> = aligned.groups[group].lanes.iter().flatten().collect();
@@ -124,7 +123,7 @@ pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
 /// has not reached are left out until they are overdue.
 pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     let aligned = ctx.aligned;
-    let now = now_ns(aligned, ctx.policy);
+    let now = ctx.as_of_ns();
     let mut instances: BTreeMap<(GroupIx, u32), (i64, bool)> = BTreeMap::new();
     let mut reports: Vec<(i64, InstanceReport)> = Vec::new();
     for record in 0..aligned.records.len() {

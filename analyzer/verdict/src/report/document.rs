@@ -80,7 +80,7 @@ impl Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Nothing is wrong and nothing is pending.
+    /// Nothing recorded is pending or wrong.
     Healthy,
     /// The job runs: work is pending, none of it is overdue.
     Running,
@@ -298,7 +298,7 @@ pub struct InstanceReport {
     pub unknown: Vec<Rank>,
     /// Its state.
     pub state: InstanceState,
-    /// The time since its first issue, ms; `None` if times are unknown.
+    /// The time since its first issue, ms; `None` if the records do not note when they were taken.
     pub age_ms: Option<f64>,
     /// Whether it counts as stuck. In a snapshot of a running job, only overdue operations do
     /// ([`Policy::overdue_after`](crate::judge::Policy::overdue_after)); no rank is blamed for the others.

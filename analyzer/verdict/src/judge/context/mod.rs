@@ -24,6 +24,8 @@ use rcomm_recorder::model::Rank;
 /// The input of all checks: the aligned records and everything derived from them.
 pub(crate) struct Context<'a> {
     pub(crate) policy: &'a Policy,
+    /// Whether the policy is that of [`of_young_files`](crate::judge::policy::of_young_files).
+    pub(crate) young_files: bool,
     pub(crate) life: &'a Life,
     pub(crate) aligned: &'a Aligned<'a>,
     pub(crate) messages: &'a Messages,

@@ -4,33 +4,36 @@ use super::Context;
 use crate::align::pending::PendingKind;
 use crate::judge::policy::now_ns;
 use crate::judge::wait_graph::Place;
+use crate::report::Until;
 
 impl Context<'_> {
-    /// How long the first rank at a place has waited, ms; `None` if times are unknown or it is less than 1 ms.
-    ///
-    /// If no record states when it was taken, no wait is known: its newest operation may be much older.
-    pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
-        let records = self.aligned.records.iter();
-        let mut taken = records.map(|record| record.identity.dump_time_ns);
-        if self.policy.now_ns.is_none() && taken.all(|time| time == 0) {
-            return None;
+    /// What states the end of the time that ages measure.
+    pub(crate) fn until(&self) -> Until {
+        let mut records = self.aligned.records.iter();
+        match (&self.life.end, self.policy.now_ns) {
+            _ if self.young_files => Until::Written,
+            (Some(_), _) => Until::Ended,
+            (None, Some(_)) => Until::Now,
+            (None, None) if records.any(|record| record.identity.dump_time_ns > 0) => Until::Taken,
+            (None, None) => Until::Written,
         }
-        let now = now_ns(self.aligned, self.policy)?;
-        let since = self.waiting_since(place)?;
-        let ms = now.saturating_sub(since) as f64 / 1e6;
-        (ms >= 1.0).then_some(ms)
     }
 
-    /// When the newest of the files was written whose records state no time, ns since the epoch. `None` if this is
-    /// unknown, or if the file is older than the newest record or more than a day younger: then it was copied, and its
-    /// time means nothing.
-    pub(crate) fn written_ns(&self) -> Option<i64> {
-        const COPIED_NS: i64 = 86_400_000_000_000;
-        let newest = now_ns(self.aligned, self.policy)?;
-        let written = self.policy.written_ns?;
-        (newest..newest.saturating_add(COPIED_NS))
-            .contains(&written)
-            .then_some(written)
+    /// The end of the time that ages measure, common time, ns. `None` if the records do not note when they were taken,
+    /// since their newest operation may be much older, unless they are judged by the times of their files.
+    pub(crate) fn as_of_ns(&self) -> Option<i64> {
+        match self.until() {
+            Until::Written if !self.young_files => None,
+            Until::Written => self.policy.now_ns,
+            Until::Now | Until::Taken | Until::Ended => now_ns(self.aligned, self.policy),
+        }
+    }
+
+    /// How long the first rank at a place has waited, ms; `None` if times are unknown or it is less than 1 ms.
+    pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
+        let since = self.waiting_since(place)?;
+        let ms = self.as_of_ns()?.saturating_sub(since) as f64 / 1e6;
+        (ms >= 1.0).then_some(ms)
     }
 
     /// When the first of the ranks that wait at a place issued the operation, common time, ns.

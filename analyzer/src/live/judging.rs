@@ -7,7 +7,7 @@ use super::{Judge, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
 use crate::live::source::{Poll, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, Finding, Input, Report, Severity, Verdict};
+use rcomm_verdict::{Code, Finding, Input, MAX_WORLD, Report, Severity, Verdict};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -142,7 +142,13 @@ impl Live {
         let mut policy = self.options.policy.clone();
         policy.now_ns = self.horizon(at, &self.silent).map(|seen| seen.ns);
         let stated = self.kept.feeds.iter().filter_map(|feed| feed.world_size);
-        policy.world_size = stated.chain(policy.world_size).max();
+        let known = self
+            .kept
+            .slots
+            .keys()
+            .map(|&(rank, ..)| rank.saturating_add(1));
+        let sizes = stated.chain(policy.world_size).chain(known);
+        policy.world_size = sizes.filter(|&size| size <= MAX_WORLD).max();
         policy.newest = self.kept.newest;
         let launches = self.kept.feeds.iter().flat_map(|feed| &feed.launches);
         policy.launches = launches.cloned().collect();
@@ -177,6 +183,7 @@ impl Live {
         }
         let problems = self.kept.feeds.iter().flat_map(|feed| &feed.problems);
         report.problems.extend(problems.cloned());
+        report.problems.extend(seen::never_read(&ranks));
         let watched: Vec<Watched> = self.kept.communicators().cloned().collect();
         seen::set_remarks(&watched, &mut ranks);
         let ranks: Arc<[RankView]> = ranks.into();

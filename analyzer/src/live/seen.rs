@@ -6,7 +6,7 @@ use crate::input::ras::{Behind, Communicator, Member, MemberState};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, RingReader};
 use rcomm_verdict::format::{format_time, rank_set};
-use rcomm_verdict::{Finding, Policy};
+use rcomm_verdict::{Finding, Policy, Problem};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,25 @@ use std::time::Duration;
 /// The confidence of a finding from launch counts alone: they show which rank is behind, but not whether others wait
 /// for it.
 const BY_COUNTS: f64 = 0.6;
+
+/// Names the ranks of which no record was ever read, and why the first of them was not; `None` if there is none for which
+/// a source knows a reason.
+pub(super) fn never_read(ranks: &[RankView]) -> Option<Problem> {
+    let unread = ranks.iter().filter(|view| view.dumps.is_empty());
+    let unread: Vec<(Rank, &str)> = unread
+        .filter_map(|view| Some((view.rank, view.failure.as_deref()?)))
+        .collect();
+    let sentence = match unread.as_slice() {
+        [] => return None,
+        [(rank, why)] => format!("rank {rank} was not read: {why}"),
+        [(first, why), ..] => {
+            let all: Vec<Rank> = unread.iter().map(|&(rank, _)| rank).collect();
+            let all = rank_set(&all, 6);
+            format!("ranks {all} were not read; rank {first}: {why}")
+        }
+    };
+    Some(Problem::unreadable_dump("", sentence))
+}
 
 /// The finding W150, which names the ranks that no longer answer; `None` if all ranks answer.
 pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Finding> {

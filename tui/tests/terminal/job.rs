@@ -1,11 +1,12 @@
 //! Jobs of real processes, observed while they run.
 
-use crate::session::{Session, run};
+use crate::session::{BINARY, Session, run};
 use rcomm::{Config, ReduceOp, World};
-use rcomm_analyzer::Severity;
+use rcomm_analyzer::{Problem, Report, Severity, Verdict};
 use rcomm_tests::process::{CULPRIT, Job, free_port, wait_until};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 const RANKS: u32 = 4;
@@ -35,8 +36,8 @@ pub(crate) fn run_as_a_rank() {
     }
 }
 
-/// A job that runs until it is dropped, and the address of its store.
-fn job(culprit: &str) -> (Job, String) {
+/// Starts a job with these variables besides; returns it with the address of its store.
+fn start(culprit: &str, variables: &[(&str, &str)]) -> (Job, String) {
     let own = std::env::current_exe().expect("this test's program");
     let port = free_port().to_string();
     let job = Job::start_as(
@@ -48,9 +49,16 @@ fn job(culprit: &str) -> (Job, String) {
                 .args(["--exact", "--ignored", "--nocapture"])
                 .env(WHAT, culprit)
                 .env("MASTER_PORT", &port)
-                .env("RCOMM_TIMEOUT_MS", "600000");
+                .env("RCOMM_TIMEOUT_MS", "600000")
+                .envs(variables.iter().copied());
         },
     );
+    (job, format!("127.0.0.1:{port}"))
+}
+
+/// A job that runs until it is dropped, and the address of its store.
+fn job(culprit: &str) -> (Job, String) {
+    let (job, store) = start(culprit, &[]);
     wait_until("the rings of all ranks", || {
         let rings = job.folder().join("rings");
         let jobs = std::fs::read_dir(rings).ok()?.flatten();
@@ -62,7 +70,7 @@ fn job(culprit: &str) -> (Job, String) {
             .filter(|file| file.path().extension() == Some("sock".as_ref()));
         (sockets.count() == RANKS as usize).then_some(())
     });
-    (job, format!("127.0.0.1:{port}"))
+    (job, store)
 }
 
 fn rings(job: &Job) -> String {
@@ -164,6 +172,36 @@ fn a_job_found_through_its_store_is_stuck_and_its_ranks_write_their_dumps_when_a
     session.wait_text("ranks found in store");
     session.press("q");
     assert_eq!(session.end(), 0);
+}
+
+#[test]
+fn endpoints_over_tcp_are_read_with_the_secret_of_the_job_and_a_refusal_is_told() {
+    let secret = ("RCOMM_JOB_SECRET", "of this test");
+    let (job, store) = start("stops", &[secret, ("RCOMM_ENDPOINT", "tcp:127.0.0.1:0")]);
+    let look = |token: Option<&str>| -> Option<Report> {
+        let mut command = Command::new(BINARY);
+        command
+            .args(["--json", "--overdue", "500ms", "--store", &store])
+            .envs([secret])
+            .envs(token.map(|token| ("RCOMM_TOP_TOKEN", token)));
+        let output = command.output().expect("rcomm-top starts");
+        // There is no store yet, or it lists no rank.
+        serde_json::from_slice(&output.stdout).ok()
+    };
+    let stuck = wait_until("a verdict through endpoints over TCP", || {
+        look(None).filter(|report| report.verdict == Verdict::Stuck)
+    });
+    assert_eq!(stuck.findings[0].culprit_ranks, [CULPRIT]);
+    assert_eq!(stuck.input.ranks_read, RANKS as usize);
+    let refused = look(Some("another-token-long-enough")).expect("a report");
+    assert_eq!(refused.verdict, Verdict::Inconclusive);
+    assert_eq!(refused.input.ranks_expected, RANKS as usize);
+    let told = |problem: &Problem| {
+        let sentence = &problem.sentence;
+        sentence.starts_with("ranks 0-3 were not read; rank 0: ") && sentence.contains("token")
+    };
+    assert!(refused.problems.iter().any(told), "{:?}", refused.problems);
+    drop(job);
 }
 
 #[test]

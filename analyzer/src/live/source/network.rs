@@ -5,7 +5,7 @@ use super::{
     DumpRequests, EndpointDumps, EndpointSource, RasSource, Source, StackRequests, StoreDumps,
     StoreSource, WorkerAddress, WorkerServerDumps, WorkerServerSource, WorkerServerStacks,
 };
-use rcomm_recorder::publish::{EndpointAddress, EndpointToken};
+use rcomm_recorder::publish::{EndpointAddress, EndpointToken, Secret};
 
 /// Sources of a job that are reached over the network. Several can be combined.
 #[derive(Clone, Debug, Default)]
@@ -52,8 +52,10 @@ impl NetworkSources {
             && self.ras.is_empty()
     }
 
-    /// The sources. Endpoints over TCP require a token.
+    /// The sources. Endpoints over TCP require a token: without one, what `RCOMM_JOB_SECRET` derives is used.
     pub fn sources(&self, token: Option<&EndpointToken>) -> Vec<Box<dyn Source>> {
+        let token = token.cloned().or_else(token_of_job);
+        let token = token.as_ref();
         let mut sources: Vec<Box<dyn Source>> = Vec::new();
         if let Some(source) = self.endpoints(token) {
             sources.push(Box::new(source));
@@ -70,8 +72,10 @@ impl NetworkSources {
         sources
     }
 
-    /// The ranks that can be requests to write dumps.
+    /// The ranks that can be requested to write dumps, with the token as in [`sources`](Self::sources).
     pub fn dump_requests(&self, token: Option<&EndpointToken>) -> Vec<Box<dyn DumpRequests>> {
+        let token = token.cloned().or_else(token_of_job);
+        let token = token.as_ref();
         let mut requests: Vec<Box<dyn DumpRequests>> = Vec::new();
         if let Some(source) = self.endpoints(token) {
             requests.push(Box::new(EndpointDumps::new(source)));
@@ -113,4 +117,12 @@ impl NetworkSources {
     fn workers_in(&self, store: &HostPort) -> WorkerServerSource {
         WorkerServerSource::in_store(store.clone(), self.world_size)
     }
+}
+
+/// The token of the endpoints of the job whose secret `RCOMM_JOB_SECRET` states; `None` if it is not set. The user's own
+/// secret, by which jobs on one host are known, is not used here: a server that is no rank of theirs would learn the token
+/// of all of them.
+fn token_of_job() -> Option<EndpointToken> {
+    let secret = std::env::var("RCOMM_JOB_SECRET").ok()?;
+    (!secret.is_empty()).then(|| Secret::from_text(&secret).endpoint_token())
 }

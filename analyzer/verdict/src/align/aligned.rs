@@ -476,8 +476,8 @@ impl<'a> Aligned<'a> {
     }
 }
 
-/// No job has more ranks: a larger world size in a file is damage.
-const MAX_WORLD: u32 = 1 << 22;
+/// No job has more ranks: a larger world size in a file or an answer is damage.
+pub const MAX_WORLD: u32 = 1 << 20;
 
 /// Whether `retired` is this recorder's only sign that an operation has ended.
 pub(crate) fn retiring_is_all(recorder: Recorder) -> bool {

@@ -19,6 +19,7 @@ mod retired;
 pub(crate) mod same_process;
 pub(crate) mod signature;
 
+pub use aligned::MAX_WORLD;
 pub use message::{Message, MessageNumbers};
 pub use record::Extent;
 

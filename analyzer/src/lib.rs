@@ -46,9 +46,10 @@ pub use live::{
     Snapshot, SourceStatus, Urgency, Watch, recording, simulate,
 };
 pub use rcomm_verdict::{
-    Analysis, Code, Difference, Evidence, Explanation, Extent, Finding, FrameRef, GroupChange,
-    GroupRef, GroupReport, Input, InstanceReport, InstanceState, LogInput, LogLine, Message,
-    MessageNumbers, Policy, Price, Problem, RankReport, Report, SeqKind, Severity, StackNode,
-    Unread, Verdict, Wait, analyze, causes, explain, filter, format, logs, matrix,
+    Analysis, Code, Difference, EndKind, Evidence, Explanation, Extent, Finding, FrameRef,
+    GroupChange, GroupRef, GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput,
+    LogLine, Message, MessageNumbers, Policy, Price, Problem, RankReport, Report, SeqKind,
+    Severity, StackNode, Unread, Verdict, Wait, analyze, causes, explain, filter, format, logs,
+    matrix,
 };
 pub use render::{export, print};

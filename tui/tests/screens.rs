@@ -4,7 +4,7 @@ mod common;
 
 use common::{START_NS, judged, moment, press, recorded, showing, simulation};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{Code, NodeJob, Report, Snapshot, Verdict};
+use rcomm_analyzer::{Code, EndKind, JobEnd, NodeJob, Report, Snapshot, Verdict};
 use rcomm_recorder::publish::Dump;
 use rcomm_top::page::theme::Tone;
 use rcomm_top::state::event::{Command, Event};
@@ -332,6 +332,29 @@ fn the_age_of_a_hang_advances_with_the_clock_without_a_new_snapshot() {
         before.contains("00:01:4") && after.contains("00:02:0"),
         "{after}"
     );
+}
+
+#[test]
+fn the_age_of_a_hang_ends_with_its_job() {
+    let simulation = simulation(Situation::StuckRank);
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&snapshot.report);
+    report.end = Some(JobEnd {
+        how: EndKind::Cancelled,
+        at_ns: snapshot.at.wall_ns,
+        first_ranks: Vec::new(),
+        sentence: "the job was terminated from outside".to_owned(),
+    });
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (80, 24));
+    let before = text::of(&state);
+    let later = state.now.wall_ns + 20_000_000_000;
+    update(&mut state, Event::Tick(moment(&simulation, later)));
+    let after = text::of(&state);
+    // The first line ends with the time of day.
+    let below = |screen: &str| screen.split_once('\n').map(|(_, rest)| rest.to_owned());
+    assert!(before.contains("00:01:4"), "{before}");
+    assert_eq!(below(&before), below(&after));
 }
 
 #[test]

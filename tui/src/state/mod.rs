@@ -362,11 +362,15 @@ impl State {
     }
 
     fn model<'a>(&'a self, snapshot: &'a Snapshot) -> ViewModel<'a> {
-        let later = if self.history.is_paused() || self.options.still {
-            0.0
-        } else {
-            let later = self.now.elapsed.saturating_sub(snapshot.at.elapsed);
-            later.as_secs_f64() * 1e3
+        // The operations of a job that is over age no more.
+        let stands_still =
+            self.history.is_paused() || self.options.still || snapshot.report.end.is_some();
+        let later_ms = match stands_still {
+            true => 0.0,
+            false => {
+                let later = self.now.elapsed.saturating_sub(snapshot.at.elapsed);
+                later.as_secs_f64() * 1e3
+            }
         };
         ViewModel {
             snapshot,
@@ -375,7 +379,7 @@ impl State {
             problems_only: self.problems_only,
             muted: &self.muted,
             marks: &self.marks,
-            later_ms: later,
+            later_ms,
             as_of_ns: self.as_of_ns(),
             fold: self.fold,
             metric: self.metric,

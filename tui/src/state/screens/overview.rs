@@ -155,7 +155,11 @@ fn headline(model: &ViewModel<'_>) -> Line {
 /// The age and the beginning of a finding: `00:01:42 since 14:03:27Z  `. Without the age if it is unknown or below
 /// one second; `None` if the beginning is unknown too.
 fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
-    let age_ms = since_ms(model.snapshot, finding).filter(|ms| *ms >= 1e3);
+    let age_ms = match finding.since {
+        Some(since) => since.age_ms,
+        None => since_ms(model.snapshot, finding),
+    };
+    let age_ms = age_ms.filter(|ms| *ms >= 1e3);
     let from_age = age_ms.zip(model.as_of_ns);
     let from_age = from_age.map(|(ms, as_of_ns)| as_of_ns - (ms * 1e6) as i64);
     let at_ns = finding.since.map(|since| since.at_ns).or(from_age)?;

@@ -16,7 +16,7 @@ export function sentence(report) {
   if (report.end) return report.end.sentence;
   const read = `${report.input.ranks_read} of ${report.input.ranks_expected} ranks read`;
   const calm = {
-    healthy: `nothing is wrong, nothing is pending; ${read}`,
+    healthy: `nothing recorded is pending or wrong; ${read}`,
     running: `${pending(report.in_flight.length)}; ${read}`,
     inconclusive: `no verdict from these records; ${read}`,
   };

@@ -80,7 +80,7 @@ fn names_from_a_dump_cannot_become_markup() {
 #[test]
 fn report_without_dumps_has_no_empty_pictures() {
     let page = page(&sample::healthy(), &[]);
-    assert!(page.contains("Nothing is wrong"));
+    assert!(page.contains("Nothing recorded is pending or wrong"));
     assert!(!page.contains("<h2>Timeline"));
     assert!(!page.contains("<h2>Collectives"));
     assert!(!page.contains("<h2>Who waits"));

@@ -135,7 +135,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
         None => {
             let input = &report.input;
             let mut sentence = match report.verdict {
-                Verdict::Healthy => "nothing is wrong and nothing is pending".to_owned(),
+                Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
                 Verdict::Running => match report.in_flight.len() {
                     0 => "nothing is overdue".to_owned(),
                     n => format!("{} in flight, none overdue", count(n as u64, "operation")),

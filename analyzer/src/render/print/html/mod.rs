@@ -76,7 +76,7 @@ fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     } else {
         let end = report.end.as_ref().map(|end| end.sentence.as_str());
         let text = end.unwrap_or(match report.verdict {
-            Verdict::Healthy => "Nothing is wrong and nothing is pending",
+            Verdict::Healthy => "Nothing recorded is pending or wrong",
             Verdict::Running => "Work is pending, none of it is overdue",
             _ => "The records are inconclusive",
         });

@@ -115,7 +115,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
         return page.headline(word, style, &end.sentence);
     }
     let sentence = match report.verdict {
-        Verdict::Healthy => "nothing is wrong and nothing is pending".to_owned(),
+        Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
         // The pending operations are then messages that no list of the report has.
         Verdict::Running if pending == 0 => {
             "operations are pending, none of them is overdue".to_owned()

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// At most this many ranks are asked at the same time.
@@ -52,9 +51,11 @@ pub(super) const NO_ANSWER_YET: &str = "it has not answered yet";
 ///
 /// Once half of the ranks have answered, the others get a quarter of the poll's time, or three times what the first
 /// half took if this is longer, but never past the deadline. A later answer is kept for the next poll.
+///
+/// The thread that waits for it ends by the deadline of its poll. Nothing waits for the thread: a program that has its
+/// verdict must not stay because of a rank that is frozen.
 pub(super) struct Looks<A> {
     late: Arc<Mutex<Vec<A>>>,
-    threads: Vec<JoinHandle<()>>,
 }
 
 /// The answers of one poll.
@@ -85,7 +86,6 @@ impl<A: Send + 'static> Looks<A> {
     pub(super) fn new() -> Self {
         Self {
             late: Arc::default(),
-            threads: Vec::new(),
         }
     }
 
@@ -96,7 +96,6 @@ impl<A: Send + 'static> Looks<A> {
         deadline: Instant,
         ask: impl Fn(&T) -> A + Send + Sync + 'static,
     ) -> Answers<A> {
-        self.threads.retain(|thread| !thread.is_finished());
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         let mut answers = std::mem::take(&mut *late);
         drop(late);
@@ -116,7 +115,7 @@ impl<A: Send + 'static> Looks<A> {
             let (shared, question) = (round.clone(), ask.clone());
             let builder = std::thread::Builder::new().name("rcomm/client".into());
             match builder.spawn(move || shared.work(&*question)) {
-                Ok(thread) => self.threads.push(thread),
+                Ok(_) => {}
                 // If no thread can be started, this one does the work.
                 Err(_) if number == 0 => round.work(&*ask),
                 Err(_) => break,
@@ -127,16 +126,6 @@ impl<A: Send + 'static> Looks<A> {
         let missing = missing.map(|(at, _)| at).collect();
         answers.extend(found.into_iter().flatten());
         Answers { answers, missing }
-    }
-}
-
-impl<A> Drop for Looks<A> {
-    fn drop(&mut self) {
-        // Each thread ends by the deadline of its poll.
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has reported it itself.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -241,5 +230,29 @@ mod tests {
             assert_eq!(looked.answers, [0, 2]);
             assert!(Instant::now() < deadline, "the late answer is lost");
         }
+    }
+
+    #[test]
+    fn a_source_whose_rank_does_not_answer_can_be_dropped() {
+        let (release, held) = channel::<()>();
+        let held = Mutex::new(held);
+        let mut looks = Looks::new();
+        let short = Instant::now() + Duration::from_secs(1);
+        let looked = looks.ask(vec![0], short, move |rank| {
+            let held = held.lock().expect("no panic");
+            let _ = held.recv();
+            *rank
+        });
+        assert_eq!((looked.answers, looked.missing), (vec![], vec![0]));
+        let (dropped, is_dropped) = channel();
+        let dropping = std::thread::spawn(move || {
+            drop(looks);
+            let _ = dropped.send(());
+        });
+        is_dropped
+            .recv_timeout(Duration::from_secs(60))
+            .expect("the drop waits for no answer");
+        release.send(()).expect("the rank waits");
+        dropping.join().expect("no panic");
     }
 }

@@ -4,7 +4,7 @@ use rcomm_recorder::model::{
     Communicator, DType, EntryState, GroupPlace, KernelProgress, LinkProgress, LinkWait, OpType,
     ProcessGroupInfo,
 };
-use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_recorder::publish::{Dump, DumpReader, Recorder};
 use rcomm_recorder::record::{
     CommunicatorInfo, FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig,
     SignatureKey, SignatureRef, Tensor,
@@ -153,7 +153,7 @@ fn the_number_of_a_communicator_joins_it_where_it_has_no_name() {
 }
 
 #[test]
-fn records_that_lack_the_process_are_joined_by_the_communicator_s_number_only() {
+fn few_operations_of_records_that_lack_the_process_are_joined_by_the_communicator_s_number_only() {
     let groups = |name: &str, numbered: bool| {
         let mut dumps = all(name, &SEEN);
         for dump in dumps.iter_mut().filter(|it| it.recorder == Recorder::Rcomm) {
@@ -167,4 +167,104 @@ fn records_that_lack_the_process_are_joined_by_the_communicator_s_number_only() 
     };
     assert_eq!(groups("default_pg", false), 2);
     assert_eq!(groups("default_pg", true), 1);
+}
+
+/// The dumps that PyTorch's recorder left of a job that hangs, in order of rank.
+fn torch_dumps() -> Vec<Dump> {
+    macro_rules! rank {
+        ($rank:literal) => {
+            include_bytes!(concat!(
+                "../../../tests/fixtures/dumps/nccl-stuck-2x2x2/pickle/rank_",
+                $rank
+            ))
+        };
+    }
+    let files: [&[u8]; 8] = [
+        rank!(0),
+        rank!(1),
+        rank!(2),
+        rank!(3),
+        rank!(4),
+        rank!(5),
+        rank!(6),
+        rank!(7),
+    ];
+    let read = |(rank, bytes)| {
+        let (mut dump, _) = DumpReader::new().read(bytes).expect("a dump");
+        dump.identity.rank = Some(rank);
+        dump
+    };
+    (0..).zip(files).map(read).collect()
+}
+
+/// What the plug-in records in the process of this dump: its collectives, each `later_ns` after the program's recorder
+/// noted it, by communicators that have the description of PyTorch's group and no name.
+fn plugin_of(torch: &Dump, later_ns: i64) -> Dump {
+    let rank = torch.identity.rank.expect("set above");
+    let mut dump = torch.clone();
+    dump.recorder = Recorder::NcclProfiler;
+    dump.identity.host = "n0".to_owned();
+    dump.identity.pid = 100 + rank;
+    dump.entries.retain(|entry| !entry.is_p2p);
+    for (number, entry) in (1_000..).zip(&mut dump.entries) {
+        entry.record_id = number;
+        entry.stack = None;
+        entry.collective_seq_id += 1;
+        entry.time_created_ns += later_ns;
+    }
+    for group in &mut dump.groups {
+        let members = std::mem::take(&mut group.info.ranks);
+        let place = members.iter().position(|&member| member == rank);
+        group.place = Some(GroupPlace {
+            rank: place.expect("a member") as u32,
+            size: members.len() as u32,
+        });
+        let hash = 0xab00 + group.info.name.parse::<u64>().expect("a number");
+        group.info.name = format!("nccl-{hash:016x}");
+        group.status = None;
+        let communicator = Communicator {
+            group: group.info.name.clone(),
+            hash,
+            kernels: Vec::new(),
+            links: Vec::new(),
+        };
+        dump.nccl_comm_state.push(communicator.to_facts());
+    }
+    dump
+}
+
+#[test]
+fn pytorch_s_dumps_are_joined_by_name_order_and_time() {
+    let torch = torch_dumps();
+    assert!(torch.iter().all(|dump| dump.identity.pid == 0));
+    let alone = analyze(&torch, &Policy::default());
+    let with = |later_ns: i64| {
+        let rings = torch.iter().map(|dump| plugin_of(dump, later_ns));
+        analyze(
+            &torch.iter().cloned().chain(rings).collect::<Vec<_>>(),
+            &Policy::default(),
+        )
+    };
+    let communicators = |report: &rcomm_verdict::Report, kind: &str| {
+        let groups = report.groups.iter().map(|it| &it.group);
+        groups
+            .filter(|group| group.name.starts_with("nccl-") && group.desc == kind)
+            .count()
+    };
+    let joined = with(20_000);
+    assert_eq!(joined.ranks.len(), 8);
+    for kind in ["tp", "dp", "default_pg"] {
+        assert_eq!(communicators(&joined, kind), 0, "{kind}");
+    }
+    let named = |report: &rcomm_verdict::Report| {
+        let first = &report.findings[0];
+        (
+            first.code,
+            first.culprit_ranks.clone(),
+            first.sentence.clone(),
+        )
+    };
+    assert_eq!(named(&joined), named(&alone));
+    // Another run of the same program: the same calls in the same order, at other times.
+    assert_eq!(communicators(&with(3_000_000_000), "tp"), 4);
 }

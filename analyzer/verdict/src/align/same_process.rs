@@ -16,8 +16,11 @@ const AHEAD: usize = 4;
 /// The most operations that only the plug-in records: a backend issues one itself to connect the ranks of a new
 /// communicator.
 const OWN: usize = 1;
-/// If either record has dropped operations, at least this many must agree.
+/// If either record has dropped operations, at least this many must agree, unless the times do, too.
 const ENOUGH: usize = 8;
+/// The longest time between the records of one call by the program's recorder and by NCCL, ns, in records that do not
+/// hold their process.
+const NEAR_NS: u64 = 50_000_000;
 
 /// Joins the plug-in's records to the programs', and drops what has been joined.
 pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
@@ -63,7 +66,7 @@ fn same_process(a: &Record, b: &Record) -> Option<bool> {
 }
 
 /// Joins the groups of two records that are certain to be the same. If the records are not known to be of one process,
-/// only NCCL's number of a communicator shows that.
+/// NCCL's number of a communicator shows that, or the times of a group's calls do.
 fn join_two(
     shared: &Shared,
     records: &mut [Record],
@@ -72,6 +75,11 @@ fn join_two(
 ) {
     let mut joined: HashMap<usize, Vec<Pair>> = HashMap::new();
     let mut groups: HashMap<usize, usize> = HashMap::new();
+    // One rank in one communicator is one process, so one certain group is enough.
+    let is_one_process = is_one_process
+        || (0..records[plugin].groups.len()).any(|local| {
+            partner(shared, &records[plugin], local, &records[program], false).is_some()
+        });
     for local in 0..records[plugin].groups.len() {
         let (seen, issued) = (&records[plugin], &records[program]);
         if let Some((group, pairs)) = partner(shared, seen, local, issued, is_one_process)
@@ -123,8 +131,9 @@ fn communicator_of<'a>(
 }
 
 /// The program's group that this communicator carries, with the operations that both records hold: by NCCL's number
-/// where the program's record has it, else, if `is_one_process`, by the communicator's name. `None` unless exactly one
-/// such group has operations that agree.
+/// where the program's record has it, else by the communicator's name. Without the number, and unless
+/// `is_one_process`, the operations must also have been recorded at the same times. `None` unless exactly one such group
+/// has operations that agree.
 fn partner(
     shared: &Shared,
     plugin: &Record,
@@ -164,12 +173,15 @@ fn partner(
             .collect()
     };
     let mut candidates = all(&by_number);
-    if candidates.is_empty() && is_one_process {
+    let is_numbered = !candidates.is_empty();
+    if !is_numbered {
         candidates = all(&by_name);
     }
     let agreeing = candidates.into_iter().filter_map(|group| {
-        let pairs = pairs(plugin, local, program, group)?;
-        Some((group, pairs))
+        let pairs = pairs([plugin, program], local, group, is_one_process)?;
+        let has_times = || pairs.len() >= ENOUGH && are_near([plugin, program], &pairs);
+        let is_certain = is_numbered || is_one_process || has_times();
+        is_certain.then_some((group, pairs))
     });
     let mut agreeing: Vec<_> = agreeing.collect();
     match agreeing.len() {
@@ -208,7 +220,12 @@ fn collectives(record: &Record, group: usize) -> Vec<(usize, Pattern)> {
 }
 
 /// The collectives that both records have, newest first; `None` if too few agree or they differ.
-fn pairs(plugin: &Record, local: usize, program: &Record, group: usize) -> Option<Vec<Pair>> {
+fn pairs(
+    [plugin, program]: [&Record; 2],
+    local: usize,
+    group: usize,
+    is_one_process: bool,
+) -> Option<Vec<Pair>> {
     let seen = collectives(plugin, local);
     let issued = collectives(program, group);
     let is_whole = !plugin.wrapped() && !program.wrapped();
@@ -218,7 +235,7 @@ fn pairs(plugin: &Record, local: usize, program: &Record, group: usize) -> Optio
         let pairs = agree(seen.iter().rev().zip(issued))?;
         let is_enough = match is_whole {
             true => seen.len() <= pairs.len() + OWN,
-            false => pairs.len() >= ENOUGH,
+            false => pairs.len() >= ENOUGH || is_one_process && are_near([plugin, program], &pairs),
         };
         is_enough.then_some(())?;
         let apart = |pair: &Pair| {
@@ -231,6 +248,16 @@ fn pairs(plugin: &Record, local: usize, program: &Record, group: usize) -> Optio
     offsets
         .min_by_key(|(mean, _)| *mean)
         .map(|(_, pairs)| pairs)
+}
+
+/// Whether both records hold each of these calls at nearly the same time. Two processes do not keep time like that over
+/// many calls.
+fn are_near([plugin, program]: [&Record; 2], pairs: &[Pair]) -> bool {
+    let is_near = |pair: &Pair| {
+        let [a, b] = [plugin.ops[pair.plugin], program.ops[pair.program]];
+        b.created_ns > 0 && a.created_ns.abs_diff(b.created_ns) <= NEAR_NS
+    };
+    pairs.iter().all(is_near)
 }
 
 /// Pairs the messages of a communicator that rcomm's backend for NCCL made for those from one rank to another, and

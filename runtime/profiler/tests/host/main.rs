@@ -7,6 +7,7 @@
 
 mod faults;
 mod job;
+mod joins;
 mod library;
 mod life;
 mod views;

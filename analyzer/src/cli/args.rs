@@ -85,6 +85,7 @@ pub(crate) enum Command {
         rest: Vec<OsString>,
     },
     Explain(ExplainArgs),
+    Trends(TrendsArgs),
     NcclPlugin(NcclPluginArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -492,6 +493,35 @@ pub(crate) struct ExplainArgs {
     /// A code or its name (`E101`, `not_joined`); without one, all codes, one a line.
     #[arg(value_name = "CODE")]
     pub(crate) codes: Vec<String>,
+}
+
+/// Read the logs of NCCL's Inspector, and show how the times of operations develop.
+///
+/// Trends only: Inspector writes an operation once it has completed, so what hangs is not in its log. A path is a file or
+/// a folder with the log of each process, as `NCCL_INSPECTOR_DUMP_DIR` names it.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit codes: 0 shown; 2 no readable log, or the output is not writable.")]
+pub(crate) struct TrendsArgs {
+    /// Logs, and folders of logs.
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<PathBuf>,
+    /// The output format.
+    #[arg(long, value_enum, default_value_t = TrendsFormat::Text, value_name = "FORMAT")]
+    pub(crate) format: TrendsFormat,
+    /// Write to this file instead of standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Show every operation, not only the 20 with the most time (text only).
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum TrendsFormat {
+    /// For reading on a terminal.
+    Text,
+    /// For programs: rcomm.trends/1.
+    Json,
 }
 
 /// Print the path of the profiler plug-in for NCCL: `NCCL_PROFILER_PLUGIN=$(rcomm-fr nccl-plugin)` records any NCCL

@@ -22,6 +22,7 @@ mod output;
 mod query;
 mod rings;
 mod summarize;
+mod trends;
 mod watch;
 
 pub(crate) use args::{Cli, with_sub_command};
@@ -49,6 +50,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
         #[cfg(not(feature = "tables"))]
         Command::Query { .. } => Err(Failure::NoTables),
         Command::Explain(args) => explain::run(&args, color),
+        Command::Trends(args) => trends::run(&args, color),
         Command::NcclPlugin(args) => nccl_plugin::run(&args, color),
         Command::Completions(args) => completions::run(&args, color),
         Command::Man(args) => man::run(&args, color),

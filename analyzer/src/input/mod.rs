@@ -1,5 +1,6 @@
-//! Readers of files: dumps and archives, summaries, NCCL's RAS reports, logs.
+//! Readers of files: dumps and archives, summaries, NCCL's RAS reports and Inspector logs, logs.
 
+pub mod inspector;
 pub mod load;
 mod loaded;
 pub mod log;

@@ -15,4 +15,5 @@ mod redact;
 mod rings;
 mod summarize;
 mod transcripts;
+mod trends;
 mod watch;

@@ -21,6 +21,7 @@ pub use find::FindError;
 pub use follow::{Change, Follower, FollowerPoll};
 pub use walk::walk;
 
+use crate::input::inspector;
 use crate::input::log;
 use crate::input::ras::RasReport;
 use find::InputFile;
@@ -242,6 +243,14 @@ impl Worker<'_> {
         if let Some(report) = RasReport::parse(&self.buffer) {
             self.buffer.clear();
             return self.send(Output::Ras(path.to_owned(), report));
+        }
+        if inspector::is_log(&self.buffer) {
+            self.buffer.clear();
+            self.buffer.shrink_to(KEPT_BYTES);
+            return self.foreign(
+                path,
+                "the log of NCCL's Inspector, which holds only operations that have completed; `rcomm-fr trends` reads it",
+            );
         }
         match self.reader.read(&self.buffer) {
             Ok((dump, problems)) => {

@@ -1,0 +1,90 @@
+//! One line of the log.
+
+use super::trends::{Operation, Sample};
+use serde::Deserialize;
+
+/// What a line holds.
+pub(super) enum Line {
+    /// An operation of a rank of the communicator.
+    Operation(Operation, u32, Sample),
+    /// Something else that belongs to such a log.
+    Other,
+}
+
+/// An object of the log, as far as it is read. Others keys, such as the trace of each channel, are ignored.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Record {
+    header: Option<Header>,
+    coll_perf: Option<Performance>,
+    p2p_perf: Option<Performance>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Header {
+    id: String,
+    #[serde(default)]
+    comm_name: String,
+    rank: u32,
+    n_ranks: u32,
+}
+
+#[derive(Debug, Deserialize)]
+struct Performance {
+    #[serde(rename = "coll", alias = "p2p")]
+    function: String,
+    #[serde(rename = "coll_msg_size_bytes", alias = "p2p_msg_size_bytes")]
+    bytes: u64,
+    #[serde(rename = "coll_exec_time_us", alias = "p2p_exec_time_us")]
+    time_us: f64,
+    #[serde(
+        rename = "coll_busbw_gbs",
+        alias = "p2p_busbw_gbs",
+        default = "unknown"
+    )]
+    bus_gbs: f64,
+}
+
+fn unknown() -> f64 {
+    -1.0
+}
+
+/// The longest text that is kept of a communicator or a function, bytes.
+const MAX_TEXT: usize = 128;
+
+fn cut(mut text: String) -> String {
+    let mut end = text.len().min(MAX_TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
+}
+
+/// Parses a line; `None` if it is not one of this log. `above` holds the newest header, for the lines after it that have
+/// none.
+pub(super) fn parse(bytes: &[u8], above: &mut Record) -> Option<Line> {
+    let record: Record = serde_json::from_slice(bytes).ok()?;
+    if record.header.is_some() {
+        above.header = record.header;
+    }
+    let Some(performance) = record.coll_perf.or(record.p2p_perf) else {
+        return Some(Line::Other);
+    };
+    let header = above.header.clone()?;
+    let is_time = performance.time_us.is_finite() && performance.time_us >= 0.0;
+    if !is_time || header.rank >= header.n_ranks {
+        return None;
+    }
+    let operation = Operation {
+        communicator: cut(header.id),
+        name: cut(header.comm_name),
+        size: header.n_ranks,
+        function: cut(performance.function),
+        bytes: performance.bytes,
+    };
+    let sample = Sample {
+        us: performance.time_us as f32,
+        bus_gbs: performance.bus_gbs as f32,
+    };
+    Some(Line::Operation(operation, header.rank, sample))
+}

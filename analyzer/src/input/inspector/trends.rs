@@ -1,0 +1,180 @@
+//! How the times of operations develop.
+
+use super::MAX_SAMPLES;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+
+/// What one communicator does with one function and one size.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Operation {
+    pub(super) communicator: String,
+    pub(super) name: String,
+    pub(super) size: u32,
+    pub(super) function: String,
+    pub(super) bytes: u64,
+}
+
+/// One record of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    pub(super) us: f32,
+    /// Negative if it was not recorded.
+    pub(super) bus_gbs: f32,
+}
+
+/// The records of one rank, in the order of the log, thinned out evenly.
+#[derive(Debug, Default)]
+pub(super) struct Series {
+    records: u64,
+    /// A power of two as an exponent: of `1 << thinned` records, the first is kept.
+    thinned: u32,
+    samples: Vec<Sample>,
+}
+
+impl Series {
+    pub(super) fn add(&mut self, sample: Sample) {
+        let is_kept = self.records & ((1 << self.thinned) - 1) == 0;
+        self.records += 1;
+        if !is_kept {
+            return;
+        }
+        self.samples.push(sample);
+        if self.samples.len() == MAX_SAMPLES {
+            let mut at = 0;
+            self.samples.retain(|_| {
+                at += 1;
+                at % 2 == 1
+            });
+            self.thinned += 1;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    fn trend(&self, rank: u32) -> RankTrend {
+        let us = |samples: &[Sample]| median(samples.iter().map(|it| it.us));
+        let bandwidths = self.samples.iter().map(|it| it.bus_gbs);
+        let quarter = self.samples.len() / 4;
+        let has_trend = self.records >= MIN_RECORDS;
+        RankTrend {
+            rank,
+            records: self.records,
+            median_us: us(&self.samples).unwrap_or(0.0),
+            first_us: us(&self.samples[..quarter]).filter(|_| has_trend),
+            last_us: us(&self.samples[self.samples.len() - quarter..]).filter(|_| has_trend),
+            bus_gbs: median(bandwidths.filter(|&it| it >= 0.0 && it.is_finite())),
+        }
+    }
+}
+
+/// The fewest records of a rank of which first and last quarter are compared.
+const MIN_RECORDS: u64 = 16;
+
+fn median(values: impl Iterator<Item = f32>) -> Option<f64> {
+    let mut values: Vec<f32> = values.collect();
+    values.sort_unstable_by(f32::total_cmp);
+    values.get(values.len() / 2).copied().map(f64::from)
+}
+
+/// The content of logs of NCCL's Inspector.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trends {
+    /// [`Trends::SCHEMA`].
+    pub schema: String,
+    /// The number of files with records.
+    pub files: u64,
+    /// The number of records.
+    pub records: u64,
+    /// The number of lines that are not such a record.
+    pub unread_lines: u64,
+    /// The number of records that were left out, because the logs hold too many different operations.
+    pub left_out_records: u64,
+    /// The trends, the operation with the most time first.
+    pub trends: Vec<Trend>,
+}
+
+impl Trends {
+    /// The name and version of the JSON form.
+    pub const SCHEMA: &str = "rcomm.trends/1";
+}
+
+/// The calls of one function and size on one communicator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trend {
+    /// NCCL's number of the communicator, as logged.
+    pub communicator: String,
+    /// The communicator's name; empty if it was not logged.
+    pub name: String,
+    /// The number of ranks of the communicator.
+    pub size: u32,
+    /// NCCL's function, as `AllReduce`.
+    pub function: String,
+    /// The size of the message, bytes.
+    pub bytes: u64,
+    /// The number of records of all ranks.
+    pub records: u64,
+    /// The median of the ranks' medians, µs.
+    pub median_us: f64,
+    /// The median change of the ranks from the first quarter of their records to the last, as a share: 0.5 is half
+    /// longer. `None` with fewer than 16 records of each rank.
+    pub change: Option<f64>,
+    /// The median bus bandwidth of the ranks, GB/s; `None` if it was not logged.
+    pub bus_gbs: Option<f64>,
+    /// Each rank, in order of its number in the communicator.
+    pub ranks: Vec<RankTrend>,
+}
+
+/// The records of one rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankTrend {
+    /// The rank in the communicator.
+    pub rank: u32,
+    /// The number of records.
+    pub records: u64,
+    /// The median time, µs.
+    pub median_us: f64,
+    /// The median of the first quarter, µs; `None` with fewer than 16 records.
+    pub first_us: Option<f64>,
+    /// The median of the last quarter, µs; `None` with fewer than 16 records.
+    pub last_us: Option<f64>,
+    /// The median bus bandwidth, GB/s; `None` if it was not logged.
+    pub bus_gbs: Option<f64>,
+}
+
+pub(super) fn of(series: HashMap<(Operation, u32), Series>) -> Vec<Trend> {
+    let mut of_operation: BTreeMap<Operation, Vec<RankTrend>> = BTreeMap::new();
+    for ((operation, rank), series) in series {
+        let ranks = of_operation.entry(operation).or_default();
+        ranks.push(series.trend(rank));
+    }
+    let trends = of_operation.into_iter();
+    let mut trends: Vec<Trend> = trends
+        .map(|(operation, ranks)| trend(operation, ranks))
+        .collect();
+    let time = |trend: &Trend| trend.median_us * trend.records as f64;
+    trends.sort_by(|a, b| time(b).total_cmp(&time(a)));
+    trends
+}
+
+fn trend(operation: Operation, mut ranks: Vec<RankTrend>) -> Trend {
+    ranks.sort_unstable_by_key(|rank| rank.rank);
+    let change = |rank: &RankTrend| {
+        let (first, last) = (rank.first_us?, rank.last_us?);
+        (first > 0.0).then(|| (last / first - 1.0) as f32)
+    };
+    Trend {
+        communicator: operation.communicator,
+        name: operation.name,
+        size: operation.size,
+        function: operation.function,
+        bytes: operation.bytes,
+        records: ranks.iter().map(|rank| rank.records).sum(),
+        median_us: median(ranks.iter().map(|rank| rank.median_us as f32)).unwrap_or(0.0),
+        change: median(ranks.iter().filter_map(change)),
+        bus_gbs: median(ranks.iter().filter_map(|rank| Some(rank.bus_gbs? as f32))),
+        ranks,
+    }
+}

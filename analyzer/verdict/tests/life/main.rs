@@ -301,6 +301,34 @@ fn a_stopped_rank_is_named_whether_it_came_or_not() {
 }
 
 #[test]
+fn a_job_whose_processes_are_all_stopped_is_one_finding() {
+    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let between = [(0.0, Came::Done(0.1))];
+    for last in [&inside[..], &between] {
+        let dumps = [
+            stopped(record(0, 3, &inside), 1.2, 9.0),
+            stopped(record(1, 3, &inside), 1.3, 9.0),
+            stopped(record(2, 3, last), 1.2, 9.0),
+        ];
+        let report = analyze(&dumps, &Policy::default());
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[0, 1, 2][..]));
+        assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+        let sentence = &report.findings[0].sentence;
+        assert!(
+            sentence.starts_with(
+                "the processes of ranks 0-2 are stopped by a signal since 13:00:01 UTC: these are all ranks of the job"
+            ),
+            "{sentence}"
+        );
+        // The one that is not stopped waits.
+        let mut one_waits = dumps.clone();
+        one_waits[0] = alive(record(0, 3, &inside), 9.0);
+        let report = analyze(&one_waits, &Policy::default());
+        assert!(!report.findings[0].culprit_ranks.contains(&0));
+    }
+}
+
+#[test]
 fn a_stopped_rank_is_named_when_the_job_was_killed_as_soon_as_it_was_called_stuck() {
     let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
     let between = [(0.0, Came::Done(0.1))];

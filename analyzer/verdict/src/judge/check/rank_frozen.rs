@@ -18,6 +18,8 @@ pub(super) struct RankFrozen;
 
 /// The watchdog of a stopped process makes no round for at least this long; ten would be due.
 const STOPPED_NS: i64 = 1_000_000_000;
+/// The most processes that a next step lists.
+const MOST_PIDS: usize = 8;
 /// A busy host does not delay the watchdog's rounds for this long.
 const SILENT_NS: i64 = 5_000_000_000;
 
@@ -35,6 +37,9 @@ impl Check for RankFrozen {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        if let Some(everyone) = everyone(ctx) {
+            return vec![everyone];
+        }
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let mut drafts = Vec::new();
         for wait_root in &ctx.wait_roots {
@@ -72,6 +77,47 @@ fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
     (alone && silent.is_some_and(|ns| ns >= limit)).then_some(Frozen::Silent)
 }
 
+/// The record of a rank that is frozen, and why.
+fn frozen_rank(ctx: &Context<'_>, node: Node) -> Option<(usize, Frozen)> {
+    let mut records = ctx.aligned.records_of(ctx.rank(node));
+    records.find_map(|record| Some((record, frozen(ctx, record)?)))
+}
+
+/// The finding on a job of which every process is stopped, and in which operations are pending.
+fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
+    if ctx.life.end.is_some() || ctx.graph.ranks < 2 {
+        return None;
+    }
+    let place = match *ctx.wait_roots.first()? {
+        WaitRoot::Full(place) => place,
+        WaitRoot::Idle(node) | WaitRoot::Unread(node) => first_missed(ctx, node)?.0,
+        WaitRoot::Cycle { ref places, .. } => *places.first()?,
+    };
+    let stopped = (0..ctx.graph.ranks).map(|node| match frozen_rank(ctx, node)? {
+        (record, why @ Frozen::Stopped(_)) => Some((node, record, why)),
+        (_, Frozen::Silent) => None,
+    });
+    let stopped: Vec<(Node, usize, Frozen)> = stopped.collect::<Option<_>>()?;
+    let op_ref = ctx.op_ref_of_place(place);
+    let detail = format!(
+        "these are all ranks of the job; {} #{} on group {} is pending{}",
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        waited(ctx, place),
+    );
+    let mut draft = draft(ctx, &stopped, &detail);
+    draft.age_ms = ctx.waited_ms(place);
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    let places = ctx.wait_roots.iter().filter_map(|root| match *root {
+        WaitRoot::Full(place) => Some(place + ctx.graph.ranks),
+        _ => None,
+    });
+    draft.targets.extend(places);
+    draft.at = Some(op_ref);
+    Some(draft)
+}
+
 /// How long the watchdog had made no round when the record was taken or the process ended, ns; `None` if that is
 /// unknown.
 fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
@@ -100,9 +146,7 @@ fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
 
 /// The finding on a frozen rank that never arrived where others wait.
 fn idle(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
-    let rank = ctx.rank(node);
-    let mut records = ctx.aligned.records_of(rank);
-    let (record, why) = records.find_map(|record| Some((record, frozen(ctx, record)?)))?;
+    let (record, why) = frozen_rank(ctx, node)?;
     let (place, _) = first_missed(ctx, node)?;
     let op_ref = ctx.op_ref_of_place(place);
     let never = match ctx.graph.places[place] {
@@ -141,12 +185,9 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
             Some((node, record, frozen(ctx, record)?))
         })
         .collect();
-    // The peers may have completed the operation and wait for the stopped ranks elsewhere. If no rank waits, the whole
-    // job is stopped.
-    let waits = |node: &Node| {
-        let is_stopped = stopped.iter().any(|one| one.0 == *node);
-        !is_stopped && !ctx.graph.waits_in[*node].is_empty()
-    };
+    // The peers may have completed the operation and wait for the stopped ranks elsewhere.
+    let waits =
+        |node: &Node| frozen_rank(ctx, *node).is_none() && !ctx.graph.waits_in[*node].is_empty();
     let waiting = (0..ctx.graph.ranks).filter(waits).count();
     if stopped.is_empty() || waiting == 0 {
         return None;
@@ -226,13 +267,14 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
     }
     let pids: Vec<String> = frozen
         .iter()
-        .take(3)
+        .take(MOST_PIDS)
         .map(|&(_, record, _)| ctx.aligned.records[record].identity.pid.to_string())
         .collect();
     draft.next = match seen {
         true => format!(
-            "find out who stopped it; `kill -CONT {}` lets it go on, unless a debugger holds it",
-            pids.join(" ")
+            "find out who stopped {it}; `kill -CONT {}` lets {it} go on, unless a debugger holds {it}",
+            pids.join(" "),
+            it = if frozen.len() == 1 { "it" } else { "them" },
         ),
         false => format!(
             "look at the state of process {}, and at load, quota and memory of its host",

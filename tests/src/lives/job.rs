@@ -93,6 +93,20 @@ impl MemoryGroup {
     }
 }
 
+impl MemoryGroup {
+    /// How many processes of the group the kernel has killed since memory ran out; 0 if it does not say.
+    fn killed(&self) -> u64 {
+        let count = |file: &str| {
+            let text = std::fs::read_to_string(self.0.join(file)).ok()?;
+            let mut lines = text.lines();
+            let count = lines.find_map(|line| line.strip_prefix("oom_kill "))?;
+            count.trim().parse().ok()
+        };
+        let files = ["memory.events", "memory.oom_control"];
+        files.into_iter().find_map(count).unwrap_or(0)
+    }
+}
+
 static MADE: AtomicU32 = AtomicU32::new(0);
 
 impl Drop for MemoryGroup {
@@ -118,7 +132,7 @@ pub(super) struct Job {
     launcher: Child,
     folder: tempfile::TempDir,
     // Dropped after the job has ended.
-    _group: Option<MemoryGroup>,
+    group: Option<MemoryGroup>,
 }
 
 impl Job {
@@ -152,7 +166,7 @@ impl Job {
         Ok(Self {
             launcher,
             folder,
-            _group: group,
+            group,
         })
     }
 
@@ -167,6 +181,12 @@ impl Job {
 
     pub(super) fn dumps(&self) -> PathBuf {
         self.folder.path().join("dumps")
+    }
+
+    /// Whether the fault of its row was the only one. The kernel may kill a second rank before the memory of the first is
+    /// free: then two ranks are to blame.
+    pub(super) fn is_of_its_row(&self) -> bool {
+        self.group.as_ref().is_none_or(|group| group.killed() <= 1)
     }
 
     /// Copies what the job left to a new folder in this one.

@@ -35,6 +35,8 @@ pub struct Cell {
 /// How long the live view continues after the end of the job: longer than answers usually take to settle; up to three
 /// times as long while its answer is not right.
 const AFTER: Duration = Duration::from_secs(4);
+/// How often a job is started until its fault is the only one.
+const MOST_TRIES: u32 = 3;
 
 /// Runs the job of a row once and judges it from all sources; `program` is the one that calls
 /// [`super::part_of_a_job`]. If an answer is wrong, what the job left is copied to a new folder in `keep`.
@@ -50,9 +52,16 @@ pub fn run(
     transport: Transport,
     keep: Option<&Path>,
 ) -> Result<Vec<Cell>> {
-    let mut job = Job::start(program, row, transport)?;
-    let view = View::of(job.rings());
-    let fault = job.intervene(row.intervention, &view);
+    let mut tries = 0;
+    let (job, view, fault) = loop {
+        let mut job = Job::start(program, row, transport)?;
+        let view = View::of(job.rings());
+        let fault = job.intervene(row.intervention, &view);
+        tries += 1;
+        if job.is_of_its_row() || tries == MOST_TRIES {
+            break (job, view, fault);
+        }
+    };
     let over = Instant::now();
     let right = |view: &View| {
         view.answers()

@@ -308,6 +308,20 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
     ranks
 }
 
+/// If the kernel killed one of these ranks because memory ran out, adds those that it killed at about the same time. A
+/// process that it kills ends once its memory is freed, the largest last: the order of the ends is not that of the kills.
+fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
+    let killed = |one: &&&Gone| one.exit.is_some_and(|end| end.out_of_memory == Some(true));
+    let killed: Vec<&Gone> = failed.iter().filter(killed).copied().collect();
+    let own = killed.iter().find(|one| first.contains(&one.rank));
+    if let Some(at_ns) = own.map(|one| one.at_ns) {
+        let near = |one: &&&Gone| one.at_ns.abs_diff(at_ns) <= TOGETHER_NS.unsigned_abs();
+        first.extend(killed.iter().filter(near).map(|one| one.rank));
+        first.sort_unstable();
+        first.dedup();
+    }
+}
+
 /// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown. `gone` is sorted by
 /// time.
 fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
@@ -350,6 +364,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         if first.iter().any(|rank| lost.contains(rank)) {
             first.retain(|rank| lost.contains(rank));
         }
+        add_killed_for_memory(&failed, &mut first);
         return Some(first);
     }
     if aligned.expected.iter().any(|&rank| suffers(rank)) {

@@ -97,3 +97,26 @@ fn an_exit_with_success_is_an_end_in_order_whatever_the_ring_shows() {
     let report = judge_launched(&dumps, launch(None, &[(Some(0), None, 1.1); 2]));
     assert_eq!((report.verdict, report.exit_code()), (Verdict::Ended, 0));
 }
+
+#[test]
+fn the_order_in_which_ranks_end_that_the_kernel_killed_for_memory_means_nothing() {
+    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let between = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = [&waits[..], &waits, &between, &waits]
+        .into_iter()
+        .zip(0..)
+        .map(|(operations, rank)| dead(record(rank, 4, operations), 1.2))
+        .collect();
+    // Rank 2 used the memory, and ended last, once it was free.
+    let ends = [(1, 0, 4.0), (1, 0, 4.0), (0, 9, 1.6), (0, 9, 1.3)].map(|(code, signal, then)| {
+        let code = Some(code).filter(|code| *code > 0);
+        (code, Some(signal).filter(|signal| *signal > 0), then)
+    });
+    let mut launch = launch(None, &ends);
+    for rank in &mut launch.ranks[2..] {
+        let end = rank.end.as_mut().expect("it has ended");
+        end.out_of_memory = Some(true);
+    }
+    let report = judge_launched(&dumps, launch);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
+}

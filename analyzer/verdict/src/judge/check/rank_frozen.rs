@@ -83,38 +83,40 @@ fn frozen_rank(ctx: &Context<'_>, node: Node) -> Option<(usize, Frozen)> {
     records.find_map(|record| Some((record, frozen(ctx, record)?)))
 }
 
-/// The finding on a job of which every process is stopped, and in which operations are pending.
+/// The finding on a job of which every process is stopped, whether operations are pending or not.
 fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
     if ctx.life.end.is_some() || ctx.graph.ranks < 2 {
         return None;
     }
-    let place = match *ctx.wait_roots.first()? {
-        WaitRoot::Full(place) => place,
-        WaitRoot::Idle(node) | WaitRoot::Unread(node) => first_missed(ctx, node)?.0,
-        WaitRoot::Cycle { ref places, .. } => *places.first()?,
-    };
     let stopped = (0..ctx.graph.ranks).map(|node| match frozen_rank(ctx, node)? {
         (record, why @ Frozen::Stopped(_)) => Some((node, record, why)),
         (_, Frozen::Silent) => None,
     });
     let stopped: Vec<(Node, usize, Frozen)> = stopped.collect::<Option<_>>()?;
-    let op_ref = ctx.op_ref_of_place(place);
+    let place = ctx.wait_roots.first().and_then(|root| match *root {
+        WaitRoot::Full(place) => Some(place),
+        WaitRoot::Idle(node) | WaitRoot::Unread(node) => Some(first_missed(ctx, node)?.0),
+        WaitRoot::Cycle { ref places, .. } => places.first().copied(),
+    });
+    let at = place.map(|place| ctx.op_ref_of_place(place));
+    let pending = place.zip(at.as_ref()).map(|(place, at)| {
+        let (op, group) = (&at.op, ctx.group_name(at.group));
+        let time = waited(ctx, place);
+        format!("; {op} #{} on group {group} is pending{time}", at.seq)
+    });
     let detail = format!(
-        "these are all ranks of the job; {} #{} on group {} is pending{}",
-        op_ref.op,
-        op_ref.seq,
-        ctx.group_name(op_ref.group),
-        waited(ctx, place),
+        "these are all ranks of the job{}",
+        pending.unwrap_or_default()
     );
     let mut draft = draft(ctx, &stopped, &detail);
-    draft.age_ms = ctx.waited_ms(place);
-    draft.evidence = ctx.evidence_of_place(place, 2);
+    draft.age_ms = place.and_then(|place| ctx.waited_ms(place));
+    draft.evidence = place.map_or_else(Vec::new, |place| ctx.evidence_of_place(place, 2));
     let places = ctx.wait_roots.iter().filter_map(|root| match *root {
         WaitRoot::Full(place) => Some(place + ctx.graph.ranks),
         _ => None,
     });
     draft.targets.extend(places);
-    draft.at = Some(op_ref);
+    draft.at = at;
     Some(draft)
 }
 

@@ -3,8 +3,9 @@
 use super::Moment;
 use crate::live::source::Liveness;
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_verdict::{Report, Verdict};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,40 @@ impl RankView {
     pub fn first_dump(&self) -> Option<&Dump> {
         self.dumps.first().map(Arc::as_ref)
     }
+
+    /// Its records, without that of the plug-in for NCCL if the program's own records have the group of each of its
+    /// communicators: so each operation counts once.
+    pub fn counted(&self) -> impl Iterator<Item = &Arc<Dump>> {
+        let is_copy = |dump: &Dump| {
+            dump.recorder == Recorder::NcclProfiler && has_all(self.dumps.iter(), dump)
+        };
+        self.dumps.iter().filter(move |dump| !is_copy(dump))
+    }
+}
+
+/// Whether records of the plug-in's process have a group for each of its communicators: one that the communicator is
+/// described as, as by rcomm's backend and PyTorch, or whose messages it carries, which rcomm's backend describes as
+/// `<group>/0-1`.
+fn has_all<'a>(records: impl Iterator<Item = &'a Arc<Dump>>, plugin: &Dump) -> bool {
+    let own = &plugin.identity;
+    let is_program = |dump: &&Arc<Dump>| {
+        let other = &dump.identity;
+        dump.recorder != Recorder::NcclProfiler
+            && (own.pid != 0 && own.pid == other.pid && own.host == other.host)
+    };
+    let groups: HashSet<&str> = records
+        .filter(is_program)
+        .flat_map(|dump| dump.groups.iter())
+        .flat_map(|group| [group.info.name.as_str(), group.info.desc.as_str()])
+        .filter(|name| !name.is_empty())
+        .collect();
+    plugin.groups.iter().all(|group| {
+        let desc = group.info.desc.as_str();
+        let messages_of = desc.rsplit_once('/').map_or("", |(head, _)| head);
+        // The program's recorder does not see what graphs replay.
+        !group.info.name.ends_with("-graphs")
+            && (groups.contains(desc) || groups.contains(messages_of))
+    })
 }
 
 /// The state of a source.
@@ -111,6 +146,12 @@ impl Snapshot {
         self.ranks
             .iter()
             .flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())))
+    }
+
+    /// The records in which each operation counts once, by rank: see [`RankView::counted`].
+    pub fn counted(&self) -> impl Iterator<Item = (Rank, &Dump)> {
+        let ranks = self.ranks.iter();
+        ranks.flat_map(|view| view.counted().map(|dump| (view.rank, dump.as_ref())))
     }
 
     /// The number of operations in memory over all ranks.

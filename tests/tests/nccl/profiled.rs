@@ -2,12 +2,14 @@
 
 use super::trouble::on_culprit;
 use super::{RANKS, fail, run, start};
-use rcomm_analyzer::{Code, Policy, analyze};
+use rcomm_analyzer::source::{RingSource, Source};
+use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Policy, Snapshot, analyze};
 use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::{Dump, Recorder, RingReader, list_rings};
 use rcomm_tests::process::Job;
 use rcomm_tests::simulator;
 use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 fn profiled(command: &mut Command) {
     command
@@ -88,6 +90,29 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
     };
     assert_eq!(named(&report), named(&expected));
     assert_eq!(report.verdict, expected.verdict);
+    // Each operation counts once, also in what the live views show.
+    assert_eq!(report.input.entries, expected.input.entries);
+    let snapshot = live_snapshot(&job);
+    assert_eq!(snapshot.report.input.entries, expected.input.entries);
+    for view in snapshot.ranks.iter() {
+        assert_eq!(view.dumps.len(), 2, "rank {}", view.rank);
+        let counted: Vec<Recorder> = view.counted().map(|dump| dump.recorder).collect();
+        assert_eq!(counted, [Recorder::Rcomm], "rank {}", view.rank);
+    }
+}
+
+/// What `rcomm-top` and `rcomm-web` show of a job's rings.
+fn live_snapshot(job: &Job) -> Snapshot {
+    let mut source = RingSource::new(job.folder().join("rings"), None);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let at = Moment {
+        elapsed: Duration::ZERO,
+        wall_ns: now.as_nanos() as i64,
+    };
+    let poll = source.poll(Instant::now() + Duration::from_secs(60));
+    let mut live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
+    live.observe(0, Ok(poll.unwrap()), at);
+    live.refresh(at).unwrap()
 }
 
 #[test]

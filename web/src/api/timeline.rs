@@ -134,7 +134,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
     let share = (TARGET_SLICES / snapshot.ranks.len().max(1)).max(4);
     let host_of =
         |rank: Rank| -> &str { snapshot.rank(rank).map_or("", |view| view.host.as_ref()) };
-    for (rank, dump) in snapshot.dumps() {
+    for (rank, dump) in snapshot.counted() {
         let groups: Vec<GroupRef> = dump
             .groups
             .iter()

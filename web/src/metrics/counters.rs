@@ -132,7 +132,7 @@ impl Counters {
             self.lost += rank.lost.checked_sub(last).unwrap_or(rank.lost);
         }
         let mut read: HashMap<(&str, &[Rank]), usize> = HashMap::new();
-        for (_, dump) in snapshot.dumps() {
+        for (_, dump) in snapshot.counted() {
             for group in &dump.groups {
                 let key = (group.info.name.as_str(), &*group.info.ranks);
                 *read.entry(key).or_default() += 1;

@@ -48,7 +48,7 @@ impl NewEntries {
     ) {
         let mut present = HashSet::new();
         for view in snapshot.ranks.iter() {
-            for dump in &view.dumps {
+            for dump in view.counted() {
                 let id = &dump.identity;
                 let key = (view.rank, dump.recorder, id.attempt, id.pid);
                 present.insert(key);

@@ -20,7 +20,7 @@ impl Messages {
     pub(super) fn take(&mut self, snapshot: &Snapshot) {
         let mut present = HashSet::new();
         for (rank, dump) in snapshot.ranks.iter().flat_map(|view| {
-            let dumps = view.dumps.iter();
+            let dumps = view.counted();
             dumps.map(|dump| (view.rank, dump))
         }) {
             let key = key(rank, dump);

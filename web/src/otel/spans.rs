@@ -166,7 +166,7 @@ impl Spans {
         if overdue.is_empty() {
             return;
         }
-        for (rank, dump) in snapshot.dumps() {
+        for (rank, dump) in snapshot.counted() {
             let open = |e: &&Entry| e.state < EntryState::Completed && !e.retired;
             for entry in dump.entries.iter().filter(open) {
                 let is_p2p = entry.op.is_p2p();

@@ -119,6 +119,10 @@ impl Analysis {
     }
 }
 
+fn count_ops(records: &[Record]) -> u64 {
+    records.iter().map(|record| record.ops.len() as u64).sum()
+}
+
 // invariant 7: a function of its arguments alone.
 fn judge(
     policy: &Policy,
@@ -127,10 +131,13 @@ fn judge(
     mut problems: Vec<Problem>,
     files: usize,
 ) -> Report {
-    let entries = records.iter().map(|record| record.ops.len() as u64).sum();
+    let read = count_ops(&records);
     comm_counter::number_by_communicator(shared, &mut records);
     let mut records = provenance::select(shared, records, policy, &mut problems);
+    let selected = count_ops(&records);
     same_process::join(shared, &mut records);
+    // An operation that two recorders of one process hold counts once.
+    let entries = read - (selected - count_ops(&records));
     note_versions(&records, &mut problems);
     let mut aligned = Aligned::new(shared, &records, policy.world_size);
     let clocks = clocks::offsets(&aligned);

@@ -49,7 +49,7 @@ pub use rcomm_verdict::{
     Analysis, Code, Difference, EndKind, Evidence, Explanation, Extent, Finding, FrameRef,
     GroupChange, GroupRef, GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput,
     LogLine, Message, MessageNumbers, Policy, Price, Problem, RankReport, Report, SeqKind,
-    Severity, StackNode, Unread, Verdict, Wait, analyze, causes, explain, filter, format, logs,
-    matrix,
+    Severity, Since, StackNode, Unread, Until, Verdict, Wait, analyze, causes, explain, filter,
+    format, logs, matrix,
 };
 pub use render::{export, print};

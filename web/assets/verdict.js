@@ -32,15 +32,18 @@ export function drawVerdict(report) {
 
 const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
 
-/** Since when ranks wait: the duration in the report, plus the time that has passed since it arrived.
+/** Since when ranks wait: the duration in the report, plus the time that has passed since it arrived, if it is a living
+ * job's.
  * @param {object} report @param {?number} laterMs */
 export function since(report, laterMs) {
   const began = headline(report)?.since;
   if (!began) return "";
   if (began.age_ms == null) return `since ${clock(began.at_ns)} UTC`;
-  const seconds = Math.max(0, Math.floor((began.age_ms + (report.end ? 0 : laterMs)) / 1e3));
+  const seconds = Math.max(0, Math.floor((began.age_ms + (began.until === "now" ? laterMs : 0)) / 1e3));
   const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
-  return `for ${parts.map((part) => String(part).padStart(2, "0")).join(":")}, since ${clock(began.at_ns)} UTC`;
+  const duration = parts.map((part) => String(part).padStart(2, "0")).join(":");
+  if (began.until === "written") return `since ${clock(began.at_ns)} UTC, ${duration} before the files were written`;
+  return `for ${duration}, since ${clock(began.at_ns)} UTC`;
 }
 
 /** The verdict as text for the clipboard. @param {object} report @param {string} job */

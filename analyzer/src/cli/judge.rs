@@ -59,11 +59,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
             Extent::Whole
         };
         on_node.note(&loaded);
-        if loaded.dump.identity.dump_time_ns == 0
-            && let Some(written_ns) = written_ns(&loaded.path)
-        {
-            open.note_written(written_ns);
-        }
+        open.note_written(loaded.written_ns());
         if let Some(redactor) = &redactor {
             redactor.record(&mut loaded);
         }
@@ -147,13 +143,6 @@ fn leave_out_texts(loaded: &mut Loaded, redactor: &Redactor) {
     loaded.problems.extend(left_out);
     loaded.logs.clear();
     loaded.ras.clear();
-}
-
-/// When a file was written, ns since the epoch; `None` if that is unknown, as for the member of an archive.
-fn written_ns(path: &str) -> Option<i64> {
-    let written = std::fs::metadata(path).ok()?.modified().ok()?;
-    let since = written.duration_since(std::time::UNIX_EPOCH).ok()?;
-    i64::try_from(since.as_nanos()).ok()
 }
 
 /// Whether the process uses more memory than `--memory-limit` allows.

@@ -16,6 +16,19 @@ pub struct LoadedDump {
     pub cut: bool,
 }
 
+impl LoadedDump {
+    /// When the file was written, ns since the epoch, if the dump states no time of its own. `None` if it does, or if the
+    /// time of the file is unknown, as of a member of an archive.
+    pub fn written_ns(&self) -> Option<i64> {
+        if self.dump.identity.dump_time_ns != 0 {
+            return None;
+        }
+        let written = std::fs::metadata(&self.path).ok()?.modified().ok()?;
+        let since = written.duration_since(std::time::UNIX_EPOCH).ok()?;
+        i64::try_from(since.as_nanos()).ok()
+    }
+}
+
 /// The results of reading, apart from the dumps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {

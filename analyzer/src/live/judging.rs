@@ -149,6 +149,12 @@ impl Live {
             .map(|&(rank, ..)| rank.saturating_add(1));
         let sizes = stated.chain(policy.world_size).chain(known);
         policy.world_size = sizes.filter(|&size| size <= MAX_WORLD).max();
+        policy.written_ns = self
+            .kept
+            .feeds
+            .iter()
+            .filter_map(|feed| feed.written_ns)
+            .max();
         policy.newest = self.kept.newest;
         let launches = self.kept.feeds.iter().flat_map(|feed| &feed.launches);
         policy.launches = launches.cloned().collect();

@@ -82,6 +82,7 @@ pub(super) struct Feed {
     looked: Duration,
     pub(super) problems: Vec<Problem>,
     pub(super) world_size: Option<u32>,
+    pub(super) written_ns: Option<i64>,
     pub(super) launches: Vec<LaunchRecord>,
     pub(super) communicators: Vec<Watched>,
     pub(super) collected: Option<Collected>,
@@ -139,6 +140,7 @@ impl LatestRecords {
         let mut changed = feed.answer(&poll, at);
         feed.problems = poll.problems;
         feed.world_size = poll.world_size;
+        feed.written_ns = poll.written_ns;
         changed |= feed.launches != poll.launches;
         feed.launches = poll.launches;
         let communicators = Watched::update(&feed.communicators, poll.communicators, at.elapsed);

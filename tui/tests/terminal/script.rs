@@ -2,6 +2,9 @@
 
 use crate::rings::{LATE, stuck_job};
 use crate::session::{Session, run};
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 
 #[test]
 fn once_and_json_end_with_the_verdict() {
@@ -87,4 +90,38 @@ fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
     session.wait_text("REPLAY");
     session.press("q");
     session.end();
+}
+
+/// What `rcomm-fr analyze` says of files that were written while nothing in them was overdue.
+#[test]
+fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
+    const ISSUED_NS: u64 = 1_795_239_695_873_462_017;
+    let directory = tempfile::tempdir().expect("a directory");
+    let fixture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/dumps/never-join-w4/pickle"
+    );
+    let written = |after: Duration| {
+        for rank in 0..4 {
+            let name = format!("rank_{rank}");
+            let path = directory.path().join(&name);
+            let bytes = fs::read(Path::new(fixture).join(&name)).expect("a fixture");
+            fs::write(&path, bytes).expect("writable");
+            let file = fs::File::options().write(true).open(&path).expect("ours");
+            let time = UNIX_EPOCH + Duration::from_nanos(ISSUED_NS) + after;
+            file.set_modified(time).expect("ours");
+        }
+    };
+    let folder = directory.path().to_str().expect("text");
+    let look = || run(&["replay", "--once", folder], directory.path());
+    written(Duration::from_millis(300));
+    let (status, young, _) = look();
+    assert_eq!(status, Some(2), "{young}");
+    assert!(young.contains("CANNOT TELL"), "{young}");
+    written(Duration::from_secs(60));
+    let (status, old, _) = look();
+    assert_eq!(status, Some(1), "{old}");
+    let lines: Vec<&str> = old.split_whitespace().collect();
+    let first = "STUCK since 05:41:35Z, 60 s before the files were written rank 1 never issued";
+    assert!(lines.join(" ").contains(first), "{old}");
 }

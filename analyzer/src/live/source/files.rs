@@ -39,7 +39,9 @@ impl Source for FileSource {
             Problem::stale_dump(log.path, sentence)
         }));
         let mut observations: Vec<Observation> = Vec::new();
+        let mut written_ns = None;
         for loaded in dumps {
+            written_ns = written_ns.max(loaded.written_ns());
             let Some(rank) = loaded.dump.identity.rank else {
                 problems.push(Problem::unreadable_dump(
                     loaded.path,
@@ -62,6 +64,7 @@ impl Source for FileSource {
         Ok(Poll {
             observations,
             problems,
+            written_ns,
             ..Poll::default()
         })
     }

@@ -84,6 +84,8 @@ pub struct Poll {
     pub problems: Vec<Problem>,
     /// The number of ranks of the job, if the source knows it.
     pub world_size: Option<u32>,
+    /// When the newest of the files was written whose records state no time, ns since the epoch.
+    pub written_ns: Option<i64>,
     /// The records of launchers on the job's processes.
     pub launches: Vec<LaunchRecord>,
     /// The communication library's reports on its communicators.

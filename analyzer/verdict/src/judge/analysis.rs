@@ -68,9 +68,10 @@ impl Analysis {
         }
     }
 
-    /// States when a file was written whose record holds no time, ns since the epoch; the newest of these times counts.
-    pub fn note_written(&mut self, written_ns: i64) {
-        self.policy.written_ns = self.policy.written_ns.max(Some(written_ns));
+    /// States when a file was written whose record holds no time, ns since the epoch; `None` changes nothing. The newest of
+    /// these times counts.
+    pub fn note_written(&mut self, written_ns: Option<i64>) {
+        self.policy.written_ns = self.policy.written_ns.max(written_ns);
     }
 
     /// Adds the records of launchers on the processes of the job.

@@ -6,8 +6,8 @@ use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{RankState, since_ms};
 use crate::state::trends::Trend;
-use rcomm_analyzer::format::{count, rank_set};
-use rcomm_analyzer::{Finding, Verdict, causes};
+use rcomm_analyzer::format::{count, duration_ms, rank_set};
+use rcomm_analyzer::{Finding, Until, Verdict, causes};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{clock_age, time_of_day};
 use serde::Deserialize;
@@ -163,12 +163,19 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
     let from_age = age_ms.zip(model.as_of_ns);
     let from_age = from_age.map(|(ms, as_of_ns)| as_of_ns - (ms * 1e6) as i64);
     let at_ns = finding.since.map(|since| since.at_ns).or(from_age)?;
+    let since = time_of_day(at_ns);
+    if let Some(Until::Written) = finding.since.map(|since| since.until) {
+        let before = age_ms.map_or_else(String::new, |ms| {
+            format!(", {} before the files were written", duration_ms(ms))
+        });
+        return Some(format!("since {since}Z{before}  "));
+    }
     let age = model.age(age_ms).map_or_else(String::new, |ms| {
         let mut age = clock_age(ms);
         age.push(' ');
         age
     });
-    Some(format!("{age}since {}Z  ", time_of_day(at_ns)))
+    Some(format!("{age}since {since}Z  "))
 }
 
 /// The line with the next step: `next: look at what rank 2 does after train.py:64`. `None` if the headline is not

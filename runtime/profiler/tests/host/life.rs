@@ -2,6 +2,7 @@
 
 use crate::job::{Until, dumps, operation};
 use crate::library::{Call, Handle, NONE, Plugin};
+use crate::orders::play;
 use rcomm_recorder::model::{EntryState, Peer};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -32,6 +33,8 @@ fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
         "{part}: {}\n{text}\n{errors}",
         output.status
     );
+    // The plug-in catches its own panics, which then end nothing.
+    assert!(!errors.contains("panicked"), "{part}: {errors}");
     directory
 }
 
@@ -474,7 +477,7 @@ fn events_in_random_order_leave_nothing_pending_once_all_communicators_have_ende
     }
 }
 
-/// Events of every kind with parents of every kind, also of communicators and uses that have ended, on three threads.
+/// The fuzz target's corpus, and long orders that a generator gives, on three threads.
 fn random(plugin: &Plugin) {
     std::thread::scope(|scope| {
         for seed in 1..=3 {
@@ -494,57 +497,32 @@ fn random(plugin: &Plugin) {
 }
 
 fn events(plugin: &Plugin, seed: u64) {
+    let mut number = 0;
+    let mut comm = || {
+        number += 1;
+        let hash = seed * 1_000 + number;
+        plugin.init(None, hash, 0, 4).ok()
+    };
+    let mut comms: Vec<_> = (0..4).filter_map(|_| comm()).collect();
+    let corpus = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/fuzz/corpus/profiler_events"
+    );
+    for file in std::fs::read_dir(corpus).expect("a folder") {
+        let bytes = std::fs::read(file.expect("a file").path()).expect("a file");
+        let mut bytes = bytes.into_iter();
+        play(plugin, &mut comms, || bytes.next(), &mut comm);
+    }
     let mut word = seed;
-    let mut below = |most: usize| {
+    let mut left = 200_000;
+    let next = || {
+        left -= 1;
         word = word
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        (word >> 33) as usize % most
+        (left > 0).then_some((word >> 33) as u8)
     };
-    let comm = |number: u64| {
-        let hash = seed * 1_000 + number;
-        plugin.init(None, hash, 0, 4).expect("a communicator")
-    };
-    let mut comms: Vec<_> = (0..4).map(comm).collect();
-    let mut handles = vec![NONE];
-    let pid = std::process::id();
-    let calls = [
-        small(),
-        Call::all_reduce(64, 1),
-        Call::message(c"Send", 8, 2),
-        Call::message(c"Recv", 8, 3),
-    ];
-    for round in 0..30_000 {
-        let at = below(comms.len());
-        let (parent, call) = (handles[below(handles.len())], calls[below(4)]);
-        let comm_of = &comms[at];
-        let made = match below(12) {
-            0 if plugin.has_calls() => plugin.group_api(comm_of),
-            1 if plugin.has_calls() => plugin.call(comm_of, parent, &call, below(8) == 0),
-            2 | 3 => plugin.task(comm_of, parent, &call),
-            4 | 5 => plugin.kernel(comm_of, parent, below(4) as u8, 1),
-            6 => plugin.transfer(comm_of, parent, (below(4) as u8, 1, below(2) == 0), pid),
-            7 => plugin.step(comm_of, parent, 1),
-            8 => {
-                plugin.record(parent, below(32) as i32, 5, 3);
-                NONE
-            }
-            _ => {
-                let gone = handles.swap_remove(below(handles.len()));
-                plugin.stop(gone);
-                NONE
-            }
-        };
-        handles.push(made);
-        if handles.len() > 64 {
-            let gone = handles.swap_remove(below(handles.len()));
-            plugin.stop(gone);
-        }
-        if round % 5_000 == 4_999 {
-            let gone = std::mem::replace(&mut comms[at], comm(10 + round as u64));
-            plugin.finalize(&gone);
-        }
-    }
+    play(plugin, &mut comms, next, &mut comm);
     for comm in &comms {
         plugin.finalize(comm);
     }

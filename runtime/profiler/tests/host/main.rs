@@ -10,6 +10,7 @@ mod job;
 mod joins;
 mod library;
 mod life;
+mod orders;
 mod views;
 
 /// Not a test by itself: the other tests start it as a rank.

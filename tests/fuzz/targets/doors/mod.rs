@@ -8,6 +8,7 @@ use rcomm::config::RingDir;
 use rcomm::store::{Store, TcpStore, TcpStoreServer};
 use rcomm::tuning::{Topology, Tuning};
 use rcomm::{Config, HashStore, MAX_OBJECT_BYTES, Rendezvous, World};
+use rcomm_analyzer::inspector;
 use rcomm_analyzer::source::{Source, WorkerAddress, WorkerServerSource};
 use rcomm_recorder::publish::{Dump, Endpoint, EndpointAddress, EndpointClient, Listen};
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
@@ -28,7 +29,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 pub(crate) type Door = (&'static str, fn(&[u8]));
 
 /// Every door of this module; the corpus of a door has its name.
-pub(crate) const DOORS: [Door; 9] = [
+pub(crate) const DOORS: [Door; 10] = [
     ("store_server", store_server),
     ("store_client", store_client),
     ("endpoint_server", endpoint_server),
@@ -36,9 +37,21 @@ pub(crate) const DOORS: [Door; 9] = [
     ("worker_servers", worker_servers),
     ("web_server", web_server),
     ("tuning_table", tuning_table),
+    ("read_inspector", read_inspector),
     ("objects", objects),
     ("dump_pipe", dump_pipe),
 ];
+
+/// The log of NCCL's Inspector, which a job leaves in a folder of the user's choice.
+pub(crate) fn read_inspector(bytes: &[u8]) {
+    let _ = inspector::is_log(bytes);
+    let mut reader = inspector::Reader::default();
+    let records = reader.add(bytes).expect("bytes in memory are read");
+    let trends = reader.finish();
+    assert_eq!(trends.records, records);
+    let of_ranks: u64 = trends.trends.iter().map(|trend| trend.records).sum();
+    assert_eq!(of_ranks + trends.left_out_records, records);
+}
 
 /// Sends bytes, and reads what comes back for a short time.
 fn send<S: Read + Write>(mut stream: S, bytes: &[u8], end: impl FnOnce(&S)) {

@@ -1,0 +1,50 @@
+//! Any bytes as an order of NCCL's events for the profiler plug-in, in each version of the interface. It must not panic,
+//! and NCCL must get success for each event.
+#![no_main]
+
+#[allow(dead_code, reason = "shared with the tests of the plug-in")]
+#[path = "../../../runtime/profiler/tests/host/library.rs"]
+mod library;
+#[path = "../../../runtime/profiler/tests/host/orders.rs"]
+mod orders;
+
+use library::{Comm, Plugin};
+use libfuzzer_sys::fuzz_target;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// A plug-in records 4,096 communicators in the life of a process.
+const COMMUNICATORS: u64 = 4_000;
+
+/// Each version with its communicators, and the number of communicators that were made.
+static STATE: LazyLock<Mutex<(Vec<(Plugin, Vec<Comm>)>, u64)>> = LazyLock::new(|| {
+    // The newest version first: only it gives the process a rank.
+    let versions = [6, 5, 4, 3].map(|version| {
+        let plugin = Plugin::open(version).expect("this version");
+        let comm = |number| plugin.init(None, number, 0, 4).expect("a communicator");
+        let comms = (0..4).map(|at| comm(u64::from(version) * 10 + at)).collect();
+        (plugin, comms)
+    });
+    Mutex::new((versions.into(), 100))
+});
+
+fuzz_target!(
+    init: {
+        // SAFETY: libFuzzer has started no thread yet.
+        unsafe { std::env::set_var("RCOMM_RING_DIR", "memory") };
+    },
+    |bytes: &[u8]| {
+        let Some((&first, rest)) = bytes.split_first() else {
+            return;
+        };
+        let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        let (versions, made) = &mut *state;
+        let (plugin, comms) = &mut versions[usize::from(first) % 4];
+        let mut bytes = rest.iter().copied();
+        let fresh = || {
+            *made += 1;
+            let is_left = *made < COMMUNICATORS;
+            is_left.then(|| plugin.init(None, *made, 0, 4).expect("a communicator"))
+        };
+        orders::play(plugin, comms, || bytes.next(), fresh);
+    }
+);

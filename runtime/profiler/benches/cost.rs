@@ -202,8 +202,12 @@ impl Plugin {
     }
 }
 
-/// Prints the median of each part, less the cost of the clock itself.
-fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
+/// The environment variable with the costs of a plug-in that does nothing, in the order of the shapes, ns.
+const NOTHING: &str = "RCOMM_BENCH_NOTHING";
+
+/// Prints the median of each part, less the cost of the clock itself, and both parts together as a multiple of
+/// `nothing`, what a plug-in that does nothing costs. Returns both parts together, ns.
+fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize, nothing: Option<u64>) -> u64 {
     for _ in 0..rounds / 4 {
         plugin.operation(shape);
     }
@@ -227,7 +231,12 @@ fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
     let clock = median(&mut clock);
     let call = median(&mut calls).saturating_sub(clock);
     let proxy = median(&mut proxies).saturating_sub(clock);
-    println!("{name:44} calling thread {call:6} ns   proxy thread {proxy:7} ns");
+    let both = call + proxy;
+    let ratio = both as f64 / nothing.unwrap_or(both).max(1) as f64;
+    println!(
+        "{name:44} calling thread {call:6} ns   proxy thread {proxy:7} ns   both {both:7} ns, {ratio:6.1} times nothing"
+    );
+    both
 }
 
 fn ours(mask: &str) -> Plugin {
@@ -298,6 +307,8 @@ fn main() {
             .find(|(it, ..)| *it == mask)
             .expect("one of the masks");
         let plugin = ours(&mask);
+        let nothing = std::env::var(NOTHING).unwrap_or_default();
+        let mut nothing = nothing.split(',').map(|ns| ns.parse().ok());
         for shape in shapes {
             let shape = Shape {
                 has_kernels,
@@ -305,7 +316,7 @@ fn main() {
                 ..shape
             };
             let name = format!("{mask}, {} channels", shape.channels);
-            measure(&name, &plugin, shape, ROUNDS);
+            measure(&name, &plugin, shape, ROUNDS, nothing.next().flatten());
         }
         return;
     }
@@ -329,16 +340,20 @@ fn main() {
             },
         ),
     ];
+    let mut nothing: [Option<u64>; 2] = [None; 2];
     for (name, plugin) in &others {
-        for shape in shapes {
+        for (shape, known) in shapes.into_iter().zip(&mut nothing) {
             let name = format!("{name}, {} channels", shape.channels);
-            measure(&name, plugin, shape, ROUNDS / 4);
+            let both = measure(&name, plugin, shape, ROUNDS / 4, *known);
+            known.get_or_insert(both);
         }
     }
+    let nothing = nothing.map(|ns| ns.unwrap_or_default().to_string());
     let directory = tempfile::tempdir_in("/dev/shm").expect("memory for a ring");
     for (mask, ..) in MASKS {
         let status = std::process::Command::new(std::env::current_exe().expect("a file"))
             .env("RCOMM_NCCL_EVENTS", mask)
+            .env(NOTHING, nothing.join(","))
             .env("RCOMM_RING_DIR", directory.path())
             .env("RANK", "0")
             .env("WORLD_SIZE", "2")

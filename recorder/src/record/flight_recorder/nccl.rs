@@ -250,7 +250,11 @@ impl FlightRecorder {
             self.count(header::LINKS_LOST);
             return None;
         };
-        self.map.words()[header::LINKS_USED].fetch_max(at as u64 + 1, Ordering::Relaxed);
+        let used = &self.map.words()[header::LINKS_USED];
+        // A load costs less than the exchange, which is needed once for a link.
+        if used.load(Ordering::Relaxed) <= at as u64 {
+            used.fetch_max(at as u64 + 1, Ordering::Relaxed);
+        }
         Some(LinkHandle(at as u32))
     }
 
@@ -273,7 +277,11 @@ impl FlightRecorder {
         if key & TAKEN == 0 {
             return;
         }
-        let now = self.clock.now();
+        // No reader needs the time at which a link became idle.
+        let now = match wait {
+            LinkWait::Idle => Timestamp(0),
+            _ => self.clock.now(),
+        };
         // Seven bits hold what the link waits for: from `WAIT_SHIFT` up to the peer in the upper half.
         let wait_bits = u64::from(wait.code()) << link::WAIT_SHIFT;
         let place = key & !(0x7f << link::WAIT_SHIFT) | wait_bits;

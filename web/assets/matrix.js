@@ -14,12 +14,12 @@ export function drawMatrix(focus) {
   const form = JSON.stringify(focus);
   if (form === drawn) return;
   drawn = form;
+  at("matrix-title").textContent = focus ? `Group ${label(focus.group)}: ${focus.group.ranks.length} ranks` : "Group";
   if (!focus || focus.seqs.length === 0) {
-    at("matrix-title").textContent = "Group";
-    at("matrix").replaceChildren(make("p", { class: "empty" }, "No collective was recorded."));
+    const none = focus ? "No collective on this group was recorded." : "No group was recorded.";
+    at("matrix").replaceChildren(make("p", { class: "empty" }, none));
     return;
   }
-  at("matrix-title").textContent = `Group ${label(focus.group)}: ${focus.group.ranks.length} ranks`;
   const seen = new Set();
   const head = make("tr", {}, make("th", { scope: "col" }, "ranks"),
     ...focus.seqs.map((seq, i) => make("th", { scope: "col", class: "seq", title: focus.ops[i] }, `${seq}`)));

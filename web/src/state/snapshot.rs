@@ -105,7 +105,10 @@ pub(crate) fn status_of(snapshot: &Snapshot) -> Status {
 fn focus_of(snapshot: &Snapshot) -> Option<Focus> {
     let report = &snapshot.report;
     let accused = report.findings.iter().find_map(|f| f.group.as_ref());
-    let group = accused.or(report.groups.first().map(|group| &group.group))?;
+    let mut groups = report.groups.iter();
+    let used = groups.find(|group| group.last_seq.is_some());
+    let any = || used.or(report.groups.first()).map(|group| &group.group);
+    let group = accused.or_else(any)?;
     Some(Focus {
         group: group.clone(),
         matrix: matrix(snapshot.dumps(), group, COLUMNS, Rows::Folded),

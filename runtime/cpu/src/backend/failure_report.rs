@@ -28,6 +28,8 @@ const REASON_TIME: Duration = Duration::from_millis(500);
 /// How long a rank waits for the reason of a rank that has given up the operation: that rank may itself
 /// first look for its peer's reason.
 const GIVEN_UP_TIME: Duration = Duration::from_millis(1500);
+/// How long a rank that knows who was absent waits for a store that may be silent, before it asks for that reason.
+const ANSWER_TIME: Duration = Duration::from_millis(250);
 /// How long a rank that has lost a peer checks whether other members are gone too.
 const OTHERS_TIME: Duration = Duration::from_millis(150);
 /// The largest number of other members that are checked; if the group has more, none is checked.
@@ -270,9 +272,14 @@ impl CpuGroup {
     /// Returns the error for an operation that has failed on all ranks, since `rank` gave up this or an earlier
     /// one. If the reason is not known, the error names the ranks that were `absent`.
     fn explain_given_up(&self, rank: Rank, absent: &[Rank]) -> Error {
-        let note = StoreQuery::ask_within(&self.store, GIVEN_UP_TIME, move |store| {
-            Note::wait(store, rank, GIVEN_UP_TIME)
-        });
+        // A silent store must not delay an error that can name the absent ranks without it.
+        let is_silent = !absent.is_empty() && self.has_note(rank, ANSWER_TIME).is_none();
+        let note = match is_silent {
+            true => None,
+            false => StoreQuery::ask_within(&self.store, GIVEN_UP_TIME, move |store| {
+                Note::wait(store, rank, GIVEN_UP_TIME)
+            }),
+        };
         match note {
             Some(Ok(note)) => note.error(rank, self.mesh.rank()),
             Some(Err(_)) | None if absent.is_empty() => {

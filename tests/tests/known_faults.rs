@@ -178,6 +178,16 @@ fn every_known_fault_is_diagnosed_in_every_form_and_file_order() {
     assert!(misses.is_empty(), "{}", misses.join("\n"));
 }
 
+/// The newest time in the dumps of a folder, ns since the epoch: from then on, their operations have an age.
+fn newest_ns(folder: &Path) -> Option<i64> {
+    let read = load_all(&[folder.to_owned()], &LoadOptions::default());
+    let (dumps, _) = read.expect("the folder is there");
+    let entries = dumps.iter().flat_map(|loaded| &loaded.dump.entries);
+    let times = entries.map(|it| it.time_created_ns.max(it.time_discovered_completed_ns));
+    let taken = dumps.iter().map(|it| it.dump.identity.dump_time_ns);
+    times.chain(taken).max()
+}
+
 /// The ranks accused first, and the code; `None` if no rank is accused.
 fn accused(report: &Report) -> Option<(Code, Vec<Rank>)> {
     let mut errors = report.findings.iter();
@@ -193,16 +203,19 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
         if !folder.is_dir() {
             continue;
         }
-        let after = |overdue: Duration| {
+        let at = |now_ns: Option<i64>, overdue: Duration| {
             let policy = Policy {
+                now_ns,
                 snapshot: true,
                 overdue,
                 ..Policy::default()
             };
             judge_by(&folder, &Order::Forwards, policy)
         };
+        let after = |overdue| at(None, overdue);
         let all = after(Duration::ZERO);
-        let in_flight = all.in_flight.iter().filter_map(|one| one.age_ms);
+        let dated = at(newest_ns(&folder), Duration::ZERO);
+        let in_flight = dated.in_flight.iter().filter_map(|one| one.age_ms);
         let ages = in_flight.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
         let hour = std::iter::successors(Some(Duration::from_micros(100)), |age| Some(*age * 3));
         let mut ages: Vec<Duration> = ages.chain(hour.take(16)).collect();

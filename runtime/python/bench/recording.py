@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -51,8 +52,9 @@ def main() -> None:
             for name, settings in rows.items():
                 environment = {**os.environ, **settings, "RCOMM_RING_DIR": rings, "RCOMM_JOB": "bench"}
                 command = [sys.executable, "-c", _RANK]
-                done = subprocess.run(command, env=environment, check=True, capture_output=True)
-                took[name] += map(float, done.stdout.split())
+                done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+                # Older versions of gloo print a line of their own.
+                took[name] += map(float, re.findall(r"^[\d.]+$", done.stdout, re.MULTILINE))
     plain = min(took["plain"])
     print(f"{'':36}{'min':>8}{'median':>8}{'min - plain':>15}   load {os.getloadavg()[0]:.1f}")
     for name, all_of in took.items():

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._analysis import Report
+    from ._dispatch import Dispatch
     from ._native import GroupHooks, Ring, World
 
 __all__ = ["phase", "record", "recording", "step", "why"]
@@ -39,7 +40,7 @@ _END_TIME = 0.5
 def record() -> None:
     """Records every process group of this process from now on, and those that it has already.
 
-    Needs the hooks of PyTorch 2.15; without them it logs that it does not record. A second call does nothing.
+    Needs PyTorch 2.5; with an older one it logs that it does not record. A second call does nothing.
     ``RCOMM_JOB`` names the job (else torchrun's run id, Slurm's job, or ``MASTER_ADDR-MASTER_PORT``),
     ``RCOMM_RING_DIR`` the folder of the rings (else ``/dev/shm/rcomm-UID``), ``RCOMM_RING_ENTRIES`` how many
     operations a ring holds (else 16,384).
@@ -51,14 +52,19 @@ def record() -> None:
         import torch
         from torch.distributed import distributed_c10d as c10d
 
-        has_hooks = hasattr(c10d.ProcessGroup, "register_pre_hook")
-        if not (has_hooks and hasattr(c10d, "_maybe_attach_flight_recorder")):
-            _log.warning(
-                "rcomm cannot record PyTorch %s: it lacks the hooks of 2.15", torch.__version__
-            )
+        from . import _dispatch
+
+        has_hooks = hasattr(c10d.ProcessGroup, "register_pre_hook") and hasattr(
+            c10d, "_maybe_attach_flight_recorder"
+        )
+        if not has_hooks and not _dispatch.is_possible():
+            _log.warning("rcomm cannot record PyTorch %s: it needs 2.5 or later", torch.__version__)
             return
         _recorder = _Recorder(c10d)
-        _recorder.install()
+        if has_hooks:
+            _recorder.install()
+        else:
+            _recorder.install_kernels(_dispatch.Dispatch(c10d))
 
 
 def recording() -> str | None:
@@ -154,6 +160,8 @@ class _Recorder:
         self.ended = threading.Event()
         self.watcher: threading.Thread | None = None
         self.native: Any = None
+        # On a PyTorch without hooks.
+        self.dispatch: Dispatch | None = None
         self.waited: list[Callable[[Any, bool], None]] = []
 
     def install(self) -> None:
@@ -168,8 +176,45 @@ class _Recorder:
             return done
 
         c10d._maybe_attach_flight_recorder = attach_both
-        for pg, ranks in list(c10d._world.pg_group_ranks.items()):
+        self.attach_known()
+
+    def install_kernels(self, dispatch: Dispatch) -> None:
+        """For PyTorch 2.5 to 2.14: attaches to groups where Python makes them."""
+        c10d = self.c10d
+        self.dispatch = dispatch
+        make = c10d._new_process_group_helper
+
+        @functools.wraps(make)
+        def make_and_attach(size: int, rank: int, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
+            made = make(size, rank, ranks, *args, **kwargs)
+            # Before the caller's first operation on it. The default group is made with no ranks.
+            pg = made[0] if isinstance(made, tuple) else made
             if isinstance(pg, c10d.ProcessGroup):
+                _quietly(self.attach, pg, list(ranks) or list(range(size)))
+            return made
+
+        c10d._new_process_group_helper = make_and_attach
+        split = getattr(c10d, "split_group", None)
+        if split is not None:
+
+            @functools.wraps(split)
+            def split_and_attach(*args: Any, **kwargs: Any) -> Any:
+                made = split(*args, **kwargs)
+                _quietly(self.attach_known)
+                return made
+
+            # The package torch.distributed has it by name, too.
+            for module in (c10d, sys.modules.get("torch.distributed")):
+                if getattr(module, "split_group", None) is split:
+                    module.split_group = split_and_attach
+        self.attach_known()
+
+    def attach_known(self) -> None:
+        """Attaches to the groups that this process has."""
+        c10d = self.c10d
+        for pg, ranks in list(c10d._world.pg_group_ranks.items()):
+            attached = any(group() is pg for group in self.groups)
+            if isinstance(pg, c10d.ProcessGroup) and not attached:
                 _quietly(self.attach, pg, sorted(ranks, key=ranks.get))
 
     def attach(self, pg: Any, global_ranks: list[int]) -> None:
@@ -198,6 +243,9 @@ class _Recorder:
             return
         self.watch_waits(self.ring.waited)
         self.watch_works()
+        if self.dispatch is not None:
+            self.dispatch.attach(pg, hooks)
+            return
         pg.register_pre_hook(_HOOK_ID, hooks.before)
         pg.register_post_hook(_HOOK_ID, hooks.after)
 
@@ -250,7 +298,7 @@ class _Recorder:
         """Takes the hooks in C++ if they were built for this PyTorch."""
         from . import _cpp, _native
 
-        path = _cpp.find()
+        path = _cpp.find() if self.dispatch is None else None
         if path is not None:
             import torch
 
@@ -347,9 +395,11 @@ class _Recorder:
         if self.watcher is not None:
             self.watcher.join(timeout=0.5)
         # A group may outlive the interpreter, and would then drop functions of an interpreter that is gone.
+        if self.dispatch is not None:
+            self.dispatch.end()
         for group in self.groups:
             pg = group()
-            if pg is not None:
+            if pg is not None and self.dispatch is None:
                 pg.unregister_pre_hook(_HOOK_ID)
                 pg.unregister_post_hook(_HOOK_ID)
         ring = self.ring

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import sys
 import sysconfig
 import threading
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ._dispatch import Dispatch
     from ._native import GroupHooks, Ring, World
 
-__all__ = ["phase", "record", "recording", "step", "why"]
+__all__ = ["phase", "record", "recording", "step", "why", "why_on_signal"]
 
 _log = logging.getLogger("rcomm")
 
@@ -98,8 +99,8 @@ def step(number: int) -> None:
 def why() -> Report:
     """The verdict over all ranks of this job whose rings are on this host, now.
 
-    For a debugger or a signal handler: it starts ``rcomm-fr`` and waits for its output, some tenths of a
-    second. Raises RuntimeError if this process does not record.
+    For a debugger: it starts ``rcomm-fr`` and waits for its output, some tenths of a second. `why_on_signal` prints
+    it on a signal. Raises RuntimeError if this process does not record.
     """
     path = recording()
     if path is None:
@@ -107,6 +108,43 @@ def why() -> Report:
     from ._analysis import analyze
 
     return analyze(os.path.dirname(path), live=True)
+
+
+def why_on_signal(number: int = signal.SIGUSR2) -> None:
+    """Prints `why` to standard error whenever this process gets the signal: ``kill -USR2 PID``.
+
+    It works while the main thread waits in PyTorch, where a handler in Python would not run before the wait ends: the
+    interpreter writes each signal into a pipe (``signal.set_wakeup_fd``), and a thread of this module reads it. That
+    needs the interpreter's lock, which PyTorch's waits give up.
+
+    Call it in the main thread; else, and if another library has taken the pipe, as asyncio may, it raises ValueError
+    or RuntimeError. A handler that was set for the signal is replaced.
+    """
+    reads, writes = os.pipe()
+    for end in (reads, writes):
+        os.set_blocking(end, end == reads)
+    try:
+        before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+            raise RuntimeError("another library has called signal.set_wakeup_fd()")
+        signal.signal(number, lambda *_: None)
+    except BaseException:
+        os.close(reads)
+        os.close(writes)
+        raise
+
+    def answer() -> None:
+        while got := os.read(reads, 512):
+            # Other signals come through the same pipe.
+            if number in got:
+                try:
+                    text = str(why())
+                except Exception as error:
+                    text = f"rcomm: {error}"
+                print(text, file=sys.stderr, flush=True)
+
+    threading.Thread(target=answer, name="rcomm-why", daemon=True).start()
 
 
 _lock = threading.Lock()

@@ -110,6 +110,37 @@ def test_rank_that_does_not_arrive_is_named_while_the_job_hangs(job, until):
     assert report.html().startswith("<!") and report._repr_html_()
 
 
+def test_signal_prints_the_verdict_while_the_main_thread_waits_in_pytorch(job, tmp_path, until):
+    said = tmp_path / "said"
+
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        if rank == 1:
+            time.sleep(FOREVER)
+        # Standard error as the interpreter's handler sees it.
+        sys.stderr = said.open("w")
+        rcomm.torch.why_on_signal()
+        dist.all_reduce(torch.zeros(4))
+
+    started = job(2, body)
+
+    def answered():
+        if said.exists():
+            os.kill(started.pids[0], signal.SIGUSR2)
+            time.sleep(0.2)
+        return said.exists() and "rank 1 never issued all_reduce #2" in said.read_text()
+
+    until(lambda: len(list(started.rings.glob("*.ring"))) == 2)
+    until(lambda: all_reduces(started, tmp_path, 0) == 2)
+    assert until(answered)
+
+
+def all_reduces(job, tmp_path: Path, rank: int) -> int:
+    """How many all_reduces a rank has issued."""
+    ops = entries(job, tmp_path).get(rank, {"entries": []})["entries"]
+    return sum(one["profiling_name"].startswith("gloo:all_reduce") for one in ops)
+
+
 def test_killed_rank_is_named_after_its_death(job, until):
     def body(rank):
         dist.all_reduce(torch.zeros(4))

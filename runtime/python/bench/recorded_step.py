@@ -1,0 +1,101 @@
+"""What recording costs a training step: DDP on gloo, with and without the hooks, by turns in the same processes.
+
+    python bench/recorded_step.py [--ranks 2] [--rounds 30] [--steps 4] [--width 1024]
+
+In each round both ranks train some steps with the hooks on the group, and as many without, first one or the other. A line
+shows the median round of each, and the median of the rounds' ratios with the quarter of them below and above: load
+that changes from round to round affects both halves of a round. The hooks are those in C++ if they were built
+(`python -m rcomm build-hooks`); --python takes those in Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def train(options: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from rcomm import torch as recording
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    layers: list[torch.nn.Module] = []
+    for _ in range(10):
+        layers += [torch.nn.Linear(options.width, options.width), torch.nn.Tanh()]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    pg = dist.distributed_c10d._get_default_group()
+    recorder = recording._recorder
+    assert recorder is not None
+
+    def switch(on: bool) -> None:
+        if on:
+            recorder.attach(pg, list(range(dist.get_world_size())))
+        else:
+            pg.unregister_pre_hook(recording._HOOK_ID)
+            pg.unregister_post_hook(recording._HOOK_ID)
+
+    def steps() -> float:
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(options.steps):
+            optimizer.zero_grad()
+            model(torch.randn(4, options.width)).square().mean().backward()
+            optimizer.step()
+        return (time.perf_counter() - begun) / options.steps * 1e3
+
+    steps()
+    took: dict[bool, list[float]] = {True: [], False: []}
+    attached = True
+    for number in range(options.rounds):
+        for on in (number % 2 == 0, number % 2 != 0):
+            if on != attached:
+                switch(on)
+                attached = on
+            took[on].append(steps())
+    if not attached:
+        switch(True)
+    if rank == 0:
+        ratios = [100 * (on / off - 1) for on, off in zip(took[True], took[False], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        kind = "C++" if recorder.native is not None else "Python"
+        plain, recorded = statistics.median(took[False]), statistics.median(took[True])
+        print(
+            f"hooks in {kind}: plain {plain:.1f} ms, recorded {recorded:.1f} ms a step; "
+            f"recorded is {middle:+.1f} % slower (quarters {low:+.1f}, {high:+.1f}); load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--python", action="store_true", help="the hooks in Python, also if those in C++ were built")
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        return train(options)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as rings:
+        environment = dict(os.environ, RCOMM_RECORD="1", RCOMM_RING_DIR=rings, GLOO_SOCKET_IFNAME="lo")
+        if options.python:
+            environment["XDG_CACHE_HOME"] = rings
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        torchrun += ["--nproc-per-node", str(options.ranks), *sys.argv]
+        subprocess.run(torchrun, env=environment, check=True)
+
+
+if __name__ == "__main__":
+    main()

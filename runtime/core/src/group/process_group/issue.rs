@@ -138,8 +138,10 @@ impl Group {
     }
 
     #[inline]
-    fn check(&self, op: &Op<'_>) -> Result<usize> {
-        let checked = op.validate(self.group_rank, self.size());
+    fn check(&self, op: &mut Op<'_>) -> Result<usize> {
+        let (own, size) = (self.group_rank, self.size());
+        let copied = op.copy_shared_inputs(own, size);
+        let checked = copied.and_then(|()| op.validate(own, size));
         match checked.and_then(|()| self.lane_of(op)) {
             Ok(lane) => Ok(lane),
             Err(error) => Err(error.in_group(self.label())),
@@ -201,11 +203,11 @@ impl Group {
     /// Starts an operation, and returns its handle without waiting for other ranks.
     pub(crate) fn submit(
         self: &Arc<Self>,
-        op: Op<'static>,
+        mut op: Op<'static>,
         options: CallOptions<'_>,
         site: &'static Location<'static>,
     ) -> Result<Arc<InFlightOp>> {
-        let lane = self.check(&op)?;
+        let lane = self.check(&mut op)?;
         // invariant 3: from the number to the backend under one lock, in which no backend waits for a peer.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;

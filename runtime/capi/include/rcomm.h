@@ -152,11 +152,17 @@
 // An error in rcomm itself.
 #define RCOMM_PANIC 255
 
+// Options of a world, and the store through which its ranks find each other.
+typedef struct rcomm_config rcomm_config;
+
 // An ordered set of ranks that call operations together.
 typedef struct rcomm_group rcomm_group;
 
 // A sparse tensor returned by rcomm.
 typedef struct rcomm_sparse rcomm_sparse;
+
+// Where a function of a store puts the value that it read: `rcomm_value_set`.
+typedef struct rcomm_value rcomm_value;
 
 // Memory of all members of a group that each of them reads and writes one-sidedly.
 typedef struct rcomm_window rcomm_window;
@@ -174,6 +180,35 @@ typedef struct rcomm_reduction {
   // Factor of this rank's input; used for `RCOMM_PREMUL_SUM` only.
   double factor;
 } rcomm_reduction;
+
+// The functions of a store of the caller, and the argument that each of them gets first. Keys are texts that end with a
+// zero byte; values are any bytes. A function returns 0, or another number if the store failed.
+typedef struct rcomm_store_calls {
+  // Passed to each function.
+  void *context;
+  // Sets a key.
+  int32_t (*set)(void *context, const char *key, const uint8_t *value, size_t length);
+  // Puts the value of a key, once it is there, into `value`; nothing, if it is not there after `timeout_ms` (0 = now).
+  int32_t (*get)(void *context,
+                 const char *key,
+                 uint64_t timeout_ms,
+                 const struct rcomm_value *value);
+  // Adds to a counter (0 if the key is not there) and writes its new value. It is stored as a decimal text.
+  int32_t (*add)(void *context, const char *key, int64_t delta, int64_t *sum);
+  // Sets a key to `desired` if it holds `expected`, or is not there and `expected` is empty, as one step. Puts what
+  // the key then holds into `value`; nothing, if it is not there.
+  int32_t (*compare_set)(void *context,
+                         const char *key,
+                         const uint8_t *expected,
+                         size_t expected_length,
+                         const uint8_t *desired,
+                         size_t desired_length,
+                         const struct rcomm_value *value);
+  // Removes a key; writes 1 to `*was_there` if it was there, else 0.
+  int32_t (*remove)(void *context, const char *key, int32_t *was_there);
+  // Called once, when no function is called any more. May be NULL.
+  void (*release)(void *context);
+} rcomm_store_calls;
 
 // One message of a batch.
 typedef struct rcomm_message {
@@ -283,6 +318,47 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
                                   uint8_t dtype,
                                   struct rcomm_work **work);
 
+// Makes a configuration that is the environment's, to be freed with `rcomm_config_free`.
+//
+// # Safety
+// `config` may be written.
+int32_t rcomm_config_new(struct rcomm_config **config);
+
+// Sets an option by the name of its variable of the environment (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
+// `MASTER_ADDR` and so on), in place of that variable. The empty text is as a variable that is not set. A value that the
+// option cannot have, and a name with `RCOMM_` that no option has, are `RCOMM_INVALID_ARGUMENT`.
+//
+// With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of the store of PyTorch at `MASTER_ADDR` and
+// `MASTER_PORT`; otherwise rank 0 serves a store there.
+//
+// # Safety
+// `config` is a valid handle; `name` and `value` are texts that end with a zero byte.
+int32_t rcomm_config_set(const struct rcomm_config *config,
+                         const char *name,
+                         const char *value);
+
+// Uses the store of the caller, which `calls` describes, in place of one at `MASTER_ADDR` and `MASTER_PORT`. It must be
+// the same store on all ranks, and must answer until the world is shut down.
+//
+// # Safety
+// `config` is a valid handle. The functions of `calls` may be called with its `context`, on any thread and on
+// several at once, until `release` is called with it: once, when neither the configuration nor a world uses the store
+// any more, or during this call if that fails.
+int32_t rcomm_config_set_store(const struct rcomm_config *config,
+                               struct rcomm_store_calls calls);
+
+// Frees a configuration; worlds that were made with it stay. NULL has no effect.
+//
+// # Safety
+// `config` is NULL or a valid handle that is not used afterwards.
+void rcomm_config_free(struct rcomm_config *config);
+
+// Joins the job that the configuration describes. Returns once all ranks have joined.
+//
+// # Safety
+// `config` is a valid handle; `world` may be written.
+int32_t rcomm_init_with(const struct rcomm_config *config, struct rcomm_world **world);
+
 // Writes this process's rank in the group, and the number of its ranks. Either pointer may be NULL.
 //
 // # Safety
@@ -330,6 +406,59 @@ int32_t rcomm_group_on_terms(const struct rcomm_group *group,
                              uint64_t timeout_ms,
                              uint8_t wait,
                              struct rcomm_group **handle);
+
+// Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is called
+// once, on any thread, when the handle is freed and every operation called with it has let go of its memory, also
+// after an error. So the owner of buffers can be handed over, instead of asking `rcomm_work_released`.
+//
+// # Safety
+// `group` is a valid handle; `release` may be called once with `owner`, on any thread; `handle` may be written.
+int32_t rcomm_group_keeping(const struct rcomm_group *group,
+                            void *owner,
+                            void (*release)(void *owner),
+                            struct rcomm_group **handle);
+
+// Keeps the operations on buffers that are called with this handle from now on, until `rcomm_end_coalescing` issues
+// them as one. They may differ in kind and in element type, but collectives are not mixed with messages, and all ranks
+// keep the same collectives. Their memory is in use from their own call on.
+//
+// # Safety
+// `group` is a valid handle.
+int32_t rcomm_start_coalescing(const struct rcomm_group *group);
+
+// Issues the operations that were kept since `rcomm_start_coalescing` as one. If there are none, `*work` is NULL.
+//
+// # Safety
+// See "Handles and memory" in rcomm.h.
+int32_t rcomm_end_coalescing(const struct rcomm_group *group,
+                             struct rcomm_work **work);
+
+// Makes a group of the members that are left when these ranks of the world are lost. All that are left call this with
+// the same list; it waits for them, for the time-out of `group` at most. `group` may be open or aborted.
+//
+// # Safety
+// `group` is a valid handle; `without` holds `count` ranks; `left` may be written.
+int32_t rcomm_group_shrink(const struct rcomm_group *group,
+                           const uint32_t *without,
+                           size_t count,
+                           struct rcomm_group **left);
+
+// Writes to `*json` an array of the ranks of the world, members of the group, that do not call this within
+// `within_ms`; all members that call it get the same list. For a group that has failed.
+//
+// # Safety
+// `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
+int32_t rcomm_find_absent(const struct rcomm_group *group,
+                          uint64_t within_ms,
+                          char **json);
+
+// Writes to `*json` the group's progress on this rank: name, purpose, members, and the numbers of the newest operation
+// that was issued, that has started and that has completed. Takes no lock, also while operations hang.
+//
+// # Safety
+// `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
+int32_t rcomm_group_status(const struct rcomm_group *group,
+                           char **json);
 
 // A barrier whose error names the lowest rank that did not arrive, or all such ranks if `all` is not 0. After a
 // failure the group is still usable.
@@ -678,6 +807,15 @@ void rcomm_sparse_free(struct rcomm_sparse *sparse);
 // call of this thread.
 const char *rcomm_last_error(void);
 
+// Puts `length` bytes, which are copied, into the value that a function of a store was given.
+//
+// # Safety
+// `value` is the pointer that the function got, which has not returned; `length` bytes lie at `bytes`, which may be
+// NULL if there are none.
+int32_t rcomm_value_set(const struct rcomm_value *value,
+                        const uint8_t *bytes,
+                        size_t length);
+
 // Takes the window that `work` has made. Call it once, after waiting for or querying `work` has reported that the
 // operation completed.
 //
@@ -784,8 +922,9 @@ void rcomm_window_free(struct rcomm_window *window);
 // `work` is a valid handle.
 int32_t rcomm_work_wait(const struct rcomm_work *work);
 
-// Waits for at most `timeout_ms` (0 only checks). If the operation has ended, `*ended` is 1 and the returned code is
-// its result; otherwise `*ended` is 0 and the operation continues.
+// Waits for at most `timeout_ms` (0 only looks, also while other threads wait for the operation). If it has ended,
+// `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation continues. After an
+// error that aborts the group this may wait until the rank's dump was made.
 //
 // # Safety
 // `work` is a valid handle; `ended` may be written.
@@ -801,6 +940,17 @@ int32_t rcomm_work_test(const struct rcomm_work *work,
 // `work` is a valid handle; `released` may be written.
 int32_t rcomm_work_released(const struct rcomm_work *work,
                             int32_t *released);
+
+// Calls `callback(context, code)` once, when the operation ends, or during this call if it has; `code` is its result.
+//
+// The callback runs on a thread of rcomm, or on one that waits for the operation or asks about it. It must be short,
+// must not wait for an operation, and must not use `work`.
+//
+// # Safety
+// `work` is a valid handle; `callback` may be called with `context`, on any thread.
+int32_t rcomm_work_on_completion(const struct rcomm_work *work,
+                                 void (*callback)(void *context, int32_t code),
+                                 void *context);
 
 // Writes the sender, as a rank of the group, of a receive from any rank that has completed.
 //
@@ -868,6 +1018,51 @@ int32_t rcomm_new_group(const struct rcomm_world *world,
 // # Safety
 // `world` is a valid handle that is not used afterwards.
 int32_t rcomm_shutdown(struct rcomm_world *world);
+
+// As `rcomm_shutdown`, but waits for pending operations, and then for the other ranks, for `timeout_ms` at most each:
+// for programs in which not every rank shuts down at the same time.
+//
+// # Safety
+// `world` is a valid handle that is not used afterwards.
+int32_t rcomm_shutdown_within(struct rcomm_world *world,
+                              uint64_t timeout_ms);
+
+// Goes on without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and groups
+// with a lost member are aborted. All ranks that are left call this with the same list; it waits for them, for the
+// time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep their numbers.
+//
+// # Safety
+// `world` is a valid handle; `without` holds `count` ranks.
+int32_t rcomm_shrink(const struct rcomm_world *world,
+                     const uint32_t *without,
+                     size_t count);
+
+// Records what the program does from now on (`load data`), in at most 104 bytes; the empty text ends a phase.
+//
+// # Safety
+// `world` is a valid handle; `name` is a text that ends with a zero byte.
+int32_t rcomm_phase(const struct rcomm_world *world,
+                    const char *name);
+
+// Records which step the program is in.
+//
+// # Safety
+// `world` is a valid handle.
+int32_t rcomm_step(const struct rcomm_world *world, int64_t step);
+
+// Writes this rank's dump to a file, and the file's path to `*path`, which `rcomm_text_free` frees. `path` may be NULL.
+//
+// # Safety
+// `world` is a valid handle; `path` is NULL or may be written.
+int32_t rcomm_dump(const struct rcomm_world *world,
+                   char **path);
+
+// Writes this rank's record, as it is now, to `*json`: what a dump has, as a text that `rcomm_text_free` frees.
+//
+// # Safety
+// `world` is a valid handle; `json` may be written.
+int32_t rcomm_snapshot(const struct rcomm_world *world,
+                       char **json);
 
 // Aborts all groups and frees the world: for use after an error. NULL has no effect.
 //

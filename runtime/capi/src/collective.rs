@@ -88,7 +88,7 @@ pub unsafe extern "C" fn rcomm_broadcast(
 pub unsafe extern "C" fn rcomm_barrier(group: *const Group, work: *mut *mut WorkHandle) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.0 };
+        let group = unsafe { borrow(group, "the group")? };
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { issue(group, Op::Barrier, work) }
     })

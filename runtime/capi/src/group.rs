@@ -1,14 +1,65 @@
 //! Groups.
 
 use crate::code::wait_hint;
-use crate::status::{borrow, call, consume, free, give, put, text};
-use crate::work::{WorkHandle, start_or_wait};
-use rcomm::{GroupOptions, Hints, MissingRanks, ProcessGroup};
-use std::ffi::c_char;
+use crate::memory::{Owner, array, kept_by_caller, released_by};
+use crate::object::give_json;
+use crate::status::{borrow, call, consume, free, give, put, refused, text};
+use crate::work::{WorkHandle, run_or_start, start_or_wait};
+use rcomm::{GroupOptions, Hints, MissingRanks, Op, ProcessGroup, Result};
+use std::ffi::{c_char, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// An ordered set of ranks that call operations together.
-pub struct Group(pub(crate) ProcessGroup);
+pub struct Group {
+    pub(crate) core: ProcessGroup,
+    /// Keeps the memory of the operations that are called with this handle.
+    pub(crate) owner: Owner,
+    /// The operations since `rcomm_start_coalescing`.
+    block: Mutex<Option<Vec<Op<'static>>>>,
+}
+
+impl Group {
+    pub(crate) fn new(core: ProcessGroup) -> Self {
+        Self::keeping(core, kept_by_caller())
+    }
+
+    fn keeping(core: ProcessGroup, owner: Owner) -> Self {
+        Self {
+            core,
+            owner,
+            block: Mutex::default(),
+        }
+    }
+
+    fn block(&self) -> MutexGuard<'_, Option<Vec<Op<'static>>>> {
+        self.block.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether operations are kept until `rcomm_end_coalescing`.
+    pub(crate) fn is_coalescing(&self) -> bool {
+        self.block().is_some()
+    }
+
+    /// Keeps an operation in an open block; returns it if no block is open.
+    pub(crate) fn keep_in_block(
+        &self,
+        op: Op<'static>,
+        wants_handle: bool,
+    ) -> Result<Option<Op<'static>>> {
+        match &mut *self.block() {
+            None => Ok(Some(op)),
+            Some(_) if wants_handle => Err(refused(
+                "an operation in a coalesced block has no work of its own: pass NULL, and a place for the block's work to \
+                 rcomm_end_coalescing",
+            )),
+            Some(block) => {
+                block.push(op);
+                Ok(None)
+            }
+        }
+    }
+}
 
 /// Writes this process's rank in the group, and the number of its ranks. Either pointer may be NULL.
 ///
@@ -25,11 +76,11 @@ pub unsafe extern "C" fn rcomm_group_place(
         let group = unsafe { borrow(group, "the group")? };
         if !rank.is_null() {
             // SAFETY: `rank` is not NULL, so the caller lets this function write to it.
-            unsafe { rank.write(group.0.rank()) };
+            unsafe { rank.write(group.core.rank()) };
         }
         if !size.is_null() {
             // SAFETY: `size` is not NULL, so the caller lets this function write to it.
-            unsafe { size.write(group.0.size()) };
+            unsafe { size.write(group.core.size()) };
         }
         Ok(())
     })
@@ -54,9 +105,12 @@ pub unsafe extern "C" fn rcomm_split(
         // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
         let purpose = unsafe { text(purpose, "the purpose")? };
         let color = u32::try_from(color).ok();
-        match group.0.split(color, key, &GroupOptions::named(purpose))? {
+        match group
+            .core
+            .split(color, key, &GroupOptions::named(purpose))?
+        {
             // SAFETY: `part` is NULL, which is refused, or the caller lets a handle be written there.
-            Some(made) => unsafe { give(part, Group(made)) },
+            Some(made) => unsafe { give(part, Group::new(made)) },
             // SAFETY: `part` is NULL, which is refused, or the caller lets one value be written there.
             None => unsafe { put(part, std::ptr::null_mut()) },
         }
@@ -72,7 +126,7 @@ pub unsafe extern "C" fn rcomm_group_set_timeout(group: *const Group, timeout_ms
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
-        group.0.set_timeout(Duration::from_millis(timeout_ms));
+        group.core.set_timeout(Duration::from_millis(timeout_ms));
         Ok(())
     })
 }
@@ -86,7 +140,7 @@ pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *m
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
-        let ms = u64::try_from(group.0.timeout().as_millis()).unwrap_or(u64::MAX);
+        let ms = u64::try_from(group.core.timeout().as_millis()).unwrap_or(u64::MAX);
         // SAFETY: `timeout_ms` is NULL, which is refused, or the caller lets one value be written
         // there.
         unsafe { put(timeout_ms, ms) }
@@ -103,7 +157,7 @@ pub unsafe extern "C" fn rcomm_group_extend_timeout(group: *const Group, extra_m
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
-        group.0.extend_timeout(Duration::from_millis(extra_ms));
+        group.core.extend_timeout(Duration::from_millis(extra_ms));
         Ok(())
     })
 }
@@ -124,12 +178,153 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
-        let mut other = group.0.hinted(Hints::NONE.wait(wait_hint(wait)?));
+        let mut other = group.core.hinted(Hints::NONE.wait(wait_hint(wait)?));
         if timeout_ms > 0 {
             other = other.within(Duration::from_millis(timeout_ms));
         }
         // SAFETY: `handle` is NULL, which is refused, or the caller lets a handle be written there.
-        unsafe { give(handle, Group(other)) }
+        unsafe { give(handle, Group::keeping(other, group.owner.clone())) }
+    })
+}
+
+/// Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is called
+/// once, on any thread, when the handle is freed and every operation called with it has let go of its memory, also
+/// after an error. So the owner of buffers can be handed over, instead of asking `rcomm_work_released`.
+///
+/// # Safety
+/// `group` is a valid handle; `release` may be called once with `owner`, on any thread; `handle` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_keeping(
+    group: *const Group,
+    owner: *mut c_void,
+    release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+    handle: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { borrow(group, "the group")? };
+        let release = release.ok_or_else(|| refused("the function that releases is NULL"))?;
+        if handle.is_null() {
+            return Err(refused("the pointer for the handle is NULL"));
+        }
+        // SAFETY: the caller allows one call of `release` with `owner`, on any thread.
+        let owner = unsafe { released_by(owner, release) };
+        // SAFETY: `handle` is not NULL, so the caller lets a handle be written there.
+        unsafe { give(handle, Group::keeping(group.core.clone(), owner)) }
+    })
+}
+
+/// Keeps the operations on buffers that are called with this handle from now on, until `rcomm_end_coalescing` issues
+/// them as one. They may differ in kind and in element type, but collectives are not mixed with messages, and all ranks
+/// keep the same collectives. Their memory is in use from their own call on.
+///
+/// # Safety
+/// `group` is a valid handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_start_coalescing(group: *const Group) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { borrow(group, "the group")? };
+        let mut block = group.block();
+        if block.is_some() {
+            return Err(refused("a coalesced block is already open on this handle"));
+        }
+        *block = Some(Vec::new());
+        Ok(())
+    })
+}
+
+/// Issues the operations that were kept since `rcomm_start_coalescing` as one. If there are none, `*work` is NULL.
+///
+/// # Safety
+/// See "Handles and memory" in rcomm.h.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_end_coalescing(
+    group: *const Group,
+    work: *mut *mut WorkHandle,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { borrow(group, "the group")? };
+        let ops = group.block().take();
+        let ops = ops.ok_or_else(|| refused("no coalesced block is open on this handle"))?;
+        if ops.is_empty() && work.is_null() {
+            return Ok(());
+        }
+        if ops.is_empty() {
+            // SAFETY: `work` is not NULL, so the caller lets one value be written there.
+            return unsafe { put(work, std::ptr::null_mut()) };
+        }
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        unsafe { run_or_start(&group.core, Op::Coalesced(ops), work) }
+    })
+}
+
+/// Makes a group of the members that are left when these ranks of the world are lost. All that are left call this with
+/// the same list; it waits for them, for the time-out of `group` at most. `group` may be open or aborted.
+///
+/// # Safety
+/// `group` is a valid handle; `without` holds `count` ranks; `left` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_shrink(
+    group: *const Group,
+    without: *const u32,
+    count: usize,
+    left: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { &borrow(group, "the group")?.core };
+        // SAFETY: `without` is NULL, or holds `count` values that stay unchanged during the call.
+        let without = unsafe { array(without, count, "the list of ranks")? };
+        let made = group.shrink(without, &GroupOptions::named(group.desc()))?;
+        // SAFETY: `left` is NULL, which is refused, or the caller lets a handle be written there.
+        unsafe { give(left, Group::new(made)) }
+    })
+}
+
+/// Writes to `*json` an array of the ranks of the world, members of the group, that do not call this within
+/// `within_ms`; all members that call it get the same list. For a group that has failed.
+///
+/// # Safety
+/// `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_find_absent(
+    group: *const Group,
+    within_ms: u64,
+    json: *mut *mut c_char,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { &borrow(group, "the group")?.core };
+        let absent = group.find_absent(Duration::from_millis(within_ms))?;
+        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        unsafe { give_json(json, &serde_json::json!(absent)) }
+    })
+}
+
+/// Writes to `*json` the group's progress on this rank: name, purpose, members, and the numbers of the newest operation
+/// that was issued, that has started and that has completed. Takes no lock, also while operations hang.
+///
+/// # Safety
+/// `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_status(group: *const Group, json: *mut *mut c_char) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { &borrow(group, "the group")?.core };
+        let status = group.status();
+        let text = serde_json::json!({
+            "name": group.name(),
+            "desc": group.desc(),
+            "ranks": group.ranks(),
+            "last_enqueued": status.last_enqueued,
+            "last_started": status.last_started,
+            "last_completed": status.last_completed,
+            "refused": group.refusal().map(ToString::to_string),
+        });
+        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        unsafe { give_json(json, &text) }
     })
 }
 
@@ -146,7 +341,7 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
 ) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.0 };
+        let group = unsafe { &borrow(group, "the group")?.core };
         let missing = if all == 0 {
             MissingRanks::First
         } else {
@@ -170,7 +365,7 @@ pub unsafe extern "C" fn rcomm_group_abort(group: *const Group, reason: *const c
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
         // SAFETY: `reason` is NULL, or ends with a zero byte and stays unchanged during the call.
-        group.0.abort(unsafe { text(reason, "the reason")? });
+        group.core.abort(unsafe { text(reason, "the reason")? });
         Ok(())
     })
 }
@@ -184,7 +379,7 @@ pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
     call(|| {
         // SAFETY: `group` is NULL or a handle of this type that the caller gives up.
         let group = unsafe { consume(group, "the group")? };
-        group.0.destroy()
+        group.core.destroy()
     })
 }
 

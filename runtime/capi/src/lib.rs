@@ -24,6 +24,7 @@
 //! | `status` | results of calls: the code and an error's text; no panic unwinds into C |
 //! | `memory`, `operate` | C pointers as buffers; the common part of all operations |
 //! | `world`, `group` | worlds and groups |
+//! | `config`, `store` | options of a world; stores of the caller |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
 //! | `sparse`, `object`, `window` | sparse tensors, JSON values, one-sided windows |
 //! | `work` | operations in progress |
@@ -31,6 +32,7 @@
 
 pub mod code;
 pub mod collective;
+pub mod config;
 pub mod group;
 pub mod list;
 mod memory;
@@ -39,6 +41,7 @@ pub mod object;
 mod operate;
 pub mod sparse;
 pub mod status;
+pub mod store;
 pub mod window;
 pub mod work;
 pub mod world;

@@ -2,9 +2,47 @@
 
 use crate::status::refused;
 use rcomm::{Access, Buffer, DType, Device, Result};
+use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// Keeps C's memory while an operation uses it.
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
+
+/// The owner of memory that C itself keeps.
+pub(crate) fn kept_by_caller() -> Owner {
+    Arc::new(())
+}
+
+/// Something of C that is released once the last operation has let go of it.
+struct Released {
+    owner: *mut c_void,
+    release: unsafe extern "C" fn(owner: *mut c_void),
+}
+
+// SAFETY: the caller of `released_by` allows the release on any thread, once; nothing else uses the pointer.
+unsafe impl Send for Released {}
+// SAFETY: a shared reference gives no access to the pointer.
+unsafe impl Sync for Released {}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        // SAFETY: the caller of `released_by` allows this call with this pointer, once, on any thread.
+        unsafe { (self.release)(self.owner) }
+    }
+}
+
+/// An owner that C releases itself.
+///
+/// # Safety
+/// `release` may be called once with `owner`, on any thread.
+pub(crate) unsafe fn released_by(
+    owner: *mut c_void,
+    release: unsafe extern "C" fn(owner: *mut c_void),
+) -> Owner {
+    Arc::new(Released { owner, release })
+}
 
 /// Returns the element type with this code.
 pub(crate) fn dtype_of(code: u8) -> Result<DType> {
@@ -21,10 +59,11 @@ pub(crate) unsafe fn input(
     data: *const c_void,
     count: usize,
     dtype: DType,
+    owner: &Owner,
 ) -> Result<Buffer<'static>> {
     // SAFETY: the caller keeps the elements there, unchanged. With `Access::Read` nothing writes through
     // the pointer that was made mutable.
-    unsafe { buffer(data.cast_mut(), count, dtype, Access::Read) }
+    unsafe { buffer(data.cast_mut(), count, dtype, Access::Read, owner) }
 }
 
 /// Makes an output buffer of `count` elements.
@@ -36,10 +75,11 @@ pub(crate) unsafe fn output(
     data: *mut c_void,
     count: usize,
     dtype: DType,
+    owner: &Owner,
 ) -> Result<Buffer<'static>> {
     // SAFETY: the caller keeps the elements there, and leaves them to the operation until it has released
     // them.
-    unsafe { buffer(data, count, dtype, Access::Write) }
+    unsafe { buffer(data, count, dtype, Access::Write, owner) }
 }
 
 /// # Safety
@@ -49,6 +89,7 @@ unsafe fn buffer(
     count: usize,
     dtype: DType,
     access: Access,
+    owner: &Owner,
 ) -> Result<Buffer<'static>> {
     let data = match NonNull::new(data.cast::<u8>()) {
         Some(data) => data,
@@ -60,9 +101,9 @@ unsafe fn buffer(
         }
     };
     // SAFETY: `count` elements lie at `data` (none if the caller passed NULL). C has initialized them or lets
-    // them be overwritten, and keeps the memory valid until the operation has released it, so the buffer needs
-    // no owner. The caller of `input` or `output` guarantees that C uses the memory only as `access` allows.
-    unsafe { Buffer::from_raw(data, count, dtype, Device::Cpu, access, Arc::new(())) }
+    // them be overwritten, and keeps the memory valid until the operation has released it, itself or through
+    // `owner`. The caller of `input` or `output` guarantees that C uses the memory only as `access` allows.
+    unsafe { Buffer::from_raw(data, count, dtype, Device::Cpu, access, owner.clone()) }
 }
 
 /// Returns the array of `count` values at `data`.
@@ -90,6 +131,7 @@ pub(crate) unsafe fn inputs(
     list: *const *const c_void,
     counts: &[usize],
     dtype: DType,
+    owner: &Owner,
 ) -> Result<Vec<Buffer<'static>>> {
     // SAFETY: the caller's list is NULL or has as many pointers as there are counts; it is used during this
     // call only.
@@ -98,7 +140,7 @@ pub(crate) unsafe fn inputs(
     // SAFETY: the caller leaves the `count` elements at each pointer unchanged until the operation has
     // released them.
     pairs
-        .map(|(&data, &count)| unsafe { input(data, count, dtype) })
+        .map(|(&data, &count)| unsafe { input(data, count, dtype, owner) })
         .collect()
 }
 
@@ -111,6 +153,7 @@ pub(crate) unsafe fn outputs(
     list: *const *mut c_void,
     counts: &[usize],
     dtype: DType,
+    owner: &Owner,
 ) -> Result<Vec<Buffer<'static>>> {
     // SAFETY: the caller's list is NULL or has as many pointers as there are counts; it is used during this
     // call only.
@@ -119,6 +162,6 @@ pub(crate) unsafe fn outputs(
     // SAFETY: the caller leaves the `count` elements at each pointer to the operation until it has
     // released them.
     pairs
-        .map(|(&data, &count)| unsafe { output(data, count, dtype) })
+        .map(|(&data, &count)| unsafe { output(data, count, dtype, owner) })
         .collect()
 }

@@ -92,18 +92,18 @@ pub unsafe extern "C" fn rcomm_recv_any(
 ) -> i32 {
     call(|| {
         let dtype = dtype_of(dtype)?;
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { borrow(group, "the group")? };
         // SAFETY: the caller leaves the `count` elements at `buffer` alone until the operation has
         // released them.
-        let buffer = unsafe { memory::output(buffer, count, dtype)? };
+        let buffer = unsafe { memory::output(buffer, count, dtype, &group.owner)? };
         let peer = None;
         let op = Op::Recv { buffer, peer, tag };
-        // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.0 };
-        if !work.is_null() {
+        if !work.is_null() || group.is_coalescing() {
             // SAFETY: `work` is NULL, or the caller lets a handle be written there.
             return unsafe { issue(group, op, work) };
         }
-        let done = group.execute(op)?;
+        let done = group.core.execute(op)?;
         match done.source {
             // SAFETY: `source` is not NULL, so the caller lets one rank be written there.
             Some(rank) if !source.is_null() => unsafe { put(source, rank) },
@@ -130,24 +130,26 @@ pub unsafe extern "C" fn rcomm_batch_isend_irecv(
         if messages.is_empty() {
             return Err(refused("a batch needs at least one message"));
         }
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { borrow(group, "the group")? };
         let ops = messages.iter().map(|message| -> Result<Op<'static>> {
             let dtype = dtype_of(message.dtype)?;
             let (peer, tag) = (message.peer, message.tag);
             if message.is_send == 0 {
                 // SAFETY: the caller leaves the `message.count` elements at `message.buffer` alone until
                 // the operation has released them.
-                let buffer = unsafe { memory::output(message.buffer, message.count, dtype)? };
+                let buffer =
+                    unsafe { memory::output(message.buffer, message.count, dtype, &group.owner)? };
                 let peer = Some(peer);
                 return Ok(Op::Recv { buffer, peer, tag });
             }
             // SAFETY: the caller leaves the `message.count` elements at `message.buffer` unchanged until
             // the operation has released them.
-            let buffer = unsafe { memory::input(message.buffer, message.count, dtype)? };
+            let buffer =
+                unsafe { memory::input(message.buffer, message.count, dtype, &group.owner)? };
             Ok(Op::Send { buffer, peer, tag })
         });
         let op = Op::Coalesced(ops.collect::<Result<_>>()?);
-        // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.0 };
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { issue(group, op, work) }
     })

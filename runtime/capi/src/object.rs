@@ -22,7 +22,7 @@ unsafe fn value_of(json: *const c_char) -> Result<Value> {
 
 /// # Safety
 /// `out` is NULL or may be written.
-unsafe fn give_value(out: *mut *mut c_char, value: &Value) -> Result<()> {
+pub(crate) unsafe fn give_json(out: *mut *mut c_char, value: &Value) -> Result<()> {
     if out.is_null() {
         return Err(refused("the pointer for the text is NULL"));
     }
@@ -46,7 +46,7 @@ unsafe fn exchange<T: Send + 'static>(
 ) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.0 };
+        let group = unsafe { &borrow(group, "the group")?.core };
         if out.is_null() && work.is_null() {
             return Err(refused(
                 "`out` and `work` are both NULL: nothing would take the text",
@@ -57,7 +57,7 @@ unsafe fn exchange<T: Send + 'static>(
         match unsafe { start_with_value(group, under_way, work, read)? } {
             // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be
             // written there.
-            Some(value) => unsafe { give_value(out, &value) },
+            Some(value) => unsafe { give_json(out, &value) },
             None => Ok(()),
         }
     })
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn rcomm_send_object(
 ) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.0 };
+        let group = unsafe { &borrow(group, "the group")?.core };
         // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
         let value = unsafe { value_of(json)? };
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut
         let value: Value = (work.take()).ok_or_else(|| refused(nothing_to_take("value")))?;
         // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be written
         // there.
-        unsafe { give_value(out, &value) }
+        unsafe { give_json(out, &value) }
     })
 }
 

@@ -1,7 +1,7 @@
 //! The common part of all operations: the group, the element type, C's memory as buffers, and the start.
 
 use crate::group::Group;
-use crate::memory;
+use crate::memory::{self, Owner};
 use crate::status::{borrow, call};
 use crate::work::{WorkHandle, issue};
 use rcomm::{Buffer, DType, Op, ProcessGroup, Result};
@@ -10,6 +10,7 @@ use std::ffi::c_void;
 /// Makes the buffers of an operation.
 pub(crate) struct BufferMaker<'a> {
     group: &'a ProcessGroup,
+    owner: &'a Owner,
     dtype: DType,
 }
 
@@ -27,8 +28,12 @@ pub(crate) unsafe fn operate(
     call(|| {
         let dtype = memory::dtype_of(dtype)?;
         // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.0 };
-        let op = make(&BufferMaker { group, dtype })?;
+        let group = unsafe { borrow(group, "the group")? };
+        let op = make(&BufferMaker {
+            group: &group.core,
+            owner: &group.owner,
+            dtype,
+        })?;
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { issue(group, op, work) }
     })
@@ -82,14 +87,14 @@ impl BufferMaker<'_> {
         count: usize,
     ) -> Result<Buffer<'static>> {
         // SAFETY: the caller guarantees what `memory::input` requires.
-        unsafe { memory::input(data, count, self.dtype) }
+        unsafe { memory::input(data, count, self.dtype, self.owner) }
     }
 
     /// # Safety
     /// As [`memory::output`].
     pub(crate) unsafe fn output(&self, data: *mut c_void, count: usize) -> Result<Buffer<'static>> {
         // SAFETY: the caller guarantees what `memory::output` requires.
-        unsafe { memory::output(data, count, self.dtype) }
+        unsafe { memory::output(data, count, self.dtype, self.owner) }
     }
 
     /// # Safety
@@ -100,7 +105,7 @@ impl BufferMaker<'_> {
         counts: &[usize],
     ) -> Result<Vec<Buffer<'static>>> {
         // SAFETY: the caller guarantees what `memory::inputs` requires.
-        unsafe { memory::inputs(list, counts, self.dtype) }
+        unsafe { memory::inputs(list, counts, self.dtype, self.owner) }
     }
 
     /// # Safety
@@ -111,6 +116,6 @@ impl BufferMaker<'_> {
         counts: &[usize],
     ) -> Result<Vec<Buffer<'static>>> {
         // SAFETY: the caller guarantees what `memory::outputs` requires.
-        unsafe { memory::outputs(list, counts, self.dtype) }
+        unsafe { memory::outputs(list, counts, self.dtype, self.owner) }
     }
 }

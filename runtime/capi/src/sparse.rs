@@ -1,7 +1,7 @@
 //! Reductions of sparse tensors.
 
 use crate::group::Group;
-use crate::memory::{self, array, dtype_of};
+use crate::memory::{self, array, dtype_of, kept_by_caller};
 use crate::status::{borrow, call, free, give, put, refused};
 use crate::work::{Made, WorkHandle, nothing_to_take, start_with_value};
 use rcomm::{
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     call(|| {
         let dtype = dtype_of(dtype)?;
         // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.0 };
+        let group = unsafe { &borrow(group, "the group")?.core };
         // SAFETY: `shape` is NULL, or holds `dims` values that stay unchanged during the call, which
         // copies them.
         let shape = unsafe { array(shape, dims, "the shape")? }.to_vec();
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
             indices: unsafe { array(indices, index_count, "the list of indices")? },
             // SAFETY: `values` is NULL, or holds `count` elements that stay unchanged during the call, which
             // copies them.
-            values: unsafe { memory::input(values, count, dtype)? },
+            values: unsafe { memory::input(values, count, dtype, &kept_by_caller())? },
         };
         let sum_of_type = match dtype {
             DType::F32 => sum::<f32>,

@@ -1,7 +1,7 @@
 //! One-sided windows.
 
 use crate::group::Group;
-use crate::memory::{self, dtype_of};
+use crate::memory::{self, dtype_of, kept_by_caller};
 use crate::status::{borrow, call, consume, free, give, put, refused};
 use crate::work::{Made, WorkHandle, nothing_to_take, start_or_wait, start_with_value};
 use rcomm::{Buffer, ProcessGroup, RemoteMemory, Result};
@@ -31,7 +31,7 @@ unsafe fn open(
 ) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.0 };
+        let group = unsafe { &borrow(group, "the group")?.core };
         if window.is_null() && work.is_null() {
             return Err(refused(
                 "`window` and `work` are both NULL: nothing would take the window",
@@ -107,7 +107,9 @@ pub unsafe extern "C" fn rcomm_new_window(
 ) -> i32 {
     // SAFETY: `memory` is NULL, or holds `count` elements that the caller leaves alone until the window
     // is closed or freed, or could not be made.
-    let memory = |_: &ProcessGroup| unsafe { memory::output(memory, count, dtype_of(dtype)?) };
+    let memory = |_: &ProcessGroup| unsafe {
+        memory::output(memory, count, dtype_of(dtype)?, &kept_by_caller())
+    };
     // SAFETY: the caller keeps `group` alive during the call; `window` and `work` are NULL or writable.
     unsafe { open(group, window, work, memory) }
 }
@@ -149,7 +151,7 @@ pub unsafe extern "C" fn rcomm_window_put(
         let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
         // SAFETY: `from` is NULL, or holds `count` elements that the caller leaves unchanged until the
         // operation has released them.
-        let from = unsafe { memory::input(from, count, window.dtype())? };
+        let from = unsafe { memory::input(from, count, window.dtype(), &kept_by_caller())? };
         if work.is_null() {
             return window.put_buffer(peer, offset, &from);
         }
@@ -177,7 +179,7 @@ pub unsafe extern "C" fn rcomm_window_get(
         let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
         // SAFETY: `into` is NULL, or holds `count` elements that the caller leaves alone until the
         // operation has released them.
-        let mut into = unsafe { memory::output(into, count, window.dtype())? };
+        let mut into = unsafe { memory::output(into, count, window.dtype(), &kept_by_caller())? };
         if work.is_null() {
             return window.get_buffer(peer, offset, &mut into);
         }

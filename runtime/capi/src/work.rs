@@ -1,15 +1,20 @@
 //! Operations in progress.
 
+use crate::code::RCOMM_OK;
+use crate::group::Group;
 use crate::status::{borrow, call, free, give, put, refused};
 use rcomm::{Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
 use std::any::Any;
-use std::sync::{Mutex, PoisonError};
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 /// An operation in progress.
 pub struct WorkHandle {
     group: ProcessGroup,
-    state: Mutex<State>,
+    /// Threads that wait hold it for reading, so that others can look. Once the operation has ended, all of them let go
+    /// of it, and one replaces the state.
+    state: RwLock<State>,
 }
 
 enum State {
@@ -23,7 +28,7 @@ pub(crate) struct Ending {
     /// Whether the backend has released the memory.
     released: bool,
     /// The value that the operation has produced, until C takes it.
-    made: Option<Box<dyn Any + Send>>,
+    made: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl Ending {
@@ -31,7 +36,7 @@ impl Ending {
         Self {
             result,
             released,
-            made: None,
+            made: Mutex::new(None),
         }
     }
 }
@@ -43,9 +48,12 @@ pub(crate) trait Made: Any + Send {
 }
 
 /// An operation in progress, whatever its result type.
-pub(crate) trait UnderWay: Send {
-    /// Waits for at most this long.
+pub(crate) trait UnderWay: Send + Sync {
+    /// Waits for at most this long; with a time of 0, only looks.
     fn wait_timeout(&self, timeout: Duration) -> WorkStatus;
+
+    /// Calls `callback` with the code of the result when the operation ends, or now if it has.
+    fn on_completion(&self, callback: Box<dyn FnOnce(i32) + Send>);
 
     /// Returns how the operation ended, once it has ended.
     fn end(self: Box<Self>) -> Ending;
@@ -53,7 +61,14 @@ pub(crate) trait UnderWay: Send {
 
 impl UnderWay for Work<(Op<'static>, Done)> {
     fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
+        if timeout.is_zero() {
+            return self.status();
+        }
         Work::wait_timeout(self, timeout)
+    }
+
+    fn on_completion(&self, callback: Box<dyn FnOnce(i32) + Send>) {
+        Work::on_completion(self, |result| callback(code_of(result)));
     }
 
     fn end(self: Box<Self>) -> Ending {
@@ -70,7 +85,8 @@ impl UnderWay for Work<(Op<'static>, Done)> {
 /// An operation that has its own memory, or holds C's memory until it ends, successfully or not.
 struct Holding<T, F> {
     work: Work<T>,
-    make: F,
+    /// Called once, at the end.
+    make: Mutex<F>,
 }
 
 impl<T, F, M> UnderWay for Holding<T, F>
@@ -80,18 +96,28 @@ where
     M: Made,
 {
     fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
+        if timeout.is_zero() {
+            return self.work.status();
+        }
         self.work.wait_timeout(timeout)
+    }
+
+    fn on_completion(&self, callback: Box<dyn FnOnce(i32) + Send>) {
+        self.work.on_completion(|result| callback(code_of(result)));
     }
 
     fn end(self: Box<Self>) -> Ending {
         let made = match self.work.wait() {
             Err(error) => return Ending::of(Err(error), true),
-            Ok(value) => (self.make)(value),
+            Ok(value) => {
+                let make = self.make.into_inner();
+                make.unwrap_or_else(PoisonError::into_inner)(value)
+            }
         };
         Ending {
             result: Ok(Done::default()),
             released: made.is_none() || !M::HOLDS_MEMORY,
-            made: made.map(|made| Box::new(made) as _),
+            made: Mutex::new(made.map(|made| Box::new(made) as _)),
         }
     }
 }
@@ -99,12 +125,17 @@ where
 impl WorkHandle {
     /// Waits for at most this long; returns whether the operation has ended, or its error.
     fn wait(&self, timeout: Duration) -> Result<bool> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let State::UnderWay(work) = &*state {
-            let status = work.wait_timeout(timeout);
-            if !matches!(status, WorkStatus::Completed | WorkStatus::Failed) {
-                return Ok(false);
+        {
+            let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+            if let State::UnderWay(work) = &*state {
+                let status = work.wait_timeout(timeout);
+                if !matches!(status, WorkStatus::Completed | WorkStatus::Failed) {
+                    return Ok(false);
+                }
             }
+        }
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if matches!(&*state, State::UnderWay(_)) {
             // This is the result if the code below panics.
             let lost = rcomm::Error::new(
                 ErrorKind::Backend,
@@ -124,10 +155,11 @@ impl WorkHandle {
     /// Takes the value that the operation has produced. `None` if the operation has not ended, if its value has another
     /// type, or if the value was taken before.
     pub(crate) fn take<M: Made>(&self) -> Option<M> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let State::Ended(Ending { made, .. }) = &mut *state else {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let State::Ended(Ending { made, .. }) = &*state else {
             return None;
         };
+        let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
         match made.take()?.downcast() {
             Ok(value) => Some(*value),
             Err(other) => {
@@ -151,11 +183,35 @@ enum Nothing {}
 
 impl Made for Nothing {}
 
-/// Runs an operation, or starts it if C requests a handle.
+fn code_of(result: &Result<Done>) -> i32 {
+    match result {
+        Ok(_) => RCOMM_OK,
+        Err(error) => error.kind().code().into(),
+    }
+}
+
+/// Runs an operation, or starts it if C requests a handle; between `rcomm_start_coalescing` and
+/// `rcomm_end_coalescing` keeps it.
 ///
 /// # Safety
 /// `work` is NULL or may be written.
 pub(crate) unsafe fn issue(
+    group: &Group,
+    op: Op<'static>,
+    work: *mut *mut WorkHandle,
+) -> Result<()> {
+    let Some(op) = group.keep_in_block(op, !work.is_null())? else {
+        return Ok(());
+    };
+    // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+    unsafe { run_or_start(&group.core, op, work) }
+}
+
+/// Runs an operation, or starts it if C requests a handle.
+///
+/// # Safety
+/// `work` is NULL or may be written.
+pub(crate) unsafe fn run_or_start(
     group: &ProcessGroup,
     op: Op<'static>,
     work: *mut *mut WorkHandle,
@@ -180,7 +236,7 @@ pub(crate) unsafe fn start_or_wait<T: Send + 'static>(
     if handle.is_null() {
         return work.wait().map(drop);
     }
-    let make = |_| None::<Nothing>;
+    let make = Mutex::new(|_| None::<Nothing>);
     // SAFETY: `handle` is not NULL (checked above), so the caller lets a handle be written there.
     unsafe { write_handle(group, Box::new(Holding { work, make }), handle) }
 }
@@ -198,7 +254,7 @@ pub(crate) unsafe fn start_with_value<T: Send + 'static, M: Made>(
     if handle.is_null() {
         return work.wait().map(|value| Some(make(value)));
     }
-    let make = |value| Some(make(value));
+    let make = Mutex::new(|value| Some(make(value)));
     // SAFETY: `handle` is not NULL (checked above), so the caller lets a handle be written there.
     unsafe { write_handle(group, Box::new(Holding { work, make }), handle) }?;
     Ok(None)
@@ -214,7 +270,7 @@ unsafe fn write_handle(
     work: *mut *mut WorkHandle,
 ) -> Result<()> {
     let handle = WorkHandle {
-        state: Mutex::new(State::UnderWay(under_way)),
+        state: RwLock::new(State::UnderWay(under_way)),
         group: group.clone(),
     };
     // SAFETY: the caller lets a handle be written to `work`.
@@ -238,8 +294,9 @@ pub unsafe extern "C" fn rcomm_work_wait(work: *const WorkHandle) -> i32 {
     })
 }
 
-/// Waits for at most `timeout_ms` (0 only checks). If the operation has ended, `*ended` is 1 and the returned code is
-/// its result; otherwise `*ended` is 0 and the operation continues.
+/// Waits for at most `timeout_ms` (0 only looks, also while other threads wait for the operation). If it has ended,
+/// `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation continues. After an
+/// error that aborts the group this may wait until the rank's dump was made.
 ///
 /// # Safety
 /// `work` is a valid handle; `ended` may be written.
@@ -271,10 +328,54 @@ pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: 
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = work.state.read().unwrap_or_else(PoisonError::into_inner);
         let is_released = matches!(&*state, State::Ended(ending) if ending.released);
         // SAFETY: `released` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(released, i32::from(is_released)) }
+    })
+}
+
+/// Calls `callback(context, code)` once, when the operation ends, or during this call if it has; `code` is its result.
+///
+/// The callback runs on a thread of rcomm, or on one that waits for the operation or asks about it. It must be short,
+/// must not wait for an operation, and must not use `work`.
+///
+/// # Safety
+/// `work` is a valid handle; `callback` may be called with `context`, on any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_work_on_completion(
+    work: *const WorkHandle,
+    callback: Option<unsafe extern "C" fn(context: *mut c_void, code: i32)>,
+    context: *mut c_void,
+) -> i32 {
+    /// The argument of the callback, which the caller allows on any thread.
+    struct Context(*mut c_void);
+    // SAFETY: only the callback uses the pointer, and its caller allows that on any thread.
+    unsafe impl Send for Context {}
+    impl Context {
+        fn get(self) -> *mut c_void {
+            self.0
+        }
+    }
+    call(|| {
+        // SAFETY: the caller keeps the handle `work` alive during the call.
+        let work = unsafe { borrow(work, "the work")? };
+        let callback = callback.ok_or_else(|| refused("the callback is NULL"))?;
+        let context = Context(context);
+        let run = move |code: i32| {
+            // SAFETY: the caller allows this call with this argument, on any thread.
+            unsafe { callback(context.get(), code) }
+        };
+        let state = work.state.read().unwrap_or_else(PoisonError::into_inner);
+        match &*state {
+            State::UnderWay(under_way) => under_way.on_completion(Box::new(run)),
+            State::Ended(ending) => {
+                let code = code_of(&ending.result);
+                drop(state);
+                run(code);
+            }
+        }
+        Ok(())
     })
 }
 
@@ -287,7 +388,7 @@ pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = work.state.read().unwrap_or_else(PoisonError::into_inner);
         let sender = match &*state {
             State::Ended(Ending {
                 result: Ok(done), ..

@@ -2,13 +2,24 @@
 
 use crate::group::Group;
 use crate::memory::array;
-use crate::status::{borrow, call, consume, free, give, text};
+use crate::status::{borrow, call, consume, free, give, put, refused, text};
 use rcomm::{Config, GroupOptions, Rendezvous};
-use std::ffi::c_char;
+use std::ffi::{CString, c_char};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 /// This process's membership in a job.
-pub struct World(pub(crate) rcomm::World);
+pub struct World(RwLock<rcomm::World>);
+
+impl World {
+    pub(crate) fn new(world: rcomm::World) -> Self {
+        Self(RwLock::new(world))
+    }
+
+    fn core(&self) -> RwLockReadGuard<'_, rcomm::World> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, or the variables
 /// of Slurm and MPI launchers; options from `RCOMM_*`). Returns once all ranks have joined.
@@ -20,7 +31,7 @@ pub unsafe extern "C" fn rcomm_init(world: *mut *mut World) -> i32 {
     call(|| {
         let made = rcomm::World::init(Config::from_environment()?)?;
         // SAFETY: `world` is NULL, which is refused, or the caller lets a handle be written there.
-        unsafe { give(world, World(made)) }
+        unsafe { give(world, World::new(made)) }
     })
 }
 
@@ -51,7 +62,7 @@ pub unsafe extern "C" fn rcomm_init_at(
         }
         let made = rcomm::World::init(config)?;
         // SAFETY: `world` is NULL, which is refused, or the caller lets a handle be written there.
-        unsafe { give(world, World(made)) }
+        unsafe { give(world, World::new(made)) }
     })
 }
 
@@ -70,11 +81,11 @@ pub unsafe extern "C" fn rcomm_world_place(
         let world = unsafe { borrow(world, "the world")? };
         if !rank.is_null() {
             // SAFETY: `rank` is not NULL, so the caller lets this function write to it.
-            unsafe { rank.write(world.0.rank()) };
+            unsafe { rank.write(world.core().rank()) };
         }
         if !size.is_null() {
             // SAFETY: `size` is not NULL, so the caller lets this function write to it.
-            unsafe { size.write(world.0.size()) };
+            unsafe { size.write(world.core().size()) };
         }
         Ok(())
     })
@@ -90,7 +101,7 @@ pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut
         // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
         // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
-        unsafe { give(group, Group(world.0.group().clone())) }
+        unsafe { give(group, Group::new(world.core().group().clone())) }
     })
 }
 
@@ -115,9 +126,11 @@ pub unsafe extern "C" fn rcomm_new_group(
         let ranks = unsafe { array(ranks, count, "the list of ranks")? };
         // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
         let purpose = unsafe { text(purpose, "the purpose")? };
-        let made = world.0.new_group(ranks, &GroupOptions::named(purpose))?;
+        let made = world
+            .core()
+            .new_group(ranks, &GroupOptions::named(purpose))?;
         // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
-        unsafe { give(group, Group(made)) }
+        unsafe { give(group, Group::new(made)) }
     })
 }
 
@@ -130,8 +143,120 @@ pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
     call(|| {
         // SAFETY: `world` is NULL or a handle of this type that the caller gives up.
         let world = unsafe { consume(world, "the world")? };
-        world.0.shutdown()
+        let world = world.0.into_inner();
+        world.unwrap_or_else(PoisonError::into_inner).shutdown()
     })
+}
+
+/// As `rcomm_shutdown`, but waits for pending operations, and then for the other ranks, for `timeout_ms` at most each:
+/// for programs in which not every rank shuts down at the same time.
+///
+/// # Safety
+/// `world` is a valid handle that is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_shutdown_within(world: *mut World, timeout_ms: u64) -> i32 {
+    call(|| {
+        // SAFETY: `world` is NULL or a handle of this type that the caller gives up.
+        let world = unsafe { consume(world, "the world")? };
+        let world = world.0.into_inner();
+        let world = world.unwrap_or_else(PoisonError::into_inner);
+        world.shutdown_within(Duration::from_millis(timeout_ms))
+    })
+}
+
+/// Goes on without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and groups
+/// with a lost member are aborted. All ranks that are left call this with the same list; it waits for them, for the
+/// time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep their numbers.
+///
+/// # Safety
+/// `world` is a valid handle; `without` holds `count` ranks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_shrink(
+    world: *const World,
+    without: *const u32,
+    count: usize,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: `without` is NULL, or holds `count` values that stay unchanged during the call.
+        let without = unsafe { array(without, count, "the list of ranks")? };
+        let mut world = world.0.write().unwrap_or_else(PoisonError::into_inner);
+        world.shrink(without)
+    })
+}
+
+/// Records what the program does from now on (`load data`), in at most 104 bytes; the empty text ends a phase.
+///
+/// # Safety
+/// `world` is a valid handle; `name` is a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_phase(world: *const World, name: *const c_char) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: `name` is NULL, or ends with a zero byte and stays unchanged during the call.
+        world.core().phase(unsafe { text(name, "the phase")? });
+        Ok(())
+    })
+}
+
+/// Records which step the program is in.
+///
+/// # Safety
+/// `world` is a valid handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_step(world: *const World, step: i64) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        world.core().step(step);
+        Ok(())
+    })
+}
+
+/// Writes this rank's dump to a file, and the file's path to `*path`, which `rcomm_text_free` frees. `path` may be NULL.
+///
+/// # Safety
+/// `world` is a valid handle; `path` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_dump(world: *const World, path: *mut *mut c_char) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        let written = world.core().dump()?;
+        match path.is_null() {
+            true => Ok(()),
+            // SAFETY: `path` is not NULL, so the caller lets one address be written there.
+            false => unsafe { give_text(path, written) },
+        }
+    })
+}
+
+/// Writes this rank's record, as it is now, to `*json`: what a dump has, as a text that `rcomm_text_free` frees.
+///
+/// # Safety
+/// `world` is a valid handle; `json` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_snapshot(world: *const World, json: *mut *mut c_char) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        let record = world.core().snapshot();
+        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        unsafe { give_text(json, record.to_json()) }
+    })
+}
+
+/// # Safety
+/// `out` is NULL or may be written.
+unsafe fn give_text(out: *mut *mut c_char, text: impl Into<Vec<u8>>) -> rcomm::Result<()> {
+    if out.is_null() {
+        return Err(refused("the pointer for the text is NULL"));
+    }
+    let text = CString::new(text).map_err(|error| refused(error.to_string()))?;
+    // SAFETY: `out` is not NULL (checked above), so the caller lets one address be written there.
+    unsafe { put(out, text.into_raw()) }
 }
 
 /// Aborts all groups and frees the world: for use after an error. NULL has no effect.

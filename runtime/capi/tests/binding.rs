@@ -33,7 +33,7 @@ fn the_header_matches_the_crate() {
 /// Why there is no function with the name of the operation; `None` if there is one.
 fn reason_for_no_function(op: OpType) -> Option<&'static str> {
     if op == OpType::Coalesced {
-        Some("a batch of messages is `rcomm_batch_isend_irecv`")
+        Some("operations are gathered between `rcomm_start_coalescing` and `rcomm_end_coalescing`")
     } else {
         (op == OpType::Other).then_some("it represents operations that rcomm does not have")
     }
@@ -92,6 +92,7 @@ fn compile(source: &str, folder: &Path) -> Option<PathBuf> {
             "-Wextra",
             "-Werror",
             "-pedantic",
+            "-pthread",
             "-g",
             "-I",
         ])

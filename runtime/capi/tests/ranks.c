@@ -1,9 +1,13 @@
 /* One rank: calls every function of the binding at least once and checks its result. */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
 #include <rcomm.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MAX 8
 
@@ -417,6 +421,159 @@ static void abort_work(rcomm_world *world) {
     rcomm_group_free(doomed);
 }
 
+/* The input or the output is this rank's own part of the other buffer, as NCCL allows it. */
+static void in_place(void) {
+    uint32_t all[MAX] = {0};
+    all[rank] = rank + 10;
+    OK(rcomm_all_gather_single(group, &all[rank], all, 1, RCOMM_U32, NULL));
+    for (uint32_t r = 0; r < size; r++) CHECK(all[r] == r + 10);
+    int64_t parts[MAX];
+    rcomm_work *work = NULL;
+    for (uint32_t r = 0; r < size; r++) parts[r] = r + 1;
+    OK(rcomm_reduce_scatter_single(group, parts, &parts[rank], 1, RCOMM_I64, SUM, &work));
+    finish(work);
+    for (uint32_t r = 0; r < size; r++) CHECK(parts[r] == (r == rank ? size * (r + 1) : r + 1));
+    if (size == 1) return;
+    /* Any other overlap is refused. */
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_all_gather_single(group, &all[(rank + 1) % size], all, 1, RCOMM_U32, NULL));
+    CHECK(strstr(rcomm_last_error(), "overlap by 4 bytes"));
+}
+
+/* Operations of several kinds and types are issued as one. */
+static void coalesced(void) {
+    float sum = 1.0f;
+    int64_t sent = rank == 0 ? 77 : 0;
+    uint8_t own = (uint8_t)rank, all[MAX];
+    rcomm_work *work = NULL;
+    for (int with_handle = 0; with_handle < 2; with_handle++) {
+        sum = 1.0f;
+        OK(rcomm_start_coalescing(group));
+        CODE(RCOMM_INVALID_ARGUMENT, rcomm_start_coalescing(group));
+        OK(rcomm_all_reduce(group, &sum, 1, RCOMM_F32, SUM, NULL));
+        OK(rcomm_broadcast(group, &sent, 1, RCOMM_I64, 0, NULL));
+        OK(rcomm_all_gather_single(group, &own, all, 1, RCOMM_U8, NULL));
+        CODE(RCOMM_INVALID_ARGUMENT, rcomm_barrier(group, &work));
+        CHECK(strstr(rcomm_last_error(), "no work of its own"));
+        CHECK(sum == 1.0f);
+        OK(rcomm_end_coalescing(group, with_handle ? &work : NULL));
+        if (with_handle) finish(work);
+        CHECK(sum == (float)size && sent == 77 && all[size - 1] == size - 1);
+    }
+    OK(rcomm_start_coalescing(group));
+    OK(rcomm_end_coalescing(group, &work));
+    CHECK(work == NULL);
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_end_coalescing(group, NULL));
+}
+
+static void *wait_for(void *work) {
+    OK(rcomm_work_wait(work));
+    return NULL;
+}
+
+static void count(void *context, int32_t code) {
+    CHECK(code == RCOMM_OK);
+    atomic_fetch_add((atomic_int *)context, 1);
+}
+
+static void release(void *owner) { atomic_fetch_add((atomic_int *)owner, 1); }
+
+/* Waits until a counter has this value, for a minute at most. */
+static void await_count(atomic_int *counter, int value) {
+    struct timespec pause = {0, 1000000};
+    for (int i = 0; i < 60000 && atomic_load(counter) != value; i++) nanosleep(&pause, NULL);
+    CHECK(atomic_load(counter) == value);
+}
+
+/* A thread waits for an operation, and another looks at it; callbacks are called and owners released, once. */
+static void looks(void) {
+    atomic_int called = 0, released = 0;
+    float number = 1.0f;
+    uint32_t token = 0;
+    rcomm_group *kept = NULL;
+    rcomm_work *work = NULL;
+    OK(rcomm_group_keeping(group, &released, release, &kept));
+    if (rank != 0) {
+        /* Rank 0 has looked. */
+        OK(rcomm_recv(group, &token, 1, RCOMM_U32, 0, 9, NULL));
+    }
+    OK(rcomm_all_reduce(kept, &number, 1, RCOMM_F32, SUM, &work));
+    rcomm_group_free(kept);
+    OK(rcomm_work_on_completion(work, count, &called));
+    pthread_t waiting;
+    CHECK(pthread_create(&waiting, NULL, wait_for, work) == 0);
+    if (rank == 0 && size > 1) {
+        int32_t ended = 1, free_to_use = 1;
+        for (int i = 0; i < 100; i++) {
+            OK(rcomm_work_test(work, 0, &ended));
+            CHECK(ended == 0);
+            OK(rcomm_work_released(work, &free_to_use));
+            CHECK(free_to_use == 0);
+        }
+        CHECK(atomic_load(&called) == 0 && atomic_load(&released) == 0);
+        for (uint32_t r = 1; r < size; r++) OK(rcomm_send(group, &token, 1, RCOMM_U32, r, 9, NULL));
+    }
+    CHECK(pthread_join(waiting, NULL) == 0);
+    CHECK(number == (float)size);
+    await_count(&called, 1);
+    await_count(&released, 1);
+    OK(rcomm_work_on_completion(work, count, &called));
+    CHECK(atomic_load(&called) == 2);
+    finish(work);
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_keeping(group, NULL, NULL, &kept));
+}
+
+/* The texts that a rank writes about itself. */
+static void records(rcomm_world *world) {
+    char *text = NULL;
+    OK(rcomm_phase(world, "load data"));
+    OK(rcomm_step(world, 41));
+    OK(rcomm_snapshot(world, &text));
+    CHECK(strstr(text, "load data") && strstr(text, "41") && strstr(text, "all_reduce"));
+    rcomm_text_free(text);
+    OK(rcomm_phase(world, ""));
+    OK(rcomm_group_status(group, &text));
+    CHECK(strstr(text, "\"last_completed\":") && strstr(text, "\"refused\":null"));
+    rcomm_text_free(text);
+    OK(rcomm_dump(world, NULL));
+    OK(rcomm_dump(world, &text));
+    FILE *dump = fopen(text, "r");
+    CHECK(dump);
+    fclose(dump);
+    rcomm_text_free(text);
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_snapshot(world, NULL));
+}
+
+/* Groups of those that are left. Here nobody is lost: the last rank is left out although it runs. */
+static void shrinks(rcomm_world *world) {
+    char *absent = NULL;
+    uint32_t all[MAX];
+    rcomm_group *wide = NULL;
+    for (uint32_t r = 0; r < size; r++) all[r] = r;
+    OK(rcomm_new_group(world, all, size, "wide", &wide));
+    OK(rcomm_find_absent(wide, 30000, &absent));
+    CHECK(strcmp(absent, "[]") == 0);
+    rcomm_text_free(absent);
+    uint32_t last = size - 1, left_size = 0;
+    if (rank != last) {
+        rcomm_group *left = NULL;
+        OK(rcomm_group_shrink(wide, &last, 1, &left));
+        OK(rcomm_group_place(left, NULL, &left_size));
+        CHECK(left_size == size - 1);
+        OK(rcomm_barrier(left, NULL));
+        rcomm_group_free(left);
+    } else {
+        CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_shrink(wide, &last, 1, NULL));
+    }
+    rcomm_group_free(wide);
+    OK(rcomm_barrier(group, NULL));
+    OK(rcomm_shrink(world, NULL, 0));
+    rcomm_group_free(group);
+    OK(rcomm_world_group(world, &group));
+    OK(rcomm_barrier(group, NULL));
+}
+
+#include "stores.h"
+
 int main(void) {
     rcomm_world *world = NULL;
     CODE(RCOMM_RENDEZVOUS, rcomm_init_at(3, 2, "127.0.0.1", 1, 0, &world));
@@ -433,7 +590,13 @@ int main(void) {
     objects();
     refusals();
     options();
+    in_place();
+    coalesced();
+    looks();
+    records(world);
     groups(world);
+    if (size == 1) stores();
+    if (size > 1) shrinks(world);
     OK(rcomm_barrier(group, NULL));
     abort_work(world);
     OK(rcomm_barrier(group, NULL));

@@ -4,7 +4,7 @@ use crate::tally::{summary_of, truth};
 use crate::{judge, seeds};
 use rcomm_analyzer::{Code, Report};
 use rcomm_recorder::model::{ProcessorWait, Rank};
-use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_recorder::publish::Recorder;
 use rcomm_tests::generator::{Exchange, Kind, Spec, Window};
 
 /// The spec of a job with one fault of this kind. The made job has no fault if the random layout of this seed offers no
@@ -115,8 +115,12 @@ fn a_rank_that_is_late_in_every_step_is_named() {
 }
 
 /// A job with a late rank, whose threads waited this long for a processor since the first operation, or only after
-/// the last one was issued.
-fn without_processor(waited_ns: u64, is_after: bool) -> (Vec<Rank>, Report) {
+/// the last one was issued. Of the other ranks, `others_ns` is how long their threads waited, if that is known.
+fn without_processor(
+    waited_ns: u64,
+    is_after: bool,
+    others_ns: Option<u64>,
+) -> (Vec<Rank>, Report) {
     let jobs = seeds(60).map(|seed| {
         let mut spec = spec(seed, Kind::Slow);
         spec.recording.recorder = Recorder::Rcomm;
@@ -129,14 +133,16 @@ fn without_processor(waited_ns: u64, is_after: bool) -> (Vec<Rank>, Report) {
     });
     let mut job = late.next().expect("a job in which the late rank is named");
     let culprits = job.culprits();
-    let is_culprit = |dump: &&mut Dump| {
+    for dump in &mut job.dumps {
         let rank = dump.identity.rank;
-        rank.is_some_and(|rank| culprits.contains(&rank))
-    };
-    for dump in job.dumps.iter_mut().filter(is_culprit) {
+        let waited_ns = if rank.is_some_and(|rank| culprits.contains(&rank)) {
+            Some(waited_ns)
+        } else {
+            others_ns
+        };
         let issued = dump.entries.iter().map(|entry| entry.time_created_ns);
         let since = if is_after { issued.max() } else { issued.min() };
-        dump.processor_wait = Some(ProcessorWait {
+        dump.processor_wait = waited_ns.map(|waited_ns| ProcessorWait {
             since_ns: since.unwrap_or_default() + i64::from(is_after),
             waited_ns,
         });
@@ -153,7 +159,7 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
         let note = problems.find(|one| one.code == Code::N306);
         note.map(|one| one.sentence.clone())
     };
-    let (culprits, report) = without_processor(HOUR_NS, false);
+    let (culprits, report) = without_processor(HOUR_NS, false, None);
     let named = report.findings.iter().any(|one| one.code == Code::W220);
     assert!(!named, "{}", summary_of(&report));
     let note = note(&report).expect("the reason");
@@ -163,8 +169,19 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
         "{note}"
     );
 
-    for (waited_ns, is_after) in [(1_000_000, false), (HOUR_NS, true)] {
-        let (culprits, report) = without_processor(waited_ns, is_after);
+    // The others wait as long, or some longer: all of the host lack processors.
+    let (_, report) = without_processor(HOUR_NS, false, Some(HOUR_NS));
+    let named = report.findings.iter().any(|one| one.code == Code::W220);
+    assert!(!named, "{}", summary_of(&report));
+
+    // It waited little, or later, or much less than all others, who waited in their operations.
+    let known = [
+        (1_000_000, false, None),
+        (HOUR_NS, true, None),
+        (HOUR_NS, false, Some(2 * HOUR_NS)),
+    ];
+    for (waited_ns, is_after, others_ns) in known {
+        let (culprits, report) = without_processor(waited_ns, is_after, others_ns);
         let first = &report.findings[0];
         assert_eq!((first.code, &first.culprit_ranks), (Code::W220, &culprits));
     }

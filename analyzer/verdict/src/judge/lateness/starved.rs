@@ -2,14 +2,21 @@
 //!
 //! Then its host has more to run than processors, and any other rank in its place would have come late: this says
 //! nothing about the rank. The recorder counts these waits (`ProcessorWait`) for the newest one to two minutes only, so
-//! they are compared with what the rank cost in that time.
+//! they are compared with what the rank cost in that time, and with the waits of the other ranks of its host: on a busy
+//! host a rank that works or sleeps while the others already wait in their operations, where they take turns on the
+//! processors, waits for a processor less than they do, and its lateness has another cause.
 
 use super::chance::Loss;
+use super::ranks_of_host;
 use crate::align::{Aligned, RecordIx};
+use rcomm_recorder::model::{ProcessorWait, Rank};
 
 /// Waits for a processor explain a rank's lateness if they add up to at least this share of it: threads that issue no
 /// operations wait too, are not measured, and delay those that do.
 const EXPLAINS: f64 = 0.5;
+/// A rank that waits for a processor for at most this share of the time that each other rank of its host waits had more
+/// processor than they.
+const WAITS_LESS: f64 = 0.75;
 
 /// A rank that came late and had no processor for as long.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,19 +35,48 @@ pub(super) fn starved(
     first: RecordIx,
     losses: &[(Loss, f32)],
 ) -> Option<Starved> {
-    let mut records = aligned.records_of(aligned.records[first].rank);
-    let (record, wait) = records.find_map(|record| {
-        let wait = aligned.records[record].processor_wait?;
-        (wait.since_ns > 0).then_some((record, wait))
-    })?;
+    let rank = aligned.records[first].rank;
+    let (record, wait) = wait_of(aligned, rank)?;
     let since_ns = wait.since_ns.saturating_sub(aligned.offsets_ns[record]);
     let own = losses.iter().map(|(loss, _)| loss);
     let own = own.filter(|loss| loss.unit == first && loss.at_ns >= since_ns);
     let cost_ms: f64 = own.map(|loss| f64::from(loss.ms)).sum();
     let waited_ms = wait.waited_ns as f64 / 1e6;
-    (cost_ms > 0.0 && waited_ms >= cost_ms * EXPLAINS).then_some(Starved {
+    let explains = cost_ms > 0.0 && waited_ms >= cost_ms * EXPLAINS;
+    (explains && !waits_less(aligned, rank)).then_some(Starved {
         record: first,
         waited_ms,
         cost_ms,
     })
+}
+
+/// The waits of a rank, with the record that counted them.
+fn wait_of(aligned: &Aligned<'_>, rank: Rank) -> Option<(RecordIx, ProcessorWait)> {
+    aligned.records_of(rank).find_map(|record| {
+        let wait = aligned.records[record].processor_wait?;
+        (wait.since_ns > 0).then_some((record, wait))
+    })
+}
+
+/// Whether a rank waited clearly less than each other rank of its host whose waits are known. False if none are.
+fn waits_less(aligned: &Aligned<'_>, rank: Rank) -> bool {
+    // The records count for times of different lengths.
+    let share = |rank: Rank| -> Option<f64> {
+        let (record, wait) = wait_of(aligned, rank)?;
+        let counted_ns = aligned.records[record].latest_ns() - wait.since_ns;
+        (counted_ns > 0).then(|| wait.waited_ns as f64 / counted_ns as f64)
+    };
+    let host = aligned
+        .records_of(rank)
+        .map(|record| aligned.records[record].identity.host.as_str())
+        .find(|host| !host.is_empty());
+    let Some((own, host)) = share(rank).zip(host) else {
+        return false;
+    };
+    let others = ranks_of_host(aligned, host).into_iter();
+    let least = others
+        .filter(|other| *other != rank)
+        .filter_map(share)
+        .reduce(f64::min);
+    least.is_some_and(|least| own <= least * WAITS_LESS)
 }

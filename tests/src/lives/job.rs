@@ -47,6 +47,9 @@ pub(super) enum Intervention {
 pub(super) const GROUP: &str = "RCOMM_LIVES_GROUP";
 const JOB: &str = "life";
 
+/// Deaths of all ranks within this time are one event.
+const TOGETHER: Duration = Duration::from_millis(900);
+
 /// How much memory the control group has: several times what the ranks of these jobs use.
 const MEMORY: u64 = 384 << 20;
 
@@ -131,6 +134,8 @@ pub(super) fn enter_group() -> std::io::Result<()> {
 pub(super) struct Job {
     launcher: Child,
     folder: tempfile::TempDir,
+    /// How long it took to kill all ranks one after the other, if that was done.
+    killing: Option<Duration>,
     // Dropped after the job has ended.
     group: Option<MemoryGroup>,
 }
@@ -166,6 +171,7 @@ impl Job {
         Ok(Self {
             launcher,
             folder,
+            killing: None,
             group,
         })
     }
@@ -183,10 +189,12 @@ impl Job {
         self.folder.path().join("dumps")
     }
 
-    /// Whether the fault of its row was the only one. The kernel may kill a second rank before the memory of the first is
-    /// free: then two ranks are to blame.
+    /// Whether what happened is what its row describes. The kernel may kill a second rank before the memory of the first
+    /// is free: then two ranks are to blame. On a busy host the deaths of all ranks may be so far apart that some of them
+    /// did go first.
     pub(super) fn is_of_its_row(&self) -> bool {
-        self.group.as_ref().is_none_or(|group| group.killed() <= 1)
+        let one_was_killed = self.group.as_ref().is_none_or(|group| group.killed() <= 1);
+        one_was_killed && self.killing.is_none_or(|took| took <= TOGETHER)
     }
 
     /// Copies what the job left to a new folder in this one.
@@ -214,12 +222,14 @@ impl Job {
             Intervention::Terminate => self.terminate(),
             Intervention::KillAll => {
                 // None may end because it noticed another's end.
+                let from = Instant::now();
                 (0..RANKS).for_each(|rank| self.signal(rank, Signal::STOP));
                 for rank in 0..RANKS {
                     self.signal(rank, Signal::KILL);
                     // The view polls several times between two deaths.
                     std::thread::sleep(Duration::from_millis(100));
                 }
+                self.killing = Some(from.elapsed());
             }
             Intervention::TerminateStuck
             | Intervention::TerminateSlow

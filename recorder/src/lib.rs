@@ -4,7 +4,7 @@
 //! [`record`] holds [`FlightRecorder`](record::FlightRecorder), which records operations without locks or
 //! allocation. [`publish`] serves and writes records, and reads them into a [`Dump`](publish::Dump): from a ring
 //! file, from an endpoint, or from dump files of this crate and of PyTorch. [`model`] defines the operations, groups
-//! and entries that the other two modules use.
+//! and entries that [`record`] and [`publish`] use. [`launch`] holds what a rank knows from its launcher.
 //!
 //! ```
 //! use rcomm_recorder::model::{EntryState, OpType, ProcessGroupInfo};
@@ -37,7 +37,7 @@
 //! # }
 //! ```
 
-// Invariant 8 in docs/ARCHITECTURE.md.
+// invariant 8: `unsafe` only where docs/ARCHITECTURE.md lists it.
 #![deny(unsafe_code)]
 
 mod error;

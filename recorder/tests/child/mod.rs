@@ -41,12 +41,16 @@ impl Child {
         Self { process, output }
     }
 
-    /// The next line from the child.
+    /// Waits for the next line that the child wrote with `print_line`, and skips all other output. Panics if the output
+    /// ends first.
     pub(crate) fn read_line(&mut self) -> String {
         loop {
             let mut line = String::new();
             let read = self.output.read_line(&mut line).unwrap();
-            assert!(read > 0, "the child ended before it printed a line");
+            assert!(
+                read > 0,
+                "the output of the child ended before its next line"
+            );
             if let Some(text) = line.trim_end().strip_prefix(MARK) {
                 return text.to_owned();
             }

@@ -1,7 +1,7 @@
 //! Writes the rank × sequence matrices: one table for each group, with equal rows folded.
 
 use super::Text;
-use super::history::History;
+use super::shown::ShownRecords;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::format::{Ranks, Spans, count, group_label};
 use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
@@ -12,8 +12,8 @@ const COLUMNS: usize = 16;
 /// At most this many rows of a matrix are shown.
 const MAX_ROWS: usize = 40;
 
-pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()> {
-    if history.dumps.is_empty() || history.groups.is_empty() {
+pub(super) fn write(shown: &ShownRecords<'_>, out: &mut dyn Write) -> io::Result<()> {
+    if shown.dumps.is_empty() || shown.groups.is_empty() {
         return Ok(());
     }
     writeln!(out, "<section>\n<h2>Collectives by rank</h2>")?;
@@ -26,8 +26,8 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
         )?;
     }
     writeln!(out, "</p>")?;
-    for group in &history.groups {
-        let table = matrix(history.dumps.iter().copied(), group, COLUMNS, Rows::Folded);
+    for group in &shown.groups {
+        let table = matrix(shown.dumps.iter().copied(), group, COLUMNS, Rows::Folded);
         if table.seqs.is_empty() {
             continue;
         }
@@ -42,7 +42,7 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
         }
         writeln!(out, "</tr></thead><tbody>")?;
         for row in table.rows.iter().take(MAX_ROWS) {
-            let guilty = |rank: &Rank| history.culprits.contains(rank);
+            let guilty = |rank: &Rank| shown.culprits.contains(rank);
             let (at_fault, others): (Vec<Rank>, Vec<Rank>) =
                 row.ranks.iter().copied().partition(guilty);
             for (ranks, class) in [(at_fault, " class=\"fault\""), (others, "")] {
@@ -61,8 +61,8 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
             )?;
         }
     }
-    if history.groups_cut > 0 {
-        let rest = count(history.groups_cut as u64, "more group");
+    if shown.groups_cut > 0 {
+        let rest = count(shown.groups_cut as u64, "more group");
         writeln!(out, "<p class=\"small\">{rest} not shown here.</p>")?;
     }
     writeln!(out, "</section>")

@@ -6,8 +6,8 @@
 
 mod findings;
 mod graph;
-mod history;
 mod matrices;
+mod shown;
 mod stacks;
 mod tables;
 mod timeline;
@@ -39,9 +39,9 @@ pub fn write(report: &Report, dumps: &[Dump], out: &mut dyn Write) -> io::Result
     writeln!(out, "<main>")?;
     findings::write(report, out)?;
     graph::write(report, out)?;
-    let history = history::History::of(report, dumps);
-    matrices::write(&history, out)?;
-    timeline::write(&history, out)?;
+    let shown = shown::ShownRecords::of(report, dumps);
+    matrices::write(&shown, out)?;
+    timeline::write(&shown, out)?;
     stacks::write(report, out)?;
     tables::write(report, out)?;
     writeln!(out, "</main>\n</body>\n</html>")

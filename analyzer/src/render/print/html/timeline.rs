@@ -4,7 +4,7 @@
 //! scale would leave no space for its cause. Pending operations extend to the right edge.
 
 use super::Text;
-use super::history::History;
+use super::shown::ShownRecords;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::GroupRef;
@@ -31,10 +31,10 @@ struct Window {
 }
 
 impl Window {
-    fn of(history: &History<'_>) -> Option<Self> {
+    fn of(shown: &ShownRecords<'_>) -> Option<Self> {
         let mut starts: Vec<i64> = Vec::new();
         let mut last = 0;
-        for (_, dump) in shown(history) {
+        for (_, dump) in shown_dumps(shown) {
             let timed = || dump.entries.iter().rev().filter(|e| e.time_created_ns > 0);
             let newest = timed().next()?.time_created_ns;
             last = last.max(newest);
@@ -55,15 +55,15 @@ impl Window {
     }
 }
 
-fn shown<'a>(history: &'a History<'_>) -> impl Iterator<Item = (u32, &'a Dump)> {
-    history.dumps.iter().copied().filter(|(rank, dump)| {
-        history.ranks.binary_search(rank).is_ok()
+fn shown_dumps<'a>(shown: &'a ShownRecords<'_>) -> impl Iterator<Item = (u32, &'a Dump)> {
+    shown.dumps.iter().copied().filter(|(rank, dump)| {
+        shown.ranks.binary_search(rank).is_ok()
             && dump.entries.iter().any(|entry| entry.time_created_ns > 0)
     })
 }
 
-pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()> {
-    let Some(window) = Window::of(history) else {
+pub(super) fn write(shown: &ShownRecords<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let Some(window) = Window::of(shown) else {
         return Ok(());
     };
     writeln!(
@@ -75,13 +75,13 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
     let mut rows = String::new();
     let mut height = 4.0;
     let mut previous = None;
-    for (rank, dump) in shown(history) {
+    for (rank, dump) in shown_dumps(shown) {
         // The two records of a process with two recorders share a row.
         if previous != Some(rank) {
             if previous.is_some() {
                 height += ROW;
             }
-            let class = if history.culprits.contains(&rank) {
+            let class = if shown.culprits.contains(&rank) {
                 "fault"
             } else {
                 ""
@@ -120,8 +120,8 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
         out,
         "<span><b class=\"swatch pending\"></b> pending</span></p>"
     )?;
-    if history.ranks_cut > 0 {
-        let rest = count(history.ranks_cut as u64, "more rank");
+    if shown.ranks_cut > 0 {
+        let rest = count(shown.ranks_cut as u64, "more rank");
         writeln!(out, "<p class=\"small\">{rest} not shown here.</p>")?;
     }
     writeln!(out, "</section>")

@@ -1,4 +1,4 @@
-//! Chooses the groups and the ranks that the pictures of the records show.
+//! Chooses the groups that get a matrix, and the ranks that get a row in the timeline.
 
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
@@ -10,12 +10,13 @@ const MAX_GROUPS: usize = 6;
 /// At most this many ranks get a row in the timeline.
 const MAX_RANKS: usize = 24;
 
-/// The records, with the groups and ranks to show.
-pub(super) struct History<'a> {
+/// The records, with the groups and ranks of them to show.
+pub(super) struct ShownRecords<'a> {
     pub(super) dumps: Vec<(Rank, &'a Dump)>,
-    /// Groups of findings first, then those with operations in flight, then the largest.
+    /// Groups with a matrix: those that findings above notes or their evidence name, then those with operations in
+    /// flight, then the others in the report's order.
     pub(super) groups: Vec<&'a GroupRef>,
-    /// The number of groups that are not shown.
+    /// The number of groups with collectives that [`MAX_GROUPS`] leaves out.
     pub(super) groups_cut: usize,
     /// Ascending. Culprits are chosen first, then the members of the findings' groups, then victims, then other ranks.
     pub(super) ranks: Vec<Rank>,
@@ -24,7 +25,7 @@ pub(super) struct History<'a> {
     pub(super) culprits: BTreeSet<Rank>,
 }
 
-impl<'a> History<'a> {
+impl<'a> ShownRecords<'a> {
     pub(super) fn of(report: &'a Report, dumps: &'a [Dump]) -> Self {
         let dumps: Vec<(Rank, &Dump)> = dumps
             .iter()
@@ -43,15 +44,15 @@ impl<'a> History<'a> {
         });
         let in_flight = report.in_flight.iter().map(|instance| &instance.group);
         let all = report.groups.iter().map(|group| &group.group);
-        // A group with only point-to-point operations has no matrix.
-        let without: BTreeSet<&GroupRef> = report
+        // A group without a collective has no matrix.
+        let without_collectives: BTreeSet<&GroupRef> = report
             .groups
             .iter()
             .filter(|known| known.last_seq.is_none())
             .map(|known| &known.group)
             .collect();
         for group in of_findings.chain(in_flight).chain(all) {
-            if !groups.contains(&group) && !without.contains(group) {
+            if !groups.contains(&group) && !without_collectives.contains(group) {
                 groups.push(group);
             }
         }
@@ -61,7 +62,7 @@ impl<'a> History<'a> {
         let culprits: BTreeSet<Rank> = above_note()
             .filter(|finding| finding.caused_by.is_none())
             .flat_map(|finding| {
-                // Without culprits, all ranks of a cycle count.
+                // A finding without culprits marks all ranks of its cycle.
                 let blamed = !finding.culprit_ranks.is_empty();
                 let ranks = if blamed {
                     &finding.culprit_ranks

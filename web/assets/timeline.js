@@ -1,11 +1,16 @@
 // The newest operations of each rank on a canvas. Only visible lanes are drawn, so that a thousand
 // ranks scroll as easily as ten.
 
-import { address, age, ask, at, color } from "./format.js";
+import { address, age, ask, at, color, make } from "./format.js";
 
-const LANE = 18, LEFT = 92, TOP = 22;
-// Okabe and Ito's colors; operations also differ by the text in and under them.
+const LEFT = 92, TOP = 22;
+/** The height of a lane, px: few lanes share the height of the pane. */
+const LEAST_LANE = 18, MOST_LANE = 44;
+let LANE = LEAST_LANE;
+// Okabe and Ito's colors, one for each operation and kind of group; they also differ by the text in and under them.
 const COLORS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
+/** The color of text on each of them, with a contrast of at least 4.5. */
+const INKS = ["#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000", "#000000"];
 
 /** @type {?object} */
 let drawn = null;
@@ -17,6 +22,14 @@ let again = false;
 let chosen = false;
 
 const canvas = () => at("timeline-canvas");
+
+/** The time that the records cover: a fast job's do not reach back as far as was asked for. */
+function whole() {
+  const length = Math.max(1, drawn?.length ?? 1);
+  const starts = (drawn?.lanes ?? []).flatMap((lane) => (lane.slices.length > 0 ? [lane.slices[0].start] : []));
+  const first = Math.max(0, Math.min(length, ...starts));
+  return { from: starts.length > 0 && first > length / 4 ? first - (length - first) / 50 : 0, to: length };
+}
 
 /** Requests the newest operations, unless the timeline is not visible. @param {object} [query] */
 export async function refresh(query = {}) {
@@ -36,7 +49,11 @@ export async function refresh(query = {}) {
   asking = true;
   try {
     drawn = await ask("timeline", { seconds: wanted.seconds, filter: wanted.filter, upload: wanted.upload });
-    view = { from: 0, to: Math.max(1, drawn.length) };
+    view = whole();
+    kinds = [];
+    kindsKnown = [];
+    for (const lane of drawn.lanes) for (const slice of lane.slices) if (kinds.length < COLORS.length) kindOf(slice);
+    drawLegend();
     at("timeline-note").textContent = drawn.omitted > 0 ? `${drawn.omitted} older operations not shown: narrow the filter` : "";
     paint();
   } catch (error) {
@@ -53,6 +70,7 @@ const x = (us, width) => LEFT + ((us - view.from) / (view.to - view.from)) * (wi
 export function paint() {
   const pane = at("timeline-pane");
   const lanes = drawn?.lanes ?? [];
+  LANE = Math.max(LEAST_LANE, Math.min(MOST_LANE, Math.floor((pane.clientHeight - TOP - 4) / Math.max(1, lanes.length))));
   at("timeline-space").style.height = `${lanes.length * LANE + TOP}px`;
   const ratio = devicePixelRatio || 1;
   const width = pane.clientWidth, height = pane.clientHeight;
@@ -89,12 +107,15 @@ export function paint() {
     if (y < TOP - LANE) continue;
     context.fillStyle = text;
     context.fillText(`${lane.rank} ${lane.host}`, 6, y + LANE / 2, LEFT - 10);
+    const dense = new Dense(lane, width);
+    dense.draw(context, y);
     for (const slice of lane.slices) {
+      if (dense.holds(slice)) continue;
       const end = slice.length == null ? drawn.length : slice.start + slice.length;
       if (end < view.from || slice.start > view.to) continue;
       const a = Math.max(LEFT, x(slice.start, width)), b = Math.min(width - 8, x(end, width));
       const wide = Math.max(1, b - a);
-      context.fillStyle = COLORS[slice.op % COLORS.length];
+      context.fillStyle = COLORS[kindOf(slice) % COLORS.length];
       if (slice.length == null) {
         // A pending operation is an outline with a bar at its open end.
         context.globalAlpha = 0.25;
@@ -106,12 +127,89 @@ export function paint() {
       } else {
         context.fillRect(a, y + 3, wide, LANE - 6);
       }
-      if (wide > 60) {
-        context.fillStyle = slice.length == null ? text : "#ffffff";
-        context.fillText(`${drawn.ops[slice.op]} #${slice.seq}${slice.length == null ? " pending" : ""}`, a + 4, y + LANE / 2 + 0.5, wide - 8);
+      const call = `${drawn.ops[slice.op]} #${slice.seq}`;
+      const names = slice.length == null ? [`${call} ${drawn.groups[slice.group]} pending`, `${call} pending`] : [`${call} ${drawn.groups[slice.group]}`, call];
+      const name = wide > 40 ? names.find((it) => context.measureText(it).width <= wide - 8) : undefined;
+      if (name) {
+        context.fillStyle = slice.length == null ? text : INKS[kindOf(slice) % INKS.length];
+        context.fillText(name, a + 4, y + LANE / 2 + 0.5);
       }
     }
   }
+}
+
+/** The operations by kind of group, in the order in which they were first seen. @type {string[]} */
+let kinds = [];
+/** The index in `kinds` by operation and group. @type {number[]} */
+let kindsKnown = [];
+
+/** The index of an operation's kind: its name, and its group's without the number at its end. @param {object} slice */
+const kindOf = (slice) => (kindsKnown[slice.op * drawn.groups.length + slice.group] ??= findKind(slice));
+
+/** @param {object} slice */
+function findKind(slice) {
+  const group = drawn.groups[slice.group] ?? "";
+  const name = `${drawn.ops[slice.op]} on ${group.replace(/[\d_/-]+$/, "") || group}`;
+  const known = kinds.indexOf(name);
+  return known >= 0 ? known : kinds.push(name) - 1;
+}
+
+/** Names the colors below the timeline. */
+function drawLegend() {
+  const shown = kinds.slice(0, COLORS.length).map((name, index) => {
+    const key = make("span", { class: "swatch" });
+    key.style.background = COLORS[index];
+    return make("span", { class: "kind" }, key, name);
+  });
+  at("timeline-kinds").replaceChildren(...shown);
+}
+
+/** Operations of a lane that are narrower than this many pixels are drawn together: as bars whose height is the share of
+ * each pixel's time that the rank spent in them. Drawn alone, each would take a pixel, and all together a solid bar. */
+const NARROW = 2;
+
+class Dense {
+  /** @param {object} lane @param {number} width */
+  constructor(lane, width) {
+    this.perPixel = (view.to - view.from) / (width - LEFT - 8);
+    /** @type {Map<number, {share: number, kind: number, longest: number}>} */
+    this.columns = new Map();
+    for (const slice of lane.slices) if (this.holds(slice) && slice.start <= view.to && slice.start + slice.length >= view.from) this.add(slice, width);
+  }
+
+  /** @param {object} slice */
+  holds(slice) { return slice.length != null && slice.length < NARROW * this.perPixel; }
+
+  /** Adds an operation to the pixels that it covers. @param {object} slice @param {number} width */
+  add(slice, width) {
+    const a = x(slice.start, width), b = x(slice.start + slice.length, width);
+    for (let px = Math.floor(a); px <= Math.floor(b); px += 1) {
+      const covered = Math.min(b, px + 1) - Math.max(a, px);
+      const column = this.columns.get(px) ?? { share: 0, kind: 0, longest: -1 };
+      column.share += covered;
+      if (slice.length > column.longest) { column.longest = slice.length; column.kind = kindOf(slice); }
+      this.columns.set(px, column);
+    }
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {number} y */
+  draw(context, y) {
+    for (const [px, { share, kind }] of this.columns) {
+      if (px < LEFT) continue;
+      // The least that can be seen, so that no operation disappears.
+      const high = Math.max(2, Math.min(1, share) * (LANE - 6));
+      context.fillStyle = COLORS[kind % COLORS.length];
+      context.fillRect(px, y + LANE - 3 - high, 1, high);
+    }
+  }
+}
+
+/** Describes several operations under the pointer together. @param {object} lane @param {object[]} slices */
+function together(lane, slices) {
+  const from = Math.min(...slices.map((it) => it.start)), to = Math.max(...slices.map((it) => it.start + it.length));
+  const inside = slices.reduce((sum, it) => sum + it.length, 0) / Math.max(1, to - from);
+  const names = [...new Set(slices.map((it) => drawn.ops[it.op]))].slice(0, 3).join(", ");
+  return `rank ${lane.rank}: ${slices.length} operations (${names}) within ${age((to - from) / 1e3)}, ${Math.round(Math.min(1, inside) * 100)} % of it inside them; zoom in to see each`;
 }
 
 /** Describes the state of an operation. @param {object} slice */
@@ -127,11 +225,15 @@ function point(event) {
   const box = canvas().getBoundingClientRect();
   const lane = drawn.lanes[Math.floor((event.clientY - box.top + at("timeline-pane").scrollTop - TOP) / LANE)];
   const us = view.from + ((event.clientX - box.left - LEFT) / (box.width - LEFT - 8)) * (view.to - view.from);
-  const slice = lane?.slices.findLast((it) => it.start <= us && us <= (it.length == null ? drawn.length : it.start + it.length));
+  const perPixel = (view.to - view.from) / (box.width - LEFT - 8);
+  const end = (it) => (it.length == null ? drawn.length : it.start + it.length);
+  const near = lane?.slices.filter((it) => it.start <= us + NARROW * perPixel && us - NARROW * perPixel <= end(it)) ?? [];
+  const narrow = near.filter((it) => it.length != null && it.length < NARROW * perPixel);
+  const slice = near.findLast((it) => it.start <= us && us <= end(it)) ?? narrow.at(-1);
   const tip = at("timeline-tip");
   tip.hidden = !slice;
   if (!slice) return;
-  tip.textContent = `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${fate(slice)}`;
+  tip.textContent = narrow.length > 1 && narrow.length === near.length ? together(lane, narrow) : `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${fate(slice)}`;
   tip.style.left = `${Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8)}px`;
   tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
 }
@@ -176,7 +278,7 @@ function prepareDrag(pane) {
 /** Shows the whole timeline, and lets new answers replace it again. */
 function showAll() {
   chosen = false;
-  view = { from: 0, to: Math.max(1, drawn?.length ?? 1) };
+  view = whole();
   paint();
 }
 

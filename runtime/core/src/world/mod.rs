@@ -102,6 +102,15 @@ pub(crate) struct WorldShared {
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
 }
 
+/// The ranks that have not shut down when this one does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Others {
+    /// They are an error.
+    MustCome,
+    /// They end later.
+    MayStay,
+}
+
 impl<B: BackendSet> World<B> {
     /// Joins the job that the configuration, or the launcher's environment, describes.
     ///
@@ -291,7 +300,25 @@ impl<B> World<B> {
     ///
     /// # Errors
     /// As [`shutdown`](Self::shutdown).
-    pub fn shutdown_within(mut self, timeout: Duration) -> Result<()> {
+    pub fn shutdown_within(self, timeout: Duration) -> Result<()> {
+        self.end(timeout, Others::MustCome)
+    }
+
+    /// As [`shutdown_within`](Self::shutdown_within), for programs whose ranks end whenever they like: ranks that have not
+    /// shut down are no error, and only the rank that serves the store waits for them, since they still need it.
+    ///
+    /// # Blocking
+    /// Until pending operations have ended; on the rank that serves the store then until all ranks have shut down. Each
+    /// wait is for `timeout` at most, and 10 s longer on the rank that serves the store, until the others have read that
+    /// all have left.
+    ///
+    /// # Errors
+    /// The first error that a group reports. Everything is closed in any case; if a group has failed, the ring is kept.
+    pub fn leave_within(self, timeout: Duration) -> Result<()> {
+        self.end(timeout, Others::MayStay)
+    }
+
+    fn end(mut self, timeout: Duration, others: Others) -> Result<()> {
         let deadline = Deadline::In(timeout).started();
         let mut result = Ok(());
         for group in self.shared.watch.groups().iter().rev() {
@@ -310,9 +337,15 @@ impl<B> World<B> {
         } else {
             timeout
         };
-        if let Err(error) = self.shared.depart(self.group.ranks(), limit) {
-            tracing::warn!(%error, "some ranks did not confirm the shutdown");
-            if !failed {
+        if others == Others::MayStay && !self.shared.place.serves_store() {
+            self.shared.announce_departure(limit.min(DROP_TIME));
+        } else if let Err(error) = self.shared.depart(self.group.ranks(), limit) {
+            if others == Others::MayStay {
+                tracing::debug!(%error, "some ranks did not confirm that they have left");
+            } else {
+                tracing::warn!(%error, "some ranks did not confirm the shutdown");
+            }
+            if !failed && others == Others::MustCome {
                 failed = true;
                 let failure = error.failure(self.shared.place.rank);
                 self.shared.recorder.note_failure(&failure);

@@ -104,7 +104,12 @@ class _Inner(c10d.Backend):
     """The backend that PyTorch's C++ calls."""
 
     supports_coalescing = False
-    supports_splitting = False
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether `torch.distributed.split_group` may split the group: `Group` does that, and PyTorch's own process
+        group, which holds this backend beside those of other devices, does not."""
+        return self._outer is None
 
     def __init__(self, group: _native.Group, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -197,6 +202,27 @@ class Group(dist.ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> _native.Work | None:
         return self._group.end_coalescing()
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> Group | None:
+        """A group of these ranks of this group; None if this rank is not among them. PyTorch calls this on all
+        members, each with the list that it is in."""
+        if self.rank() not in ranks:
+            return None
+        members = [self._group.ranks[rank] for rank in ranks]
+        name = str(group_name)
+        made = self._rcomm_world.new_group(members, name, timeout or self._group.timeout)
+        part = Group(made, dist.PrefixStore(f"{name}/", self.get_group_store()), self._rcomm_world, False)
+        part._set_group_name(name)
+        part._set_group_desc(group_desc or f"{self.group_desc}:split")
+        return part
 
     def abort(self) -> None:
         self._group.abort()

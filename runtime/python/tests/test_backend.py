@@ -266,6 +266,82 @@ def test_apis_above_the_groups_work(ranks, backend):
     assert ranks(2, body, backend=backend).wait() == [0, 0]
 
 
+def test_meshes_of_several_dimensions_and_split_groups_work(ranks):
+    def body(rank):
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        x = torch.full((2,), float(rank))
+        dist.all_reduce(x, group=mesh.get_group("tp"))
+        assert x.tolist() == [1.0, 1.0] if rank < 2 else [5.0, 5.0]
+        whole = torch.arange(32.0).reshape(4, 8)
+        placed = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+        assert placed.to_local().shape == (2, 4)
+        moved = placed.redistribute(mesh, [Replicate(), Shard(0)])
+        assert torch.equal(moved.to_local(), whole[2 * (rank % 2) :][:2])
+        assert torch.equal((placed + 1).full_tensor(), whole + 1)
+        halves = [[2, 0], [1, 3]]
+        half = dist.split_group(split_ranks=halves, group_desc="half")
+        own = halves[rank % 2]
+        assert dist.get_process_group_ranks(half) == own and half.group_desc == "half"
+        gathered = [torch.zeros(1) for _ in own]
+        dist.all_gather(gathered, torch.tensor([float(rank)]), group=half)
+        assert [int(one) for one in gathered] == own
+        pair = dist.split_group(half, [[1, 0]], timeout=datetime.timedelta(seconds=50))
+        assert dist.get_process_group_ranks(pair) == own[::-1]
+        dist.barrier(group=pair)
+        middle = dist.split_group(split_ranks=[[1, 2]])
+        assert (middle != dist.GroupMember.NON_GROUP_MEMBER) == (rank in (1, 2))
+        dist.destroy_process_group(half)
+        dist.destroy_process_group()
+
+    assert ranks(4, body).wait() == [0] * 4
+
+
+def test_pipelines_train_to_the_gradients_of_the_whole_model(ranks):
+    def body(rank):
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(2)]
+        batch, target = torch.randn(12, 8), torch.randn(12, 8)
+
+        def loss(output, wanted):
+            return (output - wanted).square().sum()
+
+        for schedule in (ScheduleGPipe, Schedule1F1B):
+            for layer in layers:
+                layer.zero_grad()
+            parts = zip(batch.chunk(4), target.chunk(4), strict=True)
+            sum(loss(layers[1](layers[0](x)), y) for x, y in parts).backward()
+            expected = layers[rank][0].weight.grad.clone()
+            layers[rank].zero_grad()
+            stage = PipelineStage(layers[rank], rank, 2, torch.device("cpu"))
+            run = schedule(stage, n_microbatches=4, loss_fn=loss, scale_grads=False)
+            run.step(batch) if rank == 0 else run.step(target=target)
+            assert torch.allclose(layers[rank][0].weight.grad, expected, atol=1e-5)
+        dist.destroy_process_group()
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
+def test_compiled_programs_issue_collectives(ranks):
+    def body(rank):
+        import torch.distributed._functional_collectives as funcol
+
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def step(x):
+            y = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
+            z = funcol.all_gather_single(y + 1, 0, dist.group.WORLD)
+            return funcol.reduce_scatter_single(z, "sum", 0, dist.group.WORLD) - x
+
+        x = torch.full((4,), rank + 1.0)
+        assert step(x).tolist() == [14.0 - x[0].item()] * 4
+        dist.destroy_process_group()
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
 def test_hooks_of_ddp_may_wait_inside_of_futures(ranks):
     def body(rank):
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -344,6 +420,23 @@ def test_wait_with_a_shorter_timeout_leaves_the_operation_pending(ranks, tmp_pat
         assert x.tolist() == [2.0] * 4
 
     assert ranks(2, body).wait() == [0, 0]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_destroy_their_groups_at_different_times(ranks, tmp_path, until, late):
+    """As with gloo: one that still writes a checkpoint does not make the others fail."""
+    over = tmp_path / "over"
+
+    def body(rank):
+        dist.all_reduce(torch.ones(2))
+        if rank == late:
+            until(over.exists)
+        dist.destroy_process_group()
+        over.write_text("")
+
+    job = ranks(2, body)
+    assert job.wait() == [0, 0]
+    assert list(job.rings.glob("*.ring")) == []
 
 
 def test_groups_can_be_destroyed_and_made_again(ranks):

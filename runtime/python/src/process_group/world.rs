@@ -184,8 +184,8 @@ impl World {
         Ok(Group::new(group, self.shared.clone()))
     }
 
-    /// Waits for what is pending, for this long at most, and ends the world. Does nothing the second time, and
-    /// nothing in a forked child.
+    /// Waits for what is pending, for this long at most, and ends the world. Ranks that end later are no error; the rank
+    /// that serves the store waits as long for them. Does nothing the second time, and nothing in a forked child.
     fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
         if !self.world.is_own() {
             return Ok(());
@@ -193,7 +193,7 @@ impl World {
         self.is_open.store(false, Ordering::Relaxed);
         let ended = py.detach(|| {
             let world = self.lock().take();
-            world.map_or(Ok(()), |world| world.shutdown_within(within))
+            world.map_or(Ok(()), |world| world.leave_within(within))
         });
         ended.map_err(|error| raise(py, &error, Some(within)))
     }

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
@@ -172,3 +172,220 @@ class Work:
     def get_future(self) -> Any: ...
     @property
     def timeout(self) -> timedelta: ...
+
+_Timeout = float | timedelta | None
+
+class ArrayWorld:
+    def __init__(
+        self,
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+        host: str | None = None,
+        port: int = 0,
+        timeout: timedelta | None = None,
+        init_timeout: timedelta | None = None,
+        job: str | None = None,
+        own_code: Sequence[str] = (),
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def job(self) -> str: ...
+    @property
+    def group(self) -> ArrayGroup: ...
+    @property
+    def path(self) -> Path | None: ...
+    @property
+    def dump_dir(self) -> Path: ...
+    @property
+    def is_open(self) -> bool: ...
+    def new_group(self, ranks: Sequence[int], *, name: str = "", timeout: _Timeout = None) -> ArrayGroup: ...
+    def shrink(self, without: Sequence[int]) -> ArrayWorld: ...
+    def phase(self, name: str) -> None: ...
+    def step(self, number: int) -> None: ...
+    def dump(self) -> str: ...
+    def shutdown(self, *, timeout: _Timeout = None) -> None: ...
+    def abandon(self, reason: str) -> None: ...
+
+class ArrayGroup:
+    """An ordered set of ranks that call operations together (`rcomm.Group`).
+
+    Arrays are in the host's memory, in row-major order; operations work where they are. With ``wait=False`` an
+    operation returns a `Work` at once: until that has ended, arrays must not be changed, nor results read.
+    ``timeout`` is in seconds; without it the group's own counts. `rows` lists how many rows (extents of the first
+    dimension) the part of each rank has, where the parts differ.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def timeout(self) -> float: ...
+    @timeout.setter
+    def timeout(self, timeout: float | timedelta) -> None: ...
+    def all_reduce(
+        self, x: Any, op: Any = "sum", *, out: Any = None, timeout: _Timeout = None, wait: bool = True
+    ) -> Any:
+        """Every rank's `x` ends as the reduction of all ranks' arrays; with `out`, that does, and `x` stays."""
+
+    def all_reduce_coalesced(
+        self, xs: Sequence[Any], op: Any = "sum", *, timeout: _Timeout = None, wait: bool = True
+    ) -> Any:
+        """As `all_reduce` for each of several arrays, of any types, as one operation."""
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        timeout: _Timeout = None,
+        wait: bool = True,
+    ) -> Any:
+        """The root's `x` (or `out`) ends as the reduction of all; returns it there, None elsewhere."""
+
+    def broadcast(self, x: Any, root: int = 0, *, timeout: _Timeout = None, wait: bool = True) -> Any:
+        """Every rank's `x` ends as the root's."""
+
+    def all_gather(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        rows: Sequence[int] | None = None,
+        timeout: _Timeout = None,
+        wait: bool = True,
+    ) -> Any:
+        """The arrays of all ranks, one after the other: of shape ``(size, *x.shape)``, or with `rows` as one array."""
+
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        rows: Sequence[int] | None = None,
+        timeout: _Timeout = None,
+        wait: bool = True,
+    ) -> Any:
+        """As `all_gather`, on the root; None elsewhere. All ranks give `rows`, or none does."""
+
+    def scatter(
+        self,
+        x: Any = None,
+        root: int = 0,
+        *,
+        out: Any = None,
+        rows: Sequence[int] | None = None,
+        timeout: _Timeout = None,
+        wait: bool = True,
+    ) -> Any:
+        """This rank's part of the root's array, in `out`, which only the root may leave out."""
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        rows: Sequence[int] | None = None,
+        timeout: _Timeout = None,
+        wait: bool = True,
+    ) -> Any:
+        """This rank's part of the reduction of all ranks' arrays."""
+
+    def all_to_all(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        rows: Sequence[int] | None = None,
+        rows_out: Sequence[int] | None = None,
+        timeout: _Timeout = None,
+        wait: bool = True,
+    ) -> Any:
+        """Part r of `x` goes to rank r, and the parts for this rank are returned, by rank.
+
+        With `rows` but without `rows_out` the ranks first tell each other how much comes; this blocks.
+        """
+
+    def barrier(self, *, timeout: _Timeout = None, wait: bool = True) -> Any: ...
+    def monitored_barrier(self, *, timeout: _Timeout = None, all: bool = False) -> None:
+        """A barrier whose error names the first rank that did not arrive, or all; the group stays usable."""
+
+    def send(
+        self, x: Any, to: int, *, tag: int = 0, timeout: _Timeout = None, wait: bool = True
+    ) -> Any: ...
+    def recv(
+        self, x: Any, source: int | None = None, *, tag: int = 0, timeout: _Timeout = None, wait: bool = True
+    ) -> Any:
+        """Receives into `x`, from any rank if no source is given; returns the sender's rank in the group."""
+
+    def broadcast_object(
+        self, value: Any = None, root: int = 0, *, pickle: bool = False, timeout: _Timeout = None
+    ) -> Any: ...
+    def all_gather_object(
+        self, value: Any, *, pickle: bool = False, timeout: _Timeout = None
+    ) -> list[Any]: ...
+    def gather_object(
+        self, value: Any, root: int = 0, *, pickle: bool = False, timeout: _Timeout = None
+    ) -> list[Any] | None: ...
+    def scatter_object(
+        self,
+        values: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        pickle: bool = False,
+        timeout: _Timeout = None,
+    ) -> Any: ...
+    def send_object(
+        self, value: Any, to: int, *, tag: int = 0, pickle: bool = False, timeout: _Timeout = None
+    ) -> None: ...
+    def recv_object(
+        self, source: int, *, tag: int = 0, pickle: bool = False, timeout: _Timeout = None
+    ) -> Any: ...
+    def split(
+        self, color: int | None, key: int = 0, *, name: str = "", timeout: _Timeout = None
+    ) -> ArrayGroup | None:
+        """A group of the members with this color, ordered by key; None for a member without a color."""
+
+    def shrink(self, without: Sequence[int], *, timeout: _Timeout = None) -> ArrayGroup:
+        """The group without these ranks of the world. All that remain call this with the same list."""
+
+    def find_absent(self, within: float = 5.0) -> list[int]:
+        """The ranks of the world that do not call this within so many seconds; the same list on all that do."""
+
+    def abort(self, reason: str) -> None:
+        """Makes what is pending fail soon, and everything later at once, on all members."""
+
+    def destroy(self, *, timeout: _Timeout = None) -> None:
+        """Waits for what is pending, and refuses everything later."""
+
+class ArrayWork:
+    """An operation in progress (`rcomm.Work`); in a coroutine, ``await work``."""
+
+    def wait(self, timeout: _Timeout = None) -> Any:
+        """Waits for the end, at most `timeout` seconds if that is given, and returns what the blocking call returns.
+
+        Raises the operation's error; or `rcomm.Timeout` once `timeout` has passed, and the operation continues.
+        """
+
+    def done(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def add_done_callback(self, callback: Any) -> None: ...
+    def __await__(self) -> Generator[Any, None, Any]: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def duration(self) -> float | None: ...

@@ -1,5 +1,5 @@
 //! The native half of the Python package `rcomm`: a ring and the hooks of PyTorch that write it, and the
-//! runtime's groups as a backend of torch.distributed.
+//! runtime's groups, as a backend of torch.distributed and over the arrays of other libraries.
 //!
 //! Python decides what is recorded and when (`rcomm/torch.py`); the hooks run at every operation of a job, and
 //! none of them raises into the job or waits.
@@ -12,8 +12,10 @@
 //! | `tensors` | shapes and types of PyTorch's tensors |
 //! | `frames` | which line of the program called |
 //! | `process_group` | `torch.distributed`'s backend "rcomm" |
+//! | `arrays` | the module `rcomm` for numpy and what has DLPack |
 //! | `pending` | operations under way, until they are seen to end |
 
+mod arrays;
 mod frames;
 mod hooks;
 mod native;
@@ -29,6 +31,12 @@ use rcomm_recorder_capi as _;
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::arrays::group::ArrayGroup;
+    #[pymodule_export]
+    use super::arrays::work::ArrayWork;
+    #[pymodule_export]
+    use super::arrays::world::ArrayWorld;
     #[pymodule_export]
     use super::hooks::GroupHooks;
     #[pymodule_export]

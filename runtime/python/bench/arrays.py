@@ -1,0 +1,81 @@
+"""Times `rcomm`'s own operations on numpy arrays: the cost of a call with one rank, and `all_reduce` between ranks.
+
+    python bench/arrays.py                   # one rank: the cost of a call
+    python bench/arrays.py --ranks 2 --sizes 8 65536 16777216
+
+Prints microseconds: the minimum and the median of the blocks of calls, of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+
+import numpy as np
+
+import rcomm
+
+
+def block(call, repeat: int) -> float:
+    """Microseconds for each of `repeat` calls."""
+    begun = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    return (time.perf_counter() - begun) / repeat * 1e6
+
+
+def rank_main(rank: int, options: argparse.Namespace, address: str | None, results) -> None:
+    with rcomm.init(rank=rank, size=options.ranks, address=address, job=f"bench-{os.getppid()}") as world:
+        group = world.group
+        for size in options.sizes:
+            x = np.ones(max(1, size // 4), np.float32)
+            # Blocks of about the same time for all sizes.
+            repeat = max(1, min(200, 2**24 // max(size, 1)))
+            calls = {
+                "blocking": lambda x=x: group.all_reduce(x, "max"),
+                "wait=False": lambda x=x: group.all_reduce(x, "max", wait=False).wait(),
+            }
+            for name, call in calls.items():
+                group.barrier()
+                block(call, repeat)
+                own = np.array([block(call, repeat) for _ in range(options.blocks)])
+                group.all_reduce(own, "max")
+                if rank == 0:
+                    results.put((size, name, min(own), statistics.median(own)))
+    if rank == 0:
+        results.put(None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[16])
+    parser.add_argument("--blocks", type=int, default=100)
+    options = parser.parse_args()
+    address = None
+    if options.ranks > 1:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+    start = multiprocessing.get_context("spawn")
+    results = start.SimpleQueue()
+    ranks = [
+        start.Process(target=rank_main, args=(rank, options, address, results)) for rank in range(options.ranks)
+    ]
+    for one in ranks:
+        one.start()
+    print(f"{options.ranks} ranks, load {os.getloadavg()[0]:.1f}; microseconds")
+    print(f"{'bytes':>10} {'':<11} {'min':>10} {'median':>10}")
+    while (row := results.get()) is not None:
+        size, name, least, median = row
+        print(f"{size:>10} {name:<11} {least:>10.2f} {median:>10.2f}", flush=True)
+    for one in ranks:
+        one.join()
+
+
+if __name__ == "__main__":
+    main()

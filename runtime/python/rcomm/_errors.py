@@ -1,0 +1,80 @@
+"""What operations of `rcomm` raise. Each error says in one sentence what happened, and which ranks it is about."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._analysis import Report
+
+__all__ = ["Aborted", "Closed", "Error", "InvalidArgument", "Mismatch", "PeerLost", "Timeout", "Unsupported"]
+
+
+class Error(RuntimeError):
+    """The base of all errors. Its own instances are errors of the store, the network, and the like: see `kind`."""
+
+    kind: str = "Error"
+    """What kind of error it is, as in Rust: ``Timeout``, ``Store``, ``Io`` and so on."""
+    ranks: list[int] = []  # noqa: RUF012, set in instances
+    """The ranks that it is about, by their numbers in the world."""
+    op: str | None = None
+    """The operation that failed."""
+    seq: int | None = None
+    """Its sequence number in the group."""
+    group: str | None = None
+    """The group's name."""
+    _records: str | os.PathLike[str] | None = None
+
+    @property
+    def call(self) -> str | None:
+        """The operation, its number and its group; None if the error is about no operation."""
+        if self.op is None:
+            return None
+        number = "" if self.seq is None else f" #{self.seq}"
+        return f"{self.op}{number}" + ("" if self.group is None else f" on group {self.group}")
+
+    def report(self) -> Report:
+        """The verdict over the records of this job's ranks on this host, as they are now.
+
+        Starts ``rcomm-fr`` and waits for its output, some tenths of a second. Raises `rcomm.AnalysisError` if
+        there are no records, as after an orderly end of the job, or for an error that belongs to no job.
+        """
+        from ._analysis import AnalysisError, analyze
+
+        if self._records is None:
+            raise AnalysisError("this error belongs to no job that has records")
+        return analyze(self._records, live=True)
+
+
+class Timeout(Error, TimeoutError):
+    """A deadline passed; `ranks` had not arrived."""
+
+
+class PeerLost(Error, ConnectionError):
+    """The connection to another rank broke, or its process is gone."""
+
+    @property
+    def rank(self) -> int | None:
+        """The lost rank, by its number in the world; None if there are several, or none is named."""
+        return self.ranks[0] if len(self.ranks) == 1 else None
+
+
+class Mismatch(Error):
+    """The ranks do not agree on what they called: `ranks` called something else than others."""
+
+
+class Aborted(Error):
+    """The group was ended, by this rank or another, or by an earlier error."""
+
+
+class Closed(Error):
+    """A world or group was used after its end, or in a forked child."""
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument is wrong. Nothing was sent, and the group is usable."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """The reduction is not defined for these elements, or the operation does not exist here. Nothing was sent."""

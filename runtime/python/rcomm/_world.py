@@ -1,0 +1,296 @@
+"""Joining a job: `init`, and what the process shares: its open world, phases and steps, the interpreter's end."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from . import _native
+from ._errors import Error, InvalidArgument
+
+__all__ = ["ANY", "Group", "PremulSum", "Work", "World", "init", "phase", "premul_sum", "step"]
+
+Group = _native.ArrayGroup
+Work = _native.ArrayWork
+
+ANY = None
+"""The source of a receive from any rank."""
+
+
+@dataclass(frozen=True)
+class PremulSum:
+    """A reduction: the sum, in which each rank's values are first multiplied by its factor."""
+
+    factor: float
+
+
+def premul_sum(factor: float) -> PremulSum:
+    """The sum in which this rank's values are first multiplied by `factor`."""
+    return PremulSum(factor)
+
+
+class World:
+    """One process's place in a job. As a context manager it shuts down at the end of the block, or, if that raises,
+    ends at once, so that the other ranks' errors have this rank's exception as their reason."""
+
+    def __init__(self, native: _native.ArrayWorld) -> None:
+        self._native = native
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self._native.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks with which the job began."""
+        return self._native.size
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self._native.job
+
+    @property
+    def group(self) -> Group:
+        """The group of all ranks that are left."""
+        return self._native.group
+
+    @property
+    def path(self) -> str | None:
+        """The file of this rank's ring; None if the ring is in the process's own memory."""
+        path = self._native.path
+        return None if path is None else os.fspath(path)
+
+    @property
+    def dump_dir(self) -> str:
+        """The folder of this run's dumps, which the first dump makes."""
+        return os.fspath(self._native.dump_dir)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not shut down, and this is not a forked child."""
+        return self._native.is_open
+
+    def new_group(
+        self, ranks: list[int], *, name: str = "", timeout: float | timedelta | None = None
+    ) -> Group:
+        """A group of these ranks, in this order. Exactly its members call this, all with the same list."""
+        return self._native.new_group(list(ranks), name=name, timeout=timeout)
+
+    def shrink(self, without: list[int]) -> World:
+        """Goes on without these ranks, after they were lost: `group` is then the group of the others, and groups with
+        a lost member are aborted. All remaining ranks call this with the same list; blocks until they have, for the
+        world's time-out at most. Ranks keep their numbers in the world. Returns this world."""
+        self._native.shrink(list(without))
+        return self
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """As `rcomm.phase`."""
+        return phase(name)
+
+    def step(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """As `rcomm.step`."""
+        return step(number)
+
+    def dump(self) -> str:
+        """Writes this rank's dump and returns where it is."""
+        return self._native.dump()
+
+    def shutdown(self, *, timeout: float | timedelta | None = None) -> None:
+        """Waits for what is pending, then for the other ranks, each for `timeout` at most (the world's time-out, if
+        not given), and ends the world. All ranks call it. A second call does nothing."""
+        _forget(self)
+        self._native.shutdown(timeout=timeout)
+
+    def abandon(self, reason: str) -> None:
+        """Ends the world at once: what is pending fails, on the other ranks with this reason, and the ring stays."""
+        _forget(self)
+        self._native.abandon(reason)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, SystemExit) and not error.code:
+            self.shutdown()
+        elif self.is_open:
+            self.abandon(_reason(error))
+
+    def __repr__(self) -> str:
+        return repr(self._native)
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    timeout: float | timedelta | None = None,
+    init_timeout: float | timedelta | None = None,
+    job: str | None = None,
+) -> World:
+    """Joins the job that the launcher's environment describes (torchrun, Slurm, mpirun, rcomm-run), or the one at
+    `address` (``"host:port"``) as rank `rank` of `size`. A job of one rank needs no address.
+
+    `job` names it in records, else ``RCOMM_JOB``, else the launcher. `timeout` is that of operations, in seconds; all
+    other options are those of the environment (``RCOMM_*``). Blocks
+    until all ranks have joined, for `init_timeout` at most. Raises `rcomm.Error` and its subclasses; and
+    `rcomm.InvalidArgument` where this process already has an open world.
+    """
+    global _world
+    if (rank is None) != (size is None):
+        raise InvalidArgument("give both rank= and size=, or neither")
+    if rank is None and address is not None:
+        raise InvalidArgument(f"address={address!r} needs rank= and size=")
+    host, port = None, 0
+    if address is not None:
+        host, _, number = address.rpartition(":")
+        if not host or not number.isdecimal() or not 0 < int(number) < 65536:
+            raise InvalidArgument(f"address={address!r} is not of the form host:port")
+        host, port = host.strip("[]"), int(number)
+    elif size is not None and size != 1:
+        raise InvalidArgument(f"a job of {size} ranks needs address=")
+    with _lock:
+        if _world is not None and _world.is_open:
+            raise InvalidArgument(
+                f"this process is already rank {_world.rank} of the job {_world.job!r}: shut that world down first, or "
+                "make groups in it with new_group()"
+            )
+        backend = sys.modules.get("rcomm._backend")
+        if backend is not None and backend.world() is not None:
+            raise InvalidArgument(
+                'this process has already joined the job by init_process_group("rcomm"): use torch.distributed'
+            )
+        native = _native.ArrayWorld(
+            rank=rank,
+            size=size,
+            host=host,
+            port=port,
+            timeout=_duration(timeout),
+            init_timeout=_duration(init_timeout),
+            job=job or os.environ.get("RCOMM_JOB") or None,
+            own_code=_library_folders(),
+        )
+        _world = World(native)
+        if _phase:
+            native.phase(_phase)
+        return _world
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Records what the program does in this block, in at most 104 bytes; findings on this rank show it."""
+    global _phase
+    with contextlib.ExitStack() as stack:
+        torch = sys.modules.get("rcomm.torch")
+        if torch is not None:
+            stack.enter_context(torch.phase(name))
+        before, _phase = _phase, name
+        _name_phase(name)
+        try:
+            yield
+        finally:
+            _phase = before
+            _name_phase(before)
+
+
+def step(number: int) -> contextlib.AbstractContextManager[None]:
+    """Records which step the program is in, from now on; as the head of a block or as a statement."""
+    torch = sys.modules.get("rcomm.torch")
+    if torch is not None:
+        torch.step(number)
+    world = _world
+    if world is not None and world.is_open:
+        world._native.step(number)
+    return contextlib.nullcontext()
+
+
+async def wait_for(work: Work) -> Any:
+    """Waits for an operation without blocking the event loop, and returns its result."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def notify(_: Work) -> None:
+        # The loop may have been closed since: then nobody waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(end)
+
+    work.add_done_callback(notify)
+    await ended
+    return work.wait()
+
+
+_lock = threading.Lock()
+_world: World | None = None
+# The phase that the program named last.
+_phase = ""
+
+
+def _name_phase(name: str) -> None:
+    world = _world
+    if world is not None and world.is_open:
+        world._native.phase(name)
+
+
+def _forget(world: World) -> None:
+    global _world
+    if _world is world:
+        _world = None
+
+
+def _duration(timeout: float | timedelta | None) -> timedelta | None:
+    if timeout is None or isinstance(timeout, timedelta):
+        return timeout
+    if not timeout > 0:
+        raise InvalidArgument(f"the time-out is {timeout} s: it must be a positive number")
+    return timedelta(seconds=min(timeout, 10**9))
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return ": ".join([f"raised {type(error).__name__}", *lines[:1]])
+
+
+def _library_folders() -> list[str]:
+    """Folders and files of code that is not the program's: this package, and what it calls through."""
+    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    standard = sysconfig.get_paths()["stdlib"]
+    between = [os.path.join(standard, name) for name in ("contextlib.py", "threading.py", "asyncio")]
+    return [own, *between]
+
+
+def _end() -> None:
+    """Ends a world that the program did not shut down, when the interpreter ends."""
+    world = _world
+    if world is None or not world.is_open:
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        world.abandon(_reason(error))
+        return
+    with contextlib.suppress(Error):
+        world.shutdown(timeout=1.0)
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_native.note_fork)

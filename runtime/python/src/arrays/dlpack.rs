@@ -1,0 +1,197 @@
+//! DLPack's structures, as in `dlpack.h` 1.x, and what a capsule of them describes.
+
+use super::memory::Shape;
+use pyo3::prelude::*;
+use rcomm::DType;
+use std::ffi::{CStr, c_void};
+
+/// The name of a capsule that holds a [`Versioned`].
+const VERSIONED: &CStr = c"dltensor_versioned";
+/// The name of a capsule that holds a [`Unversioned`].
+const UNVERSIONED: &CStr = c"dltensor";
+/// The newest major version whose structures are those of this file.
+const MAJOR: u32 = 1;
+/// The bit in [`Versioned::flags`] for memory that may not be written.
+const READ_ONLY: u64 = 1;
+/// `DLDeviceType` of memory that the host reads and writes: its own, and what CUDA and ROCm pin.
+const ON_HOST: [i32; 3] = [1, 3, 11];
+/// The most dimensions that are read.
+const MOST_DIMENSIONS: usize = 64;
+
+#[repr(C)]
+struct DeviceView {
+    kind: i32,
+    number: i32,
+}
+
+#[repr(C)]
+struct TypeView {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+struct TensorView {
+    data: *mut c_void,
+    device: DeviceView,
+    dimensions: i32,
+    dtype: TypeView,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensorVersioned`, without what only its owner uses.
+#[repr(C)]
+struct Versioned {
+    major: u32,
+    minor: u32,
+    manager: *mut c_void,
+    deleter: *const c_void,
+    flags: u64,
+    tensor: TensorView,
+}
+
+/// The beginning of `DLManagedTensor`.
+#[repr(C)]
+struct Unversioned {
+    tensor: TensorView,
+}
+
+/// What a capsule describes.
+pub(super) struct View {
+    pub(super) address: usize,
+    pub(super) dtype: DType,
+    pub(super) shape: Shape,
+    pub(super) is_read_only: bool,
+}
+
+/// Reads a capsule, which keeps its memory alive and its structures unchanged for as long as it lives: this never takes
+/// them over, so the capsule's own destructor frees them.
+///
+/// # Errors
+/// A sentence that says why rcomm cannot use this memory; it follows on "this array".
+pub(super) fn read(capsule: &Bound<'_, PyAny>) -> Result<View, String> {
+    let pointer = capsule.as_ptr();
+    let holds = |name: &CStr| {
+        // SAFETY: the interpreter is held; any object may be passed. For a capsule with this name the pointer is
+        // not NULL.
+        unsafe {
+            match pyo3::ffi::PyCapsule_IsValid(pointer, name.as_ptr()) {
+                1 => pyo3::ffi::PyCapsule_GetPointer(pointer, name.as_ptr()),
+                _ => std::ptr::null_mut(),
+            }
+        }
+    };
+    let versioned = holds(VERSIONED).cast::<Versioned>();
+    // SAFETY: a capsule with this name points to this structure, which lives as long as the capsule, and that is
+    // borrowed. Its first field is at the same place in all versions.
+    if let Some(major) = unsafe { versioned.as_ref() }.map(|view| view.major) {
+        if major > MAJOR {
+            return Err(format!(
+                "uses version {major} of DLPack, and rcomm reads up to {MAJOR}"
+            ));
+        }
+        // SAFETY: as above, and in this version all fields are where this file has them.
+        let view = unsafe { &*versioned };
+        // SAFETY: the structure's lists are as long as it says.
+        return unsafe { describe(&view.tensor, view.flags & READ_ONLY != 0) };
+    }
+    let plain = holds(UNVERSIONED).cast::<Unversioned>();
+    // SAFETY: a capsule with this name points to this structure, which lives as long as the capsule.
+    match unsafe { plain.as_ref() } {
+        // SAFETY: the structure's lists are as long as it says.
+        Some(view) => unsafe { describe(&view.tensor, false) },
+        None => Err("gave no capsule of DLPack".to_owned()),
+    }
+}
+
+/// # Safety
+/// `shape` holds as many extents as there are dimensions, and so does `strides`, unless it is NULL.
+unsafe fn describe(view: &TensorView, is_read_only: bool) -> Result<View, String> {
+    if !ON_HOST.contains(&view.device.kind) {
+        return Err(format!(
+            "is on a device (number {} of DLPack's kind {}), and rcomm takes arrays in the host's memory",
+            view.device.number, view.device.kind
+        ));
+    }
+    let dtype = dtype_of(view.dtype.code, view.dtype.bits.into());
+    let Some(dtype) = dtype.filter(|_| view.dtype.lanes == 1) else {
+        return Err(format!(
+            "has elements that rcomm cannot communicate (DLPack's type {}, {} bits, {} lanes): view them as a plain \
+             type",
+            view.dtype.code, view.dtype.bits, view.dtype.lanes
+        ));
+    };
+    let dimensions = usize::try_from(view.dimensions).unwrap_or(0);
+    if dimensions > MOST_DIMENSIONS {
+        return Err(format!(
+            "has {dimensions} dimensions, and rcomm reads up to {MOST_DIMENSIONS}"
+        ));
+    }
+    let list = |list: *const i64| match list.is_null() || dimensions == 0 {
+        true => None,
+        // SAFETY: not NULL, so it holds an entry for each dimension (the caller's contract), and the capsule keeps
+        // it.
+        false => Some(unsafe { std::slice::from_raw_parts(list, dimensions) }),
+    };
+    let shape = list(view.shape).unwrap_or(&[]);
+    if !is_row_major(shape, list(view.strides)) {
+        return Err(
+            "is not in row-major order without gaps: pass a contiguous copy, as numpy.ascontiguousarray makes"
+                .to_owned(),
+        );
+    }
+    let offset = usize::try_from(view.byte_offset).unwrap_or(usize::MAX);
+    Ok(View {
+        address: view.data.addr().saturating_add(offset),
+        dtype,
+        shape: Shape::of(
+            shape
+                .iter()
+                .map(|&extent| u64::try_from(extent).unwrap_or(0)),
+        ),
+        is_read_only,
+    })
+}
+
+fn is_row_major(shape: &[i64], strides: Option<&[i64]>) -> bool {
+    let Some(strides) = strides else { return true };
+    if shape.contains(&0) {
+        return true;
+    }
+    let mut expected = 1i64;
+    for (&extent, &stride) in shape.iter().zip(strides).rev() {
+        if extent != 1 && stride != expected {
+            return false;
+        }
+        expected = expected.saturating_mul(extent);
+    }
+    true
+}
+
+/// The element type with this code and width.
+pub(super) fn dtype_of(code: u8, bits: u32) -> Option<DType> {
+    Some(match (code, bits) {
+        (0, 8) => DType::I8,
+        (0, 16) => DType::I16,
+        (0, 32) => DType::I32,
+        (0, 64) => DType::I64,
+        (1, 8) => DType::U8,
+        (1, 16) => DType::U16,
+        (1, 32) => DType::U32,
+        (1, 64) => DType::U64,
+        (2, 16) => DType::F16,
+        (2, 32) => DType::F32,
+        (2, 64) => DType::F64,
+        (4, 16) => DType::Bf16,
+        (5, 64) => DType::Complex64,
+        (5, 128) => DType::Complex128,
+        (6, 8) => DType::Bool,
+        (10, 8) => DType::F8E4M3,
+        (12, 8) => DType::F8E5M2,
+        _ => return None,
+    })
+}

@@ -1,0 +1,62 @@
+//! The core's errors as the exceptions of `rcomm/_errors.py`.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use rcomm::{Error, ErrorKind};
+use std::path::Path;
+
+const fn class_of(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Timeout => "Timeout",
+        ErrorKind::Aborted => "Aborted",
+        ErrorKind::PeerLost => "PeerLost",
+        ErrorKind::Mismatch => "Mismatch",
+        ErrorKind::InvalidArgument => "InvalidArgument",
+        ErrorKind::Unsupported => "Unsupported",
+        ErrorKind::Closed => "Closed",
+        _ => "Error",
+    }
+}
+
+/// An error as an exception, with its facts as attributes. `records` is where the records of the job's ranks on this
+/// host are, for `Error.report()`.
+pub(super) fn raise(py: Python<'_>, error: &Error, records: Option<&Path>) -> PyErr {
+    let raised = of_class(py, class_of(error.kind()), &error.to_string());
+    let value = raised.value(py);
+    let facts = || -> PyResult<()> {
+        value.setattr(intern!(py, "kind"), format!("{:?}", error.kind()))?;
+        value.setattr(intern!(py, "ranks"), error.ranks())?;
+        value.setattr(intern!(py, "op"), error.op().map(|op| op.name()))?;
+        value.setattr(intern!(py, "seq"), error.seq())?;
+        value.setattr(intern!(py, "group"), error.group())?;
+        value.setattr(intern!(py, "_records"), records)
+    };
+    // An exception without its attributes is better than another exception.
+    let _ = facts();
+    raised
+}
+
+/// An exception for an argument that is wrong.
+pub(super) fn invalid(py: Python<'_>, text: &str) -> PyErr {
+    raise(py, &Error::new(ErrorKind::InvalidArgument, text), None)
+}
+
+/// An exception for what a forked child does with its parent's objects.
+pub(super) fn of_parent(py: Python<'_>, what: &str) -> PyErr {
+    let text = format!(
+        "this process is a fork of the one that made the {what}, and cannot use it: call rcomm.init() in the child, or \
+         start it by spawn"
+    );
+    raise(py, &Error::new(ErrorKind::Closed, text), None)
+}
+
+fn of_class(py: Python<'_>, class: &str, text: &str) -> PyErr {
+    let made = py
+        .import(intern!(py, "rcomm._errors"))
+        .and_then(|module| module.getattr(class)?.call1((text,)));
+    match made {
+        Ok(value) => PyErr::from_value(value),
+        Err(_) => PyRuntimeError::new_err(text.to_owned()),
+    }
+}

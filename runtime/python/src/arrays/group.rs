@@ -1,0 +1,558 @@
+//! The operations of a group over arrays.
+//!
+//! Each runs in the calling thread and returns its result, or, with `wait=False`, starts and returns a `Work`. Where an
+//! operation has parts for each rank these lie one after the other in one array, by rank: equal parts, or parts of
+//! `rows[r]` rows (extents of the first dimension).
+
+use super::errors::invalid;
+use super::issue::{Gives, Shared, Terms, duration, reduction};
+use super::memory::{Memory, Use};
+use super::objects::Codec;
+use super::parts::extents;
+use crate::process_group::fork::OfProcess;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use rcomm::{GroupOptions, MissingRanks, Op, ProcessGroup};
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+
+type Any<'a, 'py> = &'a Bound<'py, PyAny>;
+
+/// An ordered set of ranks that call operations together.
+#[pyclass(module = "rcomm._native", frozen, weakref)]
+pub(crate) struct ArrayGroup {
+    pub(super) group: OfProcess<ProcessGroup>,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl ArrayGroup {
+    pub(super) fn new(group: ProcessGroup, shared: Arc<Shared>) -> Self {
+        Self {
+            group: OfProcess::new(group),
+            shared,
+        }
+    }
+}
+
+#[pymethods]
+impl ArrayGroup {
+    /// This process's rank in the group.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.group.rank()
+    }
+
+    /// The number of ranks in the group.
+    #[getter]
+    fn size(&self) -> u32 {
+        self.group.size()
+    }
+
+    /// Its purpose, as records and errors show it.
+    #[getter]
+    fn name(&self) -> &str {
+        self.group.desc()
+    }
+
+    /// The members' ranks in the world, in the order of their ranks in the group.
+    #[getter]
+    fn ranks(&self) -> Vec<u32> {
+        self.group.ranks().to_vec()
+    }
+
+    /// How many seconds an operation may take.
+    #[getter]
+    fn get_timeout(&self) -> f64 {
+        self.group.timeout().as_secs_f64()
+    }
+
+    #[setter]
+    fn set_timeout(&self, py: Python<'_>, timeout: Any<'_, '_>) -> PyResult<()> {
+        self.own(py)?.set_timeout(duration(timeout)?);
+        Ok(())
+    }
+
+    #[pyo3(signature = (x, op=None, *, out=None, timeout=None, wait=true))]
+    fn all_reduce(
+        &self,
+        x: Any<'_, '_>,
+        op: Option<Any<'_, '_>>,
+        out: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let op = reduction(op)?;
+        let (result, memory) = Self::in_place(x, out)?;
+        let buffer = memory.buffer(py)?;
+        self.issue(
+            py,
+            &terms,
+            Op::AllReduce { buffer, op },
+            Gives::Object(result.unbind()),
+        )
+    }
+
+    #[pyo3(signature = (xs, op=None, *, timeout=None, wait=true))]
+    fn all_reduce_coalesced(
+        &self,
+        py: Python<'_>,
+        xs: Vec<Bound<'_, PyAny>>,
+        op: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let terms = Terms::read(timeout, wait)?;
+        let op = reduction(op)?;
+        let buffers = xs.iter().map(|x| Memory::of(x, Use::Write)?.buffer(py));
+        let buffers = buffers.collect::<PyResult<_>>()?;
+        let results = PyList::new(py, &xs)?.into_any().unbind();
+        let op = Op::AllReduceCoalesced { buffers, op };
+        self.issue(py, &terms, op, Gives::Object(results))
+    }
+
+    #[pyo3(signature = (x, root=0, op=None, *, out=None, timeout=None, wait=true))]
+    fn reduce(
+        &self,
+        x: Any<'_, '_>,
+        root: u32,
+        op: Option<Any<'_, '_>>,
+        out: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let op = reduction(op)?;
+        let (result, buffer) = match self.is_root(root) {
+            true => {
+                let (result, memory) = Self::in_place(x, out)?;
+                (result.unbind(), memory.buffer(py)?)
+            }
+            false => (py.None(), Memory::of(x, Use::Read)?.buffer(py)?),
+        };
+        self.issue(
+            py,
+            &terms,
+            Op::Reduce { buffer, op, root },
+            Gives::Object(result),
+        )
+    }
+
+    #[pyo3(signature = (x, root=0, *, timeout=None, wait=true))]
+    fn broadcast(
+        &self,
+        x: Any<'_, '_>,
+        root: u32,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let usage = match self.is_root(root) {
+            true => Use::Read,
+            false => Use::Write,
+        };
+        let buffer = Memory::of(x, usage)?.buffer(py)?;
+        let result = Gives::Object(x.clone().unbind());
+        self.issue(py, &terms, Op::Broadcast { buffer, root }, result)
+    }
+
+    #[pyo3(signature = (x, *, out=None, rows=None, timeout=None, wait=true))]
+    fn all_gather(
+        &self,
+        x: Any<'_, '_>,
+        out: Option<Any<'_, '_>>,
+        rows: Option<Vec<usize>>,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let arrays = Self::arrays(x, out, |from| self.gathered(py, from, rows.as_deref()))?;
+        let input = arrays.from.buffer(py)?;
+        let op = match rows {
+            Some(rows) => {
+                let lens = self.parts(py, &rows, arrays.from.shape.rows().1)?;
+                let outputs = arrays.into.pieces(py, &lens)?;
+                Op::AllGatherV { input, outputs }
+            }
+            None => Op::AllGatherSingle {
+                input,
+                output: arrays.into.buffer(py)?,
+            },
+        };
+        self.issue(py, &terms, op, Gives::Object(arrays.result.unbind()))
+    }
+
+    #[pyo3(signature = (x, root=0, *, out=None, rows=None, timeout=None, wait=true))]
+    fn gather(
+        &self,
+        x: Any<'_, '_>,
+        root: u32,
+        out: Option<Any<'_, '_>>,
+        rows: Option<Vec<usize>>,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (input, outputs, result) = if self.is_root(root) {
+            let arrays = Self::arrays(x, out, |from| self.gathered(py, from, rows.as_deref()))?;
+            let row = arrays.from.shape.rows().1;
+            let lens = match &rows {
+                Some(rows) => self.parts(py, rows, row)?,
+                None => self.equal_parts(py, &arrays.into)?,
+            };
+            let outputs = arrays.into.pieces(py, &lens)?;
+            (arrays.from.buffer(py)?, outputs, arrays.result.unbind())
+        } else {
+            (Memory::of(x, Use::Read)?.buffer(py)?, Vec::new(), py.None())
+        };
+        let op = match rows {
+            Some(_) => Op::GatherV {
+                input,
+                outputs,
+                root,
+            },
+            None => Op::Gather {
+                input,
+                outputs,
+                root,
+            },
+        };
+        self.issue(py, &terms, op, Gives::Object(result))
+    }
+
+    #[pyo3(signature = (x=None, root=0, *, out=None, rows=None, timeout=None, wait=true))]
+    #[allow(clippy::too_many_arguments)]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        x: Option<Any<'_, '_>>,
+        root: u32,
+        out: Option<Any<'_, '_>>,
+        rows: Option<Vec<usize>>,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let terms = Terms::read(timeout, wait)?;
+        let (inputs, result, into) = if self.is_root(root) {
+            let x = x.ok_or_else(|| invalid(py, "the root of a scatter must give an array"))?;
+            let arrays = Self::arrays(x, out, |from| self.own_part(py, from, rows.as_deref()))?;
+            let inputs = self.parts_at_root(py, &arrays.from, rows.as_deref())?;
+            (inputs, arrays.result, arrays.into)
+        } else {
+            let out = out.ok_or_else(|| {
+                invalid(
+                    py,
+                    "a scatter needs out= on every rank but the root, which alone knows the shape",
+                )
+            })?;
+            (Vec::new(), out.clone(), Memory::of(out, Use::Write)?)
+        };
+        let output = into.buffer(py)?;
+        let op = match rows {
+            Some(_) => Op::ScatterV {
+                inputs,
+                output,
+                root,
+            },
+            None => Op::Scatter {
+                inputs,
+                output,
+                root,
+            },
+        };
+        self.issue(py, &terms, op, Gives::Object(result.unbind()))
+    }
+
+    #[pyo3(signature = (x, op=None, *, out=None, rows=None, timeout=None, wait=true))]
+    fn reduce_scatter(
+        &self,
+        x: Any<'_, '_>,
+        op: Option<Any<'_, '_>>,
+        out: Option<Any<'_, '_>>,
+        rows: Option<Vec<usize>>,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let by = reduction(op)?;
+        let arrays = Self::arrays(x, out, |from| self.own_part(py, from, rows.as_deref()))?;
+        let output = arrays.into.buffer(py)?;
+        let op = match rows {
+            Some(rows) => Op::ReduceScatterV {
+                inputs: self.parts_at_root(py, &arrays.from, Some(&rows))?,
+                output,
+                op: by,
+            },
+            None => Op::ReduceScatterSingle {
+                input: arrays.from.buffer(py)?,
+                output,
+                op: by,
+            },
+        };
+        self.issue(py, &terms, op, Gives::Object(arrays.result.unbind()))
+    }
+
+    #[pyo3(signature = (x, *, out=None, rows=None, rows_out=None, timeout=None, wait=true))]
+    fn all_to_all(
+        &self,
+        x: Any<'_, '_>,
+        out: Option<Any<'_, '_>>,
+        rows: Option<Vec<usize>>,
+        rows_out: Option<Vec<usize>>,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (rows, rows_out) = match (rows, rows_out) {
+            (None, None) => {
+                let arrays = Self::arrays(x, out, |from| extents(py, from))?;
+                let op = Op::AllToAllSingle {
+                    input: arrays.from.buffer(py)?,
+                    output: arrays.into.buffer(py)?,
+                };
+                return self.issue(py, &terms, op, Gives::Object(arrays.result.unbind()));
+            }
+            (Some(rows), Some(rows_out)) => (rows, rows_out),
+            (Some(rows), None) => {
+                let rows_out = self.swap_rows(py, &rows, terms.timeout)?;
+                (rows, rows_out)
+            }
+            (None, Some(_)) => {
+                return Err(invalid(
+                    py,
+                    "an all_to_all with rows_out= needs rows= as well",
+                ));
+            }
+        };
+        let arrays = Self::arrays(x, out, |from| {
+            Self::with_rows(py, from, rows_out.iter().sum())
+        })?;
+        let row = arrays.from.shape.rows().1;
+        let op = Op::AllToAllVSingle {
+            input: arrays.from.buffer(py)?,
+            output: arrays.into.buffer(py)?,
+            input_splits: self.parts(py, &rows, row)?,
+            output_splits: self.parts(py, &rows_out, row)?,
+        };
+        self.issue(py, &terms, op, Gives::Object(arrays.result.unbind()))
+    }
+
+    #[pyo3(signature = (*, timeout=None, wait=true))]
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let terms = Terms::read(timeout, wait)?;
+        self.issue(py, &terms, Op::Barrier, Gives::Object(py.None()))
+    }
+
+    #[pyo3(signature = (*, timeout=None, all=false))]
+    fn monitored_barrier(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Any<'_, '_>>,
+        all: bool,
+    ) -> PyResult<()> {
+        let missing = match all {
+            true => MissingRanks::All,
+            false => MissingRanks::First,
+        };
+        self.exchange(py, timeout, |group| group.monitored_barrier(missing))
+    }
+
+    #[pyo3(signature = (x, to, *, tag=0, timeout=None, wait=true))]
+    fn send(
+        &self,
+        x: Any<'_, '_>,
+        to: u32,
+        tag: u32,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let buffer = Memory::of(x, Use::Read)?.buffer(py)?;
+        let op = Op::Send {
+            buffer,
+            peer: to,
+            tag,
+        };
+        self.issue(py, &terms, op, Gives::Object(py.None()))
+    }
+
+    #[pyo3(signature = (x, source=None, *, tag=0, timeout=None, wait=true))]
+    fn recv(
+        &self,
+        x: Any<'_, '_>,
+        source: Option<u32>,
+        tag: u32,
+        timeout: Option<Any<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let buffer = Memory::of(x, Use::Write)?.buffer(py)?;
+        let op = Op::Recv {
+            buffer,
+            peer: source,
+            tag,
+        };
+        let gives = match source {
+            Some(source) => Gives::Object(source.into_pyobject(py)?.into_any().unbind()),
+            None => Gives::Sender,
+        };
+        self.issue(py, &terms, op, gives)
+    }
+
+    #[pyo3(signature = (value=None, root=0, *, pickle=false, timeout=None))]
+    fn broadcast_object(
+        &self,
+        py: Python<'_>,
+        value: Option<Any<'_, '_>>,
+        root: u32,
+        pickle: bool,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Py<PyAny>> {
+        let codec = Codec::new(py, pickle);
+        let mut sent = match value {
+            Some(value) if self.is_root(root) => codec.encode(value)?,
+            _ => Value::Null,
+        };
+        let sent = self.exchange(py, timeout, move |group| {
+            group.broadcast_object(&mut sent, root)?;
+            Ok(sent)
+        })?;
+        Ok(codec.decode(&sent)?.unbind())
+    }
+
+    #[pyo3(signature = (value, *, pickle=false, timeout=None))]
+    fn all_gather_object(
+        &self,
+        value: Any<'_, '_>,
+        pickle: bool,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Py<PyAny>> {
+        let codec = Codec::new(value.py(), pickle);
+        let sent = codec.encode(value)?;
+        let all = self.exchange(value.py(), timeout, |group| group.all_gather_object(&sent))?;
+        codec.decode_all(&all)
+    }
+
+    #[pyo3(signature = (value, root=0, *, pickle=false, timeout=None))]
+    fn gather_object(
+        &self,
+        value: Any<'_, '_>,
+        root: u32,
+        pickle: bool,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Py<PyAny>> {
+        let codec = Codec::new(value.py(), pickle);
+        let sent = codec.encode(value)?;
+        let all = self.exchange(value.py(), timeout, |group| {
+            group.gather_object(&sent, root)
+        })?;
+        match all {
+            Some(all) => codec.decode_all(&all),
+            None => Ok(value.py().None()),
+        }
+    }
+
+    #[pyo3(signature = (values=None, root=0, *, pickle=false, timeout=None))]
+    fn scatter_object(
+        &self,
+        py: Python<'_>,
+        values: Option<Vec<Bound<'_, PyAny>>>,
+        root: u32,
+        pickle: bool,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Py<PyAny>> {
+        let codec = Codec::new(py, pickle);
+        let values = values.unwrap_or_default();
+        let sent = values.iter().map(|value| codec.encode(value));
+        let sent = sent.collect::<PyResult<Vec<_>>>()?;
+        let own = self.exchange(py, timeout, |group| group.scatter_object(&sent, root))?;
+        Ok(codec.decode(&own)?.unbind())
+    }
+
+    #[pyo3(signature = (value, to, *, tag=0, pickle=false, timeout=None))]
+    fn send_object(
+        &self,
+        value: Any<'_, '_>,
+        to: u32,
+        tag: u32,
+        pickle: bool,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<()> {
+        let sent = Codec::new(value.py(), pickle).encode(value)?;
+        self.exchange(value.py(), timeout, |group| {
+            group.send_object(&sent, to, tag)
+        })
+    }
+
+    #[pyo3(signature = (source, *, tag=0, pickle=false, timeout=None))]
+    fn recv_object(
+        &self,
+        py: Python<'_>,
+        source: u32,
+        tag: u32,
+        pickle: bool,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Py<PyAny>> {
+        let got: Value = self.exchange(py, timeout, |group| group.recv_object(source, tag))?;
+        Ok(Codec::new(py, pickle).decode(&got)?.unbind())
+    }
+
+    #[pyo3(signature = (color, key=0, *, name="", timeout=None))]
+    fn split(
+        &self,
+        py: Python<'_>,
+        color: Option<u32>,
+        key: i64,
+        name: &str,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Option<Self>> {
+        let options = GroupOptions {
+            timeout: timeout.map(duration).transpose()?,
+            ..GroupOptions::named(name)
+        };
+        let part = self.exchange(py, None, |group| group.split(color, key, &options))?;
+        Ok(part.map(|part| Self::new(part, self.shared.clone())))
+    }
+
+    #[pyo3(signature = (without, *, timeout=None))]
+    fn shrink(
+        &self,
+        py: Python<'_>,
+        without: Vec<u32>,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Self> {
+        let left = self.exchange(py, timeout, |group| {
+            group.shrink(&without, &GroupOptions::named(group.desc()))
+        })?;
+        Ok(Self::new(left, self.shared.clone()))
+    }
+
+    #[pyo3(signature = (within=5.0))]
+    fn find_absent(&self, py: Python<'_>, within: f64) -> PyResult<Vec<u32>> {
+        let within = Duration::try_from_secs_f64(within)
+            .map_err(|_| invalid(py, &format!("{within} is not a number of seconds")))?;
+        self.exchange(py, None, |group| group.find_absent(within))
+    }
+
+    fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let group = self.own(py)?;
+        py.detach(|| group.abort(reason));
+        Ok(())
+    }
+
+    #[pyo3(signature = (*, timeout=None))]
+    fn destroy(&self, py: Python<'_>, timeout: Option<Any<'_, '_>>) -> PyResult<()> {
+        self.exchange(py, timeout, |group| group.clone().destroy())
+    }
+
+    fn __repr__(&self) -> String {
+        let (rank, size) = (self.group.rank(), self.group.size());
+        format!("<rcomm.Group {} rank {rank} of {size}>", self.group.desc())
+    }
+}

@@ -1,0 +1,154 @@
+//! The path by which every operation of a group is issued.
+
+use super::errors::{invalid, of_parent, raise};
+use super::group::ArrayGroup;
+use super::work::ArrayWork;
+use crate::frames::CallSites;
+use crate::process_group::callbacks::Callbacks;
+use pyo3::prelude::*;
+use rcomm::{Done, Error, Op, ProcessGroup, ReduceOp, Reduction};
+use rcomm_recorder::record::FlightRecorder;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The state that the groups of a world share.
+pub(super) struct Shared {
+    pub(super) recorder: Arc<FlightRecorder>,
+    pub(super) sites: CallSites,
+    pub(super) callbacks: Arc<Callbacks>,
+    /// Where the records of the job's ranks on this host are.
+    pub(super) records: Option<PathBuf>,
+}
+
+impl Shared {
+    pub(super) fn raise(&self, py: Python<'_>, error: &Error) -> PyErr {
+        raise(py, error, self.records.as_deref())
+    }
+}
+
+/// What the caller of an operation gets, from a blocking call or from `Work.wait`.
+pub(super) enum Gives {
+    Object(Py<PyAny>),
+    /// The sender's rank in the group.
+    Sender,
+}
+
+impl Gives {
+    pub(super) fn value(&self, py: Python<'_>, done: &Done) -> PyResult<Py<PyAny>> {
+        Ok(match self {
+            Self::Object(object) => object.clone_ref(py),
+            Self::Sender => done.source.into_pyobject(py)?.unbind(),
+        })
+    }
+}
+
+/// How an operation is called.
+pub(super) struct Terms {
+    pub(super) timeout: Option<Duration>,
+    pub(super) wait: bool,
+}
+
+impl Terms {
+    pub(super) fn read(timeout: Option<&Bound<'_, PyAny>>, wait: bool) -> PyResult<Self> {
+        Ok(Self {
+            timeout: timeout.map(duration).transpose()?,
+            wait,
+        })
+    }
+}
+
+/// A time-out in seconds, or as a `timedelta`.
+pub(super) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    let py = timeout.py();
+    if let Ok(duration) = timeout.extract::<Duration>() {
+        return Ok(duration);
+    }
+    let seconds: f64 = timeout.extract()?;
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(invalid(
+            py,
+            &format!("the time-out is {seconds} s: it must be a positive number"),
+        ));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
+/// A reduction by its name, or a `PremulSum`.
+pub(super) fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<Reduction> {
+    let Some(op) = op else {
+        return Ok(ReduceOp::Sum.into());
+    };
+    let py = op.py();
+    if let Ok(name) = op.cast::<pyo3::types::PyString>() {
+        let name = name.to_string_lossy();
+        let known = ReduceOp::ALL.iter().copied();
+        let mut known = known.filter(|op| *op != ReduceOp::PremulSum);
+        return match known.find(|op| op.name() == name) {
+            Some(op) => Ok(op.into()),
+            None => Err(invalid(
+                py,
+                &format!(
+                    "rcomm does not know the reduction {name:?}: it has sum, avg, product, min, max, band, bor, bxor, and \
+                     rcomm.premul_sum(factor)"
+                ),
+            )),
+        };
+    }
+    let factor = op.getattr(pyo3::intern!(py, "factor"));
+    let factor = factor.and_then(|factor| factor.extract::<f64>());
+    factor.map(Reduction::premul_sum).map_err(|_| {
+        invalid(
+            py,
+            "a reduction is a name, such as \"sum\", or rcomm.premul_sum(factor)",
+        )
+    })
+}
+
+impl ArrayGroup {
+    /// The group, unless it belongs to a parent process.
+    pub(super) fn own(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
+        match self.group.is_own() {
+            true => Ok(&self.group),
+            false => Err(of_parent(py, "group")),
+        }
+    }
+
+    /// The group with this time-out, and with the caller's line of Python as its call site.
+    pub(super) fn handle(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Duration>,
+    ) -> PyResult<ProcessGroup> {
+        let own = self.own(py)?;
+        let site = self.shared.sites.of_caller(py, &self.shared.recorder);
+        let handle = match site {
+            Some(site) => own.called_at(site),
+            None => own.clone(),
+        };
+        Ok(match timeout {
+            Some(timeout) => handle.within(timeout),
+            None => handle,
+        })
+    }
+
+    /// Runs an operation, or starts it and returns its `Work`.
+    pub(super) fn issue(
+        &self,
+        py: Python<'_>,
+        terms: &Terms,
+        op: Op<'static>,
+        gives: Gives,
+    ) -> PyResult<Py<PyAny>> {
+        let handle = self.handle(py, terms.timeout)?;
+        if terms.wait {
+            let done = py.detach(|| handle.execute(op));
+            let done = done.map_err(|error| self.shared.raise(py, &error))?;
+            return gives.value(py, &done);
+        }
+        let work = py.detach(|| handle.execute_async(op));
+        let work = work.map_err(|error| self.shared.raise(py, &error))?;
+        let work = ArrayWork::new(work, gives, handle.timeout(), self.shared.clone());
+        Ok(Py::new(py, work)?.into_any())
+    }
+}

@@ -1,0 +1,176 @@
+//! The parts of all ranks in one array, and the arrays of an operation.
+
+use super::errors::{invalid, raise};
+use super::group::ArrayGroup;
+use super::memory::{Memory, Use, empty_like};
+use pyo3::prelude::*;
+use rcomm::Buffer;
+use std::time::Duration;
+
+type Any<'a, 'py> = &'a Bound<'py, PyAny>;
+
+/// Which arrays an operation works on: the caller's, and a new one where it gave none for the result.
+pub(super) struct Arrays<'py> {
+    pub(super) from: Memory,
+    pub(super) into: Memory,
+    pub(super) result: Bound<'py, PyAny>,
+}
+
+impl ArrayGroup {
+    pub(super) fn ranks_in_group(&self) -> usize {
+        self.group.size() as usize
+    }
+
+    /// The array that a reduction works in: `x`, or `out`, which first becomes a copy of it.
+    pub(super) fn in_place<'py>(
+        x: Any<'_, 'py>,
+        out: Option<Any<'_, 'py>>,
+    ) -> PyResult<(Bound<'py, PyAny>, Memory)> {
+        let Some(out) = out else {
+            return Ok((x.clone(), Memory::of(x, Use::Write)?));
+        };
+        let py = x.py();
+        let (from, into) = (Memory::of(x, Use::Read)?, Memory::of(out, Use::Write)?);
+        let (from, mut to) = (from.buffer(py)?, into.buffer(py)?);
+        let (start, end) = (to.as_ptr().addr(), to.as_ptr().addr() + to.size_bytes());
+        let overlaps =
+            from.as_ptr().addr() < end && start < from.as_ptr().addr() + from.size_bytes();
+        if overlaps {
+            return Err(invalid(
+                py,
+                "the result of a reduction shares memory with its input: leave out= away to reduce in place",
+            ));
+        }
+        let copied = py.detach(|| to.copy_from(&from));
+        copied.map_err(|error| raise(py, &error, None))?;
+        Ok((out.clone(), into))
+    }
+
+    /// The input, and `out` or a new array of this shape for the result.
+    pub(super) fn arrays<'py>(
+        x: Any<'_, 'py>,
+        out: Option<Any<'_, 'py>>,
+        shape: impl FnOnce(&Memory) -> PyResult<Vec<usize>>,
+    ) -> PyResult<Arrays<'py>> {
+        let from = Memory::of(x, Use::Read)?;
+        let result = match out {
+            Some(out) => out.clone(),
+            None => empty_like(x, &shape(&from)?)?,
+        };
+        let into = Memory::of(&result, Use::Write)?;
+        Ok(Arrays { from, into, result })
+    }
+
+    /// How many elements the part of each rank has, in an array whose rows have `row` elements.
+    pub(super) fn parts(&self, py: Python<'_>, rows: &[usize], row: usize) -> PyResult<Vec<usize>> {
+        if rows.len() != self.ranks_in_group() {
+            let text = format!(
+                "{} numbers of rows in a group of {} ranks: one is needed for each rank",
+                rows.len(),
+                self.ranks_in_group()
+            );
+            return Err(invalid(py, &text));
+        }
+        let parts = rows.iter().map(|rows| rows.checked_mul(row));
+        let parts = parts.collect::<Option<Vec<_>>>();
+        parts.ok_or_else(|| invalid(py, "the numbers of rows are too large"))
+    }
+
+    /// The lengths of equal parts of an array.
+    pub(super) fn equal_parts(&self, py: Python<'_>, whole: &Memory) -> PyResult<Vec<usize>> {
+        let ranks = self.ranks_in_group();
+        if !whole.len().is_multiple_of(ranks) {
+            let text = format!(
+                "{} elements do not divide into {ranks} equal parts",
+                whole.len()
+            );
+            return Err(invalid(py, &text));
+        }
+        Ok(vec![whole.len() / ranks; ranks])
+    }
+
+    /// The parts of all ranks in an array, which has them on the root only.
+    pub(super) fn parts_at_root(
+        &self,
+        py: Python<'_>,
+        whole: &Memory,
+        rows: Option<&[usize]>,
+    ) -> PyResult<Vec<Buffer<'static>>> {
+        let lens = match rows {
+            Some(rows) => self.parts(py, rows, whole.shape.rows().1)?,
+            None => self.equal_parts(py, whole)?,
+        };
+        whole.pieces(py, &lens)
+    }
+
+    /// The extents of an array with `rows` rows like those of `of`.
+    pub(super) fn with_rows(py: Python<'_>, of: &Memory, rows: usize) -> PyResult<Vec<usize>> {
+        let mut shape = extents(py, of)?;
+        match shape.first_mut() {
+            Some(first) => *first = rows,
+            None => return Err(invalid(py, "an array without dimensions has no rows")),
+        }
+        Ok(shape)
+    }
+
+    /// The extents of an array for the parts of all ranks that are like `from`.
+    pub(super) fn gathered(
+        &self,
+        py: Python<'_>,
+        from: &Memory,
+        rows: Option<&[usize]>,
+    ) -> PyResult<Vec<usize>> {
+        match rows {
+            Some(rows) => Self::with_rows(py, from, rows.iter().sum()),
+            None => Ok([vec![self.ranks_in_group()], extents(py, from)?].concat()),
+        }
+    }
+
+    /// The extents of this rank's part of `whole`.
+    pub(super) fn own_part(
+        &self,
+        py: Python<'_>,
+        whole: &Memory,
+        rows: Option<&[usize]>,
+    ) -> PyResult<Vec<usize>> {
+        let (all, ranks) = (whole.shape.rows().0, self.ranks_in_group());
+        let own = match rows {
+            Some(rows) => rows.get(self.group.rank() as usize).copied().unwrap_or(0),
+            None if all.is_multiple_of(ranks) => all / ranks,
+            None => {
+                let text = format!("{all} rows do not divide into {ranks} equal parts: give out=");
+                return Err(invalid(py, &text));
+            }
+        };
+        Self::with_rows(py, whole, own)
+    }
+
+    pub(super) fn is_root(&self, root: u32) -> bool {
+        self.group.rank() == root
+    }
+
+    /// How many rows each rank sends to this one; all members call this.
+    pub(super) fn swap_rows(
+        &self,
+        py: Python<'_>,
+        rows: &[usize],
+        timeout: Option<Duration>,
+    ) -> PyResult<Vec<usize>> {
+        let mut own: Vec<u64> = rows.iter().map(|&rows| rows as u64).collect();
+        // A list that is too short is refused by the exchange itself, on this rank alone.
+        self.parts(py, rows, 1)?;
+        own.resize(self.ranks_in_group(), 0);
+        let handle = self.handle(py, timeout)?;
+        let mut theirs = vec![0u64; own.len()];
+        let swapped = py.detach(|| handle.all_to_all_single(&own, &mut theirs));
+        swapped.map_err(|error| self.shared.raise(py, &error))?;
+        Ok(theirs.into_iter().map(|rows| rows as usize).collect())
+    }
+}
+
+pub(super) fn extents(py: Python<'_>, of: &Memory) -> PyResult<Vec<usize>> {
+    let shape = of.shape.extents();
+    let shape =
+        shape.ok_or_else(|| invalid(py, "the array has more than 8 dimensions: give out="))?;
+    Ok(shape.iter().map(|&extent| extent as usize).collect())
+}

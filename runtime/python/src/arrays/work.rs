@@ -1,0 +1,216 @@
+//! An operation in progress.
+
+use super::errors::{of_parent, raise};
+use super::issue::{Gives, Shared, duration};
+use crate::process_group::fork::OfProcess;
+use pyo3::intern;
+use pyo3::prelude::*;
+use rcomm::{Done, Error, ErrorKind, Op, WorkStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+type CoreWork = rcomm::Work<(Op<'static>, Done)>;
+
+enum WorkState {
+    UnderWay(Arc<CoreWork>),
+    Ended(Result<Done, Error>),
+}
+
+/// An operation of a group, in progress or ended.
+#[pyclass(module = "rcomm._native", frozen, weakref)]
+pub(crate) struct ArrayWork {
+    inner: OfProcess<Inner>,
+    gives: Gives,
+    timeout: Duration,
+    op: &'static str,
+    seq: u64,
+    shared: Arc<Shared>,
+}
+
+struct Inner(Mutex<WorkState>);
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, WorkState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operation, if it is not known to have ended. No lock is held afterwards.
+    fn under_way(&self) -> Option<Arc<CoreWork>> {
+        match &*self.state() {
+            WorkState::UnderWay(work) => Some(work.clone()),
+            WorkState::Ended(_) => None,
+        }
+    }
+
+    /// Keeps the result, and lets go of the operation and its memory.
+    fn end(&self, result: Result<Done, Error>) {
+        let before = {
+            let mut state = self.state();
+            match &*state {
+                WorkState::Ended(_) => None,
+                WorkState::UnderWay(_) => {
+                    Some(std::mem::replace(&mut *state, WorkState::Ended(result)))
+                }
+            }
+        };
+        // Dropped outside of the lock: this may free the operation's arrays.
+        drop(before);
+    }
+
+    /// How it ended, if it has. Does not wait for the operation.
+    fn outcome(&self, py: Python<'_>) -> Option<Result<Done, Error>> {
+        if let Some(work) = self.under_way() {
+            if !work.is_completed() {
+                return None;
+            }
+            // After an error this waits until the status of the group's other ranks was read.
+            let result = py.detach(|| work.join());
+            drop(work);
+            self.end(result);
+        }
+        match &*self.state() {
+            WorkState::UnderWay(_) => None,
+            WorkState::Ended(outcome) => Some(outcome.clone()),
+        }
+    }
+}
+
+impl ArrayWork {
+    pub(super) fn new(
+        work: CoreWork,
+        gives: Gives,
+        timeout: Duration,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self {
+            gives,
+            timeout,
+            op: work.op().name(),
+            seq: work.seq(),
+            inner: OfProcess::new(Inner(Mutex::new(WorkState::UnderWay(Arc::new(work))))),
+            shared,
+        }
+    }
+
+    fn own(&self, py: Python<'_>) -> PyResult<&Inner> {
+        match self.inner.is_own() {
+            true => Ok(&self.inner),
+            false => Err(of_parent(py, "operation")),
+        }
+    }
+}
+
+#[pymethods]
+impl ArrayWork {
+    /// Waits for the end, at most `timeout` seconds if that is given, and returns what the blocking call returns.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
+        let (inner, within) = (self.own(py)?, timeout.map(duration).transpose()?);
+        if let Some(work) = inner.under_way() {
+            let result = py.detach(|| match within {
+                Some(within) => match work.wait_timeout(within) {
+                    WorkStatus::Queued | WorkStatus::Started => None,
+                    WorkStatus::Completed | WorkStatus::Failed => Some(work.join()),
+                },
+                None => Some(work.join()),
+            });
+            let Some(result) = result else {
+                let text = format!(
+                    "{} #{} has not ended after {:?}: it continues, and may take {:?} in all",
+                    self.op,
+                    self.seq,
+                    within.unwrap_or_default(),
+                    self.timeout
+                );
+                return Err(raise(py, &Error::new(ErrorKind::Timeout, text), None));
+            };
+            drop(work);
+            inner.end(result);
+        }
+        match inner.outcome(py) {
+            Some(Ok(done)) => self.gives.value(py, &done),
+            Some(Err(error)) => Err(self.shared.raise(py, &error)),
+            None => Ok(py.None()),
+        }
+    }
+
+    /// Whether it has ended, with or without an error. Does not wait for the operation; after an error, waits until
+    /// the status of the group's other ranks was read.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.own(py)?.outcome(py).is_some())
+    }
+
+    /// The exception that `wait` raises; None if there is none so far.
+    fn exception<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(match self.own(py)?.outcome(py) {
+            Some(Err(error)) => {
+                let raised = self.shared.raise(py, &error);
+                Some(raised.value(py).clone().into_any())
+            }
+            _ => None,
+        })
+    }
+
+    /// Calls `callback` with this Work when the operation has ended, on another thread; soon, if it has already.
+    fn add_done_callback(slf: &Bound<'_, Self>, callback: Py<PyAny>) -> PyResult<()> {
+        let (py, own) = (slf.py(), slf.get());
+        let inner = own.own(py)?;
+        let kept = slf.clone().unbind();
+        let callbacks = own.shared.callbacks.clone();
+        let call = move || {
+            // If the interpreter has ended, no callbacks run.
+            Python::try_attach(|py| {
+                if let Err(error) = callback.call1(py, (&kept,)) {
+                    error.write_unraisable(py, Some(callback.bind(py)));
+                }
+                // Dropped while the interpreter is held.
+                drop((callback, kept));
+            });
+        };
+        match inner.under_way() {
+            Some(work) => py.detach(|| {
+                work.on_completion(move |_| callbacks.run(Box::new(call)));
+            }),
+            None => callbacks.run(Box::new(call)),
+        }
+        Ok(())
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let waiter = py.import(intern!(py, "rcomm._world"))?;
+        waiter
+            .call_method1(intern!(py, "wait_for"), (slf,))?
+            .call_method0(intern!(py, "__await__"))
+    }
+
+    /// The operation's name.
+    #[getter]
+    fn op(&self) -> &'static str {
+        self.op
+    }
+
+    /// Its sequence number in the group, as records and errors show it.
+    #[getter]
+    fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// How many seconds it ran; None until its end was seen, or where that was not measured.
+    #[getter]
+    fn duration(&self, py: Python<'_>) -> PyResult<Option<f64>> {
+        Ok(match self.own(py)?.outcome(py) {
+            Some(Ok(done)) => done.duration.map(|ran| ran.as_secs_f64()),
+            _ => None,
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let state = match self.own(py)?.outcome(py) {
+            None => "under way",
+            Some(Ok(_)) => "completed",
+            Some(Err(_)) => "failed",
+        };
+        Ok(format!("<rcomm.Work {} #{} {state}>", self.op, self.seq))
+    }
+}

@@ -1,0 +1,236 @@
+//! A process's place in a job, for programs that call `rcomm.init()`.
+
+use super::errors::{of_parent, raise};
+use super::group::ArrayGroup;
+use super::issue::{Shared, duration};
+use crate::frames::CallSites;
+use crate::process_group::callbacks::Callbacks;
+use crate::process_group::fork::OfProcess;
+use pyo3::prelude::*;
+use rcomm::{Config, Error, ErrorKind, GroupOptions, HashStore, Rendezvous};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// One process's place in a job, and its groups.
+#[pyclass(module = "rcomm._native", frozen, weakref)]
+pub(crate) struct ArrayWorld {
+    world: OfProcess<Mutex<Option<rcomm::World>>>,
+    group: OfProcess<Mutex<rcomm::ProcessGroup>>,
+    is_open: AtomicBool,
+    place: Rendezvous,
+    dump_dir: PathBuf,
+    shared: Arc<Shared>,
+}
+
+impl ArrayWorld {
+    fn lock(&self) -> MutexGuard<'_, Option<rcomm::World>> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Uses the world while the interpreter is released, since the call may wait for other ranks.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        use_it: impl FnOnce(&mut rcomm::World) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        if !self.world.is_own() {
+            return Err(of_parent(py, "world"));
+        }
+        let used = py.detach(|| {
+            let mut world = self.lock();
+            let gone = || Error::new(ErrorKind::Closed, "the world was shut down");
+            use_it(world.as_mut().ok_or_else(gone)?)
+        });
+        used.map_err(|error| self.shared.raise(py, &error))
+    }
+}
+
+#[pymethods]
+impl ArrayWorld {
+    /// Joins a job: waits until all of its ranks have arrived.
+    #[new]
+    #[pyo3(signature = (*, rank=None, size=None, host=None, port=0, timeout=None, init_timeout=None, job=None, own_code=Vec::new()))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        rank: Option<u32>,
+        size: Option<u32>,
+        host: Option<String>,
+        port: u16,
+        timeout: Option<Duration>,
+        init_timeout: Option<Duration>,
+        job: Option<String>,
+        own_code: Vec<String>,
+    ) -> PyResult<Self> {
+        let made = py.detach(|| {
+            let mut config = Config::from_environment()?;
+            let is_alone = size == Some(1) && host.is_none();
+            if let (Some(rank), Some(size)) = (rank, size) {
+                let host = host.unwrap_or_else(|| "localhost".to_owned());
+                config.rendezvous = Some(Rendezvous::explicit(rank, size, host, port.max(1))?);
+            }
+            if let Some(job) = job {
+                let place = match config.rendezvous.take() {
+                    Some(place) => place,
+                    None => Rendezvous::from_environment(|name| std::env::var(name).ok())?,
+                };
+                config.rendezvous = Some(Rendezvous { job, ..place });
+            }
+            config.timeout = timeout.unwrap_or(config.timeout);
+            config.init_timeout = init_timeout.unwrap_or(config.init_timeout);
+            let mut builder = rcomm::World::builder(config);
+            if is_alone {
+                builder = builder.store(Arc::new(HashStore::new()));
+            }
+            builder.init()
+        });
+        let world = made.map_err(|error| raise(py, &error, None))?;
+        let recorder = world.recorder().clone();
+        let ring = recorder.storage().path().map(ToOwned::to_owned);
+        let shared = Shared {
+            sites: CallSites::new(own_code),
+            callbacks: Arc::new(Callbacks::default()),
+            records: ring.and_then(|ring| ring.parent().map(ToOwned::to_owned)),
+            recorder,
+        };
+        Ok(Self {
+            group: OfProcess::new(Mutex::new(world.group().clone())),
+            place: world.place().clone(),
+            dump_dir: world.dump_dir().to_owned(),
+            world: OfProcess::new(Mutex::new(Some(world))),
+            is_open: AtomicBool::new(true),
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// This process's rank.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.place.rank
+    }
+
+    /// The number of ranks.
+    #[getter]
+    fn size(&self) -> u32 {
+        self.place.world_size
+    }
+
+    /// The job's name.
+    #[getter]
+    fn job(&self) -> &str {
+        &self.place.job
+    }
+
+    /// The group of all ranks.
+    #[getter]
+    fn group(&self, py: Python<'_>) -> PyResult<ArrayGroup> {
+        if !self.group.is_own() {
+            return Err(of_parent(py, "world"));
+        }
+        let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(ArrayGroup::new(group.clone(), self.shared.clone()))
+    }
+
+    /// The ring's file; None if it is in this process's own memory.
+    #[getter]
+    fn path(&self) -> Option<PathBuf> {
+        self.shared.recorder.storage().path().map(ToOwned::to_owned)
+    }
+
+    /// The folder of this run's dumps, which the first dump makes.
+    #[getter]
+    fn dump_dir(&self) -> PathBuf {
+        self.dump_dir.clone()
+    }
+
+    #[pyo3(signature = (ranks, *, name="", timeout=None))]
+    fn new_group(
+        &self,
+        py: Python<'_>,
+        ranks: Vec<u32>,
+        name: &str,
+        timeout: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<ArrayGroup> {
+        let options = GroupOptions {
+            timeout: timeout.map(duration).transpose()?,
+            ..GroupOptions::named(name)
+        };
+        let group = self.with(py, |world| world.new_group(&ranks, &options))?;
+        Ok(ArrayGroup::new(group, self.shared.clone()))
+    }
+
+    fn shrink(slf: &Bound<'_, Self>, without: Vec<u32>) -> PyResult<Py<Self>> {
+        let (py, own) = (slf.py(), slf.get());
+        let group = own.with(py, |world| {
+            world.shrink(&without)?;
+            Ok(world.group().clone())
+        })?;
+        *own.group.lock().unwrap_or_else(PoisonError::into_inner) = group;
+        Ok(slf.clone().unbind())
+    }
+
+    /// Names what the program does from now on; the empty text ends a phase.
+    fn phase(&self, name: &str) {
+        if self.world.is_own() {
+            self.shared.recorder.phase(name);
+        }
+    }
+
+    /// Sets the step that the program is in.
+    fn step(&self, number: i64) {
+        if self.world.is_own() {
+            self.shared.recorder.step(number);
+        }
+    }
+
+    /// Writes this rank's dump and returns where it is.
+    fn dump(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |world| world.dump())
+    }
+
+    /// Waits for what is pending, then for the other ranks, and ends the world. Does nothing the second time, and
+    /// nothing in a forked child.
+    #[pyo3(signature = (*, timeout=None))]
+    fn shutdown(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let timeout = timeout.map(duration).transpose()?;
+        if !self.world.is_own() {
+            return Ok(());
+        }
+        self.is_open.store(false, Ordering::Relaxed);
+        let ended = py.detach(|| match (self.lock().take(), timeout) {
+            (None, _) => Ok(()),
+            (Some(world), Some(timeout)) => world.shutdown_within(timeout),
+            (Some(world), None) => world.shutdown(),
+        });
+        ended.map_err(|error| self.shared.raise(py, &error))
+    }
+
+    /// Ends the world at once: what is pending fails, on the other ranks with this reason, and the ring stays.
+    fn abandon(&self, py: Python<'_>, reason: &str) {
+        if !self.world.is_own() {
+            return;
+        }
+        self.is_open.store(false, Ordering::Relaxed);
+        py.detach(|| {
+            if let Some(world) = self.lock().take() {
+                self.shared.recorder.phase(reason);
+                world.group().abort(reason);
+            }
+        });
+    }
+
+    /// Whether it was not shut down, and is this process's own.
+    #[getter]
+    fn is_open(&self) -> bool {
+        self.world.is_own() && self.is_open.load(Ordering::Relaxed)
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<rcomm.World {} rank {} of {}>",
+            self.place.job, self.place.rank, self.place.world_size
+        )
+    }
+}

@@ -7,7 +7,7 @@ use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{
     FileSource, JobChoice, LocalSource, RingSource, SimulatedSource, Source,
 };
-use rcomm_analyzer::{Anchor, LiveOptions, Pace};
+use rcomm_analyzer::{Anchor, LiveOptions, NodeJobs, Pace};
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 use rcomm_web::cli::{Cli, LogFormat};
@@ -155,6 +155,7 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
     }
     if cli.paths.is_empty() {
         let (directory, choice) = (ring_directory(cli), JobChoice::of(cli.job.clone()));
+        NodeJobs::begin(directory.clone(), &choice, Anchor::now());
         let source: Box<dyn Source> = match cli.job.is_some() || cli.ring_dir.is_some() {
             true => Box::new(RingSource::showing(directory, choice)),
             false => Box::new(LocalSource::new(directory, choice)),

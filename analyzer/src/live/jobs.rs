@@ -79,6 +79,28 @@ impl NodeJobs {
         }
     }
 
+    /// Begins a view without a chosen job: if several jobs are alive and the records of one show an error, the view
+    /// shows the newest such job, not the newest of all. Changes nothing if a job is chosen, or if the directory cannot
+    /// be read: the view's source reports that.
+    ///
+    /// # Blocking
+    ///
+    /// As [`poll`](Self::poll) if several jobs are alive, else for one listing of the directory.
+    pub fn begin(directory: PathBuf, choice: &JobChoice, anchor: Anchor) {
+        if choice.shown().is_some() {
+            return;
+        }
+        let listed = by_name(list_rings(&directory).unwrap_or_default());
+        if listed.iter().filter(|job| job.alive > 0).count() < 2 {
+            return;
+        }
+        let jobs = Self::new(directory).poll(anchor).unwrap_or_default();
+        let has_error = |job: &&NodeJob| job.alive > 0 && job.urgency() == 0;
+        if let Some(job) = jobs.iter().find(has_error) {
+            choice.take(&job.name);
+        }
+    }
+
     /// Lists all jobs, ordered by [`NodeJob::urgency`] and then the newest first, and judges at most 16 of them: those
     /// that are alive first, then the newest.
     ///
@@ -292,6 +314,29 @@ mod tests {
                 Instant::now() < limit,
                 "the stuck job is not in trouble: {names:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_view_begins_with_the_job_in_trouble_unless_another_was_chosen() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let stuck = [0, 1].map(|rank| recorder(directory.path(), "stuck", rank));
+        issue(&stuck[0]);
+        let _newer = recorder(directory.path(), "newer", 0);
+        let begin = |choice: &JobChoice| {
+            NodeJobs::begin(directory.path().to_owned(), choice, Anchor::now());
+            choice.shown()
+        };
+        let chosen = JobChoice::of(Some("newer".into()));
+        let limit = Instant::now() + Duration::from_secs(60);
+        loop {
+            let shown = begin(&JobChoice::default());
+            if shown.is_some() {
+                assert_eq!(shown, Some(("stuck".into(), false)));
+                assert_eq!(begin(&chosen), Some(("newer".into(), true)));
+                return;
+            }
+            assert!(Instant::now() < limit, "no job is in trouble");
         }
     }
 

@@ -16,8 +16,8 @@ Exit codes of --once and --json:
 
 /// Shows a job's collectives live: whether it is stuck, which rank is the cause, and since when.
 ///
-/// Without a command it reads the newest job on this node. The job does not have to cooperate:
-/// rings of frozen and dead processes are read as well.
+/// Without a command it reads the newest job on this node, or one that is in trouble. The job does
+/// not have to cooperate: rings of frozen and dead processes are read as well.
 #[derive(Debug, Parser)]
 #[command(name = "rcomm-top", version, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(

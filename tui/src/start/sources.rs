@@ -8,13 +8,13 @@ use rcomm_analyzer::source::{
     CollectorSource, FileSource, JobChoice, LocalSource, RingDumps, RingSource, RingThreads,
     SimulatedSource,
 };
-use rcomm_analyzer::{Anchor, LiveOptions, Source};
+use rcomm_analyzer::{Anchor, LiveOptions, NodeJobs, Source};
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 use std::path::PathBuf;
 
-/// The sources on the command line; without any, the rings of this node's newest job or, if no job has rings, the
-/// processes of one.
+/// The sources on the command line; without any, the rings of this node's newest job, or of one with an error, or, if no
+/// job has rings, the processes of one.
 pub(crate) fn of(
     cli: &Cli,
     anchor: Anchor,
@@ -42,7 +42,7 @@ pub(crate) fn of(
         Some(CliCommand::Replay { paths, .. }) => {
             Ok(vec![Box::new(FileSource::new(paths.clone()))])
         }
-        _ => live(&cli.from, job),
+        _ => live(&cli.from, anchor, job),
     }
 }
 
@@ -66,13 +66,20 @@ pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<Requ
     Ok(targets)
 }
 
-fn live(from: &SourceOptions, job: &JobChoice) -> anyhow::Result<Vec<Box<dyn Source>>> {
+fn live(
+    from: &SourceOptions,
+    anchor: Anchor,
+    job: &JobChoice,
+) -> anyhow::Result<Vec<Box<dyn Source>>> {
     let mut sources = from.network.sources(token(from)?.as_ref());
     for address in &from.collector {
         let source = CollectorSource::new(address.clone(), token(from)?);
         sources.push(Box::new(source));
     }
     let is_named = from.rings || from.job.is_some() || from.ring_dir.is_some();
+    if rings(from, job).is_some() {
+        NodeJobs::begin(ring_directory(from), job, anchor);
+    }
     if sources.is_empty() && !is_named {
         sources.push(Box::new(LocalSource::new(
             ring_directory(from),

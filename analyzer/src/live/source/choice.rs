@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The job that all sources of one view show. Cloned handles share the choice.
 ///
-/// A job that the user named or chose remains until another is chosen. Without a choice, the first poll takes the
-/// newest job, and the view keeps it; see [`RingSource`](super::RingSource).
+/// A job that the user named or chose remains until another is chosen. Without a choice, a view begins with a job that
+/// has an error ([`NodeJobs::begin`](crate::NodeJobs::begin)), else the first poll takes the newest job; the view keeps
+/// it either way, see [`RingSource`](super::RingSource).
 #[derive(Clone, Debug, Default)]
 pub struct JobChoice(Arc<Mutex<Shown>>);
 
@@ -34,7 +35,7 @@ impl JobChoice {
     }
 
     /// Shows a job that the user did not choose.
-    pub(super) fn take(&self, job: &str) {
+    pub(in crate::live) fn take(&self, job: &str) {
         self.set(job, false);
     }
 

@@ -52,7 +52,20 @@ impl<'a> Op<'a> {
                 let mut ops = ops.iter_mut();
                 ops.try_for_each(|op| op.copy_shared_inputs(own, size))
             }
-            _ => Ok(()),
+            Self::AllReduce { .. }
+            | Self::AllReduceCoalesced { .. }
+            | Self::Reduce { .. }
+            | Self::Broadcast { .. }
+            | Self::Barrier
+            | Self::AllToAll { .. }
+            | Self::AllToAllSingle { .. }
+            | Self::AllToAllVSingle { .. }
+            | Self::Gather { .. }
+            | Self::GatherV { .. }
+            | Self::Scatter { .. }
+            | Self::ScatterV { .. }
+            | Self::Send { .. }
+            | Self::Recv { .. } => Ok(()),
         }
     }
 }

@@ -9,7 +9,6 @@ use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::watchdog::Watch;
 use rcomm_recorder::publish::{Dump, write_dump_file};
 use rcomm_recorder::record::FlightRecorder;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -80,15 +79,15 @@ pub(crate) struct Dumps {
     writer: Box<dyn DumpWriter>,
     /// When [`make_for_fault`](Self::make_for_fault) last tried to make a dump, and what it returned.
     last: Mutex<Option<(Instant, String)>>,
-    /// Number of dumps that are being made, or are about to be.
+    /// Number of announced dumps that are not written yet.
     under_way: Mutex<usize>,
     written: Condvar,
 }
 
 /// A dump that is being made, or is about to be: [`Dumps::wait`] waits until it is dropped.
-pub(crate) struct UnderWay<D: Deref<Target = Dumps>>(D);
+pub(crate) struct UnderWay(Arc<Dumps>);
 
-impl<D: Deref<Target = Dumps>> Drop for UnderWay<D> {
+impl Drop for UnderWay {
     fn drop(&mut self) {
         *self.0.under_way() -= 1;
         self.0.written.notify_all();
@@ -99,6 +98,8 @@ impl Dumps {
     /// Faults within this time of a dump count as the same fault: several threads of a rank notice one fault
     /// at about the same time.
     const ONE_FAULT: Duration = Duration::from_secs(10);
+    /// A disk that does not respond keeps the thread of each dump that is under way.
+    const MOST_UNDER_WAY: usize = 8;
 
     pub(crate) fn new(
         recorder: Arc<FlightRecorder>,
@@ -115,10 +116,16 @@ impl Dumps {
         }
     }
 
-    /// Announces a dump, which another thread may make.
-    pub(crate) fn announce(self: &Arc<Self>) -> UnderWay<Arc<Self>> {
-        *self.under_way() += 1;
-        UnderWay(self.clone())
+    /// Announces a dump, which another thread may make; `None` if [`MOST_UNDER_WAY`](Self::MOST_UNDER_WAY) are not
+    /// written yet.
+    pub(crate) fn announce(self: &Arc<Self>) -> Option<UnderWay> {
+        let mut under_way = self.under_way();
+        if *under_way >= Self::MOST_UNDER_WAY {
+            return None;
+        }
+        *under_way += 1;
+        drop(under_way);
+        Some(UnderWay(self.clone()))
     }
 
     /// Waits until no dump is under way, for this long at most; returns whether none is under way now.
@@ -176,8 +183,6 @@ impl Dumps {
     }
 
     fn write(&self, reason: &str) -> Result<String> {
-        *self.under_way() += 1;
-        let _under_way = UnderWay(self);
         let written = self.try_make(reason);
         match &written {
             Ok(place) => tracing::info!(reason, place, "dump written"),

@@ -105,7 +105,7 @@ impl MonitorThread {
                 let until = self.broadcast.until();
                 self.broadcast
                     .raise(&Incident::of_rank(STUCK_MESSAGE), until);
-                self.broadcast.dump(STUCK_MESSAGE);
+                self.broadcast.dump(STUCK_MESSAGE, until);
                 reported = true;
             }
         }

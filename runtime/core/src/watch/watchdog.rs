@@ -470,9 +470,9 @@ impl Rounds {
             "an operation failed: dumping pending operations"
         );
         let incident = Incident::new(group.info(), group.wire_id(), op_info, &finding, &error);
-        let until = self.broadcast.until();
+        let (until, written) = (self.broadcast.until(), self.broadcast.dump_until());
         self.broadcast.raise(&incident, until);
-        let dumps = self.broadcast.dump_for_fault(&error.to_string(), until);
+        let dumps = self.broadcast.dump_for_fault(&error.to_string(), written);
         let error = self.broadcast.complete(error, &incident, until);
         let error = error.with_more(&dumps);
         let message = error.to_string();

@@ -1,8 +1,7 @@
 //! [`FailureBroadcast`]: when one rank fails, all ranks write dumps and exchange their status.
 //!
 //! All requests to the store are made on a separate thread (`rcomm/dump`), so that a slow store delays the watchdog
-//! for a limited time only. The watchdog's dumps are written on another thread (`rcomm/dump-file`), since disks may
-//! be slow.
+//! for a limited time only. Dumps are written on other threads (`rcomm/dump-file`), since disks may be slow, too.
 //!
 //! | key | holds | writer |
 //! |---|---|---|
@@ -13,6 +12,8 @@
 //! The ranks' status goes through other keys ([`status_exchange`](crate::watch::status_exchange)). The thread
 //! `rcomm/dump` also watches the FIFOs by which users request a dump.
 
+#[cfg(test)]
+mod alarm_model;
 mod incident;
 mod responder;
 #[cfg(test)]
@@ -73,6 +74,8 @@ pub(crate) struct FailureBroadcast {
     asked: AtomicU64,
 }
 
+/// How long another rank's alarm, or a FIFO, waits for this rank's dump before the status is published.
+const DUMPING: Duration = Duration::from_secs(1);
 /// A store that has not answered for this long counts as down: a working one answers in microseconds.
 const STORE_SILENT: Duration = Duration::from_secs(2);
 
@@ -100,6 +103,12 @@ impl FailureBroadcast {
         Instant::now() + self.parts.status_wait
     }
 
+    /// The moment until which it waits for this rank's dump, somewhat earlier: a disk that does not respond must not make
+    /// the error late.
+    pub(crate) fn dump_until(&self) -> Instant {
+        Instant::now() + self.parts.status_wait * 3 / 4
+    }
+
     /// Raises the flag, so that the other ranks make their dumps.
     ///
     /// # Blocking
@@ -124,25 +133,41 @@ impl FailureBroadcast {
     /// Until `until` at most: a disk that does not respond must not keep this rank's callers from their
     /// error. The thread finishes the dump later; [`finish_dumps`](Self::finish_dumps) waits for it.
     pub(crate) fn dump_for_fault(&self, reason: &str, until: Instant) -> String {
+        self.dump_apart(reason, until, Dumps::make_for_fault)
+    }
+
+    /// Makes this rank's dump on the thread `rcomm/dump-file`, even if one was made recently.
+    ///
+    /// # Blocking
+    /// Until `until` at most, as [`dump_for_fault`](Self::dump_for_fault).
+    pub(crate) fn dump(&self, reason: &str, until: Instant) {
+        self.dump_apart(reason, until, |dumps, reason| {
+            dumps.make(reason).unwrap_or_default()
+        });
+    }
+
+    fn dump_apart(
+        &self,
+        reason: &str,
+        until: Instant,
+        make: impl FnOnce(&Dumps, &str) -> String + Send + 'static,
+    ) -> String {
         let (dumps, reason) = (self.parts.dumps.clone(), reason.to_owned());
         let (done, place) = channel();
-        let under_way = dumps.announce();
-        let make = move || {
+        let Some(under_way) = dumps.announce() else {
+            return "no dump: earlier ones are not written yet".to_owned();
+        };
+        let write = move || {
             let _under_way = under_way;
-            // This fails if the watchdog no longer waits.
-            let _ = done.send(dumps.make_for_fault(&reason));
+            // This fails if the caller no longer waits.
+            let _ = done.send(make(&dumps, &reason));
         };
         let thread = std::thread::Builder::new().name("rcomm/dump-file".to_owned());
-        if let Err(error) = thread.spawn(make) {
+        if let Err(error) = thread.spawn(write) {
             return format!("no dump: cannot start the thread rcomm/dump-file: {error}");
         }
         let place = place.recv_timeout(left_until(until));
         place.unwrap_or_else(|_| "dump: not written yet".to_owned())
-    }
-
-    /// Makes this rank's dump, even if one was made recently.
-    pub(crate) fn dump(&self, reason: &str) {
-        self.parts.dumps.make(reason);
     }
 
     /// Waits until this rank's dumps are written, before the process ends.

@@ -1,7 +1,7 @@
 //! [`ResponderThread`]: the thread `rcomm/dump`, which uses the store: it raises this rank's alarm, answers those of
 //! other ranks, and watches the FIFOs by which dumps are requested.
 
-use super::{FLAG, FailureBroadcast, Incident};
+use super::{DUMPING, FLAG, FailureBroadcast, Incident};
 use crate::config::Propagation;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::pipe::DumpPipe;
@@ -35,14 +35,7 @@ pub(crate) struct ResponderThread {
 
 impl ResponderThread {
     pub(crate) fn start(broadcast: Arc<FailureBroadcast>, pipes: Vec<DumpPipe>) -> Result<Self> {
-        let responder = Responder {
-            broadcast: broadcast.clone(),
-            pipes,
-            answered: 0,
-            announced: None,
-            flag_seen: false,
-            store_lost: false,
-        };
+        let responder = Responder::new(broadcast.clone(), pipes);
         let (working, at_work) = channel();
         let run = move || {
             let _working: Sender<()> = working;
@@ -88,13 +81,13 @@ impl Drop for ResponderThread {
 }
 
 /// The state of the thread `rcomm/dump`.
-struct Responder {
+pub(super) struct Responder {
     broadcast: Arc<FailureBroadcast>,
     pipes: Vec<DumpPipe>,
     /// The number of the newest alarm that this rank has answered; 0 if none.
     answered: i64,
     /// The last alarm of another rank: when this rank read it, and its cause.
-    announced: Option<(Instant, String)>,
+    pub(super) announced: Option<(Instant, String)>,
     /// Whether PyTorch's flag was set at the last poll.
     flag_seen: bool,
     /// Whether the store failed to reply at the last poll.
@@ -102,6 +95,17 @@ struct Responder {
 }
 
 impl Responder {
+    pub(super) fn new(broadcast: Arc<FailureBroadcast>, pipes: Vec<DumpPipe>) -> Self {
+        Self {
+            broadcast,
+            pipes,
+            answered: 0,
+            announced: None,
+            flag_seen: false,
+            store_lost: false,
+        }
+    }
+
     fn run(mut self) {
         // The first poll is made after an interval: other ranks may still be starting, and the poll needs another
         // connection to the store.
@@ -121,10 +125,8 @@ impl Responder {
             for at in 0..self.pipes.len() {
                 if self.pipes[at].was_written() {
                     let path = self.pipes[at].path().display().to_string();
-                    self.broadcast
-                        .parts
-                        .dumps
-                        .make(&format!("requested by {path}"));
+                    let until = Instant::now() + DUMPING;
+                    self.broadcast.dump(&format!("requested by {path}"), until);
                 }
             }
             if Instant::now() >= next_poll {
@@ -175,21 +177,22 @@ impl Responder {
     }
 
     /// Answers new alarms; if there is none, makes a dump if PyTorch's flag is newly set.
-    fn read_store(&mut self) -> Result<()> {
+    pub(super) fn read_store(&mut self) -> Result<()> {
         let parts = &self.broadcast.parts;
+        // A rank of ours sets the flag after its alarm. Read in the other order, an alarm between the two reads would
+        // look like a rank of PyTorch, whose cause is not known.
+        let flag = parts.root.check(&[FLAG])?;
         let raised = parts.root.add(&self.key(), 0)?;
         if raised > self.answered {
             return self.answer(raised);
         }
-        let flag = parts.root.check(&[FLAG])?;
         if flag && !self.flag_seen {
             let value = parts.root.get(FLAG, Duration::from_secs(1))?;
             match <[u8; 4]>::try_from(value) {
                 Ok(rank) => {
                     let rank = i32::from_ne_bytes(rank);
-                    parts
-                        .dumps
-                        .make_for_fault(&format!("signal of rank {rank}"));
+                    let reason = format!("signal of rank {rank}");
+                    self.broadcast.dump_for_fault(&reason, self.dump_until());
                 }
                 Err(value) => tracing::warn!(
                     bytes = value.len(),
@@ -199,6 +202,12 @@ impl Responder {
         }
         self.flag_seen = flag;
         Ok(())
+    }
+
+    /// Until when a dump for another rank's alarm may keep this rank's status from being published: a disk that does
+    /// not respond must not make it look as if this rank did not answer.
+    fn dump_until(&self) -> Instant {
+        Instant::now() + DUMPING.min(self.broadcast.parts.status_wait / 4)
     }
 
     /// Makes this rank's dump, then publishes its status for the alarms up to number `raised` that it has not
@@ -212,7 +221,7 @@ impl Responder {
         self.flag_seen = true;
         let cause = self.cause_of(raised);
         let reason = cause.as_deref().unwrap_or("signal of another rank");
-        self.broadcast.parts.dumps.make_for_fault(reason);
+        self.broadcast.dump_for_fault(reason, self.dump_until());
         let published = (first..=raised).try_for_each(|alarm| self.publish(alarm));
         if self.broadcast.parts.propagation == Propagation::Abort {
             self.abort_groups(cause.as_deref());
@@ -334,7 +343,7 @@ impl Responder {
 
     /// Joins an alarm that another rank has raised just before, or raises a new one; sets PyTorch's flag and
     /// publishes this rank's status. Returns the number of the alarm.
-    fn raise(&mut self, incident: &Incident) -> Result<i64> {
+    pub(super) fn raise(&mut self, incident: &Incident) -> Result<i64> {
         let parts = &self.broadcast.parts;
         let key = self.key();
         let mut alarm = parts.root.add(&key, 0)?;

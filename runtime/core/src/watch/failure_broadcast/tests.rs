@@ -41,6 +41,18 @@ fn broadcast_to(
     store: &Arc<impl Store + 'static>,
     interval: Duration,
 ) -> (Arc<FailureBroadcast>, ResponderThread) {
+    let broadcast = unstarted(writer, rank, store.clone(), interval);
+    let thread = ResponderThread::start(broadcast.clone(), Vec::new()).unwrap();
+    (broadcast, thread)
+}
+
+/// The failure broadcast of one rank over this store, without a thread.
+pub(super) fn unstarted(
+    writer: Box<dyn DumpWriter>,
+    rank: u32,
+    root: Arc<dyn Store>,
+    interval: Duration,
+) -> Arc<FailureBroadcast> {
     let config = RecorderConfig {
         placement: Placement::Memory,
         entries: 16,
@@ -51,7 +63,7 @@ fn broadcast_to(
         rank,
         attempt: 0,
         store_end: Some(LinkEnd::StoreAtRank(0)),
-        root: store.clone(),
+        root,
         watch: Arc::new(Watch::default()),
         dumps: Arc::new(Dumps::new(recorder.clone(), Arc::default(), writer)),
         recorder,
@@ -59,9 +71,7 @@ fn broadcast_to(
         interval,
         propagation: Propagation::DumpOnly,
     });
-    let broadcast = broadcast.unwrap();
-    let thread = ResponderThread::start(broadcast.clone(), Vec::new()).unwrap();
-    (broadcast, thread)
+    broadcast.unwrap()
 }
 
 /// A dump writer that begins when it is allowed to, and then takes 200 ms.
@@ -95,6 +105,31 @@ fn a_world_that_ends_waits_for_its_dump() {
     go.send(()).unwrap();
     thread.stop();
     assert!(written.load(Ordering::Acquire));
+}
+
+#[test]
+fn a_disk_that_does_not_respond_delays_neither_the_status_nor_the_next_dump() {
+    let (go, may_go) = mpsc::channel();
+    let disk = SlowDisk {
+        go: Mutex::new(may_go),
+        written: Arc::default(),
+    };
+    let store = Arc::new(HashStore::new());
+    let often = Duration::from_millis(10);
+    let (slow, mut slow_thread) = broadcast_to(Box::new(disk), 1, &store, often);
+    let (failed, _dumped, _failed_thread) = broadcast(0, &store, often);
+    fail(&failed, "late");
+    let status = store.get("rcomm/status/0/1/1", Duration::from_secs(60));
+    status.expect("the status of the rank whose dump is not written");
+    slow.dump("requested", Instant::now());
+    for _ in 0..100 {
+        slow.dump_for_fault("late", Instant::now());
+    }
+    let refused = slow.dump_for_fault("late", Instant::now());
+    assert_eq!(refused, "no dump: earlier ones are not written yet");
+    // The sender's end lets every write end.
+    drop(go);
+    slow_thread.stop();
 }
 
 #[test]
@@ -147,75 +182,96 @@ fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
 }
 
-/// A store that checks after every change that no alarm exists without its cause.
-#[derive(Default)]
-struct CausesFirst {
-    store: HashStore,
-    without_cause: AtomicBool,
+/// A store with a function that runs before each operation, and one that runs after each change.
+pub(super) struct Hooked {
+    pub(super) store: HashStore,
+    pub(super) before: Box<dyn Fn() + std::marker::Send + Sync>,
+    pub(super) after: Box<dyn Fn(&HashStore) + std::marker::Send + Sync>,
+    /// Whether [`Store::compare_set`] is one operation, as it must be.
+    pub(super) is_atomic: bool,
 }
 
-impl CausesFirst {
-    fn checked<T>(&self, result: T) -> T {
-        let broadcast = self.store.add("rcomm/alarm/0", 0).unwrap();
-        let cause = format!("rcomm/cause/0/{broadcast}");
-        if broadcast > 0 && !self.store.check(&[&cause]).unwrap() {
-            self.without_cause.store(true, Ordering::Relaxed);
-        }
+impl Hooked {
+    fn ask(&self) -> &HashStore {
+        (self.before)();
+        &self.store
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&HashStore) -> T) -> T {
+        let result = change(self.ask());
+        (self.after)(&self.store);
         result
     }
 }
 
-impl Store for CausesFirst {
+/// Whether the newest alarm in a store has a cause, or there is no alarm.
+pub(super) fn has_cause(store: &HashStore) -> bool {
+    let alarm = store.add("rcomm/alarm/0", 0).unwrap();
+    alarm == 0 || store.check(&[&format!("rcomm/cause/0/{alarm}")]).unwrap()
+}
+
+impl Store for Hooked {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.checked(self.store.set(key, value))
+        self.change(|store| store.set(key, value))
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        self.store.get(key, timeout)
+        self.ask().get(key, timeout)
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.checked(self.store.add(key, delta))
+        self.change(|store| store.add(key, delta))
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        self.checked(self.store.compare_set(key, expected, desired))
+        if self.is_atomic {
+            return self.change(|store| store.compare_set(key, expected, desired));
+        }
+        let held = match self.ask().check(&[key])? {
+            true => self.store.get(key, Duration::ZERO)?,
+            false => Vec::new(),
+        };
+        if held != expected {
+            return Ok(held);
+        }
+        self.change(|store| store.set(key, desired))?;
+        Ok(desired.to_vec())
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.store.wait(keys, timeout)
+        self.ask().wait(keys, timeout)
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.store.check(keys)
+        self.ask().check(keys)
     }
 
     fn delete(&self, key: &str) -> Result<bool> {
-        self.store.delete(key)
+        self.change(|store| store.delete(key))
     }
 
     fn num_keys(&self) -> Result<u64> {
-        self.store.num_keys()
+        self.ask().num_keys()
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
-        self.store.list_keys()
+        self.ask().list_keys()
     }
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.store.append(key, value)
+        self.change(|store| store.append(key, value))
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.store.multi_get(keys, timeout)
+        self.ask().multi_get(keys, timeout)
     }
 
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
-        self.store.multi_set(pairs)
+        self.change(|store| store.multi_set(pairs))
     }
 
     fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
-        self.store.barrier(key, world_size, timeout)
+        self.ask().barrier(key, world_size, timeout)
     }
 }
 
@@ -230,12 +286,21 @@ fn fail(broadcast: &FailureBroadcast, cause: &str) {
 
 #[test]
 fn a_rank_that_reads_an_alarm_finds_its_cause() {
-    let store = Arc::new(CausesFirst::default());
+    let without_cause = Arc::new(AtomicBool::new(false));
+    let found = without_cause.clone();
+    let store = Arc::new(Hooked {
+        store: HashStore::new(),
+        before: Box::new(|| ()),
+        after: Box::new(move |store| {
+            found.fetch_or(!has_cause(store), Ordering::Relaxed);
+        }),
+        is_atomic: true,
+    });
     let never = Duration::from_secs(3_600);
     let (broadcast, _, _thread) = broadcast(0, &store, never);
     fail(&broadcast, "late");
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
-    assert!(!store.without_cause.load(Ordering::Relaxed));
+    assert!(!without_cause.load(Ordering::Relaxed));
 }
 
 #[test]

@@ -1,0 +1,104 @@
+//! Checks the alarm under the orders of the ranks' requests to the store that loom explores, and checks that a store whose
+//! compare-and-set is not one operation is detected.
+//!
+//! The code is that of the product. A request is a point where loom changes between ranks; the store itself does not
+//! use loom's locks, and so runs each request whole, as its server does.
+
+use super::Incident;
+use super::responder::Responder;
+use super::tests::{Hooked, has_cause, unstarted};
+use crate::op::error::Result;
+use crate::op::monitor::model::count_orders;
+use crate::store::{HashStore, Store};
+use crate::watch::dump_writer::DumpWriter;
+use rcomm_recorder::publish::Dump;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Keeps the reasons of dumps.
+#[derive(Clone, Default)]
+struct Reasons(Arc<Mutex<Vec<String>>>);
+
+impl DumpWriter for Reasons {
+    fn write(&self, dump: &Dump) -> Result<String> {
+        let mut reasons = self.0.lock().expect("no thread has panicked");
+        reasons.push(dump.identity.reason.clone());
+        Ok(String::new())
+    }
+}
+
+fn store(is_atomic: bool) -> Arc<Hooked> {
+    let turn = loom::sync::Mutex::new(());
+    Arc::new(Hooked {
+        store: HashStore::new(),
+        before: Box::new(move || drop(turn.lock())),
+        after: Box::new(|store| assert!(has_cause(store), "an alarm without a cause")),
+        is_atomic,
+    })
+}
+
+fn responder(rank: u32, store: &Arc<Hooked>, reasons: &Reasons) -> Responder {
+    let never = Duration::from_secs(3_600);
+    let broadcast = unstarted(Box::new(reasons.clone()), rank, store.clone(), never);
+    Responder::new(broadcast, Vec::new())
+}
+
+/// Two ranks fail at once. They raise one alarm, both publish their status, and both know whose cause is the alarm's.
+fn two_failures_are_one_alarm(is_atomic: bool) -> usize {
+    count_orders(move || {
+        let store = store(is_atomic);
+        let raise = |rank: u32| {
+            let mut responder = responder(rank, &store, &Reasons::default());
+            move || {
+                let incident = Incident::of_rank("late");
+                let alarm = responder.raise(&incident).expect("the store answers");
+                (alarm, responder.announced.map(|(_, cause)| cause))
+            }
+        };
+        let (first, second) = (raise(0), loom::thread::spawn(raise(1)));
+        let told = [first(), second.join().expect("no panic")];
+        let cause = store.store.get("rcomm/cause/0/1", Duration::ZERO);
+        let cause = String::from_utf8(cause.expect("a cause")).expect("text");
+        for (rank, (alarm, announced)) in told.into_iter().enumerate() {
+            assert_eq!(alarm, 1);
+            let own = format!("rank {rank}: late");
+            assert_eq!(announced, (cause != own).then(|| cause.clone()));
+        }
+        let both = ["rcomm/status/0/1/0", "rcomm/status/0/1/1"];
+        assert!(store.store.check(&both).expect("the store answers"));
+    })
+}
+
+#[test]
+fn ranks_that_fail_at_once_raise_one_alarm() {
+    assert!(two_failures_are_one_alarm(true) > 20);
+}
+
+#[test]
+fn a_store_whose_compare_and_set_is_not_atomic_fails_the_model() {
+    let torn = catch_unwind(AssertUnwindSafe(|| two_failures_are_one_alarm(false)));
+    assert!(torn.is_err());
+}
+
+#[test]
+fn a_rank_that_polls_answers_the_alarm_once_with_its_cause() {
+    let visited = count_orders(|| {
+        let (store, reasons) = (store(true), Reasons::default());
+        let mut failed = responder(0, &store, &Reasons::default());
+        let mut polls = responder(1, &store, &reasons);
+        let other = loom::thread::spawn(move || {
+            polls.read_store().expect("the store answers");
+            polls
+        });
+        let alarm = failed.raise(&Incident::of_rank("late"));
+        assert_eq!(alarm.expect("the store answers"), 1);
+        let mut polls = other.join().expect("no panic");
+        polls.read_store().expect("the store answers");
+        let reasons = reasons.0.lock().expect("no thread has panicked");
+        assert_eq!(*reasons, ["rank 0: late"]);
+        let status = store.store.check(&["rcomm/status/0/1/1"]);
+        assert!(status.expect("the store answers"));
+    });
+    assert!(visited > 5, "{visited}");
+}

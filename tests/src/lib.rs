@@ -11,4 +11,5 @@ pub mod registered;
 pub mod simulator;
 pub mod staged;
 pub mod statistics;
+pub mod usage;
 pub mod world;

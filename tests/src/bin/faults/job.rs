@@ -1,8 +1,10 @@
 //! A job under test: its processes, and the faults that are applied to them.
 
+use crate::around;
 use crate::network::Hosts;
 use crate::rank::{Event, What, events_folder, now_ms, stop_file};
 use crate::scenario::{Act, At, Damage, Fault, RANKS, Scenario, Shm, Start};
+use crate::stranger;
 use anyhow::{Context, ensure};
 use rcomm_recorder::publish::remove_stale_rings;
 use rcomm_recorder::record::{default_directory, fallback_directory};
@@ -158,7 +160,7 @@ impl<'a> Job<'a> {
         match self.scenario.fault {
             Fault::Own(act, at) => own(act, at),
             Fault::Memory(_) | Fault::RingFolder => own(Act::Kill, At::Between),
-            Fault::DumpFolder => own(Act::Freeze, At::Between),
+            Fault::DumpFolder | Fault::DiskStalls => own(Act::Freeze, At::Between),
             Fault::Descriptors(limit) => {
                 arguments.extend(["--descriptors".to_owned(), limit.to_string()]);
             }
@@ -227,6 +229,9 @@ impl<'a> Job<'a> {
         if let Fault::Memory(_) = self.scenario.fault {
             command.env_remove("RCOMM_RING_DIR");
         }
+        if self.scenario.fault == Fault::Pipe {
+            command.env("RCOMM_DUMP_PIPE", self.folder.join("pipe_"));
+        }
         if self.scenario.start == Start::Tcp {
             command.env("RCOMM_TRANSPORT", "tcp");
         }
@@ -244,7 +249,7 @@ impl<'a> Job<'a> {
                     Shm::ReadOnly => "ro,size=64m",
                     Shm::Squatted => "size=64m,mode=1777",
                 };
-                mount(options, Path::new("/dev/shm"))?;
+                around::mount(options, Path::new("/dev/shm"))?;
                 if shm == Shm::Squatted {
                     let folder = default_directory();
                     std::fs::create_dir(&folder)?;
@@ -254,8 +259,9 @@ impl<'a> Job<'a> {
             }
             Fault::DumpFolder => {
                 std::fs::create_dir_all(self.dump_folder())?;
-                mount("size=4k", &self.dump_folder())
+                around::mount("size=4k", &self.dump_folder())
             }
+            Fault::DiskStalls => around::mount_disk(&self.folder, &self.dump_folder()),
             Fault::RingFolder => Ok(std::fs::write(self.folder.join("rings"), "")?),
             _ => Ok(()),
         }
@@ -318,9 +324,35 @@ impl<'a> Job<'a> {
                     send(self.pid_of(culprit)?, Signal::KILL)?;
                 }
             }
+            Fault::Clock(seconds) => {
+                around::move_clock(&self.ring(culprit), seconds)?;
+                // The rank must have recorded after the jump.
+                std::thread::sleep(Duration::from_millis(300));
+                let now = now_ms();
+                send(self.pid_of(culprit)?, Signal::KILL)?;
+                return Ok(now);
+            }
+            Fault::DiskStalls => {
+                let stalled = around::Stalled::begin(&self.dump_folder())?;
+                self.wait(TIMEOUT + 3 * SLACK, |events| {
+                    let failed = |event: &&Event| matches!(event.what, What::Failed { .. });
+                    events.iter().filter(failed).count() + 1 >= RANKS as usize
+                });
+                stalled.end()?;
+            }
+            Fault::OtherUser => {
+                let pids: Vec<u32> = (0..RANKS)
+                    .map(|rank| self.pid_of(rank))
+                    .collect::<Result<_, _>>()?;
+                stranger::attack(&self.folder, &self.name, self.port, &pids)?;
+            }
+            Fault::Pipe => {
+                let pipe = self.folder.join(format!("pipe_{culprit}.pipe"));
+                around::flood(&pipe, TIMEOUT / 2)?;
+                ensure!(self.dump_folder().exists(), "no dump was written");
+            }
             Fault::Ring(damage) => {
-                let ring = self.folder.join("rings").join(&self.name);
-                let ring = ring.join(format!("{culprit}.0.ring"));
+                let ring = self.ring(culprit);
                 match damage {
                     Damage::Deleted => std::fs::remove_file(ring)?,
                     Damage::Truncated => {
@@ -329,7 +361,7 @@ impl<'a> Job<'a> {
                             .open(ring)?
                             .set_len(4096)?;
                     }
-                    Damage::Scribbled => scribble(&ring)?,
+                    Damage::Scribbled => around::scribble(&ring)?,
                 }
                 // The rank must have used the damaged ring.
                 std::thread::sleep(Duration::from_millis(300));
@@ -358,6 +390,11 @@ impl<'a> Job<'a> {
             _ => {}
         }
         Ok(now)
+    }
+
+    fn ring(&self, rank: u32) -> PathBuf {
+        let rings = self.folder.join("rings").join(&self.name);
+        rings.join(format!("{rank}.0.ring"))
     }
 
     fn observe(&mut self, act: Option<Act>) -> anyhow::Result<()> {
@@ -438,7 +475,7 @@ impl Drop for Job<'_> {
         if self.uses_default_directory() {
             let _ = remove_stale_rings(&default_directory(), Some(&self.name));
         }
-        if self.scenario.fault == Fault::DumpFolder {
+        if matches!(self.scenario.fault, Fault::DumpFolder | Fault::DiskStalls) {
             let _ = Command::new("umount").arg(self.dump_folder()).output();
         }
     }
@@ -478,27 +515,4 @@ fn wait_for_stop(pid: u32) {
     while state_of(pid).is_some_and(|state| !matches!(state, 'T' | 'Z')) && Instant::now() < until {
         std::thread::sleep(POLL_INTERVAL);
     }
-}
-
-fn mount(options: &str, at: &Path) -> anyhow::Result<()> {
-    let mut command = Command::new("mount");
-    command
-        .args(["-t", "tmpfs", "-o", options, "tmpfs"])
-        .arg(at);
-    let done = command.output().context("cannot run mount")?;
-    let error = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "mount {options}: {}", error.trim());
-    Ok(())
-}
-
-/// Overwrites the ring's slots with arbitrary bytes; its header is kept.
-fn scribble(ring: &Path) -> anyhow::Result<()> {
-    use std::os::unix::fs::FileExt;
-    let file = std::fs::File::options().write(true).open(ring)?;
-    let length = file.metadata()?.len();
-    let noise: Vec<u8> = (0..4096_u32).map(|at| (at * 97 % 251) as u8).collect();
-    for at in (64 << 10..length.saturating_sub(4096)).step_by(4096 * 3) {
-        file.write_all_at(&noise, at)?;
-    }
-    Ok(())
 }

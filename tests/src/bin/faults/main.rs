@@ -16,16 +16,19 @@
     reason = "a program whose result is what it prints"
 )]
 
+mod around;
 mod job;
 mod judge;
 mod network;
 mod rank;
 mod scenario;
+mod stranger;
 
 use crate::job::Job;
 use crate::judge::Row;
 use crate::rank::{RankArgs, What};
 use crate::scenario::{At, Cut, Expect, Fault, SCENARIOS, Scenario, Start};
+use crate::stranger::StrangerArgs;
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 use rcomm_tests::process::free_port;
@@ -67,6 +70,9 @@ enum Action {
     /// Read the rings of a job under test.
     #[command(hide = true)]
     Observe { rings: PathBuf },
+    /// Do to a job under test what a user can that does not own it, and print what worked as JSON.
+    #[command(hide = true)]
+    Stranger(StrangerArgs),
     /// Try one row in this mount namespace, and print it as JSON.
     #[command(hide = true)]
     Inside { name: String },
@@ -98,7 +104,8 @@ fn main() -> ExitCode {
             table(SCENARIOS.iter().filter(|row| row.short), true, slack)
         }
         Action::Rank(args) => rank::run(&args).map(|()| true),
-        Action::Observe { rings } => rank::observe(&rings),
+        Action::Observe { rings } => around::observe(&rings),
+        Action::Stranger(args) => stranger::run(&args).map(|()| true),
         Action::Inside { name } => inside(&name).map(|()| true),
     };
     match done {
@@ -185,7 +192,7 @@ fn print_row(row: &Row, took: Duration) {
 /// Tries one row, in a separate mount namespace if it changes mounts.
 fn attempt(scenario: &Scenario, slack: Duration) -> Row {
     let tried = match scenario.fault {
-        Fault::Memory(_) | Fault::DumpFolder => apart(scenario),
+        Fault::Memory(_) | Fault::DumpFolder | Fault::DiskStalls => apart(scenario),
         _ => run(scenario, slack),
     };
     tried.unwrap_or_else(|error| Row {
@@ -245,8 +252,16 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         name: scenario.name.to_owned(),
         ..Row::default()
     };
+    if scenario.fault == Fault::OtherUser
+        && let Err(error) = stranger::probe()
+    {
+        return Ok(skip(scenario, error));
+    }
     let began = rank::now_ms();
-    job.start()?;
+    match job.start() {
+        Err(error) if scenario.fault == Fault::DiskStalls => return Ok(skip(scenario, error)),
+        started => started?,
+    }
     let starts = !matches!(scenario.expect, Expect::Refused(_) | Expect::Own(_));
     let happens_early = matches!(scenario.fault, Fault::Own(..));
     if starts && !happens_early && !job.wait_for_work() {

@@ -4,11 +4,12 @@
 use crate::scenario::{Act, At};
 use clap::Args;
 use rcomm::{Config, GroupOptions, ReduceOp, World};
+use rcomm_tests::usage::Usage;
 use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 /// The step in which a rank applies its fault to itself.
 const STEP_OF_FAULT: i64 = 20;
@@ -128,6 +129,7 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     let mine = args.ranks.contains(&rank);
     let act = args.act.filter(|_| mine);
     log.write(What::Began);
+    crate::around::serve_once(&args.folder)?;
     if let Some(limit) = args.descriptors.filter(|_| mine) {
         let limit = Rlimit {
             current: Some(limit),
@@ -234,53 +236,24 @@ fn act_on_oneself(act: Act) {
         Act::Sleep => loop {
             std::thread::sleep(Duration::from_secs(60));
         },
+        Act::Exhaust => {
+            let limit = Rlimit {
+                current: Some(1 << 30),
+                maximum: Some(1 << 30),
+            };
+            // Without the limit the allocation fails all the same on most machines.
+            let _ = setrlimit(Resource::As, limit);
+            std::hint::black_box(vec![1_u8; 1 << 40]);
+        }
         Act::Spin => loop {
             std::hint::spin_loop();
         },
     }
 }
 
-/// Descriptors and threads of this process.
-struct Usage {
-    fds: i64,
-    threads: i64,
-}
-
-impl Usage {
-    fn now() -> Self {
-        let count = |path: &str| {
-            let entries = std::fs::read_dir(path).map(|entries| entries.count());
-            entries.map_or(0, |count| i64::try_from(count).unwrap_or(i64::MAX))
-        };
-        Self {
-            fds: count("/proc/self/fd"),
-            threads: count("/proc/self/task"),
-        }
-    }
-}
-
 /// Logs the resources that are left of the world, after it has waited for threads that are ending.
 fn leave(log: &Log, before: &Usage) {
     // A thread that waits for a store that does not answer ends with the store's own time-out.
-    let until = Instant::now() + crate::job::INIT_TIMEOUT + crate::job::SLACK;
-    loop {
-        let now = Usage::now();
-        let (fds, threads) = (now.fds - before.fds, now.threads - before.threads);
-        if (fds <= 0 && threads <= 0) || Instant::now() >= until {
-            return log.write(What::Left { fds, threads });
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Reads all rings of a folder, again and again.
-pub(crate) fn observe(folder: &Path) -> ! {
-    loop {
-        let rings = rcomm_recorder::publish::list_rings(folder).unwrap_or_default();
-        for ring in rings {
-            if let Ok(ring) = rcomm_recorder::publish::RingReader::attach(&ring.path) {
-                std::hint::black_box(ring.snapshot());
-            }
-        }
-    }
+    let Usage { fds, threads } = before.left(crate::job::INIT_TIMEOUT + crate::job::SLACK);
+    log.write(What::Left { fds, threads });
 }

@@ -19,10 +19,11 @@ pub(crate) enum Act {
     Freeze,
     Sleep,
     Spin,
+    Exhaust,
 }
 
 impl Act {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Kill,
         Self::Abort,
         Self::Exit,
@@ -31,6 +32,7 @@ impl Act {
         Self::Freeze,
         Self::Sleep,
         Self::Spin,
+        Self::Exhaust,
     ];
 }
 
@@ -148,8 +150,16 @@ pub(crate) enum Fault {
     Foreign,
     /// The rank is started late by this time, in milliseconds.
     Late(u64),
-    /// Readers of all rings run, and are frozen or killed.
+    /// Readers of all rings and endpoints run, and are frozen or killed.
     Observers(Option<Act>),
+    /// The wall clock of the rank's host jumps by this many seconds, and then the rank is killed.
+    Clock(i64),
+    /// Another user of the host does what it can to the job.
+    OtherUser,
+    /// The disk of the dumps does not respond, and the rank freezes.
+    DiskStalls,
+    /// The FIFO that asks the rank for dumps is written to all the time.
+    Pipe,
 }
 
 /// The expected result.
@@ -204,7 +214,7 @@ impl Scenario {
     }
 }
 
-use Act::{Abort, Exit, Freeze, Kill, Panic, Sleep, Spin, Terminate};
+use Act::{Abort, Exhaust, Exit, Freeze, Kill, Panic, Sleep, Spin, Terminate};
 use At::{Between, Call, End};
 use Expect::{CutOff, Ended, Healthy, Named, Refused};
 use Fault::{Network, Own};
@@ -221,6 +231,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     row("exit", Memory, Own(Exit, Between), Named),
     row("panic", Memory, Own(Panic, Between), Named),
     row("terminate", Memory, Own(Terminate, Between), Named),
+    row("out-of-memory", Memory, Own(Exhaust, Between), Named),
     row("kill-two", Memory, Own(Kill, Between), Named)
         .of(&[1, 3])
         .short(),
@@ -366,6 +377,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         Fault::Ring(Damage::Scribbled),
         Named,
     ),
+    row("clock-back", Memory, Fault::Clock(-3_600), Named),
+    row("clock-forward", Memory, Fault::Clock(3_600), Named),
+    row("other-user", Memory, Fault::OtherUser, Healthy),
+    row("other-user-tcp", Tcp, Fault::OtherUser, Healthy),
+    row("disk-stalls", Memory, Fault::DiskStalls, Named),
+    row("pipe", Memory, Fault::Pipe, Healthy),
     row("observers", Memory, Fault::Observers(None), Healthy),
     row(
         "observers-freeze",

@@ -1,0 +1,179 @@
+"""From a fault to the first right line: real torchrun jobs on gloo, one fault each, and one command that is repeated.
+
+    python bench/faults.py [--prepared nothing recorded server] [--faults kill sleep ...] [--patience 30]
+
+Rank 2 of 4 does wrong in step 5. Seconds count from the moment at which it says so to the end of the first run of the
+command whose output names rank 2 and the kind of fault, with exit code 1. `nothing`: an unchanged job. `recorded`:
+RCOMM_RECORD=1. `server`: each rank called start_debug_server(). The programs are those in PATH, or of the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rcomm import _programs
+
+_RANK = 2
+_JOB = """
+import os, signal, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+kind, server = sys.argv[1], sys.argv[2] == "server"
+dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+rank = dist.get_rank()
+if server:
+    from torch.distributed.debug import start_debug_server
+    start_debug_server(port=int(os.environ["DEBUG_PORT"]))
+def at(step):
+    here = rank == 2 and step == 5
+    if here:
+        print(f"FAULT {time.time():.3f}", flush=True)
+    return here
+class Data(Dataset):
+    def __len__(self): return 10**6
+    def __getitem__(self, i):
+        if kind == "loader" and at(i // 8): time.sleep(10**6)
+        return torch.ones(64), torch.ones(1)
+torch.manual_seed(0)
+layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step, (x, y) in enumerate(DataLoader(Data(), batch_size=8)):
+    own = torch.full((1024,), 1.0)
+    if kind not in ("healthy", "loader") and at(step):
+        if kind == "sleep": time.sleep(10**6)
+        if kind == "kill": os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+        if kind == "raise": raise ValueError("bad batch")
+        if kind == "size": own = own[:512].clone()
+        if kind == "dtype": own = own.double()
+        if kind == "skip": own = None
+        if kind == "op":
+            dist.broadcast(own, 2)
+            own = None
+    (model(x) - y).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if own is not None: dist.all_reduce(own)
+    time.sleep(0.02)
+"""
+
+# What the first lines of a right answer hold, besides the rank.
+_FAULTS = {
+    "sleep": r"never issued",
+    "loader": r"never issued.*data loader|never issued",
+    "stop": r"never issued|stopped|frozen",
+    "kill": r"is gone",
+    "raise": r"raised ValueError|is gone|ended",
+    "skip": r"MISMATCH|never issued",
+    "op": r"MISMATCH",
+    "size": r"MISMATCH",
+    "dtype": r"MISMATCH",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prepared", nargs="+", default=["nothing", "recorded", "server"])
+    parser.add_argument("--faults", nargs="+", default=list(_FAULTS), choices=list(_FAULTS))
+    parser.add_argument("--patience", type=float, default=30.0, help="seconds from the fault")
+    options = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}\n{'prepared':10}{'fault':8}{'seconds':>8}  the command, and its first line")
+    for prepared in options.prepared:
+        for fault in options.faults:
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+                seconds, command, line = run(prepared, fault, Path(folder), options.patience)
+            shown = f"{seconds:8.1f}" if seconds is not None else f"{'-':>8}"
+            print(f"{prepared:10}{fault:8}{shown}  {command}: {line}", flush=True)
+
+
+def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float | None, str, str]:
+    """The seconds to the first right answer, or None; the command; and the first lines of that answer, or the last."""
+    job = f"faults-{os.getpid()}-{fault}"
+    program = folder / "train.py"
+    program.write_text(_JOB)
+    environment = dict(
+        os.environ,
+        OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo",
+        DEBUG_PORT=str(_free_port()),
+        RCOMM_RECORD="1" if prepared == "recorded" else "0",
+        RCOMM_JOB=job,
+        RCOMM_RING_DIR=str(folder / "rings"),
+    )
+    port = _free_port()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    log = folder / "log"
+    with log.open("w") as output:
+        started = subprocess.Popen(
+            [*torchrun, str(program), fault, prepared],
+            env=environment,
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    # The folder keeps rings of other jobs out: on a node with one job the command needs no options.
+    where = {"recorded": ["--ring-dir", str(folder / "rings")], "server": ["--store", f"127.0.0.1:{port}"]}
+    command = [_programs.find("rcomm-top"), "--once", *where.get(prepared, [])]
+    # A folder of rings in its environment would be a choice of rings.
+    asking = {name: value for name, value in environment.items() if name != "RCOMM_RING_DIR"}
+    shown = "rcomm-top --once"
+    first = "the job did not get to its fault"
+    try:
+        begun = None
+        deadline = time.monotonic() + 120
+        while begun is None and time.monotonic() < deadline:
+            found = re.search(r"FAULT ([\d.]+)", log.read_text())
+            begun = float(found[1]) if found else None
+            time.sleep(0.02)
+        while begun is not None and time.time() < begun + patience:
+            done = subprocess.run(command, env=asking, capture_output=True, text=True)
+            first = " ".join(done.stdout.split()[:40])
+            right = re.search(_FAULTS[fault], first) and re.search(rf"rank {_RANK}\b", first)
+            if done.returncode == 1 and right:
+                return time.time() - begun, shown, first
+            time.sleep(0.1)
+        return None, shown, first
+    finally:
+        # A stopped rank gets the signal, too.
+        for pid in _session(started.pid):
+            os.kill(pid, signal.SIGKILL)
+        started.wait()
+
+
+def _session(leader: int) -> list[int]:
+    """The processes that torchrun started, and torchrun itself."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        parents[int(entry.parent.name)] = int(fields[1])
+    found = [leader]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return [pid for pid in found if Path(f"/proc/{pid}").exists()]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    main()

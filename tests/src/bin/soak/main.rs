@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Every result is checked against what the ranks' inputs must give. In a round with a fault, every other rank must get
-//! an error in time that names the culprit; in one without, no rank may get any. Everything follows from the seed and
+//! an error in time that names the culprit; in one without, no rank may get any. After its world no rank may hold more
+//! descriptors or threads than before. Everything follows from the seed and
 //! the number of the round, and a round that was wrong is printed as the command that repeats it.
 #![expect(
     clippy::print_stdout,
@@ -23,9 +24,6 @@ use rcomm_tests::process::free_port;
 use serde::{Deserialize, Serialize};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
-
-/// The time-out of operations.
-const TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Parser)]
 #[command(about = "Repeats random jobs, with and without faults, and checks every result")]
@@ -53,6 +51,9 @@ struct Soak {
     /// How much later than its time-out an error may come, in seconds: more on a busy machine.
     #[arg(long, default_value_t = 10)]
     slack: u64,
+    /// The time-out of operations, in seconds: more where ranks may get no processor for so long.
+    #[arg(long, default_value_t = 3)]
+    timeout: u64,
 }
 
 #[derive(Debug, Subcommand)]
@@ -73,6 +74,16 @@ pub(crate) struct Told {
     pub(crate) error: Option<(String, Vec<u32>)>,
     /// Time from the begin of the failed operation to its error, in ms.
     pub(crate) waited_ms: u64,
+    /// How many more descriptors and threads it had after its world than before.
+    pub(crate) left: (i64, i64),
+    /// The most memory that it used, in KiB.
+    pub(crate) memory_kib: u64,
+}
+
+/// How long operations may take, and how much later an error may come.
+struct Limits {
+    timeout: Duration,
+    slack: Duration,
 }
 
 /// The sums over all rounds.
@@ -83,6 +94,7 @@ struct Totals {
     ranks: u64,
     checked: u64,
     slowest_error_ms: u64,
+    memory_kib: u64,
 }
 
 fn main() -> ExitCode {
@@ -105,7 +117,10 @@ fn main() -> ExitCode {
 fn soak(args: &Soak) -> anyhow::Result<bool> {
     let began = Instant::now();
     let limit = Duration::try_from_secs_f64(args.minutes * 60.0).context("a number of minutes")?;
-    let slack = Duration::from_secs(args.slack);
+    let limits = Limits {
+        timeout: Duration::from_secs(args.timeout),
+        slack: Duration::from_secs(args.slack),
+    };
     let (mut totals, mut bad) = (Totals::default(), 0);
     for round in args.round.. {
         let over =
@@ -116,18 +131,18 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
         let plan = Plan::of(args.seed, round);
         totals.rounds += 1;
         totals.faults += u64::from(plan.fault.is_some());
-        if let Err(error) = try_round(&plan, slack, &mut totals) {
+        if let Err(error) = try_round(&plan, &limits, &mut totals) {
             bad += 1;
             println!("round {round}, {plan}: {error:#}");
             println!(
-                "again: soak --seed {} --round {round} --rounds 1",
-                args.seed
+                "again: soak --seed {} --round {round} --rounds 1 --timeout {}",
+                args.seed, args.timeout
             );
         }
     }
     println!(
         "seed {}: {} rounds in {:.0} s, {} with a fault; {} ranks, {} operations checked; slowest error {} ms after \
-         the begin of its operation; {bad} rounds wrong",
+         the begin of its operation; at most {} MiB per rank; {bad} rounds wrong",
         args.seed,
         totals.rounds,
         began.elapsed().as_secs_f64(),
@@ -135,11 +150,12 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
         totals.ranks,
         totals.checked,
         totals.slowest_error_ms,
+        totals.memory_kib >> 10,
     );
     Ok(bad == 0)
 }
 
-fn try_round(plan: &Plan, slack: Duration, totals: &mut Totals) -> anyhow::Result<()> {
+fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let port = free_port().to_string();
     let start = |rank: u32| -> anyhow::Result<Child> {
@@ -154,7 +170,7 @@ fn try_round(plan: &Plan, slack: Duration, totals: &mut Totals) -> anyhow::Resul
             .env("MASTER_PORT", &port)
             .env("TORCHELASTIC_RUN_ID", format!("soak-{port}"))
             .env("RCOMM_TRANSPORT", plan.transport)
-            .env("RCOMM_TIMEOUT_MS", TIMEOUT.as_millis().to_string())
+            .env("RCOMM_TIMEOUT_MS", limits.timeout.as_millis().to_string())
             .env("RCOMM_INIT_TIMEOUT_MS", "60000")
             .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
             .env("RCOMM_RING_DIR", folder.path().join("rings"))
@@ -173,7 +189,13 @@ fn try_round(plan: &Plan, slack: Duration, totals: &mut Totals) -> anyhow::Resul
         totals.ranks += 1;
         totals.checked += told.checked;
         totals.slowest_error_ms = totals.slowest_error_ms.max(told.waited_ms);
+        totals.memory_kib = totals.memory_kib.max(told.memory_kib);
         ensure!(told.wrong.is_empty(), "rank {rank}: {:?}", told.wrong);
+        let (fds, threads) = told.left;
+        ensure!(
+            fds <= 0 && threads <= 0,
+            "rank {rank} is left with {fds} descriptors and {threads} threads"
+        );
         match (&told.error, &plan.fault) {
             (None, None) => {}
             (Some((text, _)), None) => bail!("rank {rank} failed: {text}"),
@@ -183,7 +205,7 @@ fn try_round(plan: &Plan, slack: Duration, totals: &mut Totals) -> anyhow::Resul
                     named == &[fault.rank],
                     "rank {rank} names {named:?}: {text}"
                 );
-                let limit = TIMEOUT + slack;
+                let limit = limits.timeout + limits.slack;
                 let waited = Duration::from_millis(told.waited_ms);
                 ensure!(waited <= limit, "rank {rank}, after {waited:?}: {text}");
             }

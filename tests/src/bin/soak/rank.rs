@@ -3,8 +3,9 @@
 use crate::Told;
 use crate::draw::{Act, Draw, Plan};
 use rcomm::{Config, Error, GroupOptions, ProcessGroup, ReduceOp, World};
+use rcomm_tests::usage::{Usage, peak_memory_kib};
 use rustix::process::{Signal, getpid, kill_process};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ const KINDS: [Kind; 9] = [
     Kind::Barrier,
     Kind::Ring,
 ];
+/// How long the threads of a world may take to end: one that waits for a store that does not answer, as long as that may.
+const ENDING: Duration = Duration::from_secs(70);
 /// The numbers of elements per rank.
 const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
 
@@ -43,12 +46,19 @@ const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
     reason = "the report goes to the program that started this one"
 )]
 pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
+    let before = Usage::now();
     let world = World::init(Config::from_environment()?)?;
     let mut told = Told::default();
     match work(plan, &world, &mut told) {
         Ok(()) => world.shutdown()?,
-        Err(error) => told.error = Some((error.to_string(), error.ranks().to_vec())),
+        Err(error) => {
+            told.error = Some((error.to_string(), error.ranks().to_vec()));
+            drop(world);
+        }
     }
+    let Usage { fds, threads } = before.left(ENDING);
+    told.left = (fds, threads);
+    told.memory_kib = peak_memory_kib();
     println!("{}", serde_json::to_string(&told)?);
     Ok(())
 }

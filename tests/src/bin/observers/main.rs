@@ -1,0 +1,262 @@
+//! The price of those who look at a job: measures its collectives while nothing, `rcomm-top`, `rcomm-web` or a client of
+//! an endpoint observes it.
+//!
+//! ```sh
+//! cargo build --release -p rcomm-tests -p rcomm-top -p rcomm-web --bins
+//! target/release/observers --rounds 20
+//! ```
+//!
+//! The ranks are the same processes all the time. A round measures every size under every observer, in an order that
+//! changes from round to round, and under no observer twice: the difference of these two is what the machine does by
+//! itself, and an effect that is not larger than it is not shown by this machine. The table has the medians over the
+//! rounds of the ratios to the mean of the two.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program whose result is what it prints"
+)]
+
+mod rank;
+mod watch;
+
+use crate::rank::{Measured, SIZES};
+use crate::watch::{Kind, Watching};
+use anyhow::{Context, ensure};
+use clap::{Parser, Subcommand};
+use rcomm_tests::process::free_port;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+
+#[derive(Debug, Parser)]
+#[command(about = "Measures collectives with and without observers")]
+struct Cli {
+    #[command(subcommand)]
+    role: Option<Role>,
+    /// How many rounds to make.
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+    /// The number of ranks.
+    #[arg(long, default_value_t = 2)]
+    ranks: u32,
+    /// Leave out larger messages, in bytes.
+    #[arg(long, default_value_t = usize::MAX)]
+    largest: usize,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Work as one rank.
+    #[command(hide = true)]
+    Rank { largest: usize },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.role {
+        Some(Role::Rank { largest }) => rank::run(largest),
+        None => observe(&cli),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The measurements of one observer: per size, those of all rounds.
+type Rounds = Vec<Vec<Measured>>;
+
+fn observe(cli: &Cli) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut kinds = vec![Kind::Nothing, Kind::Again];
+    for kind in [Kind::Top, Kind::Web, Kind::Endpoint] {
+        match kind.is_missing()? {
+            Some(program) => println!("skipped: {} is not built", program.display()),
+            None => kinds.push(kind),
+        }
+    }
+    let sizes = SIZES
+        .iter()
+        .filter(|size| size.bytes <= cli.largest)
+        .count();
+    println!("load before: {}", load());
+    let mut job = Job::start(cli, folder.path())?;
+    // The first measurements meet cold caches.
+    job.measure(sizes)?;
+    let mut all: Vec<Rounds> = vec![vec![Vec::new(); sizes]; kinds.len()];
+    for round in 0..cli.rounds {
+        for turn in 0..kinds.len() {
+            let at = (round + turn) % kinds.len();
+            let watching = Watching::begin(kinds[at], folder.path())?;
+            let measured = job.measure(sizes)?;
+            watching.end()?;
+            for (size, measured) in measured.into_iter().enumerate() {
+                all[at][size].push(measured);
+            }
+        }
+    }
+    job.end()?;
+    println!("load after: {}", load());
+    print("time per all_reduce", &kinds, &all, |measured| measured.ns);
+    print(
+        "processor time of all ranks per all_reduce",
+        &kinds,
+        &all,
+        |measured| measured.processor_ns,
+    );
+    Ok(())
+}
+
+fn load() -> String {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.trim().to_owned()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let half = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        odd if odd % 2 == 1 => values[half],
+        _ => f64::midpoint(values[half - 1], values[half]),
+    }
+}
+
+/// The value below which nine tenths of these lie.
+fn ninth_tenth(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = (values.len() * 9).div_ceil(10);
+    values
+        .get(at.saturating_sub(1))
+        .copied()
+        .unwrap_or(f64::NAN)
+}
+
+fn print(title: &str, kinds: &[Kind], all: &[Rounds], of: impl Fn(&Measured) -> f64) {
+    println!("\n{title}");
+    let names: Vec<String> = kinds[2..]
+        .iter()
+        .map(|kind| format!("{:>24}", kind.name()))
+        .collect();
+    println!(
+        "{:>10} {:>14} {:>24} {}",
+        "bytes",
+        "nothing",
+        "nothing against itself",
+        names.join(" ")
+    );
+    for (at, size) in SIZES.iter().take(all[0].len()).enumerate() {
+        let values = |kind: usize| all[kind][at].iter().map(&of);
+        let base: Vec<f64> = values(0)
+            .zip(values(1))
+            .map(|(first, second)| f64::midpoint(first, second))
+            .collect();
+        let ratio = |kind: usize| -> Vec<f64> {
+            values(kind)
+                .zip(&base)
+                .map(|(value, base)| value / base - 1.0)
+                .collect()
+        };
+        // Both lie equally far from their mean.
+        let apart: Vec<f64> = ratio(0).iter().map(|half| (2.0 * half).abs()).collect();
+        let itself = format!(
+            "{:.1} %, 9 of 10 < {:.1} %",
+            100.0 * median(apart.clone()),
+            100.0 * ninth_tenth(apart)
+        );
+        let nothing = median(base.clone());
+        let effects: Vec<String> = (2..kinds.len())
+            .map(|kind| {
+                let effect = median(ratio(kind));
+                let shown = format!("{:+.1} % ({:+.0} ns)", 100.0 * effect, effect * nothing);
+                format!("{shown:>24}")
+            })
+            .collect();
+        println!(
+            "{:>10} {:>11.2} µs {itself:>24} {}",
+            size.bytes,
+            nothing / 1_000.0,
+            effects.join(" ")
+        );
+    }
+}
+
+/// The ranks, which measure when they are told to.
+struct Job {
+    ranks: Vec<(Child, BufReader<ChildStdout>)>,
+}
+
+impl Job {
+    fn start(cli: &Cli, folder: &Path) -> anyhow::Result<Self> {
+        let port = free_port().to_string();
+        let mut ranks = Vec::new();
+        for rank in 0..cli.ranks {
+            let mut child = Command::new(std::env::current_exe()?)
+                .args(["rank", &cli.largest.to_string()])
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", cli.ranks.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env("LOCAL_WORLD_SIZE", cli.ranks.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", &port)
+                .env("TORCHELASTIC_RUN_ID", "observers")
+                .env("RCOMM_RING_DIR", watch::rings(folder))
+                .env("RCOMM_DUMP_DIR", folder.join("dumps"))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()?;
+            let told = child.stdout.take().context("a pipe")?;
+            ranks.push((child, BufReader::new(told)));
+        }
+        Ok(Self { ranks })
+    }
+
+    /// Measures every size. The times are those of rank 0, the processor times the sums of all ranks.
+    fn measure(&mut self, sizes: usize) -> anyhow::Result<Vec<Measured>> {
+        for (rank, _) in &mut self.ranks {
+            rank.stdin.as_mut().context("a pipe")?.write_all(b"go\n")?;
+        }
+        let mut sum: Option<Vec<Measured>> = None;
+        for (rank, (_, told)) in self.ranks.iter_mut().enumerate() {
+            let mut line = String::new();
+            told.read_line(&mut line)?;
+            let measured: Vec<Measured> = serde_json::from_str(&line)
+                .with_context(|| format!("rank {rank} reported {line:?}"))?;
+            ensure!(measured.len() == sizes, "rank {rank} reported {line:?}");
+            match &mut sum {
+                None => sum = Some(measured),
+                Some(sum) => {
+                    for (sum, one) in sum.iter_mut().zip(measured) {
+                        sum.processor_ns += one.processor_ns;
+                    }
+                }
+            }
+        }
+        sum.context("a job has ranks")
+    }
+
+    fn end(mut self) -> anyhow::Result<()> {
+        // Ranks end with the end of their input.
+        for (rank, _) in &mut self.ranks {
+            drop(rank.stdin.take());
+        }
+        for (number, (rank, _)) in self.ranks.iter_mut().enumerate() {
+            let status = rank.wait()?;
+            ensure!(status.success(), "rank {number} failed: {status}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for (rank, _) in &mut self.ranks {
+            // It may have ended already.
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}

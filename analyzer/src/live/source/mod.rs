@@ -20,6 +20,7 @@ mod simulated;
 mod stacks;
 mod store;
 mod store_ranks;
+mod surroundings;
 mod threads;
 mod worker_servers;
 
@@ -39,6 +40,7 @@ pub use simulated::SimulatedSource;
 pub use stacks::{StackRequests, TakenStacks, WorkerServerStacks};
 pub use store::hosts_in_store;
 pub use store_ranks::{StoreDumps, StoreSource};
+pub use surroundings::{Fact, RingSurroundings, Surroundings};
 pub use threads::RingThreads;
 pub use worker_servers::{WorkerAddress, WorkerServerDumps, WorkerServerSource};
 

@@ -74,7 +74,7 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
 }
 
 /// The state of a thread, like `sleeps in futex_wait_queue`, from the text of `status` and of `wchan`.
-fn doing(status: &str, wchan: &str) -> String {
+pub(super) fn doing(status: &str, wchan: &str) -> String {
     let state = status.lines().find_map(|line| line.strip_prefix("State:"));
     let state = state.map_or("", str::trim_start);
     let what = match state.chars().next() {

@@ -1,0 +1,281 @@
+//! The state of GPUs, from `nvidia-smi`.
+
+use super::Fact;
+use rcomm_recorder::model::text::bytes;
+use rcomm_verdict::format::{count, printable};
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What is asked of each GPU, in this order.
+const FIELDS: [&str; 10] = [
+    "index",
+    "uuid",
+    "name",
+    "utilization.gpu",
+    "temperature.gpu",
+    "clocks.sm",
+    "clocks.max.sm",
+    "memory.used",
+    "memory.total",
+    "ecc.errors.uncorrected.volatile.total",
+];
+/// At most this many bytes of an answer are read.
+const MOST_BYTES: u64 = 1024 * 1024;
+/// The time between two looks whether the program has ended.
+const ROUND: Duration = Duration::from_millis(10);
+
+/// Why the state of the GPUs is not known.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// There is no program, or no GPU that it knows.
+    Absent,
+    /// The program did not end before the deadline.
+    NoAnswer,
+}
+
+/// The GPUs of this node, and the processes that use them.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Gpus {
+    gpus: Vec<Gpu>,
+    /// Process id and the GPU's UUID.
+    used: Vec<(u32, String)>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Gpu {
+    index: u32,
+    uuid: String,
+    name: String,
+    busy: Option<u64>,
+    celsius: Option<u64>,
+    clock_mhz: Option<u64>,
+    top_clock_mhz: Option<u64>,
+    used_mib: Option<u64>,
+    all_mib: Option<u64>,
+    memory_errors: Option<u64>,
+}
+
+impl Gpus {
+    /// Runs `program` twice.
+    ///
+    /// # Blocking
+    ///
+    /// Until the program ends, at most until the deadline.
+    pub(super) fn read(program: &Path, deadline: Instant) -> Result<Self, Unread> {
+        let format = "--format=csv,noheader,nounits";
+        let fields = format!("--query-gpu={}", FIELDS.join(","));
+        let gpus = answer(program, &[&fields, format], deadline)?;
+        let used = answer(
+            program,
+            &["--query-compute-apps=pid,gpu_uuid", format],
+            deadline,
+        )?;
+        Ok(Self {
+            gpus: gpus.lines().filter_map(Gpu::parse).collect(),
+            used: used.lines().filter_map(user).collect(),
+        })
+    }
+
+    /// The GPUs of a process: those that it uses, else the one that its environment gives it. In a container the
+    /// process ids of `nvidia-smi` may be those of the host, or missing.
+    pub(super) fn of_process(&self, pid: u32, environment: &[u8]) -> Vec<Fact> {
+        let uses = |gpu: &&Gpu| {
+            let mut used = self.used.iter();
+            used.any(|(user, uuid)| *user == pid && *uuid == gpu.uuid)
+        };
+        let used: Vec<Fact> = self.gpus.iter().filter(uses).map(Gpu::fact).collect();
+        if !used.is_empty() {
+            return used;
+        }
+        let given = given(environment).and_then(|given| {
+            self.gpus.iter().find(|gpu| match given.parse::<u32>() {
+                Ok(index) => gpu.index == index,
+                Err(_) => gpu.uuid == given,
+            })
+        });
+        given.map(Gpu::fact).into_iter().collect()
+    }
+}
+
+/// The GPU that an environment gives its process, as an index or a UUID: the one with its `LOCAL_RANK` among
+/// `CUDA_VISIBLE_DEVICES`; `None` if it has no local rank.
+fn given(environment: &[u8]) -> Option<String> {
+    let value = |name: &str| {
+        let mut pairs = environment.split(|&byte| byte == 0);
+        pairs.find_map(|pair| {
+            std::str::from_utf8(pair)
+                .ok()?
+                .strip_prefix(name)?
+                .strip_prefix('=')
+        })
+    };
+    let local: usize = value("LOCAL_RANK")?.parse().ok()?;
+    match value("CUDA_VISIBLE_DEVICES") {
+        None => Some(local.to_string()),
+        Some(visible) => Some(visible.split(',').nth(local)?.trim().to_owned()),
+    }
+}
+
+fn user(line: &str) -> Option<(u32, String)> {
+    let (pid, uuid) = line.split_once(',')?;
+    Some((pid.trim().parse().ok()?, uuid.trim().to_owned()))
+}
+
+impl Gpu {
+    fn parse(line: &str) -> Option<Self> {
+        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+        // A value that the GPU does not have is `[N/A]`.
+        let number = |at: usize| fields.get(at)?.parse().ok();
+        Some(Self {
+            index: fields.first()?.parse().ok()?,
+            uuid: (*fields.get(1)?).to_owned(),
+            name: printable(fields.get(2)?).into_owned(),
+            busy: number(3),
+            celsius: number(4),
+            clock_mhz: number(5),
+            top_clock_mhz: number(6),
+            used_mib: number(7),
+            all_mib: number(8),
+            memory_errors: number(9),
+        })
+    }
+
+    fn fact(&self) -> Fact {
+        let mut parts = vec![format!("{} {}", self.index, self.name)];
+        parts.extend(self.busy.map(|share| format!("{share} % busy")));
+        if let (Some(used), Some(all)) = (self.used_mib, self.all_mib) {
+            let bytes = |mib: u64| bytes(mib.saturating_mul(1 << 20));
+            parts.push(format!("{} of {} used", bytes(used), bytes(all)));
+        }
+        if let (Some(clock), Some(top)) = (self.clock_mhz, self.top_clock_mhz) {
+            parts.push(format!("clock {clock} of {top} MHz"));
+        }
+        parts.extend(self.celsius.map(|celsius| format!("{celsius} °C")));
+        let errors = self.memory_errors.unwrap_or(0);
+        if errors > 0 {
+            parts.push(format!(
+                "{} that ECC did not correct",
+                count(errors, "memory error")
+            ));
+        }
+        Fact::new("GPU", parts.join(", "), errors > 0)
+    }
+}
+
+/// The standard output of a program that ends with 0. It goes to a file, since a pipe would have to be read while the
+/// program runs.
+fn answer(program: &Path, args: &[&str], deadline: Instant) -> Result<String, Unread> {
+    let mut file = tempfile::tempfile().map_err(|_| Unread::Absent)?;
+    let output = file.try_clone().map_err(|_| Unread::Absent)?;
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
+    let child = command.stdout(output).spawn();
+    let mut child = child.map_err(|_| Unread::Absent)?;
+    if !wait(&mut child, deadline)? {
+        return Err(Unread::Absent);
+    }
+    let mut bytes = Vec::new();
+    let read = file
+        .seek(SeekFrom::Start(0))
+        .and_then(|_| file.take(MOST_BYTES).read_to_end(&mut bytes));
+    read.map_err(|_| Unread::Absent)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Waits for the end of a program, and returns whether it ended with 0.
+fn wait(child: &mut Child, deadline: Instant) -> Result<bool, Unread> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status.success()),
+            Err(_) => return Err(Unread::Absent),
+            Ok(None) if Instant::now() >= deadline => {
+                // A process that waits in the driver does not end, so nobody waits for it.
+                let _ = child.kill();
+                return Err(Unread::NoAnswer);
+            }
+            Ok(None) => std::thread::sleep(ROUND),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    /// A program in place of `nvidia-smi`.
+    fn stand_in(folder: &Path, script: &str) -> std::path::PathBuf {
+        let path = folder.join("nvidia-smi");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a fresh directory");
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&path, executable).expect("an own file");
+        path
+    }
+
+    /// A written program may be open for writing in a child that another test forks at that moment, and then cannot be
+    /// started yet.
+    fn read(program: &Path) -> Gpus {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            match Gpus::read(program, deadline) {
+                Ok(gpus) => return gpus,
+                Err(_) if Instant::now() < deadline => std::thread::sleep(ROUND),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_gpu_of_a_process_is_found_by_its_use_or_its_environment() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let program = stand_in(
+            folder.path(),
+            "case $1 in\n\
+             --query-compute-apps=*) echo '41, GPU-b';;\n\
+             *) echo '0, GPU-a, NVIDIA H100 80GB HBM3, 100, 61, 1980, 1980, 40960, 81559, 0'\n\
+             echo '1, GPU-b, NVIDIA H100 80GB HBM3, 0, [N/A], 345, 1980, 512, 81559, 2';;\n\
+             esac",
+        );
+        let gpus = read(&program);
+        let facts = gpus.of_process(41, b"");
+        assert_eq!(facts.len(), 1, "{facts:?}");
+        assert_eq!(
+            facts[0].text,
+            "1 NVIDIA H100 80GB HBM3, 0 % busy, 512 MiB of 79.6 GiB used, clock 345 of 1980 MHz, 2 memory errors \
+             that ECC did not correct"
+        );
+        assert!(facts[0].notable);
+        let by_environment = |variables: &[u8]| {
+            let facts = gpus.of_process(42, variables);
+            facts.first().map(|fact| fact.text.starts_with("0 NVIDIA"))
+        };
+        assert_eq!(by_environment(b"LOCAL_RANK=0\0A=b\0"), Some(true));
+        let second = b"CUDA_VISIBLE_DEVICES=1,0\0LOCAL_RANK=1\0";
+        assert_eq!(by_environment(second), Some(true));
+        let by_uuid = b"CUDA_VISIBLE_DEVICES=GPU-b\0LOCAL_RANK=0\0";
+        assert_eq!(by_environment(by_uuid), Some(false));
+        assert_eq!(by_environment(b"A=b\0"), None);
+        assert_eq!(by_environment(b"LOCAL_RANK=9\0"), None);
+    }
+
+    #[test]
+    fn a_program_that_fails_or_hangs_is_told_apart() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let absent = folder.path().join("there-is-none");
+        let soon = || Instant::now() + Duration::from_millis(300);
+        assert_eq!(Gpus::read(&absent, soon()), Err(Unread::Absent));
+        let fails = stand_in(folder.path(), "echo 'No devices were found'; exit 6");
+        let late = Instant::now() + Duration::from_secs(60);
+        assert_eq!(Gpus::read(&fails, late), Err(Unread::Absent));
+        let hangs = stand_in(folder.path(), "exec sleep 3600");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while Gpus::read(&hangs, soon()) != Err(Unread::NoAnswer) {
+            assert!(Instant::now() < deadline, "it never hung");
+        }
+    }
+}

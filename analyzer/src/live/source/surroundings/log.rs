@@ -1,0 +1,164 @@
+//! The last lines of a process's output, and the kernel's messages on GPUs and memory.
+
+use super::Fact;
+use rcomm_recorder::model::text::duration_ms;
+use rcomm_verdict::format::printable;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+/// At most this many of a file's last lines are shown, of its last bytes.
+const LINES: usize = 5;
+const BYTES: u64 = 8 * 1024;
+/// At most this many of the kernel's messages are read, and this many shown.
+const MOST_MESSAGES: usize = 65_536;
+const SHOWN_MESSAGES: usize = 2;
+/// Messages older than this have nothing to do with a hang, ms.
+const MOST_AGE_MS: f64 = 3_600_000.0;
+
+/// The last lines of a process's standard error or, if that has none, of its standard output; empty if they do not go to
+/// files of this node. What goes into a pipe is with whoever reads the pipe.
+pub(super) fn end_of(proc: &Path, pid: u32) -> Vec<String> {
+    for descriptor in [2, 1] {
+        let link = proc.join(format!("{pid}/fd/{descriptor}"));
+        // The link of a pipe or a terminal is no regular file, and opening it could wait.
+        let is_file = fs::metadata(&link).is_ok_and(|about| about.is_file());
+        let lines = match is_file {
+            true => last_lines(&link).unwrap_or_default(),
+            false => vec![],
+        };
+        if !lines.is_empty() {
+            return lines;
+        }
+    }
+    vec![]
+}
+
+fn last_lines(path: &Path) -> std::io::Result<Vec<String>> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    let from = length.saturating_sub(BYTES);
+    file.seek(SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    file.take(BYTES).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    // The first line may be cut.
+    let whole = match from {
+        0 => &text[..],
+        _ => text.split_once('\n').map_or("", |(_, rest)| rest),
+    };
+    let lines: Vec<&str> = whole
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    let last = lines.iter().skip(lines.len().saturating_sub(LINES));
+    Ok(last
+        .map(|line| printable(line.trim_end()).into_owned())
+        .collect())
+}
+
+/// The newest messages of the kernel within an hour on failures of GPUs (Xid) and on processes that it killed for want of
+/// memory; none if this user may not read them.
+pub(super) fn kernel() -> Vec<Fact> {
+    let mut open = OpenOptions::new();
+    // The file gives one message for each read, and at its end waits for the next unless told not to.
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits();
+    let opened = open
+        .read(true)
+        .custom_flags(nonblocking as i32)
+        .open("/dev/kmsg");
+    let Ok(mut messages) = opened else {
+        return vec![];
+    };
+    let mut text = String::new();
+    let mut buffer = [0; 8192];
+    for _ in 0..MOST_MESSAGES {
+        match messages.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => {
+                let message = String::from_utf8_lossy(&buffer[..n]);
+                if is_failure(&message) {
+                    text.push_str(message.lines().next().unwrap_or(""));
+                    text.push('\n');
+                }
+            }
+            // A message was overwritten before it was read: the next one follows.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PIPE.raw_os_error()) => {}
+            Err(_) => break,
+        }
+    }
+    let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
+    failures(&text, &uptime)
+}
+
+fn is_failure(message: &str) -> bool {
+    [
+        "NVRM: Xid",
+        "Out of memory: Killed",
+        "Memory cgroup out of memory",
+    ]
+    .iter()
+    .any(|known| message.contains(known))
+}
+
+/// The newest of these messages, each a line `priority,number,microseconds since the start,flags;text`.
+fn failures(messages: &str, uptime: &str) -> Vec<Fact> {
+    let up_ms = uptime
+        .split_whitespace()
+        .next()
+        .and_then(|up| up.parse::<f64>().ok());
+    let Some(up_ms) = up_ms.map(|seconds| seconds * 1e3) else {
+        return vec![];
+    };
+    let told = messages.lines().filter_map(|line| {
+        let (head, text) = line.split_once(';')?;
+        let at_ms = head.split(',').nth(2)?.parse::<f64>().ok()? / 1e3;
+        let ago_ms = (up_ms - at_ms).max(0.0);
+        let text = format!("{} ago: {}", duration_ms(ago_ms), printable(text));
+        (ago_ms <= MOST_AGE_MS).then(|| Fact::new("kernel", text, true))
+    });
+    let told: Vec<Fact> = told.collect();
+    let skipped = told.len().saturating_sub(SHOWN_MESSAGES);
+    told.into_iter().skip(skipped).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_of_a_file_are_read_and_pipes_are_left_alone() {
+        let proc = tempfile::tempdir().expect("a directory");
+        let descriptors = proc.path().join("7/fd");
+        fs::create_dir_all(&descriptors).expect("a fresh directory");
+        let log = proc.path().join("log");
+        let long: String = (0..9_000).map(|n| format!("line {n}\u{1b}[2J\n")).collect();
+        fs::write(&log, long + "\n").expect("a file");
+        std::os::unix::fs::symlink(&log, descriptors.join("1")).expect("a fresh path");
+        std::os::unix::fs::symlink("/dev/null", descriptors.join("2")).expect("a fresh path");
+        let lines = end_of(proc.path(), 7);
+        assert_eq!(lines.len(), LINES);
+        assert!(lines[4].starts_with("line 8999"), "{lines:?}");
+        assert!(!lines[4].contains('\u{1b}'), "{lines:?}");
+        assert_eq!(end_of(proc.path(), 8), Vec::<String>::new());
+    }
+
+    #[test]
+    fn new_failures_of_gpus_are_told_and_old_ones_are_not() {
+        let messages = "4,1,1000000,-;NVRM: Xid (PCI:0000:3b:00): 31, old\n\
+             4,2,9000000000,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n\
+             x\n";
+        assert!(messages.lines().take(2).all(is_failure));
+        assert!(!is_failure("6,1,2,-;usb 1-1: new device"));
+        let told = failures(messages, "9013.00 1.0\n");
+        let [fact] = &told[..] else {
+            panic!("one of them is new: {told:?}");
+        };
+        assert_eq!(
+            fact.text,
+            "13 s ago: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+        );
+        assert_eq!(failures(messages, ""), []);
+    }
+}

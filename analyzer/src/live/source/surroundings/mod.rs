@@ -1,0 +1,371 @@
+//! What surrounds a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the end
+//! of its own. Read from the kernel's files and from `nvidia-smi`; no process of the job is asked, stopped or traced.
+//!
+//! `nvidia-smi` is NVML's own program. The library itself is not loaded: a statically linked program cannot do that,
+//! and a call into a driver that hangs cannot be ended, while a program can be left behind.
+
+mod gpu;
+mod log;
+
+use super::threads::doing;
+use super::{RingSource, SourceError};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::text::bytes;
+use rcomm_verdict::format::count;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time between the two looks at the processors' counters.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// Shares of time, in percent, from which a figure is notable.
+const NOTABLE_STEAL: f64 = 10.0;
+const NOTABLE_PRESSURE: f64 = 25.0;
+/// At most this many ranks are described at once.
+const MOST_RANKS: usize = 4;
+
+/// One fact about a process or its host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    /// What it is about, like `process`, `host` or `GPU`.
+    pub about: &'static str,
+    /// The fact.
+    pub text: String,
+    /// Whether it may be the cause of a delay.
+    pub notable: bool,
+}
+
+impl Fact {
+    fn new(about: &'static str, text: String, notable: bool) -> Self {
+        Self {
+            about,
+            text,
+            notable,
+        }
+    }
+}
+
+/// What surrounds the process of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The rank.
+    pub rank: Rank,
+    /// The facts, those about the process first.
+    pub facts: Vec<Fact>,
+    /// The last lines of its output, oldest first, if it goes to a file.
+    pub log: Vec<String>,
+}
+
+/// Reads what surrounds the ranks with rings on this node.
+pub struct RingSurroundings {
+    source: Mutex<RingSource>,
+    proc: PathBuf,
+    program: PathBuf,
+    /// Whether `nvidia-smi` did not answer once: then it is not started again, since it cannot always be ended.
+    gpu_hangs: AtomicBool,
+}
+
+impl RingSurroundings {
+    /// Reads those of the job that this source shows.
+    pub fn new(source: RingSource) -> Self {
+        Self {
+            source: Mutex::new(source),
+            proc: "/proc".into(),
+            program: "nvidia-smi".into(),
+            gpu_hangs: AtomicBool::new(false),
+        }
+    }
+
+    /// Describes the first four of these ranks whose processes are alive on this node.
+    ///
+    /// # Blocking
+    ///
+    /// About 200 ms; where there is an `nvidia-smi`, until it answers, at most until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// If there is no ring.
+    pub fn take(
+        &self,
+        ranks: &[Rank],
+        deadline: Instant,
+    ) -> Result<Vec<Surroundings>, SourceError> {
+        let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let processes = source.processes()?;
+        drop(source);
+        let process_of = |wanted: &Rank| {
+            let (rank, pid) = processes.iter().find(|(rank, _)| rank == wanted)?;
+            Some((*rank, (*pid)?))
+        };
+        let wanted = ranks.iter().filter_map(process_of);
+        let wanted: Vec<(Rank, u32)> = wanted.take(MOST_RANKS).collect();
+        if wanted.is_empty() {
+            return Ok(vec![]);
+        }
+        let host = self.host();
+        let gpus = self.gpus(deadline);
+        let described = wanted.into_iter().map(|(rank, pid)| Surroundings {
+            rank,
+            facts: process(&self.proc, pid)
+                .into_iter()
+                .chain(gpu_of(&self.proc, pid, &gpus))
+                .chain(host.iter().cloned())
+                .collect(),
+            log: log::end_of(&self.proc, pid),
+        });
+        Ok(described.collect())
+    }
+
+    fn gpus(&self, deadline: Instant) -> Result<gpu::Gpus, &'static str> {
+        let hangs = "nvidia-smi does not answer: the driver or a GPU may hang";
+        if self.gpu_hangs.load(Ordering::Relaxed) {
+            return Err(hangs);
+        }
+        match gpu::Gpus::read(&self.program, deadline) {
+            Ok(gpus) => Ok(gpus),
+            Err(gpu::Unread::Absent) => Ok(gpu::Gpus::default()),
+            Err(gpu::Unread::NoAnswer) => {
+                self.gpu_hangs.store(true, Ordering::Relaxed);
+                Err(hangs)
+            }
+        }
+    }
+
+    fn host(&self) -> Vec<Fact> {
+        let read = |name: &str| fs::read_to_string(self.proc.join(name)).unwrap_or_default();
+        let before = ProcessorTimes::parse(&read("stat"));
+        std::thread::sleep(INTERVAL);
+        let after = ProcessorTimes::parse(&read("stat"));
+        let mut facts = Vec::new();
+        facts.extend(load(&read("loadavg"), before.zip(after)));
+        facts.extend(pressure(|resource| read(&format!("pressure/{resource}"))));
+        facts.extend(memory(&read("meminfo")));
+        facts.extend(log::kernel());
+        facts
+    }
+}
+
+fn gpu_of(proc: &Path, pid: u32, gpus: &Result<gpu::Gpus, &'static str>) -> Vec<Fact> {
+    match gpus {
+        Ok(gpus) => {
+            let environment = fs::read(proc.join(format!("{pid}/environ"))).unwrap_or_default();
+            gpus.of_process(pid, &environment)
+        }
+        Err(reason) => vec![Fact::new("GPU", (*reason).to_owned(), true)],
+    }
+}
+
+/// The state of a process, its threads and memory; `None` if it has ended.
+fn process(proc: &Path, pid: u32) -> Option<Fact> {
+    let read =
+        |name: &str| fs::read_to_string(proc.join(format!("{pid}/{name}"))).unwrap_or_default();
+    let (status, wchan) = (read("status"), read("wchan"));
+    let field = |name: &str| {
+        let mut fields = status.lines().filter_map(|line| line.split_once(':'));
+        let value = fields.find_map(|(field, value)| (field == name).then_some(value))?;
+        Some(value.trim())
+    };
+    let state = field("State")?;
+    let mut text = format!("{pid} {}", doing(&status, &wchan));
+    if let Some(threads) = field("Threads").and_then(|threads| threads.parse().ok()) {
+        text.push_str(&format!("; {}", count(threads, "thread")));
+    }
+    let kib = |value: &str| value.strip_suffix(" kB")?.trim().parse::<u64>().ok();
+    if let Some(resident) = field("VmRSS").and_then(kib) {
+        text.push_str(&format!(
+            ", {} resident",
+            bytes(resident.saturating_mul(1024))
+        ));
+    }
+    let notable = matches!(state.chars().next(), Some('D' | 'T' | 't' | 'Z'));
+    Some(Fact::new("process", text, notable))
+}
+
+/// The counters of all processors together, in ticks.
+#[derive(Clone, Copy)]
+struct ProcessorTimes {
+    all: u64,
+    idle: u64,
+    stolen: u64,
+}
+
+impl ProcessorTimes {
+    /// From the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; what follows is
+    /// counted in user and nice, too.
+    fn parse(stat: &str) -> Option<Self> {
+        let line = stat.lines().next()?.strip_prefix("cpu ")?;
+        let ticks: Vec<u64> = line
+            .split_whitespace()
+            .map_while(|n| n.parse().ok())
+            .collect();
+        Some(Self {
+            all: ticks.iter().take(8).fold(0, |a, b| a.saturating_add(*b)),
+            idle: ticks.get(3)?.saturating_add(*ticks.get(4)?),
+            stolen: *ticks.get(7)?,
+        })
+    }
+}
+
+fn load(loadavg: &str, times: Option<(ProcessorTimes, ProcessorTimes)>) -> Option<Fact> {
+    let load: f64 = loadavg.split_whitespace().next()?.parse().ok()?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut text = format!(
+        "load {load:.1} on {}",
+        count(processors as u64, "processor")
+    );
+    let mut notable = load > 2.0 * processors as f64;
+    if let Some((before, after)) = times
+        && after.all > before.all
+    {
+        let all = (after.all - before.all) as f64;
+        let busy = 100.0 - 100.0 * after.idle.saturating_sub(before.idle) as f64 / all;
+        let stolen = 100.0 * after.stolen.saturating_sub(before.stolen) as f64 / all;
+        text.push_str(&format!(", {busy:.0} % busy"));
+        if stolen >= 1.0 {
+            text.push_str(&format!(", {stolen:.0} % stolen by other virtual machines"));
+        }
+        notable |= stolen >= NOTABLE_STEAL;
+    }
+    Some(Fact::new("host", text, notable))
+}
+
+/// How much of the last ten seconds tasks of the host waited for processors, memory and disks (pressure stall
+/// information); `None` if the kernel does not measure it.
+fn pressure(read: impl Fn(&str) -> String) -> Option<Fact> {
+    let names = [("cpu", "processors"), ("memory", "memory"), ("io", "disks")];
+    let mut shares = Vec::new();
+    for (resource, name) in names {
+        let text = read(resource);
+        let some = text.lines().find_map(|line| line.strip_prefix("some "));
+        let average = some.and_then(|line| {
+            line.split_whitespace()
+                .find_map(|f| f.strip_prefix("avg10="))
+        });
+        if let Some(share) = average.and_then(|share| share.parse::<f64>().ok()) {
+            shares.push((share, name));
+        }
+    }
+    if shares.is_empty() {
+        return None;
+    }
+    let notable = shares.iter().any(|(share, _)| *share >= NOTABLE_PRESSURE);
+    let list: Vec<String> = shares
+        .iter()
+        .map(|(share, name)| format!("{share:.0} % for {name}"))
+        .collect();
+    let text = format!("of 10 s tasks waited {}", list.join(", "));
+    Some(Fact::new("pressure", text, notable))
+}
+
+fn memory(meminfo: &str) -> Option<Fact> {
+    let field = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+        Some(kib.saturating_mul(1024))
+    };
+    let (all, free) = (field("MemTotal:")?, field("MemAvailable:")?);
+    let text = format!("{} of {} available", bytes(free), bytes(all));
+    Some(Fact::new("memory", text, free < all / 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
+
+    #[test]
+    fn a_rank_of_this_process_has_a_state_a_host_and_memory() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut config = RecorderConfig::new("job", 3, 4);
+        config.placement = Placement::Dir(directory.path().to_owned());
+        let _recorder = FlightRecorder::create(&config).expect("a ring in a fresh directory");
+        let source = RingSource::new(directory.path().to_owned(), None);
+        let mut around = RingSurroundings::new(source);
+        around.program = directory.path().join("there-is-no-such-program");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let taken = around.take(&[3], deadline).expect("there is a ring");
+        let [one] = &taken[..] else {
+            panic!("one rank: {taken:?}");
+        };
+        assert_eq!(one.rank, 3);
+        let about: Vec<&str> = one.facts.iter().map(|fact| fact.about).collect();
+        assert_eq!(about[0], "process");
+        let text = &one.facts[0].text;
+        let pid = std::process::id().to_string();
+        assert!(
+            text.starts_with(&pid) && text.contains("resident"),
+            "{text}"
+        );
+        assert!(
+            about.contains(&"host") && about.contains(&"memory"),
+            "{about:?}"
+        );
+        assert!(!about.contains(&"GPU"), "{about:?}");
+        let absent = around.take(&[0], deadline).expect("there is a ring");
+        assert_eq!(absent, []);
+    }
+
+    #[test]
+    fn a_stopped_process_and_a_busy_host_are_notable() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let own = directory.path().join("7");
+        fs::create_dir(&own).expect("a fresh directory");
+        let write = |name: &str, text: &str| {
+            fs::write(own.join(name), text).expect("a file");
+        };
+        write(
+            "status",
+            "Name:\tpython\nState:\tT (stopped)\nVmRSS:\t  2048 kB\nThreads:\t1\n",
+        );
+        write("wchan", "do_signal_stop");
+        let fact = process(directory.path(), 7).expect("it has a status");
+        assert_eq!(
+            (fact.text.as_str(), fact.notable),
+            (
+                "7 is stopped in do_signal_stop; 1 thread, 2 MiB resident",
+                true
+            )
+        );
+        assert_eq!(process(directory.path(), 8), None);
+
+        let times = |text| ProcessorTimes::parse(text).expect("eight numbers");
+        let before = times("cpu  100 0 0 100 0 0 0 0 0 0\ncpu0 1\n");
+        let after = times("cpu  130 0 0 150 0 0 0 20 0 0\ncpu0 1\n");
+        let fact = load("0.50 0 0 1/2 3\n", Some((before, after))).expect("a load");
+        assert!(
+            fact.text.contains("50 % busy, 20 % stolen by other"),
+            "{}",
+            fact.text
+        );
+        assert!(fact.notable);
+        let quiet = load("0.50 0 0 1/2 3\n", None).expect("a load");
+        assert!(!quiet.notable);
+        assert_eq!(load("", None), None);
+        assert!(ProcessorTimes::parse("cpu 1 2").is_none());
+
+        let some = |share: &str| format!("some avg10={share} avg60=0.00 avg300=0.00 total=1\n");
+        let fact = pressure(|resource| match resource {
+            "cpu" => some("45.20"),
+            "memory" => some("0.00"),
+            _ => String::new(),
+        });
+        let fact = fact.expect("two resources");
+        assert_eq!(
+            (fact.text.as_str(), fact.notable),
+            (
+                "of 10 s tasks waited 45 % for processors, 0 % for memory",
+                true
+            )
+        );
+        assert_eq!(pressure(|_| String::new()), None);
+
+        let low = "MemTotal: 1048576 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\n";
+        let fact = memory(low).expect("two fields");
+        assert_eq!(
+            (fact.text.as_str(), fact.notable),
+            ("1 MiB of 1 GiB available", true)
+        );
+    }
+}

@@ -334,6 +334,7 @@ fn options() -> Options {
         allow_actions: false,
         askable: false,
         stacks_askable: false,
+        surroundings: false,
         still: false,
         dumps: false,
         history: 256 << 20,

@@ -180,7 +180,7 @@ fn the_footer_and_the_help_show_changed_keys() {
     let changes = [("why".to_owned(), vec!["W".to_owned()])].into();
     let mut options = options();
     options.keymap = rcomm_top::keys::Keymap::with(&changes).expect("a free key");
-    let mut state = State::new(options, (120, 60), Default::default());
+    let mut state = State::new(options, (120, 70), Default::default());
     update(
         &mut state,
         Event::Observed(Arc::new(recorded(Situation::StuckRank))),

@@ -133,6 +133,12 @@ pub fn run_drawing(
                 },
             }
         }
+        if let Some(command) = state.due_surroundings() {
+            // Without a thread there are no surroundings to show.
+            let reader = writer::start(&state, command, targets, anchor, inbox.sender());
+            threads.handles.retain(|handle| !handle.is_finished());
+            threads.handles.extend(reader);
+        }
         let due = drawn.is_none_or(|at| at.elapsed() >= FRAME);
         if state.changed && due {
             guard.terminal().draw(|frame| draw(&state, frame))?;

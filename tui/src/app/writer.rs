@@ -5,7 +5,9 @@ use crate::state::State;
 use crate::state::event::{Command, Event, ExportFormat};
 use crate::view::text;
 use rcomm_analyzer::format::count;
-use rcomm_analyzer::source::{DumpAnswers, DumpRequests, JobChoice, StackRequests, TakenStacks};
+use rcomm_analyzer::source::{
+    DumpAnswers, DumpRequests, JobChoice, RingSurroundings, StackRequests, TakenStacks,
+};
 use rcomm_analyzer::{Anchor, Snapshot, export, print};
 use rcomm_recorder::publish::{Dump, write_dump_file};
 use std::fs::File;
@@ -23,16 +25,20 @@ pub struct RequestTargets {
     pub dumps: Vec<Box<dyn DumpRequests>>,
     /// Ranks that can be asked for their call stacks.
     pub stacks: Vec<Box<dyn StackRequests>>,
+    /// What surrounds the processes of this node; `None` if no rings are read.
+    pub surroundings: Option<RingSurroundings>,
     /// Selects the job of this node to show; `None` if no rings are read.
     pub job: Option<JobChoice>,
 }
 
 /// Time limit for the ranks' answers to a request.
 const WAIT_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for what surrounds processes; whoever quits waits for it.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts `command` on a new thread, with the snapshot and the screen that `state` shows now. The result arrives as
-/// [`Event::Done`], call stacks before it as [`Event::Stacks`]. Commands that neither write nor ask ranks are
-/// ignored.
+/// [`Event::Done`], call stacks before it as [`Event::Stacks`], and what surrounds processes as
+/// [`Event::Surroundings`] only. Commands that neither write nor ask are ignored.
 ///
 /// The thread ends once the command has finished; the caller joins it.
 ///
@@ -66,6 +72,14 @@ pub fn start(
                 }
                 Err(error) => Err(error),
             },
+            Command::LookAround(ranks) => {
+                let deadline = Instant::now() + LOOK_LIMIT;
+                let around = targets.surroundings.as_ref();
+                let taken = around.and_then(|around| around.take(&ranks, deadline).ok());
+                // This fails if the program has quit since.
+                let _ = sender.send(Event::Surroundings(taken.unwrap_or_default()));
+                return;
+            }
             _ => return,
         };
         // This fails if the program has quit since.

@@ -52,6 +52,8 @@ pub enum Action {
     Fold,
     ZoomIn,
     ZoomOut,
+    PreviousOperation,
+    NextOperation,
     Suspend,
     Redraw,
 }
@@ -368,7 +370,7 @@ pub const BINDINGS: &[Binding] = {
             "fold",
             &["o"],
             "",
-            "fold or unfold equal rows",
+            "fold or unfold equal rows, and kinds of findings not found",
         ),
         bind(
             Show,
@@ -393,6 +395,22 @@ pub const BINDINGS: &[Binding] = {
             &["_"],
             "",
             "zoom out of the timeline",
+        ),
+        bind(
+            Show,
+            A::PreviousOperation,
+            "previous_operation",
+            &["("],
+            "",
+            "previous operation of the selected rank, in the timeline",
+        ),
+        bind(
+            Show,
+            A::NextOperation,
+            "next_operation",
+            &[")"],
+            "",
+            "next operation of the selected rank, in the timeline",
         ),
         bind(
             Show,
@@ -459,7 +477,7 @@ pub const BINDINGS: &[Binding] = {
             "copy",
             &["y"],
             "",
-            "copy the selected line to the clipboard",
+            "copy the selected line, or of a rank at fault the command to look further",
         ),
         bind(
             Take,

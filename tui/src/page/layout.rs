@@ -46,24 +46,56 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
         .min(max_head_height);
     let top = area.y + header + head_height;
     let left = available - head_height;
-    let wanted: Vec<u16> = page
-        .panes
-        .iter()
-        .map(|pane| wanted_rows(pane, area.width))
-        .collect();
-    let mut y = top;
-    let panes = share(&wanted, left).into_iter().map(|height| {
-        let rect = row(y, height);
-        y += height;
-        rect
-    });
     Layout {
-        panes: panes.collect(),
+        panes: panes(page, row(top, left)),
         header: row(area.y, header),
         head,
         head_area: row(area.y + header, head_height),
         footer: row(area.bottom() - footer, footer),
     }
+}
+
+/// The areas of the panes: below each other, or some in two columns and those after them below both.
+fn panes(page: &Page, area: Rect) -> Vec<Rect> {
+    let mut rects = vec![Rect::default(); page.panes.len()];
+    let wanted = |at: usize, width: u16| wanted_rows(&page.panes[at], width);
+    let mut stack = |panes: &[usize], area: Rect, spare: usize| {
+        let wanted: Vec<u16> = panes.iter().map(|&at| wanted(at, area.width)).collect();
+        let mut y = area.y;
+        for (&at, height) in panes.iter().zip(share(&wanted, area.height, spare)) {
+            rects[at] = Rect::new(area.x, y, area.width, height);
+            y += height;
+        }
+    };
+    let Some(&last) = page.right.last() else {
+        // Spare rows go to the last pane but one, so that a short last pane stays at the bottom.
+        let all: Vec<usize> = (0..page.panes.len()).collect();
+        stack(&all, area, all.len().saturating_sub(2));
+        return rects;
+    };
+    let (right, left): (Vec<usize>, Vec<usize>) =
+        (0..=last).partition(|at| page.right.contains(at));
+    let below: Vec<usize> = (last + 1..page.panes.len()).collect();
+    let width = area.width.saturating_sub(1) / 2;
+    let sum = |panes: &[usize], width| {
+        let rows = panes.iter().map(|&at| wanted(at, width));
+        rows.fold(0, u16::saturating_add)
+    };
+    // The columns get two thirds, or more if the panes below them need less than the rest.
+    let most =
+        (area.height - area.height / 3).max(area.height.saturating_sub(sum(&below, area.width)));
+    let height = sum(&left, width).max(sum(&right, width)).min(most);
+    let x = area.x + area.width - width;
+    let spare = |column: &[usize]| column.len().saturating_sub(1);
+    stack(
+        &left,
+        Rect::new(area.x, area.y, width, height),
+        spare(&left),
+    );
+    stack(&right, Rect::new(x, area.y, width, height), spare(&right));
+    let rest = Rect::new(area.x, area.y + height, area.width, area.height - height);
+    stack(&below, rest, below.len().saturating_sub(2));
+    rects
 }
 
 /// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows: enough to show a sentence
@@ -105,8 +137,7 @@ fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
     lines
 }
 
-/// Number of rows that a pane needs to show everything, with its title. A strip gets at most three; heat maps and
-/// timelines take any number (`u16::MAX`).
+/// Number of rows that a pane needs to show everything, with its title. A strip gets at most three.
 fn wanted_rows(pane: &Pane, width: u16) -> u16 {
     let title = usize::from(!pane.title.is_empty());
     let rows = match &pane.body {
@@ -117,26 +148,38 @@ fn wanted_rows(pane: &Pane, width: u16) -> u16 {
             .div_ceil(usize::from(width.max(2)) - 1)
             .clamp(1, 3),
         Body::Text(lines) => lines.len(),
-        Body::Grid(_) | Body::Timeline(_) => usize::from(u16::MAX),
+        // The heads of the columns and the legend take a row each.
+        Body::Grid(grid) => grid.rows.len() + 2,
+        // The axis takes a row.
+        Body::Timeline(timeline) => timeline.lanes.len() + 1,
     };
     u16::try_from(title + rows).unwrap_or(u16::MAX)
 }
 
-/// Number of rows that a terminal needs to show everything, except that a strip gets at most three; `u16::MAX` with a
-/// heat map or timeline, which take any number.
+/// Number of rows that a terminal needs to show everything, except that a strip gets at most three.
 pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
     let head: usize = (page.head.iter())
         .map(|line| wrap(line, usize::from(width), lines_for_one(rows)).len())
         .sum();
-    let panes = page.panes.iter().map(|pane| wanted_rows(pane, width));
+    let last = page.right.last();
+    let sum = |is_in: &dyn Fn(usize) -> bool| {
+        let panes = page.panes.iter().enumerate().filter(|(at, _)| is_in(*at));
+        let rows = panes.map(|(_, pane)| wanted_rows(pane, width));
+        rows.fold(0, u16::saturating_add)
+    };
+    let is_below = |at: usize| last.is_none_or(|&last| at > last);
+    let left = sum(&|at| !is_below(at) && !page.right.contains(&at));
+    let right = sum(&|at| page.right.contains(&at));
     // 2 rows: the header and the footer.
-    let rows = panes.fold(2, u16::saturating_add);
+    let rows = sum(&is_below)
+        .saturating_add(left.max(right))
+        .saturating_add(2);
     rows.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
 }
 
 /// Distributes `available` rows: small panes get what they need, the others share the rest. Rows that no pane needs go
-/// to the last pane but one, so that a short last pane stays at the bottom.
-fn share(wanted: &[u16], available: u16) -> Vec<u16> {
+/// to the pane with the index `spare`.
+fn share(wanted: &[u16], available: u16, spare: usize) -> Vec<u16> {
     let mut given = vec![0u16; wanted.len()];
     let mut left = available;
     while left > 0 {
@@ -154,11 +197,8 @@ fn share(wanted: &[u16], available: u16) -> Vec<u16> {
             }
         }
     }
-    if left > 0 {
-        let at = wanted.len().saturating_sub(2);
-        if let Some(pane) = given.get_mut(at) {
-            *pane += left;
-        }
+    if let Some(pane) = given.get_mut(spare) {
+        *pane += left;
     }
     given
 }
@@ -211,11 +251,37 @@ mod tests {
 
     #[test]
     fn panes_share_the_rows_and_never_exceed_them() {
-        assert_eq!(share(&[2, 5, 3], 20), [2, 15, 3]);
-        assert_eq!(share(&[10, 10, 3], 9), [3, 3, 3]);
-        assert_eq!(share(&[10], 4), [4]);
-        assert_eq!(share(&[10, 10], 0), [0, 0]);
-        assert_eq!(share(&[], 7), [0u16; 0]);
+        assert_eq!(share(&[2, 5, 3], 20, 1), [2, 15, 3]);
+        assert_eq!(share(&[10, 10, 3], 9, 1), [3, 3, 3]);
+        assert_eq!(share(&[10], 4, 0), [4]);
+        assert_eq!(share(&[10, 10], 0, 0), [0, 0]);
+        assert_eq!(share(&[], 7, 0), [0u16; 0]);
+    }
+
+    #[test]
+    fn two_columns_share_no_cell_and_what_follows_is_below_both() {
+        let pane = |lines: usize| Pane {
+            title: "pane".into(),
+            body: Body::Text(vec![vec![]; lines]),
+        };
+        let page = Page {
+            head: vec![],
+            panes: vec![pane(3), pane(2), pane(4), pane(5), pane(1)],
+            right: vec![2],
+        };
+        let rects = panes(&page, Rect::new(0, 1, 161, 40));
+        assert_eq!(rects[0], Rect::new(0, 1, 80, 4));
+        assert_eq!(rects[1], Rect::new(0, 5, 80, 3));
+        assert_eq!(rects[2], Rect::new(81, 1, 80, 7));
+        assert_eq!(rects[3], Rect::new(0, 8, 161, 31));
+        assert_eq!(rects[4], Rect::new(0, 39, 161, 2));
+        // Where there are too few rows, both parts get some.
+        let low = panes(&page, Rect::new(0, 1, 161, 9));
+        assert_eq!((low[0].height, low[1].height, low[2].height), (3, 3, 6));
+        assert_eq!((low[3].height, low[4].height), (1, 2));
+        // On a screen without rows for them, nothing is drawn.
+        let none = panes(&page, Rect::new(0, 1, 161, 0));
+        assert!(none.iter().all(|rect| rect.height == 0));
     }
 
     #[test]

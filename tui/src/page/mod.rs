@@ -104,6 +104,8 @@ pub struct Timeline {
     pub to_ns: i64,
     /// The lanes, from top to bottom.
     pub lanes: Vec<Lane>,
+    /// The time that the user looks at, wall clock, ns since the epoch; `None` before the first choice.
+    pub cursor_ns: Option<i64>,
 }
 
 /// One lane of a timeline: the operations of one rank, those of all its recorders.
@@ -126,6 +128,10 @@ pub struct Span {
     pub from_ns: i64,
     /// When the recorder noticed the end, wall clock, ns since the epoch; `None` while the operation is pending.
     pub to_ns: Option<i64>,
+    /// Operation, number and group, shown where there is room.
+    pub label: String,
+    /// Tone of the kind of group.
+    pub tone: Tone,
 }
 
 /// A screen's content.
@@ -135,6 +141,9 @@ pub struct Page {
     pub head: Vec<Line>,
     /// Panes, from top to bottom.
     pub panes: Vec<Pane>,
+    /// Indices of the panes that are drawn in a right column, ascending; the panes after them take the whole width below
+    /// both columns. Empty if all panes are drawn below each other.
+    pub right: Vec<usize>,
 }
 
 impl Pane {
@@ -155,6 +164,7 @@ impl Page {
                 title: title.into(),
                 body: Body::Table(table),
             }],
+            right: vec![],
         }
     }
 

@@ -146,6 +146,7 @@ fn view_sources(
     let targets = Arc::new(sources::request_targets(cli, &job)?);
     state.options.askable = !targets.dumps.is_empty();
     state.options.stacks_askable = !targets.stacks.is_empty();
+    state.options.surroundings = targets.surroundings.is_some();
     let mut recorder = match &cli.view.record {
         Some(path) => Some(
             RecordingWriter::create(path)
@@ -316,6 +317,7 @@ fn state(
         allow_actions: cli.view.allow_actions || config.actions.allow,
         askable: false,
         stacks_askable: false,
+        surroundings: false,
         still,
         dumps: false,
         history: config.history_mib.unwrap_or(256) << 20,

@@ -5,8 +5,8 @@ use crate::start::cli::{Cli, CliCommand, SourceOptions};
 use anyhow::Context as _;
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{
-    CollectorSource, FileSource, JobChoice, LocalSource, RingDumps, RingSource, RingThreads,
-    SimulatedSource,
+    CollectorSource, FileSource, JobChoice, LocalSource, RingDumps, RingSource, RingSurroundings,
+    RingThreads, SimulatedSource,
 };
 use rcomm_analyzer::{Anchor, LiveOptions, NodeJobs, Source};
 use rcomm_recorder::publish::EndpointToken;
@@ -46,7 +46,8 @@ pub(crate) fn of(
     }
 }
 
-/// The ranks that can be asked for dumps and call stacks, and the choice of the job if rings are read. Empty for a
+/// The ranks that can be asked for dumps and call stacks, the processes whose surroundings can be read, and the choice
+/// of the job if rings are read. Empty for a
 /// replay or a demo.
 pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
@@ -62,6 +63,9 @@ pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<Requ
     if let Some(source) = rings(from, job) {
         targets.stacks.push(Box::new(RingThreads::new(source)));
         targets.job = Some(job.clone());
+    }
+    if let Some(source) = rings(from, job) {
+        targets.surroundings = Some(RingSurroundings::new(source));
     }
     Ok(targets)
 }

@@ -4,7 +4,7 @@ use super::State;
 use super::command::{self, TypedCommand};
 use super::input::{Input, Purpose};
 use super::screen::Screen;
-use super::screens::{Fold, OverviewPane};
+use super::screens::{Fold, OverviewPane, command_for, neighbour};
 use crate::keys::{Action, Pressed, key_name};
 use crate::page::Body;
 use crate::page::table::Target;
@@ -222,8 +222,10 @@ impl State {
                     Fold::Nothing => Fold::Alike,
                 };
             }
-            Action::ZoomIn => self.scale.zoom(0.5),
-            Action::ZoomOut => self.scale.zoom(2.0),
+            Action::ZoomIn => self.zoom(0.5),
+            Action::ZoomOut => self.zoom(2.0),
+            Action::PreviousOperation => self.step_operation(false),
+            Action::NextOperation => self.step_operation(true),
         }
         self.rebuild();
         None
@@ -273,6 +275,31 @@ impl State {
         };
     }
 
+    /// Zooms the timeline around the cursor or, without one, the newest events.
+    fn zoom(&mut self, factor: f64) {
+        let ends_ns = match self.page.panes.first().map(|pane| &pane.body) {
+            Some(Body::Timeline(timeline)) => Some(timeline.to_ns),
+            _ => None,
+        };
+        self.scale.zoom(factor, ends_ns);
+    }
+
+    /// Moves the cursor of the timeline to another operation of the selected rank.
+    fn step_operation(&mut self, forward: bool) {
+        let row = self.selection().row;
+        let Some(Body::Timeline(timeline)) = self.page.panes.first().map(|pane| &pane.body) else {
+            return;
+        };
+        let (Some(lane), Some(snapshot)) = (timeline.lanes.get(row), self.history.shown()) else {
+            return;
+        };
+        let to_ns = timeline.to_ns;
+        match neighbour(snapshot, lane.rank, self.scale.cursor_ns, forward) {
+            Some(at_ns) => self.scale.show(at_ns, to_ns),
+            None => self.show_message("no further operation is recorded", Tone::Dim),
+        }
+    }
+
     fn next_pane(&mut self, by: usize) {
         let panes = self.page.panes.len().max(1);
         let selection = self.selection_mut();
@@ -285,13 +312,18 @@ impl State {
     fn expand(&mut self) {
         if *self.screen() == Screen::Overview {
             let blocked = !self.index.roots.is_empty();
-            let panes = OverviewPane::shown(&self.options.layout, self.size.1, blocked);
+            let panes = OverviewPane::shown(&self.options.layout, self.size, blocked);
             let screen = match panes.get(self.selection().pane) {
                 Some(OverviewPane::Warnings) => Screen::Warnings,
                 Some(OverviewPane::Groups) => Screen::Groups,
                 Some(OverviewPane::InFlight) => Screen::InFlight,
                 Some(OverviewPane::Ranks) => Screen::Ranks,
                 Some(OverviewPane::Why) => Screen::Why(None),
+                Some(OverviewPane::Timeline) => Screen::Timeline,
+                Some(OverviewPane::Look) => match self.index.roots.first() {
+                    Some(&rank) => Screen::Rank(rank),
+                    None => return,
+                },
                 Some(OverviewPane::Trends) | None => return,
             };
             self.go(screen);
@@ -495,8 +527,29 @@ impl State {
         }
     }
 
+    /// The command to look further, if what is selected is about a rank at fault.
+    fn command_to_look_further(&self) -> Option<String> {
+        let snapshot = self.history.shown().filter(|_| !self.options.dumps)?;
+        let rank = match self.target()? {
+            Target::Rank(rank) if self.index.roots.contains(&rank) => rank,
+            Target::Finding(id) => {
+                let mut findings = snapshot.report.findings.iter();
+                *findings.find(|it| it.id == id)?.culprit_ranks.first()?
+            }
+            _ => return None,
+        };
+        command_for(snapshot.rank(rank)?)
+    }
+
     fn copy(&mut self) -> Option<Command> {
         let selection = self.selection();
+        let is_text = matches!(
+            self.page.panes.get(selection.pane).map(|pane| &pane.body),
+            Some(Body::Text(_))
+        );
+        if !is_text && let Some(command) = self.command_to_look_further() {
+            return Some(Command::Copy(command));
+        }
         let line = match self.page.panes.get(selection.pane).map(|pane| &pane.body) {
             Some(Body::Table(table)) => table
                 .rows

@@ -1,8 +1,9 @@
 //! Events that change the state, and commands that it issues.
 
 use ratatui::crossterm::event::KeyEvent;
-use rcomm_analyzer::source::TakenStacks;
+use rcomm_analyzer::source::{Surroundings, TakenStacks};
 use rcomm_analyzer::{Moment, NodeJob, Snapshot};
+use rcomm_recorder::model::Rank;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -31,6 +32,8 @@ pub enum Event {
     Resumed,
     /// Call stacks were taken, at this time.
     Stacks(Arc<TakenStacks>, Moment),
+    /// What surrounds the processes of ranks was read; empty if it could not be.
+    Surroundings(Vec<Surroundings>),
     /// A thread panicked.
     Panicked,
     /// A command has finished, with a message for the user.
@@ -56,6 +59,8 @@ pub enum Command {
     AskForDumps,
     /// Take the ranks' call stacks.
     TakeStacks,
+    /// Read what surrounds the processes of these ranks.
+    LookAround(Vec<Rank>),
     /// Show another job of this node.
     ShowJob(Arc<str>),
     /// Quit because a thread panicked.

@@ -26,7 +26,7 @@ use index::FrameIndex;
 use input::Input;
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::format::group_label;
-use rcomm_analyzer::source::TakenStacks;
+use rcomm_analyzer::source::{Surroundings, TakenStacks};
 use rcomm_analyzer::{Code, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use screen::{Navigation, Screen};
@@ -35,6 +35,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::Discriminant;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use trends::Trends;
 
 /// Options from the command line and the configuration.
@@ -50,6 +51,8 @@ pub struct Options {
     pub askable: bool,
     /// Whether ranks can be asked for their call stacks.
     pub stacks_askable: bool,
+    /// Whether what surrounds the processes of ranks can be read.
+    pub surroundings: bool,
     /// Whether the sources never change, as dumps and recordings.
     pub still: bool,
     /// Whether dumps are replayed: a snapshot then bears the time at which they were read.
@@ -91,6 +94,8 @@ pub struct State {
     pub confirm: Option<PathBuf>,
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
+    /// What surrounds the processes of the ranks at fault, as read last.
+    pub surroundings: Vec<Surroundings>,
     /// The jobs of this node, those in trouble first; empty if the sources are not rings.
     pub jobs: Arc<[NodeJob]>,
     /// The snapshots that are kept.
@@ -124,7 +129,14 @@ pub struct State {
     index: FrameIndex,
     selections: HashMap<Discriminant<Screen>, Selection>,
     pending: Option<String>,
+    /// When surroundings were asked for last, and of which ranks; `None` before the first time.
+    asked: Option<(Duration, Vec<Rank>)>,
+    /// Whether they are being read.
+    asking: bool,
 }
+
+/// Time between two looks at what surrounds processes: `nvidia-smi` may take a second of a processor.
+const LOOK_AROUND: Duration = Duration::from_secs(10);
 
 /// Applies an event; returns a command for the event loop.
 pub fn update(state: &mut State, event: Event) -> Option<Command> {
@@ -135,8 +147,8 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
         }
         Event::Click(column, row) => return state.click(column, row),
         Event::Scroll(delta) => {
-            state.changed = true;
             state.move_by(delta);
+            state.rebuild();
         }
         Event::Resize(columns, rows) => {
             state.size = (columns, rows);
@@ -154,6 +166,11 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
         Event::Observed(snapshot) => {
             state.now = state.now.max(snapshot.at);
             let before = state.history.newest();
+            if before.is_some_and(|before| before.job != snapshot.job) {
+                // The ranks of another job are other processes.
+                state.surroundings.clear();
+                state.asked = None;
+            }
             state.trends.observe(before.map(Arc::as_ref), &snapshot);
             state.history.push(snapshot);
             if !state.history.is_paused() {
@@ -167,6 +184,11 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
         Event::Panicked => return Some(Command::Fail),
         Event::Stacks(stacks, at) => {
             state.stacks = Some((stacks, at));
+            state.rebuild();
+        }
+        Event::Surroundings(surroundings) => {
+            state.asking = false;
+            state.surroundings = surroundings;
             state.rebuild();
         }
         Event::Jobs(jobs) => {
@@ -203,6 +225,9 @@ impl State {
             message: None,
             confirm: None,
             stacks: None,
+            surroundings: vec![],
+            asked: None,
+            asking: false,
             jobs: Arc::from([]),
             history: History::new(options.history),
             trends: Trends::default(),
@@ -387,11 +412,37 @@ impl State {
             size: self.size,
             keymap: &self.options.keymap,
             layout: &self.options.layout,
+            row: self.selection().row,
             stacks: self.stacks.as_ref(),
+            // What was read last is not what surrounded the processes in an earlier frame.
+            surroundings: match self.history.is_paused() {
+                true => &[],
+                false => &self.surroundings,
+            },
+            is_replay: self.options.dumps,
             jobs: &self.jobs,
             trends: &self.trends,
             wall_ns: self.now.wall_ns,
         }
+    }
+
+    /// The command to read what surrounds the ranks at fault and the rank on display, if it is time for it.
+    pub fn due_surroundings(&mut self) -> Option<Command> {
+        let mut ranks = self.index.roots.clone();
+        if let Screen::Rank(rank) = self.screen() {
+            ranks.insert(0, *rank);
+        }
+        let elapsed = self.now.elapsed;
+        let is_due = self.asked.as_ref().is_none_or(|(then, of)| {
+            // Ranks that are at fault or were opened since are read at once.
+            *of != ranks || elapsed.saturating_sub(*then) >= LOOK_AROUND
+        });
+        if !self.options.surroundings || ranks.is_empty() || self.asking || !is_due {
+            return None;
+        }
+        self.asked = Some((elapsed, ranks.clone()));
+        self.asking = true;
+        Some(Command::LookAround(ranks))
     }
 
     /// The names that completion can offer.
@@ -430,7 +481,7 @@ impl State {
 fn waiting_page(line: Line) -> Page {
     Page {
         head: vec![line],
-        panes: vec![],
+        ..Page::default()
     }
 }
 
@@ -451,6 +502,6 @@ fn no_ranks_page(snapshot: &Snapshot) -> Page {
     }
     Page {
         head,
-        panes: vec![],
+        ..Page::default()
     }
 }

@@ -1,10 +1,11 @@
-//! Draws operations along time: one lane (row) per rank.
+//! Draws operations along time: one lane (row) per rank, wide operations with their names, and the cursor.
 
 use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
 use crate::page::{INSIDE, Lane, PENDING, Timeline};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use ratatui::style::{Modifier, Style};
 use rcomm_recorder::model::text::time_of_day;
 
 /// Width of the names of the lanes.
@@ -29,24 +30,50 @@ pub(super) fn draw(
         let lane = &timeline.lanes[at];
         let label = usize::from(LABEL) - 1;
         buffer.set_stringn(area.x, y, &lane.label, label, theme.style(lane.tone));
-        for (x, glyph) in (area.x + LABEL..).zip(cells(timeline, lane, width)) {
-            let tone = match glyph {
-                INSIDE => Tone::Good,
-                PENDING => Tone::Waiting,
-                _ => Tone::Dim,
-            };
-            buffer.set_string(x, y, glyph.to_string(), theme.style(tone));
+        for (x, cell) in (area.x + LABEL..).zip(cells(timeline, lane, width, theme)) {
+            buffer.set_string(x, y, cell.glyph.to_string(), cell.style);
         }
         if selected == Some(at) {
             buffer.set_style(Rect::new(area.x, y, LABEL, 1), theme.selected());
         }
     }
     axis(timeline, area, width, theme, buffer);
+    if let Some(x) = cursor(timeline, width) {
+        let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
+        let column = Rect::new(area.x + LABEL + x, area.y, 1, lanes.min(area.height - 1));
+        buffer.set_style(column, theme.selected());
+    }
 }
 
-/// Returns one character per column: within an operation, within a pending one, or neither.
-fn cells(timeline: &Timeline, lane: &Lane, width: usize) -> Vec<char> {
-    let mut cells = vec!['·'; width];
+/// The column of the cursor; `None` if it is outside the range, or there is none.
+fn cursor(timeline: &Timeline, width: usize) -> Option<u16> {
+    let at_ns = timeline.cursor_ns?;
+    let (from_ns, to_ns) = (timeline.from_ns, timeline.to_ns);
+    if at_ns < from_ns || at_ns >= to_ns {
+        return None;
+    }
+    let share = (at_ns - from_ns) as f64 / (to_ns - from_ns).max(1) as f64;
+    u16::try_from(((share * width as f64) as usize).min(width.saturating_sub(1))).ok()
+}
+
+/// One character of a lane.
+#[derive(Clone, Copy)]
+struct Cell {
+    glyph: char,
+    style: Style,
+}
+
+/// Fewest columns of an operation in which its name is shown.
+const NAMED: usize = 8;
+
+/// Returns one character per column: within an operation, within a pending one, or neither. The name of a wide operation
+/// is written in inverse colors into its bar.
+fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<Cell> {
+    let outside = Cell {
+        glyph: '·',
+        style: theme.style(Tone::Dim),
+    };
+    let mut cells = vec![outside; width];
     let span = (timeline.to_ns - timeline.from_ns).max(1) as f64;
     let column = |ns: i64| {
         let at = (ns - timeline.from_ns) as f64 / span * width as f64;
@@ -54,14 +81,28 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize) -> Vec<char> {
     };
     for operation in &lane.spans {
         let from = column(operation.from_ns);
-        let (to, glyph) = match operation.to_ns {
-            Some(to) => (column(to), INSIDE),
-            None => (width, PENDING),
+        let (to, glyph, tone) = match operation.to_ns {
+            Some(to) => (column(to), INSIDE, operation.tone),
+            None => (width, PENDING, Tone::Waiting),
         };
         // A short operation takes at least one cell.
         let to = to.max(from + 1).min(width);
-        for cell in cells.get_mut(from..to).into_iter().flatten() {
-            *cell = glyph;
+        let Some(bar) = cells.get_mut(from..to) else {
+            continue;
+        };
+        let style = theme.style(tone);
+        // One column of the bar is kept before the name, so that two bars side by side can be told apart.
+        let is_named = bar.len() >= NAMED;
+        let name = operation.label.chars().map(Some).filter(|_| is_named);
+        let name = std::iter::once(None).chain(name);
+        for (cell, letter) in bar.iter_mut().zip(name.chain(std::iter::repeat(None))) {
+            *cell = match letter {
+                Some(glyph) => Cell {
+                    glyph,
+                    style: style.add_modifier(Modifier::REVERSED),
+                },
+                None => Cell { glyph, style },
+            };
         }
     }
     cells
@@ -69,7 +110,8 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize) -> Vec<char> {
 
 fn axis(timeline: &Timeline, area: Rect, width: usize, theme: &Theme, buffer: &mut Buffer) {
     let span = timeline.to_ns - timeline.from_ns;
-    let y = area.bottom() - 1;
+    let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
+    let y = area.y + lanes.min(area.height - 1);
     for at in (0..width).step_by(TICK) {
         let ns = timeline.from_ns + (span as f64 * at as f64 / width as f64) as i64;
         let millis = ns.div_euclid(1_000_000).rem_euclid(1000);
@@ -91,23 +133,53 @@ mod tests {
             rank: 0,
             label: String::new(),
             tone: Tone::Plain,
-            spans: vec![
-                Span {
-                    from_ns: 10,
-                    to_ns: Some(11),
-                },
-                Span {
-                    from_ns: 60,
-                    to_ns: None,
-                },
-            ],
+            spans: vec![span(10, Some(11)), span(60, None)],
         };
-        let timeline = Timeline {
+        assert_eq!(drawn(&lane, 10), "·█····▒▒▒▒");
+    }
+
+    fn span(from_ns: i64, to_ns: Option<i64>) -> Span {
+        Span {
+            from_ns,
+            to_ns,
+            label: "all_reduce #3 dp".into(),
+            tone: Tone::Good,
+        }
+    }
+
+    fn timeline(cursor_ns: Option<i64>) -> Timeline {
+        Timeline {
             from_ns: 0,
             to_ns: 100,
             lanes: vec![],
+            cursor_ns,
+        }
+    }
+
+    fn drawn(lane: &Lane, width: usize) -> String {
+        let theme = Theme::new(Default::default(), crate::page::theme::Depth::None);
+        let cells = cells(&timeline(None), lane, width, &theme);
+        cells.iter().map(|cell| cell.glyph).collect()
+    }
+
+    #[test]
+    fn a_wide_operation_has_its_name_and_a_narrow_one_has_none() {
+        let lane = Lane {
+            rank: 0,
+            label: String::new(),
+            tone: Tone::Plain,
+            spans: vec![span(0, Some(20)), span(30, None)],
         };
-        let text: String = cells(&timeline, &lane, 10).into_iter().collect();
-        assert_eq!(text, "·█····▒▒▒▒");
+        assert_eq!(drawn(&lane, 40), "█all_red····▒all_reduce #3 dp▒▒▒▒▒▒▒▒▒▒▒");
+        assert_eq!(drawn(&lane, 20), "████··▒all_reduce #3");
+    }
+
+    #[test]
+    fn the_cursor_is_in_the_column_of_its_time_or_nowhere() {
+        assert_eq!(cursor(&timeline(None), 50), None);
+        assert_eq!(cursor(&timeline(Some(0)), 50), Some(0));
+        assert_eq!(cursor(&timeline(Some(99)), 50), Some(49));
+        assert_eq!(cursor(&timeline(Some(100)), 50), None);
+        assert_eq!(cursor(&timeline(Some(-1)), 50), None);
     }
 }

@@ -89,6 +89,7 @@ pub(crate) fn options() -> Options {
         allow_actions: false,
         askable: false,
         stacks_askable: false,
+        surroundings: false,
         still: false,
         dumps: false,
         history: 64 << 20,

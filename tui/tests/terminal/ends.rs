@@ -98,6 +98,7 @@ fn show(
         allow_actions: false,
         askable: false,
         stacks_askable: false,
+        surroundings: false,
         still: false,
         dumps: false,
         history: 1 << 20,

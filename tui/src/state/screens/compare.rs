@@ -21,7 +21,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         let hint = "mark at least two ranks with [m] on a row or a rank's own screen";
         return Page {
             head: vec![vec![styled(hint, Tone::Silent)]],
-            panes: vec![],
+            ..Page::default()
         };
     }
     // (group, sequence number) → when the collective was first issued (ns), and the operation and state of each rank.

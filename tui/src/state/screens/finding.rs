@@ -1,6 +1,6 @@
 //! One finding: the sentence, the evidence, and the next step.
 
-use super::{ViewModel, overview};
+use super::{ViewModel, look_further, overview};
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
@@ -13,7 +13,7 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
         let gone = "this finding is no longer reported";
         return Page {
             head: vec![vec![styled(gone, Tone::Dim)]],
-            panes: vec![],
+            ..Page::default()
         };
     };
     let pane = |title: &str, body| Pane {
@@ -21,6 +21,8 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
         body,
     };
     let mut panes = vec![pane("ranks", Body::Table(ranks(model, finding)))];
+    let culprit = finding.culprit_ranks.first();
+    panes.extend(culprit.and_then(|&rank| look_further::pane(model, rank)));
     if !finding.evidence.is_empty() {
         panes.push(pane("evidence", Body::Text(evidence(model, finding))));
     }
@@ -40,6 +42,7 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
     Page {
         head: head(model, finding),
         panes,
+        right: vec![],
     }
 }
 

@@ -7,6 +7,25 @@ use crate::state::command::COMMANDS;
 use crate::state::index::RankState;
 use rcomm_analyzer::filter;
 
+/// Words on the screens that do not explain themselves.
+const WORDS: &[(&str, &str)] = &[
+    (
+        "root",
+        "a rank that others wait for, and that waits for none",
+    ),
+    (
+        "seq last/min",
+        "newest collective that any member, and that all have issued",
+    ),
+    ("in flight", "not ended; (7/8): 7 of 8 members have joined"),
+    ("oldest", "age of the oldest operation in flight"),
+    (
+        "lag p50/p99",
+        "wait for the last member, ms: median, 99th percentile",
+    ),
+    ("GB/s", "bandwidth of the busiest link, nccl-tests' busbw"),
+];
+
 pub(super) fn page(keymap: &Keymap) -> Page {
     let mut lines: Vec<Line> = Vec::new();
     let title = |lines: &mut Vec<Line>, text: &str| {
@@ -39,6 +58,13 @@ pub(super) fn page(keymap: &Keymap) -> Page {
             plain(*meaning),
         ]);
     }
+    title(&mut lines, "words");
+    for (word, meaning) in WORDS {
+        lines.push(vec![
+            styled(format!("  {word:<16}"), Tone::Accent),
+            plain(*meaning),
+        ]);
+    }
     title(&mut lines, "marks");
     for &(_, glyph, tone, word) in RankState::ALL {
         lines.push(vec![styled(format!("  {glyph:<16}"), tone), plain(word)]);
@@ -49,5 +75,6 @@ pub(super) fn page(keymap: &Keymap) -> Page {
             title: "help".into(),
             body: Body::Text(lines),
         }],
+        right: vec![],
     }
 }

@@ -6,6 +6,7 @@ mod groups;
 mod help;
 mod in_flight;
 mod jobs;
+mod look_further;
 mod matrix;
 mod overview;
 mod rank;
@@ -17,9 +18,11 @@ mod timeline;
 mod warnings;
 mod why;
 
+pub(super) use look_further::command as command_for;
 pub use overview::OverviewPane;
 pub use ranks::Metric;
 pub use timeline::Scale;
+pub(super) use timeline::neighbour;
 
 use super::index::FrameIndex;
 use super::screen::Screen;
@@ -28,7 +31,7 @@ use crate::keys::Keymap;
 use crate::page::Page;
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::format::{group_label, group_labels, rank_set};
-use rcomm_analyzer::source::TakenStacks;
+use rcomm_analyzer::source::{Surroundings, TakenStacks};
 use rcomm_analyzer::{Code, Finding, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
@@ -68,6 +71,8 @@ pub struct ViewModel<'a> {
     pub metric: Metric,
     /// The time range of the timeline.
     pub scale: Scale,
+    /// The selected row of the screen.
+    pub row: usize,
     /// Columns and rows of the terminal.
     pub size: (u16, u16),
     /// The key bindings.
@@ -76,6 +81,10 @@ pub struct ViewModel<'a> {
     pub layout: &'a [OverviewPane],
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
+    /// What surrounds the processes of ranks at fault.
+    pub surroundings: &'a [Surroundings],
+    /// Whether dumps are replayed, whose processes are likely to have ended.
+    pub is_replay: bool,
     /// The jobs of this node, those in trouble first.
     pub jobs: &'a [NodeJob],
     /// Figures of the job over time.

@@ -1,6 +1,6 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
-use super::{ViewModel, groups, in_flight, jobs, warnings, why};
+use super::{ViewModel, groups, in_flight, jobs, look_further, ranks, timeline, warnings, why};
 use crate::page::table::{Cell, Heads, Row, Table, Target};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
@@ -14,6 +14,15 @@ use serde::Deserialize;
 
 /// Minimum number of rows of a terminal for the additional panes.
 const ROOMY: u16 = 36;
+
+/// Minimum number of columns of a terminal for two columns of panes.
+const WIDE: u16 = 160;
+
+/// Maximum number of ranks in the timeline of the first screen.
+const LANES: usize = 32;
+
+/// Minimum number of rows of a terminal for the line with a command.
+const TALL: u16 = 24;
 
 /// The key for details, shown after the causes.
 const HINT: &str = "  [w]";
@@ -34,15 +43,25 @@ pub enum OverviewPane {
     Trends,
     /// The causal chain of the hang.
     Why,
+    /// A command for the first rank at fault, and what surrounds its process.
+    Look,
+    /// The operations of the first ranks along time.
+    Timeline,
 }
 
 impl OverviewPane {
-    /// The default panes on a terminal of `rows` rows; `blocked` = there are root causes. Below [`ROOMY`] rows, only
-    /// the most important ones.
-    fn usual(rows: u16, blocked: bool) -> &'static [Self] {
-        use OverviewPane::{Groups, InFlight, Ranks, Trends, Warnings, Why};
+    /// The default panes on a terminal of this size; `blocked` = there are root causes. Below [`ROOMY`] rows, only
+    /// the most important ones; with [`WIDE`] columns, also the timeline.
+    fn usual((columns, rows): (u16, u16), blocked: bool) -> &'static [Self] {
+        use OverviewPane::{Groups, InFlight, Look, Ranks, Timeline, Trends, Warnings, Why};
         match (rows >= ROOMY, blocked) {
-            (true, true) => &[Warnings, Why, Groups, InFlight, Trends, Ranks],
+            (true, true) if columns >= WIDE => &[
+                Warnings, Why, Look, Groups, InFlight, Trends, Timeline, Ranks,
+            ],
+            (true, false) if columns >= WIDE => {
+                &[Warnings, Groups, Trends, InFlight, Timeline, Ranks]
+            }
+            (true, true) => &[Warnings, Why, Look, Groups, InFlight, Trends, Ranks],
             (true, false) => &[Warnings, Trends, Groups, InFlight, Ranks],
             (false, true) => &[Warnings, Groups, Ranks],
             (false, false) => &[Warnings, Trends, Groups, Ranks],
@@ -50,9 +69,9 @@ impl OverviewPane {
     }
 
     /// The panes shown, from top to bottom: those that the user chose, or the default ones.
-    pub(in crate::state) fn shown(chosen: &[Self], rows: u16, blocked: bool) -> &[Self] {
+    pub(in crate::state) fn shown(chosen: &[Self], size: (u16, u16), blocked: bool) -> &[Self] {
         if chosen.is_empty() {
-            Self::usual(rows, blocked)
+            Self::usual(size, blocked)
         } else {
             chosen
         }
@@ -74,9 +93,22 @@ impl OverviewPane {
                 let table = in_flight::table(model, |_| true);
                 ("in flight".into(), Body::Table(table))
             }
+            Self::Ranks if is_roomy(model) && model.index.hosts.len() > 1 => {
+                ("ranks: host by host".into(), ranks::heat_map(model))
+            }
             Self::Ranks => (strip_title(model), Body::Strip(strip(model))),
             Self::Trends => ("trends".into(), Body::Text(trends(model))),
             Self::Why => ("why".into(), Body::Table(why::whole(model))),
+            Self::Timeline => ("timeline".into(), timeline::of_first(model, LANES)),
+            Self::Look => {
+                let root = model.index.roots.first();
+                return root
+                    .and_then(|&rank| look_further::pane(model, rank))
+                    .unwrap_or_else(|| Pane {
+                        title: "look further".into(),
+                        body: Body::Text(vec![]),
+                    });
+            }
         };
         Pane { title, body }
     }
@@ -86,16 +118,33 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let mut head = vec![headline(model)];
     head.extend(next_line(model));
     let blocked = !model.index.roots.is_empty();
-    let panes = OverviewPane::shown(model.layout, model.size.1, blocked);
+    let panes = OverviewPane::shown(model.layout, model.size, blocked);
+    if !panes.contains(&OverviewPane::Look) && model.size.1 >= TALL {
+        head.extend(look_further::line(model));
+    }
     if !panes.contains(&OverviewPane::Why) {
         head.extend(why_line(model));
     }
     head.extend(jobs::others(model));
-    let panes = panes.iter();
+    let beside = is_beside(model);
+    let right = panes.iter().enumerate().filter(|(_, pane)| {
+        use OverviewPane::{Groups, InFlight, Trends};
+        beside && matches!(pane, Groups | InFlight | Trends)
+    });
     Page {
         head,
-        panes: panes.map(|pane| pane.pane(model)).collect(),
+        right: right.map(|(at, _)| at).collect(),
+        panes: panes.iter().map(|pane| pane.pane(model)).collect(),
     }
+}
+
+/// Whether panes are drawn in two columns. A user's own order of panes is kept: one below the other.
+fn is_beside(model: &ViewModel<'_>) -> bool {
+    is_roomy(model) && model.size.0 >= WIDE && model.layout.is_empty()
+}
+
+fn is_roomy(model: &ViewModel<'_>) -> bool {
+    model.size.1 >= ROOMY
 }
 
 /// The name of a verdict in the view, and its tone.
@@ -210,8 +259,13 @@ const BARS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
 /// `steps/s   ▁▂▃▅▇  9.8   max 12`: one line per figure, the newest value on the right.
 fn trends(model: &ViewModel<'_>) -> Vec<Line> {
     let trends = model.trends.until(model.snapshot.at.wall_ns);
-    // 36 columns are for the texts around the bars.
-    let room = usize::from(model.size.0).saturating_sub(36).max(8);
+    // The figures are in a column of their own where there are two; 36 columns are for the texts around the bars.
+    let width = if is_beside(model) {
+        model.size.0.saturating_sub(1) / 2
+    } else {
+        model.size.0
+    };
+    let room = usize::from(width).saturating_sub(36).max(8);
     let number = |value: Option<f64>| match value {
         Some(value) if value >= 100.0 => format!("{value:.0}"),
         Some(value) if value >= 10.0 => format!("{value:.1}"),

@@ -1,6 +1,6 @@
 //! One rank: identity, current operation, the ranks it waits for and those that wait for it.
 
-use super::{ViewModel, in_flight, overview};
+use super::{ViewModel, in_flight, look_further, overview};
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
@@ -20,14 +20,15 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
         let text = format!("there is no rank {rank}");
         return Page {
             head: vec![vec![styled(text, Tone::Silent)]],
-            panes: vec![],
+            ..Page::default()
         };
     };
     let pane = |title: &str, body| Pane {
         title: title.into(),
         body,
     };
-    let mut panes = vec![
+    let mut panes: Vec<Pane> = look_further::pane(model, rank).into_iter().collect();
+    panes.extend([
         pane(
             "in flight",
             Body::Table(in_flight::table(model, |i| {
@@ -38,7 +39,7 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
             "last operations, newest first",
             Body::Table(operations(model, view)),
         ),
-    ];
+    ]);
     let stack = stack(view);
     if !stack.is_empty() {
         panes.push(pane("stack of its newest call", Body::Text(stack)));
@@ -46,6 +47,7 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
     Page {
         head: head(model, view),
         panes,
+        right: vec![],
     }
 }
 
@@ -243,7 +245,11 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Row {
     }
 }
 
-fn innermost<'a>(dump: &'a Dump, entry: &Entry) -> Option<&'a rcomm_recorder::model::Frame> {
+/// The innermost recorded frame of the call of an operation; `None` without one.
+pub(super) fn innermost<'a>(
+    dump: &'a Dump,
+    entry: &Entry,
+) -> Option<&'a rcomm_recorder::model::Frame> {
     let stack = dump.stacks.get(entry.stack? as usize)?;
     dump.frames.get(*stack.first()? as usize)
 }

@@ -102,7 +102,13 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             title: "ranks: host by host, local ranks downwards".into(),
             body: Body::Grid(grid),
         }],
+        right: vec![],
     }
+}
+
+/// The heat map alone, for the first screen.
+pub(super) fn heat_map(model: &ViewModel<'_>) -> Body {
+    Body::Grid(grid(model, &pending_ages(model)))
 }
 
 /// The age of each rank's oldest pending operation, ms; only ranks with one whose age is known.

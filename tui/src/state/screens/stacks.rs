@@ -48,7 +48,11 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         head.push(vec![styled(text, Tone::Dim)]);
     }
     panes.push(recorded);
-    Page { head, panes }
+    Page {
+        head,
+        panes,
+        right: vec![],
+    }
 }
 
 /// The table of merged stacks, one row per frame; at most [`ROWS`].

@@ -1,12 +1,18 @@
-//! The timeline of ranks: marked ranks first, then root causes, late, silent and waiting ranks.
+//! The timeline of ranks: marked ranks first, then root causes, late, silent and waiting ranks. A cursor goes from
+//! operation to operation of the selected rank, and a line describes the one under it.
 
 use super::ViewModel;
+use super::rank::{group_of, op_name};
 use crate::page::theme::Tone;
-use crate::page::{Body, INSIDE, Lane, PENDING, Page, Pane, Span, Timeline, plain, styled};
+use crate::page::{Body, INSIDE, Lane, Line, PENDING, Page, Pane, Span, Timeline, plain, styled};
 use crate::state::index::RankState;
 use rcomm_analyzer::RankView;
+use rcomm_analyzer::Snapshot;
 use rcomm_analyzer::filter::Subject;
-use rcomm_recorder::model::EntryState;
+use rcomm_analyzer::format::group_label;
+use rcomm_recorder::model::text::{bytes, duration_ms, time_of_day};
+use rcomm_recorder::model::{Entry, EntryState, Rank};
+use rcomm_recorder::publish::Dump;
 
 /// The time range on display.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,6 +21,8 @@ pub struct Scale {
     pub width_ns: i64,
     /// How far the range is moved back in time, in ns; at 0, the last recorded event is at four fifths of the width.
     pub back_ns: i64,
+    /// The time under the cursor, wall clock, ns since the epoch; `None` before the user has moved it.
+    pub cursor_ns: Option<i64>,
 }
 
 impl Default for Scale {
@@ -22,15 +30,24 @@ impl Default for Scale {
         Self {
             width_ns: 4_000_000_000,
             back_ns: 0,
+            cursor_ns: None,
         }
     }
 }
 
 impl Scale {
-    /// Multiplies the width by `factor`, within 1 ms and 1 h.
-    pub fn zoom(&mut self, factor: f64) {
-        let width = (self.width_ns as f64 * factor) as i64;
+    /// Multiplies the width by `factor`, within 1 ms and 1 h. If the range ends at `to_ns`, the time under the cursor
+    /// stays in its place.
+    pub fn zoom(&mut self, factor: f64, to_ns: Option<i64>) {
+        let before = self.width_ns;
+        let width = (before as f64 * factor) as i64;
         self.width_ns = width.clamp(1_000_000, 3_600_000_000_000);
+        if let (Some(cursor_ns), Some(to_ns)) = (self.cursor_ns, to_ns) {
+            let newest_ns = to_ns + self.back_ns - before / 5;
+            let share = (to_ns - cursor_ns) as f64 / before as f64;
+            let wanted_ns = cursor_ns + (share * self.width_ns as f64) as i64;
+            self.back_ns = (newest_ns + self.width_ns / 5 - wanted_ns).max(0);
+        }
     }
 
     /// Moves the range by quarters of its width, earlier (+) or later (-), but not later than at the start.
@@ -38,12 +55,62 @@ impl Scale {
         let back = self.back_ns + quarters * self.width_ns / 4;
         self.back_ns = back.max(0);
     }
+
+    /// Puts the cursor at this time and, if it is outside a range that ends at `to_ns`, moves the range to it.
+    pub fn show(&mut self, at_ns: i64, to_ns: i64) {
+        self.cursor_ns = Some(at_ns);
+        if at_ns < to_ns - self.width_ns || at_ns > to_ns {
+            let later = at_ns + self.width_ns / 2 - to_ns;
+            self.back_ns = (self.back_ns - later).max(0);
+        }
+    }
 }
 
 /// Maximum number of lanes: rows of the timeline, one per rank.
 const LANES: usize = 256;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let ranks = &model.snapshot.ranks;
+    let shown = shown(model);
+    let kinds = kinds(model);
+    let mut legend = Line::new();
+    for (at, kind) in kinds.iter().enumerate().take(TONES.len()) {
+        legend.push(styled(INSIDE.to_string(), TONES[at]));
+        legend.push(plain(format!(" {kind}  ")));
+    }
+    if kinds.len() > TONES.len() {
+        legend.push(plain("and others  "));
+    }
+    legend.push(styled(PENDING.to_string(), Tone::Waiting));
+    legend.push(plain(
+        " pending  [(] [)] operation [h] [l] time [+] [_] zoom",
+    ));
+    let mut head = vec![legend];
+    let selected = shown.get(model.row).or(shown.first());
+    head.extend(selected.map(|&at| readout(model, &ranks[at])));
+    let left = shown.len().saturating_sub(LANES);
+    if left > 0 {
+        head.push(vec![plain(format!(
+            "{left} ranks not shown: filter, or mark the ranks to keep"
+        ))]);
+    }
+    Page {
+        head,
+        panes: vec![Pane {
+            title: "timeline".into(),
+            body: lanes(model, &shown, &kinds, LANES),
+        }],
+        right: vec![],
+    }
+}
+
+/// The timeline of the first `most` ranks, for the first screen.
+pub(super) fn of_first(model: &ViewModel<'_>, most: usize) -> Body {
+    lanes(model, &shown(model), &kinds(model), most)
+}
+
+/// Indices of the ranks to show, those that are marked or in trouble first.
+fn shown(model: &ViewModel<'_>) -> Vec<usize> {
     let ranks = &model.snapshot.ranks;
     let mut shown: Vec<(u8, usize)> = (0..ranks.len())
         .filter(|&at| {
@@ -68,42 +135,28 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         })
         .collect();
     shown.sort_unstable();
-    let left = shown.len().saturating_sub(LANES);
-    shown.truncate(LANES);
+    shown.into_iter().map(|(_, at)| at).collect()
+}
+
+fn lanes(model: &ViewModel<'_>, shown: &[usize], kinds: &[String], most: usize) -> Body {
+    let ranks = &model.snapshot.ranks;
+    let shown = &shown[..shown.len().min(most)];
     let last = shown
         .iter()
-        .filter_map(|&(_, at)| last_event(&ranks[at]))
+        .filter_map(|&at| last_event(&ranks[at]))
         .max()
         .unwrap_or(model.snapshot.at.wall_ns);
     // Include a little time after the last event, where the absence of events is visible.
     let to_ns = last + model.scale.width_ns / 5 - model.scale.back_ns;
     let from_ns = to_ns - model.scale.width_ns;
-    let lanes = shown
-        .iter()
-        .map(|&(_, at)| lane(model, at, from_ns, to_ns))
-        .collect();
-    let mut head = vec![vec![
-        styled(INSIDE.to_string(), Tone::Good),
-        plain(" in an operation  "),
-        styled(PENDING.to_string(), Tone::Waiting),
-        plain(" pending  [h] earlier [l] later [+] closer [_] wider"),
-    ]];
-    if left > 0 {
-        head.push(vec![plain(format!(
-            "{left} ranks not shown: filter, or mark the ranks to keep"
-        ))]);
-    }
-    Page {
-        head,
-        panes: vec![Pane {
-            title: "timeline".into(),
-            body: Body::Timeline(Timeline {
-                from_ns,
-                to_ns,
-                lanes,
-            }),
-        }],
-    }
+    Body::Timeline(Timeline {
+        from_ns,
+        to_ns,
+        lanes: (shown.iter())
+            .map(|&at| lane(model, at, (from_ns, to_ns), kinds))
+            .collect(),
+        cursor_ns: model.scale.cursor_ns,
+    })
 }
 
 fn last_event(view: &RankView) -> Option<i64> {
@@ -113,26 +166,147 @@ fn last_event(view: &RankView) -> Option<i64> {
         .max()
 }
 
-fn lane(model: &ViewModel<'_>, at: usize, from_ns: i64, to_ns: i64) -> Lane {
+/// Tones of the kinds of groups; further kinds have the last.
+const TONES: [Tone; 3] = [Tone::Good, Tone::Accent, Tone::Title];
+
+/// A group's kind: its label without the number at its end, so that all of `dp_0` to `dp_7` have one.
+fn kind(label: &str) -> &str {
+    let stem = label.trim_end_matches(|c: char| c.is_ascii_digit() || "_/-".contains(c));
+    if stem.is_empty() { label } else { stem }
+}
+
+/// The kinds of all groups that have operations, in the order of the report.
+fn kinds(model: &ViewModel<'_>) -> Vec<String> {
+    let mut kinds: Vec<String> = Vec::new();
+    let groups = model.snapshot.report.groups.iter();
+    for group in groups.filter(|group| !group.backend.is_empty()) {
+        let label = group_label(&group.group);
+        let kind = kind(&label);
+        if !kinds.iter().any(|known| known == kind) {
+            kinds.push(kind.to_owned());
+        }
+    }
+    kinds
+}
+
+/// The operations of a rank, with their dumps, by time of issue.
+fn operations(view: &RankView) -> Vec<(&Dump, &Entry)> {
+    let dumps = view.dumps.iter().map(AsRef::as_ref);
+    let mut all: Vec<(&Dump, &Entry)> = dumps
+        .flat_map(|dump: &Dump| dump.entries.iter().map(move |entry| (dump, entry)))
+        .filter(|(_, entry)| entry.time_created_ns > 0)
+        .collect();
+    all.sort_by_key(|(_, entry)| entry.time_created_ns);
+    all
+}
+
+/// The time of issue of the rank's operation before (`forward` false) or after the one at this time; `None` if it has
+/// none. Without a time, that of its newest operation.
+pub(in crate::state) fn neighbour(
+    snapshot: &Snapshot,
+    rank: Rank,
+    at_ns: Option<i64>,
+    forward: bool,
+) -> Option<i64> {
+    let operations = operations(snapshot.rank(rank)?);
+    let mut times = operations.iter().map(|(_, entry)| entry.time_created_ns);
+    match at_ns {
+        None => times.next_back(),
+        Some(at_ns) if forward => times.find(|time| *time > at_ns),
+        Some(at_ns) => times.rfind(|time| *time < at_ns),
+    }
+}
+
+/// What the rank does at the time of the cursor, else its newest operation.
+fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
+    let operations = operations(view);
+    let at_ns = model.scale.cursor_ns.unwrap_or(i64::MAX);
+    let until = operations.partition_point(|(_, entry)| entry.time_created_ns <= at_ns);
+    let mut line = vec![styled(format!("rank {}: ", view.rank), Tone::Title)];
+    let Some((dump, entry)) = until.checked_sub(1).map(|at| operations[at]) else {
+        line.push(plain("no operation is recorded at this time"));
+        return line;
+    };
+    let group = group_of(dump, entry);
+    let group = group.map_or_else(String::new, |group| {
+        format!(" on {}", model.labels([&group]))
+    });
+    let mut text = format!("{} #{}{group}", op_name(dump, entry), number(entry));
+    let signature = dump.signatures.get(entry.signature as usize);
+    let size = signature.map_or(0, |signature| signature.input_bytes());
+    if size > 0 {
+        text.push_str(&format!(", {}", bytes(size)));
+    }
+    let (fate, tone) = match (entry.state, end_of(entry)) {
+        (EntryState::Failed, _) => ("failed".to_owned(), Tone::Bad),
+        (_, Some(end_ns)) => {
+            let ms = (end_ns - entry.time_created_ns) as f64 / 1e6;
+            (format!("ended after {}", duration_ms(ms)), Tone::Plain)
+        }
+        (_, None) => {
+            let ms = model
+                .as_of_ns
+                .map(|now| (now - entry.time_created_ns) as f64 / 1e6);
+            let age = ms.map(|ms| format!("pending for {}", duration_ms(ms + model.later_ms)));
+            (age.unwrap_or_else(|| "pending".to_owned()), Tone::Waiting)
+        }
+    };
+    line.push(plain(format!("{text}, ")));
+    line.push(styled(fate, tone));
+    let issued = time_of_day(entry.time_created_ns);
+    let ms = entry
+        .time_created_ns
+        .div_euclid(1_000_000)
+        .rem_euclid(1_000);
+    let mut rest = format!(", issued {issued}.{ms:03}Z");
+    if let Some(frame) = super::rank::innermost(dump, entry) {
+        rest.push_str(&format!(" at {}:{}", frame.filename, frame.line));
+    }
+    line.push(plain(rest));
+    line
+}
+
+fn number(entry: &Entry) -> u64 {
+    if entry.op.is_p2p() {
+        entry.p2p_seq_id
+    } else {
+        entry.collective_seq_id
+    }
+}
+
+/// When the end of an operation was noticed, ns since the epoch; `None` while it is pending.
+fn end_of(entry: &Entry) -> Option<i64> {
+    let pending = entry.state < EntryState::Completed && !entry.retired;
+    (!pending).then(|| {
+        entry
+            .time_discovered_completed_ns
+            .max(entry.time_created_ns)
+    })
+}
+
+fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &[String]) -> Lane {
     let view = &model.snapshot.ranks[at];
     let state = model.index.states[at];
     let marked = model.marks.contains(&view.rank);
-    let mut spans: Vec<Span> = view
-        .dumps
-        .iter()
-        .flat_map(|dump| &dump.entries)
-        .filter(|e| e.time_created_ns > 0 && e.time_created_ns < to_ns)
-        .filter_map(|e| {
-            let pending = e.state < EntryState::Completed && !e.retired;
-            let end = (!pending).then(|| e.time_discovered_completed_ns.max(e.time_created_ns));
+    let operations = operations(view).into_iter();
+    let spans = operations
+        .filter(|(_, entry)| entry.time_created_ns < to_ns)
+        .filter_map(|(dump, entry)| {
+            let end = end_of(entry);
             let visible = end.is_none_or(|end| end >= from_ns);
-            visible.then_some(Span {
-                from_ns: e.time_created_ns,
-                to_ns: end,
+            visible.then(|| {
+                let group = group_of(dump, entry);
+                let label = group.map_or_else(String::new, |group| group_label(&group));
+                let kind = kinds.iter().position(|known| known == kind(&label));
+                Span {
+                    from_ns: entry.time_created_ns,
+                    to_ns: end,
+                    label: format!("{} #{} {label}", op_name(dump, entry), number(entry)),
+                    tone: TONES[kind.unwrap_or(0).min(TONES.len() - 1)],
+                }
             })
         })
         .collect();
-    spans.sort_by_key(|span| span.from_ns);
     let glyph = match state {
         RankState::Ok if marked => '*',
         RankState::Ok => ' ',

@@ -1,6 +1,6 @@
 //! Warnings: the report's findings with their codes and sentences.
 
-use super::ViewModel;
+use super::{Fold, ViewModel};
 use crate::page::Page;
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
@@ -20,10 +20,30 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             .collect();
         let unreported = Code::ALL
             .iter()
+            .copied()
             .filter(|code| !reported.contains(code) && code.severity() != Severity::Note);
-        table
-            .rows
-            .extend(unreported.map(|&code| absent(model, code)));
+        // Codes without findings say little; those that the user muted stay in sight.
+        let (listed, folded): (Vec<Code>, Vec<Code>) =
+            unreported.partition(|code| model.fold == Fold::Nothing || model.muted.contains(code));
+        let listed = listed.into_iter().map(|code| absent(model, code));
+        table.rows.extend(listed);
+        if !folded.is_empty() {
+            table.rows.push(Row {
+                mark: Mark::NONE,
+                cells: vec![
+                    Cell::word(""),
+                    Cell::word(""),
+                    Cell::number("0", 0.0),
+                    Cell::word(format!(
+                        "looked for and not found: {}; [o] lists them",
+                        count(folded.len() as u64, "kind")
+                    )),
+                ],
+                tone: Tone::Dim,
+                target: None,
+                problem: false,
+            });
+        }
     }
     Page::of(vec![], format!("warnings: {}", summary(model)), table)
 }

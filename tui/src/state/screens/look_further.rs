@@ -1,0 +1,103 @@
+//! How to look further at a rank: a ready command, and what surrounds its process.
+
+use super::ViewModel;
+use crate::page::theme::Tone;
+use crate::page::{Body, Line, Pane, plain, styled};
+use rcomm_analyzer::RankView;
+use rcomm_analyzer::source::Liveness;
+use rcomm_recorder::model::Rank;
+
+/// The command that looks further at a rank: one that prints the stacks of its process, or, if that has ended, what the
+/// kernel says of its end. `None` if its process is not known.
+pub(in crate::state) fn command(view: &RankView) -> Option<String> {
+    let dump = view.first_dump()?;
+    let pid = dump.identity.pid;
+    if pid == 0 {
+        return None;
+    }
+    let local = match view.liveness {
+        Liveness::Dead => "dmesg -T | grep -iE 'out of memory|killed process|xid'".to_owned(),
+        _ if dump
+            .frames
+            .iter()
+            .any(|frame| frame.filename.ends_with(".py")) =>
+        {
+            format!("py-spy dump --pid {pid}")
+        }
+        _ => format!("gdb -p {pid} -batch -ex 'thread apply all bt'"),
+    };
+    // Whether a process is alive is known for those of this node only.
+    let is_here = view.liveness != Liveness::Unknown || view.host.is_empty();
+    Some(match is_here {
+        true => local,
+        false => format!("ssh {} {}", word(&view.host), word(&local)),
+    })
+}
+
+/// A word for a shell, quoted unless it needs no quotes.
+fn word(text: &str) -> String {
+    let is_safe = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
+    match !text.is_empty() && text.chars().all(is_safe) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+/// The command for a rank, unless dumps are replayed.
+fn shown_command(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
+    let view = model.snapshot.rank(rank).filter(|_| !model.is_replay);
+    view.and_then(command)
+}
+
+/// The line of the first screen with the command for a rank at fault.
+pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
+    let rank = *model.index.roots.first()?;
+    let command = shown_command(model, rank)?;
+    Some(vec![
+        styled("   look: ", Tone::Accent),
+        plain(command),
+        styled("  [y] copies", Tone::Accent),
+    ])
+}
+
+/// The command for a rank and what surrounds its process; `None` if neither is known.
+pub(super) fn pane(model: &ViewModel<'_>, rank: Rank) -> Option<Pane> {
+    let mut lines: Vec<Line> = Vec::new();
+    lines.extend(shown_command(model, rank).map(|command| vec![plain(command)]));
+    let around = model.surroundings.iter().find(|it| it.rank == rank);
+    if let Some(around) = around {
+        for fact in &around.facts {
+            let tone = if fact.notable {
+                Tone::Late
+            } else {
+                Tone::Plain
+            };
+            // Color is not the only sign.
+            let mark = if fact.notable { "~ " } else { "  " };
+            lines.push(vec![
+                styled(format!("{mark}{:<9}", fact.about), tone),
+                styled(fact.text.clone(), tone),
+            ]);
+        }
+        for text in &around.log {
+            lines.push(vec![styled("  log      ", Tone::Dim), plain(text.clone())]);
+        }
+    }
+    (!lines.is_empty()).then(|| Pane {
+        title: format!("look further at {}: [y] copies", model.rank_label(rank)),
+        body: Body::Text(lines),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(word("n064.cluster"), "n064.cluster");
+        assert_eq!(word("a b"), "'a b'");
+        assert_eq!(word("it's; $x"), r"'it'\''s; $x'");
+        assert_eq!(word(""), "''");
+    }
+}

@@ -1,0 +1,182 @@
+//! From the rank at fault to the cause: the command to look further, what surrounds the process, and the cursor of the
+//! timeline.
+
+mod common;
+
+use common::{options, press, recorded, showing};
+use rcomm_analyzer::simulate::Situation;
+use rcomm_analyzer::source::{Fact, Surroundings};
+use rcomm_top::state::event::{Command, Event};
+use rcomm_top::state::{State, update};
+use rcomm_top::view::text;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn stuck(size: (u16, u16)) -> State {
+    showing(recorded(Situation::StuckRank), size)
+}
+
+fn fact(about: &'static str, text: &str, notable: bool) -> Fact {
+    Fact {
+        about,
+        text: text.to_owned(),
+        notable,
+    }
+}
+
+#[test]
+fn the_first_screen_has_the_command_to_look_further_and_y_copies_it() {
+    let mut state = stuck((120, 30));
+    let screen = text::of(&state);
+    let line = screen
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("look: "));
+    let shown = line.unwrap_or_else(|| panic!("no command in\n{screen}"));
+    let command = shown.strip_suffix("  [y] copies").expect("the key follows");
+    assert!(
+        command.contains(" --pid ") || command.contains("gdb -p "),
+        "{command}"
+    );
+    assert_eq!(
+        press(&mut state, "y"),
+        Some(Command::Copy(command.to_owned()))
+    );
+    // A low terminal keeps its rows for the groups.
+    assert!(!text::of(&stuck((80, 20))).contains("look: "));
+    // Nobody is at fault in a healthy job.
+    let healthy = showing(recorded(Situation::Healthy), (120, 30));
+    assert!(!text::of(&healthy).contains("look: "));
+}
+
+#[test]
+fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
+    let snapshot = recorded(Situation::StuckRank);
+    let at = snapshot.at;
+    let mut state = State::new(options(), (120, 40), at);
+    state.options.surroundings = true;
+    assert_eq!(state.due_surroundings(), None, "no job is known yet");
+    update(&mut state, Event::Observed(Arc::new(snapshot)));
+    let rank = state.roots()[0];
+    assert_eq!(
+        state.due_surroundings(),
+        Some(Command::LookAround(vec![rank]))
+    );
+    assert_eq!(state.due_surroundings(), None, "they are being read");
+    let around = Surroundings {
+        rank,
+        facts: vec![
+            fact("process", "41 is stopped in do_signal_stop", true),
+            fact("memory", "3 GiB of 24 GiB available", false),
+        ],
+        log: vec!["epoch 3, loss 0.31".to_owned()],
+    };
+    update(&mut state, Event::Surroundings(vec![around]));
+    let later = |seconds| rcomm_analyzer::Moment {
+        elapsed: at.elapsed + Duration::from_secs(seconds),
+        wall_ns: at.wall_ns + seconds as i64 * 1_000_000_000,
+    };
+    update(&mut state, Event::Tick(later(5)));
+    assert_eq!(state.due_surroundings(), None, "they are new");
+    for screen in [
+        String::new(),
+        format!(":rank {rank}<enter>"),
+        "16<enter>".to_owned(),
+    ] {
+        press(&mut state, &screen);
+        let shown = text::of(&state);
+        let has = |text: &str| shown.lines().any(|line| line.starts_with(text));
+        assert!(
+            has("~ process  41 is stopped in do_signal_stop"),
+            "{screen}\n{shown}"
+        );
+        assert!(
+            has("  memory   3 GiB of 24 GiB available"),
+            "{screen}\n{shown}"
+        );
+        assert!(has("  log      epoch 3, loss 0.31"), "{screen}\n{shown}");
+    }
+    update(&mut state, Event::Tick(later(10)));
+    assert_eq!(
+        state.due_surroundings(),
+        Some(Command::LookAround(vec![rank]))
+    );
+    // A program that only replays has no processes to look at.
+    let mut replay = stuck((120, 40));
+    assert_eq!(replay.due_surroundings(), None);
+}
+
+/// The line of the timeline that describes an operation.
+fn readout(state: &State) -> String {
+    let shown = text::of(state);
+    let line = shown.lines().find(|line| line.starts_with("rank "));
+    line.unwrap_or_else(|| panic!("nothing is described:\n{shown}"))
+        .to_owned()
+}
+
+fn number(readout: &str) -> u64 {
+    let (_, rest) = readout.split_once('#').expect("an operation has a number");
+    rest.split(' ')
+        .next()
+        .and_then(|n| n.parse().ok())
+        .expect("digits")
+}
+
+#[test]
+fn the_cursor_of_the_timeline_goes_from_operation_to_operation() {
+    let mut state = stuck((160, 40));
+    // Without a cursor, the newest operation of the first rank, which is the one at fault.
+    press(&mut state, "7");
+    let rank = state.roots()[0];
+    let newest = readout(&state);
+    assert!(newest.starts_with(&format!("rank {rank}: ")), "{newest}");
+    assert!(
+        newest.contains("ended after") && newest.contains(" on "),
+        "{newest}"
+    );
+    press(&mut state, "(");
+    assert_eq!(readout(&state), newest, "the cursor begins at the newest");
+    press(&mut state, "((((");
+    let earlier = readout(&state);
+    assert_ne!(earlier, newest);
+    press(&mut state, ")");
+    assert_ne!(readout(&state), earlier);
+    press(&mut state, "(");
+    assert_eq!(readout(&state), earlier);
+    // Zooming keeps the operation, and what the range shows includes it.
+    press(&mut state, "++");
+    assert_eq!(readout(&state), earlier);
+    // Another rank is described when it is selected, here one that waits.
+    press(&mut state, "j)))))))))");
+    let waits = readout(&state);
+    assert!(waits.contains("pending for"), "{waits}");
+    assert!(number(&waits) > 0);
+    press(&mut state, ")");
+    assert!(text::of(&state).contains("no further operation is recorded"));
+}
+
+#[test]
+fn a_wide_terminal_has_two_columns_and_a_narrow_one_has_one() {
+    let title = |state: &State, name: &str| {
+        let shown = text::of(state);
+        let mut lines = shown.lines().enumerate();
+        lines.find_map(|(row, line)| Some((row, line.find(&format!(" {name}"))?)))
+    };
+    let wide = stuck((200, 50));
+    let (warnings, groups) = (title(&wide, "warnings:"), title(&wide, "groups ─"));
+    let ((warnings, _), (groups, _)) = (warnings.expect("a pane"), groups.expect("a pane"));
+    assert_eq!(warnings, groups, "side by side");
+    let narrow = stuck((120, 50));
+    let (warnings, groups) = (title(&narrow, "warnings:"), title(&narrow, "groups ─"));
+    assert!(warnings.expect("a pane").0 < groups.expect("a pane").0);
+    // A click in the right column selects its row.
+    let mut wide = wide;
+    let row = groups_row(&wide) + 2;
+    update(&mut wide, Event::Click(150, row));
+    assert_eq!(wide.page.panes[wide.selection().pane].title, "groups");
+}
+
+fn groups_row(state: &State) -> u16 {
+    let shown = text::of(state);
+    let row = shown.lines().position(|line| line.contains(" groups ─"));
+    u16::try_from(row.expect("a pane of groups")).expect("few rows")
+}

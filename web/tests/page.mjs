@@ -56,6 +56,8 @@ await page.waitForFunction(() => {
   for (let i = 0; i < data.length; i += 4) seen.add(`${data[i]},${data[i + 1]},${data[i + 2]}`);
   return seen.size > 6;
 });
+// Each color is named.
+assert.match(await text("#timeline-kinds .kind"), /^\S+ on \S+$/);
 await page.screenshot({ path: join(pictures, "timeline.png") });
 said("timeline: ok");
 

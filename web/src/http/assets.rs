@@ -64,3 +64,19 @@ fn answer(content_type: &'static str, text: &'static str) -> Response {
     )
         .into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::compress::gzip;
+
+    #[test]
+    fn the_whole_page_takes_less_than_100_kb_on_its_way() {
+        let page = include_str!("../../assets/index.html");
+        let texts = PARTS.iter().map(|(.., text)| *text).chain([page]);
+        let packed =
+            texts.map(|text| gzip(text.as_bytes()).map_or(text.len(), |bytes| bytes.len()));
+        let bytes: usize = packed.sum();
+        assert!(bytes < 100_000, "{bytes} bytes");
+    }
+}

@@ -45,7 +45,8 @@ pub(crate) async fn compressed(request: Request, next: Next) -> Response {
     Response::from_parts(parts, Body::from(packed))
 }
 
-fn gzip(bytes: &[u8]) -> Option<Vec<u8>> {
+/// The bytes compressed; `None` if that fails.
+pub(super) fn gzip(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::with_capacity(bytes.len() / 4), Compression::fast());
     encoder.write_all(bytes).ok()?;
     encoder.finish().ok()

@@ -105,6 +105,94 @@ fn every_path_that_the_guides_name_exists() {
     }
 }
 
+/// The Markdown pages below `folder`, with their paths.
+fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            pages(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The targets of the links and pictures of a page, outside of code.
+fn links(text: &str) -> Vec<&str> {
+    let mut code = false;
+    let prose = text.lines().filter(|line| {
+        let fence = line.trim_start().starts_with("```");
+        code ^= fence;
+        !code && !fence
+    });
+    let targets = prose.flat_map(|line| line.split("](").skip(1));
+    targets
+        .map(|rest| rest.split(')').next().unwrap())
+        .collect()
+}
+
+/// The anchors of a page's headings, as GitHub and mdBook make them.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |line: &str| {
+        let title = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = title
+            .chars()
+            .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.collect::<String>().replace(' ', "-")
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn every_page_is_in_the_contents_and_every_link_leads_somewhere() {
+    let folder = root().join("docs").canonicalize().unwrap();
+    let mut all = Vec::new();
+    pages(&folder, &mut all);
+    let contents = page("docs/SUMMARY.md");
+    let listed: BTreeSet<PathBuf> = links(&contents)
+        .iter()
+        .map(|link| folder.join(link))
+        .collect();
+    let mut followed = 0;
+    for path in &all {
+        let shown = path.strip_prefix(&folder).unwrap().display();
+        let is_contents = path.ends_with("SUMMARY.md");
+        assert!(
+            is_contents || listed.contains(path),
+            "docs/SUMMARY.md lacks {shown}"
+        );
+        let text = std::fs::read_to_string(path).unwrap();
+        for link in links(&text)
+            .into_iter()
+            .filter(|link| !link.contains("://"))
+        {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = match file {
+                "" => path.clone(),
+                file => path.parent().unwrap().join(file),
+            };
+            let target = target.canonicalize();
+            let target = target.unwrap_or_else(|error| panic!("docs/{shown}: {link}: {error}"));
+            // The site has the files of this folder only.
+            assert!(
+                target.starts_with(&folder),
+                "docs/{shown}: {link} is outside of docs"
+            );
+            if !anchor.is_empty() {
+                let text = std::fs::read_to_string(&target).unwrap();
+                let known = anchors(&text);
+                assert!(
+                    known.iter().any(|known| known == anchor),
+                    "docs/{shown}: no heading {link}"
+                );
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed > 40, "only {followed} links were found");
+}
+
 #[test]
 fn the_configuration_page_has_every_variable_of_config_and_no_other() {
     let asked = RefCell::new(BTreeSet::new());

@@ -11,7 +11,9 @@ impl Draw {
         let mut draw = Self(0);
         for &part in parts {
             draw.0 ^= part;
-            draw.next();
+            // The number, not the state after it: seeds that differ in a few bits would otherwise have the same rounds in
+            // another order.
+            draw.0 = draw.next();
         }
         draw
     }

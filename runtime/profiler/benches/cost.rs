@@ -14,9 +14,13 @@ use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::io::Write;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::AtomicI32;
 use std::time::Instant;
 
 type Table = Profiler<InitV5, DescriptorV5>;
+
+/// The mask of events, which the plug-in may change while there are communicators.
+static MASK: AtomicI32 = AtomicI32::new(0);
 
 mod nothing {
     use super::*;
@@ -243,10 +247,20 @@ fn ours(mask: &str) -> Plugin {
     // Each mask needs a process of its own; this one was started with this mask.
     assert_eq!(std::env::var("RCOMM_NCCL_EVENTS").as_deref(), Ok(mask));
     let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
-    let (mut context, mut bits) = (null_mut(), 0);
-    // SAFETY: context and mask are valid for writes until the call returns; the name ends with a zero.
-    let code =
-        unsafe { (table.init)(&mut context, 7, &mut bits, c"bench".as_ptr(), 1, 2, 0, None) };
+    let mut context = null_mut();
+    // SAFETY: the context is valid for writes until the call returns, the mask always; the name ends with a zero.
+    let code = unsafe {
+        (table.init)(
+            &mut context,
+            7,
+            MASK.as_ptr(),
+            c"bench".as_ptr(),
+            1,
+            2,
+            0,
+            None,
+        )
+    };
     assert_eq!(code, 0);
     assert!(!context.is_null(), "no ring was created");
     Plugin::of(table, context)
@@ -271,11 +285,21 @@ fn memory() {
     const MANY: u64 = 4_000;
     let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
     let add = |hash: u64| {
-        let (mut context, mut bits) = (null_mut(), 0);
+        let mut context = null_mut();
         let name = c"data parallel";
-        // SAFETY: context and mask are valid for writes until the call returns; the name ends with a zero.
-        let code =
-            unsafe { (table.init)(&mut context, hash, &mut bits, name.as_ptr(), 1, 8, 0, None) };
+        // SAFETY: the context is valid for writes until the call returns, the mask always; the name ends with a zero.
+        let code = unsafe {
+            (table.init)(
+                &mut context,
+                hash,
+                MASK.as_ptr(),
+                name.as_ptr(),
+                1,
+                8,
+                0,
+                None,
+            )
+        };
         assert!(
             code == 0 && !context.is_null(),
             "the plug-in did not take the communicator"

@@ -209,9 +209,12 @@ impl Process {
             return NONE;
         };
         let ticket = op.ticket();
+        // One proxy thread reports the channels of an operation, so a load and a store do, which cost less than an exchange.
         if let Some(timer) = timer.filter(|&timer| timer > 0) {
-            let earlier = |known: u64| (known == 0 || timer < known).then_some(timer);
-            let _ = op.first_start.fetch_update(Relaxed, Relaxed, earlier);
+            let known = op.first_start.load(Relaxed);
+            if known == 0 || timer < known {
+                op.first_start.store(timer, Relaxed);
+            }
         }
         if op.started.fetch_add(1, AcqRel) == 0 {
             self.recorder.started(ticket);
@@ -363,7 +366,10 @@ impl Process {
     pub(crate) fn kernel_ended_at(&self, handle: *mut c_void, timer: u64) {
         let at = Handle::of(handle).and_then(|it| it.is(Kind::Kernel));
         if let Some(op) = at.and_then(|at| self.operations.get(at)) {
-            op.last_end.fetch_max(timer, Relaxed);
+            // As in `kernel_starts`.
+            if timer > op.last_end.load(Relaxed) {
+                op.last_end.store(timer, Relaxed);
+            }
         }
     }
 

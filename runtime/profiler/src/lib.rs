@@ -17,6 +17,7 @@
 #![warn(missing_docs)]
 
 pub mod abi;
+mod deepening;
 mod events;
 mod handle;
 mod names;
@@ -35,7 +36,7 @@ use settings::{Events, FirstCommunicator};
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// Set in a child made by `fork`.
 static FORKED: AtomicBool = AtomicBool::new(false);
@@ -121,8 +122,8 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 /// Answers the start of a communicator.
 ///
 /// # Safety
-/// `context` and `mask` are each null or valid for writes; the communicator's name is null or ends with a zero and
-/// stays as it is during the call.
+/// `context` and `mask` are each null or valid for writes, `mask` until all communicators of the process have ended: it is
+/// one static variable of NCCL's. The communicator's name is null or ends with a zero and stays as it is during the call.
 unsafe fn init(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -138,6 +139,11 @@ unsafe fn init(
             return (None, 0);
         };
         let at = process.add_communicator();
+        if at.is_some() {
+            // SAFETY: `mask` is null or valid until all communicators have ended, by this function's contract; NCCL reads
+            // and writes it by atomic operations alone once a communicator exists.
+            unsafe { process.mask_place.begins(mask) };
+        }
         if let (Some(at), Some((name, first))) = (at, communicator)
             && let Some(communicator) = process.communicators.get(at)
         {
@@ -154,7 +160,7 @@ unsafe fn init(
             );
         }
         // The mask is the same for all communicators: a communicator without a slot has no context.
-        (at, process.events.mask as c_int)
+        (at, process.current_mask() as c_int)
     });
     // SAFETY: each pointer is written through only if it is not null (checked); then it is valid for writes by this
     // function's contract.
@@ -163,7 +169,8 @@ unsafe fn init(
             *context = at.map_or(std::ptr::null_mut(), Process::context);
         }
         if !mask.is_null() {
-            *mask = events;
+            // Other threads may call NCCL on earlier communicators, and read it.
+            AtomicI32::from_ptr(mask).store(events, Ordering::Relaxed);
         }
     }
     SUCCESS

@@ -2,9 +2,10 @@
 //!
 //! All of it is created with the first communicator and has a fixed size. After that an event takes no lock, allocates
 //! no memory and makes no system call, except where it adds something new to the ring's tables: a communicator, its
-//! group of graph replays, a shape, or a thread. Events without a free slot are not followed. The ring counts groups
+//! group of graph replays, a shape, or a thread, and where a hang changes what is asked for. Events without a free slot are not followed. The ring counts groups
 //! and links for which its tables have no row.
 
+use crate::deepening::{MaskPlace, STALL};
 use crate::handle::{Kind, Pool, SlotUse};
 use crate::settings::Events;
 use rcomm_recorder::model::{DType, OpType, Pattern, Peer};
@@ -40,6 +41,9 @@ pub(crate) struct Process {
     pub(crate) active: Box<[AtomicU32]>,
     next_group: AtomicU32,
     pub(crate) pid: u32,
+    pub(crate) mask_place: MaskPlace,
+    /// The number of operations that are still to be recorded with the steps of their transfers.
+    pub(crate) deep_left: AtomicU32,
 }
 
 /// Numbers of a group's operations so far, by which the next ones are numbered.
@@ -179,6 +183,8 @@ impl Process {
                 .collect(),
             next_group: AtomicU32::new(0),
             pid: std::process::id(),
+            mask_place: MaskPlace::default(),
+            deep_left: AtomicU32::new(0),
         })
     }
 
@@ -258,6 +264,7 @@ impl Process {
         if group >= NO_GROUP - 1 {
             return None;
         }
+        self.count_deep();
         let is_p2p = call.op.is_p2p();
         let (collective, message) = match is_p2p {
             true => (
@@ -345,6 +352,7 @@ impl Process {
         let Some(communicator) = self.communicators.get(at) else {
             return;
         };
+        let mut has_hung = false;
         for (op_at, op) in self.operations.taken() {
             if op.communicator.load(Relaxed) != at.to_word() {
                 continue;
@@ -355,6 +363,7 @@ impl Process {
             if self.operations.give_back(op_at) && flags & (flag::OVER | flag::LEFT) == 0 {
                 self.recorder.failed(ticket);
                 self.recorder.retired(ticket);
+                has_hung = true;
             }
         }
         for (transfer_at, transfer) in self.transfers.taken() {
@@ -371,7 +380,12 @@ impl Process {
                 self.recorder.release_links(GroupHandle::of_row(number));
             }
         }
-        self.communicators.give_back(at);
+        if self.communicators.give_back(at) {
+            if has_hung {
+                self.deepen();
+            }
+            self.mask_place.ends();
+        }
     }
 
     /// Ends an operation, and returns its slot to the pool if its group call is over.
@@ -383,6 +397,9 @@ impl Process {
         self.recorder
             .completed_and_retired_at(op.ticket(), now, duration);
         self.release(at, op);
+        if duration.is_some_and(|it| it >= STALL) {
+            self.deepen();
+        }
     }
 
     /// Marks an operation as over, and returns its slot to the pool if its group call is over, too.

@@ -11,6 +11,8 @@ pub(crate) struct Events {
     pub(crate) mask: u64,
     /// The number of operations that the ring holds.
     pub(crate) depth: u32,
+    /// Whether more is recorded for some time after a hang: only if the user has named no events.
+    pub(crate) deepens: bool,
 }
 
 const CALLS: u64 = event::COLL | event::P2P | event::GROUP_API | event::COLL_API | event::P2P_API;
@@ -25,6 +27,7 @@ const WORDS: [(&str, u64); 5] = [
 const DEFAULT: Events = Events {
     mask: CALLS | event::KERNEL_CH | event::PROXY_OP,
     depth: 16_384,
+    deepens: true,
 };
 
 impl Events {
@@ -48,6 +51,7 @@ impl Events {
                 ));
             }
         }
+        events.deepens = mask.is_none();
         events.mask = mask.unwrap_or(events.mask);
         Ok(events)
     }
@@ -129,6 +133,9 @@ mod tests {
         assert_eq!(Events::parse(None), Ok(DEFAULT));
         let calls = Events::parse(Some("calls, 1024")).expect("valid events");
         assert_eq!((calls.mask, calls.depth), (CALLS, 1_024));
+        assert!(!calls.deepens);
+        let default = Events::parse(Some("1024")).expect("valid events");
+        assert!(default.deepens && default.mask == DEFAULT.mask);
         let both = Events::parse(Some("channels,steps")).expect("valid events");
         assert_eq!(both.mask & event::PROXY_STEP, event::PROXY_STEP);
         assert_eq!(both.mask & event::KERNEL_CH, event::KERNEL_CH);

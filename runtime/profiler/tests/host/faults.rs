@@ -1,7 +1,7 @@
 //! The findings on the rings of plain NCCL processes: for each fault, the first finding is right, without rcomm in the
 //! program.
 
-use crate::job::{Job, Until};
+use crate::job::{GRAPH, Job, Until};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
@@ -107,6 +107,40 @@ fn a_rank_whose_device_never_reaches_the_operation_is_named() {
             "version {version}: {sentence}"
         );
         assert!(sentence.contains("has not started it"), "{sentence}");
+    }
+}
+
+#[test]
+fn a_hang_inside_a_replayed_graph_is_told_with_rank_and_channel() {
+    for version in [5, 6] {
+        let graph = |command: &mut std::process::Command| {
+            command.env(GRAPH, "1");
+        };
+        let job = Job::start(
+            version,
+            with_one(2, Until::NotCalled, Until::Running),
+            graph,
+        );
+        let report = judge(&job);
+        let (code, culprits, sentence) = first(&report);
+        assert_eq!(
+            (code, culprits),
+            (Code::E101, &[2][..]),
+            "version {version}: {sentence}"
+        );
+        assert!(sentence.contains("all_reduce #3"), "{sentence}");
+        assert!(sentence.contains("graph replays"), "{sentence}");
+
+        let last = with_one(1, Until::OneChannelLeft, Until::OneChannelStarves);
+        let job = Job::start(version, last, graph);
+        let report = judge(&job);
+        let (code, culprits, sentence) = first(&report);
+        assert_eq!(
+            (code, culprits),
+            (Code::E135, &[][..]),
+            "version {version}: {sentence}"
+        );
+        assert!(sentence.contains("channel 3 from rank 1"), "{sentence}");
     }
 }
 

@@ -73,6 +73,23 @@ pub(crate) fn operation(plugin: &Plugin, comm: &Comm, call: &Call, until: Until)
             return;
         }
     }
+    launch(plugin, comm, (group, called), call, until);
+}
+
+/// Reports what a graph replays of the call that was captured, on a thread of NCCL's as the device reaches it.
+fn replay(plugin: &Plugin, comm: &Comm, captured: Handle, call: &Call, until: Until) {
+    if until != Until::NotCalled {
+        launch(plugin, comm, (NONE, captured), call, until);
+    }
+}
+
+fn launch(
+    plugin: &Plugin,
+    comm: &Comm,
+    (group, called): (Handle, Handle),
+    call: &Call,
+    until: Until,
+) {
     let task = plugin.task(comm, called, call);
     plugin.stop(task);
     plugin.stop(group);
@@ -129,6 +146,9 @@ fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until)
     }
 }
 
+/// Environment variable that makes the last operation one that a graph replays for the third time.
+pub(crate) const GRAPH: &str = "RCOMM_TEST_GRAPH";
+
 /// Environment variable with the behavior of a rank: `version until count`.
 pub(crate) const SCRIPT: &str = "RCOMM_TEST_SCRIPT";
 
@@ -164,7 +184,18 @@ pub(crate) fn rank() {
         operation(&plugin, &pair, &exchange, Until::Done);
     }
     let last = Call::all_reduce(count.parse().expect("a number"), 4);
-    operation(&plugin, &world, &last, Until::of(until));
+    match std::env::var(GRAPH) {
+        Err(_) => operation(&plugin, &world, &last, Until::of(until)),
+        Ok(_) => {
+            let group = plugin.group_api(&world);
+            let captured = plugin.call(&world, group, &last, true);
+            plugin.stop(captured);
+            plugin.stop(group);
+            for until in [Until::Done, Until::Done, Until::of(until)] {
+                replay(&plugin, &world, captured, &last, until);
+            }
+        }
+    }
     let mut out = std::io::stdout();
     out.write_all(b"ready\n").expect("the test reads it");
     out.flush().expect("the test reads it");

@@ -11,6 +11,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 #[cfg(not(fuzzing))]
 use std::path::PathBuf;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// A handle as NCCL treats it: a value to pass back, also between its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,14 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 pub(crate) const NONE: Handle = Handle(null_mut());
+
+/// `ncclProfilerEventMask`: one for the process, which the plug-in may change while there are communicators.
+static MASK: AtomicI32 = AtomicI32::new(0);
+
+/// The events that the plug-in asks for now.
+pub(crate) fn mask() -> u64 {
+    MASK.load(Ordering::Relaxed) as u64
+}
 
 /// A loaded plug-in, used through one version of its table; a fuzz target links it, so that its code is covered.
 pub(crate) struct Plugin {
@@ -39,7 +48,6 @@ pub(crate) struct Comm {
     pub(crate) hash: u64,
     pub(crate) rank: i32,
     pub(crate) size: i32,
-    pub(crate) mask: i32,
 }
 
 /// A call of the program.
@@ -151,12 +159,11 @@ impl Plugin {
             hash,
             rank,
             size,
-            mask: 0,
         };
         let text = comm.name.as_ref().map_or(null(), |name| name.as_ptr());
-        let (context, mask) = (&mut comm.context.0, &mut comm.mask);
-        // SAFETY: each version's function with that version's arguments: both outputs and the text belong to
-        // `comm`, which lives until the call returns.
+        let (context, mask) = (&mut comm.context.0, MASK.as_ptr());
+        // SAFETY: each version's function with that version's arguments: context and text belong to `comm`, which
+        // lives until the call returns, and the mask is a static.
         let code = unsafe {
             match self.version {
                 0..=3 => (self.table::<InitV3, DescriptorV3>().init)(context, mask),

@@ -1,8 +1,9 @@
 //! Life cycles, limits and invalid input, which must not harm the process.
 
 use crate::job::{Until, dumps, operation};
-use crate::library::{Call, Handle, NONE, Plugin};
+use crate::library::{Call, Handle, NONE, Plugin, mask};
 use crate::orders::play;
+use rcomm_nccl_profiler::abi::event;
 use rcomm_recorder::model::{EntryState, Peer};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -60,6 +61,8 @@ fn part() {
         "silent" => silent(&plugin),
         "order" => order(&plugin),
         "random" => random(&plugin),
+        "deeper" => deeper(&plugin),
+        "named" => named(&plugin),
         other => panic!("no part {other}"),
     }
     // The harness's regular exit would remove the ring.
@@ -401,7 +404,7 @@ fn silent(plugin: &Plugin) {
         let comm = plugin
             .init(Some("w"), hash, 0, 2)
             .expect("a plug-in without a ring refuses nothing");
-        assert_eq!((comm.context, comm.mask), (NONE, 0));
+        assert_eq!((comm.context, mask()), (NONE, 0));
         assert_eq!(plugin.task(&comm, NONE, &small()), NONE);
     }
 }
@@ -526,4 +529,64 @@ fn events(plugin: &Plugin, seed: u64) {
     for comm in &comms {
         plugin.finalize(comm);
     }
+}
+
+#[test]
+fn a_stall_or_a_hang_makes_the_next_operations_be_recorded_with_steps() {
+    for version in [4, 5, 6] {
+        passes(&format!("deeper-{version}"), |_| {});
+    }
+}
+
+/// One operation that runs for so long on the device, ns.
+fn stall(plugin: &Plugin, comm: &crate::library::Comm, ns: u64) {
+    let task = plugin.task(comm, NONE, &small());
+    plugin.stop(task);
+    for channel in 0..2 {
+        let kernel = plugin.kernel(comm, task, channel, 1_000);
+        plugin.kernel_ends(kernel, 1_000 + ns);
+    }
+}
+
+fn asks_for_steps() -> bool {
+    mask() & event::PROXY_STEP != 0
+}
+
+fn deeper(plugin: &Plugin) {
+    const SECOND: u64 = 1_000_000_000;
+    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
+    stall(plugin, &comm, SECOND - 1);
+    assert!(!asks_for_steps() && mask() & event::PROXY_OP != 0);
+    stall(plugin, &comm, SECOND);
+    assert!(asks_for_steps());
+    // A communicator that begins now has the same mask.
+    let other = plugin.init(Some("o"), 8, 0, 2).expect("a communicator");
+    assert!(asks_for_steps());
+    (1..4_096).for_each(|_| stall(plugin, &comm, 1));
+    assert!(asks_for_steps());
+    stall(plugin, &comm, 1);
+    assert!(!asks_for_steps());
+    // An abort leaves an operation that has not ended.
+    operation(plugin, &other, &small(), Until::Running);
+    plugin.finalize(&other);
+    assert!(asks_for_steps());
+    operation(plugin, &comm, &small(), Until::Running);
+    // The last communicator ends: nothing is asked for after that.
+    plugin.finalize(&comm);
+    let before = mask();
+    assert_eq!(plugin.task(&comm, NONE, &small()), NONE);
+    assert_eq!(mask(), before);
+}
+
+#[test]
+fn events_that_the_user_has_named_stay_as_they_are_after_a_stall() {
+    passes("named-6", |command| {
+        command.env("RCOMM_NCCL_EVENTS", "channels,network");
+    });
+}
+
+fn named(plugin: &Plugin) {
+    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
+    stall(plugin, &comm, 5_000_000_000);
+    assert!(!asks_for_steps());
 }

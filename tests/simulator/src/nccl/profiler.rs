@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Instant;
 
 const COLL: u64 = 1 << 1;
@@ -184,7 +184,6 @@ fn load() -> Option<Plugin> {
 /// The context that the plug-in has given to a communicator, and the kinds of events that it wants.
 pub(super) struct Context {
     address: usize,
-    mask: u64,
     rank: c_int,
     /// Whether the plug-in's `finalize` was called.
     finalized: AtomicBool,
@@ -244,17 +243,23 @@ pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
 /// plug-in, or its `init` fails.
 pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) -> Option<Context> {
     let plugin = plugin()?;
-    let (mut context, mut mask) = (null_mut(), 0);
-    // SAFETY: both outputs live until the call returns; the name is null or a text that its owner keeps for as long as
-    // the communicator.
+    let (mut context, mask) = (null_mut(), MASK.as_ptr());
+    // SAFETY: the context lives until the call returns, and the mask is a static; the name is null or a text that its
+    // owner keeps for as long as the communicator.
     let code =
-        unsafe { (plugin.table().init)(&mut context, hash, &mut mask, name, 1, size, rank, None) };
+        unsafe { (plugin.table().init)(&mut context, hash, mask, name, 1, size, rank, None) };
     (code == 0).then(|| Context {
         address: context.addr(),
-        mask: u64::try_from(mask).unwrap_or(0),
         rank,
         finalized: AtomicBool::new(false),
     })
+}
+
+/// The process's mask of events (`ncclProfilerEventMask`, 219), which the plug-in may change at any time.
+static MASK: AtomicI32 = AtomicI32::new(0);
+
+fn mask() -> u64 {
+    u64::try_from(MASK.load(Ordering::Relaxed)).unwrap_or(0)
 }
 
 impl Context {
@@ -280,7 +285,7 @@ impl Context {
     /// If the plug-in wants no events of groups, the call is not reported.
     pub(super) fn call(&self, comm: &Comm, request: &Request, is_captured: bool) -> Vec<Part> {
         let mut parts = parts_of(comm, request);
-        if parts.is_empty() || self.mask & GROUP_API == 0 {
+        if parts.is_empty() || mask() & GROUP_API == 0 {
             return parts;
         }
         if GROUP.get().0 == 0 {
@@ -316,7 +321,7 @@ impl Context {
                     COLL_API
                 }
             };
-            if self.mask & kind != 0 {
+            if mask() & kind != 0 {
                 part.called = self.start(kind, GROUP.get(), facts);
                 stop(part.called);
             }
@@ -364,7 +369,7 @@ impl Context {
                 COLL
             }
         };
-        match self.mask & kind {
+        match mask() & kind {
             0 => Event::default(),
             _ => self.start(kind, part.called, facts),
         }
@@ -372,7 +377,7 @@ impl Context {
 
     /// Reports that the device begins these tasks; returns the events of their channels.
     pub(super) fn device_starts(&self, tasks: &[Event]) -> Vec<Event> {
-        if self.mask & KERNEL_CH == 0 {
+        if mask() & KERNEL_CH == 0 {
             return Vec::new();
         }
         let begun = tasks.iter().map(|&task| {

@@ -137,7 +137,7 @@ pub(super) fn is_in_group() -> bool {
     GROUP.with_borrow(|group| group.depth > 0)
 }
 
-/// Leaves a group open on this thread, as a call that returns early does (`ncclCommDestroy`, init.cc:2903:
+/// Leaves a group open on this thread, as a call that returns early does (`ncclCommDestroy`, init.cc:2901:
 /// `ncclCommEnsureReady` fails between `ncclGroupStartInternal` and `ncclGroupEndInternal`).
 pub(super) fn leak_depth() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
@@ -153,7 +153,7 @@ pub(super) fn run_or_defer(job: impl FnOnce() -> c_int + Send + 'static) -> c_in
 }
 
 /// Notes that a call of the thread's group was refused: nothing of the group is launched then (`ncclGroupError`,
-/// group.cc:794).
+/// group.cc:790).
 pub(super) fn note_refused(status: c_int) {
     GROUP.with_borrow_mut(|group| {
         if group.depth > 0 && group.error == SUCCESS {
@@ -219,7 +219,7 @@ fn launch(launches: Vec<Launch>) -> c_int {
         return status;
     }
     // Each call of a communicator that does not block starts a thread, which launches (`ncclGroupEndInternal`,
-    // group.cc:840 to 870, since 2.23); the communicator is in progress until then.
+    // group.cc:825 to 854, since 2.23); the communicator is in progress until then.
     for comm in &comms {
         comm.set_state(IN_PROGRESS);
     }
@@ -308,7 +308,7 @@ pub unsafe extern "C" fn ncclGroupEnd() -> c_int {
         return fail(INVALID_USAGE, "ncclGroupEnd: not in a group call.");
     };
     if group.error != SUCCESS {
-        // All calls of the group are dropped (`groupCleanup`, group.cc).
+        // All calls of the group are dropped (`groupCleanup`, group.cc:883).
         for launch in &group.launches {
             launch.comm.refuse(group.error);
         }

@@ -226,7 +226,7 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
 
 /// "Flushes all issued communications, and marks communicator state as ncclInProgress" (nccl.h;
 /// `ncclCommFinalize`, init.cc:2783). It waits for graphs that hold operations (`commDestroySync`, 2751). After a
-/// revoke, or for the second time, it is refused, and that is an error of the communicator (2796 and 2821).
+/// revoke, or for the second time, it is refused, and that is an error of the communicator (2796 and 2820).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
     let Some(comm) = comm_of(handle) else {
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
     // A revoked communicator can be destroyed as well.
     let state = comm.async_error();
     if state != SUCCESS {
-        // `NCCLCHECK(ncclCommEnsureReady(comm))`, init.cc:2903: the group that it has opened stays open.
+        // `NCCLCHECK(ncclCommEnsureReady(comm))`, init.cc:2901: the group that it has opened stays open.
         leak_depth();
         let text = "Attempt to use communicator before the previous operation returned ncclSuccess";
         return match state {

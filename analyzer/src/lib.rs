@@ -27,7 +27,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`load`], [`rsum`], [`ras`], [`log`], [`inspector`] | readers of files: dumps, summaries, NCCL's RAS reports, logs, the log of NCCL's Inspector |
+//! | [`load`], [`rsum`], [`ras`], [`log`], [`inspector`], [`stacks`] | readers of files: dumps, summaries, NCCL's RAS reports, logs, the log of NCCL's Inspector, stacks |
 //! | [`source`] | readers of a running job: rings, endpoints, stores, worker servers |
 //! | [`mod@print`], [`export`] | a report as text, JSON or HTML; records for other tools |
 //! | [`redact`] | pseudonyms in place of paths, hosts and frames |
@@ -39,7 +39,7 @@ mod live;
 pub mod redact;
 mod render;
 
-pub use input::{inspector, load, log, ras, rsum};
+pub use input::{inspector, load, log, ras, rsum, stacks};
 pub use live::source::{self, Source};
 pub use live::{
     Anchor, JobsWatch, Judge, Live, LiveOptions, Moment, NodeJob, NodeJobs, Pace, RankView,

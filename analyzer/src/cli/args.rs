@@ -1,6 +1,7 @@
 //! The command line, from which help, manual pages and completions are generated.
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use rcomm_analyzer::source::{HostPort, WorkerAddress};
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -296,12 +297,20 @@ pub(crate) enum DiffFormat {
 #[command(after_help = "\
 Exit codes: 0 all there; 1 something is absent and named; 2 nothing could be gathered.
 
+With --analyze: the exit code of the verdict, as of `analyze`.
+
+Example, a PyTorch job that hangs on this node:
+  rcomm-fr collect --ask --analyze -o job.rcap
+
 Example, over ssh:
   rcomm-fr collect -o job.rcap --hosts-from hosts.txt \\
     --command 'ssh {host} rcomm-fr collect -o - /tmp/dumps'")]
 pub(crate) struct CollectArgs {
     /// Files and folders on this node.
-    #[arg(value_name = "PATH", required_unless_present_any = ["host", "hosts_from", "rings"])]
+    #[arg(
+        value_name = "PATH",
+        required_unless_present_any = ["host", "hosts_from", "rings", "ask", "torch_store", "worker_server"]
+    )]
     pub(crate) paths: Vec<PathBuf>,
     /// Where the archive goes; `-` is standard output.
     #[arg(short, long, value_name = "FILE")]
@@ -309,6 +318,31 @@ pub(crate) struct CollectArgs {
     /// Take the rings of this node as well, each as a dump.
     #[arg(long)]
     pub(crate) rings: bool,
+    /// Take the records of a running PyTorch job from its ranks on this node: the job of --job, or the newest.
+    ///
+    /// Takes the rings of ranks that record. Of the others it asks the worker servers that the job's store lists, and
+    /// then NCCL's pipes (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The job goes on. Python stacks come from the worker servers
+    /// or, without these, from `py-spy` if it is in PATH.
+    #[arg(long)]
+    pub(crate) ask: bool,
+    /// Ask the worker servers in this store of a PyTorch job, MASTER_ADDR:MASTER_PORT, on whatever node they are.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) torch_store: Vec<HostPort>,
+    /// Ask this PyTorch worker server, http://HOST:PORT or unix:PATH; without RANK= the rank is its position.
+    #[arg(long, value_name = "[RANK=]ADDRESS")]
+    pub(crate) worker_server: Vec<WorkerAddress>,
+    /// Have all ranks on NCCL write their dumps through the job's store, and END THE JOB.
+    ///
+    /// Sets the key `exception_dump`, as a time-out does: after its dump, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, each
+    /// rank ends its process. For ranks whose pipes are not there.
+    #[arg(long)]
+    pub(crate) exception_dump: bool,
+    /// How long the ranks may take to answer and to write.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = humantime::parse_duration)]
+    pub(crate) wait: Duration,
+    /// Judge the archive and print the report, with the stack of the rank at fault where one was taken.
+    #[arg(long)]
+    pub(crate) analyze: bool,
     #[command(flatten)]
     pub(crate) place: RingPlace,
     /// The number of ranks of the job, if the records do not show it: those without a record are named.

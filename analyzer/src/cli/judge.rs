@@ -6,7 +6,7 @@ use crate::cli::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rcomm_analyzer::load::{self, LoadOptions, Loaded, LoadedDump, Progress};
 use rcomm_analyzer::redact::Redactor;
-use rcomm_analyzer::{Analysis, Code, Extent, Policy, Problem, Report, Unread, logs, ras};
+use rcomm_analyzer::{Analysis, Code, Extent, Policy, Problem, Report, Unread, logs, ras, stacks};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -116,6 +116,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     report.input.files = loaded.files;
     ras::join(&mut report, loaded.ras.iter().map(|(_, report)| report));
     logs::join(&mut report, &loaded.logs);
+    stacks::join(&mut report, &loaded.stacks);
     let set_aside_paths: HashSet<&str> = report
         .problems
         .iter()
@@ -135,14 +136,18 @@ fn leave_out_texts(loaded: &mut Loaded, redactor: &Redactor) {
     let problems = std::mem::take(&mut loaded.problems).into_iter();
     loaded.problems = problems.map(|it| redactor.problem(it)).collect();
     let logs = loaded.logs.iter().map(|log| &log.path);
-    let texts = logs.chain(loaded.ras.iter().map(|(path, _)| path));
+    let stacks = loaded.stacks.iter().map(|stacks| &stacks.path);
+    let texts = logs
+        .chain(loaded.ras.iter().map(|(path, _)| path))
+        .chain(stacks);
     let left_out = texts.map(|path| {
-        let why = "left aside: logs and RAS reports are not redacted";
+        let why = "left aside: logs, stacks and RAS reports are not redacted";
         Problem::stale_dump(redactor.path(path), why)
     });
     loaded.problems.extend(left_out);
     loaded.logs.clear();
     loaded.ras.clear();
+    loaded.stacks.clear();
 }
 
 /// Whether the process uses more memory than `--memory-limit` allows.

@@ -8,7 +8,7 @@ use crate::cli::failure::Failure;
 use anstream::ColorChoice;
 use rcomm_analyzer::format::{count, duration_ms};
 use rcomm_analyzer::print::human;
-use rcomm_analyzer::source::RankProcess;
+use rcomm_analyzer::source::{RankProcess, dump_beginnings};
 use rcomm_recorder::publish::list_rings;
 use rcomm_recorder::record::default_directory;
 use std::collections::BTreeMap;
@@ -51,7 +51,7 @@ pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
         Some(folder) if folder != "memory" => PathBuf::from(folder),
         _ => default_directory(),
     });
-    for beginning in dump_beginnings(&environment) {
+    for beginning in dump_beginnings(|name| environment(name).map(PathBuf::from)) {
         search.files("PyTorch's dumps", &beginning);
     }
     let dumps = environment("RCOMM_DUMP_DIR").map_or_else(|| "rcomm-dumps".into(), PathBuf::from);
@@ -225,26 +225,6 @@ fn quoted(path: &Path) -> String {
     shlex::try_quote(&text).map_or(text.clone(), std::borrow::Cow::into_owned)
 }
 
-/// The beginnings of the paths of PyTorch's dumps: those that the environment sets, then the defaults of newer and
-/// older versions.
-fn dump_beginnings(environment: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
-    let set = ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"];
-    let mut all: Vec<PathBuf> = set
-        .iter()
-        .filter_map(|name| environment(name).map(PathBuf::from))
-        .collect();
-    let cache = environment("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = || environment("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    all.extend(
-        cache
-            .or_else(home)
-            .map(|cache| cache.join("torch/comm_lib_trace_rank_")),
-    );
-    all.push("/tmp/nccl_trace_rank_".into());
-    all.dedup();
-    all
-}
-
 /// Variables that control recording: the name, the older name (empty if there is none), the meaning.
 const VARIABLES: [(&str, &str, &str); 5] = [
     (
@@ -289,7 +269,7 @@ fn advice(
 /// that still hangs.
 pub(super) fn advice_for_paths() -> String {
     let environment = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let places = dump_beginnings(&environment).into_iter();
+    let places = dump_beginnings(|name| environment(name).map(PathBuf::from)).into_iter();
     let places = places.fold(String::new(), |mut text, beginning| {
         let _ = writeln!(text, "  {}<rank>", beginning.display());
         text
@@ -341,13 +321,11 @@ fn how_to_get_records(
         || "MASTER_ADDR:MASTER_PORT".to_owned(),
         |store| store.to_string(),
     );
-    let pipe = first.and_then(|it| it.variables.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"));
-    if let Some(pipe) = pipe {
-        let _ = writeln!(
-            text,
-            "  for p in {pipe}*.pipe; do echo 1 >\"$p\"; done   asks the ranks of this node for dumps"
-        );
-    }
+    let _ = writeln!(
+        text,
+        "  rcomm-fr collect --ask --analyze -o job.rcap\n      \
+         asks the ranks of this node for their records, takes their stacks where it can, and judges"
+    );
     let _ = writeln!(
         text,
         "  rcomm-top --ras                      NCCL 2.24 and later: asks NCCL's RAS service"
@@ -372,8 +350,8 @@ mod tests {
     #[test]
     fn paths_from_the_environment_come_before_the_defaults() {
         let environment = |name: &str| match name {
-            "TORCH_FR_DUMP_TEMP_FILE" => Some("/shared/run7/rank_".into()),
-            "HOME" => Some("/home/u".into()),
+            "TORCH_FR_DUMP_TEMP_FILE" => Some("/shared/run7/rank_"),
+            "HOME" => Some("/home/u"),
             _ => None,
         };
         let expected = [
@@ -381,7 +359,10 @@ mod tests {
             "/home/u/.cache/torch/comm_lib_trace_rank_",
             "/tmp/nccl_trace_rank_",
         ];
-        assert_eq!(dump_beginnings(&environment), expected.map(PathBuf::from));
+        assert_eq!(
+            dump_beginnings(|name| environment(name).map(PathBuf::from)),
+            expected.map(PathBuf::from)
+        );
     }
 
     #[test]
@@ -411,6 +392,6 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert!(!text.contains(".pipe"), "{text}");
+        assert!(text.contains("collect --ask --analyze"), "{text}");
     }
 }

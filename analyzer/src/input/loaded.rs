@@ -1,6 +1,7 @@
 //! The results of reading files.
 
 use super::ras::RasReport;
+use super::stacks::RankStacks;
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::Problem;
 use rcomm_verdict::logs::Log;
@@ -42,4 +43,6 @@ pub struct Loaded {
     pub ras: Vec<(String, RasReport)>,
     /// Logs, in the order of their paths.
     pub logs: Vec<Log>,
+    /// Python stacks of ranks, in the order of their paths.
+    pub stacks: Vec<RankStacks>,
 }

@@ -1,4 +1,4 @@
-//! Readers of files: dumps and archives, summaries, NCCL's RAS reports and Inspector logs, logs.
+//! Readers of files: dumps and archives, summaries, NCCL's RAS reports and Inspector logs, logs, stacks.
 
 pub mod inspector;
 pub mod load;
@@ -6,3 +6,4 @@ mod loaded;
 pub mod log;
 pub mod ras;
 pub mod rsum;
+pub mod stacks;

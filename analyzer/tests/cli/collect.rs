@@ -15,7 +15,7 @@ fn pickles(scenario: &str) -> PathBuf {
 }
 
 /// The members of an archive by name, and its manifest.
-fn open(archive: &Path) -> (BTreeMap<String, Vec<u8>>, Value) {
+pub(crate) fn open(archive: &Path) -> (BTreeMap<String, Vec<u8>>, Value) {
     let mut tar = tar::Archive::new(fs::File::open(archive).unwrap());
     let mut members = BTreeMap::new();
     for entry in tar.entries().unwrap() {

@@ -13,6 +13,9 @@ mod program;
 mod ras;
 mod redact;
 mod rings;
+mod running;
+#[path = "../sources/server.rs"]
+mod server;
 mod summarize;
 mod transcripts;
 mod trends;

@@ -5,8 +5,8 @@ use crate::start::cli::{Cli, CliCommand, SourceOptions};
 use anyhow::Context as _;
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{
-    CollectorSource, FileSource, JobChoice, LocalSource, RingDumps, RingSource, RingSurroundings,
-    RingThreads, SimulatedSource,
+    CollectorSource, FileSource, JobChoice, LocalDumps, LocalSource, ProcessStacks, RingDumps,
+    RingSource, RingSurroundings, RingThreads, SimulatedSource,
 };
 use rcomm_analyzer::{Anchor, LiveOptions, NodeJobs, Source};
 use rcomm_recorder::publish::EndpointToken;
@@ -57,11 +57,18 @@ pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<Requ
     }
     targets.dumps = from.network.dump_requests(token(from)?.as_ref());
     targets.stacks = from.network.stack_requests();
+    let is_named = from.rings || from.job.is_some() || from.ring_dir.is_some();
     if let Some(source) = rings(from, job) {
-        targets.dumps.push(Box::new(RingDumps::new(source)));
+        targets.dumps.push(match is_named {
+            true => Box::new(RingDumps::new(source)),
+            false => Box::new(LocalDumps::new(source)),
+        });
     }
     if let Some(source) = rings(from, job) {
         targets.stacks.push(Box::new(RingThreads::new(source)));
+        if !is_named {
+            targets.stacks.push(Box::new(ProcessStacks));
+        }
         targets.job = Some(job.clone());
     }
     if let Some(source) = rings(from, job) {

@@ -3,7 +3,7 @@
 use super::super::rings;
 use super::archive::{Absence, Archive};
 use super::this_host;
-use crate::cli::args::CollectArgs;
+use crate::cli::args::{CollectArgs, RingPlace};
 use crate::cli::failure::Failure;
 use rcomm_analyzer::load::walk;
 use rcomm_analyzer::ras::RasReport;
@@ -72,11 +72,11 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
 }
 
 /// Adds the rings as dumps: a plain copy of a ring in use could be inconsistent.
-pub(super) fn collect_rings(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
+pub(super) fn collect_rings(place: &RingPlace, archive: &mut Archive) -> Result<(), Failure> {
     let host = this_host();
-    let listings = rings::find(&args.place)?;
+    let listings = rings::find(place)?;
     if listings.is_empty() {
-        let directory = rings::directory(&args.place).display().to_string();
+        let directory = rings::directory(place).display().to_string();
         let reason = "there are no rings".to_owned();
         archive.absent(Absence::path(&host, &directory, reason));
     }

@@ -1,20 +1,29 @@
 //! `rcomm-fr collect`: gathers the records of a job into one archive before its allocation ends.
 //!
-//! It takes the records on this node ([`local`]) and the archives that a command prints for each of a list of hosts
-//! ([`remote`]). The manifest of the archive ([`archive`]) lists what could not be read, so an incomplete archive never
+//! It takes the records on this node ([`local`]), what the ranks of a running PyTorch job give ([`running`]), and the
+//! archives that a command prints for each of a list of hosts ([`remote`]). The manifest of the archive ([`archive`]) lists what could not be read, so an incomplete archive never
 //! looks complete.
 
 mod archive;
 mod local;
+mod py_spy;
 mod remote;
+mod running;
 
+use super::analyze::layout;
 use super::judge::{Keep, judge};
-use crate::cli::args::{CollectArgs, JudgeArgs};
+use super::{output, rings};
+use crate::cli::args::{AsOf, CollectArgs, JudgeArgs};
 use crate::cli::failure::Failure;
 use archive::{Absence, Archive};
+use rcomm_analyzer::print::human;
 use rcomm_analyzer::redact::Redactor;
+use running::Asked;
+use std::collections::BTreeMap;
 use std::io::Write;
+use std::num::NonZeroU32;
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<ExitCode, Failure> {
     let hosts = remote::hosts(args)?;
@@ -23,15 +32,31 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
         true => Some(Redactor::new().map_err(Failure::NoKey)?),
         false => None,
     };
+    let prints_archive = output::is_stdout(&args.output);
+    if args.analyze && prints_archive {
+        return Err(Failure::Usage {
+            sentence: "--analyze prints the report: the archive cannot go to standard output, too"
+                .to_owned(),
+        });
+    }
     let mut archive = Archive::create(&args.output, redactor)?;
     local::collect(args, &mut archive)?;
     if let Some(command) = command {
         remote::collect(&hosts, &command, args, &mut archive)?;
     }
+    let asks = args.ask || !args.torch_store.is_empty() || !args.worker_server.is_empty();
+    let asked = match asks {
+        true => running::collect(args, &mut archive)?,
+        false => Asked::default(),
+    };
     if args.rings {
-        local::collect_rings(args, &mut archive)?;
+        local::collect_rings(asked.rings.as_ref().unwrap_or(&args.place), &mut archive)?;
+    } else if let Some(place) = &asked.rings
+        && !rings::find(place)?.is_empty()
+    {
+        local::collect_rings(place, &mut archive)?;
     }
-    note_absent_ranks(args, &mut archive)?;
+    note_absent_ranks(args, &asked, &mut archive)?;
     let manifest = archive.finish()?;
 
     // Standard output may be the archive: messages about it go to standard error.
@@ -44,6 +69,12 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     if let Some(rest) = manifest.absent.len().checked_sub(21) {
         let _ = writeln!(stderr, "and {} more, named in the manifest", rest + 1);
     }
+    for note in &asked.notes {
+        let _ = writeln!(stderr, "note: {note}");
+    }
+    if args.analyze && !manifest.files.is_empty() {
+        return analyze_archive(args, asks, color);
+    }
     Ok(if manifest.files.is_empty() {
         ExitCode::from(2)
     } else if manifest.absent.is_empty() {
@@ -53,23 +84,63 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     })
 }
 
-/// Adds an absence for each rank that should exist, according to the user or to other ranks' groups, but has no record.
-fn note_absent_ranks(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
-    if archive.is_empty() {
-        return Ok(());
-    }
+/// Judges the archive and prints the report. The records of ranks that were asked are a look at a running job.
+fn analyze_archive(
+    args: &CollectArgs,
+    is_running: bool,
+    color: anstream::ColorChoice,
+) -> Result<ExitCode, Failure> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_ns = now.map_or(0, |now| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX));
     let judge_args = JudgeArgs {
         world_size: args.world_size,
+        snapshot: is_running,
+        as_of: is_running.then_some(AsOf(now_ns)),
         ..JudgeArgs::default()
     };
-    let gathered = archive.so_far()?.to_owned();
-    let report = judge(&[gathered], &judge_args, Keep::Report)?.report;
-    for rank in report.ranks.iter().filter(|rank| !rank.read) {
+    let report = judge(
+        std::slice::from_ref(&args.output),
+        &judge_args,
+        Keep::Report,
+    )?
+    .report;
+    output::write_to(None, color, |out| {
+        human::write(&report, &layout(false), out)
+    })?;
+    Ok(ExitCode::from(report.exit_code()))
+}
+
+/// Adds an absence for each rank that should exist, according to the user, its processes or other ranks' groups, but has
+/// no record.
+fn note_absent_ranks(
+    args: &CollectArgs,
+    asked: &Asked,
+    archive: &mut Archive,
+) -> Result<(), Failure> {
+    let asked_size = asked.world_size.and_then(NonZeroU32::new);
+    let mut absent: BTreeMap<u32, String> = asked.unheard.clone();
+    if !archive.is_empty() {
+        let judge_args = JudgeArgs {
+            world_size: args.world_size.or(asked_size),
+            ..JudgeArgs::default()
+        };
+        let gathered = archive.so_far()?.to_owned();
+        let report = judge(&[gathered], &judge_args, Keep::Report)?.report;
+        for rank in report.ranks {
+            if rank.read {
+                absent.remove(&rank.rank);
+            } else {
+                let reason = || "no readable record of it was gathered".to_owned();
+                absent.entry(rank.rank).or_insert_with(reason);
+            }
+        }
+    }
+    for (rank, reason) in absent {
         archive.absent(Absence {
             host: String::new(),
             path: String::new(),
-            rank: Some(rank.rank),
-            reason: "no readable record of it was gathered".to_owned(),
+            rank: Some(rank),
+            reason,
         });
     }
     Ok(())

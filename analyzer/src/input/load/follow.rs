@@ -116,7 +116,8 @@ impl Follower {
         }
         let mut problems = found.problems;
         read(&fresh, options, |output| match output {
-            Output::Files(_) => {}
+            // A stack of one moment says nothing of a folder that is followed.
+            Output::Files(_) | Output::Stacks(_) => {}
             Output::Problem(problem) => problems.push(problem),
             Output::Dump(dump) => take(Change::Dump(dump)),
             Output::Ras(path, report) => take(Change::Ras(path, report)),

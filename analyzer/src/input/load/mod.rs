@@ -1,7 +1,7 @@
 //! Loads records from files, and with them the reports of NCCL's RAS and logs.
 //!
 //! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring files, partial
-//! summaries, reports of NCCL's RAS, logs, or `-` for standard input; the kind of a file is recognized by its content,
+//! summaries, reports of NCCL's RAS, logs, Python stacks, or `-` for standard input; the kind of a file is recognized by its content,
 //! never by its name. Files are read in parallel and passed on one by one, so memory is bounded by the files in flight
 //! and not by their total. A file that cannot be used becomes a [`Problem`]; the others are not affected.
 //!
@@ -24,6 +24,7 @@ pub use walk::walk;
 use crate::input::inspector;
 use crate::input::log;
 use crate::input::ras::RasReport;
+use crate::input::stacks::{self, RankStacks};
 use find::InputFile;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, DumpReader, ReadError, ReadProblem};
@@ -95,6 +96,7 @@ pub fn load(
         Output::Problem(problem) => loaded.problems.push(problem),
         Output::Ras(path, report) => loaded.ras.push((path, report)),
         Output::Log(log) => loaded.logs.push(log),
+        Output::Stacks(stacks) => loaded.stacks.push(stacks),
         Output::Dump(dump) => {
             loaded.dumps += 1;
             take(*dump);
@@ -105,6 +107,7 @@ pub fn load(
         .sort_by(|a, b| (&a.path, a).cmp(&(&b.path, b)));
     loaded.ras.sort_by(|a, b| a.0.cmp(&b.0));
     loaded.logs.sort_by(|a, b| a.path.cmp(&b.path));
+    loaded.stacks.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(loaded)
 }
 
@@ -198,6 +201,7 @@ enum Output {
     Problem(Problem),
     Ras(String, RasReport),
     Log(Log),
+    Stacks(RankStacks),
     Dump(Box<LoadedDump>),
 }
 
@@ -252,6 +256,11 @@ impl Worker<'_> {
                 "the log of NCCL's Inspector, which holds only operations that have completed; `rcomm-fr trends` reads it",
             );
         }
+        if stacks::is_stacks(&self.buffer[..self.buffer.len().min(LOG_HEAD)]) {
+            self.stacks(path, rank_of_name);
+            self.buffer.clear();
+            return;
+        }
         match self.reader.read(&self.buffer) {
             Ok((dump, problems)) => {
                 let cut = problems.iter().any(ReadProblem::cuts);
@@ -267,6 +276,19 @@ impl Worker<'_> {
         // Free the memory of a huge file.
         self.buffer.clear();
         self.buffer.shrink_to(KEPT_BYTES);
+    }
+
+    /// Reads the buffer as the stacks of the rank in the name of the file.
+    fn stacks(&self, path: &str, rank_of_name: Option<Rank>) {
+        let Some(rank) = log_rank(path, rank_of_name) else {
+            let what = "stacks of a rank that its name does not state; name it after the rank, as in rank_3.txt";
+            return self.unusable(path, what);
+        };
+        self.send(Output::Stacks(RankStacks {
+            path: path.to_owned(),
+            rank,
+            threads: stacks::parse(&String::from_utf8_lossy(&self.buffer)),
+        }));
     }
 
     /// Reads the buffer as a log and sends it; `false` if it is not text or no line of it has a fact.

@@ -367,8 +367,7 @@ fn plain(
         && manifest.schema.starts_with("rcomm.capture/")
     {
         for absence in manifest.absent {
-            let AbsentFile { host, path, reason } = absence;
-            let sentence = format!("not in the archive: {path} on {host}: {reason}");
+            let sentence = format!("not in the archive: {}", absence.format());
             worker.problem(Problem::unreadable_dump(name, sentence));
         }
         return Ok(());
@@ -415,7 +414,19 @@ struct AbsentFile {
     host: String,
     #[serde(default)]
     path: String,
+    rank: Option<u32>,
     reason: String,
+}
+
+impl AbsentFile {
+    fn format(&self) -> String {
+        let (host, reason) = (&self.host, &self.reason);
+        match (self.rank, self.path.as_str()) {
+            (Some(rank), _) => format!("rank {rank}: {reason}"),
+            (None, "") => format!("host {host}: {reason}"),
+            (None, path) => format!("{path} on {host}: {reason}"),
+        }
+    }
 }
 
 /// Reads a summary: its records and problems, as if their files were here.

@@ -1,8 +1,9 @@
 //! The newest job of this node, with rings or without.
 
 use super::processes::ProcessSource;
-use super::rings::{KEPT_AFTER_END, RingSource};
-use super::{JobChoice, Liveness, Poll, Source, SourceError};
+use super::rings::{KEPT_AFTER_END, RingDumps, RingSource};
+use super::store_ranks::first_that_lists_any;
+use super::{DumpAnswers, DumpRequests, JobChoice, Liveness, PipeDumps, Poll, Source, SourceError};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -83,4 +84,26 @@ impl Source for LocalSource {
 fn any_alive(poll: &Poll) -> bool {
     let mut ranks = poll.observations.iter();
     ranks.any(|rank| rank.liveness == Liveness::Alive)
+}
+
+/// Requests dumps from the ranks that [`LocalSource`] shows: through NCCL's pipes from ranks without a ring, else from
+/// the rings.
+pub struct LocalDumps {
+    rings: RingDumps,
+}
+
+impl LocalDumps {
+    /// Requests dumps from the ranks of this source, or from processes without rings.
+    pub fn new(rings: RingSource) -> Self {
+        Self {
+            rings: RingDumps::new(rings),
+        }
+    }
+}
+
+impl DumpRequests for LocalDumps {
+    fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
+        let ranks: [&dyn DumpRequests; 2] = [&PipeDumps, &self.rings];
+        first_that_lists_any(ranks, |ranks| ranks.ask(deadline)).0
+    }
 }

@@ -5,6 +5,7 @@
 
 mod choice;
 mod collector;
+mod dump_pipes;
 mod dump_requests;
 mod endpoints;
 mod files;
@@ -26,23 +27,24 @@ mod worker_servers;
 
 pub use choice::JobChoice;
 pub use collector::CollectorSource;
+pub use dump_pipes::{DumpOfProcess, PIPE_VARIABLE, PipeDumps, dump_beginnings};
 pub use dump_requests::{DumpAnswers, DumpRequests};
 pub use endpoints::{EndpointDumps, EndpointSource};
 pub use files::FileSource;
-pub use local::LocalSource;
+pub use local::{LocalDumps, LocalSource};
 pub use net::{AddressError, HostPort, HttpAddress};
 pub use network::NetworkSources;
-pub use processes::{ProcessSource, RankProcess};
+pub use processes::{ProcessSource, ProcessStacks, RankProcess};
 pub use ras::{RAS_ADDRESS, RasSource};
 pub use records::{RECORDS_SCHEMA, RecordHead, RecordsFollower, RecordsHead, RecordsQuestion};
 pub use rings::{RingDumps, RingSource};
 pub use simulated::SimulatedSource;
 pub use stacks::{StackRequests, TakenStacks, WorkerServerStacks};
-pub use store::hosts_in_store;
+pub use store::{hosts_in_store, raise_exception_dump};
 pub use store_ranks::{StoreDumps, StoreSource};
 pub use surroundings::{Fact, RingSurroundings, Surroundings};
 pub use threads::RingThreads;
-pub use worker_servers::{WorkerAddress, WorkerServerDumps, WorkerServerSource};
+pub use worker_servers::{RankText, WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
 use crate::input::ras::Communicator;
 use rcomm_recorder::model::Rank;

@@ -5,8 +5,9 @@
 //! are read. Otherwise the source reports the state of each process, as the kernel shows it.
 
 use super::net::HostPort;
+use super::threads::threads_of_ranks;
 use super::worker_servers::WorkerServerSource;
-use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
+use super::{Liveness, Observation, Poll, Seen, Source, SourceError, StackRequests, TakenStacks};
 use rcomm_recorder::launch::Launched;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::Problem;
@@ -70,6 +71,24 @@ impl RankProcess {
         all
     }
 
+    /// Those of [`list`](Self::list) that have no ring.
+    pub(super) fn without_rings() -> Vec<Self> {
+        let mut found = Self::list();
+        found.retain(|process| !process.has_ring());
+        found
+    }
+
+    /// Of the found processes those of one job: that of the process with the highest id.
+    pub fn of_newest_job(mut found: Vec<Self>) -> Vec<Self> {
+        let newest = found.iter().max_by_key(|process| process.pid);
+        let Some(launched) = newest.map(|process| process.launched.clone()) else {
+            return found;
+        };
+        let same = |one: &Launched| (&one.job, one.attempt) == (&launched.job, launched.attempt);
+        found.retain(|process| same(&process.launched));
+        found
+    }
+
     fn read(pid: u32, folder: &Path) -> Option<Self> {
         let bytes = std::fs::read(folder.join("environ")).ok()?;
         let variables: BTreeMap<String, String> = bytes
@@ -90,6 +109,20 @@ impl RankProcess {
     pub fn has_ring(&self) -> bool {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid));
         maps.is_ok_and(|maps| maps.lines().any(|line| line.ends_with(".ring")))
+    }
+
+    /// The name of the job under which its rings are.
+    pub fn job(&self) -> Option<&str> {
+        let named = self
+            .variables
+            .get("RCOMM_JOB")
+            .filter(|job| !job.is_empty());
+        named.or(self.launched.job.as_ref()).map(String::as_str)
+    }
+
+    /// What the process does, as the end of a sentence; `None` if it has ended.
+    pub fn state(&self) -> Option<String> {
+        state(self.pid)
     }
 
     /// The job's store; `None` if the environment does not name its port.
@@ -211,15 +244,10 @@ impl Source for ProcessSource {
         let due = self.listed.is_none_or(|listed| listed.elapsed() >= LISTING);
         let restart = due && {
             self.listed = Some(Instant::now());
-            let mut found = RankProcess::list();
-            found.retain(|process| !process.has_ring());
-            self.update(found)
+            self.update(RankProcess::without_rings())
         };
         let Some(first) = self.ranks.values().next().map(|rank| rank.launched.clone()) else {
-            return Err(SourceError::Nothing {
-                what: "no process with RANK and MASTER_ADDR is visible on this node".to_owned(),
-                hint: "look on a node of the job, as its user".to_owned(),
-            });
+            return Err(nothing());
         };
         let world_size = Some(first.world_size);
         let had_servers = self.has_servers;
@@ -254,6 +282,37 @@ impl Source for ProcessSource {
             restart,
             ..Poll::default()
         })
+    }
+}
+
+/// Takes the stacks of the ranks that [`ProcessSource`] shows: from PyTorch's worker servers if their store lists any,
+/// else the states of their threads.
+#[derive(Debug, Default)]
+pub struct ProcessStacks;
+
+impl StackRequests for ProcessStacks {
+    fn take(&self, deadline: Instant) -> Result<TakenStacks, SourceError> {
+        let processes = RankProcess::of_newest_job(RankProcess::without_rings());
+        let Some(first) = processes.first() else {
+            return Err(nothing());
+        };
+        if let Some(store) = first.store() {
+            let mut servers = WorkerServerSource::in_store(store, Some(first.launched.world_size));
+            let soon = deadline.min(Instant::now() + STORE_WAIT);
+            if let Ok(answers) = servers.tracebacks(soon) {
+                return Ok(TakenStacks::merge(answers));
+            }
+        }
+        let processes = processes.iter();
+        let processes = processes.map(|process| (process.launched.rank, Some(process.pid)));
+        Ok(threads_of_ranks(processes, deadline))
+    }
+}
+
+fn nothing() -> SourceError {
+    SourceError::Nothing {
+        what: "no process with RANK and MASTER_ADDR is visible on this node".to_owned(),
+        hint: "look on a node of the job, as its user".to_owned(),
     }
 }
 
@@ -312,6 +371,10 @@ mod tests {
             listed[0].store().map(|it| it.to_string()).as_deref(),
             Some("127.0.0.1:1")
         );
+
+        let taken = ProcessStacks.take(Instant::now() + Duration::from_secs(20));
+        // Another job of this node may be newer: then its ranks are shown.
+        assert!(!taken.expect("there are ranks").taken.is_empty());
 
         let mut source = ProcessSource::new();
         assert!(!source.update(listed.clone()));

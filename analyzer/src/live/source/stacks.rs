@@ -2,13 +2,11 @@
 
 use super::SourceError;
 use super::worker_servers::WorkerServerSource;
-use rcomm_recorder::model::{Frame, Rank};
+use crate::input::stacks;
+use rcomm_recorder::model::Rank;
 use rcomm_verdict::StackNode;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
-
-/// At most this many frames of one process are read.
-const MOST_FRAMES: usize = 4096;
 
 /// A way to take the call stacks of running ranks.
 pub trait StackRequests: Send + Sync {
@@ -43,18 +41,19 @@ impl TakenStacks {
             what: "Python frames",
             ..Self::default()
         };
-        let mut stacks = Vec::new();
+        let mut of_ranks = Vec::new();
         for (rank, answer) in answers {
             match answer {
                 Ok(text) => {
                     merged.taken.push(rank);
-                    stacks.extend(read_traceback(&text).into_iter().map(|stack| (stack, rank)));
+                    of_ranks.extend(stacks::parse(&text).into_iter().map(|stack| (stack, rank)));
                 }
                 Err(reason) => merged.refused.push((rank, reason)),
             }
         }
-        let stacks = stacks.iter();
-        let stacks = stacks.map(|(frames, rank)| (frames.iter().rev(), vec![*rank]));
+        let stacks = of_ranks
+            .iter()
+            .map(|(frames, rank)| (frames.iter().rev(), vec![*rank]));
         merged.stacks = StackNode::merge(stacks);
         merged
     }
@@ -73,53 +72,8 @@ impl WorkerServerStacks {
 impl StackRequests for WorkerServerStacks {
     fn take(&self, deadline: Instant) -> Result<TakenStacks, SourceError> {
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let answers = source.ask_each("/handler/dump_traceback", deadline)?;
-        let text = |body: Vec<u8>| String::from_utf8_lossy(&body).into_owned();
-        let answers = answers.into_iter();
-        let answers = answers.map(|(rank, answer)| (rank, answer.map(text)));
-        Ok(TakenStacks::merge(answers.collect()))
+        Ok(TakenStacks::merge(source.tracebacks(deadline)?))
     }
-}
-
-/// Parses the output of Python's `faulthandler`: one stack for each thread, innermost frame first. Threads without a
-/// Python frame are left out.
-///
-/// ```text
-/// Thread 0x00007ff61edcfb80 (most recent call first):
-///   File "train.py", line 13 in load
-///   File "train.py", line 40 in <module>
-/// ```
-fn read_traceback(text: &str) -> Vec<Vec<Frame>> {
-    let mut stacks: Vec<Vec<Frame>> = Vec::new();
-    let mut frames = 0;
-    for line in text.lines() {
-        if !line.starts_with(' ') {
-            stacks.push(Vec::new());
-            continue;
-        }
-        let Some(frame) = read_frame(line.trim_start()).filter(|_| frames < MOST_FRAMES) else {
-            continue;
-        };
-        frames += 1;
-        match stacks.last_mut() {
-            Some(stack) => stack.push(frame),
-            None => stacks.push(vec![frame]),
-        }
-    }
-    stacks.retain(|stack| !stack.is_empty());
-    stacks
-}
-
-fn read_frame(line: &str) -> Option<Frame> {
-    let rest = line.strip_prefix("File \"")?;
-    let (filename, rest) = rest.rsplit_once("\", line ")?;
-    let (number, name) = rest.split_once(" in ")?;
-    let printable = |text: &str| text.chars().filter(|c| !c.is_control()).collect();
-    Some(Frame {
-        name: printable(name),
-        filename: printable(filename),
-        line: number.parse().unwrap_or(0),
-    })
 }
 
 #[cfg(test)]
@@ -131,13 +85,7 @@ mod tests {
         File \"/x/a b.py\", line 40 in <module>\n";
 
     #[test]
-    fn threads_with_frames_are_read_and_equal_stacks_are_merged() {
-        let stacks = read_traceback(TEXT);
-        let [stack] = stacks.as_slice() else {
-            panic!("one thread has frames: {stacks:?}");
-        };
-        assert_eq!((stack[0].name.as_str(), stack[0].line), ("load", 13));
-        assert_eq!(stack[1].filename, "/x/a b.py");
+    fn equal_stacks_are_merged() {
         let other = TEXT.replace("line 13 in load", "line 20 in step");
         let answers = vec![
             (0, Ok(TEXT.to_owned())),
@@ -158,23 +106,5 @@ mod tests {
         assert_eq!(inner, [("load", &[0, 2][..]), ("step", &[1])]);
         assert_eq!(merged.taken, [0, 1, 2]);
         assert_eq!(merged.refused, [(3, "HTTP status 500".to_owned())]);
-    }
-
-    #[test]
-    fn text_that_is_no_traceback_has_no_stack() {
-        for text in [
-            "",
-            "<html>",
-            "  File \"a",
-            "  File \"a\", line x in f\n\n\u{1b}[2J",
-        ] {
-            let stacks = read_traceback(text);
-            assert!(
-                stacks.iter().flatten().all(|frame| frame.line == 0),
-                "{stacks:?}"
-            );
-        }
-        let long = "  File \"a.py\", line 1 in f\n".repeat(10_000);
-        assert_eq!(read_traceback(&long)[0].len(), MOST_FRAMES);
     }
 }

@@ -25,6 +25,8 @@ const PING: u8 = 0x0D;
 const NONCE: [u8; 4] = *b"seen";
 /// The number in VALIDATE by which PyTorch's server recognizes a client.
 const MAGIC: u32 = 0x3C85_F7CE;
+/// The key that ranks on PyTorch's NCCL backend look for once a second.
+const EXCEPTION_DUMP: &str = "exception_dump";
 /// The longest value that is read, bytes: values are addresses.
 const MOST_VALUE: u64 = 4096;
 /// The number of keys in one request.
@@ -108,15 +110,34 @@ pub(super) fn ask_for_dumps(
     let mut stream = connect(store, deadline)?;
     let raised = add(&mut stream, &key, 0)?;
     // The cause comes first, since every rank that sees the alarm reads it.
-    let mut request = vec![SET];
-    put(
-        &mut request,
-        &format!("rcomm/cause/{attempt}/{}", raised + 1),
-    );
-    request.extend((cause.len() as u64).to_le_bytes());
-    request.extend(cause.as_bytes());
-    stream.write_all(&request)?;
+    let cause_key = format!("rcomm/cause/{attempt}/{}", raised + 1);
+    set(&mut stream, &cause_key, cause.as_bytes())?;
     add(&mut stream, &key, 1).map(drop)
+}
+
+/// Sets the flag that PyTorch's NCCL groups watch in their job's store: every rank writes its dump, waits for
+/// `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC`, and **ends its process**.
+///
+/// The flag holds the rank that timed out; -1 here, since none did.
+///
+/// # Blocking
+///
+/// At most until `deadline`.
+///
+/// # Errors
+///
+/// [`SourceError::Io`] if the store cannot be reached, or does not answer.
+pub fn raise_exception_dump(store: &HostPort, deadline: Instant) -> Result<(), SourceError> {
+    let raise = || {
+        let mut stream = connect(store, deadline)?;
+        set(&mut stream, EXCEPTION_DUMP, &(-1i32).to_le_bytes())?;
+        // The answer to a request after it proves that the server has read both.
+        add(&mut stream, "rcomm/exception_dump", 1).map(drop)
+    };
+    raise().map_err(|source| SourceError::Io {
+        place: format!("store {store}"),
+        source,
+    })
 }
 
 /// Connects and validates the protocol, with a proof of the secret if the store requires it.
@@ -167,6 +188,14 @@ fn prove(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
         [0] => Ok(stream),
         _ => Err(refused()),
     }
+}
+
+fn set(stream: &mut impl Write, key: &str, value: &[u8]) -> io::Result<()> {
+    let mut request = vec![SET];
+    put(&mut request, key);
+    request.extend((value.len() as u64).to_le_bytes());
+    request.extend(value);
+    stream.write_all(&request)
 }
 
 fn add(stream: &mut (impl Read + Write), key: &str, amount: i64) -> io::Result<i64> {
@@ -380,6 +409,33 @@ pub(super) mod tests {
                 .expect("it answers")
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn the_flag_for_dumps_is_a_32_bit_rank_under_pytorchs_key() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let mut hello = [0; 10];
+            stream.read_exact(&mut hello).expect("a hello");
+            stream.write_all(&NONCE).expect("it is read");
+            let mut set = [0; 1 + 8 + 15 + 8 + 4];
+            stream.read_exact(&mut set).expect("a request");
+            let mut add = [0; 1 + 8 + 21 + 8];
+            stream.read_exact(&mut add).expect("a request");
+            stream.write_all(&1i64.to_le_bytes()).expect("it is read");
+            set
+        });
+        let host = "127.0.0.1".into();
+        raise_exception_dump(&HostPort { host, port }, soon()).expect("it answers");
+        let sent = server.join().expect("no panic");
+        let mut expected = vec![SET];
+        expected.extend(15u64.to_le_bytes());
+        expected.extend(b"/exception_dump");
+        expected.extend(4u64.to_le_bytes());
+        expected.extend([0xFF; 4]);
+        assert_eq!(sent[..], expected[..]);
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl DumpRequests for StoreDumps {
 
 /// The answer of the first of two, or of the second if the first one finds no rank; and whether the second one has
 /// ranks. If neither has, the error names both.
-fn first_that_lists_any<S, T>(
+pub(super) fn first_that_lists_any<S, T>(
     [first, second]: [S; 2],
     mut ask: impl FnMut(S) -> Result<T, SourceError>,
 ) -> (Result<T, SourceError>, bool) {

@@ -25,32 +25,40 @@ impl RingThreads {
 impl StackRequests for RingThreads {
     fn take(&self, deadline: Instant) -> Result<TakenStacks, SourceError> {
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut taken = TakenStacks {
-            what: "threads as the kernel sees them",
-            ..TakenStacks::default()
-        };
-        let mut stacks: Vec<(Vec<Frame>, Rank)> = Vec::new();
-        for (rank, process) in source.processes()? {
-            let threads = match process {
-                None => Err("its process is gone, or of another host or container".to_owned()),
-                Some(_) if Instant::now() > deadline => Err("there was no time left".to_owned()),
-                Some(pid) => threads_of(Path::new("/proc"), pid),
-            };
-            match threads {
-                Ok(threads) => {
-                    taken.taken.push(rank);
-                    stacks.extend(threads.into_iter().map(|thread| (thread, rank)));
-                }
-                Err(reason) => taken.refused.push((rank, reason)),
-            }
-        }
-        // The name is the outer frame, the state the inner one, so threads of one name share a row.
-        let merged = stacks
-            .iter()
-            .map(|(frames, rank)| (frames.iter(), vec![*rank]));
-        taken.stacks = StackNode::merge(merged);
-        Ok(taken)
+        Ok(threads_of_ranks(source.processes()?, deadline))
     }
+}
+
+/// The threads of the processes of ranks; `None` for a process that is not on this node.
+pub(super) fn threads_of_ranks(
+    processes: impl IntoIterator<Item = (Rank, Option<u32>)>,
+    deadline: Instant,
+) -> TakenStacks {
+    let mut taken = TakenStacks {
+        what: "threads as the kernel sees them",
+        ..TakenStacks::default()
+    };
+    let mut stacks: Vec<(Vec<Frame>, Rank)> = Vec::new();
+    for (rank, process) in processes {
+        let threads = match process {
+            None => Err("its process is gone, or of another host or container".to_owned()),
+            Some(_) if Instant::now() > deadline => Err("there was no time left".to_owned()),
+            Some(pid) => threads_of(Path::new("/proc"), pid),
+        };
+        match threads {
+            Ok(threads) => {
+                taken.taken.push(rank);
+                stacks.extend(threads.into_iter().map(|thread| (thread, rank)));
+            }
+            Err(reason) => taken.refused.push((rank, reason)),
+        }
+    }
+    // The name is the outer frame, the state the inner one, so threads of one name share a row.
+    let merged = stacks
+        .iter()
+        .map(|(frames, rank)| (frames.iter(), vec![*rank]));
+    taken.stacks = StackNode::merge(merged);
+    taken
 }
 
 /// The threads of a process, each as two frames: its name, then its state.

@@ -61,6 +61,9 @@ impl FromStr for WorkerAddress {
     }
 }
 
+/// A rank's Python stacks as text, or why there are none.
+pub type RankText = (Rank, Result<String, String>);
+
 /// The answer of each rank, or why there is none, by rank.
 pub(super) type RankReplies = Vec<(Rank, Result<Vec<u8>, String>)>;
 
@@ -168,6 +171,24 @@ impl WorkerServerSource {
             });
         }
         Ok(())
+    }
+
+    /// The Python stacks of every rank, as text that [`parse`](crate::stacks::parse) reads, or why there are none.
+    ///
+    /// # Blocking
+    ///
+    /// At most until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`] if no rank is known.
+    pub fn tracebacks(&mut self, deadline: Instant) -> Result<Vec<RankText>, SourceError> {
+        let answers = self.ask_each("/handler/dump_traceback", deadline)?;
+        let text = |body: Vec<u8>| String::from_utf8_lossy(&body).into_owned();
+        let answers = answers.into_iter();
+        Ok(answers
+            .map(|(rank, answer)| (rank, answer.map(text)))
+            .collect())
     }
 
     /// Runs a handler in every rank and returns the answers.

@@ -1,0 +1,154 @@
+//! Python stacks of processes of this node, by the program `py-spy` if it is installed.
+//!
+//! py-spy reads the memory of a process that the user may trace; the process is not stopped and runs no code for it.
+//! Native frames would need a stop of the process: they are not taken.
+
+use rcomm_recorder::model::Rank;
+use serde::Deserialize;
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Read as _, Seek as _};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The program, which is searched in PATH.
+const PROGRAM: &str = "py-spy";
+/// The time that is left for stacks even if all other time was used.
+pub(super) const MOMENT: Duration = Duration::from_secs(5);
+/// The number of processes that are read at the same time.
+const AT_ONCE: usize = 8;
+/// The time between two looks at the running programs.
+const LOOK: Duration = Duration::from_millis(10);
+/// The longest output that is read, bytes.
+const MAX_OUTPUT: u64 = 4 << 20;
+
+/// A thread as `py-spy dump --json` prints it.
+#[derive(Deserialize)]
+struct Thread {
+    thread_id: u64,
+    thread_name: Option<String>,
+    frames: Vec<PyFrame>,
+}
+
+#[derive(Deserialize)]
+struct PyFrame {
+    name: String,
+    filename: String,
+    line: i64,
+}
+
+/// The stacks of each process as `faulthandler` prints them, or why there are none. `None` if there is no such program.
+pub(super) fn dump(
+    processes: &[(Rank, u32)],
+    deadline: Instant,
+) -> Option<Vec<(Rank, Result<String, String>)>> {
+    let mut answers = Vec::new();
+    let mut waiting = processes.iter();
+    let mut running: Vec<(Rank, Child, std::fs::File)> = Vec::new();
+    loop {
+        while running.len() < AT_ONCE
+            && let Some(&(rank, pid)) = waiting.next()
+        {
+            match start(pid) {
+                Ok((child, output)) => running.push((rank, child, output)),
+                Err(error) if error.kind() == ErrorKind::NotFound => return None,
+                Err(error) => {
+                    answers.push((rank, Err(format!("{PROGRAM} cannot be started: {error}"))))
+                }
+            }
+        }
+        let mut still = Vec::new();
+        for (rank, mut child, output) in running {
+            match child.try_wait() {
+                Ok(None) if Instant::now() < deadline => still.push((rank, child, output)),
+                Ok(Some(_)) => answers.push((rank, read(output))),
+                _ => {
+                    // Errors mean that it has ended by now.
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    answers.push((rank, Err(format!("{PROGRAM} did not end in time"))));
+                }
+            }
+        }
+        running = still;
+        if running.is_empty() && waiting.len() == 0 {
+            return Some(answers);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Starts the program; its output and its errors go to an unnamed file, so that it never waits for a reader.
+fn start(pid: u32) -> std::io::Result<(Child, std::fs::File)> {
+    let output = tempfile::tempfile()?;
+    let child = Command::new(PROGRAM)
+        .args(["dump", "--nonblocking", "--json", "--pid", &pid.to_string()])
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output.try_clone()?)
+        .spawn()?;
+    Ok((child, output))
+}
+
+fn read(mut output: std::fs::File) -> Result<String, String> {
+    let mut text = String::new();
+    let read = output
+        .rewind()
+        .and_then(|()| output.take(MAX_OUTPUT).read_to_string(&mut text));
+    read.map_err(|error| format!("the output of {PROGRAM} cannot be read: {error}"))?;
+    format(&text)
+}
+
+/// The output of the program in the form of `faulthandler`, with the main thread last.
+fn format(json: &str) -> Result<String, String> {
+    let begin = json.find('[').unwrap_or(0);
+    let Ok(mut threads) = serde_json::from_str::<Vec<Thread>>(&json[begin..]) else {
+        let first = json
+            .lines()
+            .find(|line| !line.trim().is_empty())
+            .unwrap_or("nothing");
+        let printable: String = first
+            .chars()
+            .filter(|c| !c.is_control())
+            .take(200)
+            .collect();
+        return Err(format!("{PROGRAM} printed: {printable}"));
+    };
+    threads.sort_by_key(|thread| thread.thread_name.as_deref() == Some("MainThread"));
+    let mut text = String::new();
+    for thread in threads {
+        let _ = writeln!(
+            text,
+            "Thread 0x{:016x} (most recent call first):",
+            thread.thread_id
+        );
+        for frame in thread.frames {
+            let printable = |text: &str| text.replace(|c: char| c.is_control(), "");
+            let (name, file) = (printable(&frame.name), printable(&frame.filename));
+            let _ = writeln!(text, "  File \"{file}\", line {} in {name}", frame.line);
+        }
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::stacks;
+
+    #[test]
+    fn its_output_becomes_stacks_with_the_main_thread_last_and_its_errors_reasons() {
+        let json = r#"[{"pid":1,"thread_id":140,"thread_name":"MainThread","os_thread_id":1,"active":true,"owns_gil":false,
+            "frames":[{"name":"load","filename":"/x/a b.py","module":null,"short_filename":"a b.py","line":13,"locals":null}]},
+            {"pid":1,"thread_id":141,"thread_name":null,"os_thread_id":2,"active":false,"owns_gil":false,
+            "frames":[{"name":"look","filename":"w.py","module":null,"short_filename":"w.py","line":2,"locals":null}]}]"#;
+        let text = format(json).expect("threads");
+        assert!(stacks::is_stacks(text.as_bytes()), "{text}");
+        let threads = stacks::parse(&text);
+        assert_eq!((threads.len(), threads[1][0].name.as_str()), (2, "load"));
+        let error =
+            format("Error: Permission Denied: Try running again with elevated permissions\n")
+                .expect_err("no JSON");
+        assert!(error.contains("Permission Denied"), "{error}");
+    }
+}

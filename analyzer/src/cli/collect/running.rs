@@ -1,0 +1,309 @@
+//! `collect --ask`: takes the records of a running PyTorch job from its ranks.
+//!
+//! A rank of this node has been heard if it has a ring, which is collected with the others. Then come PyTorch's worker
+//! servers, then NCCL's pipes, then the store's flag. Each step has a deadline, and a rank that does not answer delays no
+//! other: the archive lists why it is absent.
+
+use super::archive::Archive;
+use super::{py_spy, this_host};
+use crate::cli::args::{CollectArgs, RingPlace};
+use crate::cli::failure::Failure;
+use rcomm_analyzer::source::{
+    DumpOfProcess, HostPort, Observation, RankProcess, Seen, Source as _, WorkerServerSource,
+    raise_exception_dump,
+};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Dump;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The time between two looks at the files that ranks were asked for.
+const LOOK: Duration = Duration::from_millis(50);
+/// The longest search for worker servers in a store that the user did not name, since most jobs have none.
+const SEARCH: Duration = Duration::from_secs(2);
+
+/// What is known of the job after its ranks were asked.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// The number of ranks, if a process of this node states it.
+    pub(super) world_size: Option<u32>,
+    /// Why nothing came from a rank.
+    pub(super) unheard: BTreeMap<Rank, String>,
+    /// Where the rings of the job are.
+    pub(super) rings: Option<RingPlace>,
+    /// What could not be done for the job as a whole, one sentence each.
+    pub(super) notes: Vec<String>,
+}
+
+/// The records that came, and of whom.
+struct Heard<'a> {
+    archive: &'a mut Archive,
+    host: String,
+    records: BTreeSet<Rank>,
+    stacks: BTreeSet<Rank>,
+    /// What each rank answered instead of a record.
+    reasons: BTreeMap<Rank, Vec<String>>,
+}
+
+pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked, Failure> {
+    let deadline = Instant::now() + args.wait;
+    let mut asked = Asked::default();
+    let processes = match args.ask {
+        true => processes_of(args.place.job.as_deref()),
+        false => vec![],
+    };
+    if args.ask && processes.is_empty() {
+        asked.notes.push(
+            "no process with RANK and MASTER_ADDR of the job is visible on this node: run this as the job's user, in its container"
+                .to_owned(),
+        );
+    }
+    asked.world_size = processes.first().map(|it| it.launched.world_size);
+    let mut heard = Heard {
+        archive,
+        host: this_host(),
+        records: BTreeSet::new(),
+        stacks: BTreeSet::new(),
+        reasons: BTreeMap::new(),
+    };
+    if let Some(first) = processes.first() {
+        asked.rings = Some(place_of_rings(args, first));
+        let with_ring = processes.iter().filter(|process| process.has_ring());
+        heard
+            .records
+            .extend(with_ring.map(|process| process.launched.rank));
+    }
+    ask_servers(args, &processes, deadline, &mut heard, &mut asked)?;
+    ask_for_files(args, &processes, deadline, &mut heard, &mut asked)?;
+    take_stacks(&processes, deadline, &mut heard, &mut asked)?;
+    for process in &processes {
+        let rank = process.launched.rank;
+        if !heard.records.contains(&rank) {
+            let state = process.state();
+            let state = state.map_or("has ended".to_owned(), |state| format!("is alive: {state}"));
+            let mut reason = format!("process {} {state}", process.pid);
+            for part in heard.reasons.remove(&rank).unwrap_or_default() {
+                reason.push_str("; ");
+                reason.push_str(&part);
+            }
+            asked.unheard.insert(rank, reason);
+        }
+    }
+    for (rank, reasons) in heard.reasons {
+        if !heard.records.contains(&rank) {
+            asked.unheard.insert(rank, reasons.join("; "));
+        }
+    }
+    Ok(asked)
+}
+
+/// The processes of the job on this node: of the named one or, without a name, of the newest.
+fn processes_of(job: Option<&str>) -> Vec<RankProcess> {
+    let mut found = RankProcess::list();
+    if let Some(job) = job {
+        found.retain(|process| {
+            process.job() == Some(job) || process.launched.job.as_deref() == Some(job)
+        });
+    }
+    RankProcess::of_newest_job(found)
+}
+
+/// Where the rings of this process's job are, as its environment says.
+fn place_of_rings(args: &CollectArgs, process: &RankProcess) -> RingPlace {
+    let folder = process.variables.get("RCOMM_RING_DIR");
+    let folder = folder.filter(|folder| !folder.is_empty() && *folder != "memory");
+    RingPlace {
+        dir: args.place.dir.clone().or_else(|| folder.map(PathBuf::from)),
+        job: process.job().map(str::to_owned),
+    }
+}
+
+/// Takes records and stacks from the worker servers: of the named stores and servers, and of the store of the processes.
+fn ask_servers(
+    args: &CollectArgs,
+    processes: &[RankProcess],
+    deadline: Instant,
+    heard: &mut Heard<'_>,
+    asked: &mut Asked,
+) -> Result<(), Failure> {
+    let world_size = args.world_size.map(std::num::NonZeroU32::get);
+    let in_store = |store: &HostPort| WorkerServerSource::in_store(store.clone(), world_size);
+    let named = args
+        .torch_store
+        .iter()
+        .map(|store| (in_store(store), deadline));
+    let given = (!args.worker_server.is_empty())
+        .then(|| (WorkerServerSource::at(args.worker_server.clone()), deadline));
+    let mut sources: Vec<_> = named.chain(given).collect();
+    let is_named = !sources.is_empty();
+    if !is_named && let Some(store) = processes.iter().find_map(RankProcess::store) {
+        let soon = deadline.min(Instant::now() + SEARCH);
+        sources.push((in_store(&store), soon));
+    }
+    for (mut source, deadline) in sources {
+        let name = source.name();
+        let poll = match source.poll(deadline) {
+            Ok(poll) => poll,
+            Err(error) if is_named => {
+                asked.notes.push(format!("{name}: {error}"));
+                continue;
+            }
+            Err(error) => {
+                for process in processes {
+                    heard.refused(process.launched.rank, format!("no worker server: {error}"));
+                }
+                continue;
+            }
+        };
+        // Of the two recorders of a rank one is usually empty, and says nothing beside the other.
+        let holds = |observation: &Observation| match &observation.seen {
+            Seen::Changed(dump) if !dump.entries.is_empty() => Some(observation.rank),
+            _ => None,
+        };
+        let recorded: BTreeSet<Rank> = poll.observations.iter().filter_map(holds).collect();
+        for observation in poll.observations {
+            let rank = observation.rank;
+            match observation.seen {
+                Seen::Changed(dump) if dump.entries.is_empty() && recorded.contains(&rank) => {}
+                Seen::Changed(dump) => heard.dump(rank, &dump, observation.part)?,
+                Seen::Failed(reason) => heard.refused(rank, reason),
+                Seen::Unchanged { .. } => {}
+            }
+        }
+        for (rank, answer) in source.tracebacks(deadline).unwrap_or_default() {
+            match answer {
+                Ok(text) => heard.stack(rank, &text)?,
+                Err(reason) => heard.refused(rank, format!("no stack: {reason}")),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Asks the ranks that were not heard for dumps in files, and waits for these.
+fn ask_for_files(
+    args: &CollectArgs,
+    processes: &[RankProcess],
+    deadline: Instant,
+    heard: &mut Heard<'_>,
+    asked: &mut Asked,
+) -> Result<(), Failure> {
+    let unheard = processes
+        .iter()
+        .filter(|process| !heard.records.contains(&process.launched.rank));
+    let mut waiting: Vec<DumpOfProcess> = unheard.map(DumpOfProcess::of).collect();
+    if args.exception_dump {
+        let stores = args.torch_store.iter().cloned();
+        match stores
+            .chain(processes.iter().find_map(RankProcess::store))
+            .next()
+        {
+            None => asked
+                .notes
+                .push("--exception-dump: no store is known; name it with --torch-store".to_owned()),
+            Some(store) => {
+                if let Err(error) = raise_exception_dump(&store, deadline) {
+                    asked.notes.push(format!("--exception-dump: {error}"));
+                }
+            }
+        }
+    }
+    waiting.retain(|dump| match dump.ask() {
+        Ok(()) => true,
+        Err(reason) => {
+            heard.refused(dump.rank, reason);
+            // The flag in the store asks it as well.
+            args.exception_dump
+        }
+    });
+    loop {
+        let mut still = Vec::new();
+        for dump in waiting {
+            match dump.look() {
+                Some((path, content)) => heard.file(dump.rank, &path, &content)?,
+                None => still.push(dump),
+            }
+        }
+        waiting = still;
+        if waiting.is_empty() || Instant::now() >= deadline {
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
+    for dump in waiting {
+        let limit = humantime::format_duration(args.wait);
+        heard.refused(
+            dump.rank,
+            format!("it was asked for a dump and wrote none within {limit}"),
+        );
+    }
+    Ok(())
+}
+
+/// Takes the Python stacks of the processes whose worker server gave none, where `py-spy` is installed.
+fn take_stacks(
+    processes: &[RankProcess],
+    deadline: Instant,
+    heard: &mut Heard<'_>,
+    asked: &mut Asked,
+) -> Result<(), Failure> {
+    let missing: Vec<(Rank, u32)> = processes
+        .iter()
+        .map(|process| (process.launched.rank, process.pid))
+        .filter(|(rank, _)| !heard.stacks.contains(rank))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    // Every process gets a moment, however long the dumps took.
+    let deadline = deadline.max(Instant::now() + py_spy::MOMENT);
+    match py_spy::dump(&missing, deadline) {
+        None => asked.notes.push(
+            "no Python stacks: the job has no worker servers, and py-spy is not in PATH (pip install py-spy)".to_owned(),
+        ),
+        Some(answers) => {
+            for (rank, answer) in answers {
+                match answer {
+                    Ok(text) => heard.stack(rank, &text)?,
+                    Err(reason) => asked.notes.push(format!("no Python stack of rank {rank}: {reason}")),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Heard<'_> {
+    fn dump(&mut self, rank: Rank, dump: &Dump, part: u8) -> Result<(), Failure> {
+        self.records.insert(rank);
+        let recorder = if part == 0 { "nccl" } else { "generic" };
+        let path = PathBuf::from(format!("worker_servers/{recorder}_rank_{rank}"));
+        let host = match dump.identity.host.as_str() {
+            "" => self.host.clone(),
+            host => host.to_owned(),
+        };
+        self.archive.add(&host, &path, now(), &dump.to_pickle())
+    }
+
+    fn file(&mut self, rank: Rank, path: &Path, content: &[u8]) -> Result<(), Failure> {
+        self.records.insert(rank);
+        self.archive.add(&self.host, path, now(), content)
+    }
+
+    fn stack(&mut self, rank: Rank, text: &str) -> Result<(), Failure> {
+        self.stacks.insert(rank);
+        let path = PathBuf::from(format!("stacks/rank_{rank}.txt"));
+        self.archive.add(&self.host, &path, now(), text.as_bytes())
+    }
+
+    fn refused(&mut self, rank: Rank, reason: String) {
+        self.reasons.entry(rank).or_default().push(reason);
+    }
+}
+
+/// The time of this moment, s since the epoch.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

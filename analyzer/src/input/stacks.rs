@@ -1,0 +1,155 @@
+//! Python stacks of ranks: text as Python's `faulthandler` prints it, and so PyTorch's worker servers.
+//!
+//! ```text
+//! Thread 0x00007ff61edcfb80 (most recent call first):
+//!   File "train.py", line 13 in load
+//!   File "train.py", line 40 in <module>
+//! ```
+
+use rcomm_recorder::model::{Frame, Rank};
+use rcomm_verdict::{FrameRef, Report};
+
+/// At most this many frames of one process are read.
+const MOST_FRAMES: usize = 4096;
+/// At most this many frames of a stack are added to a finding.
+const MOST_SHOWN: usize = 64;
+
+/// The Python stacks of one rank's threads at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankStacks {
+    /// The file; for a member of an archive, the archive's path, a colon and the member's name.
+    pub path: String,
+    /// The rank.
+    pub rank: Rank,
+    /// One stack for each thread that has a Python frame, innermost frame first.
+    pub threads: Vec<Vec<Frame>>,
+}
+
+impl RankStacks {
+    /// The stack of the main thread, innermost frame first: the one that began in a module's body or, if none or
+    /// several did, the last, since the newest thread is printed first.
+    pub fn main_thread(&self) -> Option<&[Frame]> {
+        let began_in_module = |stack: &&Vec<Frame>| {
+            let outermost = stack.last();
+            outermost.is_some_and(|frame| frame.name == "<module>")
+        };
+        let mut newest_last = self.threads.iter().rev();
+        let main = newest_last.find(began_in_module);
+        main.or(self.threads.last()).map(Vec::as_slice)
+    }
+}
+
+/// Whether a file with these first bytes holds stacks.
+pub fn is_stacks(head: &[u8]) -> bool {
+    let text = head.trim_ascii_start();
+    let line = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let begins = [&b"Thread 0x"[..], b"Current thread 0x"];
+    begins.iter().any(|begin| line.starts_with(begin))
+        && line
+            .trim_ascii_end()
+            .ends_with(b"(most recent call first):")
+}
+
+/// Parses the stacks: one for each thread, innermost frame first. Threads without a Python frame are left out.
+pub fn parse(text: &str) -> Vec<Vec<Frame>> {
+    let mut stacks: Vec<Vec<Frame>> = Vec::new();
+    let mut frames = 0;
+    for line in text.lines() {
+        if !line.starts_with(' ') {
+            stacks.push(Vec::new());
+            continue;
+        }
+        let Some(frame) = read_frame(line.trim_start()).filter(|_| frames < MOST_FRAMES) else {
+            continue;
+        };
+        frames += 1;
+        match stacks.last_mut() {
+            Some(stack) => stack.push(frame),
+            None => stacks.push(vec![frame]),
+        }
+    }
+    stacks.retain(|stack| !stack.is_empty());
+    stacks
+}
+
+fn read_frame(line: &str) -> Option<Frame> {
+    let rest = line.strip_prefix("File \"")?;
+    let (filename, rest) = rest.rsplit_once("\", line ")?;
+    let (number, name) = rest.split_once(" in ")?;
+    let printable = |text: &str| text.chars().filter(|c| !c.is_control()).collect();
+    Some(Frame {
+        name: printable(name),
+        filename: printable(filename),
+        line: number.parse().unwrap_or(0),
+    })
+}
+
+/// Adds to each finding the stacks of the ranks at fault, as frames `now`, and puts them before its other frames.
+pub fn join(report: &mut Report, stacks: &[RankStacks]) {
+    for finding in &mut report.findings {
+        let mut now: Vec<FrameRef> = Vec::new();
+        for rank in &finding.culprit_ranks {
+            let of_rank = stacks.iter().find(|stacks| stacks.rank == *rank);
+            let Some(stack) = of_rank.and_then(RankStacks::main_thread) else {
+                continue;
+            };
+            now.extend(stack.iter().take(MOST_SHOWN).map(|frame| FrameRef {
+                rank: *rank,
+                when: "now".to_owned(),
+                name: frame.name.clone(),
+                filename: frame.filename.clone(),
+                line: frame.line,
+            }));
+        }
+        finding.frames.splice(0..0, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "Current thread 0x01 (most recent call first):\n  <no Python frame>\n\n\
+        Thread 0x03 (most recent call first):\n  File \"/x/loader.py\", line 7 in run\n\n\
+        Thread 0x02 (most recent call first):\n  File \"a.py\", line 13 in load\n  \
+        File \"/x/a b.py\", line 40 in <module>\n\n\
+        Thread 0x04 (most recent call first):\n  File \"watch.py\", line 2 in look\n";
+
+    #[test]
+    fn the_thread_that_began_in_a_module_is_the_main_thread() {
+        assert!(is_stacks(TEXT.as_bytes()));
+        let stacks = RankStacks {
+            path: String::new(),
+            rank: 0,
+            threads: parse(TEXT),
+        };
+        assert_eq!(stacks.threads.len(), 3);
+        let main = stacks.main_thread().expect("there are threads");
+        assert_eq!((main[0].name.as_str(), main[0].line), ("load", 13));
+        assert_eq!(main[1].filename, "/x/a b.py");
+        let threads = vec![stacks.threads[0].clone(), stacks.threads[2].clone()];
+        let other = RankStacks { threads, ..stacks };
+        let last = other.main_thread().expect("there are threads");
+        assert_eq!(last[0].name, "look");
+    }
+
+    #[test]
+    fn text_that_is_no_traceback_has_no_stack() {
+        for text in [
+            "",
+            "<html>",
+            "  File \"a",
+            "  File \"a\", line x in f\n\n\u{1b}[2J",
+        ] {
+            assert!(!is_stacks(text.as_bytes()));
+            let stacks = parse(text);
+            assert!(
+                stacks.iter().flatten().all(|frame| frame.line == 0),
+                "{stacks:?}"
+            );
+        }
+        assert!(!is_stacks(b"Thread 0x12 started\n"));
+        let long = "  File \"a.py\", line 1 in f\n".repeat(10_000);
+        assert_eq!(parse(&long)[0].len(), MOST_FRAMES);
+    }
+}

@@ -1,0 +1,227 @@
+//! The pipes by which PyTorch's NCCL backend is asked for dumps.
+//!
+//! With `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` in the environment, and a buffer for the record, each rank reads the pipe
+//! `<value><rank>.pipe` once a second, and writes its dump if anything came. Nothing in the rank is stopped, and the
+//! job goes on. The dump is the file that PyTorch would write at a time-out; it may replace an older one.
+
+use super::{DumpAnswers, DumpRequests, RankProcess, SourceError};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::DumpReader;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The variable with the beginning of the pipes' paths.
+pub const PIPE_VARIABLE: &str = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE";
+/// The variables with the beginning of the dumps' paths: of newer versions of PyTorch, then of older ones.
+const DUMP_VARIABLES: [&str; 2] = ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"];
+/// The largest dump that is read, bytes.
+const MAX_DUMP: u64 = 1 << 30;
+/// The time between two looks at a dump that is expected.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The beginnings of the paths of PyTorch's dumps in a process with these variables, likeliest first: the rank follows.
+pub fn dump_beginnings(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = DUMP_VARIABLES
+        .iter()
+        .filter_map(|name| variable(name))
+        .collect();
+    let cache = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+    all.extend(cache.map(|cache| cache.join("torch/comm_lib_trace_rank_")));
+    all.push("/tmp/nccl_trace_rank_".into());
+    all.dedup();
+    all
+}
+
+/// What identifies a version of a file: its node, size and time of writing, ns.
+type Version = (u64, u64, i64, i64);
+
+/// A rank's process on this node that can be asked for its dump, and the files where the dump may appear.
+#[derive(Debug)]
+pub struct DumpOfProcess {
+    /// The rank.
+    pub rank: Rank,
+    pid: u32,
+    pipe: Option<PathBuf>,
+    files: Vec<(PathBuf, Option<Version>)>,
+}
+
+impl DumpOfProcess {
+    /// Notes which dumps of this process exist already, so that a newer one is recognized.
+    pub fn of(process: &RankProcess) -> Self {
+        let variable = |name: &str| {
+            let value = process.variables.get(name)?;
+            (!value.is_empty()).then(|| PathBuf::from(value))
+        };
+        let rank = process.launched.rank;
+        let of_rank = |beginning: PathBuf, end: &str| {
+            let mut path = beginning.into_os_string();
+            path.push(format!("{rank}{end}"));
+            seen_by(process.pid, Path::new(&path))
+        };
+        let files = dump_beginnings(variable).into_iter().map(|beginning| {
+            let path = of_rank(beginning, "");
+            let before = fs::metadata(&path).ok().map(|about| version(&about));
+            (path, before)
+        });
+        Self {
+            rank,
+            pid: process.pid,
+            files: files.collect(),
+            pipe: variable(PIPE_VARIABLE).map(|beginning| of_rank(beginning, ".pipe")),
+        }
+    }
+
+    /// Whether the process was started with a pipe.
+    pub fn has_pipe(&self) -> bool {
+        self.pipe.is_some()
+    }
+
+    /// Asks through the pipe. Never blocks, also if the process is stopped.
+    ///
+    /// # Errors
+    ///
+    /// A reason, if there is no pipe, or nobody reads it.
+    pub fn ask(&self) -> Result<(), String> {
+        let Some(pipe) = &self.pipe else {
+            return Err(format!("it was started without {PIPE_VARIABLE}"));
+        };
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let written = OpenOptions::new()
+            .write(true)
+            .custom_flags(nonblocking)
+            .open(pipe)
+            .and_then(|mut file| match file.metadata()?.file_type().is_fifo() {
+                true => file.write_all(b"1\n"),
+                false => Err(io::Error::other("it is no pipe")),
+            });
+        written.map_err(|error| {
+            let why = match error.raw_os_error() {
+                Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() => {
+                    "no process reads it".to_owned()
+                }
+                Some(code) if code == rustix::io::Errno::NOENT.raw_os_error() => {
+                    "it does not exist: PyTorch makes it with the first NCCL group, if its record has a buffer".to_owned()
+                }
+                _ => error.to_string(),
+            };
+            format!("its pipe {} cannot be written: {why}", shown(pipe).display())
+        })
+    }
+
+    /// The path and the content of the dump that was written since [`of`](Self::of); `None` if there is none yet, or
+    /// only a part of it.
+    pub fn look(&self) -> Option<(PathBuf, Vec<u8>)> {
+        self.files.iter().find_map(|(path, before)| {
+            let file = File::open(path).ok()?;
+            let about = file.metadata().ok()?;
+            if !about.is_file() || about.len() > MAX_DUMP || Some(version(&about)) == *before {
+                return None;
+            }
+            let mut content = Vec::new();
+            (&file).take(MAX_DUMP).read_to_end(&mut content).ok()?;
+            // A dump that is still being written ends early.
+            let (_, problems) = DumpReader::new().read(&content).ok()?;
+            let is_whole =
+                problems.is_empty() || version(&file.metadata().ok()?) == version(&about);
+            is_whole.then(|| (shown(path), content))
+        })
+    }
+
+    /// Waits for the dump.
+    fn wait(&self, deadline: Instant) -> Option<PathBuf> {
+        loop {
+            if let Some((path, _)) = self.look() {
+                return Some(path);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// A path of another process, as this process reaches it: a container has files of its own.
+fn seen_by(pid: u32, path: &Path) -> PathBuf {
+    let folder = if path.is_absolute() { "root" } else { "cwd" };
+    let inside = path.strip_prefix("/").unwrap_or(path);
+    let other = PathBuf::from(format!("/proc/{pid}/{folder}"));
+    let node = |path: &Path| {
+        fs::metadata(path)
+            .ok()
+            .map(|about| (about.dev(), about.ino()))
+    };
+    // The path itself outlives the process.
+    if path.is_absolute() && node(&other) == node(Path::new("/")) {
+        path.to_owned()
+    } else {
+        other.join(inside)
+    }
+}
+
+/// A path without the beginning through which another process's files are reached.
+fn shown(path: &Path) -> PathBuf {
+    let mut parts = path.components();
+    let begin: Vec<_> = parts
+        .by_ref()
+        .take(4)
+        .map(|part| part.as_os_str().to_owned())
+        .collect();
+    let is_process =
+        begin.len() == 4 && begin[1] == "proc" && (begin[3] == "root" || begin[3] == "cwd");
+    if is_process && begin[3] == "root" {
+        Path::new("/").join(parts.as_path())
+    } else if is_process {
+        parts.as_path().to_owned()
+    } else {
+        path.to_owned()
+    }
+}
+
+fn version(about: &Metadata) -> Version {
+    (about.ino(), about.len(), about.mtime(), about.mtime_nsec())
+}
+
+/// Requests dumps through the pipes of the ranks that [`ProcessSource`](super::ProcessSource) shows.
+#[derive(Debug, Default)]
+pub struct PipeDumps;
+
+impl DumpRequests for PipeDumps {
+    fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
+        let processes = RankProcess::of_newest_job(RankProcess::without_rings());
+        let ranks: Vec<DumpOfProcess> = processes.iter().map(DumpOfProcess::of).collect();
+        if !ranks.iter().any(DumpOfProcess::has_pipe) {
+            return Err(SourceError::Nothing {
+                what: format!("no process of a job on this node was started with {PIPE_VARIABLE}"),
+                hint: "start the job with it, or call start_debug_server() in every rank"
+                    .to_owned(),
+            });
+        }
+        let mut answers = DumpAnswers::default();
+        let mut asked = Vec::new();
+        for rank in ranks {
+            match rank.ask() {
+                Ok(()) => asked.push(rank),
+                Err(reason) => answers.refused.push((rank.rank, reason)),
+            }
+        }
+        for rank in asked {
+            match rank.wait(deadline) {
+                Some(path) => answers
+                    .written
+                    .push((rank.rank, path.display().to_string())),
+                None => {
+                    let reason = format!(
+                        "process {} was asked through its pipe and wrote nothing in time",
+                        rank.pid
+                    );
+                    answers.refused.push((rank.rank, reason));
+                }
+            }
+        }
+        Ok(answers)
+    }
+}

@@ -1,0 +1,155 @@
+//! `rcomm-fr collect --ask`: the records of ranks that run, by NCCL's pipes and by PyTorch's worker servers.
+
+use crate::collect::{DUMPS, open};
+use crate::program::{Run, run};
+use crate::server::{Answers, serve};
+use rustix::fs::{Mode, OFlags};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+/// A process that is killed at the end of a test.
+struct Rank(Child);
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A process with the environment of a rank, and whether it has a pipe.
+fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
+    let beginning = |name: &str| folder.join(name);
+    let mut command = Command::new("sleep");
+    command
+        .arg("600")
+        .envs([("RANK", rank.to_string()), ("WORLD_SIZE", "4".to_owned())])
+        .envs([("TORCHELASTIC_RUN_ID", job), ("MASTER_ADDR", "127.0.0.1")])
+        // Nothing listens there.
+        .env("MASTER_PORT", "1")
+        .env("RCOMM_RING_DIR", beginning("rings"))
+        .env("TORCH_FR_DUMP_TEMP_FILE", beginning("rank_"));
+    if has_pipe {
+        command.env("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", beginning("pipe-"));
+    }
+    Rank(command.spawn().unwrap())
+}
+
+/// Makes a rank's pipe. With `dump` a thread reads it as PyTorch does, and answers the first request with this file.
+fn pipe(folder: &Path, rank: u32, dump: Option<PathBuf>) {
+    let path = folder.join(format!("pipe-{rank}.pipe"));
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    let Some(dump) = dump else { return };
+    let opened = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
+    let mut reader = File::from(opened.unwrap());
+    let target = folder.join(format!("rank_{rank}"));
+    std::thread::spawn(move || {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut byte = [0; 8];
+        // Without a writer there is nothing to read, which is no end.
+        while Instant::now() < deadline && !matches!(reader.read(&mut byte), Ok(1..)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        fs::copy(dump, target).unwrap();
+    });
+}
+
+fn collect(archive: &Path, args: &[&str]) -> Run {
+    let mut all = vec!["collect", "-o", archive.to_str().unwrap()];
+    all.extend(args);
+    run(&all)
+}
+
+#[test]
+fn ranks_are_asked_through_their_pipes_and_those_that_cannot_be_are_named_with_their_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let job = format!("asked-{}", std::process::id());
+    let dump = |rank: u32| {
+        let scenario = Path::new(DUMPS).join("never-join-w4/pickle");
+        Some(scenario.join(format!("rank_{rank}")))
+    };
+    // An older dump is no answer.
+    fs::write(folder.join("rank_0"), "old").unwrap();
+    pipe(folder, 0, dump(0));
+    pipe(folder, 1, dump(1));
+    pipe(folder, 2, None);
+    let _ranks = [0, 1, 2, 3].map(|number| rank(number, &job, folder, number != 3));
+    let archive = folder.join("job.rcap");
+    let args = ["--ask", "--job", &job, "--wait", "30s", "--analyze"];
+    let collected = collect(&archive, &args);
+    let (_, manifest) = open(&archive);
+    let absent = manifest["absent"].as_array().unwrap().iter();
+    let absent: Vec<String> = absent
+        .map(|absent| format!("rank {}: {}", absent["rank"], absent["reason"]))
+        .collect();
+    let of = |rank: u32| {
+        let start = format!("rank {rank}: ");
+        absent.iter().find(|it| it.starts_with(&start)).cloned()
+    };
+    assert_eq!((of(0), of(1)), (None, None), "{absent:?}");
+    let (second, third) = (of(2).unwrap(), of(3).unwrap());
+    assert!(second.contains("is alive: it "), "{second}");
+    assert!(second.contains("no process reads it"), "{second}");
+    let unset = "was started without TORCH_NCCL_DEBUG_INFO_PIPE_FILE";
+    assert!(third.contains(unset), "{third}");
+    assert!(collected.stdout.contains("2 of 4 ranks"), "{collected:?}");
+}
+
+#[test]
+fn worker_servers_give_records_and_the_stack_of_the_rank_at_fault() {
+    let fixture = |name: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/worker_servers");
+        fs::read(folder.join(name)).unwrap()
+    };
+    let stack = "Thread 0x00000001 (most recent call first):\n  File \"/x/train.py\", line 13 in load\n  \
+                 File \"/x/train.py\", line 40 in <module>\n";
+    let answers = |rank: u32| -> Answers {
+        let ring = fixture(&format!("fr_trace_rank{rank}.json"));
+        [
+            ("/handler/", (200, fixture("handlers.json"))),
+            ("/handler/fr_trace_json", (200, ring)),
+            (
+                "/handler/dump_nccl_trace_pickle",
+                (200, fixture("nccl_empty")),
+            ),
+            ("/handler/dump_traceback", (200, stack.into())),
+        ]
+        .into()
+    };
+    let servers: Vec<String> = (0..4)
+        .map(|rank| format!("--worker-server={rank}=http://{}", serve(answers(rank))))
+        .collect();
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let mut args: Vec<&str> = servers.iter().map(String::as_str).collect();
+    args.push("--analyze");
+    let collected = collect(&archive, &args);
+    assert_eq!(collected.code, Some(1), "{collected:?}");
+    let text = &collected.stdout;
+    assert!(text.contains("rank 2 never issued all_reduce #6"), "{text}");
+    assert!(
+        text.contains("rank 2 is now in load (/x/train.py:13)"),
+        "{text}"
+    );
+    assert!(text.contains("called from"), "{text}");
+    // The archive holds the stacks.
+    let later = run(&["analyze", "--snapshot", archive.to_str().unwrap()]);
+    assert!(later.stdout.contains("rank 2 is now in load"), "{later:?}");
+    let both = collect(Path::new("-"), &args);
+    assert_eq!(both.code, Some(2), "{both:?}");
+    assert!(
+        both.stderr.contains("--analyze prints the report"),
+        "{both:?}"
+    );
+}

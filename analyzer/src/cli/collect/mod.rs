@@ -1,8 +1,8 @@
 //! `rcomm-fr collect`: gathers the records of a job into one archive before its allocation ends.
 //!
 //! It takes the records on this node ([`local`]), what the ranks of a running PyTorch job give ([`running`]), and the
-//! archives that a command prints for each of a list of hosts ([`remote`]). The manifest of the archive ([`archive`]) lists what could not be read, so an incomplete archive never
-//! looks complete.
+//! archives that a command prints for each of a list of hosts ([`remote`]). The manifest of the archive ([`archive`])
+//! lists what could not be read, so an incomplete archive never looks complete.
 
 mod archive;
 mod local;
@@ -16,12 +16,12 @@ use super::{output, rings};
 use crate::cli::args::{AsOf, CollectArgs, JudgeArgs};
 use crate::cli::failure::Failure;
 use archive::{Absence, Archive};
+use rcomm_analyzer::format::format_ranks;
 use rcomm_analyzer::print::human;
 use rcomm_analyzer::redact::Redactor;
 use running::Asked;
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::num::NonZeroU32;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -69,11 +69,19 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     if let Some(rest) = manifest.absent.len().checked_sub(21) {
         let _ = writeln!(stderr, "and {} more, named in the manifest", rest + 1);
     }
+    // The place with the fewest ranks is the likeliest to matter.
+    let mut places: Vec<_> = asked.places.iter().collect();
+    places.sort_by_key(|(_, ranks)| ranks.len());
+    for (place, ranks) in places.into_iter().take(10) {
+        let mut ranks = ranks.clone();
+        ranks.sort_unstable();
+        let _ = writeln!(stderr, "now: {} in {place}", format_ranks(&ranks));
+    }
     for note in &asked.notes {
         let _ = writeln!(stderr, "note: {note}");
     }
     if args.analyze && !manifest.files.is_empty() {
-        return analyze_archive(args, asks, color);
+        return analyze_archive(args, asks.then_some(&asked), color);
     }
     Ok(if manifest.files.is_empty() {
         ExitCode::from(2)
@@ -87,15 +95,15 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
 /// Judges the archive and prints the report. The records of ranks that were asked are a look at a running job.
 fn analyze_archive(
     args: &CollectArgs,
-    is_running: bool,
+    asked: Option<&Asked>,
     color: anstream::ColorChoice,
 ) -> Result<ExitCode, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_ns = now.map_or(0, |now| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX));
     let judge_args = JudgeArgs {
-        world_size: args.world_size,
-        snapshot: is_running,
-        as_of: is_running.then_some(AsOf(now_ns)),
+        world_size: args.world_size.or(asked.and_then(Asked::world_size)),
+        snapshot: asked.is_some(),
+        as_of: asked.map(|_| AsOf(now_ns)),
         ..JudgeArgs::default()
     };
     let report = judge(
@@ -117,11 +125,10 @@ fn note_absent_ranks(
     asked: &Asked,
     archive: &mut Archive,
 ) -> Result<(), Failure> {
-    let asked_size = asked.world_size.and_then(NonZeroU32::new);
     let mut absent: BTreeMap<u32, String> = asked.unheard.clone();
     if !archive.is_empty() {
         let judge_args = JudgeArgs {
-            world_size: args.world_size.or(asked_size),
+            world_size: args.world_size.or(asked.world_size()),
             ..JudgeArgs::default()
         };
         let gathered = archive.so_far()?.to_owned();

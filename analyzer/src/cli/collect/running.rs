@@ -12,9 +12,11 @@ use rcomm_analyzer::source::{
     DumpOfProcess, HostPort, Observation, RankProcess, Seen, Source as _, WorkerServerSource,
     raise_exception_dump,
 };
-use rcomm_recorder::model::Rank;
+use rcomm_analyzer::stacks::{self, RankStacks};
+use rcomm_recorder::model::{Frame, Rank};
 use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -26,14 +28,22 @@ const SEARCH: Duration = Duration::from_secs(2);
 /// What is known of the job after its ranks were asked.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    /// The number of ranks, if a process of this node states it.
-    pub(super) world_size: Option<u32>,
+    processes_say: Option<NonZeroU32>,
     /// Why nothing came from a rank.
     pub(super) unheard: BTreeMap<Rank, String>,
     /// Where the rings of the job are.
     pub(super) rings: Option<RingPlace>,
     /// What could not be done for the job as a whole, one sentence each.
     pub(super) notes: Vec<String>,
+    /// The ranks that are in a place of the program now, by its text.
+    pub(super) places: BTreeMap<String, Vec<Rank>>,
+}
+
+impl Asked {
+    /// The number of ranks, if a process of this node states it.
+    pub(super) fn world_size(&self) -> Option<NonZeroU32> {
+        self.processes_say
+    }
 }
 
 /// The records that came, and of whom.
@@ -42,6 +52,7 @@ struct Heard<'a> {
     host: String,
     records: BTreeSet<Rank>,
     stacks: BTreeSet<Rank>,
+    places: BTreeMap<String, Vec<Rank>>,
     /// What each rank answered instead of a record.
     reasons: BTreeMap<Rank, Vec<String>>,
 }
@@ -59,12 +70,14 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
                 .to_owned(),
         );
     }
-    asked.world_size = processes.first().map(|it| it.launched.world_size);
+    let first = processes.first();
+    asked.processes_say = first.and_then(|it| NonZeroU32::new(it.launched.world_size));
     let mut heard = Heard {
         archive,
         host: this_host(),
         records: BTreeSet::new(),
         stacks: BTreeSet::new(),
+        places: BTreeMap::new(),
         reasons: BTreeMap::new(),
     };
     if let Some(first) = processes.first() {
@@ -90,6 +103,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
             asked.unheard.insert(rank, reason);
         }
     }
+    asked.places = heard.places;
     for (rank, reasons) in heard.reasons {
         if !heard.records.contains(&rank) {
             asked.unheard.insert(rank, reasons.join("; "));
@@ -127,7 +141,7 @@ fn ask_servers(
     heard: &mut Heard<'_>,
     asked: &mut Asked,
 ) -> Result<(), Failure> {
-    let world_size = args.world_size.map(std::num::NonZeroU32::get);
+    let world_size = args.world_size.map(NonZeroU32::get);
     let in_store = |store: &HostPort| WorkerServerSource::in_store(store.clone(), world_size);
     let named = args
         .torch_store
@@ -293,6 +307,14 @@ impl Heard<'_> {
 
     fn stack(&mut self, rank: Rank, text: &str) -> Result<(), Failure> {
         self.stacks.insert(rank);
+        let stacks = RankStacks {
+            path: String::new(),
+            rank,
+            threads: stacks::parse(text),
+        };
+        if let Some(place) = stacks.main_thread().and_then(place_in_program) {
+            self.places.entry(place).or_default().push(rank);
+        }
         let path = PathBuf::from(format!("stacks/rank_{rank}.txt"));
         self.archive.add(&self.host, &path, now(), text.as_bytes())
     }
@@ -302,8 +324,64 @@ impl Heard<'_> {
     }
 }
 
+/// The innermost frame of a stack that is of the program, not of an installed package or of Python; the innermost of all if
+/// there is none. `None` for an empty stack.
+fn place_in_program(stack: &[Frame]) -> Option<String> {
+    let is_library = |frame: &&Frame| {
+        let parts = ["/site-packages/", "/dist-packages/", "/lib/python3"];
+        frame.filename.starts_with('<') || parts.iter().any(|part| frame.filename.contains(part))
+    };
+    let innermost = stack.first()?;
+    let frame = stack
+        .iter()
+        .find(|frame| !is_library(frame))
+        .unwrap_or(innermost);
+    let within = match std::ptr::eq(frame, innermost) {
+        true => String::new(),
+        false => format!(", within {}", innermost.name),
+    };
+    Some(format!(
+        "{} ({}:{}){within}",
+        frame.name, frame.filename, frame.line
+    ))
+}
+
 /// The time of this moment, s since the epoch.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_that_of_the_program_and_names_the_call_it_is_within() {
+        let frame = |name: &str, filename: &str, line| Frame {
+            name: name.to_owned(),
+            filename: filename.to_owned(),
+            line,
+        };
+        let library = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py";
+        let stack = [
+            frame("all_reduce", library, 2942),
+            frame("step", "/x/train.py", 40),
+        ];
+        let place = place_in_program(&stack);
+        assert_eq!(
+            place.as_deref(),
+            Some("step (/x/train.py:40), within all_reduce")
+        );
+        assert_eq!(
+            place_in_program(&stack[1..]).as_deref(),
+            Some("step (/x/train.py:40)")
+        );
+        let only = place_in_program(&stack[..1]);
+        assert_eq!(
+            only.as_deref(),
+            Some(&*format!("all_reduce ({library}:2942)"))
+        );
+        assert_eq!(place_in_program(&[]), None);
+    }
 }

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Epilog of Slurm: keeps what the ranks of a job left on this node, before its memory and disk go to the next job.
+# It runs as root once on each node. A job whose ranks all ended in order left nothing, and gives no file.
+#
+#   Epilog=/etc/slurm/rcomm-epilog.sh            # in slurm.conf
+set -uo pipefail
+
+keep=${RCOMM_KEEP:-/shared/rcomm}
+rings=/dev/shm/rcomm-$SLURM_JOB_UID
+paths=()
+for folder in /tmp/rcomm-dumps-"$SLURM_JOB_UID"/"$SLURM_JOB_ID".*; do
+    [ -d "$folder" ] && paths+=("$folder")
+done
+for ring in "$rings/$SLURM_JOB_ID".*; do
+    [ -d "$ring" ] && paths+=("$ring")
+done
+[ ${#paths[@]} -gt 0 ] || exit 0
+
+mkdir -p "$keep/$SLURM_JOB_ID"
+# An epilog that fails drains the node: whatever happens here, it ends well and in time.
+timeout 60 rcomm-fr collect -o "$keep/$SLURM_JOB_ID/$SLURMD_NODENAME.rcap" "${paths[@]}" || true
+chown -R "$SLURM_JOB_UID" "$keep/$SLURM_JOB_ID" || true
+rm -rf "${paths[@]}"
+exit 0

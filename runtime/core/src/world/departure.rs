@@ -7,7 +7,7 @@
 //! | `gone_count/<remaining>` | how many ranks have left | each rank that leaves |
 //! | `all gone/<remaining>` | `1`, once all ranks have left | the last rank that leaves |
 //! | `lost/<remaining>` | the first rank that reported a failed shutdown, in four bytes, and its error | a rank that finds another lost, or whose wait has timed out |
-//! | `seen/<remaining>` | how many ranks have read how the shutdown ended | every rank that does not serve the store, once it has read that |
+//! | `seen/<remaining>` | how many ranks have read how the shutdown ended | every rank that does not serve the store, once it has read that, or does not read it |
 //!
 //! `<remaining>` is the number of ranks that the program has not excluded. A store that does not reply does not
 //! make a rank wait longer than absent ranks would.
@@ -102,6 +102,13 @@ impl WorldShared {
         if !matches!(self.count_departure(limit), Some(Ok(()))) {
             tracing::debug!("the store may not have this rank's shutdown notice");
         }
+    }
+
+    /// As [`announce_departure`](Self::announce_departure), for a rank that does not read how the shutdown ends: the rank that
+    /// serves the store does not keep it for this one.
+    pub(super) fn leave(&self, limit: Duration) {
+        self.announce_departure(limit);
+        self.keep_store(&[]);
     }
 
     /// Runs a request to the store; `None` if it has not replied within `limit`.

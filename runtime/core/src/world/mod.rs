@@ -338,7 +338,7 @@ impl<B> World<B> {
             timeout
         };
         if others == Others::MayStay && !self.shared.place.serves_store() {
-            self.shared.announce_departure(limit.min(DROP_TIME));
+            self.shared.leave(limit.min(DROP_TIME));
         } else if let Err(error) = self.shared.depart(self.group.ranks(), limit) {
             if others == Others::MayStay {
                 tracing::debug!(%error, "some ranks did not confirm that they have left");

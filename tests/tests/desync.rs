@@ -168,12 +168,14 @@ fn a_sender_that_has_completed_gets_the_size_mismatch_in_its_next_operation() {
 #[test]
 fn if_a_rank_skips_an_operation_every_rank_gets_an_error() {
     let fabric = FakeFabric::new();
-    fabric.add_fault(FakeFault {
-        rank: 1,
-        group: "0".to_owned(),
-        seq: 2,
-        kind: FakeFaultKind::Skip,
-    });
+    fabric
+        .add_fault(FakeFault {
+            rank: 1,
+            group: "0".to_owned(),
+            seq: 2,
+            kind: FakeFaultKind::Skip,
+        })
+        .unwrap();
     let dumps = tempfile::tempdir().unwrap();
     let change = |config: &mut rcomm::Config| {
         config.timeout = Duration::from_secs(3);

@@ -1,6 +1,7 @@
 //! Groups and work beyond the operations themselves: splitting, time-outs, abort, shrinking, callbacks.
 #![allow(clippy::unwrap_used)]
 
+mod blocks;
 mod monitored_barrier;
 
 use rcomm::{
@@ -225,12 +226,14 @@ fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
 #[test]
 fn an_operation_that_nothing_waits_for_is_aborted_at_its_time_out() {
     let fabric = FakeFabric::new();
-    fabric.add_fault(FakeFault {
-        rank: 0,
-        group: "0".to_owned(),
-        seq: 1,
-        kind: FakeFaultKind::Stall,
-    });
+    fabric
+        .add_fault(FakeFault {
+            rank: 0,
+            group: "0".to_owned(),
+            seq: 1,
+            kind: FakeFaultKind::Stall,
+        })
+        .unwrap();
     let change = |config: &mut Config| {
         failing(config);
         config.timeout = Duration::from_millis(200);

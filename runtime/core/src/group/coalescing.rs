@@ -8,7 +8,7 @@ use crate::group::process_group::ProcessGroup;
 use crate::group::work::Work;
 use crate::op::buffer::Buffer;
 use crate::op::element::Element;
-use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::error::Result;
 use crate::op::{Op, Reduction};
 
 /// Collects the operations of one block: either sends and receives, or collectives.
@@ -85,14 +85,17 @@ impl<'a> Coalescer<'a> {
 }
 
 impl ProcessGroup {
-    /// Runs the operations that `fill` adds as one operation, over the caller's memory.
+    /// Runs the operations that `fill` adds as one operation, over the caller's memory. A block without operations
+    /// is none: every member may leave it out.
     ///
     /// # Errors
-    /// `InvalidArgument` if `fill` adds no operation, a block, or both collectives and messages.
+    /// `InvalidArgument` if `fill` adds a block, or both collectives and messages.
     #[track_caller]
     pub fn coalesce<'a>(&self, fill: impl FnOnce(&mut Coalescer<'a>)) -> Result<()> {
-        self.run(self.collect(fill)?)?;
-        Ok(())
+        match self.collect(fill) {
+            None => self.submit_empty().map(drop),
+            Some(block) => self.run(block).map(drop),
+        }
     }
 
     /// As [`coalesce`](Self::coalesce), at once; the [`Work`] returns the operations in their order, with
@@ -102,16 +105,16 @@ impl ProcessGroup {
         &self,
         fill: impl FnOnce(&mut Coalescer<'static>),
     ) -> Result<Work<Vec<Op<'static>>>> {
-        self.submit(self.collect(fill)?, members)
+        match self.collect(fill) {
+            None => self.submit_empty(),
+            Some(block) => self.submit(block, members),
+        }
     }
 
-    fn collect<'a>(&self, fill: impl FnOnce(&mut Coalescer<'a>)) -> Result<Op<'a>> {
+    /// The block of the operations that `fill` adds; `None` if it adds none.
+    fn collect<'a>(&self, fill: impl FnOnce(&mut Coalescer<'a>)) -> Option<Op<'a>> {
         let mut block = Coalescer::default();
         fill(&mut block);
-        if block.ops.is_empty() {
-            let message = "a coalesced block holds no operation";
-            return Err(Error::new(ErrorKind::InvalidArgument, message).in_group(self.desc()));
-        }
-        Ok(Op::Coalesced(block.ops))
+        (!block.ops.is_empty()).then_some(Op::Coalesced(block.ops))
     }
 }

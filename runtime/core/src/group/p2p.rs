@@ -90,16 +90,24 @@ impl ProcessGroup {
     }
 
     /// Starts several sends and receives at once. None waits for another, so both ends may list them in any
-    /// order. The [`Work`] returns the operations in the order of `ops`, with their buffers.
+    /// order. The [`Work`] returns the operations in the order of `ops`, with their buffers. An empty list is no
+    /// operation: its [`Work`] has ended.
+    ///
+    /// A rank may send to itself if the same list receives the message: the first send under a tag goes to the first
+    /// receive under it, and so on.
     ///
     /// # Errors
-    /// `InvalidArgument` if the list is empty or holds anything but sends and receives.
+    /// `InvalidArgument` if the list holds anything but sends and receives, or one half only of a message to this
+    /// rank itself.
     #[track_caller]
     pub fn batch_isend_irecv(&self, ops: Vec<Op<'static>>) -> Result<Work<Vec<Op<'static>>>> {
-        if ops.is_empty() || !ops.iter().all(|op| op.op_type().is_p2p()) {
+        if ops.is_empty() {
+            return self.submit_empty();
+        }
+        if !ops.iter().all(|op| op.op_type().is_p2p()) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                "a batch holds one or more sends and receives, and nothing else",
+                "a batch holds sends and receives, and nothing else",
             ));
         }
         self.submit(Op::Coalesced(ops), members)

@@ -28,6 +28,8 @@ pub(crate) struct P2p {
     /// A view of each peer's channel that needs no lock. It is set when a channel through memory is opened.
     pub(super) views: Vec<OnceLock<StreamView>>,
     next: AtomicU64,
+    /// This rank's place in the group.
+    own: usize,
 }
 
 pub(super) fn lock(peer: &Mutex<PeerChannel>) -> MutexGuard<'_, PeerChannel> {
@@ -37,7 +39,9 @@ pub(super) fn lock(peer: &Mutex<PeerChannel>) -> MutexGuard<'_, PeerChannel> {
 impl P2p {
     pub(crate) fn new(mesh: Arc<Mesh>, group: u64, ranks: Arc<[Rank]>, sockets: Sockets) -> Self {
         let peers = ranks.iter().map(|_| Mutex::new(PeerChannel::new()));
+        let own = ranks.iter().position(|&rank| rank == mesh.rank());
         Self {
+            own: own.unwrap_or(usize::MAX),
             mesh,
             group,
             peers: peers.collect(),
@@ -81,6 +85,14 @@ impl P2p {
         };
         let id = self.next_id();
         match stage {
+            // The core has copied a message from this rank to itself. It passes both halves in one block only.
+            Stage::SendQueued { peer } | Stage::Receive { peer: Some(peer) }
+                if peer == self.own =>
+            {
+                let source = matches!(stage, Stage::Receive { .. }).then_some(peer);
+                let done = Stage::Done { source };
+                return Some(Request::new(id, tag, buffer.dtype(), done));
+            }
             Stage::SendQueued { peer } => lock(&self.peers[peer]).queue.push_back(id),
             Stage::Receive { peer: Some(peer) } => {
                 lock(&self.peers[peer]).waiting.push_back(Waiting {

@@ -1,7 +1,7 @@
 //! [`FakeBackend`]: one rank's operations, and how they are matched with those of the other ranks.
 
 use super::carry_out::carry_out;
-use super::fabric::{FabricState, FakeFabric, FakeFault, FakeFaultKind, Message};
+use super::fabric::{FabricState, FakeFabric, FakeFaultKind, Message};
 use crate::backend::{AbortReason, Backend, Call, Done, GroupContext, Observer, Pending, Progress};
 use crate::op::Op;
 use crate::op::deadline::Deadline;
@@ -89,13 +89,6 @@ impl Pending for Ticket {
 impl FakeBackend {
     /// The backend's name in a configuration.
     pub const NAME: &'static str = "fake";
-
-    fn fault_at(&self, state: &FabricState, seq: u64) -> Option<FakeFaultKind> {
-        let here = |fault: &&FakeFault| {
-            fault.rank == self.rank && fault.group == self.group.info.name && fault.seq == seq
-        };
-        state.faults.iter().find(here).map(|fault| fault.kind)
-    }
 
     /// Joins a collective; the last rank to join runs it for all.
     fn join(&self, state: &mut FabricState, ticket: &Arc<Ticket>, turn: u64) {
@@ -190,7 +183,7 @@ impl Backend for FakeBackend {
         let fault = if is_p2p {
             None
         } else {
-            self.fault_at(&state, call.seq)
+            state.take_fault(self.rank, &self.group.info.name, call.seq)
         };
         match fault {
             // Only the caller holds the ticket: the operation is not matched with those of the other ranks.

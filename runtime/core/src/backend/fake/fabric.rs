@@ -4,7 +4,7 @@ use super::backend::{FakeBackend, Ticket};
 use crate::backend::{Backend, BackendFactory, GroupContext};
 use crate::op::buffer::DeviceKind;
 use crate::op::deadline::Deadline;
-use crate::op::error::{Error, Result};
+use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,8 +41,46 @@ pub struct FakeFabric {
 
 #[derive(Default)]
 pub(super) struct FabricState {
-    pub(super) faults: Vec<FakeFault>,
+    faults: Vec<FakeFault>,
+    /// For each fault, whether it has happened.
+    happened: Vec<bool>,
+    /// The groups that were made, by name.
+    made: BTreeMap<String, Arc<[Rank]>>,
     pub(super) groups: HashMap<u64, FabricGroup>,
+}
+
+impl FabricState {
+    fn check(&self, fault: &FakeFault) -> Result<()> {
+        let refuse = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
+        let (rank, group) = (fault.rank, &fault.group);
+        match self.made.get(group) {
+            None if self.made.is_empty() => Ok(()),
+            Some(ranks) if ranks.contains(&rank) => Ok(()),
+            Some(ranks) => refuse(format!(
+                "a fault of rank {rank} in group {group:?}, whose ranks are {ranks:?}, would never happen"
+            )),
+            None => {
+                let names: Vec<&str> = self.made.keys().map(String::as_str).collect();
+                refuse(format!(
+                    "a fault in group {group:?} would never happen: the groups are {}",
+                    names.join(", ")
+                ))
+            }
+        }
+    }
+
+    /// The kind of the fault of a rank at a collective, which now happens.
+    pub(super) fn take_fault(
+        &mut self,
+        rank: Rank,
+        group: &str,
+        seq: u64,
+    ) -> Option<FakeFaultKind> {
+        let mut faults = self.faults.iter();
+        let at = faults.position(|it| it.rank == rank && it.group == group && it.seq == seq)?;
+        self.happened[at] = true;
+        Some(self.faults[at].kind)
+    }
 }
 
 /// One group as the fabric sees it.
@@ -69,9 +107,27 @@ impl FakeFabric {
         Arc::new(Self::default())
     }
 
-    /// Adds a fault.
-    pub fn add_fault(&self, fault: FakeFault) {
-        self.lock().faults.push(fault);
+    /// Adds a fault. Its group may be made later.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if groups were made and none has this name, or if the rank is not in the group: the fault
+    /// would never happen. The message lists the names.
+    pub fn add_fault(&self, fault: FakeFault) -> Result<()> {
+        let mut state = self.lock();
+        state.check(&fault)?;
+        state.faults.push(fault);
+        state.happened.push(false);
+        Ok(())
+    }
+
+    /// The faults that have not happened yet. At the end of a test there should be none: a fault of a group that was
+    /// never made has not happened.
+    pub fn faults_left(&self) -> Vec<FakeFault> {
+        let state = self.lock();
+        let left = state.faults.iter().zip(&state.happened);
+        left.filter(|(_, happened)| !**happened)
+            .map(|(fault, _)| fault.clone())
+            .collect()
     }
 
     /// The factory for one rank of the world.
@@ -102,6 +158,8 @@ impl BackendFactory for FakeFactory {
     }
 
     fn connect(&self, group: GroupContext, _: Deadline) -> Result<Arc<dyn Backend>> {
+        let (name, ranks) = (group.info.name.clone(), group.info.ranks.clone());
+        self.fabric.lock().made.insert(name, ranks);
         Ok(Arc::new(FakeBackend {
             fabric: self.fabric.clone(),
             rank: self.rank,

@@ -3,6 +3,7 @@
 use super::group::Group;
 use super::issue::CallOptions;
 use crate::backend::{Backend, Done};
+use crate::group::p2p::members;
 use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::DeviceKind;
@@ -233,6 +234,13 @@ impl ProcessGroup {
         let site = Location::caller();
         let in_flight = self.group.submit(op, self.options(), site)?;
         Ok(Work::new(in_flight, unpack))
+    }
+
+    /// The handle of a block without operations, which has ended.
+    pub(crate) fn submit_empty(&self) -> Result<Work<Vec<Op<'static>>>> {
+        let nothing = Op::Coalesced(Vec::new());
+        let in_flight = self.group.submit_nothing(nothing, self.options())?;
+        Ok(Work::new(in_flight, members))
     }
 }
 

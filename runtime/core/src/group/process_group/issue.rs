@@ -3,7 +3,7 @@
 //! asynchronous one after the backend has accepted it.
 
 use super::group::Group;
-use crate::backend::{Call, Done, Observer};
+use crate::backend::{Call, Done, Observer, Pending, Progress};
 use crate::group::work::{InFlightOp, Tickets};
 use crate::op::Op;
 use crate::op::buffer::Buffer;
@@ -19,8 +19,8 @@ use rcomm_recorder::record::{
     Start, Tensor, Ticket,
 };
 use std::panic::Location;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The options that a handle passes with each of its calls.
@@ -169,6 +169,9 @@ impl Group {
         } else {
             Start::InTurn
         };
+        if is_p2p {
+            op.deliver_to_self(self.group_rank)?;
+        }
         let Admitted {
             tickets,
             op_info,
@@ -211,6 +214,7 @@ impl Group {
         // invariant 3: from the number to the backend under one lock, in which no backend waits for a peer.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
+        op.deliver_to_self(self.group_rank)?;
         let Admitted {
             tickets,
             op_info,
@@ -248,6 +252,36 @@ impl Group {
                 Err(error)
             }
         }
+    }
+
+    /// The handle of an operation on no memory, which has ended: it has no number and no record, since nothing is
+    /// exchanged.
+    ///
+    /// # Errors
+    /// As for any operation if the group is closed.
+    pub(super) fn submit_nothing(
+        self: &Arc<Self>,
+        op: Op<'static>,
+        options: CallOptions<'_>,
+    ) -> Result<Arc<InFlightOp>> {
+        self.check_open(op.op_type())?;
+        let op_info = OpInfo {
+            record_id: 0,
+            op: op.op_type(),
+            seq: 0,
+            is_p2p: true,
+            takes_turn: false,
+            ends_itself: false,
+            timeout: options.timeout,
+        };
+        // No record has the number 0.
+        let tickets = Tickets {
+            members: Vec::new(),
+            own: Ticket::of_words([0; 3]),
+        };
+        let in_flight = InFlightOp::new(self.clone(), op_info, tickets);
+        in_flight.launched(Arc::new(Ended(Mutex::new(Some(op)))));
+        Ok(in_flight)
     }
 
     /// Gives an operation its numbers and its time-out, and records it. The caller holds the issue lock.
@@ -437,6 +471,23 @@ fn no_lane_for(buffer: &Buffer<'_>) -> Error {
         ErrorKind::Unsupported,
         format!("{buffer:?}: the group has no backend for {device} memory"),
     )
+}
+
+/// An operation that had nothing to do.
+struct Ended(Mutex<Option<Op<'static>>>);
+
+impl Pending for Ended {
+    fn progress(&self) -> Progress {
+        Progress::Completed(Done::default())
+    }
+
+    fn wait(&self, _: Deadline) -> Progress {
+        self.progress()
+    }
+
+    fn reclaim(&self) -> Option<Op<'static>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// Records the start of a blocking operation that had to wait for its turn.

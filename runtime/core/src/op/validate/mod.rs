@@ -7,7 +7,7 @@
 mod tests;
 
 use super::{Op, Reduction};
-use crate::op::buffer::Buffer;
+use crate::op::buffer::{Buffer, Device};
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 
@@ -233,7 +233,12 @@ impl<'a> Op<'a> {
                     check(peer < size, || {
                         format!("peer {peer} is not in a group of {size} ranks")
                     })?;
-                    check(peer != own, || format!("peer {peer} is this rank itself"))
+                    check(peer != own, || {
+                        format!(
+                            "peer {peer} is this rank itself: such a message needs its send and its receive in \
+                             one batch"
+                        )
+                    })
                 }
                 Peer::Any | Peer::None => check(size > 1, || {
                     "the group has no other rank to receive from".to_owned()
@@ -322,7 +327,80 @@ impl<'a> Op<'a> {
         check(!ops.iter().any(|op| matches!(op, Op::Coalesced(_))), || {
             "a coalesced block holds another".to_owned()
         })?;
-        ops.iter().try_for_each(|op| op.check(own, size))
+        messages_to_self(ops, own)?;
+        // A group has no rank of this number.
+        let other = u32::MAX;
+        ops.iter().try_for_each(|op| {
+            let is_to_self = op.is_p2p() && op.peer() == Peer::Rank(own);
+            op.check(if is_to_self { other } else { own }, size)
+        })
+    }
+
+    /// Copies the messages of a block from this rank to itself, in host memory. A backend for devices sends them
+    /// itself. The block has passed [`validate`](Self::validate).
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a message does not fit, which `validate` refuses.
+    #[cold]
+    pub(crate) fn deliver_to_self(&mut self, own: u32) -> Result<()> {
+        let Self::Coalesced(ops) = self else {
+            return Ok(());
+        };
+        let pairs = messages_to_self(ops, own).unwrap_or_default();
+        for (send, recv) in pairs {
+            let both = ops.get_disjoint_mut([send, recv]);
+            if let Ok(
+                [
+                    Self::Send { buffer: from, .. },
+                    Self::Recv { buffer: to, .. },
+                ],
+            ) = both
+                && from.device() == Device::Cpu
+            {
+                to.copy_from(from)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The sends of a block to this rank itself, each with the receive that gets it: the first send under a tag goes to
+/// the first receive under it, and so on.
+fn messages_to_self(ops: &[Op<'_>], own: u32) -> Result<Vec<(usize, usize)>, Refusal> {
+    let mut pairs = Vec::new();
+    let mut taken = Vec::new();
+    let to_self = |op: &Op<'_>| op.is_p2p() && op.peer() == Peer::Rank(own);
+    for (at, op) in ops.iter().enumerate().filter(|(_, op)| to_self(op)) {
+        let Op::Send { buffer, tag, .. } = op else {
+            continue;
+        };
+        let fits = |other: &Op<'_>| {
+            matches!(other, Op::Recv { .. }) && to_self(other) && other.tag() == Some(*tag)
+        };
+        let mut receives = ops.iter().enumerate().filter(|(_, other)| fits(other));
+        let receive = receives.find(|(at, _)| !taken.contains(at));
+        let Some((recv, Op::Recv { buffer: into, .. })) = receive else {
+            return Err(Refusal::Argument(format!(
+                "the batch sends {buffer:?} under tag {tag} to this rank itself, rank {own}, and does not receive it"
+            )));
+        };
+        check(
+            buffer.dtype() == into.dtype()
+                && buffer.len() == into.len()
+                && buffer.device() == into.device(),
+            || format!("the batch sends {buffer:?} to this rank itself and receives {into:?}"),
+        )?;
+        taken.push(recv);
+        pairs.push((at, recv));
+    }
+    let receives = ops.iter().enumerate();
+    let mut receives = receives.filter(|(_, op)| matches!(op, Op::Recv { .. }) && to_self(op));
+    match receives.find(|(at, _)| !taken.contains(at)) {
+        None => Ok(pairs),
+        Some((_, op)) => Err(Refusal::Argument(format!(
+            "the batch receives under tag {} from this rank itself, rank {own}, and does not send to it",
+            op.tag().unwrap_or(0)
+        ))),
     }
 }
 

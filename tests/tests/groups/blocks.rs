@@ -1,0 +1,153 @@
+//! Blocks: messages of a rank to itself, blocks without operations, and faults of groups that do not exist.
+
+use super::run;
+use rcomm::{
+    Buffer, Config, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, Op, ProcessGroup, ReduceOp,
+    World,
+};
+use rcomm_tests::world::{Carrier, on_threads};
+
+fn send(values: Vec<u32>, peer: u32, tag: u32) -> Op<'static> {
+    let buffer = Buffer::from_vec(values);
+    Op::Send { buffer, peer, tag }
+}
+
+fn recv(len: usize, peer: u32, tag: u32) -> Op<'static> {
+    let (buffer, peer) = (Buffer::from_vec(vec![0u32; len]), Some(peer));
+    Op::Recv { buffer, peer, tag }
+}
+
+fn received(ops: Vec<Op<'static>>) -> Vec<Vec<u32>> {
+    let received = ops.into_iter().filter_map(|op| match op {
+        Op::Recv { buffer, .. } => Some(buffer.into_vec().unwrap()),
+        _ => None,
+    });
+    received.collect()
+}
+
+/// Each rank sends to itself, twice under one tag, and to its neighbour.
+fn batch(group: &ProcessGroup) -> Vec<Op<'static>> {
+    let (own, size) = (group.rank(), group.size());
+    let (next, before) = ((own + 1) % size, (own + size - 1) % size);
+    let mut ops = vec![
+        recv(2, own, 7),
+        send(vec![own, 1], own, 7),
+        send(vec![own, 2], own, 7),
+        recv(2, own, 7),
+        send(vec![], own, 8),
+        recv(0, own, 8),
+    ];
+    if size > 1 {
+        ops.push(send(vec![own, 3], next, 7));
+        ops.push(recv(2, before, 7));
+    }
+    ops
+}
+
+fn check(world: &World) {
+    let group = world.group();
+    let (own, size) = (group.rank(), group.size());
+    let mut expected = vec![vec![own, 1], vec![own, 2], vec![]];
+    if size > 1 {
+        expected.push(vec![(own + size - 1) % size, 3]);
+    }
+    for _ in 0..3 {
+        let got = group.batch_isend_irecv(batch(group)).unwrap();
+        assert_eq!(received(got.wait().unwrap()), expected);
+    }
+    // The blocking form, over the caller's memory.
+    let (sent, mut got) = ([own, 5], [0; 2]);
+    group
+        .coalesce(|block| {
+            block.recv(&mut got, own, 1);
+            block.send(&sent, own, 1);
+        })
+        .unwrap();
+    assert_eq!(got, sent);
+}
+
+#[test]
+fn a_batch_may_hold_both_halves_of_messages_of_a_rank_to_itself() {
+    let no_change = |_: &mut Config| {};
+    for size in [1, 3] {
+        for carrier in [Carrier::Cpu, Carrier::Fake(FakeFabric::new())] {
+            on_threads(size, &carrier, no_change, |world| {
+                check(&world);
+                world.shutdown().unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn half_a_message_of_a_rank_to_itself_is_refused() {
+    run(2, |world| {
+        let group = world.group();
+        let own = group.rank();
+        for (ops, expected) in [
+            (vec![send(vec![1], own, 4)], "does not receive it"),
+            (vec![recv(1, own, 4)], "does not send to it"),
+            (vec![send(vec![1], own, 4), recv(1, own, 5)], "under tag 4"),
+            (
+                vec![send(vec![1], own, 4), recv(2, own, 4)],
+                "receives UInt32[2]",
+            ),
+        ] {
+            let error = group.batch_isend_irecv(ops).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        let error = group.send(&[1u32], own, 0).unwrap_err();
+        assert!(error.to_string().contains("in one batch"), "{error}");
+        check(&world);
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_block_without_operations_is_none() {
+    run(2, |world| {
+        let group = world.group();
+        // One rank only: were they operations, it would wait for the other.
+        if group.rank() == 0 {
+            group.coalesce(|_| {}).unwrap();
+            let empty = group.coalesce_async(|_| {}).unwrap();
+            assert!(empty.is_success() && empty.wait().unwrap().is_empty());
+            let empty = group.batch_isend_irecv(Vec::new()).unwrap();
+            assert!(empty.wait().unwrap().is_empty());
+        }
+        group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();
+        assert_eq!(world.snapshot().entries.len(), 1);
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_fault_of_a_group_that_does_not_exist_is_refused_or_left() {
+    let fault = |rank: u32, group: &str| FakeFault {
+        rank,
+        group: group.to_owned(),
+        seq: 1,
+        kind: FakeFaultKind::Skip,
+    };
+    let fabric = FakeFabric::new();
+    fabric.add_fault(fault(0, "default_pg")).unwrap();
+    let carrier = Carrier::Fake(fabric.clone());
+    on_threads(
+        2,
+        &carrier,
+        |_: &mut Config| {},
+        |world| {
+            world.group().barrier().unwrap();
+            world.shutdown().unwrap();
+        },
+    );
+    assert_eq!(fabric.faults_left(), [fault(0, "default_pg")]);
+    let error = fabric.add_fault(fault(0, "default_pg")).unwrap_err();
+    assert!(error.to_string().contains("the groups are 0"), "{error}");
+    let error = fabric.add_fault(fault(2, "0")).unwrap_err();
+    assert!(
+        error.to_string().contains("whose ranks are [0, 1]"),
+        "{error}"
+    );
+}

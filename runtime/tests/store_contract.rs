@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use rcomm::store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore};
+use rcomm::store::{
+    FileStore, HashStore, PrefixStore, QueueStore, Store, StoreCollectives, TcpStore,
+};
 use rcomm::{ErrorKind, Result};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -259,4 +261,105 @@ fn a_file_that_is_no_store_is_refused_and_left_unchanged() {
         assert!(error.to_string().contains("store record"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), content);
     }
+}
+
+/// Runs `body` for three ranks on threads, over a new store of each kind.
+fn three_ranks(body: impl Fn(&StoreCollectives, u32) + Sync) {
+    let run = |stores: [Arc<dyn Store>; 3]| {
+        thread::scope(|scope| {
+            for (rank, store) in (0..).zip(stores) {
+                let body = &body;
+                scope.spawn(move || {
+                    let all = StoreCollectives::new(store, "control", rank, 3).unwrap();
+                    body(&all, rank);
+                });
+            }
+        });
+    };
+    let hash: Arc<dyn Store> = Arc::new(HashStore::new());
+    run([hash.clone(), hash.clone(), hash]);
+    let host = Arc::new(TcpStore::host("127.0.0.1", 0, LONG).unwrap());
+    let other = || -> Arc<dyn Store> {
+        Arc::new(TcpStore::connect("127.0.0.1", host.port(), LONG).unwrap())
+    };
+    run([host.clone(), other(), other()]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let file = || -> Arc<dyn Store> { Arc::new(FileStore::open(&path, Some(3)).unwrap()) };
+    run([file(), file(), file()]);
+}
+
+#[test]
+fn control_collectives_carry_the_values_of_all_ranks() {
+    three_ranks(|all, rank| {
+        for nth in 0..3u8 {
+            all.barrier(LONG).unwrap();
+            let sum = all.all_sum(i64::from(rank) - 5, LONG).unwrap();
+            assert_eq!(sum, -12);
+            let own = [rank as u8, nth];
+            let expected = [vec![0, nth], vec![1, nth], vec![2, nth]];
+            assert_eq!(all.all_gather(&own, LONG).unwrap(), expected);
+            let value = (rank == 1).then_some(&own[..]);
+            assert_eq!(all.broadcast(value, 1, LONG).unwrap(), [1, nth]);
+            let gathered = all.gather(&own, 2, LONG).unwrap();
+            assert_eq!(gathered, (rank == 2).then_some(expected.to_vec()));
+            let parts: [&[u8]; 3] = [b"a", b"", &own];
+            let part = all
+                .scatter((rank == 0).then_some(&parts[..]), 0, LONG)
+                .unwrap();
+            assert_eq!(
+                part,
+                [b"a".to_vec(), Vec::new(), vec![0, nth]][rank as usize]
+            );
+        }
+    });
+}
+
+#[test]
+fn control_collectives_leave_only_the_keys_of_the_last_ones() {
+    let store = Arc::new(HashStore::new());
+    let alone = StoreCollectives::new(store.clone(), "control", 0, 1).unwrap();
+    let mut most = 0;
+    for _ in 0..20 {
+        alone.all_gather(b"value", LONG).unwrap();
+        alone.broadcast(Some(b"value"), 0, LONG).unwrap();
+        alone.all_sum(1, LONG).unwrap();
+        most = most.max(store.num_keys().unwrap());
+    }
+    assert!(most <= 6, "{most}");
+}
+
+#[test]
+fn control_collectives_name_the_ranks_that_do_not_come() {
+    three_ranks(|all, rank| {
+        if rank == 1 {
+            return;
+        }
+        let errors = [
+            all.barrier(SHORT).unwrap_err(),
+            all.all_gather(b"", SHORT).unwrap_err(),
+            all.broadcast(None, 1, SHORT).unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            // The other rank may come later than this one waits.
+            assert!(error.ranks().contains(&1), "{error}");
+            assert!(!error.ranks().contains(&rank), "{error}");
+        }
+        let refused = all.broadcast(Some(b"x"), 1, SHORT).unwrap_err();
+        assert!(
+            refused.to_string().contains("only rank 1, the root"),
+            "{refused}"
+        );
+        let refused = all.scatter(Some(&[]), rank, SHORT).unwrap_err();
+        assert!(
+            refused.to_string().contains("0 values to scatter"),
+            "{refused}"
+        );
+        let refused = all.gather(b"", 3, SHORT).unwrap_err();
+        assert!(
+            refused.to_string().contains("not one of 3 ranks"),
+            "{refused}"
+        );
+    });
 }

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod collectives;
 mod file;
 mod hash;
 mod prefix;
@@ -14,6 +15,7 @@ mod query;
 mod table;
 mod tcp;
 
+pub use collectives::StoreCollectives;
 pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;

@@ -1,0 +1,323 @@
+//! [`StoreCollectives`]: collectives of small values over a store, before there is a group or beside it.
+
+use super::{BatchRequest, Store, which_are_set};
+use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::text;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The most ranks that an error lists by number.
+const MAX_RANKS: usize = 64;
+/// How long a rank whose wait has ended asks which ranks were absent.
+const NAMING_TIME: Duration = Duration::from_secs(2);
+
+/// Collectives of small values over a store: for the control of a job, while no group is there yet, or none is usable.
+/// They work with any [`Store`], and take one or two requests for each rank.
+///
+/// All ranks make one with the same name, and call the same methods in the same order. Values of earlier calls are
+/// removed from the store by each [`barrier`](Self::barrier), [`all_gather`](Self::all_gather) and
+/// [`all_sum`](Self::all_sum).
+///
+/// # Blocking
+/// For `timeout` at most in each call, and two seconds more to find out who was absent.
+///
+/// # Errors
+/// `Timeout` names the ranks that had not come; otherwise the error of the store.
+///
+/// # Thread safety
+/// One call at a time: others wait for it.
+pub struct StoreCollectives {
+    store: Arc<dyn Store>,
+    name: String,
+    rank: u32,
+    size: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The number of the last call.
+    calls: u64,
+    /// The keys that this rank has set since the last call that waited for all ranks.
+    own: Vec<String>,
+}
+
+impl StoreCollectives {
+    /// Rank `rank` of `size` that take part. `name` distinguishes the keys from others in the store: it serves once.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `rank` is not below `size`.
+    pub fn new(store: Arc<dyn Store>, name: &str, rank: u32, size: u32) -> Result<Self> {
+        if rank >= size {
+            let message = format!("rank {rank} is not one of {size} ranks");
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        Ok(Self {
+            store,
+            name: name.to_owned(),
+            rank,
+            size,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Returns once all ranks have called it.
+    ///
+    /// # Errors
+    /// As described on the type.
+    pub fn barrier(&self, timeout: Duration) -> Result<()> {
+        self.call("barrier", |call| call.meet(b"", 0, timeout).map(drop))
+    }
+
+    /// The sum of the numbers of all ranks, on all ranks; it wraps.
+    ///
+    /// # Errors
+    /// As described on the type.
+    pub fn all_sum(&self, number: i64, timeout: Duration) -> Result<i64> {
+        self.call("all_sum", |call| call.meet(b"", number, timeout))
+    }
+
+    /// The values of all ranks, in the order of ranks, on all ranks.
+    ///
+    /// # Errors
+    /// As described on the type.
+    pub fn all_gather(&self, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.call("all_gather", |call| {
+            call.set_own(value)?;
+            let values = call.get_all(timeout)?;
+            call.sweep();
+            Ok(values)
+        })
+    }
+
+    /// The value of rank `root`, on all ranks. Only `root` passes one, and does not wait.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `root` is no rank, if it passes no value, or another rank passes one; otherwise as
+    /// described on the type.
+    pub fn broadcast(&self, value: Option<&[u8]>, root: u32, timeout: Duration) -> Result<Vec<u8>> {
+        self.check_root(root, value.is_some())?;
+        self.call("broadcast", |call| match value {
+            Some(value) => call.set_own(value).map(|()| value.to_vec()),
+            None => call.get(root, timeout),
+        })
+    }
+
+    /// The values of all ranks, in the order of ranks, on rank `root`; `None` on the others, which do not wait.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `root` is no rank; otherwise as described on the type.
+    pub fn gather(
+        &self,
+        value: &[u8],
+        root: u32,
+        timeout: Duration,
+    ) -> Result<Option<Vec<Vec<u8>>>> {
+        self.check_root(root, root == self.rank)?;
+        self.call("gather", |call| {
+            call.set_own(value)?;
+            if root != self.rank {
+                return Ok(None);
+            }
+            call.get_all(timeout).map(Some)
+        })
+    }
+
+    /// This rank's value of those that `root` passes: one for each rank, in their order. Only `root` passes values, and
+    /// does not wait.
+    ///
+    /// # Errors
+    /// `InvalidArgument` as [`broadcast`](Self::broadcast), and if `root` passes another number of values; otherwise as
+    /// described on the type.
+    pub fn scatter(
+        &self,
+        values: Option<&[&[u8]]>,
+        root: u32,
+        timeout: Duration,
+    ) -> Result<Vec<u8>> {
+        self.check_root(root, values.is_some())?;
+        let Some(values) = values else {
+            return self.call("scatter", |call| call.get(self.rank, timeout));
+        };
+        let (given, size) = (values.len(), self.size);
+        if given != size as usize {
+            let message = format!("{given} values to scatter to {size} ranks");
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        self.call("scatter", |call| {
+            let keys: Vec<String> = (0..size).map(|rank| call.key(rank)).collect();
+            let pairs: Vec<(&str, &[u8])> = keys
+                .iter()
+                .zip(values)
+                .filter(|(key, _)| **key != call.own)
+                .map(|(key, value)| (key.as_str(), *value))
+                .collect();
+            self.store.multi_set(&pairs)?;
+            call.state.own.extend(keys);
+            Ok(values[self.rank as usize].to_vec())
+        })
+    }
+
+    fn check_root(&self, root: u32, passes: bool) -> Result<()> {
+        let (rank, size) = (self.rank, self.size);
+        let message = if root >= size {
+            format!("root {root} is not one of {size} ranks")
+        } else if passes && root != rank {
+            format!("rank {rank} passes what only rank {root}, the root, may pass")
+        } else if !passes && root == rank {
+            format!("rank {rank} is the root and passes nothing")
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::InvalidArgument, message))
+    }
+
+    fn call<R>(&self, what: &str, body: impl FnOnce(&mut Call<'_>) -> Result<R>) -> Result<R> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.calls += 1;
+        let prefix = format!("{}/{}/{what}", self.name, state.calls);
+        let mut call = Call {
+            own: format!("{prefix}/{}", self.rank),
+            all: self,
+            prefix,
+            before: std::mem::take(&mut state.own),
+            state: &mut state,
+        };
+        let result = body(&mut call);
+        // What `sweep` has not removed.
+        let mut before = std::mem::take(&mut call.before);
+        before.append(&mut call.state.own);
+        call.state.own = before;
+        result
+    }
+}
+
+/// One call.
+struct Call<'a> {
+    all: &'a StoreCollectives,
+    prefix: String,
+    /// The key of this rank.
+    own: String,
+    /// The keys of earlier calls.
+    before: Vec<String>,
+    state: &'a mut State,
+}
+
+impl Call<'_> {
+    fn key(&self, rank: u32) -> String {
+        format!("{}/{rank}", self.prefix)
+    }
+
+    fn set_own(&mut self, value: &[u8]) -> Result<()> {
+        self.all.store.set(&self.own, value)?;
+        self.state.own.push(self.own.clone());
+        Ok(())
+    }
+
+    /// Waits for all ranks, and returns the sum of their numbers. The last one to come tells the others, so that the
+    /// store need not wake each rank for each other one.
+    fn meet(&mut self, value: &[u8], number: i64, timeout: Duration) -> Result<i64> {
+        let (sum, count) = (
+            format!("{}/sum", self.prefix),
+            format!("{}/count", self.prefix),
+        );
+        let done = format!("{}/done", self.prefix);
+        let store = &self.all.store;
+        let replies = store.batch(&[
+            BatchRequest::Set {
+                key: &self.own,
+                value,
+            },
+            BatchRequest::Add {
+                key: &sum,
+                delta: number,
+            },
+            BatchRequest::Add {
+                key: &count,
+                delta: 1,
+            },
+        ])?;
+        self.state.own.push(self.own.clone());
+        let is_last = matches!(replies[..], [.., super::BatchReply::Count(count)]
+            if count == i64::from(self.all.size));
+        if is_last {
+            self.state.own.extend([sum.clone(), count, done.clone()]);
+            let sum = store.add(&sum, 0)?;
+            store.set(&done, sum.to_string().as_bytes())?;
+            self.sweep();
+            return Ok(sum);
+        }
+        let sum = match store.get(&done, timeout) {
+            Ok(sum) => sum,
+            Err(error) => return Err(self.name_absent(error, timeout)),
+        };
+        self.sweep();
+        let text = String::from_utf8_lossy(&sum);
+        text.parse().map_err(|error: std::num::ParseIntError| {
+            let message = format!("the store has {text:?} for the sum of all ranks");
+            Error::new(ErrorKind::Store, message).with_source(error)
+        })
+    }
+
+    fn get(&self, rank: u32, timeout: Duration) -> Result<Vec<u8>> {
+        let value = self.all.store.get(&self.key(rank), timeout);
+        value.map_err(|error| match error.kind() {
+            ErrorKind::Timeout => self.late(&[rank], timeout),
+            _ => error,
+        })
+    }
+
+    fn get_all(&self, timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let keys: Vec<String> = (0..self.all.size).map(|rank| self.key(rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let values = self.all.store.multi_get(&keys, timeout);
+        values.map_err(|error| self.name_absent(error, timeout))
+    }
+
+    /// Names the ranks that have not come, if `error` is a time-out.
+    fn name_absent(&self, error: Error, timeout: Duration) -> Error {
+        if error.kind() != ErrorKind::Timeout {
+            return error;
+        }
+        let keys: Vec<String> = (0..self.all.size).map(|rank| self.key(rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let until = Instant::now() + NAMING_TIME;
+        let came = which_are_set(&*self.all.store, &keys, until);
+        let absent = (0..).zip(came).filter(|(_, came)| !came);
+        let absent: Vec<u32> = absent.map(|(rank, _)| rank).collect();
+        // This rank has come: if its own key is not seen, the store did not answer.
+        if absent.contains(&self.all.rank) {
+            return error.with_more("the store did not say which ranks are absent");
+        }
+        self.late(&absent, timeout)
+    }
+
+    fn late(&self, absent: &[u32], timeout: Duration) -> Error {
+        let message = format!(
+            "{:?} over the store: {} did not come within {}",
+            self.prefix,
+            text::ranks(absent, MAX_RANKS),
+            text::duration(timeout)
+        );
+        Error::new(ErrorKind::Timeout, message).with_ranks(absent)
+    }
+
+    /// Removes what this rank set in earlier calls: every rank has come to this one, so none reads it any more.
+    fn sweep(&mut self) {
+        for key in self.before.drain(..) {
+            // A key that stays does no harm.
+            let _ = self.all.store.delete(&key);
+        }
+    }
+}
+
+impl fmt::Debug for StoreCollectives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreCollectives")
+            .field("name", &self.name)
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish()
+    }
+}

@@ -38,13 +38,13 @@ pub use half::{bf16, f16};
 pub use num_complex::Complex;
 pub use rcomm_core::{
     Access, Backend, BackendFactory, Buffer, Bus, Coalescer, Config, DType, Deadline, Device,
-    DeviceKind, Done, DumpWriter, Element, EndpointAddress, EndpointToken, Error, ErrorKind,
-    F8E4M3, F8E5M2, FakeBackend, FakeFabric, FakeFault, FakeFaultKind, FileDumpWriter, FileStore,
-    GroupOptions, HashStore, Hints, Layout, MAX_OBJECT_BYTES, MissingRanks, Op, OpType, Parts,
-    Pattern, Peer, Pending, PrefixStore, ProcessGroup, ProcessGroupInfo, Progress, QueueStore,
-    Rank, ReduceOp, Reduction, RemoteMemory, Rendezvous, Result, Secret, Sides, SparseTensor,
-    Store, Stream, TcpStore, TcpStoreServer, Vecs, WaitHint, WaitsFor, Window, Work, WorkStatus,
-    Wrapper,
+    DeviceKind, DeviceMesh, Done, DumpWriter, Element, EndpointAddress, EndpointToken, Error,
+    ErrorKind, F8E4M3, F8E5M2, FakeBackend, FakeFabric, FakeFault, FakeFaultKind, FileDumpWriter,
+    FileStore, GroupOptions, HashStore, Hints, HookedOperation, Layout, MAX_OBJECT_BYTES,
+    MissingRanks, Op, OpType, OperationHook, Parts, Pattern, Peer, Pending, PrefixStore,
+    ProcessGroup, ProcessGroupInfo, Progress, QueueStore, Rank, ReduceOp, Reduction, RemoteMemory,
+    Rendezvous, Result, Secret, Sides, SparseTensor, Store, Stream, TcpStore, TcpStoreServer, Vecs,
+    WaitHint, WaitsFor, Window, Work, WorkStatus, Wrapper,
 };
 pub use rcomm_core::{config, data_parallel, rendezvous, store};
 pub use rcomm_cpu::CpuBackend;

@@ -59,6 +59,7 @@ pub use config::rendezvous;
 pub use config::rendezvous::Rendezvous;
 pub use group::coalescing::Coalescer;
 pub use group::collectives::Vecs;
+pub use group::hook::{HookedOperation, OperationHook};
 pub use group::maker::GroupOptions;
 pub use group::monitored_barrier::MissingRanks;
 pub use group::objects::MAX_OBJECT_BYTES;
@@ -80,4 +81,4 @@ pub use rcomm_recorder::model::{
 pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken, Secret};
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
 pub use watch::dump_writer::{DumpWriter, FileDumpWriter};
-pub use world::{World, WorldBuilder};
+pub use world::{DeviceMesh, World, WorldBuilder};

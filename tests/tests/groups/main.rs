@@ -3,6 +3,7 @@
 
 mod blocks;
 mod monitored_barrier;
+mod together;
 
 use rcomm::{
     Buffer, Config, DeviceKind, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, GroupOptions,

@@ -3,6 +3,7 @@
 
 pub(crate) mod coalescing;
 pub(crate) mod collectives;
+pub(crate) mod hook;
 pub(crate) mod maker;
 pub(crate) mod monitored_barrier;
 pub(crate) mod objects;

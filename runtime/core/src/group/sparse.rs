@@ -113,6 +113,14 @@ impl<T: Element> SparseTensor<T> {
         self.indices.len() / self.sparse_dims
     }
 
+    /// The same indices, with each value replaced.
+    pub(crate) fn map(mut self, change: impl Fn(T) -> T) -> Self {
+        self.values
+            .iter_mut()
+            .for_each(|value| *value = change(*value));
+        self
+    }
+
     /// The number of values of one index tuple; `None` if it overflows.
     fn block(&self) -> Option<usize> {
         let dims = self.shape[self.sparse_dims..].iter();

@@ -18,7 +18,7 @@ use rcomm_recorder::record::{FlightRecorder, Ticket};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -82,11 +82,14 @@ pub(crate) struct InFlightOp {
     pending: OnceLock<Arc<dyn Pending>>,
     started: AtomicBool,
     outcome: OnceLock<Result<Done>>,
+    /// The time from the issue to the first sight of the end, in nanoseconds; 0 before the end.
+    elapsed: AtomicU64,
     waiters: Mutex<Waiters>,
 }
 
 impl InFlightOp {
     pub(crate) fn new(group: Arc<Group>, op_info: OpInfo, tickets: Tickets) -> Arc<Self> {
+        group.pending().fetch_add(1, Ordering::Relaxed);
         Arc::new(Self {
             group,
             op_info,
@@ -95,6 +98,7 @@ impl InFlightOp {
             pending: OnceLock::new(),
             started: AtomicBool::new(false),
             outcome: OnceLock::new(),
+            elapsed: AtomicU64::new(0),
             waiters: Mutex::new(Waiters::default()),
         })
     }
@@ -109,7 +113,9 @@ impl InFlightOp {
     /// Stores the error with which the backend has rejected the operation. The issuing thread handles it.
     pub(crate) fn rejected(&self, error: Error) {
         // Without a `Pending`, no other party can have settled it.
-        let _ = self.outcome.set(Err(error));
+        if self.outcome.set(Err(error)).is_ok() {
+            self.note_no_longer_pending();
+        }
     }
 
     fn note_start(&self) {
@@ -121,17 +127,28 @@ impl InFlightOp {
 
     fn settle(&self, outcome: Result<Done>) -> WorkStatus {
         let status = status_of(&outcome);
+        let elapsed = u64::try_from(self.issued.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        // Only the first sight counts.
+        let _ =
+            self.elapsed
+                .compare_exchange(0, elapsed.max(1), Ordering::Relaxed, Ordering::Relaxed);
         if self.outcome.set(outcome).is_err() {
             return self.outcome.get().map_or(status, status_of);
         }
+        self.note_no_longer_pending();
         if let Some(Ok(done)) = self.outcome.get() {
             self.tickets.completed(self.group.recorder(), *done);
+            self.group.note_outcome(&self.op_info, None);
             self.group.note_end(&self.op_info);
             self.notify_waiters();
         } else {
             self.group.watch().wake();
         }
         status
+    }
+
+    fn note_no_longer_pending(&self) {
+        self.group.pending().fetch_sub(1, Ordering::Release);
     }
 
     /// Whether waiters may see the outcome. They see an error that makes the group unusable only once the
@@ -233,6 +250,9 @@ impl WatchedOperation for InFlightOp {
 
     fn announce_failure(&self) {
         self.tickets.failed(self.group.recorder());
+        if let Some(Err(error)) = self.outcome.get() {
+            self.group.note_outcome(&self.op_info, Some(error));
+        }
         self.notify_waiters();
         self.group.note_end(&self.op_info);
     }
@@ -421,6 +441,15 @@ impl<T> Work<T> {
     /// How long it ran; `None` until its end was seen, or if the backend does not measure that.
     pub fn duration(&self) -> Option<Duration> {
         self.in_flight.outcome()?.as_ref().ok()?.duration
+    }
+
+    /// The time from the issue of the operation until its end was seen, with the time in which it waited for its turn
+    /// and for other ranks; `None` before. The CPU backend sees the end at once.
+    pub fn elapsed(&self) -> Option<Duration> {
+        match self.in_flight.elapsed.load(Ordering::Relaxed) {
+            0 => None,
+            elapsed => Some(Duration::from_nanos(elapsed)),
+        }
     }
 
     /// The type of the operation.

@@ -1,11 +1,11 @@
 //! [`WorldBuilder`]: makes a [`World`]: ring, store, rendezvous, backends, threads, the group of all ranks.
 use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
 use crate::config::Config;
-use crate::config::rendezvous::Rendezvous;
+use crate::config::rendezvous::{InitMethod, Rendezvous};
 use crate::group::maker::{GroupOptions, Origin};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{PrefixStore, Store};
+use crate::store::{FileStore, PrefixStore, Store};
 use crate::watch::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 #[cfg(feature = "endpoint")]
 use crate::watch::endpoint;
@@ -66,6 +66,33 @@ impl<B: BackendSet> WorldBuilder<B> {
     pub fn dump_writer(mut self, writer: impl DumpWriter + 'static) -> Self {
         self.dump_writer = Some(Box::new(writer));
         self
+    }
+
+    /// Meets the other ranks where a URL says, as `init_method` of PyTorch's `init_process_group`: `tcp://HOST:PORT`, the
+    /// host and a free port of rank 0; `file://PATH`, a file that does not exist yet, in a folder that all ranks
+    /// share; or `env://`, where the launcher's variables say. Rank and world size may be in the URL instead
+    /// (`tcp://HOST:PORT?rank=0&world_size=4`).
+    ///
+    /// With a file, ranks of several hosts need [`Config::socket_ifname`]: there is no store whose address leads to an
+    /// interface.
+    ///
+    /// # Errors
+    /// `Rendezvous` says what is wrong with the URL; `Io` if the file cannot be opened.
+    pub fn init_method(
+        mut self,
+        url: &str,
+        rank: Option<Rank>,
+        world_size: Option<u32>,
+    ) -> Result<Self> {
+        match InitMethod::parse(url, rank, world_size)? {
+            InitMethod::Environment => self.config.rendezvous = None,
+            InitMethod::Tcp(place) => self.config.rendezvous = Some(place),
+            InitMethod::File(path, place) => {
+                self.store = Some(Arc::new(FileStore::open(path, Some(place.world_size))?));
+                self.config.rendezvous = Some(place);
+            }
+        }
+        Ok(self)
     }
 
     /// Makes the world.
@@ -225,6 +252,8 @@ impl<B: BackendSet> WorldBuilder<B> {
             factories,
             next_id: AtomicU32::new(0),
             made: Mutex::default(),
+            registry: Mutex::default(),
+            reused: Mutex::default(),
         });
         let ranks = (0..shared.place.world_size).collect();
         let options = GroupOptions::named("default_pg");

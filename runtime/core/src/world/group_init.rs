@@ -168,7 +168,12 @@ impl WorldShared {
             config: self.config.clone(),
             maker: Arc::<Self>::downgrade(self) as Weak<dyn GroupMaker>,
         };
-        Ok(ProcessGroup::over(Group::new(parts)))
+        let group = Group::new(parts);
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        registry.retain(|group| group.strong_count() > 0);
+        registry.push(Arc::downgrade(&group));
+        drop(registry);
+        Ok(ProcessGroup::over(group))
     }
 
     /// If the configuration asks for a debug level or for a check for NaN, wraps this backend: ranks then

@@ -8,17 +8,20 @@ mod builder;
 mod departure;
 mod failed_init;
 pub(crate) mod group_init;
+mod groups;
 pub(crate) mod init;
 pub(crate) mod job_secret;
+mod mesh;
 mod session;
 
 pub use builder::WorldBuilder;
+pub use mesh::DeviceMesh;
 
 use crate::backend::{BackendFactory, BackendSet};
 use crate::config::Config;
 use crate::config::rendezvous::Rendezvous;
 use crate::group::maker::{GroupMaker, GroupOptions, Origin};
-use crate::group::process_group::ProcessGroup;
+use crate::group::process_group::{Group, ProcessGroup};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{Store, TcpStore, TcpStoreServer};
@@ -35,7 +38,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// How long a world that is dropped tries to publish its shutdown notice.
@@ -100,6 +103,10 @@ pub(crate) struct WorldShared {
     remaining: AtomicU32,
     /// How many groups were made with each name and list of members.
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
+    /// All groups, in order of creation.
+    pub(crate) registry: Mutex<Vec<Weak<Group>>>,
+    /// The groups of `shared_group`, with the purpose for which each was made.
+    pub(crate) reused: Mutex<Vec<(String, ProcessGroup)>>,
 }
 
 /// The ranks that have not shut down when this one does.

@@ -22,6 +22,9 @@
 #![forbid(unsafe_code)]
 
 mod environment;
+mod url;
+
+pub(crate) use url::InitMethod;
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{

@@ -243,7 +243,6 @@ impl Group {
             call_site: Some(options.site(site)),
             ..Operation::new(self.handle, op_record.op, SignatureRef::Key(&key))
         });
-        drop(issue);
         let op_info = OpInfo {
             record_id: own.record_id(),
             op: op_record.op,
@@ -254,6 +253,8 @@ impl Group {
             ends_itself: op_record.end == End::Own,
             timeout,
         };
+        self.note_begin(&op_info);
+        drop(issue);
         let due = Deadline::In(timeout).start();
         let share = Share {
             group: self.clone(),
@@ -290,11 +291,13 @@ impl ProcessGroup {
         let result = match share.run_body(body) {
             Ok(value) => {
                 tickets.completed(group.recorder(), Done::default());
+                group.note_outcome(&op_info, None);
                 Ok(value)
             }
             Err(error) => {
                 let error = group.settle_error(&op_info, error);
                 tickets.failed(group.recorder());
+                group.note_outcome(&op_info, Some(&error));
                 Err(error)
             }
         };

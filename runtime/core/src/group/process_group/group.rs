@@ -6,6 +6,7 @@ use super::steps::StepSequencer;
 use super::worker::Worker;
 use crate::backend::{AbortReason, Backend, CommState};
 use crate::config::Config;
+use crate::group::hook::{HookedOperation, OperationHook};
 use crate::group::maker::GroupMaker;
 use crate::op::buffer::DeviceKind;
 use crate::op::deadline::Deadline;
@@ -58,6 +59,9 @@ pub(crate) struct Group {
     failure: Mutex<Option<GroupFailure>>,
     /// Notified once `failure` is set.
     failure_set: Condvar,
+    pub(crate) hook: OnceLock<Arc<dyn OperationHook>>,
+    /// How many issued operations have not ended.
+    pending: AtomicU64,
 }
 
 /// The parts that a group is made from.
@@ -97,6 +101,8 @@ impl Group {
             closed: OnceLock::new(),
             failure: Mutex::new(None),
             failure_set: Condvar::new(),
+            hook: OnceLock::new(),
+            pending: AtomicU64::new(0),
         });
         group.set_timeout(parts.timeout);
         let watched: Weak<dyn WatchedGroup> = Arc::<Self>::downgrade(&group);
@@ -163,6 +169,42 @@ impl Group {
     /// The thread and the queues of the group's operations that consist of steps.
     pub(super) fn sequencer(&self) -> &StepSequencer {
         &self.sequencer
+    }
+
+    /// How many issued operations have not ended.
+    pub(crate) fn pending(&self) -> &AtomicU64 {
+        &self.pending
+    }
+
+    /// Tells the program's hook of an operation that begins.
+    #[inline]
+    pub(crate) fn note_begin(&self, op_info: &OpInfo) {
+        if let Some(hook) = self.hook.get() {
+            hook.begun(&self.hooked(op_info));
+        }
+    }
+
+    /// Tells the program's hook of an operation that has ended.
+    #[inline]
+    pub(crate) fn note_outcome(&self, op_info: &OpInfo, error: Option<&Error>) {
+        // A block without operations has no record, and did not begin.
+        if let Some(hook) = self.hook.get()
+            && op_info.record_id != 0
+        {
+            hook.ended(&self.hooked(op_info), error);
+        }
+    }
+
+    #[cold]
+    fn hooked(&self, op_info: &OpInfo) -> HookedOperation<'_> {
+        HookedOperation {
+            group: &self.info.name,
+            op: op_info.op,
+            seq: op_info.seq,
+            is_p2p: op_info.is_p2p,
+            record_id: op_info.record_id,
+            timeout: op_info.timeout,
+        }
     }
 
     /// Counts an operation that has ended, if it took a turn.

@@ -16,6 +16,7 @@ use rcomm_recorder::record::{CallSite, CallSiteId};
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A set of ranks that communicate.
@@ -119,6 +120,11 @@ impl ProcessGroup {
     pub fn backend(&self, device: DeviceKind) -> Option<&Arc<dyn Backend>> {
         let lane = self.group.lanes.iter().find(|lane| lane.device == device);
         lane.map(|lane| &lane.backend)
+    }
+
+    /// How many operations that were issued, by calls that return a [`Work`], have not ended.
+    pub fn pending(&self) -> u64 {
+        self.group.pending().load(Ordering::Acquire)
     }
 
     /// The group's progress on this rank. Takes no lock.

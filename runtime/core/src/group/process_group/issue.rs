@@ -177,6 +177,7 @@ impl Group {
             op_info,
             turn,
         } = self.admit(&mut issue, op, lane, start, options, site);
+        self.note_begin(&op_info);
         let slot = self.running.enter(&op_info);
         drop(issue);
         let call = Call {
@@ -198,6 +199,7 @@ impl Group {
                 tickets.retired(&self.recorder);
             }
         }
+        self.note_outcome(&op_info, result.as_ref().err());
         self.note_end(&op_info);
         self.running.leave(slot);
         result
@@ -220,6 +222,7 @@ impl Group {
             op_info,
             turn,
         } = self.admit(&mut issue, &op, lane, Start::InTurn, options, site);
+        self.note_begin(&op_info);
         // A backend that ends an overdue operation itself can name the ranks that it waited for. Otherwise
         // the watchdog ends the operation, after the dump, and the backend does so only if the watchdog
         // cannot.

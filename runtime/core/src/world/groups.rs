@@ -1,0 +1,119 @@
+//! The groups of a world: found by name, made once for each purpose, and changed together.
+
+use crate::group::maker::GroupOptions;
+use crate::group::process_group::ProcessGroup;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::world::World;
+use rcomm_recorder::model::{Rank, text};
+use std::sync::{PoisonError, Weak};
+use std::time::Duration;
+
+/// The pause between two looks at the pending operations.
+const LOOK: Duration = Duration::from_millis(1);
+
+impl<B> World<B> {
+    /// The groups of this world that still exist on this rank, in order of creation; the first is that of all ranks.
+    pub fn groups(&self) -> Vec<ProcessGroup> {
+        let made = self.shared.registry.lock();
+        let mut made = made.unwrap_or_else(PoisonError::into_inner);
+        made.retain(|group| group.strong_count() > 0);
+        let alive = made.iter().filter_map(Weak::upgrade);
+        alive.map(ProcessGroup::over).collect()
+    }
+
+    /// The group with this [name](ProcessGroup::name), if it still exists on this rank.
+    pub fn group_named(&self, name: &str) -> Option<ProcessGroup> {
+        let mut groups = self.groups().into_iter();
+        groups.find(|group| group.name() == name)
+    }
+
+    /// As [`new_group`](Self::new_group), but all calls with the same list and purpose return the same group: for parts of
+    /// a program that do not know of each other, as `pg_tag` of PyTorch. The group lives as long as the world, or until it
+    /// is destroyed or fails; the next call then makes a new one.
+    ///
+    /// # Blocking
+    /// As [`new_group`](Self::new_group).
+    ///
+    /// # Errors
+    /// As [`new_group`](Self::new_group).
+    pub fn shared_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
+        let find = || {
+            let mut shared = self
+                .shared
+                .reused
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            shared.retain(|(_, group)| group.refusal().is_none());
+            let mut known = shared.iter();
+            let known = known.find(|(desc, it)| *desc == options.desc && it.ranks() == ranks);
+            known.map(|(_, group)| group.clone())
+        };
+        if let Some(known) = find() {
+            return Ok(known);
+        }
+        let group = self.new_group(ranks, options)?;
+        let mut shared = self
+            .shared
+            .reused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        shared.push((options.desc.clone(), group.clone()));
+        Ok(group)
+    }
+
+    /// Sets the time-out of operations issued from now on, on this rank, in all groups that exist.
+    pub fn set_timeouts(&self, timeout: Duration) {
+        for group in self.groups() {
+            group.set_timeout(timeout);
+        }
+    }
+
+    /// [Extends the time-out](ProcessGroup::extend_timeout) of the next operations in all groups that exist.
+    pub fn extend_timeouts(&self, extra: Duration) {
+        for group in self.groups() {
+            group.extend_timeout(extra);
+        }
+    }
+
+    /// Aborts all groups for this reason, the newest first; later operations are refused.
+    pub fn abort_groups(&self, reason: &str) {
+        for group in self.groups().iter().rev() {
+            group.abort(reason);
+        }
+    }
+
+    /// Waits until no operation that was issued (by a call that returns a [`Work`](crate::Work)) is pending in any
+    /// group. Whether they failed is in their handles.
+    ///
+    /// # Blocking
+    /// For `timeout` at most. Operations that are issued meanwhile count too.
+    ///
+    /// # Errors
+    /// `Timeout` names the groups in which operations are pending.
+    pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
+        let deadline = Deadline::In(timeout).started();
+        loop {
+            let groups = self.groups();
+            let pending = groups.iter().filter(|group| group.pending() > 0);
+            let pending: Vec<&ProcessGroup> = pending.collect();
+            if pending.is_empty() {
+                return Ok(());
+            }
+            let left = deadline.remaining();
+            if left.is_zero() {
+                let named = pending
+                    .iter()
+                    .map(|it| format!("{} in {}", it.pending(), it.name()));
+                let named: Vec<String> = named.collect();
+                let message = format!(
+                    "operations are still pending after {}: {}",
+                    text::duration(timeout),
+                    named.join(", ")
+                );
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            std::thread::sleep(LOOK.min(left));
+        }
+    }
+}

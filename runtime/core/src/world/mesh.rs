@@ -1,0 +1,194 @@
+//! [`DeviceMesh`]: the ranks of a world in several named dimensions, with a group along each.
+
+use crate::group::maker::GroupOptions;
+use crate::group::process_group::ProcessGroup;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::world::World;
+use rcomm_recorder::model::Rank;
+use std::fmt;
+
+/// The ranks of a world in named dimensions: pipeline stages by data-parallel replicas by tensor-parallel parts, say.
+///
+/// A group along a dimension joins the ranks that differ in it alone. Its description says which of them it is, `tp of pp
+/// 3, dp 0`, and records, errors and verdicts show that.
+pub struct DeviceMesh {
+    dimensions: Vec<Dimension>,
+    /// In row-major order: the last dimension is the fastest.
+    ranks: Vec<Rank>,
+    groups: Vec<ProcessGroup>,
+}
+
+struct Dimension {
+    name: String,
+    size: u32,
+    /// This rank's place in it.
+    own: u32,
+}
+
+impl<B> World<B> {
+    /// Arranges the ranks of [`group`](Self::group) in these dimensions, in row-major order: the last dimension has
+    /// neighbouring ranks. Makes a group along each. All ranks call this with the same dimensions.
+    ///
+    /// # Blocking
+    /// As [`new_group`](Self::new_group).
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a name is empty or used twice, or if the product of the sizes is not the number of ranks;
+    /// otherwise as [`new_group`](Self::new_group).
+    pub fn device_mesh(&self, dimensions: &[(&str, u32)]) -> Result<DeviceMesh> {
+        let ranks = self.group().ranks().to_vec();
+        let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
+        for (at, (name, _)) in dimensions.iter().enumerate() {
+            if name.is_empty() || dimensions[..at].iter().any(|(other, _)| other == name) {
+                return refuse(format!(
+                    "the dimensions of a mesh need different names: {dimensions:?}"
+                ));
+            }
+        }
+        let product = dimensions
+            .iter()
+            .try_fold(1u32, |all, &(_, size)| all.checked_mul(size));
+        if product.map(|product| product as usize) != Some(ranks.len()) || dimensions.is_empty() {
+            let count = ranks.len();
+            return refuse(format!(
+                "a mesh of {dimensions:?} does not hold {count} ranks"
+            ));
+        }
+        let mut rest = self.group().rank();
+        let mut own = vec![0; dimensions.len()];
+        for (own, &(_, size)) in own.iter_mut().zip(dimensions).rev() {
+            *own = rest % size;
+            rest /= size;
+        }
+        let named = dimensions.iter().zip(own);
+        let mut mesh = DeviceMesh {
+            dimensions: named
+                .map(|(&(name, size), own)| Dimension {
+                    name: name.to_owned(),
+                    size,
+                    own,
+                })
+                .collect(),
+            ranks,
+            groups: Vec::with_capacity(dimensions.len()),
+        };
+        for at in 0..dimensions.len() {
+            let options = GroupOptions::named(mesh.describe(&[at]));
+            let group = self.new_group(&mesh.along(&[at]), &options)?;
+            mesh.groups.push(group);
+        }
+        Ok(mesh)
+    }
+
+    /// Makes a group over several dimensions of a mesh: of the ranks that differ in these alone (`dp` and `cp`, for
+    /// gradients). Its members call this.
+    ///
+    /// # Blocking
+    /// As [`new_group`](Self::new_group).
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the mesh has no such dimension; otherwise as [`new_group`](Self::new_group).
+    pub fn mesh_group(&self, mesh: &DeviceMesh, dimensions: &[&str]) -> Result<ProcessGroup> {
+        let mut chosen = Vec::new();
+        for name in dimensions {
+            match mesh.position(name) {
+                Some(at) => chosen.push(at),
+                None => {
+                    let message = format!("{mesh:?} has no dimension {name:?}");
+                    return Err(Error::new(ErrorKind::InvalidArgument, message));
+                }
+            }
+        }
+        chosen.sort_unstable();
+        chosen.dedup();
+        let options = GroupOptions::named(mesh.describe(&chosen));
+        self.new_group(&mesh.along(&chosen), &options)
+    }
+}
+
+impl DeviceMesh {
+    /// The names and sizes of the dimensions.
+    pub fn dimensions(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.dimensions.iter().map(|it| (it.name.as_str(), it.size))
+    }
+
+    /// The group along a dimension that this rank is in; `None` if there is no such dimension.
+    pub fn group(&self, dimension: &str) -> Option<&ProcessGroup> {
+        self.groups.get(self.position(dimension)?)
+    }
+
+    /// This rank's place in a dimension; `None` if there is no such dimension.
+    pub fn coordinate(&self, dimension: &str) -> Option<u32> {
+        Some(self.dimensions[self.position(dimension)?].own)
+    }
+
+    /// The rank in the world at these places, one for each dimension; `None` if a place is outside of its dimension.
+    pub fn rank_at(&self, places: &[u32]) -> Option<Rank> {
+        if places.len() != self.dimensions.len() {
+            return None;
+        }
+        let mut at = 0;
+        for (dimension, &place) in self.dimensions.iter().zip(places) {
+            if place >= dimension.size {
+                return None;
+            }
+            at = at * dimension.size as usize + place as usize;
+        }
+        self.ranks.get(at).copied()
+    }
+
+    fn position(&self, dimension: &str) -> Option<usize> {
+        self.dimensions.iter().position(|it| it.name == dimension)
+    }
+
+    /// The ranks that differ from this one in these dimensions alone, in the order of the world's.
+    fn along(&self, chosen: &[usize]) -> Vec<Rank> {
+        let mut places: Vec<Vec<u32>> = vec![Vec::new()];
+        for (at, dimension) in self.dimensions.iter().enumerate() {
+            let range = if chosen.contains(&at) {
+                0..dimension.size
+            } else {
+                dimension.own..dimension.own + 1
+            };
+            places = places
+                .iter()
+                .flat_map(|place| range.clone().map(move |at| [&place[..], &[at]].concat()))
+                .collect();
+        }
+        let ranks = places.iter().filter_map(|places| self.rank_at(places));
+        ranks.collect()
+    }
+
+    /// `tp of pp 3, dp 0`: what a group over these dimensions is, and which one of its kind.
+    fn describe(&self, chosen: &[usize]) -> String {
+        let names: Vec<&str> = chosen
+            .iter()
+            .map(|&at| self.dimensions[at].name.as_str())
+            .collect();
+        let others = self.dimensions.iter().enumerate();
+        let others: Vec<String> = others
+            .filter(|(at, dimension)| !chosen.contains(at) && dimension.size > 1)
+            .map(|(_, dimension)| format!("{} {}", dimension.name, dimension.own))
+            .collect();
+        let names = names.join("+");
+        if others.is_empty() {
+            return names;
+        }
+        format!("{names} of {}", others.join(", "))
+    }
+}
+
+impl fmt::Debug for DeviceMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DeviceMesh(")?;
+        for (at, dimension) in self.dimensions.iter().enumerate() {
+            let comma = if at == 0 { "" } else { ", " };
+            write!(
+                f,
+                "{comma}{}: {} of {}",
+                dimension.name, dimension.own, dimension.size
+            )?;
+        }
+        f.write_str(")")
+    }
+}

@@ -45,6 +45,52 @@ fn a_backend_of_the_programs_own_is_found_by_name() {
     assert_eq!(printed[1], "rank 1: 2 operations, 8000 bytes\n");
 }
 
+#[test]
+fn ranks_that_share_the_optimizers_state_learn_what_one_process_learns() {
+    let Some(zero) = example("zero") else { return };
+    let printed = run(&zero, "zero", 3);
+    assert!(
+        printed[0].contains("optimizer state: 2736 bytes of 8192"),
+        "{printed:?}"
+    );
+}
+
+/// A rank is lost in the first attempt; the second one goes on from the last step that was saved.
+#[test]
+fn a_job_that_is_started_again_goes_on_from_its_last_step() {
+    let Some(restart) = example("restart") else {
+        return;
+    };
+    let launcher = restart
+        .ancestors()
+        .nth(2)
+        .map(|build| build.join("rcomm-run"));
+    let launcher = launcher.expect("target/PROFILE/examples/restart");
+    if !launcher.exists() {
+        eprintln!("skipped: rcomm-run is not built; cargo build -p rcomm-tools builds it");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let output = std::process::Command::new(launcher)
+        .args(["-n", "3", "--max-restarts", "1"])
+        .arg(restart)
+        .arg(folder.path().join("checkpoint"))
+        .current_dir(folder.path())
+        .env_remove("RCOMM_JOB_SECRET")
+        .env("RCOMM_RING_DIR", folder.path())
+        .env("RCOMM_DUMP_DIR", folder.path())
+        .output()
+        .expect("a run");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}{errors}");
+    assert!(
+        printed.contains("attempt 1 went from step 7 to step 12: the weights are right"),
+        "{printed}{errors}"
+    );
+    assert!(errors.contains("restart 1 of 1"), "{errors}");
+}
+
 /// A report's words, without the seconds and the times of day, which differ between runs.
 fn tokens(report: &str) -> Vec<&str> {
     let seconds = |word: &&str| {

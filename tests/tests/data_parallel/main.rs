@@ -1,6 +1,8 @@
 //! The reducer: averages, order, unused parameters, hooks, and models that differ.
 #![allow(clippy::unwrap_used)]
 
+mod trainer;
+
 use rcomm::data_parallel::{
     AllReduceHook, Averaging, Bf16CompressHook, Bucket, BucketSizes, CommHook, F16CompressHook,
     Gradient, Parameter, Reducer, ReducerOptions, UnusedParameters,

@@ -1,5 +1,7 @@
 //! The assignment of gradients to buckets. The gradients of a bucket are sent together.
 
+use std::sync::Arc;
+
 /// Bucket sizes in bytes. By default the first bucket that is sent is smaller than the others, so that
 /// sending starts early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +28,32 @@ impl Default for BucketSizes {
 ///
 /// Returns the parameters' positions, bucket by bucket, in the order in which buckets are sent.
 pub fn assign_buckets(sizes: &[usize], limits: BucketSizes) -> Vec<Vec<usize>> {
+    let order: Vec<usize> = (0..sizes.len()).rev().collect();
+    assign(&order, sizes, &|_| false, limits)
+}
+
+/// As [`assign_buckets`], but in this order of the parameters, and with a bucket of its own for each parameter that is
+/// `alone`.
+fn assign(
+    order: &[usize],
+    sizes: &[usize],
+    alone: &dyn Fn(usize) -> bool,
+    limits: BucketSizes,
+) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     let mut current = Vec::new();
     let mut filled = 0usize;
-    for (at, &size) in sizes.iter().enumerate().rev() {
+    for &at in order {
+        if alone(at) {
+            if !current.is_empty() {
+                buckets.push(std::mem::take(&mut current));
+                filled = 0;
+            }
+            buckets.push(vec![at]);
+            continue;
+        }
         current.push(at);
-        filled = filled.saturating_add(size);
+        filled = filled.saturating_add(sizes[at]);
         let limit = if buckets.is_empty() {
             limits.first
         } else {
@@ -48,6 +70,61 @@ pub fn assign_buckets(sizes: &[usize], limits: BucketSizes) -> Vec<Vec<usize>> {
     buckets
 }
 
+/// Where the gradient of a parameter is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place {
+    pub(super) bucket: usize,
+    /// Its first element in the bucket.
+    pub(super) start: usize,
+    pub(super) len: usize,
+}
+
+/// Which parameters are in which bucket.
+#[derive(Debug)]
+pub(super) struct Layout {
+    /// The parameters of each bucket, in the order in which buckets are sent.
+    pub(super) buckets: Vec<Vec<usize>>,
+    /// By parameter.
+    pub(super) places: Vec<Place>,
+    /// Position and number of elements of each parameter of a bucket.
+    pub(super) parts: Vec<Arc<[(usize, usize)]>>,
+    /// The number of elements of each bucket: 0 for that of a sparse parameter, which has no memory.
+    pub(super) lens: Vec<usize>,
+}
+
+impl Layout {
+    /// Puts parameters of these lengths, with elements of `size` bytes, into buckets in this order.
+    pub(super) fn new(
+        order: &[usize],
+        lens: &[usize],
+        size: usize,
+        is_sparse: &[bool],
+        limits: BucketSizes,
+    ) -> Self {
+        let bytes: Vec<usize> = lens.iter().map(|len| len * size).collect();
+        let buckets = assign(order, &bytes, &|at| is_sparse[at], limits);
+        let mut layout = Self {
+            places: vec![Place::default(); lens.len()],
+            parts: Vec::with_capacity(buckets.len()),
+            lens: Vec::with_capacity(buckets.len()),
+            buckets: Vec::new(),
+        };
+        for (bucket, parameters) in buckets.iter().enumerate() {
+            let mut start = 0;
+            for &at in parameters {
+                let len = if is_sparse[at] { 0 } else { lens[at] };
+                layout.places[at] = Place { bucket, start, len };
+                start += len;
+            }
+            layout.lens.push(start);
+            let parts = parameters.iter().map(|&at| (at, lens[at]));
+            layout.parts.push(parts.collect());
+        }
+        layout.buckets = buckets;
+        layout
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +139,21 @@ mod tests {
         let buckets = assign_buckets(&[60, 60, 500, 4, 6, 3], limits);
         assert_eq!(buckets, [vec![5, 4, 3], vec![2], vec![1, 0]]);
         assert!(assign_buckets(&[], limits).is_empty());
+    }
+
+    #[test]
+    fn a_sparse_parameter_has_a_bucket_of_its_own_without_memory() {
+        let limits = BucketSizes {
+            first: 100,
+            rest: 100,
+        };
+        let sparse = [false, true, false, false];
+        let layout = Layout::new(&[0, 1, 3, 2], &[3, 1000, 2, 4], 4, &sparse, limits);
+        assert_eq!(layout.buckets, [vec![0], vec![1], vec![3, 2]]);
+        assert_eq!(layout.lens, [3, 0, 6]);
+        let place = layout.places[2];
+        assert_eq!((place.bucket, place.start, place.len), (2, 4, 2));
+        assert_eq!(*layout.parts[2], [(3, 4), (2, 2)]);
     }
 
     proptest! {

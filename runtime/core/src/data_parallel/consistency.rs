@@ -37,14 +37,21 @@ impl Parameter {
     }
 }
 
-/// Checks that all ranks have the same parameters in the same order.
+/// Checks that all ranks have the same parameters in the same order, and the same of them as sparse ones.
 ///
 /// # Errors
 /// `Mismatch`, on all ranks, describes the first difference from the group's first rank.
-pub(super) fn check_parameters(group: &ProcessGroup, own: &[Parameter]) -> Result<()> {
-    let all: Vec<Vec<Parameter>> = group.all_gather_object(&own.to_vec())?;
+pub(super) fn check_parameters(
+    group: &ProcessGroup,
+    own: &[Parameter],
+    is_sparse: &[bool],
+) -> Result<()> {
+    let own = (own.to_vec(), is_sparse.to_vec());
+    let all: Vec<(Vec<Parameter>, Vec<bool>)> = group.all_gather_object(&own)?;
+    let sparse: Vec<&[bool]> = all.iter().map(|(_, sparse)| sparse.as_slice()).collect();
+    let all: Vec<&[Parameter]> = all.iter().map(|(own, _)| own.as_slice()).collect();
     let first = &all[0];
-    for (theirs, &rank) in all.iter().zip(group.ranks()) {
+    for ((theirs, theirs_sparse), &rank) in all.iter().zip(&sparse).zip(group.ranks()) {
         let differs = |message: String| {
             let error = Error::new(ErrorKind::Mismatch, message).with_rank(rank);
             Err(error.in_group(group.desc()))
@@ -57,13 +64,23 @@ pub(super) fn check_parameters(group: &ProcessGroup, own: &[Parameter]) -> Resul
                 first.len()
             ));
         }
-        for (at, (their, own)) in theirs.iter().zip(first).enumerate() {
+        for (at, (their, own)) in theirs.iter().zip(*first).enumerate() {
             if their != own {
                 return differs(format!(
                     "parameter {at} is {} {:?} on rank {rank}, {} {:?} on rank {first_rank}",
                     their.name, their.shape, own.name, own.shape
                 ));
             }
+        }
+        if theirs_sparse != &sparse[0] {
+            let differ = theirs_sparse
+                .iter()
+                .zip(sparse[0])
+                .position(|(a, b)| a != b);
+            let name = differ.map_or("a parameter", |at| theirs[at].name.as_str());
+            return differs(format!(
+                "{name} is sparse on one of rank {rank} and rank {first_rank}, and dense on the other"
+            ));
         }
     }
     Ok(())

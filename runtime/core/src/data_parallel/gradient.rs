@@ -10,6 +10,14 @@ pub trait Gradient: Element + sealed::Sealed {
 
     /// The value of this type that is closest to `value`.
     fn from_f32(value: f32) -> Self;
+
+    /// The sum; of 16-bit types, computed in `f32`.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+
+    /// The product with a factor; of 16-bit types, computed in `f32`.
+    #[must_use]
+    fn times(self, factor: f64) -> Self;
 }
 
 mod sealed {
@@ -17,7 +25,7 @@ mod sealed {
 }
 
 macro_rules! gradients {
-    ($($type:ty: $to_f32:expr, $from_f32:expr;)+) => {
+    ($($type:ty as $wide:ty: $to_f32:expr, $from_f32:expr, $widen:expr, $narrow:expr;)+) => {
         $(
             impl sealed::Sealed for $type {}
 
@@ -31,14 +39,26 @@ macro_rules! gradients {
                     let from_f32: fn(f32) -> $type = $from_f32;
                     from_f32(value)
                 }
+
+                fn plus(self, other: Self) -> Self {
+                    let widen: fn($type) -> $wide = $widen;
+                    let narrow: fn($wide) -> $type = $narrow;
+                    narrow(widen(self) + widen(other))
+                }
+
+                fn times(self, factor: f64) -> Self {
+                    let widen: fn($type) -> $wide = $widen;
+                    let narrow: fn($wide) -> $type = $narrow;
+                    narrow(widen(self) * factor as $wide)
+                }
             }
         )+
     };
 }
 
 gradients! {
-    f32: |x| x, |x| x;
-    f64: |x| x as f32, f64::from;
-    f16: f16::to_f32, f16::from_f32;
-    bf16: bf16::to_f32, bf16::from_f32;
+    f32 as f32: |x| x, |x| x, |x| x, |x| x;
+    f64 as f64: |x| x as f32, f64::from, |x| x, |x| x;
+    f16 as f32: f16::to_f32, f16::from_f32, f16::to_f32, f16::from_f32;
+    bf16 as f32: bf16::to_f32, bf16::from_f32, bf16::to_f32, bf16::from_f32;
 }

@@ -1,27 +1,35 @@
-//! The averaging of a bucket's gradients over the ranks.
+//! The averaging of a bucket's gradients over the ranks by a program's own method.
 
 use super::gradient::Gradient;
 use crate::group::process_group::ProcessGroup;
 use crate::op::error::Result;
 use half::{bf16, f16};
 use rcomm_recorder::model::ReduceOp;
+use std::sync::Arc;
 
 /// Gradients that are sent together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket<T = f32> {
-    /// The number of the bucket; bucket 0 is sent first. The same parameters are in it on every rank, in
-    /// every step.
+    /// The number of the bucket; bucket 0 is sent first. The same parameters are in it on every rank, and, unless
+    /// the hook [allows another order](CommHook::allows_rebuild), in every step.
     pub index: usize,
     /// How many buckets there are.
     pub count: usize,
     /// The position and the number of elements of each parameter in it, in the order of `gradients`.
-    pub parameters: Vec<(usize, usize)>,
+    pub parameters: Arc<[(usize, usize)]>,
     /// This rank's gradients, one after the other.
     pub gradients: Vec<T>,
 }
 
+impl<T> Bucket<T> {
+    /// Whether the bucket is the last one of its step.
+    pub fn is_last(&self) -> bool {
+        self.index + 1 == self.count
+    }
+}
+
 /// The end of a bucket's averaging: waits for the operations of the [`CommHook`], and returns the averages in
-/// the order of [`Bucket::gradients`].
+/// the order of [`Bucket::gradients`]. If it returns the vector of the bucket, the next step allocates no other.
 pub type Averaging<T = f32> = Box<dyn FnOnce() -> Result<Vec<T>> + Send>;
 
 /// Averages buckets over the ranks.
@@ -37,6 +45,13 @@ pub trait CommHook<T = f32>: Send {
     /// # Errors
     /// An error ends the step on this rank.
     fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>>;
+
+    /// Whether the parameters may be put into other buckets after the first step
+    /// ([`ReducerOptions::rebuild_buckets`](super::ReducerOptions::rebuild_buckets)): not if the hook keeps state
+    /// by bucket.
+    fn allows_rebuild(&self) -> bool {
+        false
+    }
 }
 
 /// Averages gradients in their own type, by one `all_reduce` for each bucket.
@@ -48,6 +63,28 @@ impl<T: Gradient> CommHook<T> for AllReduceHook {
         let work = group.all_reduce_async(bucket.gradients, ReduceOp::Avg)?;
         Ok(Box::new(move || work.wait()))
     }
+
+    fn allows_rebuild(&self) -> bool {
+        true
+    }
+}
+
+/// Puts this rank's share of the average of `gradients` into `narrow`. Gradients are divided before they are added,
+/// so that the sum does not overflow the narrow type.
+pub(super) fn compress<T: Gradient, N: Gradient>(gradients: &[T], size: u32, narrow: &mut Vec<N>) {
+    let part = 1.0 / size as f32;
+    let shares = gradients
+        .iter()
+        .map(|gradient| N::from_f32(gradient.to_f32() * part));
+    narrow.clear();
+    narrow.extend(shares);
+}
+
+/// Overwrites `gradients` with the sums of what [`compress`] made.
+pub(super) fn expand<T: Gradient, N: Gradient>(sums: &[N], gradients: &mut [T]) {
+    for (gradient, sum) in gradients.iter_mut().zip(sums) {
+        *gradient = T::from_f32(sum.to_f32());
+    }
 }
 
 macro_rules! compress {
@@ -58,29 +95,29 @@ macro_rules! compress {
 
         impl<T: Gradient> CommHook<T> for $name {
             fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
-                // Gradients are divided before they are added, so that the sum does not overflow the narrow
-                // type.
-                let part = 1.0 / group.size() as f32;
-                let narrow = |&gradient: &T| <$narrow>::from_f32(gradient.to_f32() * part);
-                let narrow: Vec<$narrow> = bucket.gradients.iter().map(narrow).collect();
+                let mut narrow: Vec<$narrow> = Vec::new();
+                compress(&bucket.gradients, group.size(), &mut narrow);
                 let work = group.all_reduce_async(narrow, ReduceOp::Sum)?;
+                let mut gradients = bucket.gradients;
                 Ok(Box::new(move || {
-                    let sum = work.wait()?;
-                    Ok(sum.into_iter().map(|sum| T::from_f32(sum.to_f32())).collect())
+                    expand(&work.wait()?, &mut gradients);
+                    Ok(gradients)
                 }))
+            }
+
+            fn allows_rebuild(&self) -> bool {
+                true
             }
         }
     };
 }
 
 compress! {
-    /// Sends gradients as `f16`, half the bytes of `f32`. The CPU backend adds them in `f32` and rounds the
-    /// sum once.
+    /// Sends gradients as `f16`, as [`Wire::F16`](super::Wire::F16) does in memory that is allocated once.
     F16CompressHook: f16
 }
 
 compress! {
-    /// Sends gradients as `bf16`, half the bytes of `f32`. The CPU backend adds them in `f32` and rounds the
-    /// sum once.
+    /// Sends gradients as `bf16`, as [`Wire::Bf16`](super::Wire::Bf16) does in memory that is allocated once.
     Bf16CompressHook: bf16
 }

@@ -1,7 +1,7 @@
 //! Data-parallel training: the same model on every rank, each with its own part of the data.
 //!
 //! ```no_run
-//! # fn backward(layer: usize) -> Vec<f32> { vec![0.0; layer] }
+//! # fn backward(layer: usize, gradient: &mut [f32]) { gradient.fill(layer as f32) }
 //! # fn main() -> rcomm::Result<()> {
 //! use rcomm::data_parallel::{Parameter, Reducer, ReducerOptions};
 //! let world = rcomm::World::init(rcomm::Config::from_environment()?)?;
@@ -10,10 +10,13 @@
 //! let mut reducer = Reducer::new(world.group(), names, ReducerOptions::default())?;
 //! reducer.broadcast_parameters(&mut weights)?;
 //! for layer in (0..weights.len()).rev() {
-//!     reducer.ready(layer, &backward(layer))?; // sent while the next layer is computed
+//!     backward(layer, reducer.gradient_mut(layer)?); // in the memory that is sent
+//!     reducer.mark_ready(layer)?; // sent while the next layer is computed
 //! }
-//! for (weights, gradient) in weights.iter_mut().zip(reducer.finish()?) {
-//!     weights.iter_mut().zip(gradient.unwrap_or_default()).for_each(|(w, g)| *w -= 0.1 * g);
+//! reducer.finish_in_place()?;
+//! for (layer, weights) in weights.iter_mut().enumerate() {
+//!     let average = reducer.average(layer).unwrap_or_default();
+//!     weights.iter_mut().zip(average).for_each(|(w, g)| *w -= 0.1 * g);
 //! }
 //! world.shutdown()
 //! # }
@@ -33,12 +36,22 @@
 
 mod bucket;
 mod consistency;
+mod finish;
 mod gradient;
 mod hook;
+mod join;
+mod options;
+mod power_sgd;
 mod reducer;
+mod statistics;
+mod step;
 
 pub use bucket::{BucketSizes, assign_buckets};
 pub use consistency::Parameter;
 pub use gradient::Gradient;
 pub use hook::{AllReduceHook, Averaging, Bf16CompressHook, Bucket, CommHook, F16CompressHook};
-pub use reducer::{Reducer, ReducerOptions, UnusedParameters};
+pub use join::Joined;
+pub use options::{ReducerOptions, UnevenInputs, UnusedParameters, Wire};
+pub use power_sgd::PowerSgdHook;
+pub use reducer::Reducer;
+pub use statistics::{BucketStatistics, StepStatistics};

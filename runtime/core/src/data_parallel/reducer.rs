@@ -1,76 +1,60 @@
 //! [`Reducer`]: averages gradients over the ranks of a group.
 
-use super::bucket::{BucketSizes, assign_buckets};
+use super::bucket::Layout;
 use super::consistency::{Parameter, check_parameters, check_values};
 use super::gradient::Gradient;
-use super::hook::{AllReduceHook, Averaging, Bucket, CommHook};
+use super::hook::Bucket;
+use super::options::{ReducerOptions, UnevenInputs, UnusedParameters, Wire};
+use super::statistics::{Meter, StepStatistics};
+use super::step::{GradientState, Narrow, Step, UnderWay};
 use crate::group::process_group::ProcessGroup;
+use crate::group::sparse::SparseTensor;
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::ReduceOp;
 use std::fmt;
 
-/// How parameters that get no gradient in a step are handled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UnusedParameters {
-    /// The step fails with an error that names up to eight of them: most often the model has a mistake.
-    #[default]
-    Refuse,
-    /// A rank without a gradient counts as one with a gradient of zero. A parameter that no rank has used
-    /// gets `None`. Costs one more small operation in each step.
-    Find,
-}
-
-/// How a [`Reducer`] forms and averages buckets.
-pub struct ReducerOptions<T = f32> {
-    /// The sizes of buckets.
-    pub buckets: BucketSizes,
-    /// How parameters without a gradient are handled.
-    pub unused: UnusedParameters,
-    /// How buckets are averaged; `None` = [`AllReduceHook`].
-    pub hook: Option<Box<dyn CommHook<T>>>,
-}
-
-impl<T> Default for ReducerOptions<T> {
-    fn default() -> Self {
-        Self {
-            buckets: BucketSizes::default(),
-            unused: UnusedParameters::default(),
-            hook: None,
-        }
-    }
-}
-
 /// Averages the gradients of a model over the ranks of a group, while others are still computed. All
 /// gradients are of one type, `T`.
 ///
-/// One step: [`ready`](Self::ready) once for each parameter, in any order, as soon as its gradient is
-/// computed; then
-/// [`finish`](Self::finish). All ranks make the same steps. To accumulate gradients over several backward
-/// passes, add them up first, and call `ready` and `finish` in the last pass only.
+/// One step: for each parameter, in any order, its gradient, as soon as it is computed; then
+/// [`finish_in_place`](Self::finish_in_place) or [`finish`](Self::finish). All ranks make the same steps.
+///
+/// A gradient is a part of its bucket, from the backward pass to the average: the program computes it in the memory of
+/// [`gradient_mut`](Self::gradient_mut), calls [`mark_ready`](Self::mark_ready), and reads the average at
+/// [`average`](Self::average). Buckets are allocated once. [`ready`](Self::ready) copies a gradient that lies elsewhere.
+///
+/// To accumulate gradients over several backward passes, call [`accumulate`](Self::accumulate) in each but the last:
+/// nothing is sent. In the last pass [`ready`](Self::ready) adds what it gets.
 ///
 /// # Thread safety
 /// One thread at a time may use it. Other collectives of the group would mix with the reducer's: give it a
 /// separate group.
 pub struct Reducer<T = f32> {
-    group: ProcessGroup,
-    parameters: Vec<Parameter>,
-    lens: Vec<usize>,
-    /// Each parameter's bucket, and the index of its first element there.
-    offsets: Vec<(usize, usize)>,
-    buckets: Vec<Vec<usize>>,
-    unused: UnusedParameters,
-    hook: Box<dyn CommHook<T>>,
-    step: Step<T>,
-}
-
-/// The progress of a step.
-struct Step<T> {
-    /// The gradients of each bucket, until it is sent.
-    filled: Vec<Vec<T>>,
-    /// How many parameters each bucket still waits for.
-    missing: Vec<usize>,
-    is_ready: Vec<bool>,
-    under_way: Vec<Averaging<T>>,
+    pub(super) group: ProcessGroup,
+    pub(super) parameters: Vec<Parameter>,
+    pub(super) lens: Vec<usize>,
+    /// By parameter.
+    pub(super) is_sparse: Vec<bool>,
+    pub(super) options: ReducerOptions<T>,
+    pub(super) layout: Layout,
+    /// The memory of each bucket; empty while its averaging has it.
+    pub(super) memory: Vec<Vec<T>>,
+    /// The sum of each sparse parameter, by bucket.
+    pub(super) sparse: Vec<Option<SparseTensor<T>>>,
+    pub(super) narrow: Narrow,
+    pub(super) step: Step<T>,
+    /// How many steps have ended.
+    pub(super) steps: u64,
+    /// Whether the memory holds the averages of the last step.
+    pub(super) has_averages: bool,
+    /// For each parameter, whether a rank has used it in the last step.
+    pub(super) used_anywhere: Vec<u8>,
+    /// With a static graph in which parameters may be unused: for each, whether this rank has used it in the first
+    /// step. Empty before, and on a rank that had no input in it.
+    pub(super) uses: Vec<bool>,
+    /// Memory for the vote on who has input.
+    pub(super) vote: Vec<u32>,
+    pub(super) meter: Meter,
 }
 
 impl<T: Gradient> Reducer<T> {
@@ -81,56 +65,96 @@ impl<T: Gradient> Reducer<T> {
     ///
     /// # Errors
     /// `Mismatch` names a rank and the first parameter that differs there; `InvalidArgument` names a
-    /// parameter whose shape does not fit in memory. Otherwise the group's error.
+    /// parameter whose shape does not fit in memory, or an option that does not fit another. Otherwise the group's
+    /// error.
     pub fn new(
         group: &ProcessGroup,
         parameters: Vec<Parameter>,
         options: ReducerOptions<T>,
     ) -> Result<Self> {
-        check_parameters(group, &parameters)?;
-        let mut lens = Vec::with_capacity(parameters.len());
-        for parameter in &parameters {
-            let len = parameter.len().ok_or_else(|| {
-                let message = format!(
-                    "parameter {} of shape {:?} does not fit in memory",
-                    parameter.name, parameter.shape
-                );
-                Error::new(ErrorKind::InvalidArgument, message).in_group(group.desc())
-            })?;
-            lens.push(len);
-        }
-        let bytes: Vec<usize> = lens.iter().map(|len| len * size_of::<T>()).collect();
-        let buckets = assign_buckets(&bytes, options.buckets);
-        let mut offsets = vec![(0, 0); parameters.len()];
-        for (at, bucket) in buckets.iter().enumerate() {
-            let mut start = 0;
-            for &parameter in bucket {
-                offsets[parameter] = (at, start);
-                start += lens[parameter];
+        let refuse = |message: String| {
+            Err(Error::new(ErrorKind::InvalidArgument, message).in_group(group.desc()))
+        };
+        let mut is_sparse = vec![false; parameters.len()];
+        for &at in &options.sparse {
+            match is_sparse.get_mut(at) {
+                Some(is_sparse) => *is_sparse = true,
+                None => {
+                    let count = parameters.len();
+                    return refuse(format!(
+                        "there is no parameter {at} of {count} to be sparse"
+                    ));
+                }
             }
         }
+        if options.hook.is_some() && options.wire != Wire::Own {
+            let wire = options.wire;
+            return refuse(format!(
+                "a hook chooses what is sent: it cannot be used with the wire {wire:?}"
+            ));
+        }
+        check_parameters(group, &parameters, &is_sparse)?;
+        let mut lens = Vec::with_capacity(parameters.len());
+        for parameter in &parameters {
+            match parameter.len() {
+                Some(len) => lens.push(len),
+                None => {
+                    return refuse(format!(
+                        "parameter {} of shape {:?} does not fit in memory",
+                        parameter.name, parameter.shape
+                    ));
+                }
+            }
+        }
+        let order: Vec<usize> = (0..lens.len()).rev().collect();
+        let layout = Layout::new(&order, &lens, size_of::<T>(), &is_sparse, options.buckets);
         let mut reducer = Self {
             group: group.clone(),
+            used_anywhere: vec![1; parameters.len()],
+            narrow: Narrow::new(options.wire),
             parameters,
             lens,
-            offsets,
-            buckets,
-            unused: options.unused,
-            hook: options.hook.unwrap_or_else(|| Box::new(AllReduceHook)),
-            step: Step {
-                filled: Vec::new(),
-                missing: Vec::new(),
-                is_ready: Vec::new(),
-                under_way: Vec::new(),
-            },
+            is_sparse,
+            options,
+            layout,
+            memory: Vec::new(),
+            sparse: Vec::new(),
+            step: Step::default(),
+            steps: 0,
+            has_averages: false,
+            uses: Vec::new(),
+            vote: Vec::new(),
+            meter: Meter::new(),
         };
-        reducer.begin();
+        reducer.allocate();
         Ok(reducer)
+    }
+
+    /// Allocates what the buckets lack, and begins the next step.
+    pub(super) fn allocate(&mut self) {
+        self.memory.resize_with(self.layout.buckets.len(), Vec::new);
+        for (memory, &len) in self.memory.iter_mut().zip(&self.layout.lens) {
+            memory.resize(len, T::default());
+        }
+        self.sparse.clear();
+        self.sparse.resize(self.layout.buckets.len(), None);
+        self.narrow.allocate(&self.layout.lens);
+        self.step.reset(&self.layout);
     }
 
     /// The parameters of each bucket, in the order in which buckets are sent.
     pub fn buckets(&self) -> &[Vec<usize>] {
-        &self.buckets
+        &self.layout.buckets
+    }
+
+    /// The times of the last step that has ended.
+    pub fn statistics(&self) -> &StepStatistics {
+        self.meter.last()
+    }
+
+    /// Notes that the forward pass of the next step begins now: for [`statistics`](Self::statistics) only.
+    pub fn begin_forward(&mut self) {
+        self.meter.begin_forward();
     }
 
     /// Copies the values of the group's rank 0 to all ranks.
@@ -139,10 +163,19 @@ impl<T: Gradient> Reducer<T> {
     /// `InvalidArgument` if the lengths of `values` are not those of the parameters; otherwise the group's
     /// error.
     pub fn broadcast_parameters(&self, values: &mut [Vec<T>]) -> Result<()> {
+        self.broadcast_parameters_from(values, 0)
+    }
+
+    /// Copies the values of a rank of the group to all ranks: after [`join`](Self::join), of one that took part in all
+    /// steps.
+    ///
+    /// # Errors
+    /// As [`broadcast_parameters`](Self::broadcast_parameters).
+    pub fn broadcast_parameters_from(&self, values: &mut [Vec<T>], root: u32) -> Result<()> {
         self.check_lens(values)?;
         self.group.coalesce(|block| {
             for values in values {
-                block.broadcast(values.as_mut_slice(), 0);
+                block.broadcast(values.as_mut_slice(), root);
             }
         })
     }
@@ -157,8 +190,73 @@ impl<T: Gradient> Reducer<T> {
         check_values(&self.group, &self.parameters, values)
     }
 
-    /// Takes the gradient of a parameter. Sends the parameter's bucket if it is now full and all buckets
-    /// before it have been sent.
+    /// The memory of a parameter's gradient in its bucket, to compute the gradient there. It holds what was accumulated
+    /// in this step, and zeros before. [`mark_ready`](Self::mark_ready) says that the gradient is complete.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such parameter, if its gradient is ready, or if it is sparse.
+    pub fn gradient_mut(&mut self, parameter: usize) -> Result<&mut [T]> {
+        self.check_dense(parameter)?;
+        self.touch();
+        let is_new = self.step.states[parameter] == GradientState::Absent;
+        self.step.states[parameter] = GradientState::Partial;
+        let part = self.part_mut(parameter);
+        if is_new {
+            part.fill(T::default());
+        }
+        Ok(part)
+    }
+
+    /// Says that the gradient in [`gradient_mut`](Self::gradient_mut) is complete. Sends the parameter's bucket if it
+    /// is now full and all buckets before it have been sent.
+    ///
+    /// # Blocking
+    /// Does not wait for other ranks, unless the hook does.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such parameter, or if it has no gradient in this step or was ready before;
+    /// otherwise the hook's error.
+    pub fn mark_ready(&mut self, parameter: usize) -> Result<()> {
+        self.check_dense(parameter)?;
+        if self.step.states[parameter] == GradientState::Absent {
+            let name = &self.parameters[parameter].name;
+            return Err(self.refuse(format!("{name} has no gradient in this step to be ready")));
+        }
+        self.begin()?;
+        self.note_ready(parameter);
+        self.send_full_buckets()
+    }
+
+    /// Adds to the gradient of a parameter, and sends nothing: for every backward pass but the last of a step, as
+    /// `no_sync` of PyTorch's DistributedDataParallel.
+    ///
+    /// # Errors
+    /// `InvalidArgument` as [`ready`](Self::ready).
+    pub fn accumulate(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
+        self.check_dense(parameter)?;
+        let len = self.lens[parameter];
+        if gradient.len() != len {
+            let (name, given) = (&self.parameters[parameter].name, gradient.len());
+            let message = format!("the gradient of {name} has {given} elements, not {len}");
+            return Err(self.refuse(message));
+        }
+        self.touch();
+        let state = &mut self.step.states[parameter];
+        let is_new = *state == GradientState::Absent;
+        *state = GradientState::Partial;
+        let part = self.part_mut(parameter);
+        if is_new {
+            part.copy_from_slice(gradient);
+        } else {
+            for (sum, &gradient) in part.iter_mut().zip(gradient) {
+                *sum = sum.plus(gradient);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the gradient of a parameter, in addition to what was accumulated in this step. Sends the parameter's
+    /// bucket if it is now full and all buckets before it have been sent.
     ///
     /// # Blocking
     /// Does not wait for other ranks, unless the hook does.
@@ -167,136 +265,262 @@ impl<T: Gradient> Reducer<T> {
     /// `InvalidArgument` if there is no such parameter, if it already had its gradient in this step, or if the
     /// length is not that of its shape; in these cases nothing was sent. Otherwise the hook's error.
     pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
-        let Some(known) = self.parameters.get(parameter) else {
-            let count = self.parameters.len();
-            return Err(self.refuse(format!("there is no parameter {parameter} of {count}")));
-        };
-        let name = &known.name;
-        if self.step.is_ready[parameter] {
-            return Err(self.refuse(format!("{name} already had its gradient in this step")));
-        }
-        let len = self.lens[parameter];
-        if gradient.len() != len {
-            let given = gradient.len();
-            let message = format!("the gradient of {name} has {given} elements, not {len}");
+        self.accumulate(parameter, gradient)?;
+        self.mark_ready(parameter)
+    }
+
+    /// As [`ready`](Self::ready), for a parameter of [`ReducerOptions::sparse`]: rows of its gradient, the others being
+    /// zero.
+    ///
+    /// # Errors
+    /// As [`ready`](Self::ready), and `InvalidArgument` if the parameter is not sparse, or if the shape is not the
+    /// parameter's with one sparse dimension.
+    pub fn ready_sparse(&mut self, parameter: usize, gradient: SparseTensor<T>) -> Result<()> {
+        self.check_open(parameter)?;
+        let known = &self.parameters[parameter];
+        if !self.is_sparse[parameter] {
+            let message = format!(
+                "{} is not a sparse parameter: its gradient is dense",
+                known.name
+            );
             return Err(self.refuse(message));
         }
-        let (bucket, start) = self.offsets[parameter];
-        self.step.filled[bucket][start..start + len].copy_from_slice(gradient);
+        if gradient.shape() != known.shape || gradient.sparse_dims() != 1 {
+            let message = format!(
+                "the gradient of {} has shape {:?} with {} sparse dimensions, not {:?} with one",
+                known.name,
+                gradient.shape(),
+                gradient.sparse_dims(),
+                known.shape
+            );
+            return Err(self.refuse(message));
+        }
+        self.begin()?;
+        self.step.states[parameter] = GradientState::Partial;
+        self.sparse[self.layout.places[parameter].bucket] = Some(gradient);
         self.note_ready(parameter);
         self.send_full_buckets()
     }
 
-    /// Waits for the averages, and returns the averaged gradient of each parameter; `None` for a parameter
-    /// that no rank has used (with [`UnusedParameters::Find`] only). Afterwards the next step may begin.
-    ///
-    /// # Blocking
-    /// Until the averages of all buckets are computed; the time-outs of the hook's operations limit this.
-    ///
-    /// # Errors
-    /// With [`UnusedParameters::Refuse`], `InvalidArgument` names parameters without a gradient: other ranks
-    /// may then wait for this one, so it should end. `InvalidArgument` also if the hook returned a wrong
-    /// number of averages. Otherwise the error of the hook or the group.
-    pub fn finish(&mut self) -> Result<Vec<Option<Vec<T>>>> {
-        let used: Vec<u8> = self.step.is_ready.iter().map(|&it| u8::from(it)).collect();
-        let missing = self.step.is_ready.iter().enumerate();
-        let missing: Vec<usize> = missing.filter(|(_, is)| !**is).map(|(at, _)| at).collect();
-        if !missing.is_empty() && self.unused == UnusedParameters::Refuse {
-            let names = missing.iter().map(|&at| self.parameters[at].name.as_str());
-            let names: Vec<&str> = names.take(8).collect();
-            let more = match missing.len() - names.len() {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            let message = format!(
-                "no gradient was given for {}{more}: if that is intended, use UnusedParameters::Find",
-                names.join(", ")
-            );
-            return Err(self.refuse(message));
+    /// The average of a parameter's gradient in the last step, until the next step begins; `None` if no rank has used
+    /// the parameter, and for sparse parameters.
+    pub fn average(&self, parameter: usize) -> Option<&[T]> {
+        if !self.has_average(parameter) || self.is_sparse[parameter] {
+            return None;
         }
-        for parameter in missing {
-            self.note_ready(parameter);
-        }
-        self.send_full_buckets()?;
-        let used_anywhere = match self.unused {
-            UnusedParameters::Refuse => None,
-            UnusedParameters::Find => Some(self.group.all_reduce_async(used, ReduceOp::Max)?),
-        };
-        let under_way = std::mem::take(&mut self.step.under_way);
-        let mut gradients: Vec<Option<Vec<T>>> = vec![None; self.parameters.len()];
-        for (bucket, averaging) in self.buckets.iter().zip(under_way) {
-            let averages = averaging()?;
-            let expected: usize = bucket.iter().map(|&parameter| self.lens[parameter]).sum();
-            if averages.len() != expected {
-                let given = averages.len();
-                let message = format!("the hook returned {given} gradients, not {expected}");
-                return Err(self.refuse(message));
-            }
-            for &parameter in bucket {
-                let (_, start) = self.offsets[parameter];
-                let part = &averages[start..start + self.lens[parameter]];
-                gradients[parameter] = Some(part.to_vec());
-            }
-        }
-        if let Some(used) = used_anywhere {
-            for (gradient, used) in gradients.iter_mut().zip(used.wait()?) {
-                if used == 0 {
-                    *gradient = None;
-                }
-            }
-        }
-        self.begin();
-        Ok(gradients)
+        let place = self.layout.places[parameter];
+        self.memory[place.bucket].get(place.start..place.start + place.len)
     }
 
-    fn begin(&mut self) {
-        let sizes = self.buckets.iter().map(|bucket| {
-            let lens = bucket.iter().map(|&parameter| self.lens[parameter]);
-            vec![T::default(); lens.sum()]
-        });
-        self.step = Step {
-            filled: sizes.collect(),
-            missing: self.buckets.iter().map(Vec::len).collect(),
-            is_ready: vec![false; self.parameters.len()],
-            under_way: Vec::new(),
-        };
+    /// As [`average`](Self::average), to change it: to clip it, say.
+    pub fn average_mut(&mut self, parameter: usize) -> Option<&mut [T]> {
+        if !self.has_average(parameter) || self.is_sparse[parameter] {
+            return None;
+        }
+        let place = self.layout.places[parameter];
+        self.memory[place.bucket].get_mut(place.start..place.start + place.len)
+    }
+
+    /// As [`average`](Self::average), of a sparse parameter. Its indices are in ascending order.
+    pub fn sparse_average(&self, parameter: usize) -> Option<&SparseTensor<T>> {
+        if !self.has_average(parameter) {
+            return None;
+        }
+        let bucket = self.layout.places[parameter].bucket;
+        self.sparse[bucket].as_ref()
+    }
+
+    fn has_average(&self, parameter: usize) -> bool {
+        let used = self.used_anywhere.get(parameter);
+        self.has_averages && used.is_some_and(|&used| used != 0)
+    }
+
+    /// Goes on in another group, after ranks were lost or came: what was under way, and the step that is not finished,
+    /// are given up; buckets are as at the start. All ranks of `group` call this; those that are new in it make their
+    /// reducer meanwhile.
+    ///
+    /// # Blocking
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn regroup(&mut self, group: &ProcessGroup) -> Result<()> {
+        check_parameters(group, &self.parameters, &self.is_sparse)?;
+        self.group = group.clone();
+        // A step may have ended on some ranks only, and with it the buckets may have been formed anew.
+        let order: Vec<usize> = (0..self.lens.len()).rev().collect();
+        self.lay_out(&order);
+        self.memory.clear();
+        self.narrow = Narrow::new(self.options.wire);
+        self.has_averages = false;
+        self.used_anywhere = vec![1; self.parameters.len()];
+        self.uses.clear();
+        self.steps = 0;
+        self.meter = Meter::new();
+        self.allocate();
+        Ok(())
+    }
+
+    pub(super) fn lay_out(&mut self, order: &[usize]) {
+        let size = size_of::<T>();
+        let limits = self.options.buckets;
+        self.layout = Layout::new(order, &self.lens, size, &self.is_sparse, limits);
+    }
+
+    fn part_mut(&mut self, parameter: usize) -> &mut [T] {
+        let place = self.layout.places[parameter];
+        &mut self.memory[place.bucket][place.start..place.start + place.len]
+    }
+
+    /// Notes that the memory no longer holds averages.
+    pub(super) fn touch(&mut self) {
+        if !self.step.is_touched {
+            self.step.is_touched = true;
+            self.has_averages = false;
+            self.sparse.iter_mut().for_each(|sum| *sum = None);
+            self.meter.begin_backward();
+        }
+    }
+
+    /// Begins to send: from now on this rank takes part in the step.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        self.touch();
+        if self.step.has_begun {
+            return Ok(());
+        }
+        self.step.has_begun = true;
+        if self.options.uneven != UnevenInputs::No {
+            self.step.active = Some(self.vote(1)?);
+        }
+        for parameter in 0..self.uses.len() {
+            if !self.uses[parameter] {
+                self.step.states[parameter] = GradientState::Absent;
+                self.give_none(parameter);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts a parameter without a gradient on this rank as ready.
+    pub(super) fn give_none(&mut self, parameter: usize) {
+        if self.is_sparse[parameter] {
+            return self.note_ready(parameter);
+        }
+        if self.step.states[parameter] == GradientState::Absent {
+            self.part_mut(parameter).fill(T::default());
+        }
+        self.note_ready(parameter);
     }
 
     fn note_ready(&mut self, parameter: usize) {
-        self.step.is_ready[parameter] = true;
-        self.step.missing[self.offsets[parameter].0] -= 1;
+        let state = &mut self.step.states[parameter];
+        self.step.used[parameter] = u8::from(*state != GradientState::Absent);
+        *state = GradientState::Ready;
+        self.step.order.push(parameter);
+        self.step.missing[self.layout.places[parameter].bucket] -= 1;
     }
 
     /// Sends the next buckets, in order, up to the first that is not full.
-    fn send_full_buckets(&mut self) -> Result<()> {
+    pub(super) fn send_full_buckets(&mut self) -> Result<()> {
         loop {
             let next = self.step.under_way.len();
             if self.step.missing.get(next) != Some(&0) {
                 return Ok(());
             }
-            let parameters = self.buckets[next].iter();
-            let bucket = Bucket {
-                index: next,
-                count: self.buckets.len(),
-                parameters: parameters.map(|&at| (at, self.lens[at])).collect(),
-                gradients: std::mem::take(&mut self.step.filled[next]),
-            };
-            let averaging = self.hook.start(&self.group, bucket)?;
-            self.step.under_way.push(averaging);
+            let under_way = self.send(next)?;
+            self.step.under_way.push(under_way);
         }
     }
 
+    fn send(&mut self, bucket: usize) -> Result<UnderWay<T>> {
+        let parts = &self.layout.parts[bucket];
+        let group = &self.group;
+        if let &[(parameter, _)] = &parts[..]
+            && self.is_sparse[parameter]
+        {
+            let given = self.sparse[bucket].take();
+            let gradient = match given {
+                Some(gradient) => gradient,
+                None => self.no_rows(parameter)?,
+            };
+            let bytes = size_of_val(gradient.values());
+            self.meter.sent(1, bytes);
+            let work = group.all_reduce_sparse_async(gradient, ReduceOp::Sum)?;
+            return Ok(UnderWay::Sparse(work));
+        }
+        self.meter
+            .sent(parts.len(), self.layout.lens[bucket] * size_of::<T>());
+        if let Some(hook) = &mut self.options.hook {
+            let bucket = Bucket {
+                index: bucket,
+                count: self.layout.buckets.len(),
+                parameters: parts.clone(),
+                gradients: std::mem::take(&mut self.memory[bucket]),
+            };
+            return hook.start(group, bucket).map(UnderWay::Hook);
+        }
+        if let Some(sent) = self.narrow.send(bucket, &self.memory[bucket], group) {
+            return sent;
+        }
+        let gradients = std::mem::take(&mut self.memory[bucket]);
+        let work = group.all_reduce_async(gradients, ReduceOp::Avg)?;
+        Ok(UnderWay::Plain(work))
+    }
+
+    /// The gradient of a sparse parameter that this rank has not used.
+    fn no_rows(&self, parameter: usize) -> Result<SparseTensor<T>> {
+        let shape = self.parameters[parameter].shape.clone();
+        SparseTensor::new(shape, 1, Vec::new(), Vec::new())
+    }
+
+    fn check_open(&self, parameter: usize) -> Result<()> {
+        let Some(known) = self.parameters.get(parameter) else {
+            let count = self.parameters.len();
+            return Err(self.refuse(format!("there is no parameter {parameter} of {count}")));
+        };
+        let name = &known.name;
+        if self.uses.get(parameter) == Some(&false) {
+            let message = format!(
+                "{name} had no gradient in the first step, and has one now: the graph is not static"
+            );
+            return Err(self.refuse(message));
+        }
+        if self.step.states[parameter] == GradientState::Ready {
+            return Err(self.refuse(format!("{name} already had its gradient in this step")));
+        }
+        Ok(())
+    }
+
+    fn check_dense(&self, parameter: usize) -> Result<()> {
+        self.check_open(parameter)?;
+        if self.is_sparse[parameter] {
+            let name = &self.parameters[parameter].name;
+            return Err(self.refuse(format!("{name} is a sparse parameter: use ready_sparse")));
+        }
+        Ok(())
+    }
+
     fn check_lens(&self, values: &[Vec<T>]) -> Result<()> {
-        let lens: Vec<usize> = values.iter().map(Vec::len).collect();
-        if lens == self.lens {
+        let mut lens = values.iter().map(Vec::len);
+        if values.len() == self.lens.len() && self.lens.iter().all(|&len| lens.next() == Some(len))
+        {
             return Ok(());
         }
+        let lens: Vec<usize> = values.iter().map(Vec::len).collect();
         let expected = &self.lens;
         let message = format!("values of lengths {lens:?} for parameters of lengths {expected:?}");
         Err(self.refuse(message))
     }
 
-    fn refuse(&self, message: String) -> Error {
+    /// Whether buckets may be formed anew after the first step.
+    pub(super) fn may_rebuild(&self) -> bool {
+        let hook = self.options.hook.as_ref();
+        self.options.rebuild_buckets
+            && (self.options.unused == UnusedParameters::Refuse || self.options.static_graph)
+            && hook.is_none_or(|hook| hook.allows_rebuild())
+    }
+
+    pub(super) fn refuse(&self, message: String) -> Error {
         Error::new(ErrorKind::InvalidArgument, message).in_group(self.group.desc())
     }
 }
@@ -306,7 +530,7 @@ impl<T> fmt::Debug for Reducer<T> {
         f.debug_struct("Reducer")
             .field("group", &self.group.desc())
             .field("parameters", &self.parameters.len())
-            .field("buckets", &self.buckets.len())
+            .field("buckets", &self.layout.buckets.len())
             .finish()
     }
 }

@@ -1,0 +1,229 @@
+//! The end of a step: averages, unused parameters, and the buckets of later steps.
+
+use super::gradient::Gradient;
+use super::options::{UnevenInputs, UnusedParameters};
+use super::reducer::Reducer;
+use super::step::{GradientState, UnderWay};
+use crate::group::work::Work;
+use crate::op::error::Result;
+use rcomm_recorder::model::ReduceOp;
+use std::time::{Duration, Instant};
+
+/// The most parameters that an error lists by name.
+const MAX_NAMES: usize = 8;
+
+impl<T: Gradient> Reducer<T> {
+    /// Waits for the averages, which are then at [`average`](Self::average). Afterwards the next step may begin. A
+    /// gradient that was accumulated, or written, and not yet ready is complete now.
+    ///
+    /// # Blocking
+    /// Until the averages of all buckets are computed; the time-outs of the operations limit this.
+    ///
+    /// # Errors
+    /// With [`UnusedParameters::Refuse`], `InvalidArgument` names parameters without a gradient: other ranks
+    /// may then wait for this one, so it should end. So does a static graph if a parameter that had a gradient in the
+    /// first step has none now. `InvalidArgument` also if the hook returned a wrong number of averages. Otherwise
+    /// the error of the hook or the group; the reducer then needs [`regroup`](Self::regroup).
+    pub fn finish_in_place(&mut self) -> Result<()> {
+        self.check_used()?;
+        self.begin()?;
+        self.complete(true)
+    }
+
+    /// As [`finish_in_place`](Self::finish_in_place), and returns a copy of each parameter's average; `None` for a
+    /// parameter that no rank has used (with [`UnusedParameters::Find`] only), and for a sparse one.
+    ///
+    /// # Blocking
+    /// As [`finish_in_place`](Self::finish_in_place).
+    ///
+    /// # Errors
+    /// As [`finish_in_place`](Self::finish_in_place).
+    pub fn finish(&mut self) -> Result<Vec<Option<Vec<T>>>> {
+        self.finish_in_place()?;
+        let all = 0..self.parameters.len();
+        Ok(all.map(|at| self.average(at).map(<[T]>::to_vec)).collect())
+    }
+
+    /// Refuses a step in which a parameter that must have a gradient has none.
+    fn check_used(&self) -> Result<()> {
+        let is_static = !self.uses.is_empty();
+        let must_all = self.options.unused == UnusedParameters::Refuse;
+        let must = |at: usize| self.uses.get(at).copied().unwrap_or(must_all);
+        let states = self.step.states.iter().enumerate();
+        let missing = states.filter(|&(at, state)| *state == GradientState::Absent && must(at));
+        let missing: Vec<&str> = missing
+            .map(|(at, _)| self.parameters[at].name.as_str())
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let names = missing[..missing.len().min(MAX_NAMES)].join(", ");
+        let more = match missing.len().saturating_sub(MAX_NAMES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        Err(self.refuse(if is_static {
+            format!(
+                "no gradient was given for {names}{more}, which had one in the first step: the graph is not static"
+            )
+        } else {
+            format!(
+                "no gradient was given for {names}{more}: if that is intended, use UnusedParameters::Find"
+            )
+        }))
+    }
+
+    /// Starts the vote on how many ranks have input.
+    pub(super) fn vote(&mut self, own: u32) -> Result<Work<Vec<u32>>> {
+        let mut vote = std::mem::take(&mut self.vote);
+        vote.clear();
+        vote.push(own);
+        self.group.all_reduce_async(vote, ReduceOp::Sum)
+    }
+
+    /// The result of the vote.
+    pub(super) fn count(&mut self, vote: Work<Vec<u32>>) -> Result<u32> {
+        self.vote = vote.wait()?;
+        Ok(self.vote.first().copied().unwrap_or(0))
+    }
+
+    /// Ends a step that has begun. `has_input` is whether this rank has computed gradients in it.
+    pub(super) fn complete(&mut self, has_input: bool) -> Result<()> {
+        self.meter.begin_finish();
+        for parameter in 0..self.parameters.len() {
+            if self.step.states[parameter] != GradientState::Ready {
+                self.give_none(parameter);
+            }
+        }
+        self.send_full_buckets()?;
+        let is_first = self.steps == 0;
+        let used = std::mem::take(&mut self.step.used);
+        let used_anywhere = match self.options.unused {
+            UnusedParameters::Find if is_first || !self.options.static_graph => {
+                if self.options.static_graph && has_input {
+                    self.uses = used.iter().map(|&used| used != 0).collect();
+                }
+                Some(self.group.all_reduce_async(used, ReduceOp::Max)?)
+            }
+            _ => {
+                self.step.used = used;
+                None
+            }
+        };
+        let waited = Instant::now();
+        let factor = match self.step.active.take() {
+            None => 1.0,
+            Some(vote) => self.factor(vote)?,
+        };
+        let mut under_way = std::mem::take(&mut self.step.under_way);
+        for (bucket, averaging) in under_way.drain(..).enumerate() {
+            let since = Instant::now();
+            let elapsed = self.take_averages(bucket, averaging)?;
+            self.meter.ended(bucket, since, elapsed);
+            if factor != 1.0 {
+                let averages = self.memory[bucket].iter_mut();
+                averages.for_each(|average| *average = average.times(factor));
+            }
+            if let Some(sum) = self.sparse[bucket].take() {
+                let part = factor / f64::from(self.group.size());
+                self.sparse[bucket] = Some(sum.map(|value| value.times(part)));
+            }
+        }
+        self.step.under_way = under_way;
+        if let Some(used) = used_anywhere {
+            let former = std::mem::replace(&mut self.used_anywhere, used.wait()?);
+            self.step.used = former;
+        }
+        if is_first && self.may_rebuild() {
+            self.rebuild()?;
+        }
+        self.steps += 1;
+        self.meter.finish(self.steps, waited);
+        self.step.reset(&self.layout);
+        self.has_averages = true;
+        Ok(())
+    }
+
+    /// The factor that makes the average of all ranks that of the ranks with input.
+    fn factor(&mut self, vote: Work<Vec<u32>>) -> Result<f64> {
+        let active = self.count(vote)?;
+        let size = self.group.size();
+        if self.options.uneven != UnevenInputs::DivideByActive || active == 0 || active == size {
+            return Ok(1.0);
+        }
+        Ok(f64::from(size) / f64::from(active))
+    }
+
+    /// Waits for a bucket, and puts its averages into its memory. Returns how long it was under way, where that is
+    /// known.
+    fn take_averages(&mut self, bucket: usize, averaging: UnderWay<T>) -> Result<Option<Duration>> {
+        fn ended<R>(work: Work<R>) -> Result<(R, Option<Duration>)> {
+            work.join()?;
+            let elapsed = work.elapsed();
+            Ok((work.wait()?, elapsed))
+        }
+        match averaging {
+            UnderWay::Plain(work) => {
+                let (averages, elapsed) = ended(work)?;
+                self.memory[bucket] = averages;
+                Ok(elapsed)
+            }
+            UnderWay::F16(work) => {
+                let (sums, elapsed) = ended(work)?;
+                self.narrow.take_f16(bucket, sums, &mut self.memory[bucket]);
+                Ok(elapsed)
+            }
+            UnderWay::Bf16(work) => {
+                let (sums, elapsed) = ended(work)?;
+                self.narrow
+                    .take_bf16(bucket, sums, &mut self.memory[bucket]);
+                Ok(elapsed)
+            }
+            UnderWay::Sparse(work) => {
+                let (sum, elapsed) = ended(work)?;
+                self.sparse[bucket] = Some(sum);
+                Ok(elapsed)
+            }
+            UnderWay::Hook(averaging) => {
+                let averages = averaging()?;
+                let (given, expected) = (averages.len(), self.layout.lens[bucket]);
+                if given != expected {
+                    let message = format!("the hook returned {given} gradients, not {expected}");
+                    return Err(self.refuse(message));
+                }
+                self.memory[bucket] = averages;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Forms the buckets anew, in the order in which rank 0 of the group had its gradients.
+    fn rebuild(&mut self) -> Result<()> {
+        let mut order: Vec<u32> = self.step.order.iter().map(|&at| at as u32).collect();
+        if order.len() < 2 || self.layout.buckets.len() < 2 {
+            return Ok(());
+        }
+        self.group.broadcast(&mut order, 0)?;
+        let order: Vec<usize> = order.into_iter().map(|at| at as usize).collect();
+        if self.layout.buckets.iter().flatten().eq(&order) {
+            return Ok(());
+        }
+        let before = std::mem::take(&mut self.memory);
+        let sparse = std::mem::take(&mut self.sparse);
+        let places = self.layout.places.clone();
+        self.lay_out(&order);
+        self.allocate();
+        for (from, to) in places.iter().zip(&self.layout.places) {
+            let averages = &before[from.bucket][from.start..from.start + from.len];
+            self.memory[to.bucket][to.start..to.start + to.len].copy_from_slice(averages);
+        }
+        for (at, from) in places
+            .iter()
+            .enumerate()
+            .filter(|&(at, _)| self.is_sparse[at])
+        {
+            self.sparse[self.layout.places[at].bucket] = sparse[from.bucket].clone();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! [`Reducer::join`]: the steps of a rank that has no input left.
+
+use super::gradient::Gradient;
+use super::options::UnevenInputs;
+use super::reducer::Reducer;
+use crate::op::error::Result;
+use rcomm_recorder::model::ReduceOp;
+
+/// How a training with uneven inputs has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Joined {
+    /// How many steps this rank took part in without input.
+    pub shadowed: u64,
+    /// A rank of the group that had input in the last step, the same on all ranks: its parameters are those of all
+    /// steps ([`Reducer::broadcast_parameters_from`]).
+    pub last: u32,
+}
+
+impl<T: Gradient> Reducer<T> {
+    /// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank
+    /// that has no input left, as `join` of PyTorch's DistributedDataParallel. Every rank calls it once at the end.
+    ///
+    /// # Blocking
+    /// Until all ranks have called this; each wait for a step has the group's time-out.
+    ///
+    /// # Errors
+    /// `InvalidArgument` without [`ReducerOptions::uneven`](super::ReducerOptions::uneven), or in the middle of a step.
+    /// Otherwise the error of the hook or the group.
+    pub fn join(&mut self) -> Result<Joined> {
+        if self.options.uneven == UnevenInputs::No {
+            let message = "join needs the option `uneven`, on all ranks";
+            return Err(self.refuse(message.to_owned()));
+        }
+        if self.step.is_touched {
+            let message = "join in the middle of a step: finish it first";
+            return Err(self.refuse(message.to_owned()));
+        }
+        let mut shadowed = 0;
+        loop {
+            let vote = self.vote(0)?;
+            if self.count(vote)? == 0 {
+                break;
+            }
+            self.shadow()?;
+            shadowed += 1;
+        }
+        let mut last = [if shadowed == 0 { self.group.rank() } else { 0 }];
+        self.group.all_reduce(&mut last, ReduceOp::Max)?;
+        Ok(Joined {
+            shadowed,
+            last: last[0],
+        })
+    }
+
+    /// Takes part in a step whose vote has ended.
+    fn shadow(&mut self) -> Result<()> {
+        self.touch();
+        self.step.has_begun = true;
+        self.complete(false)?;
+        self.has_averages = false;
+        Ok(())
+    }
+}

@@ -1,0 +1,301 @@
+//! [`PowerSgdHook`]: gradients compressed to matrices of low rank.
+
+use super::consistency::Parameter;
+use super::gradient::Gradient;
+use super::hook::{Averaging, Bucket, CommHook};
+use crate::group::process_group::ProcessGroup;
+use crate::group::work::Work;
+use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::ReduceOp;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A matrix is compressed only if that sends at most this part of it (1 / `LEAST_GAIN`).
+const LEAST_GAIN: usize = 2;
+/// Added to the length of a column before the division by it, so that a column of zeros stays one.
+const TINY: f32 = 1e-8;
+
+/// Sends the gradient of a parameter of two or more dimensions, as a matrix M, as two thin ones: P = MQ and Q = MᵀP,
+/// each averaged over the ranks. Other parameters, and those that this would not make half as large, are averaged as
+/// they are.
+///
+/// What the compression loses is added to the next step's gradient on each rank, and Q is kept as the start of the
+/// next step. So the result is not the average of a step, but the sum over many steps comes close to that of the
+/// averages. The method is that of Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression
+/// for Distributed Optimization", NeurIPS 2019. Matrices are computed in `f32`; memory: one `f32` for each element of a
+/// compressed parameter.
+///
+/// A hook belongs to one reducer. The averaging waits for its second operation while it is called.
+pub struct PowerSgdHook {
+    rank: usize,
+    start: u64,
+    step: u64,
+    /// The number of the bucket before.
+    last: usize,
+    shapes: Vec<Option<(usize, usize)>>,
+    /// By parameter.
+    states: Arc<Mutex<HashMap<usize, LowRank>>>,
+}
+
+/// The state of one compressed parameter.
+struct LowRank {
+    rows: usize,
+    columns: usize,
+    /// What the steps so far did not send.
+    error: Vec<f32>,
+    /// `columns` by rank: the right factor of the step before.
+    q: Vec<f32>,
+    /// `rows` by rank.
+    p: Vec<f32>,
+}
+
+impl PowerSgdHook {
+    /// Compresses matrices to this rank (1 to 4 in most uses) after `start` steps, in which gradients are averaged as
+    /// they are. `parameters` are those of the reducer.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `rank` is 0, or a shape does not fit in memory.
+    pub fn new(rank: usize, start: u64, parameters: &[Parameter]) -> Result<Self> {
+        let refuse = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
+        if rank == 0 {
+            return refuse("a matrix cannot be compressed to rank 0".to_owned());
+        }
+        let mut shapes = Vec::with_capacity(parameters.len());
+        for parameter in parameters {
+            let Some(len) = parameter.len() else {
+                return refuse(format!(
+                    "parameter {} does not fit in memory",
+                    parameter.name
+                ));
+            };
+            let rows = match parameter.shape[..] {
+                [rows, _, ..] if len > 0 => rows as usize,
+                _ => {
+                    shapes.push(None);
+                    continue;
+                }
+            };
+            let columns = len / rows;
+            let sent = (rows + columns).saturating_mul(rank);
+            let is_worth_it = sent.saturating_mul(LEAST_GAIN) <= len;
+            shapes.push(is_worth_it.then_some((rows, columns)));
+        }
+        Ok(Self {
+            rank,
+            start,
+            step: 0,
+            last: usize::MAX,
+            shapes,
+            states: Arc::default(),
+        })
+    }
+
+    /// How many of the parameters are compressed.
+    pub fn compressed(&self) -> usize {
+        self.shapes.iter().flatten().count()
+    }
+}
+
+impl LowRank {
+    fn new(parameter: usize, rows: usize, columns: usize, rank: usize) -> Self {
+        // The same numbers on every rank, and others for each parameter.
+        let mut random = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(parameter as u64 + 1);
+        let start = (0..columns * rank).map(|_| {
+            // SplitMix64 (Steele, Lea, Flood, 2014).
+            random = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mut z = random;
+            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            (z >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        });
+        Self {
+            rows,
+            columns,
+            error: vec![0.0; rows * columns],
+            q: start.collect(),
+            p: vec![0.0; rows * rank],
+        }
+    }
+
+    /// Adds the gradient to what was not sent, and computes P = MQ.
+    fn project<T: Gradient>(&mut self, gradient: &[T], rank: usize) {
+        for (element, gradient) in self.error.iter_mut().zip(gradient) {
+            *element += gradient.to_f32();
+        }
+        self.p.fill(0.0);
+        let rows = self.error.chunks_exact(self.columns);
+        for (row, p) in rows.zip(self.p.chunks_exact_mut(rank)) {
+            for (element, q) in row.iter().zip(self.q.chunks_exact(rank)) {
+                p.iter_mut().zip(q).for_each(|(p, q)| *p += element * q);
+            }
+        }
+    }
+
+    /// Takes the averaged P, makes its columns orthonormal, and computes Q = MᵀP.
+    fn project_back(&mut self, p: &[f32], rank: usize) {
+        self.p.copy_from_slice(p);
+        orthonormalize(&mut self.p, rank);
+        self.q.fill(0.0);
+        let rows = self.error.chunks_exact(self.columns);
+        for (row, p) in rows.zip(self.p.chunks_exact(rank)) {
+            for (element, q) in row.iter().zip(self.q.chunks_exact_mut(rank)) {
+                q.iter_mut().zip(p).for_each(|(q, p)| *q += element * p);
+            }
+        }
+    }
+
+    /// Takes the averaged Q, writes PQᵀ to `gradient`, and keeps what it lacks.
+    fn restore<T: Gradient>(&mut self, q: &[f32], gradient: &mut [T], rank: usize) {
+        self.q.copy_from_slice(q);
+        for (row, p) in self.p.chunks_exact(rank).enumerate() {
+            for (column, q) in self.q.chunks_exact(rank).enumerate() {
+                let at = row * self.columns + column;
+                let sent: f32 = p.iter().zip(q).map(|(p, q)| p * q).sum();
+                gradient[at] = T::from_f32(sent);
+                self.error[at] -= sent;
+            }
+        }
+    }
+}
+
+/// Makes the columns of a matrix of `rank` columns orthonormal, by the modified Gram-Schmidt method.
+fn orthonormalize(matrix: &mut [f32], rank: usize) {
+    let rows = matrix.len() / rank;
+    for column in 0..rank {
+        for before in 0..column {
+            let dot: f32 = (0..rows)
+                .map(|row| matrix[row * rank + column] * matrix[row * rank + before])
+                .sum();
+            for row in 0..rows {
+                matrix[row * rank + column] -= dot * matrix[row * rank + before];
+            }
+        }
+        let squares: f32 = (0..rows)
+            .map(|row| matrix[row * rank + column].powi(2))
+            .sum();
+        let length = squares.sqrt() + TINY;
+        for row in 0..rows {
+            matrix[row * rank + column] /= length;
+        }
+    }
+}
+
+/// The first elements of `all`, which then begins behind them.
+fn split_front<'a, T>(all: &mut &'a [T], len: usize) -> &'a [T] {
+    let (front, rest) = all.split_at(len.min(all.len()));
+    *all = rest;
+    front
+}
+
+/// An operation that is left out if it has no elements: on all ranks, since all have the same parameters.
+fn average<T: Gradient>(group: &ProcessGroup, values: Vec<T>) -> Result<Option<Work<Vec<T>>>> {
+    if values.is_empty() {
+        return Ok(None);
+    }
+    group.all_reduce_async(values, ReduceOp::Avg).map(Some)
+}
+
+impl<T: Gradient> CommHook<T> for PowerSgdHook {
+    fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
+        // Buckets of sparse parameters do not come here, and the first one may be one.
+        if bucket.index <= self.last {
+            self.step += 1;
+        }
+        self.last = bucket.index;
+        if self.step <= self.start {
+            let work = group.all_reduce_async(bucket.gradients, ReduceOp::Avg)?;
+            return Ok(Box::new(move || work.wait()));
+        }
+        let rank = self.rank;
+        let Bucket {
+            parameters,
+            mut gradients,
+            ..
+        } = bucket;
+        let shapes: Vec<Option<(usize, usize)>> = parameters
+            .iter()
+            .map(|&(at, _)| self.shapes.get(at).copied().flatten())
+            .collect();
+        let (mut plain, mut left) = (Vec::new(), Vec::new());
+        let mut rest = gradients.as_slice();
+        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        for (&(at, len), shape) in parameters.iter().zip(&shapes) {
+            let gradient = split_front(&mut rest, len);
+            if let Some((rows, columns)) = *shape {
+                let state = states
+                    .entry(at)
+                    .or_insert_with(|| LowRank::new(at, rows, columns, rank));
+                state.project(gradient, rank);
+                left.extend_from_slice(&state.p);
+            } else {
+                plain.extend_from_slice(gradient);
+            }
+        }
+        drop(states);
+        let plain = average(group, plain)?;
+        let left = average(group, left)?;
+        let (group, states) = (group.clone(), self.states.clone());
+        Ok(Box::new(move || {
+            let left = left.map_or(Ok(Vec::new()), Work::wait)?;
+            let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = left.as_slice();
+            let mut right = Vec::new();
+            for &(at, _) in parameters.iter() {
+                if let Some(state) = states.get_mut(&at) {
+                    let p = split_front(&mut all, state.rows * rank);
+                    state.project_back(p, rank);
+                    right.extend_from_slice(&state.q);
+                }
+            }
+            let right = average(&group, right)?.map_or(Ok(Vec::new()), Work::wait)?;
+            let plain = plain.map_or(Ok(Vec::new()), Work::wait)?;
+            let (mut right, mut plain) = (right.as_slice(), plain.as_slice());
+            let mut rest = gradients.as_mut_slice();
+            for &(at, len) in parameters.iter() {
+                let gradient;
+                (gradient, rest) = rest.split_at_mut(len);
+                match states.get_mut(&at) {
+                    Some(state) => {
+                        let q = split_front(&mut right, state.columns * rank);
+                        state.restore(q, gradient, rank);
+                    }
+                    None => gradient.copy_from_slice(split_front(&mut plain, len)),
+                }
+            }
+            Ok(gradients)
+        }))
+    }
+
+    fn allows_rebuild(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_become_orthonormal() {
+        let mut matrix: Vec<f32> = (0..12).map(|at| ((at * 7) % 5) as f32 - 1.0).collect();
+        orthonormalize(&mut matrix, 2);
+        let dot = |a: usize, b: usize| -> f32 { matrix.chunks(2).map(|row| row[a] * row[b]).sum() };
+        assert!(dot(0, 1).abs() < 1e-5);
+        assert!((dot(0, 0) - 1.0).abs() < 1e-5 && (dot(1, 1) - 1.0).abs() < 1e-5);
+    }
+
+    #[test]
+    fn only_matrices_that_become_half_as_large_are_compressed() {
+        let shapes: [&[u64]; 5] = [&[100, 100], &[100], &[2, 2], &[64, 3, 3, 3], &[0, 9]];
+        let parameters: Vec<Parameter> = shapes
+            .iter()
+            .map(|shape| Parameter::new("p", shape))
+            .collect();
+        let hook = PowerSgdHook::new(1, 0, &parameters).unwrap();
+        assert_eq!(
+            hook.shapes,
+            [Some((100, 100)), None, None, Some((64, 27)), None]
+        );
+        assert!(PowerSgdHook::new(0, 0, &parameters).is_err());
+    }
+}

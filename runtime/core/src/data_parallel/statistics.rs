@@ -1,0 +1,172 @@
+//! What a step of a reducer took.
+
+use std::time::{Duration, Instant};
+
+/// The times of one step on this rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StepStatistics {
+    /// The number of the step, counted from 1; 0 before the first one has ended.
+    pub step: u64,
+    /// From [`Reducer::begin_forward`](super::Reducer::begin_forward), or else from the end of the step before, to
+    /// the first gradient. Without `begin_forward` it includes the optimizer and the loading of data.
+    pub forward: Duration,
+    /// From the first gradient to the call of `finish`.
+    pub backward: Duration,
+    /// For how long at least one bucket was under way.
+    pub communication: Duration,
+    /// For how long `finish` waited: the part of communication that the backward pass did not hide.
+    pub exposed: Duration,
+    /// The buckets in the order in which they were sent.
+    pub buckets: Vec<BucketStatistics>,
+}
+
+impl StepStatistics {
+    /// For how long buckets were under way while the program computed.
+    pub fn hidden(&self) -> Duration {
+        self.communication.saturating_sub(self.exposed)
+    }
+
+    /// From the beginning of the forward pass to the last average.
+    pub fn total(&self) -> Duration {
+        self.forward + self.backward + self.exposed
+    }
+
+    /// How many bytes of gradients this rank had, over all buckets.
+    pub fn bytes(&self) -> usize {
+        self.buckets.iter().map(|bucket| bucket.bytes).sum()
+    }
+}
+
+/// The times of one bucket in one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BucketStatistics {
+    /// How many parameters it has.
+    pub parameters: usize,
+    /// The size of its gradients in their own type, in bytes. Of a sparse gradient: of its values.
+    pub bytes: usize,
+    /// When it was sent, after the first gradient of the step.
+    pub sent: Duration,
+    /// For how long it was under way, without the time before the bucket before it had ended. With a hook:
+    /// until `finish` saw its end.
+    pub communication: Duration,
+    /// For how long `finish` waited for it.
+    pub exposed: Duration,
+}
+
+/// Measures the steps of a reducer. Allocates in the first step only.
+pub(super) struct Meter {
+    current: StepStatistics,
+    last: StepStatistics,
+    /// The end of the step before, or the begin of the forward pass.
+    since: Instant,
+    /// The first gradient of the step.
+    backward: Option<Instant>,
+    sent: Vec<Instant>,
+    /// The end of the bucket before.
+    ended: Option<Instant>,
+}
+
+impl Meter {
+    pub(super) fn new() -> Self {
+        Self {
+            current: StepStatistics::default(),
+            last: StepStatistics::default(),
+            since: Instant::now(),
+            backward: None,
+            sent: Vec::new(),
+            ended: None,
+        }
+    }
+
+    /// The last step that has ended.
+    pub(super) fn last(&self) -> &StepStatistics {
+        &self.last
+    }
+
+    pub(super) fn begin_forward(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// Notes the first gradient of a step.
+    pub(super) fn begin_backward(&mut self) {
+        let now = Instant::now();
+        self.current.forward = now.duration_since(self.since);
+        self.backward = Some(now);
+        self.current.buckets.clear();
+        self.sent.clear();
+        self.ended = None;
+        self.current.communication = Duration::ZERO;
+    }
+
+    pub(super) fn sent(&mut self, parameters: usize, bytes: usize) {
+        let now = Instant::now();
+        self.sent.push(now);
+        self.current.buckets.push(BucketStatistics {
+            parameters,
+            bytes,
+            sent: now.duration_since(self.backward.unwrap_or(now)),
+            ..BucketStatistics::default()
+        });
+    }
+
+    pub(super) fn begin_finish(&mut self) {
+        let backward = self.backward.map(|since| since.elapsed());
+        self.current.backward = backward.unwrap_or_default();
+    }
+
+    /// Notes that `finish` has waited for a bucket since `waited`. `elapsed` is how long it was under way, if that is
+    /// known better than by now.
+    pub(super) fn ended(&mut self, bucket: usize, waited: Instant, elapsed: Option<Duration>) {
+        let now = Instant::now();
+        let (Some(&sent), Some(known)) =
+            (self.sent.get(bucket), self.current.buckets.get_mut(bucket))
+        else {
+            return;
+        };
+        let end = elapsed.map_or(now, |elapsed| sent + elapsed).min(now);
+        let begin = self.ended.map_or(sent, |ended| ended.max(sent));
+        known.communication = end.saturating_duration_since(begin);
+        known.exposed = now.duration_since(waited);
+        self.current.communication += known.communication;
+        self.ended = Some(end.max(begin));
+    }
+
+    /// Ends the step, whose waiting began at `waited`.
+    pub(super) fn finish(&mut self, step: u64, waited: Instant) {
+        let now = Instant::now();
+        self.current.exposed = now.duration_since(waited);
+        self.current.step = step;
+        self.since = now;
+        self.backward = None;
+        std::mem::swap(&mut self.current, &mut self.last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_that_overlap_are_counted_once() {
+        let mut meter = Meter::new();
+        meter.begin_backward();
+        meter.sent(2, 80);
+        meter.sent(1, 40);
+        meter.begin_finish();
+        let waited = Instant::now();
+        // As if the two had been sent at once, 4 ms before: the first took 1 ms, and the second 2 ms more.
+        let ms = Duration::from_millis;
+        meter.sent = vec![waited - ms(4); 2];
+        meter.ended(0, waited, Some(ms(1)));
+        meter.ended(1, waited, Some(ms(3)));
+        meter.finish(1, waited);
+        let step = meter.last();
+        assert_eq!((step.step, step.bytes(), step.buckets.len()), (1, 120, 2));
+        assert_eq!(step.buckets[0].communication, ms(1));
+        assert_eq!(step.buckets[1].communication, ms(2));
+        assert_eq!(step.communication, ms(3));
+        assert_eq!(step.hidden(), ms(3).saturating_sub(step.exposed));
+    }
+}

@@ -1,0 +1,162 @@
+//! The progress of a step, and the averaging of its buckets.
+
+use super::bucket::Layout;
+use super::gradient::Gradient;
+use super::hook::{Averaging, compress, expand};
+use super::options::Wire;
+use crate::group::process_group::ProcessGroup;
+use crate::group::sparse::SparseTensor;
+use crate::group::work::Work;
+use crate::op::error::Result;
+use half::{bf16, f16};
+use rcomm_recorder::model::ReduceOp;
+
+/// The gradient of a parameter on this rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum GradientState {
+    #[default]
+    Absent,
+    /// It is there, and more may be added.
+    Partial,
+    /// It is complete, and may have been sent.
+    Ready,
+}
+
+/// A bucket under way.
+pub(super) enum UnderWay<T> {
+    Plain(Work<Vec<T>>),
+    F16(Work<Vec<f16>>),
+    Bf16(Work<Vec<bf16>>),
+    Sparse(Work<SparseTensor<T>>),
+    Hook(Averaging<T>),
+}
+
+/// The progress of a step.
+pub(super) struct Step<T> {
+    /// By parameter.
+    pub(super) states: Vec<GradientState>,
+    /// For each parameter that is ready, whether this rank has used it.
+    pub(super) used: Vec<u8>,
+    /// The parameters in the order in which they were ready.
+    pub(super) order: Vec<usize>,
+    /// How many parameters each bucket still waits for.
+    pub(super) missing: Vec<usize>,
+    /// The buckets that were sent, in order.
+    pub(super) under_way: Vec<UnderWay<T>>,
+    /// The vote on how many ranks have input.
+    pub(super) active: Option<Work<Vec<u32>>>,
+    /// Whether a gradient was written.
+    pub(super) is_touched: bool,
+    /// Whether this rank takes part in the step.
+    pub(super) has_begun: bool,
+}
+
+impl<T> Default for Step<T> {
+    fn default() -> Self {
+        Self {
+            states: Vec::new(),
+            used: Vec::new(),
+            order: Vec::new(),
+            missing: Vec::new(),
+            under_way: Vec::new(),
+            active: None,
+            is_touched: false,
+            has_begun: false,
+        }
+    }
+}
+
+impl<T> Step<T> {
+    /// Begins a step; allocates nothing where there was one of the same layout.
+    pub(super) fn reset(&mut self, layout: &Layout) {
+        let parameters = layout.places.len();
+        self.states.clear();
+        self.states.resize(parameters, GradientState::Absent);
+        self.used.clear();
+        self.used.resize(parameters, 0);
+        self.order.clear();
+        self.order.reserve(parameters);
+        self.missing.clear();
+        self.missing.extend(layout.buckets.iter().map(Vec::len));
+        self.under_way.clear();
+        self.under_way.reserve(layout.buckets.len());
+        self.active = None;
+        self.is_touched = false;
+        self.has_begun = false;
+    }
+}
+
+/// The memory of buckets in a narrower type, in which they are sent; allocated once.
+pub(super) enum Narrow {
+    None,
+    F16(Vec<Vec<f16>>),
+    Bf16(Vec<Vec<bf16>>),
+}
+
+impl Narrow {
+    pub(super) fn new(wire: Wire) -> Self {
+        match wire {
+            Wire::Own => Self::None,
+            Wire::F16 => Self::F16(Vec::new()),
+            Wire::Bf16 => Self::Bf16(Vec::new()),
+        }
+    }
+
+    pub(super) fn allocate(&mut self, lens: &[usize]) {
+        fn all<N>(memory: &mut Vec<Vec<N>>, lens: &[usize]) {
+            memory.clear();
+            memory.extend(lens.iter().map(|&len| Vec::with_capacity(len)));
+        }
+        match self {
+            Self::None => {}
+            Self::F16(memory) => all(memory, lens),
+            Self::Bf16(memory) => all(memory, lens),
+        }
+    }
+
+    /// Sends a bucket in the narrower type; `None` if it is sent in its own.
+    pub(super) fn send<T: Gradient>(
+        &mut self,
+        bucket: usize,
+        gradients: &[T],
+        group: &ProcessGroup,
+    ) -> Option<Result<UnderWay<T>>> {
+        fn sum<T: Gradient, N: Gradient>(
+            memory: &mut Vec<N>,
+            gradients: &[T],
+            group: &ProcessGroup,
+        ) -> Result<Work<Vec<N>>> {
+            let mut narrow = std::mem::take(memory);
+            compress(gradients, group.size(), &mut narrow);
+            group.all_reduce_async(narrow, ReduceOp::Sum)
+        }
+        match self {
+            Self::None => None,
+            Self::F16(memory) => {
+                Some(sum(&mut memory[bucket], gradients, group).map(UnderWay::F16))
+            }
+            Self::Bf16(memory) => {
+                Some(sum(&mut memory[bucket], gradients, group).map(UnderWay::Bf16))
+            }
+        }
+    }
+
+    pub(super) fn take_f16<T: Gradient>(&mut self, bucket: usize, sums: Vec<f16>, into: &mut [T]) {
+        expand(&sums, into);
+        if let Self::F16(memory) = self {
+            memory[bucket] = sums;
+        }
+    }
+
+    pub(super) fn take_bf16<T: Gradient>(
+        &mut self,
+        bucket: usize,
+        sums: Vec<bf16>,
+        into: &mut [T],
+    ) {
+        expand(&sums, into);
+        if let Self::Bf16(memory) = self {
+            memory[bucket] = sums;
+        }
+    }
+}

@@ -29,7 +29,7 @@ pub(super) struct Account {
 
 impl Account {
     /// Creates a record without ranks, for the directory of the ranks' rings, and removes old records from there.
-    pub(super) fn open(options: &Options, job: &Job) -> Self {
+    pub(super) fn open(options: &Options, job: &Job, attempt: u32) -> Self {
         // If the environment is invalid, the ranks report that.
         let ring_dir = Config::from_environment().map(|config| config.ring_dir);
         let directory = match ring_dir {
@@ -46,6 +46,7 @@ impl Account {
             record: LaunchRecord {
                 schema: LaunchRecord::SCHEMA.to_owned(),
                 job: job.id.clone(),
+                attempt,
                 host: system.nodename().to_string_lossy().into_owned(),
                 node: options.node_rank,
                 world_size: job.world_size,

@@ -31,6 +31,8 @@ const LAUNCHER_FAILED: u8 = 125;
 struct Failure {
     sentence: String,
     code: u8,
+    /// Whether the ranks may be started again: not after a signal to a launcher, or the loss of one.
+    may_restart: bool,
 }
 
 /// Runs the job and blocks until it has ended. Returns the exit code, as listed in the help of `rcomm-run`.
@@ -62,7 +64,30 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
         );
     }
     let mut nodes = Nodes::join(options, &secret)?;
-    let ranks = Ranks::start(options, &nodes.job, &secret)?;
-    let failure = ranks.supervise(options, &signals, &nodes, sinks)?;
-    nodes.leave(failure)
+    let mut attempt = 0;
+    loop {
+        nodes.begin(attempt)?;
+        let ranks = Ranks::start(options, &nodes.job, &secret, attempt)?;
+        let own = ranks.supervise(options, &signals, &nodes, sinks)?;
+        let is_silent = own.is_none();
+        let failure = nodes.end(own)?;
+        let restarts = match &failure {
+            None => false,
+            Some(failure) => {
+                if is_silent {
+                    sinks.print_message(&format!("on another node, {}", failure.sentence));
+                }
+                let wants = failure.may_restart && attempt < options.max_restarts;
+                nodes.agree_to_restart(wants, options)?
+            }
+        };
+        if !restarts {
+            return nodes.leave(failure);
+        }
+        attempt += 1;
+        let most = options.max_restarts;
+        sinks.print_message(&format!(
+            "all ranks start again: restart {attempt} of {most}"
+        ));
+    }
 }

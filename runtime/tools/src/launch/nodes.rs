@@ -43,10 +43,12 @@ struct RemoteFailure {
 
 pub(super) struct Nodes {
     pub(super) job: Job,
-    /// Readable once [`Self::remote_failure`] returns a failure.
+    /// Readable once [`Self::remote_failure`] returns a failure; of the current attempt.
     pub(super) wake: Arc<OwnedFd>,
     node_rank: u32,
     nnodes: u32,
+    /// How often the ranks were started again.
+    attempt: u32,
     keys: Arc<PrefixStore<TcpStore>>,
     remote: Arc<RemoteFailure>,
     listener: Option<JoinHandle<()>>,
@@ -123,24 +125,33 @@ impl Nodes {
             master_port: keys.inner().port(),
         };
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let mut nodes = Self {
+        Ok(Self {
             job,
             wake,
             node_rank,
             nnodes,
+            attempt: 0,
             keys: Arc::new(keys),
             remote: Arc::default(),
             listener: None,
-        };
-        if nnodes > 1 {
-            nodes.listener = Some(nodes.listen()?);
+        })
+    }
+
+    /// Begins an attempt: from now on failures of the other nodes in it are noticed.
+    pub(super) fn begin(&mut self, attempt: u32) -> Result<()> {
+        self.attempt = attempt;
+        if self.nnodes > 1 {
+            self.remote = Arc::default();
+            self.wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+            self.listener = Some(self.listen()?);
         }
-        Ok(nodes)
+        Ok(())
     }
 
     fn listen(&self) -> Result<JoinHandle<()>> {
         let (keys, remote, wake) = (self.keys.clone(), self.remote.clone(), self.wake.clone());
         let (node_rank, nnodes) = (self.node_rank, self.nnodes);
+        let failure_key = failure_key(self.attempt);
         let listen = move || {
             let mut pulses = Pulses::of(if node_rank == 0 { nnodes } else { 0 });
             while !remote.stop.load(Ordering::Relaxed) {
@@ -155,10 +166,12 @@ impl Nodes {
                                     SILENCE.as_secs()
                                 ),
                                 code: LAUNCHER_FAILED,
+                                may_restart: false,
                             };
-                            publish_failure(&*keys, &failure).map(|()| Some(failure))
+                            let held = publish_failure(&*keys, &failure_key, &failure);
+                            held.map(Some)
                         }
-                        None => match keys.get("failure", PULSE) {
+                        None => match keys.get(&failure_key, PULSE) {
                             Ok(text) => Ok(Some(read_failure(&text))),
                             Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
                             Err(error) => Err(error),
@@ -171,6 +184,7 @@ impl Nodes {
                     Err(error) => Failure {
                         sentence: format!("the store of node 0's launcher failed: {error}"),
                         code: LAUNCHER_FAILED,
+                        may_restart: false,
                     },
                 };
                 *remote
@@ -196,21 +210,21 @@ impl Nodes {
     pub(super) fn publish_failure(&self, failure: &Failure) -> rcomm::Result<()> {
         match self.nnodes {
             1 => Ok(()),
-            _ => publish_failure(&*self.keys, failure),
+            _ => publish_failure(&*self.keys, &failure_key(self.attempt), failure).map(drop),
         }
     }
 
-    /// Ends the job on this node, and returns the job's failure, if any. Without a failure on this node, waits until
-    /// the job has ended on all nodes or one of them has failed. Node 0, which serves the store, then waits up to
-    /// [`LEAVE_TIME`] for the others.
-    pub(super) fn leave(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
+    /// Ends the attempt on this node, and returns its failure, if any: with several nodes, the one that was reported
+    /// first. Without a failure on this node, waits until the attempt has ended on all nodes or one of them has failed.
+    pub(super) fn end(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
         if self.nnodes == 1 {
             return Ok(failure);
         }
         let mut outcome = failure;
         if outcome.is_none() {
-            self.keys.add("finished", 1)?;
-            while outcome.is_none() && self.keys.add("finished", 0)? < i64::from(self.nnodes) {
+            let finished = format!("finished/{}", self.attempt);
+            self.keys.add(&finished, 1)?;
+            while outcome.is_none() && self.keys.add(&finished, 0)? < i64::from(self.nnodes) {
                 std::thread::sleep(PULSE / 10);
                 outcome = self.remote_failure();
             }
@@ -219,6 +233,40 @@ impl Nodes {
         if let Some(listener) = self.listener.take() {
             // The thread does not panic, and its failure is read above.
             let _ = listener.join();
+        }
+        Ok(outcome)
+    }
+
+    /// Whether all nodes want to start their ranks again after the attempt that has ended.
+    ///
+    /// # Blocking
+    /// Until all launchers have ended their ranks: for the time that these may take, and the launchers' own time-out.
+    pub(super) fn agree_to_restart(&self, wants: bool, options: &Options) -> Result<bool> {
+        if self.nnodes == 1 {
+            return Ok(wants);
+        }
+        let own = format!("restart/{}/{}", self.attempt, self.node_rank);
+        let told = self.keys.set(&own, if wants { b"yes" } else { b"no" });
+        if !wants {
+            // The store may have failed; this node leaves in any case.
+            return Ok(false);
+        }
+        told?;
+        let all = (0..self.nnodes).map(|node| format!("restart/{}/{node}", self.attempt));
+        let all: Vec<String> = all.collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let limit = options.linger + options.grace + options.timeout;
+        let answers = self
+            .keys
+            .multi_get(&all, limit)
+            .context("cannot start again: a node's launcher did not say whether it does")?;
+        Ok(answers.iter().all(|answer| answer == b"yes"))
+    }
+
+    /// Ends the job on this node. Node 0, which serves the store, waits up to [`LEAVE_TIME`] for the others.
+    pub(super) fn leave(&mut self, outcome: Option<Failure>) -> Result<Option<Failure>> {
+        if self.nnodes == 1 {
+            return Ok(outcome);
         }
         let left = self.keys.add("left", 1);
         if self.node_rank == 0 {
@@ -255,16 +303,26 @@ impl Pulses {
     }
 }
 
-fn publish_failure(keys: &impl Store, failure: &Failure) -> rcomm::Result<()> {
-    let text = format!("{}\n{}", failure.code, failure.sentence);
-    keys.compare_set("failure", b"", text.as_bytes()).map(drop)
+fn failure_key(attempt: u32) -> String {
+    format!("failure/{attempt}")
+}
+
+/// Publishes a failure, unless there is one, and returns the one that is published.
+fn publish_failure(keys: &impl Store, key: &str, failure: &Failure) -> rcomm::Result<Failure> {
+    let restart = if failure.may_restart { " restart" } else { "" };
+    let text = format!("{}{restart}\n{}", failure.code, failure.sentence);
+    let held = keys.compare_set(key, b"", text.as_bytes())?;
+    Ok(read_failure(&held))
 }
 
 fn read_failure(text: &[u8]) -> Failure {
     let text = String::from_utf8_lossy(text);
-    let (code, sentence) = text.split_once('\n').unwrap_or(("", &text));
+    let (head, sentence) = text.split_once('\n').unwrap_or(("", &text));
+    let mut head = head.split(' ');
+    let code = head.next().and_then(|code| code.parse().ok());
     Failure {
         sentence: sentence.to_owned(),
-        code: code.parse().unwrap_or(LAUNCHER_FAILED),
+        code: code.unwrap_or(LAUNCHER_FAILED),
+        may_restart: head.next() == Some("restart"),
     }
 }

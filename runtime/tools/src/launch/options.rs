@@ -20,7 +20,10 @@ failure. Then they get SIGTERM, and SIGKILL if they still run after --grace.
 SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace; a second one \
 kills at once. SIGUSR1 and SIGUSR2 are only passed on.
 
-Exit codes:
+With --max-restarts, all ranks are then started again: a program that saves its state goes on \
+from there. A signal to the launcher ends the job for good.
+
+Exit codes (with --max-restarts, of the last attempt):
   0      every rank exited with 0
   N      the first rank that failed exited with N
   128+S  the first rank that failed was killed by signal S, or the launcher
@@ -90,6 +93,11 @@ pub struct Options {
     /// the others at once.
     #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
     pub linger: Duration,
+
+    /// How often the job is started again after a rank has failed: all ranks end, and start with a higher attempt
+    /// (TORCHELASTIC_RESTART_COUNT). Of several hosts the smallest number counts.
+    #[arg(long, alias = "max_restarts", default_value_t = 0, value_name = "N")]
+    pub max_restarts: u32,
 
     /// Time that the launchers of several hosts wait for each other, in seconds.
     #[arg(long, default_value = "120", value_parser = seconds, value_name = "SECONDS")]
@@ -177,8 +185,10 @@ mod tests {
             (3, &["program".to_owned(), "-np".into(), "9".into()][..])
         );
         let torchrun = parse(
-            "rcomm-run --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=a --master_port=7 program",
+            "rcomm-run --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=a --master_port=7 \
+             --max_restarts=3 program",
         );
+        assert_eq!(torchrun.max_restarts, 3);
         assert_eq!((torchrun.nproc, torchrun.node_rank), (2, 1));
         assert_eq!((&*torchrun.master_addr, torchrun.master_port), ("a", 7));
     }

@@ -192,16 +192,17 @@ pub(super) struct Ranks {
 
 impl Ranks {
     /// Starts all ranks. If one cannot be started, those that have been started are killed.
-    pub(super) fn start(options: &Options, job: &Job, secret: &str) -> Result<Self> {
+    pub(super) fn start(options: &Options, job: &Job, secret: &str, attempt: u32) -> Result<Self> {
         let mut all = Self {
             ranks: Vec::new(),
             started: Instant::now(),
             ending: None,
             failure: None,
-            account: Account::open(options, job),
+            account: Account::open(options, job, attempt),
         };
         for local_rank in 0..options.nproc {
             let mut command = command_of(options, job, secret, local_rank);
+            command.env("TORCHELASTIC_RESTART_COUNT", attempt.to_string());
             // This is the launcher's main thread, which lives as long as the launcher.
             die_with_this_thread(&mut command);
             let rank = Rank::start(command, job.first_rank + local_rank)?;
@@ -362,6 +363,7 @@ impl Ranks {
                 self.started.elapsed().as_secs_f64()
             ),
             code: code_of(status),
+            may_restart: true,
         };
         if let Err(error) = nodes.publish_failure(&failure) {
             sinks.print_message(&format!("failed to notify the other nodes: {error}"));
@@ -416,6 +418,9 @@ impl Ranks {
                     terminate: None,
                     kill: ending.kill.map(|_| now),
                     at_once: true,
+                };
+                if let Some(failure) = &mut self.failure {
+                    failure.may_restart = false;
                 }
             }
             None => {
@@ -423,6 +428,7 @@ impl Ranks {
                 let failure = Failure {
                     sentence: format!("stopped by {name}"),
                     code: (128 + signal.as_raw()) as u8,
+                    may_restart: false,
                 };
                 sinks.print_message(&format!("{name}: forwarded to the ranks"));
                 if let Err(error) = nodes.publish_failure(&failure) {
@@ -516,8 +522,10 @@ fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Co
         .env("ROLE_NAME", "default")
         .env("ROLE_RANK", environment.rank.to_string())
         .env("ROLE_WORLD_SIZE", environment.world_size.to_string())
-        .env("TORCHELASTIC_RESTART_COUNT", "0")
-        .env("TORCHELASTIC_MAX_RESTARTS", "0")
+        .env(
+            "TORCHELASTIC_MAX_RESTARTS",
+            options.max_restarts.to_string(),
+        )
         .env("TORCHELASTIC_USE_AGENT_STORE", "True")
         .env(
             "RCOMM_STORE",

@@ -494,3 +494,33 @@ dist.destroy_process_group()
         assert!(ranks[&rank].contains(&line.as_str()), "{ranks:?} {stderr}");
     }
 }
+
+#[test]
+fn a_failed_job_is_started_again_as_often_as_allowed() {
+    let options = ["--max-restarts", "2", "--linger", "0"];
+    let script = "echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; \
+                  [ $RANK = 0 ] || [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 5";
+    let output = run(shell(2, &options, script));
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    let lines = by_rank(&output.stdout);
+    assert_eq!(lines[&1], ["0 of 2", "1 of 2", "2 of 2"]);
+    assert!(
+        err.contains("all ranks start again: restart 1 of 2"),
+        "{err}"
+    );
+
+    let output = run(shell(1, &options, "echo up; exit 5"));
+    assert_eq!(output.status.code(), Some(5));
+    assert_eq!(by_rank(&output.stdout)[&0], ["up"; 3]);
+}
+
+#[test]
+fn a_signal_to_the_launcher_ends_the_job_also_where_restarts_are_left() {
+    let mut job = Running::start(shell(1, &["--max-restarts", "9"], "echo up; sleep 1000"));
+    job.line();
+    job.signal(Signal::TERM);
+    let (out, err, code) = job.finish();
+    assert_eq!(code, 143, "{err}");
+    assert_eq!(out, "");
+}

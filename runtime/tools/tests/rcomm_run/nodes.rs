@@ -59,6 +59,47 @@ fn failure_on_one_node_ends_the_other() {
     assert!(err.contains("on another node, rank 1"), "{err}");
 }
 
+#[test]
+fn all_nodes_start_their_ranks_again_after_a_failure_on_one() {
+    let port = free_port();
+    let start = |node_rank: &str, script: &str| {
+        let several = [
+            "--nnodes",
+            "2",
+            "--node-rank",
+            node_rank,
+            "--master-port",
+            port.as_str(),
+            "--max-restarts",
+            "2",
+            "--linger",
+            "0",
+        ];
+        let mut command = shell(1, &several, script);
+        command.env("RCOMM_JOB_SECRET", "of all nodes");
+        Running::start(command)
+    };
+    // Rank 1 fails in the first attempt, while rank 0 has ended, and rank 0 in the second.
+    let script =
+        "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT != 1 ] || exit 3";
+    let first = start("0", script);
+    let second = start(
+        "1",
+        "echo up; [ $TORCHELASTIC_RESTART_COUNT != 0 ] || exit 4",
+    );
+    let (out, err, code) = first.finish();
+    assert_eq!(code, 0, "{err}");
+    let ranks = by_rank(out.as_bytes());
+    assert_eq!(ranks[&0], ["attempt 0", "attempt 1", "attempt 2"]);
+    assert!(
+        err.contains("on another node, rank 1") && err.contains("restart 2 of 2"),
+        "{err}"
+    );
+    let (out, err, code) = second.finish();
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(by_rank(out.as_bytes())[&1], ["up"; 3]);
+}
+
 /// Whether a process is running; a zombie is not.
 fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));

@@ -1,0 +1,111 @@
+//! Trains, loses a rank on the way, and goes on from its last step once the launcher has started all ranks again.
+//!
+//! ```text
+//! rcomm-run -n 3 --max-restarts 1 target/release/examples/restart /tmp/checkpoint
+//! ```
+//!
+//! Rank 1 exits in the middle of the first attempt. In the second one every rank reads the checkpoint that rank 0 wrote
+//! after each step. The weights at the end are those of a run that lost no rank, to the bit.
+#![allow(clippy::print_stdout)]
+
+use anyhow::{Context, Result, ensure};
+use rcomm::data_parallel::{Parameter, Reducer, ReducerOptions};
+use rcomm::{Config, World};
+use std::path::{Path, PathBuf};
+
+const STEPS: u32 = 12;
+/// Where the first attempt loses a rank.
+const LOST_AT: u32 = 7;
+const WEIGHTS: usize = 8;
+
+fn main() -> Result<()> {
+    let path = std::env::args_os().nth(1).map(PathBuf::from);
+    let path = path.context("usage: restart CHECKPOINT")?;
+    let world = World::init(Config::from_environment()?)?;
+    let (rank, size, attempt) = (world.rank(), world.size(), world.place().attempt);
+
+    // Rank 0 reads the checkpoint, and the others get what it read: they may be on other hosts.
+    let mut read: (u32, Vec<f32>) = (0, vec![1.0; WEIGHTS]);
+    if rank == 0 && attempt > 0 {
+        read = read_checkpoint(&path)?;
+    }
+    world.group().broadcast_object(&mut read, 0)?;
+    let (first, mut weights) = read;
+    let names = vec![Parameter::new("weights", &[WEIGHTS as u64])];
+    let mut reducer = Reducer::<f32>::new(world.group(), names, ReducerOptions::default())?;
+    for step in first..STEPS {
+        world.step(i64::from(step));
+        if attempt == 0 && step == LOST_AT && rank == 1 {
+            // As if its host had failed: the others notice, and the launcher starts all ranks again.
+            std::process::exit(1);
+        }
+        gradient(&weights, step, rank, reducer.gradient_mut(0)?);
+        reducer.mark_ready(0)?;
+        reducer.finish_in_place()?;
+        descend(&mut weights, reducer.average(0).unwrap_or_default());
+        if rank == 0 {
+            write_checkpoint(&path, step + 1, &weights)?;
+        }
+    }
+    ensure!(
+        weights == alone(size),
+        "the weights are not those of a run that lost no rank"
+    );
+    if rank == 0 {
+        println!("attempt {attempt} went from step {first} to step {STEPS}: the weights are right");
+    }
+    world.shutdown()?;
+    Ok(())
+}
+
+/// The gradient of the squared distance to a point that differs between ranks and steps: small whole numbers, so that
+/// sums are exact in any order.
+fn gradient(weights: &[f32], step: u32, rank: u32, into: &mut [f32]) {
+    for (at, (into, weight)) in into.iter_mut().zip(weights).enumerate() {
+        let target = ((step + rank) as usize * 3 + at) % 7;
+        *into = weight.round() - target as f32;
+    }
+}
+
+fn descend(weights: &mut [f32], gradient: &[f32]) {
+    for (weight, gradient) in weights.iter_mut().zip(gradient) {
+        *weight -= 0.25 * gradient;
+    }
+}
+
+/// The same training in one process.
+fn alone(size: u32) -> Vec<f32> {
+    let mut weights = vec![1.0; WEIGHTS];
+    let (mut sum, mut own) = (vec![0.0f32; WEIGHTS], vec![0.0f32; WEIGHTS]);
+    for step in 0..STEPS {
+        sum.fill(0.0);
+        for rank in 0..size {
+            gradient(&weights, step, rank, &mut own);
+            sum.iter_mut().zip(&own).for_each(|(sum, own)| *sum += own);
+        }
+        let average: Vec<f32> = sum.iter().map(|sum| sum / size as f32).collect();
+        descend(&mut weights, &average);
+    }
+    weights
+}
+
+/// The first line is the number of steps, the second the bits of the weights.
+fn write_checkpoint(path: &Path, steps: u32, weights: &[f32]) -> Result<()> {
+    let bits: Vec<String> = weights.iter().map(|it| it.to_bits().to_string()).collect();
+    // A rank that is killed while it writes leaves the file of the step before.
+    let new = path.with_extension("new");
+    std::fs::write(&new, format!("{steps}\n{}\n", bits.join(" ")))?;
+    std::fs::rename(&new, path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn read_checkpoint(path: &Path) -> Result<(u32, Vec<f32>)> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the checkpoint {}", path.display()))?;
+    let (steps, bits) = text
+        .split_once('\n')
+        .context("a checkpoint has two lines")?;
+    let weights = bits
+        .split_whitespace()
+        .map(|it| Ok(f32::from_bits(it.parse()?)));
+    Ok((steps.parse()?, weights.collect::<Result<_>>()?))
+}

@@ -1,0 +1,127 @@
+//! The first stage of ZeRO (Rajbhandari et al., 2020): each rank keeps the optimizer's state of its part of the weights
+//! only, a third of it with three ranks.
+//!
+//! ```text
+//! rcomm-run -n 3 target/release/examples/zero
+//! ```
+//!
+//! In each step a reduce-scatter gives every rank the averaged gradients of its part, the rank updates that part by Adam,
+//! and an all-gather gives all ranks the new weights.
+#![allow(clippy::print_stdout)]
+
+use anyhow::{Result, ensure};
+use rcomm::{Config, ReduceOp, World};
+
+const WEIGHTS: usize = 1 << 10;
+const STEPS: usize = 60;
+const RATE: f32 = 0.05;
+
+/// Adam (Kingma and Ba, 2015), with the state of some weights.
+struct Adam {
+    step: i32,
+    mean: Vec<f32>,
+    square: Vec<f32>,
+}
+
+impl Adam {
+    fn new(weights: usize) -> Self {
+        Self {
+            step: 0,
+            mean: vec![0.0; weights],
+            square: vec![0.0; weights],
+        }
+    }
+
+    fn update(&mut self, weights: &mut [f32], gradients: &[f32]) {
+        const DECAY: f32 = 0.9;
+        const SQUARE_DECAY: f32 = 0.999;
+        self.step += 1;
+        let (mean_scale, square_scale) = (
+            1.0 - DECAY.powi(self.step),
+            1.0 - SQUARE_DECAY.powi(self.step),
+        );
+        for (at, (weight, gradient)) in weights.iter_mut().zip(gradients).enumerate() {
+            let (mean, square) = (&mut self.mean[at], &mut self.square[at]);
+            *mean = DECAY * *mean + (1.0 - DECAY) * gradient;
+            *square = SQUARE_DECAY * *square + (1.0 - SQUARE_DECAY) * gradient * gradient;
+            *weight -= RATE * (*mean / mean_scale) / ((*square / square_scale).sqrt() + 1e-8);
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&self.mean[..]) + size_of_val(&self.square[..])
+    }
+}
+
+fn main() -> Result<()> {
+    let world = World::init(Config::from_environment()?)?;
+    let group = world.group();
+    let (rank, size) = (group.rank() as usize, group.size() as usize);
+
+    // Parts of equal length: the last one is filled up with weights that nothing uses.
+    let part = WEIGHTS.div_ceil(size);
+    let mut weights = vec![0.0; part * size];
+    let (mut gradients, mut own) = (vec![0.0; part * size], vec![0.0; part]);
+    let mut optimizer = Adam::new(part);
+    for step in 0..STEPS {
+        gradient(&weights, step, rank, &mut gradients[..WEIGHTS]);
+        group.reduce_scatter_single(&gradients, &mut own, ReduceOp::Avg)?;
+        let mut mine = weights[rank * part..][..part].to_vec();
+        optimizer.update(&mut mine, &own);
+        group.all_gather_single(&mine, &mut weights)?;
+    }
+
+    let (expected, whole) = alone(size);
+    let apart = weights.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+    let apart = apart.fold(0.0, f32::max);
+    ensure!(
+        apart < 1e-4,
+        "the weights differ by {apart} from those of one process"
+    );
+    let distance = weights[..WEIGHTS].iter().enumerate();
+    let distance = distance
+        .map(|(at, it)| (it - target(at)).abs())
+        .fold(0.0, f32::max);
+    ensure!(
+        distance < 0.5,
+        "a weight is {distance} from where it should be"
+    );
+    if rank == 0 {
+        let bytes = optimizer.bytes();
+        println!("the weights are those of one process; optimizer state: {bytes} bytes of {whole}");
+    }
+    world.shutdown()?;
+    Ok(())
+}
+
+/// Where each weight should end.
+fn target(at: usize) -> f32 {
+    (at % 5) as f32 / 4.0
+}
+
+/// The gradient of half the squared distance to the target, with noise.
+fn gradient(weights: &[f32], step: usize, rank: usize, into: &mut [f32]) {
+    for (at, (into, weight)) in into.iter_mut().zip(weights).enumerate() {
+        let noise = ((at + step * 7 + rank * 3) % 11) as f32 / 11.0 - 0.45;
+        *into = weight - target(at) + 0.1 * noise;
+    }
+}
+
+/// The same training in one process, and the size of its optimizer's state.
+fn alone(size: usize) -> (Vec<f32>, usize) {
+    let mut weights = vec![0.0; WEIGHTS];
+    let (mut sum, mut own) = (vec![0.0; WEIGHTS], vec![0.0; WEIGHTS]);
+    let mut optimizer = Adam::new(WEIGHTS);
+    for step in 0..STEPS {
+        sum.fill(0.0);
+        for rank in 0..size {
+            gradient(&weights, step, rank, &mut own);
+            sum.iter_mut()
+                .zip(&own)
+                .for_each(|(sum, own): (&mut f32, _)| *sum += own);
+        }
+        sum.iter_mut().for_each(|sum| *sum /= size as f32);
+        optimizer.update(&mut weights, &sum);
+    }
+    (weights, optimizer.bytes())
+}

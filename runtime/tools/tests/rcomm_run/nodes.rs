@@ -61,7 +61,7 @@ fn failure_on_one_node_ends_the_other() {
 
 #[test]
 fn all_nodes_start_their_ranks_again_after_a_failure_on_one() {
-    let port = free_port();
+    let (port, marks) = (free_port(), tempfile::tempdir().unwrap());
     let start = |node_rank: &str, script: &str| {
         let several = [
             "--nnodes",
@@ -76,16 +76,21 @@ fn all_nodes_start_their_ranks_again_after_a_failure_on_one() {
             "0",
         ];
         let mut command = shell(1, &several, script);
-        command.env("RCOMM_JOB_SECRET", "of all nodes");
+        command
+            .env("RCOMM_JOB_SECRET", "of all nodes")
+            .env("MARKS", marks.path());
         Running::start(command)
     };
-    // Rank 1 fails in the first attempt, while rank 0 has ended, and rank 0 in the second.
-    let script =
-        "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT != 1 ] || exit 3";
-    let first = start("0", script);
+    // Rank 1 fails in the first attempt, and rank 0 in the second, each once the other one has printed its line.
+    let first = start(
+        "0",
+        "attempt=$TORCHELASTIC_RESTART_COUNT; echo attempt $attempt; : >$MARKS/0.$attempt; \
+        [ $attempt != 1 ] || { until [ -e $MARKS/1.1 ]; do sleep 0.01; done; exit 3; }",
+    );
     let second = start(
         "1",
-        "echo up; [ $TORCHELASTIC_RESTART_COUNT != 0 ] || exit 4",
+        "attempt=$TORCHELASTIC_RESTART_COUNT; echo up; : >$MARKS/1.$attempt; \
+        [ $attempt != 0 ] || { until [ -e $MARKS/0.0 ]; do sleep 0.01; done; exit 4; }",
     );
     let (out, err, code) = first.finish();
     assert_eq!(code, 0, "{err}");

@@ -125,7 +125,7 @@ fn note_absent_ranks(
     asked: &Asked,
     archive: &mut Archive,
 ) -> Result<(), Failure> {
-    let mut absent: BTreeMap<u32, String> = asked.unheard.clone();
+    let mut absent: BTreeMap<u32, String> = asked.silent.clone();
     if !archive.is_empty() {
         let judge_args = JudgeArgs {
             world_size: args.world_size.or(asked.world_size()),

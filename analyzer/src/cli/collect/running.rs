@@ -1,6 +1,6 @@
 //! `collect --ask`: takes the records of a running PyTorch job from its ranks.
 //!
-//! A rank of this node has been heard if it has a ring, which is collected with the others. Then come PyTorch's worker
+//! A rank of this node that has a ring is not asked: its ring is collected with the others. Then come PyTorch's worker
 //! servers, then NCCL's pipes, then the store's flag. Each step has a deadline, and a rank that does not answer delays no
 //! other: the archive lists why it is absent.
 
@@ -30,7 +30,7 @@ const SEARCH: Duration = Duration::from_secs(2);
 pub(super) struct Asked {
     processes_say: Option<NonZeroU32>,
     /// Why nothing came from a rank.
-    pub(super) unheard: BTreeMap<Rank, String>,
+    pub(super) silent: BTreeMap<Rank, String>,
     /// Where the rings of the job are.
     pub(super) rings: Option<RingPlace>,
     /// What could not be done for the job as a whole, one sentence each.
@@ -47,7 +47,7 @@ impl Asked {
 }
 
 /// The records that came, and of whom.
-struct Heard<'a> {
+struct Gathered<'a> {
     archive: &'a mut Archive,
     host: String,
     records: BTreeSet<Rank>,
@@ -72,7 +72,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     }
     let first = processes.first();
     asked.processes_say = first.and_then(|it| NonZeroU32::new(it.launched.world_size));
-    let mut heard = Heard {
+    let mut gathered = Gathered {
         archive,
         host: this_host(),
         records: BTreeSet::new(),
@@ -83,30 +83,30 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     if let Some(first) = processes.first() {
         asked.rings = Some(place_of_rings(args, first));
         let with_ring = processes.iter().filter(|process| process.has_ring());
-        heard
+        gathered
             .records
             .extend(with_ring.map(|process| process.launched.rank));
     }
-    ask_servers(args, &processes, deadline, &mut heard, &mut asked)?;
-    ask_for_files(args, &processes, deadline, &mut heard, &mut asked)?;
-    take_stacks(&processes, deadline, &mut heard, &mut asked)?;
+    ask_servers(args, &processes, deadline, &mut gathered, &mut asked)?;
+    ask_for_files(args, &processes, deadline, &mut gathered, &mut asked)?;
+    take_stacks(&processes, deadline, &mut gathered, &mut asked)?;
     for process in &processes {
         let rank = process.launched.rank;
-        if !heard.records.contains(&rank) {
+        if !gathered.records.contains(&rank) {
             let state = process.state();
             let state = state.map_or("has ended".to_owned(), |state| format!("is alive: {state}"));
             let mut reason = format!("process {} {state}", process.pid);
-            for part in heard.reasons.remove(&rank).unwrap_or_default() {
+            for part in gathered.reasons.remove(&rank).unwrap_or_default() {
                 reason.push_str("; ");
                 reason.push_str(&part);
             }
-            asked.unheard.insert(rank, reason);
+            asked.silent.insert(rank, reason);
         }
     }
-    asked.places = heard.places;
-    for (rank, reasons) in heard.reasons {
-        if !heard.records.contains(&rank) {
-            asked.unheard.insert(rank, reasons.join("; "));
+    asked.places = gathered.places;
+    for (rank, reasons) in gathered.reasons {
+        if !gathered.records.contains(&rank) {
+            asked.silent.insert(rank, reasons.join("; "));
         }
     }
     Ok(asked)
@@ -138,7 +138,7 @@ fn ask_servers(
     args: &CollectArgs,
     processes: &[RankProcess],
     deadline: Instant,
-    heard: &mut Heard<'_>,
+    gathered: &mut Gathered<'_>,
     asked: &mut Asked,
 ) -> Result<(), Failure> {
     let world_size = args.world_size.map(NonZeroU32::get);
@@ -165,7 +165,7 @@ fn ask_servers(
             }
             Err(error) => {
                 for process in processes {
-                    heard.refused(process.launched.rank, format!("no worker server: {error}"));
+                    gathered.refused(process.launched.rank, format!("no worker server: {error}"));
                 }
                 continue;
             }
@@ -180,33 +180,33 @@ fn ask_servers(
             let rank = observation.rank;
             match observation.seen {
                 Seen::Changed(dump) if dump.entries.is_empty() && recorded.contains(&rank) => {}
-                Seen::Changed(dump) => heard.dump(rank, &dump, observation.part)?,
-                Seen::Failed(reason) => heard.refused(rank, reason),
+                Seen::Changed(dump) => gathered.dump(rank, &dump, observation.part)?,
+                Seen::Failed(reason) => gathered.refused(rank, reason),
                 Seen::Unchanged { .. } => {}
             }
         }
         for (rank, answer) in source.tracebacks(deadline).unwrap_or_default() {
             match answer {
-                Ok(text) => heard.stack(rank, &text)?,
-                Err(reason) => heard.refused(rank, format!("no stack: {reason}")),
+                Ok(text) => gathered.stack(rank, &text)?,
+                Err(reason) => gathered.refused(rank, format!("no stack: {reason}")),
             }
         }
     }
     Ok(())
 }
 
-/// Asks the ranks that were not heard for dumps in files, and waits for these.
+/// Asks the ranks without a record for dumps in files, and waits for these.
 fn ask_for_files(
     args: &CollectArgs,
     processes: &[RankProcess],
     deadline: Instant,
-    heard: &mut Heard<'_>,
+    gathered: &mut Gathered<'_>,
     asked: &mut Asked,
 ) -> Result<(), Failure> {
-    let unheard = processes
+    let silent = processes
         .iter()
-        .filter(|process| !heard.records.contains(&process.launched.rank));
-    let mut waiting: Vec<DumpOfProcess> = unheard.map(DumpOfProcess::of).collect();
+        .filter(|process| !gathered.records.contains(&process.launched.rank));
+    let mut waiting: Vec<DumpOfProcess> = silent.map(DumpOfProcess::of).collect();
     if args.exception_dump {
         let stores = args.torch_store.iter().cloned();
         match stores
@@ -226,7 +226,7 @@ fn ask_for_files(
     waiting.retain(|dump| match dump.ask() {
         Ok(()) => true,
         Err(reason) => {
-            heard.refused(dump.rank, reason);
+            gathered.refused(dump.rank, reason);
             // The flag in the store asks it as well.
             args.exception_dump
         }
@@ -235,7 +235,7 @@ fn ask_for_files(
         let mut still = Vec::new();
         for dump in waiting {
             match dump.look() {
-                Some((path, content)) => heard.file(dump.rank, &path, &content)?,
+                Some((path, content)) => gathered.file(dump.rank, &path, &content)?,
                 None => still.push(dump),
             }
         }
@@ -247,7 +247,7 @@ fn ask_for_files(
     }
     for dump in waiting {
         let limit = humantime::format_duration(args.wait);
-        heard.refused(
+        gathered.refused(
             dump.rank,
             format!("it was asked for a dump and wrote none within {limit}"),
         );
@@ -259,13 +259,13 @@ fn ask_for_files(
 fn take_stacks(
     processes: &[RankProcess],
     deadline: Instant,
-    heard: &mut Heard<'_>,
+    gathered: &mut Gathered<'_>,
     asked: &mut Asked,
 ) -> Result<(), Failure> {
     let missing: Vec<(Rank, u32)> = processes
         .iter()
         .map(|process| (process.launched.rank, process.pid))
-        .filter(|(rank, _)| !heard.stacks.contains(rank))
+        .filter(|(rank, _)| !gathered.stacks.contains(rank))
         .collect();
     if missing.is_empty() {
         return Ok(());
@@ -279,7 +279,7 @@ fn take_stacks(
         Some(answers) => {
             for (rank, answer) in answers {
                 match answer {
-                    Ok(text) => heard.stack(rank, &text)?,
+                    Ok(text) => gathered.stack(rank, &text)?,
                     Err(reason) => asked.notes.push(format!("no Python stack of rank {rank}: {reason}")),
                 }
             }
@@ -288,7 +288,7 @@ fn take_stacks(
     Ok(())
 }
 
-impl Heard<'_> {
+impl Gathered<'_> {
     fn dump(&mut self, rank: Rank, dump: &Dump, part: u8) -> Result<(), Failure> {
         self.records.insert(rank);
         let recorder = if part == 0 { "nccl" } else { "generic" };

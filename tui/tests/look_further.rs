@@ -43,7 +43,7 @@ fn the_first_screen_has_the_command_to_look_further_and_y_copies_it() {
     );
     // A low terminal keeps its rows for the groups.
     assert!(!text::of(&stuck((80, 20))).contains("look: "));
-    // Nobody is at fault in a healthy job.
+    // No rank is at fault in a healthy job.
     let healthy = showing(recorded(Situation::Healthy), (120, 30));
     assert!(!text::of(&healthy).contains("look: "));
 }

@@ -231,7 +231,7 @@ async def wait_for(work: Work) -> Any:
             ended.set_result(None)
 
     def notify(_: Work) -> None:
-        # The loop may have been closed since: then nobody waits.
+        # The loop may have been closed since: then no coroutine waits.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(end)
 

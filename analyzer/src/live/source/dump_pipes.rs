@@ -83,7 +83,7 @@ impl DumpOfProcess {
     ///
     /// # Errors
     ///
-    /// A reason, if there is no pipe, or nobody reads it.
+    /// A reason, if there is no pipe, or no process reads it.
     pub fn ask(&self) -> Result<(), String> {
         let Some(pipe) = &self.pipe else {
             return Err(format!("it was started without {PIPE_VARIABLE}"));

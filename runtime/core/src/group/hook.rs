@@ -24,7 +24,7 @@ pub struct HookedOperation<'a> {
     pub timeout: Duration,
 }
 
-/// Is told of each operation of a group.
+/// Called for each operation of a group.
 ///
 /// Both functions are called on the thread that issues the operation or sees its end: the caller's, the backend's or
 /// the watchdog's; `begun` while the group takes no other operation. So they must be short, must not wait, and must not
@@ -42,7 +42,7 @@ pub trait OperationHook: Send + Sync {
 }
 
 impl ProcessGroup {
-    /// Sets the hook that is told of each operation that is issued in this group from now on. It stays until the group
+    /// Sets the hook that is called for each operation issued in this group from now on. It stays until the group
     /// ends.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The user without rights of most systems: nobody.
+/// The user without rights of most systems, `nobody`.
 const USER: u32 = 65_534;
 /// Connections to each port of the job that the user holds.
 const HELD: usize = 64;

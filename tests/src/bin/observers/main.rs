@@ -184,7 +184,7 @@ fn print(title: &str, kinds: &[Kind], all: &[Rounds], of: impl Fn(&Measured) -> 
     }
 }
 
-/// The ranks, which measure when they are told to.
+/// The ranks, which measure on request.
 struct Job {
     ranks: Vec<(Child, BufReader<ChildStdout>)>,
 }

@@ -194,7 +194,7 @@ fn wait(child: &mut Child, deadline: Instant) -> Result<bool, Unread> {
             Ok(Some(status)) => return Ok(status.success()),
             Err(_) => return Err(Unread::Absent),
             Ok(None) if Instant::now() >= deadline => {
-                // A process that waits in the driver does not end, so nobody waits for it.
+                // A process that waits in the driver does not end, so its end is not awaited.
                 let _ = child.kill();
                 return Err(Unread::NoAnswer);
             }

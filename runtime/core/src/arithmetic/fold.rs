@@ -220,8 +220,8 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
             }
         };
     }
-    // The number in each row is the elements of a block: 64 to 256 bytes in the type in which they are combined,
-    // which fit the vector registers.
+    // The number in each row is how many elements a block has: 64 to 256 bytes in the type in which they are
+    // combined, which fit the vector registers.
     //
     // SAFETY: the caller guarantees that sources and outputs hold `count` elements of `dtype`, and the `SIZE` of
     // each row's format is the size of its `dtype`; `count` complex numbers are twice as many parts. What `fold`

@@ -264,7 +264,8 @@ impl WatchedOperation for InFlightOp {
 
 impl Observer for InFlightOp {
     fn started(&self) {
-        // This is a thread of the backend, or the one that issued: what it waits for a processor counts for this rank.
+        // This is a thread of the backend, or the one that issued: the recorder counts the time for which this rank's
+        // threads wait for a processor.
         self.group.recorder().note_thread();
         self.note_start();
     }
@@ -443,8 +444,8 @@ impl<T> Work<T> {
         self.in_flight.outcome()?.as_ref().ok()?.duration
     }
 
-    /// The time from the issue of the operation until its end was seen, with the time in which it waited for its turn
-    /// and for other ranks; `None` before. The CPU backend sees the end at once.
+    /// The time from the issue of the operation until its end was seen, including its waits for its turn and for other
+    /// ranks; `None` before. The CPU backend sees the end at once.
     pub fn elapsed(&self) -> Option<Duration> {
         match self.in_flight.elapsed.load(Ordering::Relaxed) {
             0 => None,

@@ -336,7 +336,7 @@ operations! {
             /// The parts of all ranks: group size times as long.
             output: Buffer<'a> as output,
         },
-        /// `outputs[r]` ends as rank r's `input`; sizes differ from rank to rank.
+        /// `outputs[r]` ends as rank r's `input`; sizes may differ from rank to rank.
         AllGatherV {
             /// This rank's part.
             input: Buffer<'a> as input,
@@ -420,7 +420,7 @@ operations! {
             /// The rank that gets them.
             root: u32 as root,
         },
-        /// As `Gather`; sizes differ from rank to rank.
+        /// As `Gather`; sizes may differ from rank to rank.
         GatherV {
             /// This rank's part.
             input: Buffer<'a> as input,
@@ -438,7 +438,7 @@ operations! {
             /// The rank whose parts are sent.
             root: u32 as root,
         },
-        /// As `Scatter`; sizes differ from rank to rank.
+        /// As `Scatter`; sizes may differ from rank to rank.
         ScatterV {
             /// One part for each rank; empty on other ranks than the root.
             inputs: Vec<Buffer<'a>> as input,

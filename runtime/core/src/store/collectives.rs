@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 /// The most ranks that an error lists by number.
 const MAX_RANKS: usize = 64;
-/// How long a rank whose wait has ended asks which ranks were absent.
+/// How long a rank whose wait has timed out asks the store which ranks were absent.
 const NAMING_TIME: Duration = Duration::from_secs(2);
 
 /// Collectives of small values over a store: for the control of a job, while no group is there yet, or none is usable.
-/// They work with any [`Store`], and take one or two requests for each rank.
+/// They work with any [`Store`]. A call takes a rank three requests at most, and one for each key of its earlier calls
+/// that it removes.
 ///
 /// All ranks make one with the same name, and call the same methods in the same order. Values of earlier calls are
 /// removed from the store by each [`barrier`](Self::barrier), [`all_gather`](Self::all_gather) and
@@ -44,7 +45,8 @@ struct State {
 }
 
 impl StoreCollectives {
-    /// Rank `rank` of `size` that take part. `name` distinguishes the keys from others in the store: it serves once.
+    /// The part of rank `rank` among `size` ranks. `name` distinguishes the keys from others in the store, so it is
+    /// used once only.
     ///
     /// # Errors
     /// `InvalidArgument` if `rank` is not below `size`.

@@ -141,7 +141,7 @@ impl DeviceMesh {
         self.dimensions.iter().position(|it| it.name == dimension)
     }
 
-    /// The ranks that differ from this one in these dimensions alone, in the order of the world's.
+    /// The ranks that differ from this one in these dimensions alone, in the row-major order of the mesh.
     fn along(&self, chosen: &[usize]) -> Vec<Rank> {
         let mut places: Vec<Vec<u32>> = vec![Vec::new()];
         for (at, dimension) in self.dimensions.iter().enumerate() {

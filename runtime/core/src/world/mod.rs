@@ -109,12 +109,12 @@ pub(crate) struct WorldShared {
     pub(crate) reused: Mutex<Vec<(String, ProcessGroup)>>,
 }
 
-/// The ranks that have not shut down when this one does.
+/// What it means that other ranks have not shut down when this one ends its world.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Others {
-    /// They are an error.
+    /// An error.
     MustCome,
-    /// They end later.
+    /// Nothing: they may end later.
     MayStay,
 }
 

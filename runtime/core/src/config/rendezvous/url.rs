@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_url_is_said() {
+    fn a_wrong_url_gives_an_error_that_says_what_is_wrong() {
         for (url, expected) in [
             ("node0:29500", "has no scheme"),
             ("http://node0:1?rank=0&world_size=1", "has another scheme"),

@@ -70,7 +70,7 @@ fn server_of_another_protocol_is_reported_at_once() {
 }
 
 #[test]
-fn connect_error_tells_a_silent_server_from_one_that_closes() {
+fn connect_error_distinguishes_a_silent_server_from_one_that_closes() {
     let (keep, kept) = mpsc::channel();
     let silent = serve_connections(move |socket| keep.send(socket).unwrap());
     let text = error_text(

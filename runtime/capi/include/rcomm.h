@@ -264,7 +264,7 @@ int32_t rcomm_broadcast(const struct rcomm_group *group,
                         uint32_t root,
                         struct rcomm_work **work);
 
-// A barrier: returns once all ranks have entered it.
+// A barrier: completes once all ranks have entered it.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -318,14 +318,14 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
                                   uint8_t dtype,
                                   struct rcomm_work **work);
 
-// Makes a configuration that is the environment's, to be freed with `rcomm_config_free`.
+// Makes a configuration with the options of the environment, to be freed with `rcomm_config_free`.
 //
 // # Safety
 // `config` may be written.
 int32_t rcomm_config_new(struct rcomm_config **config);
 
 // Sets an option by the name of its variable of the environment (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
-// `MASTER_ADDR` and so on), in place of that variable. The empty text is as a variable that is not set. A value that the
+// `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value that the
 // option cannot have, and a name with `RCOMM_` that no option has, are `RCOMM_INVALID_ARGUMENT`.
 //
 // With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of the store of PyTorch at `MASTER_ADDR` and

@@ -80,7 +80,7 @@ pub unsafe extern "C" fn rcomm_broadcast(
     }
 }
 
-/// A barrier: returns once all ranks have entered it.
+/// A barrier: completes once all ranks have entered it.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.

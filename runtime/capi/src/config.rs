@@ -16,7 +16,7 @@ pub struct Configuration(Mutex<Choices>);
 
 #[derive(Default)]
 struct Choices {
-    /// By the names of the variables of the environment that they take the place of.
+    /// The values by the environment variables that they replace.
     values: HashMap<String, String>,
     store: Option<Arc<dyn Store>>,
 }
@@ -27,7 +27,7 @@ impl Configuration {
     }
 }
 
-/// Makes a configuration that is the environment's, to be freed with `rcomm_config_free`.
+/// Makes a configuration with the options of the environment, to be freed with `rcomm_config_free`.
 ///
 /// # Safety
 /// `config` may be written.
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn rcomm_config_new(config: *mut *mut Configuration) -> i3
 }
 
 /// Sets an option by the name of its variable of the environment (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
-/// `MASTER_ADDR` and so on), in place of that variable. The empty text is as a variable that is not set. A value that the
+/// `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value that the
 /// option cannot have, and a name with `RCOMM_` that no option has, are `RCOMM_INVALID_ARGUMENT`.
 ///
 /// With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of the store of PyTorch at `MASTER_ADDR` and

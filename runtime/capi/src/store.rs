@@ -6,7 +6,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The time for each key that is asked for after the time for all of them has passed.
+/// The least time for each key of a list, also after the time for the whole list has passed.
 const LOOK: Duration = Duration::from_millis(1);
 /// How often `append` tries again when another rank was faster.
 const APPEND_TRIES: usize = 10_000;
@@ -115,6 +115,8 @@ impl Drop for CallerStore {
 }
 
 impl CallerStore {
+    /// A store of these functions. If one of them is NULL, calls `release` and fails.
+    ///
     /// # Safety
     /// The functions may be called with their context, on any thread and on several at once, until this is dropped,
     /// which calls `release`.

@@ -20,6 +20,8 @@ impl Made for Window {
     const HOLDS_MEMORY: bool = true;
 }
 
+/// Makes a window over the buffer that `memory` returns: writes it to `window`, or a handle of the operation to `work`.
+///
 /// # Safety
 /// `group` is a valid handle; `window` and `work` are NULL or may be written; the ranks of the group may
 /// use the buffer that `memory` returns until the window is closed or freed.

@@ -76,7 +76,7 @@ fn library() -> PathBuf {
     .expect("the shared library, built with the tests")
 }
 
-/// Compiles a C program of this folder; `None`, said aloud, if there is no compiler.
+/// Compiles a C program of this folder; prints why and returns `None` if there is none.
 #[expect(clippy::print_stderr, reason = "a test that skips must say so")]
 fn compile(source: &str, folder: &Path) -> Option<PathBuf> {
     if Command::new("cc").arg("--version").output().is_err() {

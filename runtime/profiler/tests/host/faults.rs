@@ -111,7 +111,7 @@ fn a_rank_whose_device_never_reaches_the_operation_is_named() {
 }
 
 #[test]
-fn a_hang_inside_a_replayed_graph_is_told_with_rank_and_channel() {
+fn a_hang_inside_a_replayed_graph_is_reported_with_rank_and_channel() {
     for version in [5, 6] {
         let graph = |command: &mut std::process::Command| {
             command.env(GRAPH, "1");

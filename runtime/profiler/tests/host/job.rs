@@ -76,7 +76,8 @@ pub(crate) fn operation(plugin: &Plugin, comm: &Comm, call: &Call, until: Until)
     launch(plugin, comm, (group, called), call, until);
 }
 
-/// Reports what a graph replays of the call that was captured, on a thread of NCCL's as the device reaches it.
+/// Reports that a graph replays a call that was captured: NCCL reports the plan and the device's progress again, but no
+/// call.
 fn replay(plugin: &Plugin, comm: &Comm, captured: Handle, call: &Call, until: Until) {
     if until != Until::NotCalled {
         launch(plugin, comm, (NONE, captured), call, until);

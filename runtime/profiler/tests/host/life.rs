@@ -143,6 +143,7 @@ fn millions_of_events_keep_the_newest_operations_in_constant_memory() {
     passes("flood-6", |_| {});
 }
 
+/// The memory of this process, KiB.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("proc");
     statm
@@ -532,13 +533,13 @@ fn events(plugin: &Plugin, seed: u64) {
 }
 
 #[test]
-fn a_stall_or_a_hang_makes_the_next_operations_be_recorded_with_steps() {
+fn after_a_stall_or_a_hang_the_plugin_asks_for_steps() {
     for version in [4, 5, 6] {
         passes(&format!("deeper-{version}"), |_| {});
     }
 }
 
-/// One operation that runs for so long on the device, ns.
+/// Reports an operation that runs on the device for `ns`.
 fn stall(plugin: &Plugin, comm: &crate::library::Comm, ns: u64) {
     let task = plugin.task(comm, NONE, &small());
     plugin.stop(task);

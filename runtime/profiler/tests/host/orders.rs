@@ -5,9 +5,9 @@ use crate::library::{Call, Comm, Handle, NONE, Plugin};
 /// The most handles that are kept at a time.
 const HANDLES: usize = 64;
 
-/// Reports events until `next` gives no byte: of every kind, with parents of every kind, also of communicators and uses
-/// that have ended. `fresh` makes a communicator in place of one that ends; if it gives none, that one goes on. What
-/// is left open is stopped at the end.
+/// Reports events until `next` gives no byte: of every kind, with parents of every kind, also parents that have ended and
+/// parents of communicators that have ended. `fresh` makes a communicator in place of one that ends; if it gives none,
+/// that one goes on. Events that are still open are stopped at the end.
 pub(crate) fn play(
     plugin: &Plugin,
     comms: &mut [Comm],

@@ -80,7 +80,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// The memory of an array that an operation uses so.
+    /// The memory of an array, for an operation that reads or writes it as `usage` says.
     ///
     /// # Errors
     /// `rcomm.InvalidArgument` says why this array cannot be used.

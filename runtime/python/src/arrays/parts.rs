@@ -9,7 +9,7 @@ use std::time::Duration;
 
 type Any<'a, 'py> = &'a Bound<'py, PyAny>;
 
-/// Which arrays an operation works on: the caller's, and a new one where it gave none for the result.
+/// The arrays of an operation: the caller's, and a new one for the result where the caller gave none.
 pub(super) struct Arrays<'py> {
     pub(super) from: Memory,
     pub(super) into: Memory,
@@ -89,7 +89,7 @@ impl ArrayGroup {
         Ok(vec![whole.len() / ranks; ranks])
     }
 
-    /// The parts of all ranks in an array, which has them on the root only.
+    /// The parts for all ranks in one array: the root's in a scatter, each rank's in a reduce-scatter.
     pub(super) fn parts_at_root(
         &self,
         py: Python<'_>,

@@ -61,7 +61,7 @@ fn the_oldest_dead_jobs_beyond_the_count_are_removed_and_no_other() {
 }
 
 #[test]
-fn dead_jobs_beyond_the_bytes_are_removed_but_never_the_newest() {
+fn dead_jobs_beyond_the_limit_of_bytes_are_removed_but_never_the_newest() {
     let directory = tempfile::tempdir().expect("a directory");
     let root = directory.path();
     for job in ["a", "b", "c"] {

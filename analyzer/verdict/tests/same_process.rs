@@ -53,10 +53,11 @@ fn issue(recorder: &FlightRecorder, group: GroupHandle, ops: &[OpType], last: En
 }
 
 const OPS: [OpType; 3] = [OpType::AllReduce, OpType::Barrier, OpType::AllReduce];
+/// The same operations in the plug-in's record: NCCL runs a barrier as an all-reduce.
 const SEEN: [OpType; 3] = [OpType::AllReduce; 3];
 
-/// What a program that records for itself has, without a look at the device, and what the plug-in has of the same
-/// process.
+/// The record of a program's own recorder, which does not see the device, and the plug-in's record of the same process.
+/// `seen` are the operations as NCCL runs them, of a communicator with this name.
 fn process(rank: u32, name: &str, seen: &[OpType]) -> [Dump; 2] {
     let [program, plugin] = [recorder(rank), recorder(rank)];
     let info = ProcessGroupInfo {

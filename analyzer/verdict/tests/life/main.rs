@@ -184,7 +184,7 @@ fn ranks_that_died_of_a_time_out_are_not_the_cause() {
 }
 
 #[test]
-fn processes_that_are_gone_between_operations_leave_it_open_how() {
+fn how_a_job_ended_is_unknown_if_its_processes_are_gone_between_operations() {
     let operations = [(0.0, Came::Done(0.1))];
     let dumps: Vec<Dump> = (0..3)
         .map(|rank| dead(record(rank, 3, &operations), f64::from(rank) * 20.0 + 1.0))
@@ -221,7 +221,7 @@ fn while_a_process_lives_the_job_is_not_over_and_an_end_is_judged_once_it_has_se
 }
 
 #[test]
-fn whose_end_comes_in_the_middle_of_an_operation_waits_for_no_one_who_may_still_come() {
+fn a_rank_that_ended_inside_an_operation_waits_for_no_rank_that_may_still_come() {
     let done = (0.0, Came::Done(0.1));
     // Rank 1 was killed in the operation just after it had arrived; rank 2 has not arrived yet.
     let dumps = [
@@ -239,7 +239,7 @@ fn whose_end_comes_in_the_middle_of_an_operation_waits_for_no_one_who_may_still_
 }
 
 #[test]
-fn a_job_of_which_a_rank_left_no_record_is_not_called_over() {
+fn a_job_is_not_over_if_a_rank_left_no_record() {
     let inside = [(0.0, Came::Inside)];
     let dumps: Vec<Dump> = (0..2)
         .map(|rank| dead(record(rank, 3, &inside), 1.0))
@@ -248,7 +248,7 @@ fn a_job_of_which_a_rank_left_no_record_is_not_called_over() {
 }
 
 #[test]
-fn an_end_is_not_judged_by_half_of_a_launchers_account() {
+fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
     let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
     let of = |rank| dead(record(rank, 3, &inside), 1.1 + f64::from(rank) / 10.0);
     let dumps: Vec<Dump> = (0..3).map(of).collect();
@@ -526,7 +526,7 @@ fn a_rank_that_waited_for_another_is_not_blamed_for_a_time_out() {
 }
 
 #[test]
-fn records_of_which_nothing_is_pending_are_healthy_and_say_where_else_to_look() {
+fn complete_records_without_pending_operations_are_healthy() {
     let operations = [(0.0, Came::Done(0.1))];
     let dumps: Vec<Dump> = (0..2).map(|rank| record(rank, 2, &operations)).collect();
     let report = analyze(&dumps, &Policy::default());

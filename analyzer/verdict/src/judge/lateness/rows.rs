@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_steps_of_a_watchdog_show_and_single_completions_have_none() {
+    fn the_polling_interval_of_a_watchdog_is_found_if_there_is_one() {
         let stepped: Vec<Op> = (1..200u32)
             .map(|nth| ended((nth * 7_000).div_ceil(100_000) * 100_000))
             .collect();

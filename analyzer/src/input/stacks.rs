@@ -1,4 +1,4 @@
-//! Python stacks of ranks: text as Python's `faulthandler` prints it, and so PyTorch's worker servers.
+//! Python stacks of ranks: text as Python's `faulthandler` prints it, which PyTorch's worker servers use.
 //!
 //! ```text
 //! Thread 0x00007ff61edcfb80 (most recent call first):
@@ -26,8 +26,8 @@ pub struct RankStacks {
 }
 
 impl RankStacks {
-    /// The stack of the main thread, innermost frame first: the one that began in a module's body or, if none or
-    /// several did, the last, since the newest thread is printed first.
+    /// The stack of the main thread, innermost frame first: the last one that began in a module's body or, if none did,
+    /// the last one, since the newest thread is printed first.
     pub fn main_thread(&self) -> Option<&[Frame]> {
         let began_in_module = |stack: &&Vec<Frame>| {
             let outermost = stack.last();

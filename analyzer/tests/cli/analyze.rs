@@ -297,7 +297,7 @@ fn folder_without_a_record_is_inconclusive() {
 }
 
 #[test]
-fn an_empty_folder_is_told_how_records_come_about() {
+fn for_an_empty_folder_it_is_explained_how_to_get_records() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
     let analyzed = run(&["analyze", path]);
@@ -332,7 +332,7 @@ fn query_says_that_this_build_lacks_it() {
     assert!(!run(&["--help"]).stdout.contains("query"));
 }
 
-/// What the files' own times show of records that state no time, as PyTorch's.
+/// PyTorch's records state no time: the times of their files count.
 #[test]
 fn files_that_were_written_while_nothing_was_overdue_do_not_show_a_hang() {
     // The newest operation of all files, which waits for rank 1.

@@ -20,7 +20,7 @@ impl Drop for Rank {
     }
 }
 
-/// A process with the environment of a rank, and whether it has a pipe.
+/// Starts a process with the environment of a rank; with `has_pipe`, PyTorch's variable names a pipe.
 fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
     let beginning = |name: &str| folder.join(name);
     let mut command = Command::new("sleep");

@@ -80,7 +80,7 @@ fn folder_in_which_nothing_arrives_is_one_clear_line() {
 }
 
 #[test]
-fn a_folder_that_does_not_exist_is_waited_for_aloud() {
+fn a_folder_that_does_not_exist_is_named_and_waited_for() {
     let watched = run(&["watch", "/nowhere/dumps", "--timeout", "10ms"]);
     assert_eq!(watched.code, Some(2));
     assert!(

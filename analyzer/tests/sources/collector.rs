@@ -50,7 +50,7 @@ fn collector(report: &Report) -> Answers {
 }
 
 #[test]
-fn its_report_is_shown_with_its_ranks_and_hosts() {
+fn a_collectors_report_is_shown_with_its_ranks_and_hosts() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     let report = judged(&simulation);
     let mut source = CollectorSource::new(address(serve(collector(&report))), None);

@@ -11,7 +11,7 @@ pub(super) enum Line {
     Other,
 }
 
-/// An object of the log, as far as it is read. Others keys, such as the trace of each channel, are ignored.
+/// An object of the log, as far as it is read. Other keys, such as the trace of each channel, are ignored.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Record {
     header: Option<Header>,
@@ -44,6 +44,7 @@ struct Performance {
     bus_gbs: f64,
 }
 
+/// The value of a bandwidth that was not logged.
 fn unknown() -> f64 {
     -1.0
 }

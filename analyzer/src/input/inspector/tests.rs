@@ -18,7 +18,7 @@ fn read(text: &str) -> (Reader, u64) {
 fn records_become_a_median_and_a_change_for_each_rank() {
     let mut reader = Reader::default();
     for rank in 0..2 {
-        // Twice as long in the second half.
+        // Each operation takes twice as long in the second half.
         let time = |number| if number < 50 { 100.0 } else { 200.0 };
         let lines: Vec<String> = (0..100)
             .map(|number| record(rank, number, time(number)))
@@ -67,7 +67,7 @@ fn a_header_holds_for_the_lines_after_it_and_other_objects_are_left_out() {
 }
 
 #[test]
-fn lines_that_are_no_record_are_counted_and_cost_no_memory() {
+fn lines_that_are_no_record_are_counted() {
     let torn = &record(0, 2, 5.0)[..90];
     let text = [
         record(0, 1, 5.0),

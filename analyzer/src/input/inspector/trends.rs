@@ -118,8 +118,8 @@ pub struct Trend {
     pub records: u64,
     /// The median of the ranks' medians, µs.
     pub median_us: f64,
-    /// The median change of the ranks from the first quarter of their records to the last, as a share: 0.5 is half
-    /// longer. `None` with fewer than 16 records of each rank.
+    /// The median change of the ranks' times from the first quarter of their records to the last, as a share: 0.5 if
+    /// the times grew by half. `None` if each rank has fewer than 16 records.
     pub change: Option<f64>,
     /// The median bus bandwidth of the ranks, GB/s; `None` if it was not logged.
     pub bus_gbs: Option<f64>,

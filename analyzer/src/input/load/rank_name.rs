@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_word_rank_decides() {
+    fn only_the_number_after_the_word_rank_counts() {
         let pid = ranks_of(&["rank_0_pid_912", "rank_1_pid_913"]);
         assert_eq!(pid, [Some(0), Some(1)]);
         let bare = ranks_of(&["rank0-81223", "rank1-81224"]);

@@ -35,7 +35,7 @@ pub fn dump_beginnings(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBu
     all
 }
 
-/// What identifies a version of a file: its node, size and time of writing, ns.
+/// What identifies a version of a file: its inode, its size, and the time of its last change in s and ns.
 type Version = (u64, u64, i64, i64);
 
 /// A rank's process on this node that can be asked for its dump, and the files where the dump may appear.

@@ -29,7 +29,7 @@ const ROUND: Duration = Duration::from_millis(10);
 /// Why the state of the GPUs is not known.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unread {
-    /// There is no program, or no GPU that it knows.
+    /// The program cannot be started or fails, as it does where there is no GPU.
     Absent,
     /// The program did not end before the deadline.
     NoAnswer,
@@ -48,12 +48,14 @@ struct Gpu {
     index: u32,
     uuid: String,
     name: String,
+    /// Utilization, in percent.
     busy: Option<u64>,
     celsius: Option<u64>,
     clock_mhz: Option<u64>,
     top_clock_mhz: Option<u64>,
     used_mib: Option<u64>,
     all_mib: Option<u64>,
+    /// Errors since the driver was loaded that ECC did not correct.
     memory_errors: Option<u64>,
 }
 
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_fails_or_hangs_is_told_apart() {
+    fn a_program_that_fails_is_distinguished_from_one_that_hangs() {
         let folder = tempfile::tempdir().expect("a directory");
         let absent = folder.path().join("there-is-none");
         let soon = || Instant::now() + Duration::from_millis(300);

@@ -1,5 +1,6 @@
 //! What surrounds a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the end
-//! of its own. Read from the kernel's files and from `nvidia-smi`; no process of the job is asked, stopped or traced.
+//! of the process's own log. All of it is read from files and from `nvidia-smi`; no process of the job is asked, stopped
+//! or traced.
 //!
 //! `nvidia-smi` is NVML's own program. The library itself is not loaded: a statically linked program cannot do that,
 //! and a call into a driver that hangs cannot be ended, while a program can be left behind.
@@ -68,7 +69,7 @@ pub struct RingSurroundings {
 }
 
 impl RingSurroundings {
-    /// Reads those of the job that this source shows.
+    /// Describes ranks of the job that this source shows.
     pub fn new(source: RingSource) -> Self {
         Self {
             source: Mutex::new(source),
@@ -82,7 +83,7 @@ impl RingSurroundings {
     ///
     /// # Blocking
     ///
-    /// About 200 ms; where there is an `nvidia-smi`, until it answers, at most until the deadline.
+    /// About 200 ms, after the time that `nvidia-smi`, if it is installed, takes to answer: at most until the deadline.
     ///
     /// # Errors
     ///

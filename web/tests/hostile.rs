@@ -179,7 +179,7 @@ fn scrape(web: &Web, name: &str) -> Option<f64> {
 }
 
 #[test]
-fn half_requests_make_room_for_clients_and_clients_for_nobody() {
+fn unfinished_requests_make_room_for_clients_and_admitted_clients_do_not() {
     const PLACES: usize = 4;
     let web = Web::demo("healthy", 4, &["--no-token", "--max-connections", "4"]);
     let mut half: Vec<TcpStream> = Vec::new();

@@ -64,7 +64,8 @@ fn is_complete(answer: &[u8]) -> bool {
     begins.is_some_and(|at| answer[at..].contains(&b'c'))
 }
 
-/// The brightness in `ESC ] 11 ; rgb:RRRR/GGGG/BBBB`, each component of one to four hexadecimal digits.
+/// Whether the color in `ESC ] 11 ; rgb:RRRR/GGGG/BBBB` is light; each component has one to four hexadecimal digits.
+/// `None` if there is no such color.
 fn answered(answer: &[u8]) -> Option<bool> {
     let text = String::from_utf8_lossy(answer);
     let (_, color) = text.split_once("\x1b]11;rgb:")?;

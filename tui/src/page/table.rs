@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn large_numbers_come_first_and_unknown_ones_last() {
+    fn large_numbers_come_first_and_unknown_ones_last_unless_the_order_is_reversed() {
         let mut table = table(&[("2", 2.0), ("--", f64::NAN), ("10", 10.0)]);
         let sort = Sort {
             column: Some(0),

@@ -91,7 +91,7 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
             continue;
         };
         let style = theme.style(tone);
-        // One column of the bar is kept before the name, so that two bars side by side can be told apart.
+        // One column of the bar is kept before the name, so that two bars side by side can be distinguished.
         let is_named = bar.len() >= NAMED;
         let name = operation.label.chars().map(Some).filter(|_| is_named);
         let name = std::iter::once(None).chain(name);
@@ -128,7 +128,7 @@ mod tests {
     use crate::page::Span;
 
     #[test]
-    fn pending_reaches_to_the_edge_and_short_operations_are_seen() {
+    fn pending_operations_reach_to_the_edge_and_short_ones_are_visible() {
         let lane = Lane {
             rank: 0,
             label: String::new(),

@@ -102,12 +102,12 @@ mod tests {
     fn snapshots_are_restored_unchanged_and_the_oldest_dropped_first() {
         let mut history = History::default();
         for number in 1..=MAX_SNAPSHOTS as u64 + 3 {
-            history.add(point(number), &format!("picture {number}"));
+            history.add(point(number), &format!("snapshot {number}"));
         }
         assert_eq!(history.points().len(), MAX_SNAPSHOTS);
         assert!(history.deflated(3).is_none());
         let kept = history.deflated(4).expect("kept");
-        assert_eq!(inflate(&kept).expect("ours"), "picture 4");
+        assert_eq!(inflate(&kept).expect("ours"), "snapshot 4");
         assert!(history.deflated(u64::MAX).is_none());
     }
 

@@ -12,7 +12,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Those of this process.
+    /// Counts those of this process.
     pub fn now() -> Self {
         let count = |path: &str| {
             let entries = std::fs::read_dir(path).map(|entries| entries.count());
@@ -24,8 +24,8 @@ impl Usage {
         }
     }
 
-    /// How many more this process holds than at this moment. Waits until they are none, for `limit` at most: threads
-    /// may be ending.
+    /// How many more this process holds now than when `self` was counted. Waits until there are none, for `limit` at
+    /// most: threads may be ending.
     pub fn left(&self, limit: Duration) -> Self {
         let until = Instant::now() + limit;
         loop {

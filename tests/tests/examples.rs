@@ -46,7 +46,7 @@ fn a_backend_of_the_programs_own_is_found_by_name() {
 }
 
 #[test]
-fn ranks_that_share_the_optimizers_state_learn_what_one_process_learns() {
+fn ranks_that_divide_the_optimizers_state_learn_what_one_process_learns() {
     let Some(zero) = example("zero") else { return };
     let printed = run(&zero, "zero", 3);
     assert!(

@@ -196,7 +196,8 @@ fn every_panel_and_every_alert_has_an_answer_for_a_job_that_hangs() {
     wait_until("the verdict", || prometheus.query(stuck).pop());
     let transcript = &mut std::io::stderr().lock();
 
-    // The counters are right: 200 steps of two groups on four ranks, and the first half of one more.
+    // The counters are right: 200 steps of two all_reduces on four ranks, and the first one of the next step on the two
+    // ranks whose group has no rank at fault.
     for (expr, value) in [
         ("sum(rcomm_collectives_total{op=\"all_reduce\"})", "1602"),
         ("sum(rcomm_collectives_failed_total) or vector(0)", "0"),

@@ -336,7 +336,7 @@ fn an_invalid_list_of_members_or_backend_is_refused() {
 
 #[test]
 fn members_that_want_different_backends_are_refused() {
-    // In the memory that they share, and through the store.
+    // The members compare what they want in the memory that they share, or through the store.
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let fabric = rcomm::FakeFabric::new();
         let errors = on_threads(

@@ -105,10 +105,10 @@ fn half_a_message_of_a_rank_to_itself_is_refused() {
 }
 
 #[test]
-fn a_block_without_operations_is_none() {
+fn a_block_without_operations_is_no_operation() {
     run(2, |world| {
         let group = world.group();
-        // One rank only: were they operations, it would wait for the other.
+        // Rank 0 only: if they were operations, it would wait for rank 1.
         if group.rank() == 0 {
             group.coalesce(|_| {}).unwrap();
             let empty = group.coalesce_async(|_| {}).unwrap();
@@ -123,7 +123,7 @@ fn a_block_without_operations_is_none() {
 }
 
 #[test]
-fn a_fault_of_a_group_that_does_not_exist_is_refused_or_left() {
+fn a_fault_of_a_group_that_does_not_exist_is_refused_or_listed_as_left() {
     let fault = |rank: u32, group: &str| FakeFault {
         rank,
         group: group.to_owned(),

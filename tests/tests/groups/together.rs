@@ -1,4 +1,4 @@
-//! The groups of a world together: by name, in a mesh, reused, and changed at once; and the hook of a group.
+//! Several groups of one world: found by name, in a mesh, shared, and changed at once; and the hook of a group.
 
 use super::run;
 use rcomm::{ErrorKind, GroupOptions, HookedOperation, OpType, OperationHook, ReduceOp, World};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[test]
-fn a_mesh_has_a_group_along_each_dimension_that_says_where_it_is() {
+fn a_mesh_has_a_group_along_each_dimension_described_by_its_coordinates() {
     run(8, |world| {
         let mesh = world
             .device_mesh(&[("pp", 2), ("dp", 2), ("tp", 2)])
@@ -34,10 +34,10 @@ fn a_mesh_has_a_group_along_each_dimension_that_says_where_it_is() {
         assert_eq!(wide.desc(), format!("dp+tp of pp {pp}"));
         assert_eq!(wide.size(), 4);
         wide.barrier().unwrap();
-        // A reader of this rank's record sees the same words.
+        // A reader of this rank's record sees the same description.
         let groups = &world.snapshot().groups;
-        let words = format!("tp of pp {pp}, dp {dp}");
-        assert!(groups.iter().any(|it| it.info.desc == words), "{groups:?}");
+        let desc = format!("tp of pp {pp}, dp {dp}");
+        assert!(groups.iter().any(|it| it.info.desc == desc), "{groups:?}");
         assert!(mesh.group("cp").is_none());
         for (dimensions, expected) in [
             (vec![("pp", 3), ("tp", 2)], "does not hold 8 ranks"),
@@ -105,7 +105,7 @@ fn time_outs_and_aborts_apply_to_all_groups_at_once() {
             assert_eq!(group.timeout_extension(), Duration::from_secs(5));
             group.barrier().unwrap();
         }
-        // One rank aborts after both have passed the barriers.
+        // Rank 0 aborts once both ranks have come to the last barrier.
         if world.rank() == 0 {
             world.abort_groups("the program ends");
         }
@@ -228,7 +228,7 @@ impl Log {
 }
 
 #[test]
-fn a_hook_is_told_of_each_operation_when_it_begins_and_ends() {
+fn a_hook_is_called_when_each_operation_begins_and_ends() {
     run(2, |world| {
         let group = world
             .new_group(&[0, 1], &GroupOptions::named("dp"))
@@ -261,7 +261,7 @@ fn a_hook_is_told_of_each_operation_when_it_begins_and_ends() {
         for what in ["begun", "ended"] {
             assert!(log.has(&format!("{what} all_reduce #2 of dp")), "{seen:?}");
         }
-        // The end with an error.
+        // An end with an error.
         let broken = group.recv_async(vec![0u32], other, 9).unwrap();
         let (store, limit) = (world.store(), Duration::from_secs(20));
         store.barrier("test/issued", 2, limit).unwrap();

@@ -168,7 +168,7 @@ fn two_ranks_on_one_device_are_named_on_all_unless_that_is_allowed() {
         let device = if rank == CULPRIT { 0 } else { rank };
         command
             .env("RCOMM_CUDA_DEVICE", device.to_string())
-            // Each stays until all have reported their status.
+            // Each rank stays until all have reported their status.
             .env("RCOMM_STATUS_WAIT_MS", "20000");
     };
     for (rank, ended) in fail(start("train", on_one), 0..RANKS).1 {

@@ -5,7 +5,7 @@ use rcomm_tests::process::CULPRIT;
 use rcomm_tests::simulator;
 use std::path::PathBuf;
 
-/// A copy of the simulator without this function: the loader finds another name in its place.
+/// A copy of the simulator without these functions: the loader finds other names in their place.
 pub(crate) fn without(symbols: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let mut bytes = std::fs::read(simulator::path()).unwrap();
     for symbol in symbols {
@@ -42,7 +42,7 @@ fn a_library_that_is_too_old_is_refused_with_its_version() {
 #[test]
 fn libraries_that_differ_between_ranks_are_named_on_all() {
     let job = start("train", |rank, command| {
-        // Each stays until all have reported their status.
+        // Each rank stays until all have reported their status.
         command.env("RCOMM_STATUS_WAIT_MS", "20000");
         if rank == CULPRIT {
             command.env("RCOMM_SIM", "version=22707");

@@ -141,7 +141,7 @@ fn a_launch_that_fails_has_the_librarys_text() {
 #[test]
 fn a_device_without_memory_is_named_on_all_ranks() {
     let job = start("train", |rank, command| {
-        // Each stays until all have reported their status.
+        // Each rank stays until all have reported their status.
         command.env("RCOMM_STATUS_WAIT_MS", "20000");
         on_culprit("no_memory_after=0")(rank, command);
     });
@@ -163,7 +163,7 @@ fn a_device_without_memory_is_named_on_all_ranks() {
 
 #[test]
 fn an_allocation_that_fails_is_the_error_of_the_rank_that_asked_for_it() {
-    // The first is the group's own, the second that of the first step.
+    // The first allocation is the group's own, the second that of the first step.
     let job = start("train", on_culprit("no_memory_after=2"));
     let (_job, ended) = fail(job, std::iter::once(CULPRIT));
     let error = &ended[0].1.stderr;

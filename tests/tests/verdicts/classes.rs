@@ -6,6 +6,7 @@ use crate::tally::{RIGHT, Tally};
 use rcomm_recorder::publish::Recorder;
 use rcomm_tests::generator::{Exchange, Job, Kind, Random, Spec, Window};
 
+/// How much of the job the rings hold.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Rings {
     /// The whole job, or several steps of it.

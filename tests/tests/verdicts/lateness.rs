@@ -59,6 +59,7 @@ pub(crate) const SLOW: &[Class] = &[
     }),
 ];
 
+/// Jobs in which no single rank is late.
 pub(crate) const NO_RANK: &[Class] = &[
     ("slow host", |seed, grain| {
         let mut spec = PacedSpec::random(seed, Layout::Sharded, grain);
@@ -74,6 +75,7 @@ pub(crate) const NO_RANK: &[Class] = &[
     }),
 ];
 
+/// A job of any layout.
 fn any(seed: u64, grain: u64) -> PacedSpec {
     const LAYOUTS: &[Layout] = &[
         Layout::Replicas,
@@ -84,11 +86,12 @@ fn any(seed: u64, grain: u64) -> PacedSpec {
     PacedSpec::random(seed, LAYOUTS[(seed % 4) as usize], grain)
 }
 
-/// In a later stage, which begins to work later, a little lateness costs nothing.
+/// A rank of the first stage: in a later stage, which begins to work later, a little lateness costs nothing.
 fn first_stage(spec: &PacedSpec) -> u32 {
     one(spec) % (spec.tp * spec.dp)
 }
 
+/// A rank of the job, chosen by the seed.
 fn one(spec: &PacedSpec) -> u32 {
     (Random::new(spec.seed ^ 0x0e).draw() % u64::from(spec.world())) as u32
 }

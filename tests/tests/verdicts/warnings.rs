@@ -114,8 +114,9 @@ fn a_rank_that_is_late_in_every_step_is_named() {
     assert!(misses.len() * 100 <= jobs, "{}", misses.join("\n"));
 }
 
-/// A job with a late rank, whose threads waited this long for a processor since the first operation, or only after
-/// the last one was issued. Of the other ranks, `others_ns` is how long their threads waited, if that is known.
+/// The late ranks and the report of a job in which their threads waited this long for a processor: since the first
+/// operation, or, with `is_after`, after the last one was issued. The threads of the other ranks waited `others_ns`;
+/// `None` if their waits are unknown.
 fn without_processor(
     waited_ns: u64,
     is_after: bool,
@@ -169,12 +170,12 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
         "{note}"
     );
 
-    // The others wait as long, or some longer: all of the host lack processors.
+    // The others waited as long: all ranks of the host lack processors.
     let (_, report) = without_processor(HOUR_NS, false, Some(HOUR_NS));
     let named = report.findings.iter().any(|one| one.code == Code::W220);
     assert!(!named, "{}", summary_of(&report));
 
-    // It waited little, or later, or much less than all others, who waited in their operations.
+    // The rank waited little, or only later, or much less than the others, which waited inside their operations.
     let known = [
         (1_000_000, false, None),
         (HOUR_NS, true, None),
@@ -191,7 +192,7 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
 /// arrive.
 #[test]
 fn a_late_host_is_named_even_if_none_of_its_ranks_is_the_last_to_arrive() {
-    // Of the others, each delay of the host costs in several groups.
+    // In the jobs of the later seeds, each delay of the host costs in several groups.
     for seed in [2288, 384, 404, 760, 962] {
         let job = spec(seed, Kind::SlowHost).make();
         let report = judge(&job);

@@ -53,7 +53,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Makes the context of the stream's device current on this thread for good.
+    /// Makes the events, and makes the context of the stream's device current on this thread until it ends.
     pub(super) fn new(world: &World, stream: &CudaStream) -> Self {
         let driver = driver_of(world);
         let mut marks = [null_mut(); 3];

@@ -8,6 +8,7 @@ use std::sync::Arc;
 /// Elements of a window: more than are staged at once.
 const LEN: usize = 1_300_000;
 
+/// Makes a window over new device memory; returns it with the address of the memory.
 pub(super) fn open(group: &ProcessGroup, len: usize) -> Result<(Window, u64)> {
     let backend = group
         .backend(DeviceKind::Cuda)
@@ -23,7 +24,7 @@ fn numbers(rank: u32, round: u32, len: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Signals the next rank that all has arrived, and waits for the same signal from the previous rank.
+/// Signals the next rank that all puts to it are complete, and waits for the same signal from the previous rank.
 fn pass_on(window: &Window, next: u32, before: u32) -> Result<()> {
     window.signal(next)?;
     window.wait_signal(before)
@@ -91,7 +92,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     other.signal(next)?;
     early.wait()?;
     check(&other, own, &[0, before, 7, 0])?;
-    // What does not fit is refused, and nothing is harmed.
+    // Invalid accesses are refused, and the window stays usable.
     for refused in [
         window.put(next, LEN - 1, &[1u32, 2]),
         window.put(size, 0, &[1u32]),

@@ -107,9 +107,12 @@ pub(crate) enum Cut {
 /// The state of `/dev/shm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shm {
+    /// It has a single page.
     Full,
+    /// It has room for a part of the rings.
     Tiny,
     ReadOnly,
+    /// Another user owns the directory in which this user's rings would be.
     Squatted,
 }
 
@@ -118,6 +121,7 @@ pub(crate) enum Shm {
 pub(crate) enum Damage {
     Deleted,
     Truncated,
+    /// A part of it is overwritten with arbitrary bytes.
     Scribbled,
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct StrangerArgs {
     pids: Vec<u32>,
     #[arg(long, value_delimiter = ',')]
     ports: Vec<u16>,
-    /// Names of sockets that are in no file system.
+    /// Names of the job's abstract Unix sockets.
     #[arg(long, value_delimiter = ',')]
     sockets: Vec<String>,
 }
@@ -67,12 +67,12 @@ pub(crate) fn probe() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets another user try everything.
+/// Has another user try everything in [`run`] on the job.
 ///
 /// # Errors
-/// What worked.
+/// Lists what worked.
 pub(crate) fn attack(folder: &Path, job: &str, store: u16, pids: &[u32]) -> anyhow::Result<()> {
-    // Only what rcomm makes is to protect the job.
+    // All users may enter the test's own folder, so that only what rcomm makes there protects the job.
     fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
     let own = folder.join("stranger");
     for inner in ["", "events"] {
@@ -110,6 +110,7 @@ pub(crate) fn attack(folder: &Path, job: &str, store: u16, pids: &[u32]) -> anyh
 #[derive(Default)]
 struct Listening {
     ports: Vec<u16>,
+    /// Names of abstract Unix sockets.
     hidden: Vec<String>,
 }
 
@@ -151,7 +152,7 @@ impl Listening {
 /// Tries everything as the user that runs this, and prints what worked.
 #[expect(clippy::print_stdout, reason = "the result goes to the driver")]
 pub(crate) fn run(args: &StrangerArgs) -> anyhow::Result<()> {
-    // Held until the end: they must not keep the ranks from each other.
+    // These connections stay open until the end: the ranks must reach each other nevertheless.
     let mut held = Vec::new();
     for &port in &args.ports {
         for _ in 0..HELD {
@@ -240,7 +241,7 @@ fn try_store(args: &StrangerArgs, note: &mut impl FnMut(String, bool)) {
     note("raise the alarm".to_owned(), alarm.is_ok());
 }
 
-/// Whether a rank that this user starts becomes one of the job.
+/// Whether a rank that this user starts becomes one of the job. One that does not end in time counts as joined.
 fn joins(args: &StrangerArgs) -> anyhow::Result<bool> {
     let mut command = Command::new(std::env::current_exe()?);
     let size = args.pids.len().to_string();

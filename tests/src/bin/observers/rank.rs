@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::io::BufRead;
 use std::time::Instant;
 
-/// How one size is measured: in so many batches at most, of which the median counts.
+/// How one message size is measured: in at most `batches` batches of `per_batch` operations; the median batch counts.
 pub(crate) struct Size {
     pub(crate) bytes: usize,
     batches: usize,
@@ -21,7 +21,7 @@ const fn size(bytes: usize, batches: usize, per_batch: u32) -> Size {
     }
 }
 
-/// How long the measurement of one size may take, if five batches take no longer, in ns.
+/// The longest measurement of one size, in ns. Five batches are measured even if they take longer.
 const MOST_NS: f64 = 1e9;
 /// Every size takes about a tenth of a second on a quiet machine.
 pub(crate) const SIZES: [Size; 7] = [
@@ -73,7 +73,7 @@ fn measure(world: &World, size: &Size) -> rcomm::Result<Measured> {
     };
     batch()?;
     let mut longest = [batch()?];
-    // Every rank must make as many.
+    // All ranks must run the same number of batches.
     group.all_reduce(&mut longest, ReduceOp::Max)?;
     let count = (MOST_NS / longest[0].max(1.0)) as usize;
     let count = count.clamp(5, size.batches);

@@ -18,7 +18,9 @@ pub(super) struct Times {
 /// The state of a rank that runs its program.
 struct Runner {
     random: Random,
+    /// When the host is done with what it has issued, ns since the start.
     host: i64,
+    /// When the device is done with what it has computed, ns since the start.
     device: i64,
     /// When the last operation of each group ended.
     streams: HashMap<usize, i64>,

@@ -67,8 +67,8 @@ pub type WorldBuilder = rcomm_core::WorldBuilder<Backends>;
 pub mod backend {
     pub use rcomm_core::backend::{
         AbortReason, Agreement, Backend, BackendFactory, BackendSet, BackendWindow, Call,
-        CommState, Done, GroupContext, Observer, OpenBackend, Pending, Progress, Registration,
-        Stream, WorldContext, fake, wrapper,
+        CommMemory, CommState, Done, GroupContext, Observer, OpenBackend, Pending, Progress,
+        Registration, Stream, WorldContext, fake, wrapper,
     };
     pub use rcomm_cpu as cpu;
     pub use rcomm_nccl as nccl;

@@ -63,7 +63,9 @@ mod window;
 
 pub use backend::NcclBackend;
 pub use backend::factory::NcclFactory;
-pub use context::options::{Connecting, DeviceSharing, ErrorHandling, NcclOptions, Timing};
+pub use context::options::{
+    Connecting, DeviceSharing, ErrorHandling, NcclOptions, PairComms, Timing,
+};
 pub use cuda::CudaDriver;
 pub use cuda::device::CudaDevice;
 pub use cuda::memory::DeviceBuffer;

@@ -5,6 +5,12 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) static LIVE_EVENTS: AtomicU64 = AtomicU64::new(0);
+/// Allocations of the library's that were not freed.
+pub(crate) static LIVE_MEMORY: AtomicU64 = AtomicU64::new(0);
+/// Communicators that were destroyed after an error, which leaves a group of calls open on the thread.
+pub(crate) static BAD_DESTROYS: AtomicU64 = AtomicU64::new(0);
+/// Communicators that this process has joined, also by splits.
+pub(crate) static JOINED: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
@@ -25,4 +31,22 @@ pub extern "C" fn rcomm_simulator_driver_calls() -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_simulator_live_events() -> u64 {
     LIVE_EVENTS.load(Ordering::Relaxed)
+}
+
+/// Returns the number of allocations of `ncclMemAlloc` of this process that were not freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn rcomm_simulator_live_memory() -> u64 {
+    LIVE_MEMORY.load(Ordering::Relaxed)
+}
+
+/// Returns the number of communicators that this process has destroyed after an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn rcomm_simulator_bad_destroys() -> u64 {
+    BAD_DESTROYS.load(Ordering::Relaxed)
+}
+
+/// Returns the number of communicators that this process has joined.
+#[unsafe(no_mangle)]
+pub extern "C" fn rcomm_simulator_joined() -> u64 {
+    JOINED.load(Ordering::Relaxed)
 }

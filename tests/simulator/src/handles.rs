@@ -73,7 +73,7 @@ impl<T> Handles<T> {
     }
 
     /// Whether `is_it` holds for one of the live values.
-    pub(crate) fn any(&self, is_it: impl Fn(&T) -> bool) -> bool {
+    pub(crate) fn any(&self, mut is_it: impl FnMut(&T) -> bool) -> bool {
         lock(&self.table).live.values().any(|it| is_it(it))
     }
 

@@ -3,6 +3,7 @@
 use super::groups::lines;
 use super::libraries::without;
 use super::{RANKS, over, run, start};
+use rcomm_tests::process::CULPRIT;
 
 /// The scenario's ranks all succeed and report that their communicators have ended.
 fn end_in_time(scenario: &str, change: impl Fn(u32, &mut std::process::Command)) {
@@ -26,6 +27,56 @@ fn two_communicators_that_hang_are_aborted_together() {
             over(&library, command);
             // Two broadcasts as the communicators are made, and one message.
             command.env("RCOMM_SIM", "hang_after=3");
+        });
+    }
+}
+
+#[test]
+fn two_communicators_that_wait_for_a_missing_rank_are_aborted_together() {
+    let (_folder, old) = without(&["ncclCommRevoke"]);
+    for library in [rcomm_tests::simulator::path(), old] {
+        let mut job = start("two_absent", |_, command| {
+            over(&library, command);
+            command.env("RCOMM_TIMEOUT_MS", "5000");
+        });
+        for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
+            let ended = job.wait(rank);
+            assert!(ended.status.success(), "rank {rank}: {ended:?}");
+            let lost = lines(&ended.stderr, "lost:");
+            assert_eq!(lost.len(), 2, "rank {rank}: {ended:?}");
+            assert!(
+                ended.stderr.contains("ended in time"),
+                "rank {rank}: {ended:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_while_it_captures_ends_the_others() {
+    let mut job = start("kill_capturing", |_, command| {
+        command.env("RCOMM_TIMEOUT_MS", "60000");
+    });
+    for rank in 0..RANKS {
+        let ended = job.wait(rank);
+        assert_eq!(ended.status.success(), rank != CULPRIT, "{rank}: {ended:?}");
+        if rank != CULPRIT {
+            assert!(
+                ended.stderr.contains("lost: all_reduce") && ended.stderr.contains("ended in time"),
+                "rank {rank}: {ended:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn communicators_of_all_pairs_that_hang_are_aborted_together() {
+    let (_folder, old) = without(&["ncclCommRevoke"]);
+    for library in [rcomm_tests::simulator::path(), old] {
+        end_in_time("many_hung", |_, command| {
+            over(&library, command);
+            // A broadcast for each of the seven communicators, and six messages.
+            command.env("RCOMM_SIM", "hang_after=13");
         });
     }
 }

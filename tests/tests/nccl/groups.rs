@@ -43,6 +43,12 @@ fn groups_are_split_off_one_another() {
     assert_eq!(ids(0).len(), 5, "{}", outputs[0]);
     assert_eq!(ids(3).len(), 3, "{}", outputs[3]);
     assert_eq!(ids(0)[1], ids(2)[1]);
+    // A part and pairs of all ranks, and a list, of which the last rank is no member.
+    for output in &outputs {
+        let states = lines(output, "communicator");
+        let count = r#"("split_count", "3")"#;
+        assert!(states.iter().any(|state| state.contains(count)), "{output}");
+    }
     assert_ne!(ids(0)[1], ids(1)[1]);
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bench;
+mod care;
 mod cudarc;
 mod ends;
 mod groups;

@@ -6,11 +6,14 @@
 //! is returned only when neither code nor a device can still access it. And every wait ends, by completion,
 //! deadline or abort.
 
+mod communicator;
 pub mod fake;
 #[allow(unsafe_code)]
 pub(crate) mod memory;
 pub mod support;
 pub mod wrapper;
+
+pub use communicator::{CommMemory, CommState};
 
 use crate::backend::memory::RemoteMemory;
 use crate::config::Config;
@@ -396,6 +399,34 @@ pub trait Backend: Send + Sync {
         Ok(None)
     }
 
+    /// Releases the device memory of the group's communicators that can be made again, for example while a program
+    /// generates between two phases of training. Operations are refused until [`resume`](Self::resume). All members
+    /// call it.
+    ///
+    /// # Blocking
+    /// Until all operations have ended and all members have called it, or the deadline.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend or its library cannot; `Timeout`, after which the group is unusable.
+    fn suspend(&self, deadline: Deadline) -> Result<()> {
+        let _ = deadline;
+        Err(self.refuse("the release of memory"))
+    }
+
+    /// Undoes [`suspend`](Self::suspend). All members call it; waits and fails as that does.
+    fn resume(&self, deadline: Deadline) -> Result<()> {
+        let _ = deadline;
+        Err(self.refuse("the release of memory"))
+    }
+
+    /// The device memory of the group's communicators on this rank.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend or its library does not tell.
+    fn comm_memory(&self) -> Result<CommMemory> {
+        Err(self.refuse("the memory of communicators"))
+    }
+
     /// The known state of the backend's communicators, for a dump.
     ///
     /// # Blocking
@@ -417,15 +448,6 @@ pub trait Backend: Send + Sync {
             format!("backend {} does not offer {what}", self.name()),
         )
     }
-}
-
-/// The state of one of a backend's communicators.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CommState {
-    /// The communicator's identity among all; every rank of the communicator reports the same value.
-    pub id: String,
-    /// The facts, as names and values.
-    pub facts: Vec<(String, String)>,
 }
 
 /// Memory that a backend has prepared. Keeps its owner alive.

@@ -2,10 +2,12 @@
 
 mod derive;
 pub(crate) mod factory;
+mod suspension;
 mod turns;
 
 use crate::comm::members::{BootstrapGroup, Scope};
 use crate::context::Shared;
+use crate::context::options::PairComms;
 use crate::launch;
 use crate::queue::pending::Ticket;
 use crate::queue::{CommQueue, for_each_buffer};
@@ -14,8 +16,8 @@ use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{
-    AbortReason, Backend, BackendWindow, Call, CommState, Done, GroupContext, Observer, Pending,
-    Progress, Registration,
+    AbortReason, Backend, BackendWindow, Call, CommMemory, CommState, Done, GroupContext, Observer,
+    Pending, Progress, Registration,
 };
 use rcomm_core::store::{PrefixStore, Store};
 use rcomm_core::{Error, ErrorKind, Result};
@@ -32,7 +34,7 @@ use turns::{TurnWait, Turns};
 /// Collectives and blocks of sends and receives go through one communicator, in order. A single send or
 /// receive goes through a communicator of its two ranks, made when they first communicate, as in c10d; but
 /// each direction has its own communicator, so that two ranks that both send first do not wait for each
-/// other.
+/// other, unless [`NcclOptions::pairs`](crate::NcclOptions::pairs) wants one for both.
 pub struct NcclBackend {
     pub(crate) group: GroupContext,
     pub(crate) shared: Arc<Shared>,
@@ -124,17 +126,22 @@ impl NcclBackend {
         let Peer::Rank(peer) = op.peer() else {
             return Ok(self.main.clone());
         };
-        let pair = if op.op_type() == OpType::Send {
-            [own, peer]
-        } else {
-            [peer, own]
+        let pairs = self.shared.options.pairs;
+        let pair = match (pairs, op.op_type()) {
+            (PairComms::PerPair, _) => [own.min(peer), own.max(peer)],
+            (PairComms::PerDirection, OpType::Send) => [own, peer],
+            (PairComms::PerDirection, _) => [peer, own],
         };
         let mut peers = self.peers();
         if let Some(queue) = peers.get(&pair) {
             return Ok(queue.clone());
         }
         let [from, to] = pair;
-        let prefix = format!("pair/{from}-{to}");
+        // Ranks that have chosen differently do not meet.
+        let prefix = match pairs {
+            PairComms::PerDirection => format!("pair/{from}-{to}"),
+            PairComms::PerPair => format!("both/{from}-{to}"),
+        };
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, self.group.store.clone()));
         let ranks = &self.group.info.ranks;
         let members = BootstrapGroup {
@@ -162,6 +169,9 @@ impl NcclBackend {
             return Err(error.clone());
         }
         let turn = turn?;
+        self.shared
+            .check_awake()
+            .map_err(|error| error.during(op.op_type()))?;
         self.check(&op)?;
         let queue = self.queue_of(&op)?;
         let _entered = self.shared.device.enter()?;
@@ -321,9 +331,22 @@ impl Backend for NcclBackend {
         group.open(memory, deadline)
     }
 
+    fn suspend(&self, deadline: Deadline) -> Result<()> {
+        self.suspend_all(deadline)
+    }
+
+    fn resume(&self, deadline: Deadline) -> Result<()> {
+        self.resume_all(deadline)
+    }
+
+    fn comm_memory(&self) -> Result<CommMemory> {
+        self.memory_of_all()
+    }
+
     fn comm_state(&self) -> Vec<CommState> {
         let group = &self.group.info.name;
         let main = std::iter::once((group.clone(), self.main.clone()));
+        let splits = self.splits.load(Ordering::Relaxed);
         let peers = self.peers();
         let peers = peers
             .iter()
@@ -338,6 +361,8 @@ impl Backend for NcclBackend {
                     self.shared.library.version().to_string(),
                 ),
             ];
+            // c10d's `comm_split_count`.
+            facts.push(("split_count".to_owned(), splits.to_string()));
             facts.extend(queue.facts());
             let leaked = self.shared.leaked.load(Ordering::Relaxed);
             if leaked > 0 {

@@ -16,7 +16,7 @@ use rcomm_core::backend::WorldContext;
 use rcomm_core::{Buffer, Device};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -35,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) copies: Arc<CudaStream>,
     /// The error of the abort; set once.
     pub(crate) aborted: OnceLock<Error>,
+    /// Whether the device memory of the communicators is released.
+    pub(crate) suspended: AtomicBool,
     /// Number of operations whose buffers the device never released.
     pub(crate) leaked: AtomicU64,
     /// How long a rank that gives up waits for the others to report their outcome.
@@ -73,6 +75,7 @@ impl Shared {
             options: Arc::new(options),
             host: host.into_owned(),
             aborted: OnceLock::new(),
+            suspended: AtomicBool::new(false),
             leaked: AtomicU64::new(0),
             report_time: world.config.status_wait,
             nans: Arc::default(),
@@ -92,6 +95,7 @@ impl Shared {
             default_stream: self.default_stream.clone(),
             copies: self.copies.clone(),
             aborted: OnceLock::new(),
+            suspended: AtomicBool::new(false),
             leaked: AtomicU64::new(0),
             report_time: self.report_time,
             nans: self.nans.clone(),
@@ -120,6 +124,15 @@ impl Shared {
             return refuse("nothing keeps the memory alive until the device is done".to_owned());
         }
         Ok(())
+    }
+
+    /// Refuses work while the device memory of the communicators is released.
+    pub(crate) fn check_awake(&self) -> Result<()> {
+        if !self.suspended.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let message = "the group is suspended: call `resume` on all its ranks first";
+        Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
     /// Whether the communicators are left to the library as they are after a failure.

@@ -32,6 +32,8 @@ const DEFAULT_RAS: &str = "localhost:28028";
 /// | `RCOMM_NCCL_ERROR_HANDLING`: `none`, `tear_down`, `clean_up_only`, `skip_clean_up`; `TORCH_NCCL_ASYNC_ERROR_HANDLING`: 0 to 3 | [`error_handling`](Self::error_handling) | `clean_up_only` |
 /// | `RCOMM_NCCL_RAS`, `NCCL_RAS_ENABLE`, `NCCL_RAS_ADDR` | [`ras`](Self::ras) | `localhost:28028` |
 /// | `NCCL_MULTI_RANK_GPU_ENABLE` | [`device_sharing`](Self::device_sharing) | refused |
+/// | `RCOMM_NCCL_COMMS_PER_PAIR`: 1 or 2 | [`pairs`](Self::pairs) | 2 |
+/// | `NCCL_PROFILER_PLUGIN` | [`tags`](Self::tags) | off |
 ///
 /// NCCL reads its own variables (`NCCL_*`) by itself.
 #[derive(Clone, Debug)]
@@ -58,6 +60,10 @@ pub struct NcclOptions {
     pub ras: Option<String>,
     /// Whether two ranks may use one device.
     pub device_sharing: DeviceSharing,
+    /// The communicators for single messages of two ranks.
+    pub pairs: PairComms,
+    /// Whether collectives pass their sequence number to NCCL's profiler plug-ins (2.32): on where a plug-in is named.
+    pub tags: bool,
     /// The NCCL configuration of each communicator.
     pub comm: CommOptions,
 }
@@ -70,6 +76,17 @@ pub enum DeviceSharing {
     Refused,
     /// Two ranks may use one device, which NCCL supports from 2.30 on.
     Allowed,
+}
+
+/// The communicators for single messages of two ranks. All ranks choose the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PairComms {
+    /// One for each direction: two ranks that both send first do not wait for each other.
+    #[default]
+    PerDirection,
+    /// One for both directions, as in c10d. It takes half the memory and half the time to make, but its messages run one
+    /// after the other: where both ranks send a large message first and receive then, both hang.
+    PerPair,
 }
 
 /// Whether starts and ends of operations are measured with events of the device.
@@ -144,6 +161,8 @@ impl Default for NcclOptions {
             error_handling: ErrorHandling::CleanUpOnly,
             ras: Some(DEFAULT_RAS.to_owned()),
             device_sharing: DeviceSharing::Refused,
+            pairs: PairComms::PerDirection,
+            tags: false,
             comm: CommOptions::default(),
         }
     }
@@ -219,6 +238,14 @@ impl NcclOptions {
         if text("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1") {
             options.device_sharing = DeviceSharing::Allowed;
         }
+        if let Some(value) = text("RCOMM_NCCL_COMMS_PER_PAIR") {
+            options.pairs = match value.trim() {
+                "1" => PairComms::PerPair,
+                "2" => PairComms::PerDirection,
+                _ => return Err(refused("RCOMM_NCCL_COMMS_PER_PAIR", &value, "1 or 2")),
+            };
+        }
+        options.tags = text("NCCL_PROFILER_PLUGIN").is_some();
         Ok(options)
     }
 
@@ -372,6 +399,96 @@ mod tests {
         }
     }
 
+    /// The variables that PyTorch's ProcessGroupNCCL and flight recorder read, by their prefix.
+    const PYTORCH: [(&str, &[&str]); 2] = [
+        (
+            "TORCH_NCCL_",
+            &[
+                "ABORT_IN_DESTROY_PG",
+                "ASYNC_ERROR_HANDLING",
+                "AVOID_RECORD_STREAMS",
+                "BCAST_UNIQUEID",
+                "BLOCKING_WAIT",
+                "COORD_CHECK_MILSEC",
+                "CUDA_EVENT_CACHE",
+                "DEBUG_INFO_PIPE_FILE",
+                "DEBUG_INFO_TEMP_FILE",
+                "DESYNC_DEBUG",
+                "DUMP_ON_TIMEOUT",
+                "ENABLE_MONITORING",
+                "ENABLE_TIMING",
+                "EXTRA_DUMP_ON_EXEC",
+                "HEARTBEAT_TIMEOUT_SEC",
+                "HIGH_PRIORITY",
+                "LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN",
+                "NAN_CHECK",
+                "NONBLOCKING_TIMEOUT",
+                "PROPAGATE_ERROR",
+                "RANKS_PER_ROOT",
+                "RETHROW_CUDA_ERRORS",
+                "SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING",
+                "TRACE_BUFFER_SIZE",
+                "TRACE_CPP_STACK",
+                "USE_COMM_NONBLOCKING",
+                "USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+                "WAIT_TIMEOUT_DUMP_MILSEC",
+            ],
+        ),
+        (
+            "TORCH_FR_",
+            &[
+                "BUFFER_SIZE",
+                "CPP_STACK",
+                "DUMP_DYNAMIC_FILE_NAME",
+                "DUMP_ON_TIMEOUT",
+                "DUMP_TEMP_FILE",
+                "WAIT_TIMEOUT_DUMP_MILSEC",
+            ],
+        ),
+    ];
+    /// Those that torchcomms reads, but for other vendors' devices and its own tests.
+    const TORCHCOMMS: &[&str] = &[
+        "ABORT_ON_ERROR",
+        "BACKEND_ABI_VERSION",
+        "BACKEND_LIB_PATH_NCCL",
+        "BACKEND_LIB_PATH_NCCLX",
+        "BOOTSTRAP_RANKSIZE_QUERY_METHOD",
+        "FR_BUFFER_SIZE",
+        "FR_CPP_STACK",
+        "FR_DUMP_DYNAMIC_FILE_NAME",
+        "FR_DUMP_TEMP_FILE",
+        "GLOO_HOSTNAME",
+        "GLOO_INTERFACE",
+        "HEALTH_CHECK_WAIT_MS",
+        "HEALTH_CHECK_WAIT_SECONDS",
+        "NCCLX_BOOTSTRAP_UNIQUEID_EXCHANGE_METHOD",
+        "NCCLX_GRAPH_TIMEOUT_MONITORING",
+        "NCCL_BOOTSTRAP_UNIQUEID_EXCHANGE_METHOD",
+        "RANK",
+        "SIZE",
+        "STORE_PATH",
+        "TIMEOUT_SECONDS",
+    ];
+
+    #[test]
+    fn every_variable_of_pytorch_and_torchcomms_is_read_or_explained() {
+        let section = documented("## Variables");
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        let first = rows.filter_map(|row| row.split('|').nth(1));
+        let explained: Vec<&str> = first.flat_map(names).collect();
+        let pytorch = PYTORCH
+            .iter()
+            .flat_map(|(prefix, rest)| rest.iter().map(move |rest| format!("{prefix}{rest}")));
+        let torchcomms = TORCHCOMMS.iter().map(|rest| format!("TORCHCOMM_{rest}"));
+        let theirs: BTreeSet<String> = pytorch.chain(torchcomms).collect();
+        for name in &theirs {
+            assert!(explained.contains(&name.as_str()), "{name}");
+        }
+        for name in explained {
+            assert!(theirs.contains(name), "{name} is in no list above");
+        }
+    }
+
     #[test]
     fn a_variable_of_rcomm_overrides_that_of_pytorch() {
         let lookup = |name: &str| match name {
@@ -379,6 +496,7 @@ mod tests {
             "TORCH_NCCL_ENABLE_TIMING" => Some("1".to_owned()),
             "TORCH_NCCL_HIGH_PRIORITY" => Some("true".to_owned()),
             "RCOMM_NCCL_RANKS_PER_ID" => Some("2".to_owned()),
+            "RCOMM_NCCL_COMMS_PER_PAIR" => Some("1".to_owned()),
             "TORCH_NCCL_RANKS_PER_ROOT" => Some("3".to_owned()),
             _ => None,
         };
@@ -386,6 +504,8 @@ mod tests {
         assert_eq!(options.timing, Timing::Off);
         assert_eq!(options.priority, Priority::High);
         assert_eq!(options.ranks_per_id, 2);
+        assert_eq!(options.pairs, PairComms::PerPair);
+        assert!(!options.tags);
     }
 
     #[test]
@@ -399,5 +519,6 @@ mod tests {
             "TORCH_NCCL_ENABLE_TIMING is \"perhaps\": it must be 0 or 1"
         );
         assert!(refusal("RCOMM_NCCL_RANKS_PER_ID", "0").contains("at least 1"));
+        assert!(refusal("RCOMM_NCCL_COMMS_PER_PAIR", "3").contains("must be 1 or 2"));
     }
 }

@@ -4,7 +4,7 @@
 use super::parts::{Move, Part, STAGING_ALIGN, whole};
 use super::{Call, LaunchTarget, Launched};
 use crate::library::datatype::{NcclReduction, Units, reduction_of};
-use crate::library::sys::{self, NcclRedOp, NcclResult, result};
+use crate::library::sys::{self, CollConfig, NcclRedOp, NcclResult, result};
 use rcomm_core::Buffer;
 use rcomm_core::Reduction;
 use rcomm_core::{Error, ErrorKind, Result};
@@ -19,6 +19,18 @@ pub(super) struct Calls<'a> {
     /// Number of bytes of the staging memory in use.
     staged: Cell<usize>,
     copies: RefCell<Vec<Move>>,
+    /// The configuration of each collective, where the operation has a tag.
+    config: Option<CollConfig>,
+}
+
+/// Makes a collective call: with the configuration, if there is one and the library takes it (2.32).
+macro_rules! collective {
+    ($calls:expr, $plain:expr, $with_config:ident, ($($argument:expr),* $(,)?)) => {
+        match ($calls.target.library.table().$with_config, &$calls.config) {
+            (Some(call), Some(config)) => call($($argument,)* config),
+            _ => $plain($($argument),*),
+        }
+    };
 }
 
 impl<'a> Calls<'a> {
@@ -33,6 +45,7 @@ impl<'a> Calls<'a> {
             is_pending: Cell::new(false),
             staged: Cell::new(0),
             copies: RefCell::default(),
+            config: target.tag.map(CollConfig::tagged),
         }
     }
 
@@ -115,14 +128,19 @@ impl Calls<'_> {
             // SAFETY: communicator and stream are live, and the buffer, `part.len` elements at `part.at`, stays
             // until the stream is done with it (`new`). NCCL allows the same buffer for input and output.
             let status = unsafe {
-                (it.library.table().all_reduce)(
-                    part.at,
-                    part.at,
-                    part.len * units.each,
-                    units.data_type,
-                    op,
-                    it.comm,
-                    it.stream.raw(),
+                collective!(
+                    self,
+                    it.library.table().all_reduce,
+                    all_reduce_config,
+                    (
+                        part.at,
+                        part.at,
+                        part.len * units.each,
+                        units.data_type,
+                        op,
+                        it.comm,
+                        it.stream.raw(),
+                    )
                 )
             };
             self.note("ncclAllReduce", status)
@@ -144,15 +162,20 @@ impl Calls<'_> {
             // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the
             // stream is done with them (`new`). On ranks other than the root the output is not written.
             let status = unsafe {
-                (it.library.table().reduce)(
-                    input.at,
-                    output.at,
-                    input.len * units.each,
-                    units.data_type,
-                    op,
-                    root,
-                    it.comm,
-                    it.stream.raw(),
+                collective!(
+                    self,
+                    it.library.table().reduce,
+                    reduce_config,
+                    (
+                        input.at,
+                        output.at,
+                        input.len * units.each,
+                        units.data_type,
+                        op,
+                        root,
+                        it.comm,
+                        it.stream.raw(),
+                    )
                 )
             };
             self.note("ncclReduce", status)
@@ -168,14 +191,19 @@ impl Calls<'_> {
         // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the stream
         // is done with them (`new`). On ranks other than the root the input is not read.
         let status = unsafe {
-            (it.library.table().broadcast)(
-                input.at,
-                output.at,
-                output.len * units.each,
-                units.data_type,
-                root,
-                it.comm,
-                it.stream.raw(),
+            collective!(
+                self,
+                it.library.table().broadcast,
+                broadcast_config,
+                (
+                    input.at,
+                    output.at,
+                    output.len * units.each,
+                    units.data_type,
+                    root,
+                    it.comm,
+                    it.stream.raw(),
+                )
             )
         };
         self.note("ncclBroadcast", status)
@@ -187,14 +215,19 @@ impl Calls<'_> {
         // SAFETY: communicator and stream are live, and the barrier's four bytes, one `uint32`, stay until
         // the stream is done with them (`new`).
         let status = unsafe {
-            (it.library.table().all_reduce)(
-                it.barrier,
-                it.barrier,
-                1,
-                sys::data_type::UINT32,
-                sys::red_op::MAX,
-                it.comm,
-                it.stream.raw(),
+            collective!(
+                self,
+                it.library.table().all_reduce,
+                all_reduce_config,
+                (
+                    it.barrier,
+                    it.barrier,
+                    1,
+                    sys::data_type::UINT32,
+                    sys::red_op::MAX,
+                    it.comm,
+                    it.stream.raw(),
+                )
             )
         };
         self.note("ncclAllReduce", status)
@@ -207,13 +240,18 @@ impl Calls<'_> {
         // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
         // them (`new`). The operation is valid, so the output holds as much as the input for each rank.
         let status = unsafe {
-            (it.library.table().all_gather)(
-                input.at,
-                output.at,
-                input.len * units.each,
-                units.data_type,
-                it.comm,
-                it.stream.raw(),
+            collective!(
+                self,
+                it.library.table().all_gather,
+                all_gather_config,
+                (
+                    input.at,
+                    output.at,
+                    input.len * units.each,
+                    units.data_type,
+                    it.comm,
+                    it.stream.raw(),
+                )
             )
         };
         self.note("ncclAllGather", status)
@@ -232,14 +270,19 @@ impl Calls<'_> {
             // them (`new`). The operation is valid, so the input holds as much as the output for each
             // rank.
             let status = unsafe {
-                (it.library.table().reduce_scatter)(
-                    input.at,
-                    output.at,
-                    output.len * units.each,
-                    units.data_type,
-                    op,
-                    it.comm,
-                    it.stream.raw(),
+                collective!(
+                    self,
+                    it.library.table().reduce_scatter,
+                    reduce_scatter_config,
+                    (
+                        input.at,
+                        output.at,
+                        output.len * units.each,
+                        units.data_type,
+                        op,
+                        it.comm,
+                        it.stream.raw(),
+                    )
                 )
             };
             self.note("ncclReduceScatter", status)
@@ -260,13 +303,18 @@ impl Calls<'_> {
         // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
         // them (`new`). Both hold `count` units for each rank.
         let status = unsafe {
-            all_to_all(
-                input.at,
-                output.at,
-                count,
-                units.data_type,
-                it.comm,
-                it.stream.raw(),
+            collective!(
+                self,
+                all_to_all,
+                all_to_all_config,
+                (
+                    input.at,
+                    output.at,
+                    count,
+                    units.data_type,
+                    it.comm,
+                    it.stream.raw(),
+                )
             )
         };
         self.note("ncclAlltoAll", status)
@@ -306,14 +354,19 @@ impl Calls<'_> {
         // (`new`). On the root, `at` is memory for as much as the input for each rank: its contiguous outputs, or
         // staging memory. On other ranks it is not written.
         let status = unsafe {
-            gather(
-                own.at,
-                at,
-                own.len * units.each,
-                units.data_type,
-                root,
-                it.comm,
-                it.stream.raw(),
+            collective!(
+                self,
+                gather,
+                gather_config,
+                (
+                    own.at,
+                    at,
+                    own.len * units.each,
+                    units.data_type,
+                    root,
+                    it.comm,
+                    it.stream.raw(),
+                )
             )
         };
         self.note("ncclGather", status)
@@ -350,14 +403,19 @@ impl Calls<'_> {
         // (`new`). On the root, `at` holds as much as the output for each rank: its contiguous inputs, or staging
         // memory. On other ranks it is not read.
         let status = unsafe {
-            scatter(
-                at,
-                own.at,
-                own.len * units.each,
-                units.data_type,
-                root,
-                it.comm,
-                it.stream.raw(),
+            collective!(
+                self,
+                scatter,
+                scatter_config,
+                (
+                    at,
+                    own.at,
+                    own.len * units.each,
+                    units.data_type,
+                    root,
+                    it.comm,
+                    it.stream.raw(),
+                )
             )
         };
         self.note("ncclScatter", status)

@@ -87,6 +87,8 @@ pub(crate) struct LaunchTarget<'a> {
     pub(crate) barrier: *mut c_void,
     /// Device memory of at least [`staging_bytes`] bytes; null if the operation needs none.
     pub(crate) staging: *mut c_void,
+    /// The operation's number for profiler plug-ins, if it is to be passed on.
+    pub(crate) tag: Option<u64>,
 }
 
 /// Whether all work of a call is enqueued.

@@ -55,6 +55,13 @@ pub struct CommOptions {
     /// `graphStreamOrdering`: 1 = NCCL orders the kernels that are captured into CUDA graphs, 0 = the program does
     /// (2.30.7).
     pub graph_stream_ordering: Option<i32>,
+    /// Whether launches of several communicators are ordered by their order on the host (2.32; for 2.26 and later, the
+    /// variable `NCCL_LAUNCH_ORDER_IMPLICIT` does it for all).
+    pub launch_order_implicit: Option<bool>,
+    /// Signals for one-sided operations (2.32).
+    pub rma_signals: Option<i32>,
+    /// Whether one-sided operations connect when the communicator is made (2.32).
+    pub rma_eager: Option<bool>,
 }
 
 /// The C form of the options, with the strings that it points to.
@@ -125,6 +132,10 @@ impl CommOptions {
             &mut config.graph_stream_ordering,
             self.graph_stream_ordering,
         );
+        let launch_order = self.launch_order_implicit.map(i32::from);
+        set(&mut config.launch_order_implicit, launch_order);
+        set(&mut config.num_rma_sig, self.rma_signals);
+        set(&mut config.rma_eager_init, self.rma_eager.map(i32::from));
         Ok(RawConfig {
             config,
             _strings: [name, net],
@@ -157,6 +168,9 @@ mod tests {
             rma_contexts: Some(9),
             max_p2p_peers: Some(10),
             graph_stream_ordering: Some(11),
+            launch_order_implicit: Some(true),
+            rma_signals: Some(12),
+            rma_eager: Some(true),
         };
         let mut raw = options.to_raw("dp").unwrap();
         let set: &sys::Config = raw.as_mut();
@@ -177,6 +191,9 @@ mod tests {
             (set.num_rma_ctx, 9),
             (set.max_p2p_peers, 10),
             (set.graph_stream_ordering, 11),
+            (set.launch_order_implicit, 1),
+            (set.num_rma_sig, 12),
+            (set.rma_eager_init, 1),
         ];
         for (nth, (field, expected)) in numbers.into_iter().enumerate() {
             assert_eq!(field, expected, "number {nth}");

@@ -4,7 +4,7 @@
 //! file does not name, and a reduction made by `ncclRedOpCreatePreMulSum` is a value of `ncclRedOp_t` that
 //! no header lists.
 //!
-//! Source: `nccl.h` of NCCL 2.30.7. A number in parentheses is the first release with that value or field. Each
+//! Source: `nccl.h` of NCCL 2.32.3. A number in parentheses is the first release with that value or field. Each
 //! optional function is listed with its first release, as found in the libraries that NVIDIA publishes
 //! (`docs/NCCL.md`).
 
@@ -94,6 +94,21 @@ pub(crate) const WIN_COLL_SYMMETRIC: c_int = 1;
 pub(crate) const SCALAR_HOST_IMMEDIATE: c_int = 1;
 /// `ncclWindow_t`.
 pub(crate) type RawWindow = *mut c_void;
+/// `NCCL_SUSPEND_MEM`: a suspended communicator releases its device memory.
+pub(crate) const SUSPEND_MEM: c_int = 1;
+
+/// Values of `ncclCommMemStat_t`.
+pub(crate) mod mem_stat {
+    use std::ffi::c_int;
+    /// `ncclStatGpuMemSuspend`: bytes that a suspension releases.
+    pub(crate) const SUSPENDABLE: c_int = 0;
+    /// `ncclStatGpuMemSuspended`: 1 while suspended, else 0.
+    pub(crate) const IS_SUSPENDED: c_int = 1;
+    /// `ncclStatGpuMemPersist`: bytes that a suspension keeps.
+    pub(crate) const PERSISTENT: c_int = 2;
+    /// `ncclStatGpuMemTotal`: bytes in all.
+    pub(crate) const TOTAL: c_int = 3;
+}
 
 /// `ncclWaitSignalDesc_t`.
 #[derive(Clone, Copy, Debug)]
@@ -133,16 +148,18 @@ pub(crate) struct CommProperties {
 }
 
 impl CommProperties {
+    /// The release with this layout.
+    const VERSION: c_uint = 23_007;
     /// The last release that does not fill in `host_rma_support`.
     pub(crate) const LAST_WITHOUT_HOST_RMA: c_int = 22_903;
 
     /// Makes a structure in the layout of 2.30.7, marked with the library's version if that is older.
     pub(crate) fn new(version: c_int) -> Self {
-        let version = c_uint::try_from(version).unwrap_or(Config::VERSION);
+        let version = c_uint::try_from(version).unwrap_or(Self::VERSION);
         Self {
             size: std::mem::offset_of!(Self, reserved),
             magic: Config::MAGIC,
-            version: version.min(Config::VERSION),
+            version: version.min(Self::VERSION),
             rank: 0,
             n_ranks: 0,
             cuda_dev: 0,
@@ -173,7 +190,7 @@ impl UniqueId {
 
 const UNDEF_INT: c_int = c_int::MIN;
 
-/// `ncclConfig_t` of 2.30.7.
+/// `ncclConfig_t` of 2.32.3.
 ///
 /// The library copies as many bytes as the smaller of both sides' sizes and resets fields newer than
 /// `version` to their defaults, so the newest layout works with every release from 2.18 on.
@@ -219,11 +236,19 @@ pub(crate) struct Config {
     pub(crate) max_p2p_peers: c_int,
     /// Whether NCCL orders the kernels that are captured into CUDA graphs (2.30.7).
     pub(crate) graph_stream_ordering: c_int,
+    /// Whether NCCL orders launches by their order on the host, as `NCCL_LAUNCH_ORDER_IMPLICIT` (2.32).
+    pub(crate) launch_order_implicit: c_int,
+    /// Signals for one-sided operations (2.32).
+    pub(crate) num_rma_sig: c_int,
+    /// Whether one-sided operations connect when the communicator is made (2.32).
+    pub(crate) rma_eager_init: c_int,
+    host_cft_mode: c_int,
+    nvls_host_mode: c_int,
 }
 
 impl Config {
     const MAGIC: c_uint = 0xcafe_beef;
-    const VERSION: c_uint = 23_007;
+    const VERSION: c_uint = 23_203;
 
     /// `NCCL_CONFIG_INITIALIZER`: all fields are undefined.
     pub(crate) const fn new() -> Self {
@@ -249,6 +274,11 @@ impl Config {
             num_rma_ctx: UNDEF_INT,
             max_p2p_peers: UNDEF_INT,
             graph_stream_ordering: UNDEF_INT,
+            launch_order_implicit: UNDEF_INT,
+            num_rma_sig: UNDEF_INT,
+            rma_eager_init: UNDEF_INT,
+            host_cft_mode: UNDEF_INT,
+            nvls_host_mode: UNDEF_INT,
         }
     }
 }
@@ -256,6 +286,47 @@ impl Config {
 impl Default for Config {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// `ncclCollConfig_t` of 2.32.3: the configuration of one call.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct CollConfig {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    ext: *mut c_void,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    nvls_ctas: c_int,
+    cga_cluster_size: c_int,
+    alg_selection: *const c_char,
+    force_alg_selection: c_int,
+    cta_policy: c_int,
+    user_profiler_tag: u64,
+    launch_completion_event: *mut c_void,
+}
+
+impl CollConfig {
+    /// `NCCL_COLLCONFIG_INITIALIZER` with a tag for profiler plug-ins. NCCL reserves tags with the highest bit, which is
+    /// left out.
+    pub(crate) const fn tagged(tag: u64) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: Config::MAGIC,
+            version: Config::VERSION,
+            ext: std::ptr::null_mut(),
+            min_ctas: UNDEF_INT,
+            max_ctas: UNDEF_INT,
+            nvls_ctas: UNDEF_INT,
+            cga_cluster_size: UNDEF_INT,
+            alg_selection: std::ptr::null(),
+            force_alg_selection: 1,
+            cta_policy: UNDEF_INT,
+            user_profiler_tag: tag & (u64::MAX >> 1),
+            launch_completion_event: std::ptr::null_mut(),
+        }
     }
 }
 
@@ -394,6 +465,28 @@ table! {
         scatter = "ncclScatter", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, RawStream) -> NcclResult;
         /// `ncclCommRevoke`
         comm_revoke = "ncclCommRevoke", "2.28.7": fn(NcclComm, c_int) -> NcclResult;
+        /// `ncclCommSuspend`
+        comm_suspend = "ncclCommSuspend", "2.29.7": fn(NcclComm, c_int) -> NcclResult;
+        /// `ncclCommResume`
+        comm_resume = "ncclCommResume", "2.29.7": fn(NcclComm) -> NcclResult;
+        /// `ncclCommMemStats`
+        comm_mem_stats = "ncclCommMemStats", "2.29.7": fn(NcclComm, c_int, *mut u64) -> NcclResult;
+        /// `ncclAllReduceConfig`
+        all_reduce_config = "ncclAllReduceConfig", "2.32": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, RawStream, *const CollConfig) -> NcclResult;
+        /// `ncclReduceConfig`
+        reduce_config = "ncclReduceConfig", "2.32": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, c_int, NcclComm, RawStream, *const CollConfig) -> NcclResult;
+        /// `ncclBroadcastConfig`
+        broadcast_config = "ncclBroadcastConfig", "2.32": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, RawStream, *const CollConfig) -> NcclResult;
+        /// `ncclAllGatherConfig`
+        all_gather_config = "ncclAllGatherConfig", "2.32": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, RawStream, *const CollConfig) -> NcclResult;
+        /// `ncclReduceScatterConfig`
+        reduce_scatter_config = "ncclReduceScatterConfig", "2.32": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, RawStream, *const CollConfig) -> NcclResult;
+        /// `ncclAlltoAllConfig`
+        all_to_all_config = "ncclAlltoAllConfig", "2.32": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, RawStream, *const CollConfig) -> NcclResult;
+        /// `ncclGatherConfig`
+        gather_config = "ncclGatherConfig", "2.32": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, RawStream, *const CollConfig) -> NcclResult;
+        /// `ncclScatterConfig`
+        scatter_config = "ncclScatterConfig", "2.32": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, RawStream, *const CollConfig) -> NcclResult;
     }
 }
 
@@ -454,8 +547,14 @@ pub(crate) mod tests {
 
     #[test]
     fn config_has_the_layout_of_the_header() {
-        // 16 bytes of size, magic and version; 4 ints; a pointer; 2 ints; a pointer; 10 ints.
-        assert_eq!(size_of::<Config>(), 16 + 16 + 8 + 8 + 8 + 40);
+        // 16 bytes of size, magic and version; 4 ints; a pointer; 2 ints; a pointer; 15 ints, and the end's alignment. A C
+        // compiler finds the same numbers in the header of 2.32.3.
+        assert_eq!(size_of::<Config>(), 16 + 16 + 8 + 8 + 8 + 60 + 4);
+        assert_eq!(std::mem::offset_of!(Config, launch_order_implicit), 96);
+        assert_eq!(std::mem::offset_of!(Config, rma_eager_init), 104);
+        assert_eq!(size_of::<CollConfig>(), 72);
+        assert_eq!(std::mem::offset_of!(CollConfig, alg_selection), 40);
+        assert_eq!(std::mem::offset_of!(CollConfig, user_profiler_tag), 56);
         assert_eq!(std::mem::offset_of!(Config, net_name), 32);
         assert_eq!(std::mem::offset_of!(Config, comm_name), 48);
         assert_eq!(std::mem::offset_of!(Config, graph_stream_ordering), 92);

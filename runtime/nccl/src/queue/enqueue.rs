@@ -64,7 +64,7 @@ impl CommQueue {
     pub(super) fn enqueue(
         &self,
         op: &Op<'static>,
-        deadline: Deadline,
+        (seq, deadline): (u64, Deadline),
         graph: Option<Option<Graph>>,
     ) -> Result<Enqueued, (Error, Option<Arc<Mark>>)> {
         let early = |error| (error, None);
@@ -100,6 +100,7 @@ impl CommQueue {
                 size: comm.size(),
                 barrier: address_of(&self.barrier),
                 staging: staging.as_ref().map_or(null_mut(), address_of),
+                tag: shared.options.tags.then_some(seq),
             };
             // SAFETY: the communicator is live and locked while it is lent, and the queue owns the stream. The
             // group has validated the operation, and `check_place` the device of its buffers. The ticket keeps
@@ -158,6 +159,8 @@ impl CommQueue {
         before: impl FnOnce() -> Result<()>,
         call: impl FnOnce(NcclComm, RawStream) -> NcclResult + Send + 'static,
     ) -> Result<Arc<Mark>, IncompleteCall> {
+        let awake = self.shared.check_awake();
+        awake.map_err(IncompleteCall::untouched)?;
         // Operations that were issued earlier are launched first.
         self.enter_and_launch_waiting(&mut state);
         if let Stage::Broken(error) = &state.stage {
@@ -448,7 +451,7 @@ impl CommQueue {
 ///
 /// # Errors
 /// `Backend` with the library's message.
-fn check_call(
+pub(super) fn check_call(
     library: &NcclLibrary,
     raw: NcclComm,
     name: &str,

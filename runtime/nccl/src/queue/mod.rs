@@ -310,6 +310,11 @@ impl CommQueue {
                 return ticket;
             }
         };
+        // A suspension sets its flag before it takes this lock.
+        if let Err(error) = self.shared.check_awake() {
+            ticket.fail(error);
+            return ticket;
+        }
         state.waiting.push_back(ticket.clone());
         self.launch_waiting_ops(&mut state, Some((&ticket, graph)));
         ticket

@@ -96,14 +96,17 @@ impl Ticket {
     /// Puts the operation on the device, unless it was abandoned before.
     pub(crate) fn launch(
         &self,
-        enqueue: impl FnOnce(&Op<'static>, Deadline) -> Result<Enqueued, (Error, Option<Arc<Mark>>)>,
+        enqueue: impl FnOnce(
+            &Op<'static>,
+            (u64, Deadline),
+        ) -> Result<Enqueued, (Error, Option<Arc<Mark>>)>,
     ) {
         let op = self.op();
         let Some(op) = op.as_ref().filter(|_| self.outcome.get().is_none()) else {
             return;
         };
         let _ = self.may_be_on_device.set(());
-        match enqueue(op, self.deadline) {
+        match enqueue(op, (self.seq, self.deadline)) {
             // A ticket is launched once, so each of these cells is set for the first time.
             Ok(Enqueued::Between(start, end)) => {
                 let _ = self.marks.set((start, end));

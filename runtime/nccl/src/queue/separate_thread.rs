@@ -6,16 +6,21 @@
 //! peer arrives. So the first call of each kind is made on a separate thread, which is detached at the
 //! deadline; all later calls are made on the thread that issues them.
 
+use super::enqueue::check_call;
 use super::pending::Ticket;
 use super::{CommQueue, QueueState, Stage};
+use crate::comm::Comm;
 use crate::cuda::graph::Graph;
+use crate::launch::Call;
+use crate::library::NcclLibrary;
 use crate::library::config::Blocking;
 use crate::library::foreign_call::ForeignCall;
+use crate::library::sys::{NcclComm, NcclResult};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{OpType, Peer};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 /// A set of calls that use the same connections.
@@ -50,7 +55,60 @@ impl ConnectionKey {
     }
 }
 
+/// A call that all ranks of a communicator make while nothing else uses it.
+pub(crate) struct LoneCall<'q> {
+    queue: &'q CommQueue,
+    comm: Arc<Comm>,
+    state: MutexGuard<'q, QueueState>,
+    call: ForeignCall<Result<Call>>,
+}
+
+impl LoneCall<'_> {
+    /// Waits until the call is done.
+    ///
+    /// # Errors
+    /// The library's error; `Timeout`, after which the queue is unusable, since the library may still be in the call.
+    pub(crate) fn wait(mut self, deadline: Deadline) -> Result<()> {
+        let unfinished = match self.queue.wait_for_thread(&mut self.call, deadline) {
+            Ok(Ok(Call::InProgress)) => self.queue.wait_until_connected(&self.comm, deadline),
+            Ok(called) => return called.map(|_| ()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &unfinished {
+            self.state.stage = Stage::Broken(error.clone());
+        }
+        unfinished
+    }
+}
+
 impl CommQueue {
+    /// Begins a call on the communicator, on a separate thread, after [`drain`](Self::drain); `None` if the
+    /// communicator does not exist yet. No operation goes through the queue until the call has been waited for.
+    ///
+    /// # Errors
+    /// `Timeout` as [`lock`](Self::lock); `Io` if no thread can be started.
+    pub(crate) fn begin_alone(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(NcclComm) -> NcclResult + Send + 'static,
+        deadline: Deadline,
+    ) -> Result<Option<LoneCall<'_>>> {
+        let Some(comm) = self.comm.get() else {
+            return Ok(None);
+        };
+        let state = self.lock(deadline)?;
+        let work = move |library: &NcclLibrary, raw| {
+            let status = call(raw);
+            check_call(library, raw, name, status)
+        };
+        Ok(Some(LoneCall {
+            queue: self,
+            comm: comm.clone(),
+            state,
+            call: comm.call_on_thread(&self.shared.device, work)?,
+        }))
+    }
+
     /// Launches an operation, on a separate thread if the library may wait for peers. The context must be
     /// current.
     pub(super) fn launch(
@@ -64,7 +122,7 @@ impl CommQueue {
             || ticket
                 .check_op(|op| ConnectionKey::all(op, &mut |key| state.connected.contains(&key)));
         if is_known {
-            ticket.launch(|op, deadline| self.enqueue(op, deadline, graph));
+            ticket.launch(|op, call| self.enqueue(op, call, graph));
             return;
         }
         match self.launch_on_thread(ticket, graph) {
@@ -91,7 +149,7 @@ impl CommQueue {
             let queue = own.queue().clone();
             match queue.shared.device.enter() {
                 Ok(_entered) => {
-                    own.launch(|op, deadline| queue.enqueue(op, deadline, graph));
+                    own.launch(|op, call| queue.enqueue(op, call, graph));
                 }
                 Err(error) => own.fail(error),
             }

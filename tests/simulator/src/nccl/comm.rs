@@ -7,6 +7,7 @@ use super::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
     SYSTEM_ERROR, fail,
 };
+use crate::calls::JOINED;
 use crate::handles::{Handles, end_process};
 use crate::hub;
 use crate::stream::lock;
@@ -122,6 +123,21 @@ pub(super) struct Comm {
     ids: AtomicU64,
     pub(super) pending: AtomicUsize,
     pub(super) factors: Mutex<Vec<f64>>,
+    /// Its memory is released (`memManager->released`).
+    pub(super) suspended: AtomicBool,
+}
+
+/// Breaks the connections of all communicators of this process and returns how many there are. The error is that of the
+/// thread that serves the network (`proxyState->asyncResult`); no operation needs to be in progress.
+#[unsafe(no_mangle)]
+pub extern "C" fn rcomm_simulator_break_connections() -> u64 {
+    let mut broken = 0;
+    COMMS.any(|comm| {
+        comm.record_error(REMOTE_ERROR, "the connection to the other ranks broke");
+        broken += 1;
+        false
+    });
+    broken
 }
 
 impl Comm {
@@ -161,6 +177,7 @@ impl Comm {
             ids: AtomicU64::new(0),
             pending: AtomicUsize::new(0),
             factors: Mutex::default(),
+            suspended: AtomicBool::new(false),
         })
     }
 
@@ -202,6 +219,7 @@ impl Comm {
         };
         if status == SUCCESS {
             self.joined.store(self.size, Ordering::Release);
+            JOINED.fetch_add(1, Ordering::Relaxed);
             // `ncclProfilerPluginInit` at the end of `initTransportsRank` (init.cc).
             let admitted = profiler::admit(self.hash, self.name.at(), self.rank, self.size);
             if let Some(context) = admitted {

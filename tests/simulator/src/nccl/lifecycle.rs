@@ -5,6 +5,7 @@ use super::group::{is_in_group, leak_depth, run_or_defer};
 use super::memory::forget_registrations;
 use super::profiler::hash_of;
 use super::{IN_PROGRESS, INVALID_ARGUMENT, SUCCESS, SYSTEM_ERROR, fail, no_comm};
+use crate::calls::BAD_DESTROYS;
 use crate::cuda;
 use crate::hub;
 use crate::trouble;
@@ -276,6 +277,7 @@ pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
     if state != SUCCESS {
         // `NCCLCHECK(ncclCommEnsureReady(comm))`, init.cc:2901: the group that it has opened stays open.
         leak_depth();
+        BAD_DESTROYS.fetch_add(1, Ordering::Relaxed);
         let text = "Attempt to use communicator before the previous operation returned ncclSuccess";
         return match state {
             IN_PROGRESS => fail(INVALID_ARGUMENT, text),

@@ -2,6 +2,7 @@
 
 use super::comm::{Comm, comm_of};
 use super::{INVALID_ARGUMENT, SUCCESS, UNHANDLED_CUDA_ERROR, fail, no_comm};
+use crate::calls::LIVE_MEMORY;
 use crate::cuda::memory;
 use crate::handles::Handles;
 use std::ffi::{c_int, c_void};
@@ -43,6 +44,7 @@ pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, size: usize) -> c_i
         Some(at) => {
             // SAFETY: the caller lets a handle be written to `out`, which is not null.
             unsafe { *out = std::ptr::with_exposed_provenance_mut(at as usize) };
+            LIVE_MEMORY.fetch_add(1, Ordering::Relaxed);
             SUCCESS
         }
     }
@@ -52,6 +54,7 @@ pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, size: usize) -> c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     if memory::free(at.addr() as u64) {
+        LIVE_MEMORY.fetch_sub(1, Ordering::Relaxed);
         SUCCESS
     } else {
         fail(

@@ -17,12 +17,14 @@
 //! | one refused call makes the end of a group drop all its calls | group.cc:790 and 883 | `ncclGroupEnd` |
 
 mod comm;
+mod configured;
 mod derive;
 mod group;
 mod lifecycle;
 mod memory;
 mod operation;
 mod profiler;
+mod suspension;
 mod window;
 
 use std::ffi::{CString, c_char, c_int, c_void};

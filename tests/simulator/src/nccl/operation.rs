@@ -1,4 +1,5 @@
-//! The functions of `nccl.h` for collectives, sends and receives. Arguments are checked as in `ArgsCheck`
+//! The functions of `nccl.h` for sends, receives and reductions of the caller's own, and what is behind those for
+//! collectives (`configured` exports them). Arguments are checked as in `ArgsCheck`
 //! (misc/argcheck.cc:201) and `ncclEnqueueCheck` (enqueue.cc:3124), and user reductions are made as in
 //! `ncclRedOpCreatePreMulSum` (enqueue.cc:3176).
 
@@ -6,11 +7,13 @@ use super::comm::{Comm, comm_of};
 use super::group::{Item, Launch, enqueue, note_refused};
 use super::{INVALID_ARGUMENT, SUCCESS, fail, no_comm};
 use crate::cuda;
+use crate::handles::end_process;
 use crate::number::size_of_type;
 use crate::stream::lock;
 use crate::wire::{Ask, Request};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// First value of a reduction that was made at run time (`ncclNumOps`).
 const FIRST_USER_OP: c_int = 5;
@@ -74,6 +77,10 @@ impl Call {
         let status = comm.ensure_ready();
         if status != SUCCESS {
             return Err(status);
+        }
+        if comm.suspended.load(Ordering::Acquire) {
+            // "The communicator cannot be used while suspended" (nccl.h); its memory is unmapped.
+            end_process("an operation on a suspended communicator");
         }
         let Some(size) = size_of_type(self.data_type) else {
             let text = format!("invalid type {}", self.data_type);
@@ -173,8 +180,7 @@ pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, handle: *mut c_void) -> c_i
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclAllReduce(
+pub(super) fn all_reduce(
     send: *const c_void,
     receive: *mut c_void,
     count: usize,
@@ -195,8 +201,7 @@ pub unsafe extern "C" fn ncclAllReduce(
     .enqueue()
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclReduce(
+pub(super) fn reduce(
     send: *const c_void,
     receive: *mut c_void,
     count: usize,
@@ -219,8 +224,7 @@ pub unsafe extern "C" fn ncclReduce(
     .enqueue()
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclBroadcast(
+pub(super) fn broadcast(
     send: *const c_void,
     receive: *mut c_void,
     count: usize,
@@ -243,8 +247,7 @@ pub unsafe extern "C" fn ncclBroadcast(
     .enqueue()
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclAllGather(
+pub(super) fn all_gather(
     send: *const c_void,
     receive: *mut c_void,
     count: usize,
@@ -261,8 +264,7 @@ pub unsafe extern "C" fn ncclAllGather(
     .enqueue()
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclReduceScatter(
+pub(super) fn reduce_scatter(
     send: *const c_void,
     receive: *mut c_void,
     count: usize,
@@ -284,8 +286,7 @@ pub unsafe extern "C" fn ncclReduceScatter(
     .enqueue()
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclAlltoAll(
+pub(super) fn all_to_all(
     send: *const c_void,
     receive: *mut c_void,
     count: usize,
@@ -304,8 +305,7 @@ pub unsafe extern "C" fn ncclAlltoAll(
 }
 
 /// "On non-root ranks, recvbuff is not used" (nccl.h).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclGather(
+pub(super) fn gather(
     send: *const c_void,
     receive: *mut c_void,
     count: usize,
@@ -327,8 +327,7 @@ pub unsafe extern "C" fn ncclGather(
 }
 
 /// "On non-root ranks, sendbuff is not used" (nccl.h).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclScatter(
+pub(super) fn scatter(
     send: *const c_void,
     receive: *mut c_void,
     count: usize,

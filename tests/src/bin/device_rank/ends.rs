@@ -3,10 +3,12 @@
 
 use super::graph::Graphs;
 use super::stuck::Gate;
-use super::{Gpu, all_reduce, count};
+use super::{Gpu, all_reduce, count, stay_for};
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
-use rcomm::{Buffer, DType, DeviceKind, Op, ReduceOp, Result, World};
+use rcomm::{Buffer, DType, DeviceKind, GroupOptions, Op, ReduceOp, Result, World};
+use rcomm_tests::process::CULPRIT;
+use rustix::process::{Signal, getpid, kill_process};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -84,6 +86,100 @@ pub(super) fn two_hung(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// One rank stays away from an operation on each of two communicators, so that the kernels of the others hang on both, on
+/// a device as on the simulator.
+pub(super) fn two_absent(world: World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let second = group.split(Some(0), 0, &GroupOptions::named("second"))?;
+    let second = second.expect("all ranks have the same color");
+    count(group, gpu)?;
+    count(&second, gpu)?;
+    if world.rank() == CULPRIT {
+        let others = (0..world.size()).filter(|&rank| rank != CULPRIT);
+        stay_for(&world, "absent", others);
+        return Ok(());
+    }
+    let buffers = [gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?];
+    let works = [
+        group.execute_async(all_reduce(&buffers[0])?)?,
+        second.execute_async(all_reduce(&buffers[1])?)?,
+    ];
+    for work in works {
+        let error = work.wait().map(|_| ()).expect_err("a rank is missing");
+        eprintln!("lost: {error}");
+    }
+    drop((buffers, second));
+    stay_for(&world, "absent", std::iter::once(world.rank()));
+    end_in_time(world);
+    Ok(())
+}
+
+/// A rank is killed while all capture an operation into a graph, which the others still hold at the end.
+pub(super) fn kill_capturing(world: World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    let graphs = Graphs::of(&world);
+    let stream = gpu.stream.as_raw();
+    graphs.begin(stream);
+    let work = world.group().execute_async(all_reduce(&numbers)?)?;
+    work.wait_stream(&gpu.stream)?;
+    if world.rank() == CULPRIT {
+        let _ = kill_process(getpid(), Signal::KILL);
+    }
+    let (status, _executable) = graphs.end(stream);
+    assert_eq!(status, 0, "the capture failed");
+    let error = count(world.group(), gpu).expect_err("a rank was killed");
+    eprintln!("lost: {error}");
+    end_in_time(world);
+    Ok(())
+}
+
+/// Many communicators hang at once: that of the group, and those of all pairs of ranks, one for each direction.
+pub(super) fn many_hung(world: World, gpu: &Gpu) -> Result<()> {
+    let (group, own) = (world.group(), world.rank());
+    let peers = || (0..world.size()).filter(move |&peer| peer != own);
+    let summed = gpu.buffer(&[1i64; 100])?;
+    let buffers = peers()
+        .map(|_| Ok([gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?]))
+        .collect::<Result<Vec<_>>>()?;
+    let messages = |sends: bool| -> Result<Vec<_>> {
+        let mut works = Vec::new();
+        for (peer, [sent, received]) in peers().zip(&buffers) {
+            let op = match sends {
+                true => Op::Send {
+                    buffer: sent.buffer()?,
+                    peer,
+                    tag: 0,
+                },
+                false => Op::Recv {
+                    buffer: received.buffer()?,
+                    peer: Some(peer),
+                    tag: 0,
+                },
+            };
+            works.push(group.execute_async(op)?);
+        }
+        Ok(works)
+    };
+    // All communicators exist.
+    let first = [messages(true)?, messages(false)?];
+    first
+        .into_iter()
+        .flatten()
+        .try_for_each(|work| work.wait().map(drop))?;
+    // From here on everything hangs.
+    let mut works = vec![group.execute_async(all_reduce(&summed)?)?];
+    works.extend(messages(true)?);
+    works.extend(messages(false)?);
+    for work in works {
+        let error = work.wait().map(|_| ()).expect_err("the kernels hang");
+        eprintln!("lost: {error}");
+    }
+    drop((summed, buffers));
+    end_in_time(world);
+    Ok(())
+}
+
 /// While one operation hangs, memory is allocated and freed, and another operation's input is searched for
 /// NaNs.
 pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
@@ -92,6 +188,17 @@ pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
     let (hung, next) = (gpu.buffer(&[1f32; 100])?, gpu.buffer(&[1f32; 100])?);
     let work = group.execute_async(all_reduce(&hung)?)?;
     drop(gpu.buffer(&[1f32; 100])?);
+    // Memory of the library's is filled with zeros beside what hangs, so it can be freed before that ends.
+    let memory = counter(world, "live_memory");
+    let backend = group.backend(DeviceKind::Cuda);
+    let backend = backend.expect("the CUDA backend is configured");
+    until("the end of memory beside a hang", || {
+        let before = memory();
+        let allocated = backend.allocate(DType::F32, 1 << 10);
+        // Memory that is not zeroed yet would be freed by a later operation.
+        std::thread::sleep(Duration::from_millis(5));
+        allocated.map(drop).is_ok() && memory() == before
+    });
     let later = group.execute_async(all_reduce(&next)?)?;
     assert!(!work.is_completed(), "the kernel that hangs has ended");
     eprintln!("went on while it hung");
@@ -154,7 +261,7 @@ pub(super) fn register_beside(world: &World, gpu: &Gpu) -> Result<()> {
 }
 
 /// Returns a function that reads a counter of the simulator.
-fn counter(world: &World, name: &'static str) -> impl Fn() -> u64 + use<> {
+pub(super) fn counter(world: &World, name: &'static str) -> impl Fn() -> u64 + use<> {
     let options = NcclOptions::of(world.config());
     let path = options
         .expect("the options that the world was made with")

@@ -2,6 +2,7 @@
 //! place. `device_rank SCENARIO`; it prints its results on standard error.
 #![allow(clippy::print_stderr)]
 
+mod care;
 mod cudarc;
 mod ends;
 mod graph;
@@ -46,6 +47,14 @@ fn run(scenario: &str) -> Result<()> {
         "graph_at_shutdown" => return ends::graph_at_shutdown(world, &gpu),
         "graph_at_abort" => return ends::graph_at_abort(world, &gpu),
         "two_hung" => return ends::two_hung(world, &gpu),
+        "many_hung" => return ends::many_hung(world, &gpu),
+        "two_absent" => return ends::two_absent(world, &gpu),
+        "kill_capturing" => return ends::kill_capturing(world, &gpu),
+        "broken_at_the_end" => return care::broken_at_the_end(world, &gpu),
+        "suspension" => care::suspension(&world, &gpu)?,
+        "no_suspension" => care::no_suspension(&world, &gpu)?,
+        "tags" => care::tags(&world, &gpu)?,
+        "pairs" => care::pairs(&world, &gpu)?,
         "beside_hung" => return ends::beside_hung(&world, &gpu),
         "refused_first" => ends::refused_first(&world, &gpu)?,
         "burst" => ends::burst(&world, &gpu)?,
@@ -119,6 +128,12 @@ fn print_communicators(world: &World) -> Result<()> {
 }
 
 fn train(world: &World, gpu: &Gpu) -> Result<()> {
+    let backend = world.group().backend(DeviceKind::Cuda);
+    let states = backend.map_or_else(Vec::new, |backend| backend.comm_state());
+    let mut facts = states.iter().flat_map(|it| &it.facts);
+    if let Some((_, version)) = facts.find(|(name, _)| name == "nccl_version") {
+        eprintln!("NCCL {version}");
+    }
     for step in 0..STEPS {
         world.step(i64::from(step));
         let sum = count(world.group(), gpu)?;

@@ -16,8 +16,8 @@ mod nan;
 mod statement;
 
 use super::{
-    AbortReason, Backend, BackendWindow, Call, CommState, Done, GroupContext, Observer, Pending,
-    Progress, Registration, Stream,
+    AbortReason, Backend, BackendWindow, Call, CommMemory, CommState, Done, GroupContext, Observer,
+    Pending, Progress, Registration, Stream,
 };
 use crate::config::NanCheck;
 use crate::op::Op;
@@ -219,6 +219,18 @@ impl Backend for Wrapper {
 
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         self.inner.allocate(dtype, len)
+    }
+
+    fn suspend(&self, deadline: Deadline) -> Result<()> {
+        self.inner.suspend(deadline)
+    }
+
+    fn resume(&self, deadline: Deadline) -> Result<()> {
+        self.inner.resume(deadline)
+    }
+
+    fn comm_memory(&self) -> Result<CommMemory> {
+        self.inner.comm_memory()
     }
 
     fn new_window(

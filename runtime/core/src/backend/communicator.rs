@@ -1,0 +1,23 @@
+//! What a backend tells of its communicators.
+
+/// The state of one of a backend's communicators.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommState {
+    /// The communicator's identity among all; every rank of the communicator reports the same value.
+    pub id: String,
+    /// The facts, as names and values.
+    pub facts: Vec<(String, String)>,
+}
+
+/// The device memory of a group's communicators on one rank, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommMemory {
+    /// All that the library counts.
+    pub total: u64,
+    /// What [`suspend`](super::Backend::suspend) keeps.
+    pub persistent: u64,
+    /// What [`suspend`](super::Backend::suspend) releases, or has released.
+    pub releasable: u64,
+    /// Whether it is released now.
+    pub is_released: bool,
+}

@@ -1,0 +1,130 @@
+//! What a program asks of communicators besides operations: to release their memory for some time, to pass numbers to
+//! profiler plug-ins, to take one communicator for both directions of a pair. And ends after an error.
+
+use super::ends::counter;
+use super::{Gpu, all_reduce, count};
+use rcomm::backend::Backend;
+use rcomm::{Deadline, DeviceKind, Op, Result, World};
+use std::sync::Arc;
+use std::time::Duration;
+
+const LIMIT: Deadline = Deadline::In(Duration::from_secs(60));
+
+fn backend(world: &World) -> &Arc<dyn Backend> {
+    let backend = world.group().backend(DeviceKind::Cuda);
+    backend.expect("the CUDA backend is configured")
+}
+
+/// Sends to `to` and receives from `from`, both at once.
+fn exchange(world: &World, gpu: &Gpu, to: u32, from: u32) -> Result<()> {
+    let group = world.group();
+    let (sent, received) = (gpu.buffer(&[world.rank(); 64])?, gpu.buffer(&[0u32; 64])?);
+    let send = Op::Send {
+        buffer: sent.buffer()?,
+        peer: to,
+        tag: 0,
+    };
+    let receive = Op::Recv {
+        buffer: received.buffer()?,
+        peer: Some(from),
+        tag: 0,
+    };
+    // The lower rank of a pair sends first, so that one communicator for both directions suffices.
+    let first_sends = world.rank() < to;
+    let [one, other] = if first_sends {
+        [send, receive]
+    } else {
+        [receive, send]
+    };
+    let works = [group.execute_async(one)?, group.execute_async(other)?];
+    works
+        .into_iter()
+        .try_for_each(|work| work.wait().map(drop))?;
+    assert_eq!(received.to_vec::<u32>()?, [from; 64]);
+    Ok(())
+}
+
+/// The memory of the communicators is released and made again.
+pub(super) fn suspension(world: &World, gpu: &Gpu) -> Result<()> {
+    let (group, backend) = (world.group(), backend(world));
+    let size = world.size() as f32;
+    assert_eq!(count(group, gpu)?, size);
+    // A second communicator.
+    let peer = world.rank() ^ 1;
+    exchange(world, gpu, peer, peer)?;
+    let before = backend.comm_memory()?;
+    assert!(!before.is_released && before.releasable > 0);
+    assert_eq!(before.total, before.releasable + before.persistent);
+    for _ in 0..2 {
+        // What is issued before ends before.
+        let numbers = gpu.buffer(&[1i64; 100])?;
+        let work = group.execute_async(all_reduce(&numbers)?)?;
+        backend.suspend(LIMIT)?;
+        assert!(work.is_completed());
+        assert!(backend.comm_memory()?.is_released);
+        let again = backend.suspend(LIMIT).expect_err("it is suspended");
+        let refused = count(group, gpu).expect_err("the group is suspended");
+        eprintln!("refused: {refused}; {again}");
+        backend.resume(LIMIT)?;
+        assert_eq!(backend.comm_memory()?, before);
+        assert_eq!(count(group, gpu)?, size);
+        exchange(world, gpu, peer, peer)?;
+    }
+    let idle = backend.resume(LIMIT).expect_err("it is not suspended");
+    eprintln!("refused: {idle}");
+    Ok(())
+}
+
+/// The library has no such functions.
+pub(super) fn no_suspension(world: &World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    let backend = backend(world);
+    let refused = [
+        backend.suspend(LIMIT).expect_err("refused"),
+        backend.comm_memory().map(drop).expect_err("refused"),
+    ];
+    for error in refused {
+        eprintln!("refused: {error}");
+    }
+    Ok(())
+}
+
+/// Prints the tag that the library got with the latest collective, and that collective's number.
+pub(super) fn tags(world: &World, gpu: &Gpu) -> Result<()> {
+    let tag = counter(world, "last_tag");
+    for _ in 0..3 {
+        count(world.group(), gpu)?;
+        let seq = world.group().status().last_enqueued;
+        eprintln!("tag: {} of #{seq}", tag());
+    }
+    Ok(())
+}
+
+/// Prints how many communicators messages with both neighbors take.
+pub(super) fn pairs(world: &World, gpu: &Gpu) -> Result<()> {
+    let joined = counter(world, "joined");
+    let before = joined();
+    let (rank, size) = (world.rank(), world.size());
+    for round in 0..2 {
+        // Pairs 0-1, 2-3, then 1-2, 3-0.
+        for shift in [0, 1] {
+            let partner = ((rank + size - shift) ^ 1) % size;
+            let partner = (partner + shift) % size;
+            exchange(world, gpu, partner, partner)?;
+        }
+        eprintln!("pairs: {} after round {round}", joined() - before);
+    }
+    Ok(())
+}
+
+/// The connections break after the last operation, so that none sees the error: the communicator is aborted then.
+pub(super) fn broken_at_the_end(world: World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    world.group().barrier()?;
+    let bad_destroys = counter(&world, "bad_destroys");
+    let broken = counter(&world, "break_connections")();
+    assert!(broken > 0, "there is a communicator");
+    backend(&world).shutdown(LIMIT)?;
+    eprintln!("closed, {} destroyed after an error", bad_destroys());
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! What a program asks of communicators besides operations.
+
+use super::groups::lines;
+use super::libraries::without;
+use super::{over, run};
+
+#[test]
+fn the_memory_of_communicators_is_released_and_made_again() {
+    for blocking in ["0", "1"] {
+        let (_job, outputs) = run("suspension", |_, command| {
+            command.env("RCOMM_NCCL_BLOCKING", blocking);
+        });
+        for output in outputs {
+            let refused = lines(&output, "refused:");
+            assert_eq!(refused.len(), 3, "{output}");
+            assert!(
+                refused[0].contains("all_reduce")
+                    && refused[0].contains("call `resume` on all its ranks first")
+                    && refused[0].contains("suspended already"),
+                "{output}"
+            );
+            assert!(refused[2].contains("not suspended"), "{output}");
+        }
+    }
+}
+
+#[test]
+fn the_release_of_memory_is_refused_by_name_where_the_library_has_none() {
+    let (_folder, library) = without(&["ncclCommSuspend", "ncclCommMemStats"]);
+    let (_job, outputs) = run("no_suspension", |_, command| over(&library, command));
+    for output in outputs {
+        let refused = lines(&output, "refused:");
+        let sentence = "needs ncclCommSuspend (NCCL 2.29.7); this library is 2.30.7";
+        assert!(refused[0].contains(sentence), "{output}");
+        assert!(refused[1].contains("ncclCommMemStats"), "{output}");
+    }
+}
+
+#[test]
+fn collectives_pass_their_number_to_profiler_plug_ins_where_there_is_one() {
+    // Where the plug-in cannot be loaded, NCCL goes on without it.
+    let (_job, outputs) = run("tags", |_, command| {
+        command.env("NCCL_PROFILER_PLUGIN", "/nowhere/libnccl-profiler.so");
+    });
+    for output in outputs {
+        let tags = lines(&output, "tag:");
+        let expected = ["1 of #1", "2 of #2", "3 of #3"];
+        assert_eq!(tags, expected, "{output}");
+    }
+    let (_folder, old) = without(&["ncclAllReduceConfig"]);
+    for library in [Some(old), None] {
+        let (_job, outputs) = run("tags", |_, command| {
+            command.env_remove("NCCL_PROFILER_PLUGIN");
+            if let Some(library) = &library {
+                over(library, command);
+                command.env("NCCL_PROFILER_PLUGIN", "/nowhere/libnccl-profiler.so");
+            }
+        });
+        for output in outputs {
+            assert_eq!(
+                lines(&output, "tag:"),
+                ["0 of #1", "0 of #2", "0 of #3"],
+                "{output}"
+            );
+        }
+    }
+}
+
+#[test]
+fn all_kinds_of_collectives_take_a_configuration() {
+    let (_job, outputs) = run("lists", |_, command| {
+        command.env("NCCL_PROFILER_PLUGIN", "/nowhere/libnccl-profiler.so");
+    });
+    for output in outputs {
+        assert!(output.contains("gathered and scattered"), "{output}");
+    }
+}
+
+#[test]
+fn a_pair_of_ranks_has_two_communicators_or_one() {
+    for (number, made) in [(None, 4), (Some("2"), 4), (Some("1"), 2)] {
+        let (_job, outputs) = run("pairs", |_, command| {
+            if let Some(number) = number {
+                command.env("RCOMM_NCCL_COMMS_PER_PAIR", number);
+            }
+        });
+        for output in outputs {
+            let expected = [0, 1].map(|round| format!("{made} after round {round}"));
+            assert_eq!(lines(&output, "pairs:"), expected, "{number:?}: {output}");
+        }
+    }
+}
+
+#[test]
+fn a_communicator_is_not_destroyed_after_an_error_that_no_operation_has_seen() {
+    for blocking in ["0", "1"] {
+        let (_job, outputs) = run("broken_at_the_end", |_, command| {
+            command.env("RCOMM_NCCL_BLOCKING", blocking);
+        });
+        for output in outputs {
+            assert!(
+                output.contains("closed, 0 destroyed after an error"),
+                "{output}"
+            );
+        }
+    }
+}

@@ -96,18 +96,12 @@ impl WorldShared {
         }
     }
 
-    /// Publishes that this rank leaves, without waiting for the others; waits for the store for `limit` at
-    /// most. A failure is only logged.
-    pub(super) fn announce_departure(&self, limit: Duration) {
+    /// Publishes that this rank leaves and does not read how the shutdown ends: the rank that serves the store need not
+    /// keep it for this one. Waits for the store for `limit` and a moment at most; a failure is only logged.
+    pub(super) fn leave(&self, limit: Duration) {
         if !matches!(self.count_departure(limit), Some(Ok(()))) {
             tracing::debug!("the store may not have this rank's shutdown notice");
         }
-    }
-
-    /// As [`announce_departure`](Self::announce_departure), for a rank that does not read how the shutdown ends: the rank that
-    /// serves the store does not keep it for this one.
-    pub(super) fn leave(&self, limit: Duration) {
-        self.announce_departure(limit);
         self.keep_store(&[]);
     }
 

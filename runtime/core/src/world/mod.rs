@@ -402,7 +402,7 @@ impl<B> Drop for World<B> {
         self.close_threads();
         // This rank has published its status: the rank that serves the store need not wait for it.
         if !serves_store {
-            self.shared.announce_departure(DROP_TIME);
+            self.shared.leave(DROP_TIME);
         }
     }
 }

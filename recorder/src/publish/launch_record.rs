@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::model::Rank;
-use crate::record::directory;
+use crate::record::file::directory;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{self, Read as _, Write as _};

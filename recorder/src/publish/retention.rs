@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::publish::ring_reader::{RingListing, files_in};
 use crate::publish::{LaunchRecord, RingSummary};
 use crate::record::FlightRecorder;
-use crate::record::directory::{self, RingName};
+use crate::record::file::directory::{self, RingName};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

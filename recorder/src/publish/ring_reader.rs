@@ -1,18 +1,18 @@
 //! Reads a ring file from outside: its owner, whether the owner is alive, and the records.
 //!
 //! The owner need not cooperate: it may be running, stopped or dead. The file's contents are untrusted, and it may be
-//! truncated while it is read (see `record/view.rs`).
+//! truncated while it is read (see `record/file/view.rs`).
 
 use super::{Dump, Identity};
 use crate::error::{Error, Result};
-use crate::record::directory::{self, RingName};
 use crate::record::failures;
+use crate::record::file::directory::{self, RingName};
+use crate::record::file::view::{View, Words};
 use crate::record::layout::{self, RingLayout, halves, header};
 use crate::record::nccl;
 use crate::record::peers;
 use crate::record::process::{ProcessIdentity, ProcessState};
 use crate::record::sync::Read;
-use crate::record::view::{View, Words};
 use crate::record::{RingPart, decode, rings};
 use std::fs;
 use std::path::{Path, PathBuf};

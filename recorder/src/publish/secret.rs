@@ -7,7 +7,7 @@
 use super::answer::EndpointToken;
 use crate::error::{Error, Result};
 use crate::model::text;
-use crate::record::directory::{self, default_directory};
+use crate::record::file::directory::{self, default_directory};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::fmt;

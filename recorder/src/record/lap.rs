@@ -5,8 +5,8 @@
 //! each; the signature's bytes; a hash of all words before it, seeded with the record's id.
 
 use super::bytes::Packer;
+use super::file::map::Map;
 use super::layout::{halves, join};
-use super::map::Map;
 use super::ring::LapRing;
 use super::signature::{self, SignatureKey};
 use super::sync::Read;

@@ -2,10 +2,9 @@
 //!
 //! [`FlightRecorder`] is the interface: it creates the ring, takes each operation as it is issued and as it
 //! ends, and returns a [`Dump`](crate::publish::Dump) of itself. Its input is an [`Operation`] (`operation`).
-//! Below it, `ring` holds slots of atomic words that others read without a lock and `progress` updates a
-//! slot; `layout` defines the file and `header` writes its head; `signature` encodes signatures, `tables` stores each
-//! repeated value once, and `signature_cache` finds signatures again; `map` and `directory` own the file, `truncation` keeps its owner
-//! alive when others truncate it, `view` reads it; `decode` turns the words back into a dump, for the owner and for readers outside.
+//! Below it, `ring` holds slots of atomic words that others read without a lock, and `progress` updates a slot.
+//! `layout` defines the format, `file` is the file on disk. `signature` encodes signatures, and `tables` stores each
+//! repeated value once. `decode` turns the words back into a dump, for the owner and for readers outside.
 
 pub(crate) mod bytes;
 #[cfg(feature = "endpoint")]
@@ -13,13 +12,11 @@ pub(crate) mod changes;
 pub(crate) mod clock;
 mod config;
 pub(crate) mod decode;
-pub(crate) mod directory;
 pub(crate) mod failures;
+pub(crate) mod file;
 mod flight_recorder;
-mod header;
 mod lap;
 pub(crate) mod layout;
-mod map;
 pub(crate) mod nccl;
 mod operation;
 pub(crate) mod peers;
@@ -31,15 +28,12 @@ pub(crate) mod ring;
 mod ring_model;
 pub(crate) mod rings;
 mod signature;
-mod signature_cache;
 pub(crate) mod sync;
 mod tables;
-mod truncation;
-pub(crate) mod view;
 
 pub use clock::Timestamp;
 pub use config::{Placement, RecorderConfig, RingPart, Storage, Touch};
-pub use directory::{default_directory, fallback_directory};
+pub use file::directory::{default_directory, fallback_directory};
 pub use flight_recorder::{
     ChannelEvent, CommunicatorInfo, Counters, FlightRecorder, KernelPlan, LinkHandle, LinkPlace,
     OnConflict, PeerHandle,
@@ -47,5 +41,5 @@ pub use flight_recorder::{
 pub use nccl::{ALGORITHMS, PROTOCOLS};
 pub use operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 pub use peers::PeerFacts;
+pub use signature::cache::SignatureCache;
 pub use signature::{SignatureId, SignatureKey, Tensor};
-pub use signature_cache::SignatureCache;

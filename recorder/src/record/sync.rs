@@ -1,7 +1,7 @@
 //! The atomic memory of a ring.
 //!
 //! The ring's protocol is written once, over these traits. In production the memory is a mapping of standard
-//! atomics ([`Map`](super::map::Map)); under the model checker it is loom's, so that the code that is checked
+//! atomics ([`Map`](super::file::map::Map)); under the model checker it is loom's, so that the code that is checked
 //! is the code that runs.
 
 use std::sync::atomic::{self, AtomicU64, Ordering};

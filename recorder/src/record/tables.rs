@@ -6,8 +6,8 @@
 //! A full table stays as it is; the caller gets `None` and counts it.
 
 use super::bytes::Packer;
+use super::file::map::Map;
 use super::layout::{self, RingLayout, Section, header, join};
-use super::map::Map;
 use super::signature::{MAX_BYTES, OwnedKey, SignatureId, SignatureKey, cut};
 use super::sync::{Memory, Read};
 use crate::model::{GroupPlace, ProcessGroupInfo, Rank};

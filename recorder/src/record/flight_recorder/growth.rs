@@ -1,7 +1,7 @@
 //! Grows the ring's file: slots are reserved when they are first needed, or slightly ahead.
 
 use super::FlightRecorder;
-use crate::record::directory;
+use crate::record::file::directory;
 use crate::record::layout::{header, slot};
 use crate::record::ring::Missed;
 use crate::record::sync::Memory;

@@ -21,13 +21,13 @@ use super::bytes::words_of;
 use super::clock::{Clock, Timestamp};
 use super::config::Storage;
 use super::decode;
-use super::directory;
 use super::failures;
+use super::file::directory;
+use super::file::map::Map;
 use super::lap::{self, LapRange};
 use super::layout::{
     self, NO_ROW, NO_THREAD, RingLayout, group, header, join, kernel, phase, slot,
 };
-use super::map::Map;
 use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 use super::processor_wait::ProcessorWaits;
 use super::progress::{advance, duration_bits, end, graph_bits, retire};

@@ -3,7 +3,7 @@
 //! The file is read, not mapped: whoever truncates it cannot end a reader with `SIGBUS`, and reading a part that is not
 //! reserved yet allocates nothing. What is missing reads as zero; [`View::is_whole`] tells.
 
-use super::sync::{self, Read};
+use crate::record::sync::{self, Read};
 use rustix::fs::fstat;
 use rustix::io::{Errno, pread};
 use std::cell::RefCell;

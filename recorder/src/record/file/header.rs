@@ -1,17 +1,17 @@
 //! The header of a new ring: its format, its rank and process, and the anchor of its clock.
 
-use super::bytes::words_of;
-use super::clock::Anchor;
-use super::config::RecorderConfig;
-use super::layout::{self, RingLayout, header, join};
 use super::map::Map;
-use super::process::ProcessIdentity;
-use super::signature::cut;
-use super::sync::Memory;
+use crate::record::bytes::words_of;
+use crate::record::clock::Anchor;
+use crate::record::config::RecorderConfig;
+use crate::record::layout::{self, RingLayout, header, join};
+use crate::record::process::ProcessIdentity;
+use crate::record::signature::cut;
+use crate::record::sync::Memory;
 use std::sync::atomic::Ordering;
 
 /// Writes the header into zeroed memory. The magic number comes last: a reader that finds it finds the rest.
-pub(super) fn initialize(map: &Map, layout: &RingLayout, config: &RecorderConfig) {
+pub(crate) fn initialize(map: &Map, layout: &RingLayout, config: &RecorderConfig) {
     let words = map.words();
     let store = |word: usize, value: u64| words[word].store(value, Ordering::Relaxed);
     let text = |word: usize, text: &str| {

@@ -5,8 +5,10 @@
 //! name and the operation's, each after one byte of length; the numbers of inputs and outputs, two
 //! bytes each; then per tensor its type's code, its number of dimensions, and each dimension in LEB128.
 
-use super::layout::NO_ROW;
+pub(crate) mod cache;
+
 use crate::model::{DType, Signature};
+use crate::record::layout::NO_ROW;
 
 /// One tensor: the properties that members can disagree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

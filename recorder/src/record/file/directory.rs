@@ -6,10 +6,10 @@
 //! renamed to `<rank>.<attempt>.previous.ring`; of older rings of the rank the newest is kept and the
 //! others are removed.
 
-use super::config::RingPart;
-use super::process::ProcessIdentity;
 use crate::error::{Error, Result};
 use crate::model::Rank;
+use crate::record::config::RingPart;
+use crate::record::process::ProcessIdentity;
 use rustix::fs::{self as rfs, FallocateFlags, FlockOperation, Mode, OFlags};
 use std::fs;
 use std::io::{self, ErrorKind};

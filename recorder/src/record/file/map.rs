@@ -6,9 +6,9 @@
 
 #![allow(unsafe_code)]
 
-use super::config::Touch;
-use super::sync::{self, Memory};
 use super::truncation::TruncationGuard;
+use crate::record::config::Touch;
+use crate::record::sync::{self, Memory};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,10 +1,11 @@
 //! Makes the report: ranks the findings, lists consequences under their causes and counts victims.
 
-use crate::judge::check::straggler;
+use crate::judge::check::warnings::straggler;
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::life::ending;
 use crate::judge::policy::written_ns;
 use crate::judge::wait_graph::{Missing, Node};
-use crate::judge::{ending, loss, price, summary};
+use crate::judge::{loss, price, summary};
 use crate::report::format::{duration_ms, format_ranks};
 use crate::report::{
     Code, EndKind, Finding, Input, Price, Problem, Report, Severity, Since, Until, Verdict,

@@ -13,8 +13,6 @@ mod check;
 mod components;
 mod context;
 mod disagreement;
-mod ending;
-mod interrupted;
 mod lateness;
 mod life;
 mod loss;

@@ -1,0 +1,413 @@
+//! E105: ranks state different members for one group, or made their groups in different orders.
+//!
+//! Every record states the members of the groups that its rank made. All ranks make a group together, so a member that
+//! states other members under the same name has made another group: the two communicators never meet, and a recorder
+//! that starts with the communicator shows no operation of them. The statements are proof by themselves, even if
+//! nothing is pending.
+//!
+//! Two statements contradict each other only if rank `a` names `b` as a member and `b` states other members under that
+//! name. Groups of one name with different ranks (one for each tensor-parallel group, say) are usual.
+
+use crate::align::record::{Record, SharedGroup};
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::wait_graph::{Node, Place};
+use crate::report::Code;
+use crate::report::format::format_ranks;
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(crate) struct GroupMismatch;
+
+impl Check for GroupMismatch {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E105]
+    }
+
+    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let conflicts = conflicts(ctx);
+        if conflicts.is_empty() {
+            return Vec::new();
+        }
+        let draft = by_order(ctx, &conflicts).unwrap_or_else(|| by_members(ctx, &conflicts));
+        vec![draft]
+    }
+}
+
+/// The groups that ranks state under one name, and which ranks contradict each other.
+struct Conflict {
+    name: String,
+    /// For each rank that is part of a contradiction: the group that it states.
+    stated: BTreeMap<Rank, u32>,
+    /// Pairs of ranks that contradict each other, the lower one first.
+    pairs: BTreeSet<(Rank, Rank)>,
+}
+
+/// One entry for each group name under which ranks contradict each other.
+fn conflicts(ctx: &Context<'_>) -> Vec<Conflict> {
+    let mut stated: BTreeMap<&str, BTreeMap<Rank, BTreeSet<u32>>> = BTreeMap::new();
+    for record in ctx.aligned.records {
+        for local in &record.groups {
+            let group = group(ctx, local.group);
+            if !group.name.is_empty() && group.ranks.contains(&record.rank) {
+                let of_name = stated.entry(&group.name).or_default();
+                of_name.entry(record.rank).or_default().insert(local.group);
+            }
+        }
+    }
+    let mut conflicts = Vec::new();
+    for (name, by_rank) in stated {
+        // If one rank has several groups of this name, the name does not identify a group.
+        let one: Option<BTreeMap<Rank, u32>> = by_rank
+            .iter()
+            .map(|(&rank, groups)| (groups.len() == 1).then_some((rank, *groups.first()?)))
+            .collect();
+        let Some(stated) = one else { continue };
+        let pairs = contradictions(ctx, &stated);
+        if !pairs.is_empty() {
+            let involved: BTreeSet<Rank> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
+            conflicts.push(Conflict {
+                name: name.to_owned(),
+                stated: stated
+                    .into_iter()
+                    .filter(|(rank, _)| involved.contains(rank))
+                    .collect(),
+                pairs,
+            });
+        }
+    }
+    conflicts
+}
+
+fn contradictions(ctx: &Context<'_>, stated: &BTreeMap<Rank, u32>) -> BTreeSet<(Rank, Rank)> {
+    let variants: BTreeSet<u32> = stated.values().copied().collect();
+    let mut pairs = BTreeSet::new();
+    if variants.len() < 2 {
+        return pairs;
+    }
+    for variant in variants {
+        let ranks = &group(ctx, variant).ranks;
+        let others: Vec<Rank> = ranks
+            .iter()
+            .copied()
+            .filter(|rank| {
+                let theirs = stated.get(rank).copied();
+                theirs.is_some_and(|theirs| !same_members(ctx, variant, theirs))
+            })
+            .collect();
+        if others.is_empty() {
+            continue;
+        }
+        for (&rank, _) in stated.iter().filter(|&(_, &group)| group == variant) {
+            pairs.extend(
+                others
+                    .iter()
+                    .map(|&other| (rank.min(other), rank.max(other))),
+            );
+        }
+    }
+    pairs
+}
+
+fn group<'a>(ctx: &Context<'a>, group: u32) -> &'a SharedGroup {
+    &ctx.aligned.shared.groups[group as usize]
+}
+
+fn members(ctx: &Context<'_>, of: u32) -> Vec<Rank> {
+    let mut ranks = group(ctx, of).ranks.to_vec();
+    ranks.sort_unstable();
+    ranks
+}
+
+fn same_members(ctx: &Context<'_>, a: u32, b: u32) -> bool {
+    a == b || members(ctx, a) == members(ctx, b)
+}
+
+/// Descriptions of a rank's groups in the order in which it made them. `None` if a group has no description or its name
+/// is not a number: only numbers show the order.
+fn made(ctx: &Context<'_>, record: &Record) -> Option<Vec<String>> {
+    let mut numbered = Vec::new();
+    for local in &record.groups {
+        let group = group(ctx, local.group);
+        if group.desc.is_empty() || group.desc == "undefined" {
+            return None;
+        }
+        numbered.push((group.name.parse::<u64>().ok()?, group.desc.clone()));
+    }
+    numbered.sort();
+    Some(numbered.into_iter().map(|(_, desc)| desc).collect())
+}
+
+/// The finding on ranks that made their groups in another order than most; `None` if the orders are not recorded or do
+/// not explain all conflicts.
+fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
+    let mut ranks_of: BTreeMap<Vec<String>, BTreeSet<Rank>> = BTreeMap::new();
+    for record in ctx.aligned.records {
+        let order = made(ctx, record)?;
+        ranks_of.entry(order).or_default().insert(record.rank);
+    }
+    let (usual, most) = ranks_of.iter().max_by_key(|(_, ranks)| ranks.len())?;
+    let odd: BTreeSet<Rank> = ranks_of
+        .values()
+        .filter(|ranks| *ranks != most)
+        .flatten()
+        .copied()
+        .collect();
+    let explains = |conflict: &Conflict| {
+        let mut pairs = conflict.pairs.iter();
+        pairs.all(|(a, b)| odd.contains(a) || odd.contains(b))
+    };
+    if odd.len() >= most.len() || !conflicts.iter().all(explains) {
+        return None;
+    }
+    let culprits: Vec<Rank> = odd.into_iter().collect();
+    let first = *culprits.first()?;
+    let (theirs, _) = ranks_of.iter().find(|(_, ranks)| ranks.contains(&first))?;
+    let from = theirs
+        .iter()
+        .zip(usual)
+        .position(|(a, b)| a != b)
+        .unwrap_or_else(|| theirs.len().min(usual.len()));
+    let list = |order: &[String]| match &order[from.min(order.len())..] {
+        [] => "no further group".to_owned(),
+        rest => rest[..rest.len().min(4)].join(", then "),
+    };
+    let sentence = format!(
+        "{} made {} groups in another order than the {} other ranks: {}, where these made {}",
+        format_ranks(&culprits),
+        if culprits.len() == 1 { "its" } else { "their" },
+        most.len(),
+        list(theirs),
+        list(usual),
+    );
+    let mut draft = blame(ctx, conflicts, &culprits, sentence);
+    draft.next = format!(
+        "make {} create the same groups in the same order as all others: every new_group call is collective",
+        format_ranks(&culprits)
+    );
+    Some(draft)
+}
+
+/// The finding on ranks that state other members than most of the ranks concerned; without a majority it names no
+/// culprit.
+fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
+    let all_pairs: BTreeSet<(Rank, Rank)> = conflicts
+        .iter()
+        .flat_map(|conflict| conflict.pairs.iter().copied())
+        .collect();
+    let involved: BTreeSet<Rank> = all_pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
+    // A rank that is part of every contradiction explains them all.
+    let alone: Vec<Rank> = involved
+        .iter()
+        .copied()
+        .filter(|rank| all_pairs.iter().all(|(a, b)| a == rank || b == rank))
+        .collect();
+    let minority = || {
+        let mut odd: BTreeSet<Rank> = BTreeSet::new();
+        for conflict in conflicts {
+            let sides = sides(ctx, conflict);
+            let most = sides.values().map(Vec::len).max().unwrap_or(0);
+            let majority = sides.values().filter(|voters| voters.len() == most);
+            if majority.count() != 1 {
+                return None;
+            }
+            let fewer = sides.values().filter(|voters| voters.len() < most);
+            odd.extend(fewer.flatten());
+        }
+        Some(odd.into_iter().collect::<Vec<Rank>>())
+    };
+    let culprits = match alone.as_slice() {
+        [one] => Some(vec![*one]),
+        _ => minority().filter(|odd| odd.len() * 2 < involved.len()),
+    };
+    let conflict = &conflicts[0];
+    let sides = sides(ctx, conflict);
+    let label = {
+        let group = conflict.stated.values().next().map(|&at| group(ctx, at));
+        let desc = group.map_or("", |group| group.desc.as_str());
+        if desc.is_empty() || desc == "undefined" || desc == conflict.name {
+            conflict.name.clone()
+        } else {
+            format!("{desc} ({})", conflict.name)
+        }
+    };
+    let mut stated: Vec<(&Vec<Rank>, &Vec<Rank>)> = sides.iter().collect();
+    // The side of the culprits comes first, then the smaller one.
+    let is_blamed = |voters: &[Rank]| {
+        let culprits = culprits.as_deref().unwrap_or_default();
+        voters.iter().any(|rank| culprits.contains(rank))
+    };
+    stated.sort_by_key(|(ranks, voters)| (!is_blamed(voters), voters.len(), (*ranks).clone()));
+    let say = |(ranks, voters): &(&Vec<Rank>, &Vec<Rank>)| {
+        let verb = if voters.len() == 1 { "states" } else { "state" };
+        format!("{} {verb} {}", format_ranks(voters), format_ranks(ranks))
+    };
+    let shown: Vec<String> = stated.iter().take(3).map(say).collect();
+    let members = format!("as members of group {label}");
+    let mut sentence = match shown.split_first() {
+        Some((first, rest)) => format!("{first} {members}; {}", rest.join("; ")),
+        None => format!("ranks state different ranks {members}"),
+    };
+    match culprits {
+        Some(culprits) => {
+            let mut draft = blame(ctx, conflicts, &culprits, sentence);
+            draft.next = format!(
+                "compare the ranks that {} passes to new_group for {label} with those of the others",
+                format_ranks(&culprits)
+            );
+            draft
+        }
+        None => {
+            sentence.push_str("; their statements alone do not show which of them is wrong");
+            let mut draft = blame(ctx, conflicts, &[], sentence);
+            draft.confidence = 0.5;
+            draft.alternatives = stated
+                .iter()
+                .take(16)
+                .map(|(_, voters)| (*voters).clone())
+                .collect();
+            draft.next = format!("compare the ranks that each passes to new_group for {label}");
+            draft
+        }
+    }
+}
+
+/// For each list of members that is stated under one name: the ranks that state it.
+fn sides(ctx: &Context<'_>, conflict: &Conflict) -> BTreeMap<Vec<Rank>, Vec<Rank>> {
+    let mut sides: BTreeMap<Vec<Rank>, Vec<Rank>> = BTreeMap::new();
+    for (&rank, &group) in &conflict.stated {
+        sides.entry(members(ctx, group)).or_default().push(rank);
+    }
+    sides
+}
+
+fn blame(
+    ctx: &Context<'_>,
+    conflicts: &[Conflict],
+    culprits: &[Rank],
+    sentence: String,
+) -> FindingDraft {
+    let mut draft = FindingDraft::new(Code::E105, sentence);
+    draft.confidence = 0.97;
+    draft.culprits = culprits.to_vec();
+    let names: BTreeSet<&str> = conflicts.iter().map(|one| one.name.as_str()).collect();
+    let places = ctx.graph.places.iter().enumerate().filter(|(_, place)| {
+        let (Place::Collective { group, .. } | Place::Batch { group, .. }) = place;
+        names.contains(ctx.aligned.groups[*group].name.as_str())
+    });
+    draft.targets = places.map(|(at, _)| at + ctx.graph.ranks).collect();
+    let parties = conflicts.iter().flat_map(|one| one.stated.keys());
+    let nodes: BTreeSet<Node> = parties.filter_map(|&rank| ctx.graph.node(rank)).collect();
+    draft.targets.extend(nodes);
+    draft.ruled_out = vec!["cross_group_deadlock: the ranks do not mean the same group".to_owned()];
+    draft
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Code, Policy, Report, Verdict, analyze};
+    use rcomm_recorder::model::{ProcessGroupInfo, Rank};
+    use rcomm_recorder::publish::{Dump, DumpGroup};
+
+    /// The names, descriptions and members of the groups that a rank states.
+    type Stated<'a> = Vec<(&'a str, &'a str, Vec<Rank>)>;
+
+    /// Judges a job whose records hold nothing but the stated groups.
+    fn judge(ranks: &[Stated<'_>]) -> Report {
+        let dumps: Vec<Dump> = (0..)
+            .zip(ranks)
+            .map(|(rank, stated)| {
+                let mut dump = Dump::default();
+                dump.identity.rank = Some(rank);
+                dump.groups = stated
+                    .iter()
+                    .map(|(name, desc, ranks)| DumpGroup {
+                        info: ProcessGroupInfo {
+                            id: ProcessGroupInfo::UNKNOWN_ID,
+                            name: (*name).to_owned(),
+                            desc: (*desc).to_owned(),
+                            ranks: ranks.clone().into(),
+                        },
+                        status: None,
+                        place: None,
+                    })
+                    .collect();
+                dump
+            })
+            .collect();
+        analyze(&dumps, &Policy::default())
+    }
+
+    fn world() -> (&'static str, &'static str, Vec<Rank>) {
+        ("0", "default_pg", vec![0, 1, 2, 3])
+    }
+
+    #[test]
+    fn the_rank_that_states_other_members_is_named_with_nothing_pending() {
+        let usual = vec![world(), ("1", "dp", vec![0, 1, 2, 3])];
+        let mut ranks = vec![usual; 4];
+        ranks[1][1].2 = vec![0, 1, 2];
+        let report = judge(&ranks);
+        assert_eq!(report.verdict, Verdict::Mismatch);
+        let first = &report.findings[0];
+        assert_eq!((first.code, &first.culprit_ranks), (Code::E105, &vec![1]));
+        assert_eq!(
+            first.sentence,
+            "rank 1 states ranks 0-2 as members of group dp (1); ranks 0, 2 and 3 state ranks 0-3"
+        );
+    }
+
+    #[test]
+    fn the_rank_that_made_its_groups_in_another_order_is_named() {
+        let of = |dp: &'static str, tp: &'static str, members: [[Rank; 2]; 2]| {
+            vec![
+                world(),
+                (dp, "dp", members[0].to_vec()),
+                (tp, "tp", members[1].to_vec()),
+            ]
+        };
+        let report = judge(&[
+            of("1", "3", [[0, 2], [0, 1]]),
+            of("2", "3", [[1, 3], [0, 1]]),
+            of("1", "4", [[0, 2], [2, 3]]),
+            // It makes tp's groups first.
+            of("4", "2", [[1, 3], [2, 3]]),
+        ]);
+        let first = &report.findings[0];
+        assert_eq!((first.code, &first.culprit_ranks), (Code::E105, &vec![3]));
+        assert_eq!(
+            first.sentence,
+            "rank 3 made its groups in another order than the 3 other ranks: tp, then dp, where these made dp, then tp"
+        );
+    }
+
+    #[test]
+    fn one_against_one_blames_neither() {
+        let report = judge(&[
+            vec![("1", "pair", vec![0, 1])],
+            vec![("1", "pair", vec![0, 1, 2])],
+        ]);
+        let first = &report.findings[0];
+        assert_eq!((first.code, first.culprit_ranks.len()), (Code::E105, 0));
+        assert_eq!(first.alternatives, [vec![0], vec![1]]);
+    }
+
+    #[test]
+    fn groups_of_one_name_and_other_ranks_contradict_nobody() {
+        let report = judge(&[
+            vec![world(), ("tp", "tp", vec![0, 1])],
+            vec![world(), ("tp", "tp", vec![1, 0])],
+            vec![world(), ("tp", "tp", vec![2, 3])],
+            // Not made yet.
+            vec![world()],
+        ]);
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
+        // A name that one rank uses twice does not identify a group.
+        let report = judge(&[
+            vec![("tp", "tp", vec![0, 1]), ("tp", "tp", vec![0, 2])],
+            vec![("tp", "tp", vec![0, 1])],
+            vec![("tp", "tp", vec![0, 2])],
+        ]);
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
+    }
+}

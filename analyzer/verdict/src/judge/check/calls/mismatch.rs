@@ -1,0 +1,256 @@
+//! E110, E111, E112, E114: members of a group issued different calls under one sequence number.
+//!
+//! Only the first difference in a group counts; later ones follow from it. [`disagreement`](crate::judge::disagreement)
+//! decides which side is right. If the calls after the difference match when they are shifted or reordered,
+//! [`shifted`](super::shifted) makes the finding instead.
+
+use crate::align::signature::CallDifference;
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::disagreement::{AgreeingMembers, Disagreement, Ground, Shift, shift};
+use crate::judge::programs;
+use crate::report::Code;
+use crate::report::format::format_ranks;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
+
+pub(crate) struct Mismatch;
+
+impl Check for Mismatch {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E110, Code::E111, Code::E112, Code::E114]
+    }
+
+    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        ctx.disagreements
+            .iter()
+            .filter_map(|one| judge(ctx, one))
+            .collect()
+    }
+}
+
+fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
+    let wrong: Vec<&AgreeingMembers> = one
+        .parts
+        .iter()
+        .skip(1)
+        .filter(|part| {
+            one.ground == Ground::Nothing
+                || part
+                    .records
+                    .iter()
+                    .all(|&record| shift(ctx.aligned, one, record) == Shift::None)
+        })
+        .collect();
+    let first = wrong.first()?;
+    let calls = &ctx.aligned.shared.calls;
+    let difference = wrong
+        .iter()
+        .filter_map(|part| calls.difference(one.parts[0].call, part.call))
+        .min()
+        .unwrap_or(one.difference);
+    let code = match difference {
+        CallDifference::Op => Code::E110,
+        CallDifference::Dtype => Code::E111,
+        CallDifference::Size => Code::E112,
+        CallDifference::Argument => Code::E114,
+    };
+    let culprits: Vec<Rank> = sorted(wrong.iter().flat_map(|part| part.ranks.iter().copied()));
+    let site = |part: &AgreeingMembers| {
+        let record = part.records.first();
+        record.map_or(String::new(), |&record| {
+            programs::at_site(ctx, one.group, one.seq, record)
+        })
+    };
+    let issued =
+        |part: &AgreeingMembers| format!("{}{}", calls.get(part.call).describe(), site(part));
+    let odd = calls.get(first.call).describe();
+    let here = site(first);
+    // If both sides called from the same line of the source, it is named once.
+    let right = if site(&one.parts[0]) == here {
+        calls.get(one.parts[0].call).describe()
+    } else {
+        issued(&one.parts[0])
+    };
+    let group = ctx.group_name(one.group);
+    let op_ref = ctx.op_ref(one.group, one.seq);
+    let others = one.parts[0].ranks.len();
+    let mut draft = if one.ground == Ground::Nothing {
+        let sides: Vec<String> = one
+            .parts
+            .iter()
+            .map(|part| format!("{} issued {}", format_ranks(&part.ranks), issued(part)))
+            .collect();
+        let sentence = format!(
+            "members of group {group} disagree on #{}: {}; which side is wrong is not known",
+            op_ref.seq,
+            sides.join(", ")
+        );
+        let mut draft = FindingDraft::new(code, sentence);
+        draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
+        draft
+    } else {
+        let sentence = format!(
+            "{} issued {odd} as #{} on group {group}{here}, where {} issued {right}",
+            format_ranks(&culprits),
+            op_ref.seq,
+            match others {
+                1 => format_ranks(&one.parts[0].ranks),
+                n => format!("{n} ranks"),
+            },
+        );
+        let mut draft = FindingDraft::new(code, sentence);
+        draft.culprits = culprits.clone();
+        if one.ground == Ground::Past {
+            draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
+        }
+        draft
+    };
+    draft.confidence = confidence(ctx, one);
+    draft.ruled_out = grounds(ctx, one, difference);
+    describe(ctx, one, &wrong, &mut draft);
+    draft.at = Some(op_ref);
+    Some(draft)
+}
+
+/// The probability, 0..1, that the side blamed is the wrong one.
+pub(super) fn confidence(ctx: &Context<'_>, one: &Disagreement) -> f64 {
+    // torchcomms records no sequence numbers: those of a ring that has wrapped were counted from its oldest entry and
+    // may be wrong.
+    let guessed = |&record: &usize| {
+        let record = &ctx.aligned.records[record];
+        record.recorder == Recorder::Torchcomms && record.wrapped()
+    };
+    if one.parts.iter().flat_map(|part| &part.records).any(guessed) {
+        return 0.4;
+    }
+    let sure = match one.ground {
+        Ground::Majority => {
+            let all: usize = one.parts.iter().map(|part| part.ranks.len()).sum();
+            if one.parts[0].ranks.len() * 3 >= all * 2 {
+                0.97
+            } else {
+                0.85
+            }
+        }
+        Ground::Consistency | Ground::Siblings => 0.9,
+        Ground::Past => 0.65,
+        Ground::Nothing => 0.5,
+    };
+    if one.completed { sure * 0.8 } else { sure }
+}
+
+fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) -> Vec<String> {
+    let mut reasons = Vec::new();
+    match one.ground {
+        Ground::Siblings => {
+            reasons.push(
+                "two equal sides: the groups that play the same part agree with the other side"
+                    .into(),
+            );
+        }
+        Ground::Past => reasons
+            .push("two equal sides: the group's own past continues with the other side".into()),
+        Ground::Consistency => {
+            reasons.push("two equal sides: input and output of the other side fit".into())
+        }
+        _ => {}
+    }
+    match difference {
+        CallDifference::Dtype => reasons.push("op_mismatch: all issued the same operation".into()),
+        CallDifference::Size => {
+            reasons.push("op_mismatch, dtype_mismatch: operation and type agree".into())
+        }
+        CallDifference::Argument => {
+            reasons.push("size_mismatch: operation, type and size agree".into())
+        }
+        CallDifference::Op => {
+            reasons.push("skipped_collective: no later operation matches shifted".into());
+        }
+    }
+    let missing = ctx
+        .graph
+        .collective(one.group, one.seq)
+        .map_or(0, |place| ctx.graph.missing[place].len());
+    if missing == 0 {
+        reasons.push("not_joined: every member that left a record issued this number".into());
+    }
+    reasons
+}
+
+/// Adds the evidence, frames, diff, targets and next step that all findings on a disagreement have.
+pub(super) fn describe(
+    ctx: &Context<'_>,
+    one: &Disagreement,
+    wrong: &[&AgreeingMembers],
+    draft: &mut FindingDraft,
+) {
+    let entry = |record: usize| {
+        let lane = ctx.aligned.lanes[record]
+            .iter()
+            .find(|lane| lane.group == one.group)?;
+        let at = ctx.aligned.find(record, lane, one.seq).ok()?;
+        Some(lane.collectives[at])
+    };
+    for part in std::iter::once(&one.parts[0]).chain(wrong.iter().copied()) {
+        let Some(&record) = part.records.first() else {
+            continue;
+        };
+        let Some(position) = entry(record) else {
+            continue;
+        };
+        draft
+            .evidence
+            .push(ctx.evidence(record, position, one.group));
+        let seq = one.seq;
+        let sites = programs::sites(ctx, one.group, seq, &part.records, part.call);
+        draft.diff.extend(sites);
+    }
+    let first = wrong.first().and_then(|part| part.records.first());
+    if let (Some(&usual), Some(&odd)) = (one.parts[0].records.first(), first) {
+        let steps = programs::next_steps(ctx, one.group, one.seq, usual, odd);
+        draft.diff.extend(steps);
+    }
+    if let Some(&record) = wrong.first().and_then(|part| part.records.first())
+        && let Some(position) = entry(record)
+    {
+        let op = ctx.aligned.op(record, position);
+        draft.frames = ctx.frames_of(
+            record,
+            op,
+            if op.completed() {
+                "last_seen"
+            } else {
+                "waiting"
+            },
+        );
+        let rank = ctx.aligned.records[record].rank;
+        draft.next = match ctx.call_site(op) {
+            Some(frame) => format!(
+                "compare what rank {rank} does at {} with the other ranks' call",
+                Context::name_site(frame)
+            ),
+            None => format!(
+                "look for a branch in the program that rank {rank} takes and the others do not, before #{} on \
+                 group {}",
+                one.seq,
+                ctx.group_name(one.group)
+            ),
+        };
+    }
+    if let Some(place) = ctx.graph.collective(one.group, one.seq) {
+        draft.targets.push(place + ctx.graph.ranks);
+    }
+    for part in wrong {
+        draft
+            .targets
+            .extend(part.ranks.iter().filter_map(|&rank| ctx.graph.node(rank)));
+    }
+}
+
+fn sorted(ranks: impl Iterator<Item = Rank>) -> Vec<Rank> {
+    let mut ranks: Vec<Rank> = ranks.collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
+}

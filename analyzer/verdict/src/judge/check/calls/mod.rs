@@ -1,0 +1,8 @@
+//! Faults in what the ranks called: other members, operations, sizes or orders than the others.
+
+pub(super) mod group_mismatch;
+pub(super) mod mismatch;
+pub(super) mod odd_message;
+pub(super) mod p2p_size_mismatch;
+pub(super) mod shifted;
+pub(super) mod unequal_parts;

@@ -1,0 +1,129 @@
+//! E103, E104, E113: from some number on, a rank's calls match the others' only when shifted or reordered.
+//!
+//! A rank that left out one collective is one ahead of its peers from then on; a rank that issued an extra one is one
+//! behind; a rank that swapped two matches again after both. Each needs at least one later operation that matches in
+//! this way. Without it the finding is a plain [mismatch](super::mismatch).
+
+use super::mismatch::{confidence, describe};
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::disagreement::{AgreeingMembers, Disagreement, Ground, Shift, shift};
+use crate::judge::programs;
+use crate::report::Code;
+use crate::report::format::format_ranks;
+use std::collections::BTreeMap;
+
+pub(crate) struct Shifted;
+
+impl Check for Shifted {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E103, Code::E104, Code::E113]
+    }
+
+    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        ctx.disagreements
+            .iter()
+            .flat_map(|one| judge(ctx, one))
+            .collect()
+    }
+}
+
+fn judge(ctx: &Context<'_>, one: &Disagreement) -> Vec<FindingDraft> {
+    if one.ground == Ground::Nothing {
+        return Vec::new();
+    }
+    let mut by_shift: BTreeMap<Shift, Vec<&AgreeingMembers>> = BTreeMap::new();
+    for part in one.parts.iter().skip(1) {
+        let shifts: Vec<Shift> = part
+            .records
+            .iter()
+            .map(|&record| shift(ctx.aligned, one, record))
+            .collect();
+        if let Some(&first) = shifts.iter().find(|&&shift| shift != Shift::None) {
+            by_shift.entry(first).or_default().push(part);
+        }
+    }
+    by_shift
+        .into_iter()
+        .map(|(shift, parts)| draft(ctx, one, shift, &parts))
+        .collect()
+}
+
+fn draft(
+    ctx: &Context<'_>,
+    one: &Disagreement,
+    shift: Shift,
+    parts: &[&AgreeingMembers],
+) -> FindingDraft {
+    let mut culprits: Vec<u32> = parts
+        .iter()
+        .flat_map(|part| part.ranks.iter().copied())
+        .collect();
+    culprits.sort_unstable();
+    let calls = &ctx.aligned.shared.calls;
+    let right = calls.get(one.parts[0].call).describe();
+    let odd = calls.get(parts[0].call).describe();
+    let who = format_ranks(&culprits);
+    let first = parts[0].records.first();
+    let site = first.map_or(String::new(), |&record| {
+        programs::at_site(ctx, one.group, one.seq, record)
+    });
+    let group = ctx.group_name(one.group);
+    let op_ref = ctx.op_ref(one.group, one.seq);
+    let seq = op_ref.seq;
+    let (code, sentence, unlike) = match shift {
+        Shift::Skipped(n) => (
+            Code::E103,
+            if n == 1 {
+                format!(
+                    "{who} left out {right} #{seq} on group {group}: what it issued from there on{site} is one ahead"
+                )
+            } else {
+                format!(
+                    "{who} left out {n} collectives from {right} #{seq} on group {group} on: what it issued from \
+                     there on{site} is {n} ahead"
+                )
+            },
+            "op_mismatch: later operations match shifted",
+        ),
+        Shift::Extra(n) => (
+            Code::E104,
+            if n == 1 {
+                format!(
+                    "{who} issued {odd} as #{seq} on group {group}{site}, which no other member did: the others issued {right}"
+                )
+            } else {
+                format!(
+                    "{who} issued {n} collectives from {odd} #{seq} on group {group} on{site}, which no other member did"
+                )
+            },
+            "op_mismatch: later operations match shifted",
+        ),
+        _ => (
+            Code::E113,
+            format!(
+                "{who} issued the collectives from #{seq} on group {group} on in another order: {odd} first{site}, where the others issued {right}"
+            ),
+            match shift {
+                Shift::Reordered(_) => "skipped_collective: the same operations are all there",
+                _ => "",
+            },
+        ),
+    };
+    let mut draft = FindingDraft::new(code, sentence);
+    draft.culprits = culprits;
+    draft.confidence = confidence(ctx, one);
+    if one.ground == Ground::Past {
+        draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
+    }
+    if unlike.is_empty() {
+        draft.doubts.push(format!(
+            "what is recorded after that also fits if {who} left a collective out, or issued one more"
+        ));
+    } else {
+        draft.ruled_out.push(unlike.to_owned());
+    }
+    describe(ctx, one, parts, &mut draft);
+    draft.at = Some(op_ref);
+    draft
+}

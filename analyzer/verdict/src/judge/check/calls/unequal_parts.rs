@@ -1,0 +1,411 @@
+//! E114 and E112: one member of a collective sends other sizes than another member expects, or not exactly one member
+//! takes itself for the root.
+//!
+//! In an exchange each member names a size for each other member: the size that rank 2 sends to rank 5 must be the one
+//! that rank 5 receives from rank 2. If the record holds these sizes (split sizes, or one tensor for each member),
+//! every pair is compared; if it holds only sums, the sum of all sends must be the sum of all receives. In a gather or
+//! a scatter exactly one member is the root, and only the root names all parts. Only places where members wait are
+//! checked: an exchange that completed was right.
+
+use crate::align::signature::Call;
+use crate::align::{GroupIx, Presence, RecordIx};
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::wait_graph::Place;
+use crate::report::Code;
+use crate::report::format::format_ranks;
+use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
+
+pub(crate) struct UnequalParts;
+
+/// Larger exchanges are compared by their sums only: the number of pairs grows with the square of the members.
+const MOST_MEMBERS: usize = 2048;
+
+impl Check for UnequalParts {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E112, Code::E114]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let mut drafts = Vec::new();
+        for (place, at) in ctx.graph.places.iter().enumerate() {
+            let &Place::Collective { group, seq } = at else {
+                continue;
+            };
+            let known = |draft: &FindingDraft| draft.targets.contains(&(place + ctx.graph.ranks));
+            if so_far.iter().any(known) || ctx.disagreement_at(place).is_some() {
+                continue;
+            }
+            let row = InstanceCalls::new(ctx, group, seq);
+            let found = match row.op().map(OpType::pattern) {
+                Some(Pattern::AllToAll) => exchange(&row),
+                Some(Pattern::Gather | Pattern::Scatter) => roots(ctx, &row),
+                Some(
+                    Pattern::AllReduce
+                    | Pattern::Reduce
+                    | Pattern::Broadcast
+                    | Pattern::Barrier
+                    | Pattern::AllGather
+                    | Pattern::ReduceScatter
+                    | Pattern::Send
+                    | Pattern::Recv
+                    | Pattern::Block
+                    | Pattern::Agreement
+                    | Pattern::OneSided
+                    | Pattern::Unknown,
+                )
+                | None => None,
+            };
+            drafts.extend(found.map(|found| draft(ctx, &row, place, found)));
+        }
+        drafts
+    }
+}
+
+/// One instance of a collective: for each member the call that it issued, if its record shows it.
+struct InstanceCalls<'a> {
+    group: GroupIx,
+    seq: u32,
+    ranks: &'a [Rank],
+    calls: Vec<Option<(RecordIx, u32, &'a Call)>>,
+}
+
+impl<'a> InstanceCalls<'a> {
+    fn new(ctx: &'a Context<'_>, group: GroupIx, seq: u32) -> Self {
+        let aligned = ctx.aligned;
+        let ranks = &aligned.groups[group].ranks;
+        let calls = (0..ranks.len()).map(|member| {
+            let (record, lane) = aligned.lane(group, member)?;
+            let Presence::Issued(at) = aligned.presence(group, member, seq) else {
+                return None;
+            };
+            let position = lane.collectives[at];
+            let call = aligned.shared.calls.get(aligned.op(record, position).call);
+            Some((record, position, call))
+        });
+        Self {
+            group,
+            seq,
+            ranks,
+            calls: calls.collect(),
+        }
+    }
+
+    fn op(&self) -> Option<OpType> {
+        self.calls
+            .iter()
+            .flatten()
+            .next()
+            .map(|(_, _, call)| call.op)
+    }
+
+    /// Whether every member has issued it.
+    fn is_full(&self) -> bool {
+        self.calls.iter().all(Option::is_some)
+    }
+}
+
+/// A disagreement from which the finding is made.
+struct Found {
+    code: Code,
+    /// Members at fault; empty if that is unknown.
+    culprits: Vec<usize>,
+    /// Sets of members, one of which is at fault.
+    alternatives: Vec<Vec<usize>>,
+    confidence: f64,
+    /// What is wrong: the end of a sentence that begins with the place.
+    what: String,
+    /// Members whose entries are the evidence.
+    proof: Vec<usize>,
+}
+
+/// The number of elements that a member sends to each member, or receives from it; `None` if its record has no such
+/// sizes.
+fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
+    let signature = &call.signature;
+    let (splits, sizes) = if sends {
+        (&signature.input_splits, &signature.input_sizes)
+    } else {
+        (&signature.output_splits, &signature.output_sizes)
+    };
+    if splits.len() == members {
+        return Some(splits.clone());
+    }
+    let is_list = (call.op.pattern(), call.op.layout()) == (Pattern::AllToAll, Layout::List);
+    let one_each = is_list && sizes.len() == members;
+    one_each.then(|| {
+        let elements = |shape: &Vec<u64>| shape.iter().fold(1u64, |all, &n| all.saturating_mul(n));
+        sizes.iter().map(elements).collect()
+    })
+}
+
+fn exchange(row: &InstanceCalls<'_>) -> Option<Found> {
+    let members = row.ranks.len();
+    if members <= MOST_MEMBERS
+        && let Some(found) = pairs(row, members)
+    {
+        return Some(found);
+    }
+    sums(row)
+}
+
+fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
+    let all = |sends: bool| -> Vec<Option<Vec<u64>>> {
+        let calls = row.calls.iter();
+        calls
+            .map(|one| one.and_then(|(_, _, call)| parts(call, members, sends)))
+            .collect()
+    };
+    let (sent, taken) = (all(true), all(false));
+    let mut conflicts: Vec<(usize, usize, u64, u64)> = Vec::new();
+    for (from, sent) in sent.iter().enumerate() {
+        for (to, taken) in taken.iter().enumerate() {
+            if let (Some(sent), Some(taken)) = (sent, taken)
+                && sent[to] != taken[from]
+            {
+                conflicts.push((from, to, sent[to], taken[from]));
+            }
+        }
+    }
+    let &(from, to, sends, takes) = conflicts.first()?;
+    let is_split = row.calls.iter().flatten().any(|(_, _, call)| {
+        !call.signature.input_splits.is_empty() || !call.signature.output_splits.is_empty()
+    });
+    let (culprits, alternatives) = blame(&conflicts, members);
+    let more = match conflicts.len() {
+        1 => String::new(),
+        2 => " (1 more pair disagrees)".to_owned(),
+        n => format!(" ({} more pairs disagree)", n - 1),
+    };
+    Some(Found {
+        code: if is_split { Code::E114 } else { Code::E112 },
+        confidence: if culprits.is_empty() { 0.5 } else { 0.9 },
+        culprits,
+        alternatives,
+        what: format!(
+            "rank {} sends {sends} elements to {}, which expects {takes}{more}",
+            row.ranks[from],
+            match from == to {
+                true => "itself".to_owned(),
+                false => format!("rank {}", row.ranks[to]),
+            }
+        ),
+        proof: vec![from, to],
+    })
+}
+
+/// The culprits and alternatives of conflicts between pairs: the one member that is part of all conflicts; two
+/// alternatives if there are two such members; nothing if there is none.
+fn blame(conflicts: &[(usize, usize, u64, u64)], members: usize) -> (Vec<usize>, Vec<Vec<usize>>) {
+    let mut part_of = vec![0usize; members];
+    for &(from, to, ..) in conflicts {
+        part_of[from] += 1;
+        part_of[to] += usize::from(from != to);
+    }
+    let in_all: Vec<usize> = (0..members)
+        .filter(|&member| part_of[member] == conflicts.len())
+        .collect();
+    match in_all.as_slice() {
+        [] => (Vec::new(), Vec::new()),
+        [one] => (vec![*one], Vec::new()),
+        several => (Vec::new(), several.iter().map(|&one| vec![one]).collect()),
+    }
+}
+
+/// Compares the sum of all sends with the sum of all receives, for records without sizes of pairs.
+fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
+    if !row.is_full() {
+        return None;
+    }
+    let calls = || {
+        row.calls
+            .iter()
+            .flatten()
+            .map(|&(_, _, call)| &call.signature)
+    };
+    if calls().any(|one| one.input_sizes.is_empty() || one.output_sizes.is_empty()) {
+        return None;
+    }
+    let own: Vec<(u64, u64)> = calls()
+        .map(|one| (one.input_elements(), one.output_elements()))
+        .collect();
+    let total = |side: fn(&(u64, u64)) -> u64| own.iter().map(side).fold(0, u64::saturating_add);
+    let (sent, taken) = (total(|one| one.0), total(|one| one.1));
+    if sent == taken {
+        return None;
+    }
+    // If most members issued the same sizes, the others are wrong.
+    let usual = own
+        .iter()
+        .copied()
+        .max_by_key(|one| own.iter().filter(|other| *other == one).count())?;
+    let odd: Vec<usize> = (0..own.len()).filter(|&at| own[at] != usual).collect();
+    let decided = odd.len() * 2 < own.len();
+    Some(Found {
+        code: Code::E112,
+        confidence: if decided { 0.85 } else { 0.5 },
+        proof: odd
+            .iter()
+            .copied()
+            .chain((0..own.len()).filter(|at| !odd.contains(at)))
+            .take(2)
+            .collect(),
+        culprits: if decided { odd } else { Vec::new() },
+        alternatives: Vec::new(),
+        what: format!("all members together send {sent} elements and expect {taken}"),
+    })
+}
+
+/// Members that name all parts: the root, and every other member that takes itself for the root.
+fn roots_of(row: &InstanceCalls<'_>) -> Vec<usize> {
+    let names_parts = |call: &Call| {
+        let signature = &call.signature;
+        let sizes = if call.op.pattern() == Pattern::Gather {
+            &signature.output_sizes
+        } else {
+            &signature.input_sizes
+        };
+        let elements = sizes
+            .iter()
+            .flatten()
+            .fold(1u64, |all, &n| all.saturating_mul(n));
+        !sizes.is_empty() && elements > 0
+    };
+    let calls = row.calls.iter().enumerate();
+    calls
+        .filter(|(_, one)| one.is_some_and(|(_, _, call)| names_parts(call)))
+        .map(|(member, _)| member)
+        .collect()
+}
+
+fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
+    let found = roots_of(row);
+    let past = past_root(ctx, row);
+    let known: Vec<usize> = row
+        .calls
+        .iter()
+        .enumerate()
+        .filter(|(_, one)| one.is_some())
+        .map(|(member, _)| member)
+        .collect();
+    match found.as_slice() {
+        [_] => None,
+        // A recorder that names the parts on every member identifies no root.
+        several if several.len() == known.len() && several.len() > 2 => None,
+        [] if !row.is_full() || past.is_none() => None,
+        [] => Some(Found {
+            code: Code::E114,
+            culprits: past.into_iter().collect(),
+            alternatives: Vec::new(),
+            confidence: 0.6,
+            what: "no member takes itself for the root".to_owned(),
+            proof: past.into_iter().collect(),
+        }),
+        several => {
+            let ranks: Vec<Rank> = several.iter().map(|&member| row.ranks[member]).collect();
+            let wrong: Vec<usize> = several
+                .iter()
+                .copied()
+                .filter(|&member| past.is_some_and(|past| past != member))
+                .collect();
+            let decided = !wrong.is_empty() && wrong.len() < several.len();
+            Some(Found {
+                code: Code::E114,
+                confidence: if decided { 0.8 } else { 0.5 },
+                culprits: if decided { wrong } else { Vec::new() },
+                alternatives: several.iter().map(|&member| vec![member]).collect(),
+                what: format!("{} each take themselves for the root", format_ranks(&ranks)),
+                proof: several.to_vec(),
+            })
+        }
+    }
+}
+
+/// The root of the group's newest earlier operation of the same kind on whose root all members agree; the last 8 are
+/// looked at.
+fn past_root(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<usize> {
+    let op = row.op()?;
+    let &(record, ..) = row.calls.iter().flatten().next()?;
+    let lane = ctx.aligned.lanes[record]
+        .iter()
+        .find(|lane| lane.group == row.group)?;
+    let earlier = lane
+        .collectives
+        .iter()
+        .rev()
+        .map(|&at| ctx.aligned.op(record, at));
+    let earlier = earlier.filter(|one| one.kind == op && one.seq < row.seq);
+    let mut roots = earlier
+        .take(8)
+        .map(|one| roots_of(&InstanceCalls::new(ctx, row.group, one.seq)));
+    roots.find_map(|roots| match roots.as_slice() {
+        [root] => Some(*root),
+        _ => None,
+    })
+}
+
+fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found) -> FindingDraft {
+    let op_ref = ctx.op_ref(row.group, row.seq);
+    let of = |members: &[usize]| -> Vec<Rank> {
+        let mut ranks: Vec<Rank> = members.iter().map(|&member| row.ranks[member]).collect();
+        ranks.sort_unstable();
+        ranks
+    };
+    let culprits = of(&found.culprits);
+    let who = if culprits.is_empty() {
+        "; which side is wrong is not known".to_owned()
+    } else {
+        format!("; the others disagree with {}", format_ranks(&culprits))
+    };
+    let first = found.culprits.first().or(found.proof.first());
+    let first = first.and_then(|&member| row.calls[member]);
+    let site = first.map_or(String::new(), |(record, position, _)| {
+        ctx.at_site(ctx.aligned.op(record, position))
+    });
+    let mut draft = FindingDraft::new(
+        found.code,
+        format!(
+            "the members of group {} disagree on {} #{}{site}: {}{who}",
+            ctx.group_name(row.group),
+            op_ref.op,
+            op_ref.seq,
+            found.what
+        ),
+    );
+    draft.confidence = found.confidence;
+    draft.alternatives = found
+        .alternatives
+        .iter()
+        .take(16)
+        .map(|one| of(one))
+        .collect();
+    let mut proof = found.proof;
+    proof.dedup();
+    for &member in &proof {
+        if let Some((record, position, _)) = row.calls[member] {
+            draft
+                .evidence
+                .push(ctx.evidence(record, position, row.group));
+            let op = ctx.aligned.op(record, position);
+            draft.frames.extend(ctx.frames_of(record, op, "waiting"));
+        }
+    }
+    draft
+        .ruled_out
+        .push("op_mismatch, dtype_mismatch: operation and type agree".to_owned());
+    draft.next = format!(
+        "compare the sizes that {} and its peers pass there; exchange them first if they depend on data",
+        if culprits.is_empty() {
+            "each member".to_owned()
+        } else {
+            format_ranks(&culprits)
+        }
+    );
+    draft.targets.push(place + ctx.graph.ranks);
+    draft
+        .targets
+        .extend(culprits.iter().filter_map(|&rank| ctx.graph.node(rank)));
+    draft.culprits = culprits;
+    draft.at = Some(op_ref);
+    draft
+}

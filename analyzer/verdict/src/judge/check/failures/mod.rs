@@ -1,0 +1,8 @@
+//! Faults outside the operations: processes, links, the store and the watchdog.
+
+pub(super) mod rank_failed;
+pub(super) mod rank_frozen;
+pub(super) mod recorded_failure;
+pub(super) mod store_lost;
+pub(super) mod unreachable;
+pub(super) mod watchdog_stalled;

@@ -1,0 +1,360 @@
+//! E150: a rank failed by itself: its process is gone, or one of its operations ended with an error.
+//!
+//! A process that is gone left its ring behind, and others wait for operations that it will never issue. An operation
+//! that fails at its time-out belongs to a victim, and when one rank dies, its peers' operations fail soon after. So a
+//! recorded error counts against its rank only if it came long before the time-out and before every other rank's, and
+//! nothing else explains why the others wait.
+
+use super::recorded_failure::gave_up_before;
+use crate::align::record::Op;
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::life::End;
+use crate::judge::life::ending;
+use crate::judge::missed::first_missed;
+use crate::judge::policy::now_ns;
+use crate::judge::wait_graph::{Node, Place};
+use crate::judge::wait_root::WaitRoot;
+use crate::report::format::{count_ranks, format_ranks, format_time};
+use crate::report::{Code, Finding};
+use rcomm_recorder::model::{EntryState, Rank};
+
+/// Reports ranks whose process is gone and for which others wait.
+pub(crate) struct ProcessGone;
+
+impl Check for ProcessGone {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E150]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
+        let mut drafts = Vec::new();
+        for wait_root in &ctx.wait_roots {
+            match *wait_root {
+                WaitRoot::Idle(node) if !explained(node) => drafts.extend(gone_draft(ctx, node)),
+                WaitRoot::Full(place) if !explained(place + ctx.graph.ranks) => {
+                    drafts.extend(gone_inside(ctx, place));
+                }
+                _ => {}
+            }
+        }
+        drafts
+    }
+}
+
+/// All members arrived, and the processes of some are gone, so no member finishes. `None` if none is gone, or more than
+/// half are: those were killed together, because of the hang.
+fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
+    let inside = &ctx.graph.arrived[place];
+    let record = |node: Node| ctx.record_at(place, node);
+    let gone: Vec<Node> = inside
+        .iter()
+        .copied()
+        .filter(|&node| record(node).is_some_and(|at| ctx.went_first(at)))
+        .collect();
+    if gone.is_empty() || gone.len() * 2 > inside.len() {
+        return None;
+    }
+    let op_ref = ctx.op_ref_of_place(place);
+    let culprits = ctx.ranks(&gone);
+    let detail = format!(
+        " while inside {} #{} on group {}; {}{}",
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        match &ctx.life.end {
+            Some(_) => count_ranks(
+                inside.len() - gone.len(),
+                "was inside, too",
+                "were inside, too"
+            ),
+            None => count_ranks(
+                inside.len() - gone.len(),
+                "is still there",
+                "are still there"
+            ),
+        },
+        how_they_ended(ctx, &culprits),
+    );
+    let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
+    draft.evidence = gone
+        .iter()
+        .take(3)
+        .filter_map(|&node| match ctx.graph.places[place] {
+            Place::Collective { group, seq } => ctx.evidence_of(node, group, seq),
+            Place::Batch { .. } => None,
+        })
+        .collect();
+    for at in gone.iter().filter_map(|&node| record(node)).take(3) {
+        if let Some(op) = ctx.last_op(at) {
+            draft.frames.extend(ctx.frames_of(at, op, "last_seen"));
+        }
+    }
+    draft
+        .ruled_out
+        .push("all_arrived_stuck: not every process that came is still there".to_owned());
+    draft.targets = gone;
+    draft.targets.push(place + ctx.graph.ranks);
+    draft.at = Some(op_ref);
+    Some(draft)
+}
+
+fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
+    let rank = ctx.rank(node);
+    let mut records = ctx.aligned.records_of(rank);
+    let record = records.find(|&record| ctx.went_first(record))?;
+    let (place, _) = first_missed(ctx, node)?;
+    let op_ref = ctx.op_ref_of_place(place);
+    let waiting = count_ranks(ctx.graph.arrived[place].len(), "waits", "wait");
+    let waited = ctx
+        .waited_ms(place)
+        .map_or(String::new(), |ms| format!(" for {}", format_time(ms)));
+    let what = match ctx.graph.places[place] {
+        Place::Collective { .. } => "never issued",
+        Place::Batch { .. } => "never answered",
+    };
+    let detail = format!(
+        ": it {what} {} #{} on group {}, where {waiting}{waited}; {}{}",
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        ctx.last_seen(record),
+        how_they_ended(ctx, &[rank]),
+    );
+    let mut draft = FindingDraft::from(Finding::process_gone(vec![rank], &detail));
+    draft.age_ms = ctx.waited_ms(place);
+    draft.confidence = 0.97;
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    draft
+        .evidence
+        .extend(ctx.evidence_of_newest(record, op_ref.group));
+    if let Some(op) = ctx.last_op(record) {
+        draft.frames = ctx.frames_of(record, op, "last_seen");
+    }
+    draft
+        .ruled_out
+        .push("not_joined: a dead process cannot come late".to_owned());
+    draft.targets = vec![node];
+    draft.at = Some(op_ref);
+    Some(draft)
+}
+
+/// Reports processes that are gone although no other rank waits for them: they were in an operation, or the others have
+/// gone on without them for longer than the threshold for overdue operations, or they were the first to end in a job
+/// that is over.
+pub(crate) struct UnmissedProcessGone;
+
+impl Check for UnmissedProcessGone {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E150]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let explained = so_far.iter().any(|draft| draft.is_root);
+        // If the job was stuck before it ended, or ranks ended after they had given up, the finding on the hang says
+        // so.
+        let after = |end: &End| explained || gave_up_before(ctx, end.first_ns);
+        if ctx.life.end.as_ref().is_some_and(after) {
+            return Vec::new();
+        }
+        let accused = |rank: Rank| so_far.iter().any(|draft| draft.culprits.contains(&rank));
+        let mut gone: Vec<(Rank, usize)> = Vec::new();
+        for (at, record) in ctx.aligned.records.iter().enumerate() {
+            let known = gone.iter().any(|&(rank, _)| rank == record.rank);
+            if !known && !accused(record.rank) && is_noticed(ctx, at) {
+                gone.push((record.rank, at));
+            }
+        }
+        if gone.is_empty() {
+            return Vec::new();
+        }
+        gone.sort_unstable();
+        let waits = |&(rank, _): &(Rank, usize)| {
+            let node = ctx.graph.node(rank);
+            node.is_some_and(|node| !ctx.graph.waits_in[node].is_empty())
+        };
+        let mut draft = unmissed_draft(ctx, &gone);
+        draft.is_root = !(explained && gone.iter().all(waits));
+        vec![draft]
+    }
+}
+
+/// Whether the end of a record's process is worth a finding although no rank waits for it. A job that is ending
+/// normally looks the same at first, so the others must have gone on without it for some time.
+fn is_noticed(ctx: &Context<'_>, record: usize) -> bool {
+    let whole = &ctx.aligned.records[record];
+    if !ctx.went_first(record) {
+        return false;
+    }
+    if ctx.life.end.is_some() || unfinished(ctx, record).is_some() {
+        return true;
+    }
+    let others_live = ctx.aligned.records.iter().any(|other| !other.died());
+    let ended = whole
+        .latest_ns()
+        .saturating_sub(ctx.aligned.offsets_ns[record]);
+    let since = now_ns(ctx.aligned, ctx.policy).map(|now| now.saturating_sub(ended));
+    let overdue = ctx.policy.overdue.as_nanos();
+    others_live
+        && since.is_some_and(|since| u128::try_from(since).is_ok_and(|since| since >= overdue))
+}
+
+/// The newest operation that a process was in when it ended; `None` if every operation had ended.
+fn unfinished<'a>(ctx: &'a Context<'_>, record: usize) -> Option<&'a Op> {
+    let mut ops = ctx.aligned.records[record].ops.iter().rev();
+    ops.find(|op| !op.retired && op.state < EntryState::Completed)
+}
+
+fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
+    let culprits: Vec<Rank> = gone.iter().map(|&(rank, _)| rank).collect();
+    let inside = gone
+        .iter()
+        .find_map(|&(rank, record)| Some((rank, record, unfinished(ctx, record)?)));
+    let detail = match (inside, culprits.len()) {
+        (Some((_, record, op)), 1) => format!(": it was inside {}", ctx.describe_op(record, op)),
+        (Some((rank, record, op)), _) => {
+            format!("; rank {rank} was inside {}", ctx.describe_op(record, op))
+        }
+        (None, _) if ctx.life.end.is_some() => "; no operation of it was unfinished".to_owned(),
+        (None, _) => ", and the others go on".to_owned(),
+    };
+    let detail = detail + &how_they_ended(ctx, &culprits);
+    let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
+    draft.confidence = 0.95;
+    if let Some((_, record, op)) = inside {
+        draft.frames = ctx.frames_of(record, op, "last_seen");
+    }
+    let nodes = gone.iter().filter_map(|&(rank, _)| ctx.graph.node(rank));
+    draft.targets = nodes.collect();
+    draft
+}
+
+/// The end of a sentence, like `; it was killed by SIGKILL`; empty if no launcher reported how the processes ended.
+fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
+    let known = ranks.iter().find_map(|&rank| {
+        let end = ctx.life.gone(rank)?.exit?;
+        Some((rank, ending::format_exit(&end)))
+    });
+    match (known, ranks.len()) {
+        (Some((_, words)), 1) => format!("; it {words}"),
+        (Some((rank, words)), _) => format!("; rank {rank} {words}"),
+        (None, _) => String::new(),
+    }
+}
+
+/// Reports an operation that ended with an error although no member was missing.
+pub(crate) struct OperationFailed;
+
+/// An operation that ended within this share of its time-out was not ended by the time-out.
+const BEFORE_TIMEOUT: f64 = 0.9;
+/// Errors closer to the first than this, ns, may be its consequence or its cause.
+const TOGETHER_NS: i64 = 50_000_000;
+
+/// One failed operation.
+pub(crate) struct Failure {
+    record: usize,
+    position: u32,
+    /// When it failed, common time, ns.
+    at_ns: i64,
+}
+
+impl Check for OperationFailed {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E150]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        if so_far.iter().any(|draft| draft.is_root) {
+            return Vec::new();
+        }
+        let mut failures: Vec<Failure> = (0..ctx.aligned.records.len())
+            .filter_map(|record| first_failure(ctx, record))
+            .filter(|failure| ctx.life.is_settled(failure.at_ns))
+            .collect();
+        failures.sort_by_key(|failure| (failure.at_ns, ctx.aligned.records[failure.record].rank));
+        let Some(first) = failures.first() else {
+            return Vec::new();
+        };
+        let together = failures
+            .iter()
+            .take_while(|other| other.at_ns - first.at_ns <= TOGETHER_NS);
+        let ranks: Vec<Rank> = together
+            .map(|failure| ctx.aligned.records[failure.record].rank)
+            .collect();
+        vec![failed_draft(ctx, first, &ranks, failures.len())]
+    }
+}
+
+/// The first operation of a record that failed long before its time-out, among those that are overdue and after which
+/// their group completed no other.
+pub(crate) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
+    let pending = ctx.graph.pending[record].iter().enumerate();
+    pending
+        .filter(|&(at, _)| ctx.graph.is_overdue(record, at))
+        .map(|(_, one)| (one.position, ctx.aligned.op(record, one.position)))
+        .filter(|(_, op)| op.state == EntryState::Failed)
+        .filter_map(|(position, op)| {
+            let limit = ctx.aligned.shared.calls.get(op.call).timeout_ms as f64;
+            let took = f64::from(op.wait_ms()?);
+            let early = limit == 0.0 || took < limit * BEFORE_TIMEOUT;
+            early.then(|| Failure {
+                record,
+                position,
+                at_ns: ended_ns(ctx, record, op),
+            })
+        })
+        .min_by_key(|failure| failure.at_ns)
+}
+
+fn ended_ns(ctx: &Context<'_>, record: usize, op: &Op) -> i64 {
+    let own = op.completed_ns().unwrap_or(op.created_ns);
+    own.saturating_sub(ctx.aligned.offsets_ns[record])
+}
+
+fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usize) -> FindingDraft {
+    let op = ctx.aligned.op(first.record, first.position);
+    let rank = ctx.aligned.records[first.record].rank;
+    let lane = &ctx.aligned.lanes[first.record][usize::from(op.group)];
+    let took = op.wait_ms().map_or(String::new(), |ms| {
+        format!(" after {}", format_time(f64::from(ms)))
+    });
+    let op_ref = if op.kind.is_p2p() {
+        ctx.op_ref_of_message(first.record, lane.group, first.position)
+    } else {
+        ctx.op_ref(lane.group, op.seq)
+    };
+    let who = match together {
+        [_] => format!("rank {rank}"),
+        many => format!("one of {}", format_ranks(many)),
+    };
+    let sentence = format!(
+        "{} failed on {who}{took}, long before its time-out, and no member was missing there",
+        ctx.describe_op(first.record, op)
+    );
+    let culprits = match together {
+        [only] => vec![*only],
+        _ => Vec::new(),
+    };
+    let mut draft = FindingDraft::from(Finding::rank_failed(culprits, sentence));
+    if together.len() == 1 {
+        draft.confidence = if all == 1 { 0.8 } else { 0.6 };
+    } else {
+        draft.alternatives = together.iter().take(16).map(|&rank| vec![rank]).collect();
+        draft.confidence = 0.4;
+    }
+    draft
+        .evidence
+        .push(ctx.evidence(first.record, first.position, lane.group));
+    draft.frames = ctx.frames_of(first.record, op, "last_seen");
+    draft
+        .ruled_out
+        .push("not_joined, missing_dump: every member that is waited for was there".to_owned());
+    draft.next = format!("read the log of rank {rank} at that moment: the error is there");
+    draft.targets.extend(ctx.graph.node(rank));
+    if let Some(place) = ctx.graph.collective(lane.group, op.seq) {
+        draft.targets.push(place + ctx.graph.ranks);
+    }
+    draft.at = Some(op_ref);
+    draft
+}

@@ -1,0 +1,289 @@
+//! E151: a rank that others wait for is stopped, or gets no processor.
+//!
+//! A stopped process issues nothing, and in an operation it holds up all members. If the system reports that a process
+//! on the same host is stopped, that is proof once its watchdog has stopped too: a tracer stops a process for moments
+//! only. If the process cannot be seen, a watchdog that stopped long ago on one rank while its peers' go on is
+//! evidence.
+
+use crate::align::record::Stop;
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::missed::first_missed;
+use crate::judge::wait_graph::{Node, Place};
+use crate::judge::wait_root::WaitRoot;
+use crate::report::Code;
+use crate::report::format::{count_ranks, format_ranks, format_time, time_of_day};
+
+pub(crate) struct RankFrozen;
+
+/// The watchdog of a stopped process makes no round for at least this long; ten would be due.
+const STOPPED_NS: i64 = 1_000_000_000;
+/// The most processes that a next step lists.
+const MOST_PIDS: usize = 8;
+/// A busy host does not delay the watchdog's rounds for this long.
+const SILENT_NS: i64 = 5_000_000_000;
+
+/// Why a rank makes no progress.
+#[derive(Clone, Copy, PartialEq)]
+enum Frozen {
+    Stopped(Stop),
+    /// Its watchdog makes no rounds.
+    Silent,
+}
+
+impl Check for RankFrozen {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E151]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        if let Some(everyone) = everyone(ctx) {
+            return vec![everyone];
+        }
+        let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
+        let mut drafts = Vec::new();
+        for wait_root in &ctx.wait_roots {
+            match *wait_root {
+                WaitRoot::Idle(node) if !explained(node) => drafts.extend(idle(ctx, node)),
+                WaitRoot::Full(place) if !explained(place + ctx.graph.ranks) => {
+                    drafts.extend(inside(ctx, place));
+                }
+                _ => {}
+            }
+        }
+        drafts
+    }
+}
+
+/// Why a record's rank is frozen; `None` if it is not.
+fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
+    let whole = &ctx.aligned.records[record];
+    let silent = silence(ctx, record);
+    if let Some(stop) = whole.stop() {
+        return silent
+            .is_none_or(|ns| ns >= STOPPED_NS)
+            .then_some(Frozen::Stopped(stop));
+    }
+    let records = ctx.aligned.records.iter().enumerate();
+    let others = records.filter(|(_, other)| other.rank != whole.rank);
+    let mut others = others.filter_map(|(at, _)| silence(ctx, at)).peekable();
+    // In a job that is over, the last round of every watchdog is older than the end of its process, so the limits are
+    // closer.
+    let (limit, awake) = match ctx.life.end {
+        Some(_) => (SILENT_NS - STOPPED_NS, STOPPED_NS * 2),
+        None => (SILENT_NS, STOPPED_NS),
+    };
+    let alone = others.peek().is_some() && others.all(|ns| ns < awake);
+    (alone && silent.is_some_and(|ns| ns >= limit)).then_some(Frozen::Silent)
+}
+
+/// The record of a rank that is frozen, and why.
+fn frozen_rank(ctx: &Context<'_>, node: Node) -> Option<(usize, Frozen)> {
+    let mut records = ctx.aligned.records_of(ctx.rank(node));
+    records.find_map(|record| Some((record, frozen(ctx, record)?)))
+}
+
+/// The finding on a job of which every process is stopped, whether operations are pending or not.
+fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
+    if ctx.life.end.is_some() || ctx.graph.ranks < 2 {
+        return None;
+    }
+    let stopped = (0..ctx.graph.ranks).map(|node| match frozen_rank(ctx, node)? {
+        (record, why @ Frozen::Stopped(_)) => Some((node, record, why)),
+        (_, Frozen::Silent) => None,
+    });
+    let stopped: Vec<(Node, usize, Frozen)> = stopped.collect::<Option<_>>()?;
+    let place = ctx.wait_roots.first().and_then(|root| match *root {
+        WaitRoot::Full(place) => Some(place),
+        WaitRoot::Idle(node) | WaitRoot::Unread(node) => Some(first_missed(ctx, node)?.0),
+        WaitRoot::Cycle { ref places, .. } => places.first().copied(),
+    });
+    let at = place.map(|place| ctx.op_ref_of_place(place));
+    let pending = place.zip(at.as_ref()).map(|(place, at)| {
+        let (op, group) = (&at.op, ctx.group_name(at.group));
+        let time = waited(ctx, place);
+        format!("; {op} #{} on group {group} is pending{time}", at.seq)
+    });
+    let detail = format!(
+        "these are all ranks of the job{}",
+        pending.unwrap_or_default()
+    );
+    let mut draft = draft(ctx, &stopped, &detail);
+    draft.age_ms = place.and_then(|place| ctx.waited_ms(place));
+    draft.evidence = place.map_or_else(Vec::new, |place| ctx.evidence_of_place(place, 2));
+    let places = ctx.wait_roots.iter().filter_map(|root| match *root {
+        WaitRoot::Full(place) => Some(place + ctx.graph.ranks),
+        _ => None,
+    });
+    draft.targets.extend(places);
+    draft.at = at;
+    Some(draft)
+}
+
+/// How long the watchdog had made no round when the record was taken or the process ended, ns; `None` if that is
+/// unknown.
+fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
+    let whole = &ctx.aligned.records[record];
+    let beat = whole.status.as_ref()?.heartbeat_ns;
+    let until = match (ctx.life.gone(whole.rank), &ctx.life.end) {
+        // A dump shows no rounds after it was taken.
+        (Some(_), _) if !whole.died() => return None,
+        (Some(gone), end) => match (gone.exit, end) {
+            // A process that was asked to end may take its time.
+            (Some(exit), end) => {
+                let asked = end.as_ref().and_then(|end| end.asked);
+                exit.time_ns
+                    .min(asked.map_or(i64::MAX, |asked| asked.time_ns))
+            }
+            // All processes ended together.
+            (None, Some(end)) if end.first.is_empty() => {
+                end.last_ns.saturating_add(ctx.aligned.offsets_ns[record])
+            }
+            (None, _) => return None,
+        },
+        (None, _) => whole.identity.dump_time_ns,
+    };
+    (beat > 0 && until > 0).then(|| until.saturating_sub(beat))
+}
+
+/// The finding on a frozen rank that never arrived where others wait.
+fn idle(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
+    let (record, why) = frozen_rank(ctx, node)?;
+    let (place, _) = first_missed(ctx, node)?;
+    let op_ref = ctx.op_ref_of_place(place);
+    let never = match ctx.graph.places[place] {
+        Place::Collective { .. } => "never issued",
+        Place::Batch { .. } => "never answered",
+    };
+    let detail = format!(
+        "it {never} {} #{} on group {}, where {}{}; {}",
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        count_ranks(ctx.graph.arrived[place].len(), "waits", "wait"),
+        waited(ctx, place),
+        ctx.last_seen(record)
+    );
+    let mut draft = draft(ctx, &[(node, record, why)], &detail);
+    draft.age_ms = ctx.waited_ms(place);
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    draft
+        .evidence
+        .extend(ctx.evidence_of_newest(record, op_ref.group));
+    draft
+        .ruled_out
+        .push("not_joined: its program cannot go on".to_owned());
+    draft.at = Some(op_ref);
+    Some(draft)
+}
+
+/// The finding on frozen ranks in an operation that all members have reached.
+fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
+    let here = &ctx.graph.arrived[place];
+    let stopped: Vec<(Node, usize, Frozen)> = here
+        .iter()
+        .filter_map(|&node| {
+            let record = ctx.record_at(place, node)?;
+            Some((node, record, frozen(ctx, record)?))
+        })
+        .collect();
+    // The peers may have completed the operation and wait for the stopped ranks elsewhere.
+    let waits =
+        |node: &Node| frozen_rank(ctx, *node).is_none() && !ctx.graph.waits_in[*node].is_empty();
+    let waiting = (0..ctx.graph.ranks).filter(waits).count();
+    if stopped.is_empty() || waiting == 0 {
+        return None;
+    }
+    let op_ref = ctx.op_ref_of_place(place);
+    let it = if stopped.len() == 1 {
+        "it is"
+    } else {
+        "they are"
+    };
+    let others = here.len() - stopped.len();
+    let detail = format!(
+        "{it} inside {} #{} on group {}, {}{}",
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        match others {
+            0 => format!("and {} elsewhere", count_ranks(waiting, "waits", "wait")),
+            others => format!("where {}", count_ranks(others, "waits", "wait")),
+        },
+        waited(ctx, place),
+    );
+    let mut draft = draft(ctx, &stopped, &detail);
+    draft.age_ms = ctx.waited_ms(place);
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    draft
+        .ruled_out
+        .push("all_arrived_stuck: not every process that came can go on".to_owned());
+    draft.targets.push(place + ctx.graph.ranks);
+    draft.at = Some(op_ref);
+    Some(draft)
+}
+
+fn waited(ctx: &Context<'_>, place: usize) -> String {
+    ctx.waited_ms(place)
+        .map_or(String::new(), |ms| format!(" for {}", format_time(ms)))
+}
+
+fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> FindingDraft {
+    let mut culprits = ctx.ranks(&frozen.iter().map(|one| one.0).collect::<Vec<_>>());
+    culprits.sort_unstable();
+    let over = ctx.life.end.is_some();
+    let whose = match culprits.as_slice() {
+        [one] => format!(
+            "the process of rank {one} {}",
+            if over { "was" } else { "is" }
+        ),
+        many => format!(
+            "the processes of {} {}",
+            format_ranks(many),
+            if over { "were" } else { "are" }
+        ),
+    };
+    let all = |why| frozen.iter().all(|one| one.2 == why);
+    let what = if all(Frozen::Stopped(Stop::Signal)) {
+        "stopped by a signal"
+    } else if all(Frozen::Stopped(Stop::Debugger)) {
+        "held by a debugger"
+    } else if frozen.iter().all(|one| one.2 != Frozen::Silent) {
+        "stopped by a signal or a debugger"
+    } else {
+        "stopped or without processor time"
+    };
+    let beats = frozen.iter().filter_map(|&(_, at, _)| {
+        let record = &ctx.aligned.records[at];
+        silence(ctx, at).and(record.status.as_ref())
+    });
+    let since = beats.map(|status| status.heartbeat_ns).min();
+    let since = since.map_or(String::new(), |ns| format!(" since {}", time_of_day(ns)));
+    let mut draft = FindingDraft::new(Code::E151, format!("{whose} {what}{since}: {detail}"));
+    let seen = frozen.iter().all(|one| one.2 != Frozen::Silent);
+    draft.confidence = if seen { 0.97 } else { 0.7 };
+    for &(_, record, _) in frozen.iter().take(3) {
+        if let Some(op) = ctx.last_op(record) {
+            draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
+        }
+    }
+    let pids: Vec<String> = frozen
+        .iter()
+        .take(MOST_PIDS)
+        .map(|&(_, record, _)| ctx.aligned.records[record].identity.pid.to_string())
+        .collect();
+    draft.next = match seen {
+        true => format!(
+            "find out who stopped {it}; `kill -CONT {}` lets {it} go on, unless a debugger holds {it}",
+            pids.join(" "),
+            it = if frozen.len() == 1 { "it" } else { "them" },
+        ),
+        false => format!(
+            "look at the state of process {}, and at load, quota and memory of its host",
+            pids.join(", ")
+        ),
+    };
+    draft.targets = frozen.iter().map(|one| one.0).collect();
+    draft.culprits = culprits;
+    draft
+}

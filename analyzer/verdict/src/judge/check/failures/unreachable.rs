@@ -1,0 +1,389 @@
+//! E152: links show no sign of life and cut off a rank or a host.
+//!
+//! The systems at both ends of an idle connection exchange packets whatever their processes do, so a link on
+//! which none arrive shows a fault of the network or of a host, not of a program. Which end is at fault is shown by
+//! the links that live: the ranks that still hear each other are on the good side.
+
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::wait_graph::Place;
+use crate::judge::wait_root::WaitRoot;
+use crate::report::Code;
+use crate::report::format::{format_ranks, time_of_day};
+use rcomm_recorder::model::{LinkEnd, PeerLink, Rank};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(crate) struct Unreachable;
+
+impl Check for Unreachable {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E152]
+    }
+
+    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let links = Links::of(ctx);
+        let aborted = links.aborted();
+        if !aborted.is_empty() {
+            return vec![aborted_there(ctx, &aborted)];
+        }
+        if links.bad.is_empty() {
+            return Vec::new();
+        }
+        let sides = links.sides();
+        let largest = sides.values().map(BTreeSet::len).max().unwrap_or(0);
+        let mut main = sides.values().filter(|side| side.len() == largest);
+        let good = match (main.next(), main.next()) {
+            (Some(side), None) if largest > 1 => side.clone(),
+            _ => BTreeSet::new(),
+        };
+        let (between, across): (Vec<Pair>, Vec<Pair>) = links
+            .bad
+            .keys()
+            .partition(|pair| good.contains(&pair.0) == good.contains(&pair.1));
+        let mut drafts = Vec::new();
+        if !across.is_empty() {
+            drafts.push(cut_off(ctx, &links, &good, &across));
+        }
+        // What the ranks that are cut off do not hear of each other adds nothing.
+        let between: Vec<Pair> = between
+            .into_iter()
+            .filter(|pair| across.is_empty() || good.contains(&pair.0))
+            .collect();
+        if !between.is_empty() {
+            drafts.push(match links.hub(&between) {
+                Some(hub) if across.is_empty() && good.is_empty() => {
+                    cut_off(ctx, &links, &links.others(hub), &between)
+                }
+                _ => broken(ctx, &links, &between),
+            });
+        }
+        drafts
+    }
+}
+
+/// Two ranks, the lower first.
+type Pair = (Rank, Rank);
+
+fn pair(a: Rank, b: Rank) -> Pair {
+    (a.min(b), a.max(b))
+}
+
+/// What one rank recorded of a link.
+#[derive(Clone, Copy)]
+struct End<'a> {
+    /// To common time, ns.
+    offset_ns: i64,
+    link: &'a PeerLink,
+}
+
+impl End<'_> {
+    /// When the last sign of life came, common time, ns.
+    fn heard_ns(&self) -> i64 {
+        self.link.heard_ns.saturating_sub(self.offset_ns)
+    }
+
+    fn sampled_ns(&self) -> i64 {
+        self.link.sampled_ns.saturating_sub(self.offset_ns)
+    }
+}
+
+/// The links of all ranks.
+struct Links<'a> {
+    ends: BTreeMap<(Rank, Rank), End<'a>>,
+    /// Links without a sign of life, or that the system broke, each with the time since when, common time, ns.
+    bad: BTreeMap<Pair, i64>,
+    /// Links with a sign of life since the first of the bad ones fell silent.
+    good: BTreeSet<Pair>,
+}
+
+impl<'a> Links<'a> {
+    fn of(ctx: &'a Context<'_>) -> Self {
+        let mut ends = BTreeMap::new();
+        for (at, record) in ctx.aligned.records.iter().enumerate() {
+            // A process that is stopped samples nothing, and what it saw last is old.
+            if record.stop().is_some() {
+                continue;
+            }
+            let offset_ns = ctx.aligned.offsets_ns[at];
+            for link in &record.peers {
+                if let LinkEnd::Rank(peer) = link.end
+                    && peer != record.rank
+                {
+                    ends.insert((record.rank, peer), End { offset_ns, link });
+                }
+            }
+        }
+        let mut bad: BTreeMap<Pair, i64> = BTreeMap::new();
+        for (&(from, to), end) in &ends {
+            let back = ends.get(&(to, from));
+            // A process that ends resets its connections, and records nothing of that.
+            let reset = |end: &End<'_>| is_network_error(end.link.errno);
+            let since = match (end.link.is_silent(), back) {
+                (true, _) => end.heard_ns(),
+                (false, Some(back)) if reset(end) && reset(back) => {
+                    end.sampled_ns().min(back.sampled_ns())
+                }
+                (false, _) => continue,
+            };
+            let known = bad.entry(pair(from, to)).or_insert(since);
+            *known = since.min(*known);
+        }
+        let first = bad.values().copied().min().unwrap_or(i64::MAX);
+        let lives = |end: &End<'_>| {
+            // A sign of life may be as old as one and a half intervals, here in ns.
+            let idle_ns = i64::from(end.link.interval_ms).saturating_mul(1_500_000);
+            end.link.errno == 0
+                && !end.link.is_silent()
+                && end.link.silence_ns().is_some()
+                && end.sampled_ns() > first
+                && end.heard_ns().saturating_add(idle_ns) > first
+        };
+        let good = ends
+            .iter()
+            .filter(|(_, end)| lives(end))
+            .map(|(&(from, to), _)| pair(from, to))
+            .filter(|pair| !bad.contains_key(pair))
+            .collect();
+        Self { ends, bad, good }
+    }
+
+    /// Links that the system of the first rank's host aborted, each with the time, common time, ns. Links that broke
+    /// later are consequences: ranks that fail close theirs.
+    fn aborted(&self) -> BTreeMap<(Rank, Rank), i64> {
+        let ends = self.ends.iter();
+        let aborted = ends.filter(|(_, end)| end.link.errno == ABORTED);
+        aborted
+            .map(|(&ranks, end)| (ranks, end.sampled_ns()))
+            .collect()
+    }
+
+    /// The ranks with links, in sets that hear each other, by the lowest rank of each.
+    fn sides(&self) -> BTreeMap<Rank, BTreeSet<Rank>> {
+        let pairs = self.bad.keys().chain(&self.good);
+        let mut side: BTreeMap<Rank, Rank> = pairs.flat_map(|&(a, b)| [(a, a), (b, b)]).collect();
+        for &(a, b) in &self.good {
+            let (a, b) = (side[&a], side[&b]);
+            let (to, from) = pair(a, b);
+            for lowest in side.values_mut().filter(|lowest| **lowest == from) {
+                *lowest = to;
+            }
+        }
+        let mut sides: BTreeMap<Rank, BTreeSet<Rank>> = BTreeMap::new();
+        for (rank, lowest) in side {
+            sides.entry(lowest).or_default().insert(rank);
+        }
+        sides
+    }
+
+    /// The one rank that is at an end of all these links, if there are several.
+    fn hub(&self, pairs: &[Pair]) -> Option<Rank> {
+        let &(a, b) = pairs.first()?;
+        let at_all = |rank: Rank| pairs.iter().all(|&(a, b)| a == rank || b == rank);
+        let hub = [a, b].into_iter().find(|&rank| at_all(rank));
+        hub.filter(|_| pairs.len() > 1)
+    }
+
+    fn others(&self, than: Rank) -> BTreeSet<Rank> {
+        let ranks = self.bad.keys().flat_map(|&(a, b)| [a, b]);
+        ranks.filter(|&rank| rank != than).collect()
+    }
+
+    /// Whether what `from` sent to `to` got there; `None` where the records do not show it.
+    fn arrives(&self, from: Rank, to: Rank) -> Option<bool> {
+        let sender = self.ends.get(&(from, to))?.link;
+        let receiver = self.ends.get(&(to, from))?.link;
+        // Without an unacknowledged packet nothing was on its way.
+        (sender.unacknowledged > 0).then_some(sender.sent <= receiver.received)
+    }
+
+    /// Which direction of these links works, if just one does; `None` otherwise, or if the records do not show it.
+    fn one_way(&self, cut: &BTreeSet<Rank>, pairs: &[Pair]) -> Option<Direction> {
+        let outward = |&(a, b): &Pair| if cut.contains(&a) { (a, b) } else { (b, a) };
+        let all = |of: &dyn Fn(Pair) -> Option<bool>| -> Option<bool> {
+            let mut known = pairs.iter().map(outward).filter_map(of).peekable();
+            let first = *known.peek()?;
+            known.all(|it| it == first).then_some(first)
+        };
+        let out = all(&|(cut, other)| self.arrives(cut, other));
+        let into = all(&|(cut, other)| self.arrives(other, cut));
+        match (out, into) {
+            (Some(true), Some(false)) => Some(Direction::Outward),
+            (Some(false), Some(true)) => Some(Direction::Inward),
+            _ => None,
+        }
+    }
+}
+
+/// Which direction of a link works, seen from the ranks that are cut off.
+#[derive(Clone, Copy)]
+enum Direction {
+    Outward,
+    Inward,
+}
+
+/// ECONNABORTED: the host's own system ended the connection. An end by the other host has another number.
+const ABORTED: u32 = 103;
+
+/// Whether this number of a system's error is one of the network, not of a process that closed a connection.
+fn is_network_error(errno: u32) -> bool {
+    // ENETDOWN, ENETUNREACH, ENETRESET, ECONNABORTED, ECONNRESET, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH
+    [100, 101, 102, 103, 104, 110, 112, 113].contains(&errno)
+}
+
+/// The finding on ranks that are cut off from the others.
+fn cut_off(
+    ctx: &Context<'_>,
+    links: &Links<'_>,
+    good: &BTreeSet<Rank>,
+    pairs: &[Pair],
+) -> FindingDraft {
+    let ends = || pairs.iter().flat_map(|&(a, b)| [a, b]);
+    let cut: BTreeSet<Rank> = ends().filter(|rank| !good.contains(rank)).collect();
+    let witnesses: Vec<Rank> = ends()
+        .filter(|rank| good.contains(rank))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    let culprits: Vec<Rank> = cut.iter().copied().collect();
+    let direction = match links.one_way(&cut, pairs) {
+        Some(Direction::Outward) => {
+            "; what was sent from there arrived, what was sent there did not: the links work in one direction"
+        }
+        Some(Direction::Inward) => {
+            "; what was sent there arrived, what was sent from there did not: the links work in one direction"
+        }
+        None => "",
+    };
+    let living = links
+        .good
+        .iter()
+        .filter(|(a, b)| good.contains(a) && good.contains(b));
+    let living: BTreeSet<Rank> = living.flat_map(|&(a, b)| [a, b]).collect();
+    let living: Vec<Rank> = living.into_iter().collect();
+    let others = match living.as_slice() {
+        [] => String::new(),
+        some => format!(", while {} received from each other", format_ranks(some)),
+    };
+    let sentence = format!(
+        "{}{} and {} had no sign of life of each other since {}{others}{direction}",
+        format_ranks(&culprits),
+        hosts(ctx, &culprits),
+        format_ranks(&witnesses),
+        since(links, pairs),
+    );
+    let mut draft = draft(ctx, sentence, &culprits);
+    draft.confidence = if good.len() > 1 { 0.95 } else { 0.8 };
+    draft.culprits = culprits;
+    draft
+}
+
+/// The finding on connections that were aborted on one end's host.
+fn aborted_there(ctx: &Context<'_>, aborted: &BTreeMap<(Rank, Rank), i64>) -> FindingDraft {
+    let set = |ranks: &mut dyn Iterator<Item = Rank>| -> Vec<Rank> {
+        ranks.collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let culprits = set(&mut aborted.keys().map(|&(there, _)| there));
+    let peers = set(&mut aborted.keys().map(|&(_, peer)| peer));
+    let first = aborted.values().copied().min().unwrap_or(0);
+    let (noun, own) = match culprits.len() {
+        1 => ("host", "its"),
+        _ => ("hosts", "their"),
+    };
+    let sentence = format!(
+        "the {noun} of {}{} aborted {own} connections to {} at {}",
+        format_ranks(&culprits),
+        hosts(ctx, &culprits),
+        format_ranks(&peers),
+        time_of_day(first),
+    );
+    let mut draft = draft(ctx, sentence, &culprits);
+    draft.ruled_out = vec![
+        "rank_failed: the system reports the end of a connection by the other host, or by its process, otherwise"
+            .to_owned(),
+    ];
+    draft.next = format!(
+        "look for what ends connections on the {noun} of {}: `ss --kill`, a service that manages the network, an \
+         address that was removed",
+        format_ranks(&culprits)
+    );
+    draft.confidence = 0.9;
+    draft.culprits = culprits;
+    draft
+}
+
+/// The finding on links of which either end may be at fault.
+fn broken(ctx: &Context<'_>, links: &Links<'_>, pairs: &[Pair]) -> FindingDraft {
+    let ranks: BTreeSet<Rank> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
+    let ranks: Vec<Rank> = ranks.into_iter().collect();
+    let sentence = match pairs {
+        [(a, b)] => format!(
+            "ranks {a} and {b} had no sign of life of each other since {}; the records do not show which end is at fault",
+            since(links, pairs)
+        ),
+        _ => format!(
+            "{} links between {} had no sign of life since {}; the records do not show which end is at fault",
+            pairs.len(),
+            format_ranks(&ranks),
+            since(links, pairs)
+        ),
+    };
+    let mut draft = draft(ctx, sentence, &ranks);
+    draft.confidence = 0.7;
+    draft.alternatives = ranks.iter().take(16).map(|&rank| vec![rank]).collect();
+    draft
+}
+
+fn draft(ctx: &Context<'_>, sentence: String, ranks: &[Rank]) -> FindingDraft {
+    let mut draft = FindingDraft::new(Code::E152, sentence);
+    draft.targets = ranks
+        .iter()
+        .filter_map(|&rank| ctx.graph.node(rank))
+        .collect();
+    // Where all members of an operation came, its end is missing because of the link.
+    let places = ctx.wait_roots.iter().filter_map(|root| match root {
+        &WaitRoot::Full(place) => Some(place),
+        _ => None,
+    });
+    for place in places {
+        let came = ctx.ranks(&ctx.graph.arrived[place]);
+        if came.iter().any(|rank| ranks.contains(rank)) {
+            draft.targets.push(place + ctx.graph.ranks);
+            draft.at.get_or_insert_with(|| ctx.op_ref_of_place(place));
+            if let Place::Collective { .. } = ctx.graph.places[place] {
+                draft.evidence = ctx.evidence_of_place(place, 2);
+            }
+        }
+    }
+    draft.ruled_out.push(
+        "rank_frozen, rank_failed: the systems of hosts that are reached answer on idle connections, \
+         whatever their processes do"
+            .to_owned(),
+    );
+    draft.next = format!(
+        "look at the network between {} and the others: cables, switch ports, routes, firewalls, and whether \
+         the host is up",
+        format_ranks(ranks)
+    );
+    draft
+}
+
+fn since(links: &Links<'_>, pairs: &[Pair]) -> String {
+    let first = pairs.iter().filter_map(|pair| links.bad.get(pair)).min();
+    time_of_day(first.copied().unwrap_or(0))
+}
+
+/// ` (host a)`, ` (hosts a, b)`; empty where the records name no host, or more than a few.
+fn hosts(ctx: &Context<'_>, ranks: &[Rank]) -> String {
+    let host_of = |&rank: &Rank| {
+        let record = ctx.aligned.record_of(rank)?;
+        let host = ctx.aligned.records[record].identity.host.as_str();
+        (!host.is_empty()).then(|| crate::report::format::printable(host))
+    };
+    let hosts: BTreeSet<_> = ranks.iter().filter_map(host_of).collect();
+    let names: Vec<String> = hosts.into_iter().map(|host| host.to_string()).collect();
+    match names.as_slice() {
+        [host] => format!(" (host {host})"),
+        [_, ..] if names.len() <= 4 => format!(" (hosts {})", names.join(", ")),
+        _ => String::new(),
+    }
+}

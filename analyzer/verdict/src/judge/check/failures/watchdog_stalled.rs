@@ -1,0 +1,70 @@
+//! E140: the watchdog of a rank stopped making its rounds.
+//!
+//! Derived from the rank's own record: its heartbeat is much older than the record, both by the clock of its host, or
+//! the heartbeat monitor had the record written because it raised the alarm. [`rank_failed`](super::rank_failed) covers
+//! a process that is gone, whose watchdog makes no rounds either. A stalled watchdog holds up no rank, so this finding
+//! is listed under the cause of the waits, if there is one.
+
+use crate::align::record::Record;
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::report::Code;
+use crate::report::format::format_time;
+
+pub(crate) struct WatchdogStalled;
+
+/// The watchdog makes several rounds a second; the runtime's heartbeat monitor raises the alarm after this time, ns.
+const STALLED_NS: i64 = 60_000_000_000;
+/// The reason that the runtime's heartbeat monitor gives for the dump that it requests.
+const ALARM: &str = "the watchdog is stuck";
+
+impl Check for WatchdogStalled {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E140]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let explained = so_far.iter().any(|draft| draft.is_root);
+        let records = ctx.aligned.records.iter().enumerate();
+        records
+            .filter_map(|(at, record)| {
+                let silent = silence(record)?;
+                let mut draft = draft(ctx, at, record, silent);
+                draft.is_root = !explained;
+                Some(draft)
+            })
+            .collect()
+    }
+}
+
+/// How long the watchdog had made no round when the record was taken, ns; `None` if it had not stalled.
+fn silence(record: &Record) -> Option<i64> {
+    let status = record.status.as_ref()?;
+    let (beat, taken) = (status.heartbeat_ns, record.identity.dump_time_ns);
+    if beat <= 0 || taken <= 0 || record.died() {
+        return None;
+    }
+    let silent = taken.saturating_sub(beat);
+    (silent >= STALLED_NS || record.identity.reason == ALARM).then_some(silent.max(0))
+}
+
+fn draft(ctx: &Context<'_>, at: usize, record: &Record, silent_ns: i64) -> FindingDraft {
+    let rank = record.rank;
+    let sentence = format!(
+        "the watchdog of rank {rank} has made no round for {}: the unfinished operations of its record may \
+         be out of date; {}",
+        format_time(silent_ns as f64 / 1e6),
+        ctx.last_seen(at)
+    );
+    let mut draft = FindingDraft::new(Code::E140, sentence);
+    draft.confidence = 0.9;
+    draft.culprits = vec![rank];
+    draft
+        .ruled_out
+        .push("rank_failed: its process was there when the record was taken".to_owned());
+    if let Some(op) = ctx.last_op(at) {
+        draft.frames = ctx.frames_of(at, op, "last_seen");
+    }
+    draft.next = format!("take native stacks of rank {rank}: which thread holds what");
+    draft
+}

@@ -1,0 +1,138 @@
+//! E135: every member is in the operation, their calls agree, and none has finished.
+//!
+//! The program did its part, so the cause is the fabric, a device or the library. Reported only if the operation has
+//! had time to finish and no other cause was found: a peer that is missing elsewhere, or a member that merely finished
+//! first, explains such a wait better.
+
+use crate::align::Presence;
+use crate::judge::channels::{Common, lag_of};
+use crate::judge::check::Check;
+use crate::judge::check::calls::p2p_size_mismatch::both_ends;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::missed::peer_rank;
+use crate::judge::wait_graph::Place;
+use crate::judge::wait_root::WaitRoot;
+use crate::report::Code;
+use crate::report::format::{format_ranks, format_time};
+use rcomm_recorder::model::Rank;
+
+pub(crate) struct AllArrivedStuck;
+
+impl Check for AllArrivedStuck {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E135]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        if so_far.iter().any(|draft| draft.is_root) {
+            return Vec::new();
+        }
+        let full = ctx
+            .wait_roots
+            .iter()
+            .filter_map(|wait_root| match wait_root {
+                &WaitRoot::Full(place) => Some(place),
+                _ => None,
+            });
+        full.filter(|&place| no_member_finished(ctx, place) && ctx.is_long_complete(place))
+            .map(|place| draft(ctx, place))
+            .collect()
+    }
+}
+
+fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
+    let (group, seq) = match ctx.graph.places[place] {
+        Place::Collective { group, seq } => (group, seq),
+        // If the ring has dropped the other half of a message, it is not known whether the two met.
+        Place::Batch {
+            group,
+            record,
+            pending,
+        } => {
+            let mut halves = ctx.halves(record, pending).iter();
+            return halves.all(|&half| both_ends(ctx, group, record, half).is_some());
+        }
+    };
+    (0..ctx.aligned.groups[group].ranks.len()).all(|member| {
+        // An operation that a member's ring has dropped may have completed there, or the member may be in an older one.
+        let Presence::Issued(at) = ctx.aligned.presence(group, member, seq) else {
+            return false;
+        };
+        let lane = ctx.aligned.lane(group, member);
+        lane.is_none_or(|(record, lane)| !ctx.aligned.status_op(record, lane, at).completed())
+    })
+}
+
+fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
+    let op_ref = ctx.op_ref_of_place(place);
+    let mut inside: Vec<Rank> = ctx.ranks(&ctx.graph.arrived[place]);
+    if let Place::Batch {
+        group,
+        record,
+        pending,
+    } = ctx.graph.places[place]
+    {
+        // Both ends of each message were compared.
+        let halves = ctx.halves(record, pending).iter();
+        inside
+            .extend(halves.filter_map(|half| peer_rank(ctx.aligned, group, record, half.position)));
+    }
+    inside.sort_unstable();
+    inside.dedup();
+    let waited = ctx
+        .waited_ms(place)
+        .map_or(String::new(), |ms| format!(" after {}", format_time(ms)));
+    let lag = match ctx.graph.places[place] {
+        Place::Collective { group, seq } => lag_of(ctx, group, seq),
+        Place::Batch { .. } => None,
+    };
+    let host_of = |rank| {
+        let record = ctx.aligned.record_of(rank)?;
+        let host = &ctx.aligned.records[record].identity.host;
+        (!host.is_empty()).then(|| host.clone())
+    };
+    let why = lag.as_ref().and_then(|lag| lag.describe(host_of));
+    let why = why.unwrap_or_else(|| "the fabric, a device or the library".to_owned());
+    let sentence = format!(
+        "{} {} inside {} #{} on group {} and none has finished{waited}: {why}",
+        format_ranks(&inside),
+        if inside.len() == 1 { "is" } else { "are all" },
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group)
+    );
+    let mut draft = FindingDraft::new(Code::E135, sentence);
+    draft.age_ms = ctx.waited_ms(place);
+    let names_link =
+        (lag.as_ref()).is_some_and(|lag| lag.link.is_some() || lag.common(host_of).is_some());
+    draft.confidence = if names_link { 0.85 } else { 0.7 };
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    draft.ruled_out = vec![
+        match ctx.graph.places[place] {
+            Place::Collective { .. } => "not_joined: every member has issued it",
+            Place::Batch { .. } => "p2p_unmatched: both halves of every message are posted",
+        }
+        .to_owned(),
+        "op_mismatch, dtype_mismatch, size_mismatch: they agree".to_owned(),
+    ];
+    let common = lag.as_ref().and_then(|lag| lag.common(host_of));
+    draft.next = match (common, lag.and_then(|lag| lag.link)) {
+        (Some((_, Common::From(rank) | Common::To(rank))), _) => {
+            format!("look at the network card of rank {rank}, its cable and its switch port")
+        }
+        (Some((_, Common::FromHost(host) | Common::ToHost(host))), _) => {
+            format!("look at the network of host {host}: its cards, cables and switch ports")
+        }
+        (None, Some(link)) => format!(
+            "look at the way from rank {} to rank {}: their network cards, cables and switch ports",
+            link.from, link.to
+        ),
+        (None, None) => format!(
+            "look at links and devices of {}: errors of the network cards, of the switches, of the GPUs",
+            format_ranks(&inside)
+        ),
+    };
+    draft.targets = vec![place + ctx.graph.ranks];
+    draft.at = Some(op_ref);
+    draft
+}

@@ -1,0 +1,417 @@
+//! E130: ranks wait on each other across groups.
+//!
+//! In a cycle all ranks wait, so no rank is idle. But usually one rank took two steps of the program in another order
+//! than all others: for each rank of the cycle, and each place where it is missed, this check counts which of the two
+//! the ranks of the job do first. The rank that is outvoted most is the culprit, and the cycle is its proof. If the
+//! votes are even, the rank's own past decides, provided that it is regular; both sides remain alternatives. A rank
+//! with a single peer to compare with, which contradicts it, is the culprit if no other two ranks of the cycle
+//! contradict each other.
+//!
+//! A rank that has issued later operations, but still not the one that its peers wait for, did not swap two steps but
+//! left one out: then the finding is E103.
+
+use crate::align::event::ProgramEvent;
+use crate::align::pending::PendingKind;
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft, OpRef};
+use crate::judge::missed::{event_at, event_for};
+use crate::judge::program_order::{Votes, past, vote};
+use crate::judge::programs::{self, Point};
+use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::judge::wait_root::WaitRoot;
+use crate::report::Code;
+use crate::report::format::format_ranks;
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+pub(crate) struct CrossGroupDeadlock;
+
+impl Check for CrossGroupDeadlock {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E130, Code::E103]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
+        let mut drafts = Vec::new();
+        for wait_root in &ctx.wait_roots {
+            let WaitRoot::Cycle { ranks, places } = wait_root else {
+                continue;
+            };
+            let known = places
+                .iter()
+                .any(|&place| explained(place + ctx.graph.ranks))
+                || ranks.iter().any(|&rank| explained(rank));
+            if !known {
+                drafts.push(draft(ctx, ranks, places));
+            }
+        }
+        drafts
+    }
+}
+
+/// A rank whose order of two steps differs from that of most other ranks.
+pub(super) struct MinorityRank {
+    pub(super) node: Node,
+    votes: Votes,
+    /// Whether the votes were even, and only the rank's own past decided.
+    by_past: bool,
+    /// Place where the rank is missed.
+    pub(super) instead: usize,
+    /// Place where it waits instead.
+    at: usize,
+}
+
+fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
+    let cycle = walk(ctx, ranks, places);
+    let minority = strongest_minority(ctx, ranks, places);
+    let mut draft = if minority.is_empty() || minority.len() * 2 > ranks.len() {
+        ambiguous(ctx, ranks, places)
+    } else {
+        let mut draft = blamed(ctx, &minority);
+        if minority.iter().any(|one| one.by_past) {
+            draft.confidence = 0.6;
+            draft.alternatives = sides(ctx, ranks, places);
+            draft.doubts.push(
+                "two sides of equal size: only the rank's own past shows which order is usual"
+                    .into(),
+            );
+        }
+        draft
+    };
+    draft.cycle = ctx.ranks(&cycle);
+    let own = draft.at.as_ref().map(|op_ref| op_ref.group);
+    for &place in places_of(ctx, &cycle, places).iter().take(16) {
+        let group = ctx.group_at(place);
+        let mut evidence = ctx.evidence_of_place(place, 1);
+        for one in &mut evidence {
+            one.group = (own != Some(group)).then(|| ctx.group_ref(group));
+        }
+        draft.evidence.extend(evidence);
+    }
+    draft
+        .ruled_out
+        .push("not_joined: every rank of the cycle waits itself".to_owned());
+    draft.targets = ranks.to_vec();
+    draft
+}
+
+pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDraft {
+    let culprits: Vec<Rank> = minority.iter().map(|one| ctx.rank(one.node)).collect();
+    let first = &minority[0];
+    let (op_ref, at) = (
+        ctx.op_ref_of_place(first.instead),
+        ctx.op_ref_of_place(first.at),
+    );
+    let name = |op_ref: &OpRef| {
+        format!(
+            "{} #{} on group {}",
+            op_ref.op,
+            op_ref.seq,
+            ctx.group_name(op_ref.group)
+        )
+    };
+    let here = ctx.record_at(first.at, first.node).and_then(|record| {
+        let at = position_of(ctx, record, first.at)?;
+        let position = ctx.graph.pending[record][at].position;
+        Some(Point { record, position })
+    });
+    let site = here.map_or(String::new(), |here| {
+        ctx.at_site(ctx.aligned.op(here.record, here.position))
+    });
+    let sentence = format!(
+        "{} went to {}{site} before {}, where its peers wait: a wait cycle; {} of {} ranks put them the other way \
+         round",
+        format_ranks(&culprits),
+        name(&at),
+        name(&op_ref),
+        first.votes.first,
+        first.votes.first + first.votes.second,
+    );
+    let skipped = minority.iter().all(|one| left_out(ctx, one));
+    let (code, sentence) = if skipped {
+        let sentence = format!(
+            "{} left out {} and went on to {}{site}, where {}",
+            format_ranks(&culprits),
+            name(&op_ref),
+            name(&at),
+            if culprits.len() == 1 {
+                "it waits for those that wait for it"
+            } else {
+                "they wait for those that wait for them"
+            }
+        );
+        (Code::E103, sentence)
+    } else {
+        (Code::E130, sentence)
+    };
+    let mut draft = FindingDraft::new(code, sentence);
+    let all = (first.votes.first + first.votes.second) as f64;
+    draft.confidence = (0.5 + 0.45 * (first.votes.first as f64 / all.max(1.0))).min(0.95);
+    for one in minority.iter().take(4) {
+        let Some(record) = ctx.record_at(one.at, one.node) else {
+            continue;
+        };
+        if let Some(op) = ctx.last_op(record) {
+            draft.frames.extend(ctx.frames_of(record, op, "waiting"));
+        }
+    }
+    draft.next = format!(
+        "compare the order in which {} {} {} and {} with another rank's",
+        format_ranks(&culprits),
+        if culprits.len() == 1 {
+            "issues"
+        } else {
+            "issue"
+        },
+        name(&at),
+        name(&op_ref)
+    );
+    if let (Some(usual), Some(minority)) = (first.votes.shown_by, here) {
+        let rank = |point: Point| [ctx.aligned.records[point.record].rank];
+        let (usual, minority) = ((&rank(usual)[..], usual), (&rank(minority)[..], minority));
+        draft.diff = programs::orders(ctx, usual, minority);
+    }
+    draft.culprits = culprits;
+    draft.at = Some(op_ref);
+    draft
+}
+
+/// Whether a rank issued more operations after the one that it waits in, but still not the one that its peers wait for.
+fn left_out(ctx: &Context<'_>, one: &MinorityRank) -> bool {
+    let Some(record) = ctx.record_at(one.at, one.node) else {
+        return false;
+    };
+    let Some(here) = position_of(ctx, record, one.at) else {
+        return false;
+    };
+    match position_of(ctx, record, one.instead) {
+        None => here + 1 < ctx.graph.pending[record].len(),
+        // The rank used that number much later, for the next operation of this kind.
+        Some(there) => there > here + 2,
+    }
+}
+
+/// Index of a place among the pending operations of a record; `None` if it is not pending there.
+fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> {
+    let pending = &ctx.graph.pending[record];
+    pending
+        .iter()
+        .position(|pending| match (&pending.what, &ctx.graph.places[place]) {
+            (PendingKind::Collective { seq }, Place::Collective { group, seq: at }) => {
+                pending.group == *group && seq == at
+            }
+            (
+                PendingKind::Batch { .. },
+                Place::Batch {
+                    record: of,
+                    pending: at,
+                    ..
+                },
+            ) => *of == record && ctx.graph.pending[record][*at].position == pending.position,
+            _ => false,
+        })
+}
+
+/// The sides of a cycle: for each kind of place, the ranks that wait in it; at most 16.
+fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
+    let mut sides: BTreeMap<Option<(u32, u64)>, Vec<Rank>> = BTreeMap::new();
+    for &rank in ranks {
+        let at = ctx.graph.waits_in[rank]
+            .iter()
+            .find(|place| places.contains(place));
+        let side = at.map(|&place| match ctx.graph.places[place] {
+            Place::Collective { group, seq } => (ctx.aligned.groups[group].family, u64::from(seq)),
+            Place::Batch { group, .. } => (ctx.aligned.groups[group].family, u64::MAX),
+        });
+        sides.entry(side).or_default().push(ctx.rank(rank));
+    }
+    let mut sides: Vec<Vec<Rank>> = sides.into_values().collect();
+    sides.sort();
+    sides.truncate(16);
+    sides
+}
+
+/// The operation in which a rank waits in one of these places; `None` if it waits in none of them.
+fn waits_at(ctx: &Context<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
+    let node = ctx.graph.node(rank)?;
+    let mut at = ctx.graph.waits_in[node].iter();
+    let &place = at.find(|place| places.contains(place))?;
+    let record = ctx.record_at(place, node)?;
+    let at = position_of(ctx, record, place)?;
+    let position = ctx.graph.pending[record][at].position;
+    Some(Point { record, position })
+}
+
+fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
+    let all = ctx.ranks(ranks);
+    let alternatives = sides(ctx, ranks, places);
+    let sentence = format!(
+        "{} wait on each other in a cycle across groups; which of them took the wrong order is not known",
+        format_ranks(&all)
+    );
+    let mut draft = FindingDraft::new(Code::E130, sentence);
+    draft.confidence = 0.5;
+    if let [one, other, ..] = &alternatives[..] {
+        let waits_at = |rank: &Rank| waits_at(ctx, *rank, places);
+        if let (Some(here), Some(there)) = (waits_at(&one[0]), waits_at(&other[0])) {
+            let like = |side: &[Rank], point| -> Vec<Rank> {
+                let ranks = side.iter().copied();
+                let same = |at| programs::same_order(ctx, point, at);
+                ranks
+                    .filter(|rank| waits_at(rank).is_some_and(same))
+                    .collect()
+            };
+            let (one, other) = (like(one, here), like(other, there));
+            draft.diff = programs::orders(ctx, (&one, here), (&other, there));
+        }
+        draft.alternatives = alternatives;
+    }
+    let first = places
+        .iter()
+        .copied()
+        .min_by_key(|&place| (ctx.waiting_since(place), place));
+    draft.at = first.map(|place| ctx.op_ref_of_place(place));
+    draft.next =
+        "compare the order of the operations that these ranks issue on their groups".to_owned();
+    draft
+}
+
+/// The ranks that are outvoted most. A rank that is outvoted less than half as clearly only follows from these and is
+/// left out.
+pub(super) fn strongest_minority(
+    ctx: &Context<'_>,
+    ranks: &[Node],
+    places: &[usize],
+) -> Vec<MinorityRank> {
+    let mut minority = minority_ranks(ctx, ranks, places);
+    let against = |one: &MinorityRank| one.votes.first - one.votes.second;
+    let strongest = minority.iter().map(against).max().unwrap_or(0);
+    minority.retain(|one| against(one) * 2 >= strongest);
+    minority.sort_by_key(|one| one.node);
+    minority.dedup_by_key(|one| one.node);
+    minority
+}
+
+fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<MinorityRank> {
+    let inside: HashSet<Node> = ranks.iter().copied().collect();
+    let mut counted: HashMap<(ProgramEvent, ProgramEvent), Votes> = HashMap::new();
+    let mut minority: Vec<MinorityRank> = Vec::new();
+    let mut contradicted: Vec<MinorityRank> = Vec::new();
+    for &place in places {
+        for &(node, why) in &ctx.graph.missing[place] {
+            if !inside.contains(&node) || why == Missing::Candidate {
+                continue;
+            }
+            let rank = ctx.rank(node);
+            let Some(record) = ctx.record_at(place, node) else {
+                continue;
+            };
+            let Some(expected) = event_for(ctx, place, rank) else {
+                continue;
+            };
+            for &at in &ctx.graph.waits_in[node] {
+                if !places.contains(&at) {
+                    continue;
+                }
+                let Some(done) = event_at(ctx, at, rank) else {
+                    continue;
+                };
+                let mut votes_before = |done: ProgramEvent| {
+                    let count = || vote(ctx.aligned, ctx.messages, record, expected, done);
+                    *counted.entry((expected, done)).or_insert_with(count)
+                };
+                let mut votes = votes_before(done);
+                // If the votes on this message are even, those on the collective that it follows decide: it has its
+                // place in the program too, and more ranks issue it.
+                if votes.first == votes.second
+                    && let (ProgramEvent::Collective { .. }, ProgramEvent::Message(posted)) =
+                        (expected, done)
+                    && let Some(before) = posted.follows()
+                    && before != expected
+                {
+                    let earlier = votes_before(before);
+                    if earlier.first > earlier.second {
+                        votes = earlier;
+                    }
+                }
+                let by_past = votes.first == votes.second
+                    && past(ctx.aligned, record, expected, done) == Some(true);
+                let one = MinorityRank {
+                    node,
+                    votes,
+                    by_past,
+                    instead: place,
+                    at,
+                };
+                if votes.first > votes.second || by_past {
+                    minority.push(one);
+                } else if votes.first > 0 {
+                    contradicted.push(one);
+                }
+            }
+        }
+    }
+    // One vote against one proves something only if all other ranks agree with the rest of the job.
+    let first = contradicted.first().map(|one| one.node);
+    let is_alone = |one: &MinorityRank| Some(one.node) == first && one.votes.second <= 1;
+    if minority.is_empty() && contradicted.iter().all(is_alone) {
+        minority = contradicted;
+    }
+    minority.sort_by_key(|one| {
+        (
+            one.node,
+            std::cmp::Reverse(one.votes.first - one.votes.second),
+            one.instead,
+        )
+    });
+    minority
+}
+
+/// The ranks of a shortest cycle through the first rank: each waits for the next.
+pub(super) fn walk(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Node> {
+    let Some(&start) = ranks.first() else {
+        return Vec::new();
+    };
+    let inside: HashSet<Node> = ranks
+        .iter()
+        .copied()
+        .chain(places.iter().map(|&place| place + ctx.graph.ranks))
+        .collect();
+    let mut before: HashMap<Node, Node> = HashMap::new();
+    let mut queue = VecDeque::from([start]);
+    while let Some(node) = queue.pop_front() {
+        for next in ctx.graph.successors(node) {
+            if next == start {
+                let mut path = vec![node];
+                let mut at = node;
+                while let Some(&previous) = before.get(&at) {
+                    path.push(previous);
+                    at = previous;
+                }
+                path.reverse();
+                path.retain(|&node| node < ctx.graph.ranks);
+                return path;
+            }
+            if inside.contains(&next) && next != start && !before.contains_key(&next) {
+                before.insert(next, node);
+                queue.push_back(next);
+            }
+        }
+    }
+    vec![start]
+}
+
+/// The places where the ranks of a cycle wait, in the order of the cycle.
+fn places_of(ctx: &Context<'_>, cycle: &[Node], places: &[usize]) -> Vec<usize> {
+    let at = |node: &Node| {
+        ctx.graph.waits_in[*node]
+            .iter()
+            .copied()
+            .find(|place| places.contains(place))
+    };
+    let mut of_cycle: Vec<usize> = cycle.iter().filter_map(at).collect();
+    let mut seen = HashSet::new();
+    of_cycle.retain(|place| seen.insert(*place));
+    of_cycle
+}

@@ -1,0 +1,344 @@
+//! E102: a rank left no readable record, or one that ends too early, and the operations that the others wait in point
+//! to it.
+//!
+//! Absence is weak evidence: the file may be lost while the rank waits like the others. So the rank is a culprit only
+//! if no readable rank explains the waits. With several such ranks, the one that was missed first is named, and the
+//! others remain alternatives. A readable rank that left the order of the program explains the waits too, and is
+//! reported first, as E103 or E130: the rank without a record may complete a cycle.
+
+use super::cross_group_deadlock::{blamed, strongest_minority};
+use crate::align::record::Record;
+use crate::align::{UnknownReason, event};
+use crate::judge::block::Block;
+use crate::judge::check::Check;
+use crate::judge::check::failures::rank_failed::first_failure;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::missed::first_missed;
+use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::judge::wait_root::WaitRoot;
+use crate::report::Code;
+use crate::report::format::{count_ranks, format_ranks, format_time};
+use rcomm_recorder::model::{EntryState, Parts, Rank};
+use rcomm_recorder::publish::Recorder;
+use std::collections::BTreeMap;
+
+pub(crate) struct MissingDump;
+
+impl Check for MissingDump {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E102, Code::E103, Code::E130]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        if so_far.iter().any(|draft| draft.is_root) {
+            return Vec::new();
+        }
+        let by_order = out_of_order(ctx);
+        let mut by_place: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
+        for wait_root in &ctx.wait_roots {
+            let &WaitRoot::Unread(node) = wait_root else {
+                continue;
+            };
+            // Entries that a ring has dropped are not a missing record: N302 reports them, and no rank is blamed.
+            if is_lost(ctx, node) {
+                continue;
+            }
+            if let Some((place, _)) = first_missed(ctx, node) {
+                by_place.entry(place).or_default().push(node);
+            }
+        }
+        let mut places: Vec<(usize, Vec<Node>)> = by_place.into_iter().collect();
+        places.sort_by_key(|&(place, _)| (ctx.waiting_since(place).unwrap_or(i64::MAX), place));
+        if let (Some((first, _)), Some(block)) = (places.first(), Block::of_absent(ctx)) {
+            // The ranks of one host are gone together: which of them was missed first does not matter.
+            places = vec![(*first, block.nodes(ctx))];
+        }
+        let several = places.len() > 1;
+        let all: Vec<Vec<Rank>> = places.iter().map(|(_, nodes)| ctx.ranks(nodes)).collect();
+        let drafts = places.iter().enumerate().map(|(nth, (place, nodes))| {
+            let mut draft = draft(ctx, *place, nodes);
+            if several {
+                draft.confidence = if nth == 0 { 0.4 } else { 0.3 };
+                draft.is_root = nth == 0;
+                if nth == 0 {
+                    draft.alternatives.extend(all[1..].iter().take(16).cloned());
+                    draft.by_clock = gap(ctx, places[0].0, places[1].0);
+                    draft.doubts.push(
+                        "other ranks without a record are waited for too; this one was missed first"
+                            .to_owned(),
+                    );
+                }
+            }
+            if by_order.is_some() {
+                draft.confidence = 0.3;
+                draft.is_root = false;
+            }
+            draft
+        });
+        let mut drafts: Vec<FindingDraft> = drafts.collect();
+        if let (Some(mut minority), false) = (by_order, drafts.is_empty()) {
+            minority.targets.extend(
+                drafts
+                    .iter()
+                    .flat_map(|draft| draft.targets.iter().copied()),
+            );
+            minority
+                .alternatives
+                .extend(drafts.iter().take(16).map(|draft| draft.culprits.clone()));
+            drafts.insert(0, minority);
+        }
+        drafts
+    }
+}
+
+/// Whether the rank left a record whose ring no longer holds any of the operations that others wait for.
+fn is_lost(ctx: &Context<'_>, node: Node) -> bool {
+    let lost = Missing::Unknown(UnknownReason::HistoryLost);
+    let missed = ctx.missed_at(node);
+    !missed.is_empty() && missed.iter().all(|&(_, why)| why == lost)
+}
+
+/// A rank that waits at each of two places, and the ns between the beginnings of the two waits; `None` if these are
+/// unknown.
+fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64)> {
+    let rank = |place: usize| ctx.graph.arrived[place].first().map(|&node| ctx.rank(node));
+    let gap = ctx
+        .waiting_since(second)?
+        .saturating_sub(ctx.waiting_since(first)?);
+    Some(([rank(first)?, rank(second)?], gap))
+}
+
+/// The finding on a readable rank that left the order of the program: it explains the waits for a rank without a
+/// record, which may itself wait for the readable one.
+fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
+    // With more waits than this, the orders are not compared: it would take too long.
+    const MOST: usize = 1 << 14;
+    let asked: usize = ctx.graph.missing.iter().map(Vec::len).sum();
+    // torchcomms records no peers, so the order of its messages proves nothing.
+    let nameless = |record: &Record| record.recorder == Recorder::Torchcomms;
+    if ctx.aligned.records.iter().any(nameless) {
+        return None;
+    }
+    if !ctx
+        .wait_roots
+        .iter()
+        .any(|wait_root| matches!(wait_root, WaitRoot::Unread(_)))
+        || asked > MOST
+    {
+        return None;
+    }
+    let ranks: Vec<Node> = (0..ctx.graph.ranks)
+        .filter(|&node| !ctx.graph.waits_in[node].is_empty())
+        .collect();
+    let places: Vec<usize> = (0..ctx.graph.places.len()).collect();
+    let minority = strongest_minority(ctx, &ranks, &places);
+    if minority.is_empty() || minority.len() * 2 > ranks.len() {
+        return None;
+    }
+    let mut draft = blamed(ctx, &minority);
+    draft.confidence = 0.5;
+    draft.targets = minority.iter().map(|one| one.node).collect();
+    draft
+        .ruled_out
+        .push("missing_dump: a readable rank explains the waits".to_owned());
+    Some(draft)
+}
+
+fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
+    let op_ref = ctx.op_ref_of_place(place);
+    let culprits = ctx.ranks(nodes);
+    let waiting = ctx.graph.arrived[place].len();
+    let waited = ctx.waited_ms(place).map_or("waited".to_owned(), |ms| {
+        format!("waited {}", format_time(ms))
+    });
+    let read = culprits
+        .iter()
+        .any(|&rank| ctx.aligned.record_of(rank).is_some());
+    let block = Block::of(ctx, &culprits);
+    let together = block
+        .as_ref()
+        .map_or(String::new(), |block| format!(", {},", block.describe()));
+    let sentence = format!(
+        "{}{together} {}; {} in {} #{} on group {} for {}{}",
+        format_ranks(&culprits),
+        if read {
+            "left a record that ends before the current operation"
+        } else {
+            "left no readable record"
+        },
+        count_ranks(waiting, &format!("has {waited}"), &format!("have {waited}")),
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        if culprits.len() == 1 { "it" } else { "them" },
+        ctx.in_all(nodes, waiting),
+    );
+    let mut draft = FindingDraft::new(Code::E102, sentence);
+    draft.age_ms = ctx.waited_ms(place);
+    // If the rank had arrived and the operation were stuck, the others would have left the same records.
+    draft.confidence = match &block {
+        Some(block) => block.confidence(),
+        None if is_only_explanation(ctx, place, &culprits) => 0.75,
+        None => 0.5,
+    };
+    if let Some(block) = block {
+        draft.evidence = ctx.evidence_of_place(place, 3);
+        draft
+            .ruled_out
+            .push("not_joined: no readable rank explains the wait".to_owned());
+        draft.alternatives = block.alternatives();
+        draft.next = block.next(&culprits);
+        draft.targets = nodes.to_vec();
+        draft.culprits = culprits;
+        draft.at = Some(op_ref);
+        return draft;
+    }
+    if nodes.len() > 1 {
+        draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
+    }
+    let failed = failed_there(ctx, place);
+    if !failed.is_empty() {
+        draft.doubts.push(format!(
+            "the operation failed on {}, which may be the cause or an echo",
+            format_ranks(&failed)
+        ));
+        draft
+            .alternatives
+            .extend(failed.iter().map(|&rank| vec![rank]));
+    }
+    if let &[alone] = ctx.graph.arrived[place].as_slice() {
+        draft
+            .doubts
+            .push("a rank that waits alone may have come to what its peers never issue".to_owned());
+        draft.alternatives.push(vec![ctx.rank(alone)]);
+    }
+    let peers = exclusive_peers(ctx, &culprits);
+    if !peers.is_empty() {
+        draft.doubts.push(format!(
+            "only its own record would show what {} did or left out with it",
+            format_ranks(&peers)
+        ));
+    }
+    let ended = ended_early(ctx, &culprits);
+    if !ended.is_empty() {
+        draft.doubts.push(format!(
+            "{} ended early, and it may be what it waits for itself",
+            format_ranks(&ended)
+        ));
+    }
+    for rank in ended.into_iter().chain(peers).take(16) {
+        if !draft.alternatives.iter().any(|known| *known == [rank]) {
+            draft.alternatives.push(vec![rank]);
+        }
+    }
+    draft.doubts.push(format!(
+        "had {} issued it too, and none finished, the others would have left the same records",
+        format_ranks(&culprits)
+    ));
+    draft.evidence = ctx.evidence_of_place(place, 3);
+    draft
+        .ruled_out
+        .push("not_joined: no readable rank explains the wait".to_owned());
+    draft.next = format!(
+        "look for a crash of {}: its log, its exit code, the kernel's log of its host",
+        format_ranks(&culprits)
+    );
+    draft.targets = nodes.to_vec();
+    draft.culprits = culprits;
+    draft.at = Some(op_ref);
+    draft
+}
+
+/// Whether the other records leave almost no explanation but that this rank is gone: at least three ranks wait for it
+/// in an operation whose arguments all recorded alike, none of them failed or ended early, and no rank shares messages
+/// or a group of two with the absent rank alone.
+fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bool {
+    const WAITING: usize = 3;
+    let Place::Collective { group, seq } = ctx.graph.places[place] else {
+        return false;
+    };
+    let call = event::usual_call(ctx.aligned, group, seq);
+    let compared = call.is_some_and(|call| {
+        let call = ctx.aligned.shared.calls.get(call);
+        match call.op.parts() {
+            Parts::Equal => call.op.needs_all_members(),
+            Parts::PerRank | Parts::PerPair => false,
+        }
+    });
+    let absent = ctx.aligned.expected.iter();
+    let absent = absent.filter(|&&rank| ctx.aligned.record_of(rank).is_none());
+    compared
+        && culprits.len() == 1
+        && absent.count() == 1
+        && ctx.graph.arrived[place].len() >= WAITING
+        && failed_there(ctx, place).is_empty()
+        && exclusive_peers(ctx, culprits).is_empty()
+        && ended_early(ctx, culprits).is_empty()
+}
+
+/// Ranks on which the collective of this place failed, ascending, at most 8.
+fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
+    const MOST: usize = 8;
+    let Place::Collective { group, seq } = ctx.graph.places[place] else {
+        return Vec::new();
+    };
+    let failed = ctx.graph.arrived[place].iter().filter(|&&node| {
+        let record = ctx.record_at(place, node);
+        record.is_some_and(|record| {
+            let lane = ctx.aligned.lanes[record]
+                .iter()
+                .find(|lane| lane.group == group);
+            lane.is_some_and(|lane| {
+                ctx.aligned.find(record, lane, seq).is_ok_and(|at| {
+                    ctx.aligned.status_op(record, lane, at).state == EntryState::Failed
+                })
+            })
+        })
+    });
+    let mut failed: Vec<Rank> = failed.map(|&node| ctx.rank(node)).collect();
+    failed.sort_unstable();
+    failed.truncate(MOST);
+    failed
+}
+
+/// Ranks that exchange messages with a culprit or share a group of two with it, ascending: no third rank recorded what
+/// the two did.
+fn exclusive_peers(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
+    let messages = ctx.messages.pairs.keys().map(|&(group, (one, other))| {
+        let ranks = &ctx.aligned.groups[group].ranks;
+        [one, other].map(|end| ranks.get(end as usize).copied())
+    });
+    let groups = ctx.aligned.groups.iter();
+    let twos = groups.filter_map(|group| match *group.ranks {
+        [one, other] => Some([Some(one), Some(other)]),
+        _ => None,
+    });
+    let mut peers: Vec<Rank> = messages
+        .chain(twos)
+        .filter_map(|ends| match ends {
+            [Some(one), Some(other)] if culprits.contains(&one) => Some(other),
+            [Some(one), Some(other)] if culprits.contains(&other) => Some(one),
+            _ => None,
+        })
+        .filter(|rank| !culprits.contains(rank))
+        .collect();
+    peers.sort_unstable();
+    peers.dedup();
+    peers
+}
+
+/// Other ranks whose process is gone or that had an operation fail before its time-out. Empty if these are more than
+/// half of the ranks that were read.
+fn ended_early(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
+    let records = ctx.aligned.records.iter().enumerate();
+    let ended = records
+        .filter(|&(at, record)| record.died() || first_failure(ctx, at).is_some())
+        .map(|(_, record)| record.rank);
+    let mut ended: Vec<Rank> = ended.filter(|rank| !culprits.contains(rank)).collect();
+    ended.dedup();
+    // They may all have been ended because of the hang.
+    if ended.len() * 2 > ctx.aligned.ranks_read() {
+        ended.clear();
+    }
+    ended
+}

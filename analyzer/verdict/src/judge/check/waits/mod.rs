@@ -1,0 +1,7 @@
+//! Faults that the waits show: ranks that did not come, messages without a peer, cycles.
+
+pub(super) mod all_arrived_stuck;
+pub(super) mod cross_group_deadlock;
+pub(super) mod missing_dump;
+pub(super) mod not_joined;
+pub(super) mod p2p_unmatched;

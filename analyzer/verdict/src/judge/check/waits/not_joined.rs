@@ -1,0 +1,224 @@
+//! E101: a rank left a record, others wait for it, and it waits for no other rank: it never issued the operation, or
+//! issued it but has not started it.
+//!
+//! It is stuck in its own code or took another branch. Of all the places where it is missed, the finding names the
+//! first in the order of the program; the other waits are consequences.
+
+use crate::align::retiring_is_all;
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft, OpRef};
+use crate::judge::missed::first_missed;
+use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::judge::wait_root::WaitRoot;
+use crate::report::format::{count_ranks, format_ranks, format_time};
+use crate::report::{Code, Finding};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
+use std::collections::BTreeMap;
+
+pub(crate) struct NotJoined;
+
+impl Check for NotJoined {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E101]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        // Ranks that are first missed at the same place share one finding.
+        let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
+        for wait_root in &ctx.wait_roots {
+            let &WaitRoot::Idle(node) = wait_root else {
+                continue;
+            };
+            if so_far.iter().any(|draft| draft.targets.contains(&node)) {
+                continue;
+            }
+            if let Some((place, why)) = first_missed(ctx, node)
+                && matches!(ctx.graph.places[place], Place::Collective { .. })
+            {
+                by_place.entry(place).or_default().push((node, why));
+            }
+        }
+        by_place
+            .into_iter()
+            .map(|(place, nodes)| draft(ctx, place, &nodes))
+            .collect()
+    }
+}
+
+fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingDraft {
+    let op_ref = ctx.op_ref_of_place(place);
+    let culprits: Vec<Rank> = nodes.iter().map(|&(node, _)| ctx.rank(node)).collect();
+    let arrived = &ctx.graph.arrived[place];
+    let records: Vec<usize> = culprits
+        .iter()
+        .filter_map(|&rank| ctx.aligned.record_of(rank))
+        .collect();
+    let held = nodes
+        .iter()
+        .all(|&(_, why)| matches!(why, Missing::Held(_)));
+    let waited = ctx
+        .waited_ms(place)
+        .map_or(String::new(), |ms| format!(" {}", format_time(ms)));
+    let targets: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
+    let waiting = if waited.is_empty() {
+        count_ranks(arrived.len(), "waits", "wait")
+    } else {
+        count_ranks(
+            arrived.len(),
+            &format!("has waited{waited}"),
+            &format!("have waited{waited}"),
+        )
+    };
+    let group = ctx.group_name(op_ref.group);
+    let who = format_ranks(&culprits);
+    let in_all = ctx.in_all(&targets, arrived.len());
+    let op = format!("{} #{} on group {group}", op_ref.op, op_ref.seq);
+    let mut sentence = if held {
+        format!("{who} issued {op} but has not started it; {waiting}{in_all}")
+    } else {
+        format!("{who} never issued {op}; {waiting}{in_all}")
+    };
+    if let [record] = records[..] {
+        sentence.push_str(&format!("; {}", ctx.last_seen(record)));
+    }
+    let mut draft = FindingDraft::from(Finding::not_joined(culprits, sentence));
+    draft.age_ms = ctx.waited_ms(place);
+    draft.confidence = confidence(ctx, arrived.len(), nodes);
+    if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
+        // A few wait for many: they may have issued an operation that no other rank was to issue.
+        draft.alternatives.push(ctx.ranks(arrived));
+    }
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    for &(node, _) in nodes.iter().take(4) {
+        let newest = ctx.record_at(place, node);
+        let newest = newest.and_then(|record| ctx.evidence_of_newest(record, op_ref.group));
+        draft.evidence.extend(newest);
+    }
+    draft.ruled_out = ruled_out(ctx, place, &op_ref, nodes);
+    let unread = unread_and_vague(ctx, nodes);
+    if !unread.is_empty() {
+        draft.doubts.push(format!(
+            "gloo records neither members nor completions, and {} left no record that would show it",
+            format_ranks(&unread)
+        ));
+        let unread = unread.iter().take(16).map(|&rank| vec![rank]);
+        draft.alternatives.extend(unread);
+    }
+    for &record in records.iter().take(8) {
+        if let Some(op) = ctx.last_op(record) {
+            draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
+        }
+    }
+    draft.next = next(ctx, &draft.culprits, &records);
+    if records_no_messages(ctx, nodes) {
+        draft.next.push_str(
+            "; gloo's own recorder shows no sends and no receives, so it may be in one: compare the stacks of all \
+             ranks",
+        );
+    }
+    draft.targets = targets;
+    draft.at = Some(op_ref);
+    draft
+}
+
+fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64 {
+    let mut sure: f64 = if arrived >= nodes.len() { 0.97 } else { 0.8 };
+    if nodes.len() >= arrived * 3 {
+        sure = 0.6;
+    }
+    let lossy = nodes.iter().any(|&(node, _)| {
+        let mut records = ctx.aligned.records_of(ctx.rank(node));
+        records.any(|record| ctx.aligned.records[record].only_active)
+    });
+    if records_no_messages(ctx, nodes) {
+        sure = sure.min(0.6);
+    }
+    if !unread_and_vague(ctx, nodes).is_empty() {
+        sure = sure.min(0.5);
+    }
+    if lossy { sure * 0.9 } else { sure }
+}
+
+/// Whether one of these ranks has a record by gloo's own recorder, which records no sends and no receives: a rank that
+/// seems to wait for nothing may be in one.
+fn records_no_messages(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> bool {
+    nodes.iter().any(|&(node, _)| {
+        let mut records = ctx.aligned.records_of(ctx.rank(node));
+        records.any(|record| ctx.aligned.records[record].recorder == Recorder::NativeGloo)
+    })
+}
+
+/// Ranks without a record, ascending, that may be the missing ones, since gloo's recorder names neither members nor
+/// completions. Empty if the recorder of these nodes names them.
+fn unread_and_vague(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
+    let vague = nodes.iter().any(|&(node, _)| {
+        let mut records = ctx.aligned.records_of(ctx.rank(node));
+        records.any(|record| retiring_is_all(ctx.aligned.records[record].recorder))
+    });
+    let expected = ctx.aligned.expected.iter().copied();
+    expected
+        .filter(|&rank| vague && ctx.aligned.record_of(rank).is_none())
+        .collect()
+}
+
+fn ruled_out(
+    ctx: &Context<'_>,
+    place: usize,
+    op_ref: &OpRef,
+    nodes: &[(Node, Missing)],
+) -> Vec<String> {
+    let arrived = ctx.graph.arrived[place].len();
+    let mut reasons = Vec::new();
+    if ctx.disagreement_at(place).is_none() && arrived > 1 {
+        let all = match arrived {
+            2 => "both".to_owned(),
+            many => format!("all {many}"),
+        };
+        reasons.push(format!(
+            "op_mismatch: {all} arrived ranks issued {}",
+            op_ref.op
+        ));
+    }
+    let absent = ctx.graph.missing[place].len();
+    let held = ctx.graph.missing[place]
+        .iter()
+        .filter(|&&(node, _)| !ctx.graph.waits_in[node].is_empty())
+        .count();
+    if held > 0 {
+        reasons.push(format!(
+            "{held} of the {absent} ranks that are missing there wait elsewhere themselves"
+        ));
+    }
+    // In a message that is not recorded, it may wait for another.
+    if !records_no_messages(ctx, nodes) {
+        let waits = if nodes.len() == 1 {
+            "it waits"
+        } else {
+            "they wait"
+        };
+        reasons.push(format!("cross_group_deadlock: {waits} for no other rank"));
+    }
+    reasons
+}
+
+fn next(ctx: &Context<'_>, culprits: &[Rank], records: &[usize]) -> String {
+    let Some(&record) = records.first() else {
+        return format!("find out what {} did", format_ranks(culprits));
+    };
+    let rank = ctx.aligned.records[record].rank;
+    let done = ctx.last_completed(record);
+    let done = done.map(|op| {
+        format!(
+            "; its last completed operation was {}",
+            ctx.describe_op(record, op)
+        )
+    });
+    let site = ctx.last_op(record).and_then(|op| ctx.call_site(op));
+    let site = site.map(|frame| format!(" after {}", Context::name_site(frame)));
+    format!(
+        "look at what rank {rank} does{}: take its stack{}",
+        site.unwrap_or_default(),
+        done.unwrap_or_default()
+    )
+}

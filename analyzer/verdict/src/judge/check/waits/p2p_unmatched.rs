@@ -1,0 +1,422 @@
+//! E120: the peer of a send or receive never posted the other half.
+//!
+//! Either the peer waits for no other rank: then this message is the first thing that it left out. Or the peer waits,
+//! within the same group, for the rank that posted the message: then both are in a cycle that the missing half keeps
+//! closed.
+
+use crate::align::record::{ANY, Op};
+use crate::align::{Lane, RecordIx, event};
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::missed::{first_missed, peer_rank};
+use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::judge::wait_root::WaitRoot;
+use crate::report::Code;
+use crate::report::format::{format_ranks, format_time};
+use rcomm_recorder::model::OpType;
+use std::collections::BTreeMap;
+
+pub(crate) struct P2pUnmatched;
+
+impl Check for P2pUnmatched {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E120]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
+        let mut drafts = Vec::new();
+        // Ranks that wait for no other and are first missed in a message.
+        let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
+        for wait_root in &ctx.wait_roots {
+            match wait_root {
+                &WaitRoot::Idle(node) if !explained(node) => {
+                    if let Some((place, why)) = first_missed(ctx, node)
+                        && matches!(ctx.graph.places[place], Place::Batch { .. })
+                    {
+                        by_place.entry(place).or_default().push((node, why));
+                    }
+                }
+                WaitRoot::Cycle { ranks, places } => {
+                    let known = places
+                        .iter()
+                        .any(|&place| explained(place + ctx.graph.ranks));
+                    if !known && !ranks.iter().any(|&rank| explained(rank)) {
+                        drafts.extend(in_cycle(ctx, ranks, places));
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (place, nodes) in by_place {
+            let possible =
+                nodes.iter().all(|&(_, why)| why == Missing::Candidate) && nodes.len() > 1;
+            let culprits: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
+            drafts.push(draft(ctx, place, &culprits, possible));
+        }
+        drafts
+    }
+}
+
+/// The finding on a cycle within one group with a message whose other half is missing; `None` for any other cycle, or
+/// if a rank may have left out a collective instead.
+pub(super) fn in_cycle(
+    ctx: &Context<'_>,
+    ranks: &[Node],
+    places: &[usize],
+) -> Option<FindingDraft> {
+    let group_of = |place: usize| match ctx.graph.places[place] {
+        Place::Collective { group, .. } | Place::Batch { group, .. } => group,
+    };
+    let group = group_of(*places.first()?);
+    if places.iter().any(|&place| group_of(place) != group) {
+        return None;
+    }
+    let open: Vec<usize> = places
+        .iter()
+        .copied()
+        .filter(|&place| matches!(ctx.graph.places[place], Place::Batch { .. }))
+        .collect();
+    let absent = |places: &[usize]| {
+        let missing = places.iter().flat_map(|&place| &ctx.graph.missing[place]);
+        let absent = missing.filter(|(node, why)| *why == Missing::Absent && ranks.contains(node));
+        let mut absent: Vec<Node> = absent.map(|&(node, _)| node).collect();
+        absent.sort_unstable();
+        absent.dedup();
+        absent
+    };
+    let mut culprits = absent(&open);
+    let first = open
+        .iter()
+        .copied()
+        .min_by_key(|&place| (ctx.waiting_since(place), place))?;
+    // Ranks that do the same elsewhere may show which rank left its half out.
+    let odd = super::cross_group_deadlock::strongest_minority(ctx, ranks, places);
+    // A rank that left out a collective belongs to another check.
+    let in_collective = |one: &super::cross_group_deadlock::MinorityRank| {
+        matches!(ctx.graph.places[one.instead], Place::Collective { .. })
+    };
+    if !odd.is_empty() && odd.len() * 2 <= ranks.len() && odd.iter().any(in_collective) {
+        return None;
+    }
+    let decided = !odd.is_empty() && odd.len() < ranks.len();
+    // Others are missed in a collective of the same cycle. If this message does not follow what such messages followed
+    // before, its rank may have left out the collective.
+    if !decided
+        && absent(places) != culprits
+        && (is_out_of_turn(ctx, first) || comes_too_early(ctx, first, places))
+    {
+        return None;
+    }
+    let in_collective =
+        |&place: &usize| matches!(ctx.graph.places[place], Place::Collective { .. });
+    let alone = culprits.len() == 1 && places.iter().any(in_collective);
+    if !decided && !alone {
+        return Some(undecided(ctx, ranks, places, first, &culprits));
+    }
+    if decided {
+        culprits = odd.iter().map(|one| one.node).collect();
+        culprits.sort_unstable();
+    }
+    let first = open
+        .iter()
+        .copied()
+        .filter(|&place| {
+            ctx.graph.missing[place]
+                .iter()
+                .any(|(node, _)| culprits.contains(node))
+        })
+        .min_by_key(|&place| (ctx.waiting_since(place), place))
+        .unwrap_or(first);
+    let mut draft = draft(ctx, first, &culprits, false);
+    if !decided {
+        // The other end may have left the collective out and posted a message that no rank expects.
+        draft.confidence = 0.6;
+        draft.alternatives = ctx
+            .ranks(ranks)
+            .into_iter()
+            .take(16)
+            .map(|rank| vec![rank])
+            .collect();
+        draft.doubts.push(
+            "one waits in a message and the other in a collective: either may be what the program does next"
+                .to_owned(),
+        );
+    }
+    draft.cycle = ctx.ranks(&super::cross_group_deadlock::walk(ctx, ranks, places));
+    draft.targets = ranks.to_vec();
+    Some(draft)
+}
+
+/// The finding on ranks of one group that wait for each other, where no other rank shows which of them is wrong.
+fn undecided(
+    ctx: &Context<'_>,
+    ranks: &[Node],
+    places: &[usize],
+    first: usize,
+    absent: &[Node],
+) -> FindingDraft {
+    let mut draft = draft(ctx, first, absent, false);
+    let cycle = super::cross_group_deadlock::walk(ctx, ranks, places);
+    draft.cycle = ctx.ranks(&cycle);
+    let group = ctx.group_name(ctx.group_at(first));
+    let does = |&node: &Node| {
+        let waits = ctx.graph.waits_in[node].iter();
+        let mut waits = waits.filter(|place| places.contains(place));
+        let place = waits.next()?;
+        Some(format!(
+            "rank {} {}",
+            ctx.rank(node),
+            posted_first(ctx, *place)?
+        ))
+    };
+    let mut each: Vec<String> = cycle.iter().take(SHOWN).filter_map(does).collect();
+    if cycle.len() > SHOWN {
+        each.push("and so on".to_owned());
+    }
+    let all = format_ranks(&ctx.ranks(ranks));
+    let each = match each.is_empty() {
+        true => String::new(),
+        false => format!(": {}", each.join(", ")),
+    };
+    draft.sentence = format!(
+        "{all} wait for each other on group {group}{each}; which of them took the wrong order is not known"
+    );
+    draft.next = format!(
+        "compare the order in which {all} post their sends and receives, or post both in one batch"
+    );
+    draft.ruled_out = vec!["not_joined: every rank of the cycle waits itself".to_owned()];
+    // The ranks that are not absent remain possible: one may have left out another step and so posted its message too
+    // early.
+    let others = ranks.iter().filter(|node| !absent.contains(node));
+    draft.alternatives = absent
+        .iter()
+        .chain(others)
+        .take(16)
+        .map(|&node| vec![ctx.rank(node)])
+        .collect();
+    draft.culprits.clear();
+    draft.frames.clear();
+    draft.confidence = 0.5;
+    draft.targets = ranks.to_vec();
+    draft
+}
+
+/// At most this many ranks of a cycle are described one by one.
+const SHOWN: usize = 4;
+
+/// What a rank did instead of what its peers wait for, like `posted send #5 to rank 4 first`.
+fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = ctx.graph.places[place]
+    else {
+        let op_ref = ctx.op_ref_of_place(place);
+        return Some(format!("is in {} #{}", op_ref.op, op_ref.seq));
+    };
+    let aligned = ctx.aligned;
+    let halves = ctx.halves(record, pending);
+    let half = halves.iter().find(|half| {
+        let peer = peer_rank(aligned, group, record, half.position);
+        let node = peer.and_then(|peer| ctx.graph.node(peer));
+        let missing = &ctx.graph.missing[place];
+        node.is_some_and(|node| missing.iter().any(|&(other, _)| other == node))
+    })?;
+    let op = aligned.op(record, half.position);
+    let peer = peer_rank(aligned, group, record, half.position)?;
+    let (mine, towards) = if op.kind == OpType::Send {
+        ("send", "to")
+    } else {
+        ("receive", "from")
+    };
+    // The messages of a batch have no order.
+    let first = if halves.len() == 1 { " first" } else { "" };
+    Some(format!(
+        "posted {mine} #{} {towards} rank {peer}{first}",
+        op.p2p_seq
+    ))
+}
+
+/// Whether the receiver of a message may take it from any source: the receive says so, or the receiver of a send has
+/// posted such receives.
+fn is_from_any(ctx: &Context<'_>, place: usize, op: &Op) -> bool {
+    let receives = |member: u32| {
+        let key = (ctx.group_at(place), member);
+        ctx.messages.any.contains_key(&key)
+    };
+    if op.kind == OpType::Send {
+        receives(op.peer)
+    } else {
+        op.peer == ANY
+    }
+}
+
+/// The record that posted the batch of a place, the position of the batch's first message, and the record's lane in
+/// that group. `None` if the place is a collective.
+fn batch_at<'a>(ctx: &'a Context<'_>, place: usize) -> Option<(RecordIx, u32, &'a Lane)> {
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = ctx.graph.places[place]
+    else {
+        return None;
+    };
+    let mut lanes = ctx.aligned.lanes[record].iter();
+    let lane = lanes.find(|lane| lane.group == group)?;
+    Some((record, ctx.first_of_batch(record, pending), lane))
+}
+
+/// Whether earlier messages of the same kind and peer never followed the operation that this batch follows. `false` if
+/// there were none.
+fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
+    let aligned = ctx.aligned;
+    let Some((record, first, lane)) = batch_at(ctx, place) else {
+        return false;
+    };
+    let upto = |list: &[u32], at: u32| list.partition_point(|&other| other < at);
+    // The newest operation of the group before a message, leaving out the message's own batch.
+    let before = |message: u32| {
+        let seq = aligned.op(record, message).p2p_seq;
+        let collectives = &lane.collectives[..upto(&lane.collectives, message)];
+        let messages = lane.messages[..upto(&lane.messages, message)].iter().rev();
+        let mut others = messages.filter(|&&at| {
+            let op = aligned.op(record, at);
+            op.p2p_seq != seq && op.kind.is_p2p()
+        });
+        let newest = collectives.last().max(others.next())?;
+        let op = aligned.op(record, *newest);
+        Some((op.kind, op.peer, op.call))
+    };
+    let wanted = aligned.op(record, first);
+    let like = lane.messages[..upto(&lane.messages, first)].iter().rev();
+    let like = like.filter(|&&at| {
+        let op = aligned.op(record, at);
+        op.kind == wanted.kind && op.peer == wanted.peer
+    });
+    let past: Vec<_> = like.take(PAST).filter_map(|&at| before(at)).collect();
+    before(first).is_some_and(|now| !past.is_empty() && !past.contains(&now))
+}
+
+/// Whether the rank's past in the group predicts a collective of these places instead of this message. The prediction
+/// is the step that followed the longest earlier run of steps equal to the newest ones.
+fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
+    const LEAST: usize = 4;
+    const MOST: usize = 64;
+    let aligned = ctx.aligned;
+    let Some((record, first, lane)) = batch_at(ctx, place) else {
+        return false;
+    };
+    let steps = lane.collectives.iter().chain(&lane.messages).copied();
+    let mut steps: Vec<u32> = steps
+        .filter(|&at| at < first && aligned.op(record, at).kind != OpType::Coalesced)
+        .collect();
+    steps.sort_unstable();
+    let step = |at: usize| {
+        let op = aligned.op(record, steps[at]);
+        (op.kind, op.peer, op.call)
+    };
+    let Some(last) = steps.len().checked_sub(1) else {
+        return false;
+    };
+    let like = |at: usize| {
+        let run = (0..=at.min(MOST)).take_while(|&back| step(at - back) == step(last - back));
+        (run.count(), at)
+    };
+    let Some((run, at)) = (0..last).map(like).max() else {
+        return false;
+    };
+    let expected = aligned.op(record, steps[(at + 1).min(last)]);
+    let calls = &aligned.shared.calls;
+    run >= LEAST
+        && places.iter().any(|&other| match ctx.graph.places[other] {
+            Place::Collective { group: of, seq } if of == lane.group => {
+                event::usual_call(aligned, of, seq)
+                    .is_some_and(|call| calls.difference(call, expected.call).is_none())
+            }
+            _ => false,
+        })
+}
+
+/// At most this many earlier messages are looked at.
+const PAST: usize = 64;
+
+fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> FindingDraft {
+    let culprits = ctx.ranks(nodes);
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = ctx.graph.places[place]
+    else {
+        return FindingDraft::new(Code::E120, String::new());
+    };
+    let waiting = ctx.aligned.records[record].rank;
+    // In a batch, this is the message whose other half the culprit did not post.
+    let position = ctx
+        .halves(record, pending)
+        .iter()
+        .map(|half| half.position)
+        .find(|&at| {
+            peer_rank(ctx.aligned, group, record, at).is_some_and(|peer| culprits.contains(&peer))
+        })
+        .unwrap_or(ctx.first_of_batch(record, pending));
+    let op_ref = ctx.op_ref_of_message(record, group, position);
+    let op = ctx.aligned.op(record, position);
+    let half = if op.kind == OpType::Send {
+        "receive"
+    } else {
+        "send"
+    };
+    let waited = ctx.waited_ms(place).map_or("waits".to_owned(), |ms| {
+        format!("has waited {}", format_time(ms))
+    });
+    let mut sentence = format!(
+        "{} never posted the {half} that rank {waiting} {waited} for in {}",
+        format_ranks(&culprits),
+        ctx.describe_op(record, op)
+    );
+    if let [one] = culprits[..]
+        && let Some(there) = ctx.aligned.record_in(group, one)
+    {
+        sentence.push_str(&format!("; {}", ctx.last_seen(there)));
+    }
+    let mut draft = FindingDraft::new(Code::E120, sentence);
+    draft.age_ms = ctx.waited_ms(place);
+    draft.confidence = if possible { 0.5 } else { 0.9 };
+    draft.evidence.push(ctx.evidence(record, position, group));
+    for &rank in culprits.iter().take(4) {
+        if let Some(there) = ctx.aligned.record_in(group, rank) {
+            draft.evidence.extend(ctx.evidence_of_newest(there, group));
+            if let Some(op) = ctx.last_op(there) {
+                draft.frames.extend(ctx.frames_of(there, op, "last_seen"));
+            }
+        }
+    }
+    draft
+        .ruled_out
+        .push("p2p_size_mismatch: the other half is not there to compare".to_owned());
+    draft.next = format!(
+        "find out why {} posted no {half} for rank {waiting}",
+        format_ranks(&culprits)
+    );
+    draft.targets = nodes.to_vec();
+    if is_from_any(ctx, place, op) {
+        // The waiting rank may have posted one too many.
+        draft.confidence = draft.confidence.min(0.6);
+        draft.alternatives = vec![culprits.clone(), vec![waiting]];
+        draft.doubts.push(format!(
+            "a receive from any source does not show which rank was to send, nor whether rank {waiting} \
+             posted one too many"
+        ));
+    }
+    if possible {
+        draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
+    } else {
+        draft.culprits = culprits;
+    }
+    draft.at = Some(op_ref);
+    draft
+}

@@ -1,0 +1,233 @@
+//! W280: some ranks use two groups in inverted order, and no error was found.
+//!
+//! A device may run the operations of all its groups one after the other. Where a rank issues number `s` of one group
+//! before number `t` of another and a rank that is in both groups does the opposite, each of the two can come to wait
+//! for the other: a deadlock that has not happened yet. Once it has, E130 names it.
+//!
+//! Only operations that need every member are compared, and only those of groups on a device: on a host, threads that
+//! each use one group wait only in that group.
+
+use crate::align::pending::on_device;
+use crate::align::{GroupIx, Lane, RecordIx};
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::programs::{self, Point};
+use crate::report::format::format_ranks;
+use crate::report::{Code, Severity};
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeMap;
+
+pub(crate) struct GroupOrder;
+
+impl Check for GroupOrder {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W280]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        // If an error was found, E130 and E113 report the order.
+        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(stuck) {
+            return Vec::new();
+        }
+        let pairs = shared_pairs(ctx);
+        let inversions = pairs
+            .iter()
+            .filter_map(|(&pair, lanes)| invert(ctx, pair, lanes));
+        // Groups of one kind cross alike: one finding for all of them.
+        let mut of_kind: BTreeMap<[u32; 2], Vec<Inversion>> = BTreeMap::new();
+        for one in inversions {
+            let family = one.groups.map(|group| ctx.aligned.groups[group].family);
+            of_kind.entry(family).or_default().push(one);
+        }
+        of_kind.values().map(|all| draft(ctx, all)).collect()
+    }
+}
+
+/// A rank's lanes in both groups.
+type Lanes<'a> = (RecordIx, [&'a Lane; 2]);
+
+/// At most this many groups of a rank are compared with each other.
+const MOST_GROUPS: usize = 32;
+
+/// Pairs of groups on a device that have two ranks in common, and these ranks' lanes in them.
+fn shared_pairs<'a>(ctx: &'a Context<'_>) -> BTreeMap<[GroupIx; 2], Vec<Lanes<'a>>> {
+    let mut pairs: BTreeMap<[GroupIx; 2], Vec<Lanes<'a>>> = BTreeMap::new();
+    for (record, lanes) in ctx.aligned.lanes.iter().enumerate() {
+        let device = |lane: &&Lane| {
+            let first = lane.collectives.first();
+            first.is_some_and(|&at| {
+                let call = ctx.aligned.op(record, at).call;
+                on_device(&ctx.aligned.shared.calls.get(call).signature.backend)
+            })
+        };
+        let mut own: Vec<&Lane> = lanes.iter().filter(device).take(MOST_GROUPS).collect();
+        own.sort_by_key(|lane| lane.group);
+        for (at, &one) in own.iter().enumerate() {
+            for &other in own[at + 1..]
+                .iter()
+                .filter(|other| other.group != one.group)
+            {
+                let key = [one.group, other.group];
+                pairs.entry(key).or_default().push((record, [one, other]));
+            }
+        }
+    }
+    pairs.retain(|_, lanes| lanes.len() > 1);
+    pairs
+}
+
+/// Two operations that some ranks issue in the one order and some in the other.
+struct Inversion {
+    groups: [GroupIx; 2],
+    seqs: [u32; 2],
+    /// The records in which the first group's operation comes before the second's, then those in which it comes after,
+    /// each with the positions of the two.
+    sides: [Vec<(RecordIx, [Option<u32>; 2])>; 2],
+}
+
+/// For each operation of the first group: its number, and the newest number of the second group before it, 0 if there
+/// is none. Operations are left out while a wrapped ring does not show that number.
+fn order_of(ctx: &Context<'_>, &(record, [one, other]): &Lanes<'_>) -> Vec<(u32, u32)> {
+    let aligned = ctx.aligned;
+    let meets = |&&at: &&u32| aligned.op(record, at).kind.needs_all_members();
+    let whole = !aligned.records[record].wrapped();
+    let mut later = other.collectives.iter().filter(meets).peekable();
+    let mut newest = whole.then_some(0);
+    let mut found: Vec<(u32, u32)> = Vec::with_capacity(one.collectives.len());
+    for &at in one.collectives.iter().filter(meets) {
+        while let Some(&before) = later.next_if(|&&before| before < at) {
+            newest = Some(aligned.seq(record, before));
+        }
+        let seq = aligned.seq(record, at);
+        // Of a coalesced block, only the first entry counts.
+        if let Some(newest) = newest
+            && found.last().is_none_or(|&(last, _)| last < seq)
+        {
+            found.push((seq, newest));
+        }
+    }
+    found
+}
+
+fn invert(ctx: &Context<'_>, groups: [GroupIx; 2], lanes: &[Lanes<'_>]) -> Option<Inversion> {
+    let orders: Vec<Vec<(u32, u32)>> = lanes.iter().map(|lanes| order_of(ctx, lanes)).collect();
+    let longest = orders.iter().max_by_key(|order| order.len())?;
+    let differs = |order: &Vec<(u32, u32)>| {
+        let mut usual = longest.iter().peekable();
+        order.iter().find_map(|&(seq, newest)| {
+            while usual.next_if(|(other, _)| *other < seq).is_some() {}
+            let &&(other, expected) = usual.peek()?;
+            (other == seq && expected != newest).then_some(seq)
+        })
+    };
+    let first = orders.iter().filter_map(differs).min()?;
+    let newest = |order: &Vec<(u32, u32)>| {
+        let at = order.binary_search_by_key(&first, |&(seq, _)| seq).ok()?;
+        Some(order[at].1)
+    };
+    // The first group's comes before this number of the second on some, and after it on others.
+    let least = orders.iter().filter_map(newest).min()?;
+    let later = orders.iter().filter_map(newest).filter(|&it| it > least);
+    let second = later.min()?;
+    let mut sides = [Vec::new(), Vec::new()];
+    for (&(record, [one, other]), order) in lanes.iter().zip(&orders) {
+        let Some(newest) = newest(order) else {
+            continue;
+        };
+        let position = |lane: &Lane, seq: u32| {
+            let at = ctx.aligned.find(record, lane, seq).ok()?;
+            Some(lane.collectives[at])
+        };
+        let places = [position(one, first), position(other, second)];
+        sides[usize::from(newest >= second)].push((record, places));
+    }
+    Some(Inversion {
+        groups,
+        seqs: [first, second],
+        sides,
+    })
+}
+
+fn draft(ctx: &Context<'_>, all: &[Inversion]) -> FindingDraft {
+    let one = &all[0];
+    let ranks = |side: &[(RecordIx, [Option<u32>; 2])]| -> Vec<Rank> {
+        let mut ranks: Vec<Rank> = side
+            .iter()
+            .map(|(it, _)| ctx.aligned.records[*it].rank)
+            .collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    };
+    // The smaller side deviates; of two equal ones neither does.
+    let odd = usize::from(one.sides[1].len() < one.sides[0].len());
+    let decided = one.sides[0].len() != one.sides[1].len();
+    let (usual_side, odd_side) = (&one.sides[1 - odd], &one.sides[odd]);
+    let op = |at: usize| {
+        let (group, seq) = (one.groups[at], one.seqs[at]);
+        format!(
+            "{} #{seq} on group {}",
+            ctx.usual_op(group, seq),
+            ctx.group_name(group)
+        )
+    };
+    let (usual, deviating) = (ranks(usual_side), ranks(odd_side));
+    let more = match all.len() {
+        1 => String::new(),
+        2 => "; the same holds for one more pair of groups of these kinds".to_owned(),
+        n => format!(
+            "; the same holds for {} more pairs of groups of these kinds",
+            n - 1
+        ),
+    };
+    let verb = if deviating.len() == 1 {
+        "issues"
+    } else {
+        "issue"
+    };
+    let mut draft = FindingDraft::new(
+        Code::W280,
+        format!(
+            "{} {verb} {} before {}, {} the other way round: a device that runs one operation after the other would \
+             wait in a cycle{more}",
+            format_ranks(&deviating),
+            op(odd),
+            op(1 - odd),
+            format_ranks(&usual),
+        ),
+    );
+    draft.confidence = if decided { 0.85 } else { 0.75 };
+    if decided {
+        draft.culprits = deviating.clone();
+    } else {
+        draft.alternatives = vec![deviating.clone(), usual.clone()];
+    }
+    let mut points = Vec::new();
+    for (side, first) in [(usual_side, 1 - odd), (odd_side, odd)] {
+        let Some(&(record, places)) = side.first() else {
+            continue;
+        };
+        for at in [first, 1 - first] {
+            if let Some(position) = places[at] {
+                draft
+                    .evidence
+                    .push(ctx.evidence(record, position, one.groups[0]));
+            }
+        }
+        points.extend(places[first].map(|position| Point { record, position }));
+    }
+    if let [first, second] = points[..] {
+        draft.diff = programs::orders(ctx, (&usual, first), (&deviating, second));
+        let call = ctx.aligned.op(second.record, second.position);
+        draft.frames = ctx.frames_of(second.record, call, "last_seen");
+    }
+    draft.next = format!(
+        "issue the operations of groups {} and {} in one order on all ranks, or let the second wait for the end of \
+         the first",
+        ctx.group_name(one.groups[0]),
+        ctx.group_name(one.groups[1]),
+    );
+    draft.at = Some(ctx.op_ref(one.groups[0], one.seqs[0]));
+    draft
+}

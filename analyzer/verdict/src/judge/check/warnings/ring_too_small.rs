@@ -1,0 +1,118 @@
+//! W160: a ring overwrites records that the analysis needs, or could not keep records.
+//!
+//! A ring that has wrapped is the normal case and is not reported, unless it has dropped the operation that the rank is
+//! in or the entries that show whether it arrived where others wait, or unless the program reports its steps and one
+//! step has more operations than the ring holds. Records that were lost because several threads wrote at once are
+//! always reported.
+
+use crate::align::UnknownReason;
+use crate::align::pending::front_is_lost;
+use crate::align::record::Record;
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::wait_graph::Missing;
+use crate::report::Code;
+use crate::report::format::format_ranks;
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeSet;
+
+pub(crate) struct RingTooSmall;
+
+impl Check for RingTooSmall {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W160]
+    }
+
+    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let mut drafts = Vec::new();
+        drafts.extend(short_rings(ctx));
+        drafts.extend(lost_records(ctx));
+        drafts
+    }
+}
+
+fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
+    let asked: BTreeSet<Rank> = ctx
+        .graph
+        .missing
+        .iter()
+        .flatten()
+        .filter(|&&(_, why)| why == Missing::Unknown(UnknownReason::HistoryLost))
+        .map(|&(node, _)| ctx.rank(node))
+        .collect();
+    let mut short: Vec<&Record> = Vec::new();
+    let mut needed: Option<u64> = None;
+    // If only the newest entries were read, the size of the ring is unknown.
+    let newest = ctx.policy.newest.unwrap_or(usize::MAX);
+    let wrapped = |one: &&Record| one.wrapped() && one.ops.len() < newest;
+    for record in ctx.aligned.records.iter().filter(wrapped) {
+        let step = operations_of_a_step(record).filter(|&step| step > record.ops.len() as u64);
+        needed = needed.max(step);
+        if step.is_some() || front_is_lost(record) || asked.contains(&record.rank) {
+            short.push(record);
+        }
+    }
+    let mut ranks: Vec<Rank> = short.iter().map(|record| record.rank).collect();
+    ranks.dedup();
+    let entries = short.iter().map(|record| record.ops.len()).min()?;
+    let why = match needed {
+        Some(step) => format!("one step of the program has about {step}"),
+        None => "the entries that would show the current operation were dropped".to_owned(),
+    };
+    let several = if ranks.len() == 1 { "" } else { "s" };
+    let mut draft = FindingDraft::new(
+        Code::W160,
+        format!(
+            "the ring{several} of {} hold{} only the newest {entries} operations; {why}",
+            format_ranks(&ranks),
+            if ranks.len() == 1 { "s" } else { "" }
+        ),
+    );
+    draft.confidence = 0.9;
+    let enough = needed.unwrap_or(entries as u64).saturating_mul(4);
+    draft.next = format!(
+        "give the ring room for {} operations (RCOMM_RING_ENTRIES, TORCH_FR_BUFFER_SIZE)",
+        enough.next_power_of_two()
+    );
+    Some(draft)
+}
+
+/// The number of operations in one step of the program; `None` if the program has not reported at least two steps.
+///
+/// A job that resumed from a checkpoint counts steps that this record never saw: then the number is too small, never
+/// too large.
+fn operations_of_a_step(record: &Record) -> Option<u64> {
+    let step = u64::try_from(record.status.as_ref()?.step).ok()?;
+    let issued = record.first_id.saturating_add(record.ops.len() as u64);
+    (step >= 2).then(|| issued / (step + 1))
+}
+
+fn lost_records(ctx: &Context<'_>) -> Option<FindingDraft> {
+    let lost = |record: &&Record| {
+        let dropped = record.status.as_ref().map_or(0, |status| status.dropped);
+        (dropped > 0).then_some(dropped)
+    };
+    let records: Vec<&Record> = ctx
+        .aligned
+        .records
+        .iter()
+        .filter(|r| lost(r).is_some())
+        .collect();
+    if records.is_empty() {
+        return None;
+    }
+    let total: u64 = records.iter().filter_map(lost).sum();
+    let mut ranks: Vec<Rank> = records.iter().map(|record| record.rank).collect();
+    ranks.dedup();
+    let mut draft = FindingDraft::new(
+        Code::W160,
+        format!(
+            "the recorder of {} could not keep {total} record{}: several threads wrote at once",
+            format_ranks(&ranks),
+            if total == 1 { "" } else { "s" }
+        ),
+    );
+    draft.confidence = 1.0;
+    draft.next = "raise RCOMM_RING_ENTRIES: in a larger ring writers collide less often".to_owned();
+    Some(draft)
+}

@@ -1,0 +1,225 @@
+//! W220: a rank or a whole host repeatedly arrives late. N306: ranks take turns at being late, or wait for processors.
+//!
+//! Runs only if nothing is stuck. [`Lateness`] has found which ranks are late and what that costs.
+
+use crate::align::retiring_is_all;
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::lateness::{
+    ERROR_RATE, Late, Lateness, Pattern, Starved, percentile, ranks_of_host,
+};
+use crate::report::format::{format_lateness, format_percent, format_ranks};
+use crate::report::{Code, Problem, Severity};
+use rcomm_recorder::model::Rank;
+
+pub(crate) struct Straggler;
+
+impl Check for Straggler {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W220]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        if is_stuck(so_far) {
+            return Vec::new();
+        }
+        match &ctx.lateness.pattern {
+            Pattern::Ranks(late) => late.iter().map(|late| late_rank(ctx, late)).collect(),
+            Pattern::Hosts(late) => late.iter().map(|late| late_host(ctx, late)).collect(),
+            Pattern::ByTurns | Pattern::Starved(_) | Pattern::None => Vec::new(),
+        }
+    }
+}
+
+/// Whether an error was found: then the time that the job lost before it got stuck does not matter.
+fn is_stuck(drafts: &[FindingDraft]) -> bool {
+    let mut drafts = drafts.iter();
+    drafts.any(|draft| draft.code.severity() == Severity::Error)
+}
+
+/// N306, if ranks take turns at being late, or come late because they have no processor.
+pub(crate) fn note_jitter(ctx: &Context<'_>) -> Option<Problem> {
+    let sentence = match &ctx.lateness.pattern {
+        Pattern::ByTurns => by_turns(ctx.lateness),
+        Pattern::Starved(starved) => {
+            let each: Vec<String> = starved
+                .iter()
+                .map(|one| without_processor(ctx, one))
+                .collect();
+            format!(
+                "{}: the host has more to run than processors; look at its load, and at how many processors the job \
+                may use, not at a rank",
+                each.join("; ")
+            )
+        }
+        Pattern::Ranks(_) | Pattern::Hosts(_) | Pattern::None => return None,
+    };
+    Some(Problem {
+        code: Code::N306,
+        path: String::new(),
+        sentence,
+    })
+}
+
+fn without_processor(ctx: &Context<'_>, starved: &Starved) -> String {
+    let whole = &ctx.aligned.records[starved.record];
+    format!(
+        "rank {}{} was last most often, which cost {}, but its threads had to wait for a processor for {} in that time",
+        whole.rank,
+        on_host(&whole.identity.host),
+        format_lateness(starved.cost_ms),
+        format_lateness(starved.waited_ms),
+    )
+}
+
+fn on_host(host: &str) -> String {
+    match host {
+        "" => String::new(),
+        host => format!(" on host {host}"),
+    }
+}
+
+fn by_turns(lateness: &Lateness) -> String {
+    let tally = &lateness.by_rank;
+    format!(
+        "ranks take turns at being late: {} of {} cost most in the {} stretches of {} that lost most, none in more \
+            than half of them; in all this is {} of the job's time: look at the hosts' load and the network, \
+            not at one rank",
+        tally.bearers(),
+        lateness.among,
+        tally.stretches,
+        format_lateness(tally.stretch_ms),
+        format_percent(tally.total_ms() / lateness.span_ms),
+    )
+}
+
+/// Why the lateness is not chance, for `ruled_out`.
+fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, what: &str) -> String {
+    format!(
+        "chance: it cost most in {} of the {stretches} stretches of {} that lost most; among {among} equal {what}, \
+        that happens by chance in less than one of {:.0} jobs",
+        late.stretches,
+        format_lateness(stretch_ms),
+        1.0 / ERROR_RATE
+    )
+}
+
+fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
+    let lateness = ctx.lateness;
+    let record = late.unit;
+    let whole = &ctx.aligned.records[record];
+    let own = &lateness.ranks[record];
+    let price_ms = lateness.by_rank.price(record);
+    let typical = percentile(&own.lost, 0.5).unwrap_or(0.0);
+    let host = on_host(&whole.identity.host);
+    let sentence = format!(
+        "rank {}{host} comes late again and again: {} of {} collectives waited for it, typically {}, in all {}; that \
+         is {} of the job's time",
+        whole.rank,
+        own.lost.len(),
+        own.instances,
+        format_lateness(typical),
+        format_lateness(price_ms),
+        format_percent(price_ms / lateness.span_ms),
+    );
+    let mut draft = FindingDraft::new(Code::W220, sentence);
+    draft.confidence = (0.6 + 0.05 * own.lost.len() as f64).min(0.95);
+    draft.culprits = vec![whole.rank];
+    draft.price_ms = Some(price_ms);
+    draft.by_clock = by_clock(ctx, record, typical);
+    draft.ruled_out = ruled_out(lateness, late);
+    if let Some(op) = after_longest_gap(ctx, record) {
+        draft.frames = ctx.frames_of(record, op, "last_seen");
+        draft.next = format!(
+            "profile what rank {} does before {}{}",
+            whole.rank,
+            ctx.describe_op(record, op),
+            ctx.at_site(op)
+        );
+        let position = whole.ops.iter().position(|other| std::ptr::eq(other, op));
+        let lane = &ctx.aligned.lanes[record][usize::from(op.group)];
+        if let Some(position) = position {
+            let mut evidence = ctx.evidence(record, position as u32, lane.group);
+            evidence.group = Some(ctx.group_ref(lane.group));
+            draft.evidence.push(evidence);
+        }
+    }
+    draft
+}
+
+/// The late rank, another rank to compare with, and the gap, ns, if the finding rests on clocks alone: the recorder has
+/// neither durations nor completions.
+fn by_clock(ctx: &Context<'_>, record: usize, typical_ms: f64) -> Option<([Rank; 2], i64)> {
+    let whole = &ctx.aligned.records[record];
+    let mut records = ctx.aligned.records.iter();
+    let other = records.find(|other| other.rank != whole.rank);
+    let other = other.map_or(whole.rank, |other| other.rank);
+    retiring_is_all(whole.recorder).then_some(([whole.rank, other], (typical_ms * 1e6) as i64))
+}
+
+fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
+    let tally = &lateness.by_rank;
+    let (stretches, stretch_ms) = (tally.stretches, tally.stretch_ms);
+    let mut all = vec![no_chance(
+        late,
+        stretches,
+        stretch_ms,
+        lateness.among,
+        "ranks",
+    )];
+    // With two ranks only, there is no third to measure the noise.
+    if let Some(usual) = lateness.usual_ms {
+        all.push(format!(
+            "noise: the second and the third last to come are typically {} apart",
+            format_lateness(usual)
+        ));
+    }
+    all
+}
+
+/// The collective before which the rank spent the longest time outside of operations, as an example.
+fn after_longest_gap<'a>(
+    ctx: &'a Context<'_>,
+    record: usize,
+) -> Option<&'a crate::align::record::Op> {
+    let ops = &ctx.aligned.records[record].ops;
+    // The longer the time before the call, the later the rank was.
+    let pairs = ops
+        .windows(2)
+        .filter(|pair| pair[1].completed() && !pair[1].kind.is_p2p());
+    let gap = |pair: &&[crate::align::record::Op]| {
+        let end = pair[0].completed_ns().unwrap_or(pair[0].created_ns);
+        pair[1].created_ns.saturating_sub(end)
+    };
+    pairs.max_by_key(gap).map(|pair| &pair[1])
+}
+
+fn late_host(ctx: &Context<'_>, late: &Late) -> FindingDraft {
+    let lateness = ctx.lateness;
+    let host = lateness.hosts[late.unit].as_str();
+    let ranks = ranks_of_host(ctx.aligned, host);
+    let tally = &lateness.by_host;
+    let price_ms = tally.price(late.unit);
+    let sentence = format!(
+        "all of host {host} comes late again and again ({}): {} collectives waited for it, in all {}; that is {} of \
+         the job's time",
+        format_ranks(&ranks),
+        lateness.host_losses[&late.unit],
+        format_lateness(price_ms),
+        format_percent(price_ms / lateness.span_ms),
+    );
+    let mut draft = FindingDraft::new(Code::W220, sentence);
+    draft.confidence = 0.85;
+    draft.price_ms = Some(price_ms);
+    let (stretches, hosts) = (tally.stretches, lateness.hosts.len());
+    draft.ruled_out = vec![
+        no_chance(late, stretches, tally.stretch_ms, hosts, "hosts"),
+        format!(
+            "one rank alone: none of the host's {} ranks bears most of it",
+            ranks.len()
+        ),
+    ];
+    draft.next = format!("look at host {host}: load, clocks, temperature, its network");
+    draft.culprits = ranks;
+    draft
+}

@@ -1,0 +1,86 @@
+//! W250: operations that succeeded came close to their time-out.
+//!
+//! The next operation that is a little slower will be ended as a hang. The check compares the time of each completed
+//! operation, from issue to completion, with the time-out that it was issued with.
+
+use crate::align::record::Op;
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::report::format::format_time;
+use crate::report::{Code, Severity};
+
+pub(crate) struct TimeoutTooClose;
+
+/// Reported from this share of the time-out on.
+const NEAR: f64 = 0.7;
+
+impl Check for TimeoutTooClose {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W250]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        // In a job that hangs, only the hang matters.
+        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(stuck) {
+            return Vec::new();
+        }
+        let calls = &ctx.aligned.shared.calls;
+        let share = |op: &Op| {
+            let limit = calls.get(op.call).timeout_ms;
+            let took = op.completed().then(|| op.wait_ms())??;
+            (limit > 0).then(|| f64::from(took) / limit as f64)
+        };
+        let mut near = 0;
+        let mut worst: Option<(f64, usize, u32)> = None;
+        for (record, whole) in ctx.aligned.records.iter().enumerate() {
+            for (position, op) in whole.ops.iter().enumerate() {
+                // An operation that completed after its time-out had no running watchdog, or no time-out at all.
+                let Some(share) = share(op).filter(|share| (NEAR..=1.0).contains(share)) else {
+                    continue;
+                };
+                near += 1;
+                if worst.is_none_or(|(most, ..)| share > most) {
+                    worst = Some((share, record, position as u32));
+                }
+            }
+        }
+        let late = so_far.iter().any(|draft| draft.code == Code::W220);
+        let draft = worst.map(|(share, record, position)| {
+            let mut draft = draft(ctx, near, share, record, position);
+            // If a rank is late, that is the cause.
+            draft.is_root = !late;
+            draft
+        });
+        draft.into_iter().collect()
+    }
+}
+
+fn draft(ctx: &Context<'_>, near: usize, share: f64, record: usize, position: u32) -> FindingDraft {
+    let op = ctx.aligned.op(record, position);
+    let lane = &ctx.aligned.lanes[record][usize::from(op.group)];
+    let limit = ctx.aligned.shared.calls.get(op.call).timeout_ms as f64;
+    let mut draft = FindingDraft::new(
+        Code::W250,
+        format!(
+            "{} on rank {} took {} of its time-out of {}; {near} operation{} came as close to {} time-out",
+            ctx.describe_op(record, op),
+            ctx.aligned.records[record].rank,
+            format_time(share * limit),
+            format_time(limit),
+            if near == 1 { "" } else { "s" },
+            if near == 1 { "its" } else { "their" },
+        ),
+    );
+    draft.confidence = 0.9;
+    let mut evidence = ctx.evidence(record, position, lane.group);
+    evidence.group = Some(ctx.group_ref(lane.group));
+    draft.evidence.push(evidence);
+    draft.frames = ctx.frames_of(record, op, "last_seen");
+    draft.next = format!(
+        "raise the time-out of group {} to several times {}, or shorten what comes before the operation",
+        ctx.group_name(lane.group),
+        format_time(share * limit)
+    );
+    draft
+}

@@ -1,0 +1,144 @@
+//! W240: collectives too small to be worth their latency take a considerable part of the job's time.
+//!
+//! Small collectives are normal: norms, flags, barriers. They are wasteful if they come in long rows of one operation
+//! on one group, which one larger operation could replace, and if the rank spends a considerable share of its time in
+//! them. Both are required: a program with only a few small operations is not reported.
+
+use crate::align::record::{Op, Record};
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::report::format::count;
+use crate::report::{Code, Severity};
+
+pub(crate) struct TinyCollectives;
+
+/// Up to this size, bytes, latency and not bandwidth decides the duration.
+pub(super) const TINY: u64 = 16 << 10;
+/// A row of at least this many could have been one operation.
+const ROW: usize = 8;
+/// Fewer operations in all such rows together are not reported.
+const LEAST: usize = 512;
+/// Reported from this share of a rank's time on.
+const SHARE: f64 = 0.1;
+
+/// What one rank spends on rows of small collectives.
+struct Waste<'a> {
+    rows: usize,
+    operations: usize,
+    share: f64,
+    /// What one operation for each row would save, ms; `None` if no backend measured how long they took.
+    saved_ms: Option<f64>,
+    example: &'a Op,
+}
+
+impl Check for TinyCollectives {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W240]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(stuck) {
+            return Vec::new();
+        }
+        let records = &ctx.aligned.records;
+        let wasteful: Vec<(usize, Waste<'_>)> = records
+            .iter()
+            .enumerate()
+            .filter_map(|(at, record)| Some((at, waste(ctx, record)?)))
+            .collect();
+        // If fewer than half of the ranks did so, the others would wait for them: W220 reports such ranks.
+        if wasteful.len() * 2 < records.len() {
+            return Vec::new();
+        }
+        let worst = wasteful
+            .iter()
+            .max_by(|a, b| a.1.share.total_cmp(&b.1.share));
+        worst
+            .map(|(at, waste)| draft(ctx, *at, waste))
+            .into_iter()
+            .collect()
+    }
+}
+
+fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
+    let calls = &ctx.aligned.shared.calls;
+    let tiny = |op: &Op| {
+        op.kind.needs_all_members() && op.completed() && calls.get(op.call).bytes() <= TINY
+    };
+    let alike = |a: &Op, b: &Op| tiny(a) && tiny(b) && a.kind == b.kind && a.group == b.group;
+    let (mut rows, mut operations, mut spent_ms) = (0, 0, 0.0);
+    let mut example = None;
+    let mut saved_ms = Some(0.0);
+    for row in record.ops.chunk_by(alike) {
+        if row.len() < ROW || !tiny(&row[0]) {
+            continue;
+        }
+        rows += 1;
+        operations += row.len();
+        spent_ms += row
+            .iter()
+            .filter_map(Op::wait_ms)
+            .map(f64::from)
+            .sum::<f64>();
+        saved_ms = saved_ms.zip(saved_in(row)).map(|(all, here)| all + here);
+        example = example.or(row.first());
+    }
+    let span = record
+        .newest_ns()
+        .saturating_sub(record.ops.first()?.created_ns) as f64
+        / 1e6;
+    // Operations in flight at the same time are each counted in full, so the sum may exceed the span.
+    let share = (spent_ms / span).min(1.0);
+    (operations >= LEAST && span > 0.0 && share >= SHARE).then_some(Waste {
+        rows,
+        operations,
+        share,
+        saved_ms,
+        example: example?,
+    })
+}
+
+/// What one operation instead of this row would save, ms. The shortest of them did not wait for a late rank, so its
+/// duration is the latency that each but one of them costs. `None` if a duration was not measured.
+fn saved_in(row: &[Op]) -> Option<f64> {
+    let shortest = row.iter().map(|op| op.duration_ms).reduce(f32::min)?;
+    (shortest >= 0.0).then(|| f64::from(shortest) * (row.len() - 1) as f64)
+}
+
+fn draft(ctx: &Context<'_>, record: usize, waste: &Waste<'_>) -> FindingDraft {
+    let whole = &ctx.aligned.records[record];
+    let lane = &ctx.aligned.lanes[record][usize::from(waste.example.group)];
+    let mut draft = FindingDraft::new(
+        Code::W240,
+        format!(
+            "rank {} spends {:.0} % of its time in {} small collectives that come in {} of one kind, such as {} of \
+             {} bytes",
+            whole.rank,
+            waste.share * 100.0,
+            waste.operations,
+            count(waste.rows as u64, "row"),
+            ctx.describe_op(record, waste.example),
+            ctx.aligned.shared.calls.get(waste.example.call).bytes(),
+        ),
+    );
+    draft.confidence = 0.8;
+    draft.price_ms = waste.saved_ms;
+    draft.frames = ctx.frames_of(record, waste.example, "last_seen");
+    let position = whole
+        .ops
+        .iter()
+        .position(|op| std::ptr::eq(op, waste.example));
+    if let Some(position) = position {
+        let mut evidence = ctx.evidence(record, position as u32, lane.group);
+        evidence.group = Some(ctx.group_ref(lane.group));
+        draft.evidence.push(evidence);
+    }
+    let site = ctx.call_site(waste.example);
+    let site = site.map(|frame| format!(" at {}", Context::name_site(frame)));
+    draft.next = format!(
+        "put the operations of a row{} into one: a bucket, or one coalesced call",
+        site.unwrap_or_default()
+    );
+    draft
+}

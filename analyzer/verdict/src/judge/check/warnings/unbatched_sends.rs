@@ -1,0 +1,170 @@
+//! W290: ranks send to each other before they post the matching receives, and no error was found.
+//!
+//! On a device the messages of two ranks run in the order in which they were issued, unless they are one
+//! batch. A send may wait for its receive. Where both ranks issue their send first, only a buffer lets
+//! the sends end: with a larger message both wait for each other. Once they do, E120 names it.
+
+use crate::align::p2p::{Counterpart, Half, Pair, done};
+use crate::align::pending::on_device;
+use crate::align::record::Op;
+use crate::align::{GroupIx, RecordIx};
+use crate::judge::check::Check;
+use crate::judge::context::{Context, FindingDraft};
+use crate::report::format::format_ranks;
+use crate::report::{Code, Severity};
+use rcomm_recorder::model::{OpType, Rank};
+use std::collections::BTreeMap;
+
+pub(crate) struct UnbatchedSends;
+
+impl Check for UnbatchedSends {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::W290]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(stuck) {
+            return Vec::new();
+        }
+        let mut keys: Vec<_> = ctx.messages.pairs.keys().copied().collect();
+        keys.retain(|(_, (source, destination))| source < destination);
+        keys.sort_unstable();
+        let opposite = keys.into_iter().filter_map(|(group, (one, other))| {
+            let there = ctx.messages.pairs.get(&(group, (one, other)))?;
+            let back = ctx.messages.pairs.get(&(group, (other, one)))?;
+            opposite(ctx, group, [one, other], [there, back])
+        });
+        let mut of_kind: BTreeMap<u32, Vec<Opposite>> = BTreeMap::new();
+        for one in opposite {
+            let family = ctx.aligned.groups[one.group].family;
+            of_kind.entry(family).or_default().push(one);
+        }
+        of_kind.values().map(|all| draft(ctx, all)).collect()
+    }
+}
+
+/// The sends of two ranks to each other, each before the receive of the other's.
+struct Opposite {
+    group: GroupIx,
+    records: [RecordIx; 2],
+    /// The first such send of each.
+    sends: [u32; 2],
+    /// The number of times that both sent before they received.
+    times: usize,
+}
+
+fn opposite(
+    ctx: &Context<'_>,
+    group: GroupIx,
+    members: [u32; 2],
+    [there, back]: [&Pair; 2],
+) -> Option<Opposite> {
+    let aligned = ctx.aligned;
+    let [one, other] = members.map(|member| aligned.lane(group, member as usize));
+    let [one, other] = [one?.0, other?.0];
+    let device = |record: RecordIx, half: &Half| {
+        let call = aligned.op(record, half.position).call;
+        on_device(&aligned.shared.calls.get(call).signature.backend)
+    };
+    let sure = there.certain && back.certain && one != other;
+    if !sure || !there.sends.first().is_some_and(|half| device(one, half)) {
+        return None;
+    }
+    let mut found: Option<Opposite> = None;
+    for (at, &send) in there.sends.iter().enumerate() {
+        // What the first rank receives next, after its send.
+        let next = back
+            .receives
+            .partition_point(|half| half.position < send.position);
+        let (Some(&receive), Counterpart::Posted(met)) =
+            (back.receives.get(next), ctx.messages.receive_of(there, at))
+        else {
+            continue;
+        };
+        let Counterpart::Posted(answer) = ctx.messages.send_of(back, next) else {
+            continue;
+        };
+        let halves = [(one, send), (one, receive), (other, answer), (other, met)];
+        let waits = answer.position < met.position;
+        let ended = halves
+            .iter()
+            .all(|&(record, half)| done(aligned, record, half));
+        let alone = halves
+            .iter()
+            .all(|&(record, half)| is_alone(ctx, record, half));
+        if !waits || !ended || !alone {
+            continue;
+        }
+        match &mut found {
+            Some(found) => found.times += 1,
+            None => {
+                found = Some(Opposite {
+                    group,
+                    records: [one, other],
+                    sends: [send.position, answer.position],
+                    times: 1,
+                });
+            }
+        }
+    }
+    found
+}
+
+/// Whether a message was posted outside of any batch: no marker closes it, and no message beside it has its number.
+///
+/// Schedules of pipelines post batches of one message, and order these by other means.
+fn is_alone(ctx: &Context<'_>, record: RecordIx, half: Half) -> bool {
+    let ops = &ctx.aligned.records[record].ops;
+    let op = &ops[half.position as usize];
+    let same = |other: &Op| {
+        let posted = other.kind.is_p2p() || other.kind == OpType::Coalesced;
+        posted && other.group == op.group && other.p2p_seq == op.p2p_seq
+    };
+    let beside = [half.position.checked_sub(1), half.position.checked_add(1)];
+    let mut beside = beside.into_iter().flatten();
+    half.status_op == half.position && !beside.any(|at| ops.get(at as usize).is_some_and(same))
+}
+
+fn draft(ctx: &Context<'_>, all: &[Opposite]) -> FindingDraft {
+    let one = &all[0];
+    let rank = |record: RecordIx| ctx.aligned.records[record].rank;
+    let [a, b] = one.records.map(rank);
+    let times: usize = all.iter().map(|one| one.times).sum();
+    let told = |at: usize| {
+        let record = one.records[at];
+        let op = ctx.aligned.op(record, one.sends[at]);
+        format!("{}{}", ctx.describe_op(record, op), ctx.at_site(op))
+    };
+    let mut ranks: Vec<Rank> = all.iter().flat_map(|one| one.records.map(rank)).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let more = match (all.len(), times) {
+        (1, 1) => String::new(),
+        (1, n) => format!("; they did so {n} times"),
+        (pairs, n) => format!(
+            "; {pairs} pairs of {} did so {n} times",
+            format_ranks(&ranks)
+        ),
+    };
+    let mut draft = FindingDraft::new(
+        Code::W290,
+        format!(
+            "ranks {a} and {b} each send to the other before they post the receive for what it sends: {}, and {}; \
+             only a buffer let both sends end{more}",
+            told(0),
+            told(1),
+        ),
+    );
+    draft.confidence = 0.85;
+    for (&record, &send) in one.records.iter().zip(&one.sends) {
+        draft.evidence.push(ctx.evidence(record, send, one.group));
+    }
+    let first = ctx.aligned.op(one.records[0], one.sends[0]);
+    draft.frames = ctx.frames_of(one.records[0], first, "last_seen");
+    draft.next = "post the send and the receive in one batch (batch_isend_irecv, or one group call), or let one of the \
+                  two ranks receive first"
+        .to_owned();
+    draft.at = Some(ctx.op_ref_of_message(one.records[0], one.group, one.sends[0]));
+    draft
+}

@@ -1,0 +1,78 @@
+//! Removes the waits of processes that ended in the middle of an operation.
+
+use crate::align::pending::{Pending, PendingKind};
+use crate::align::{Aligned, RecordIx};
+use crate::judge::life::Life;
+use crate::judge::policy::Policy;
+use crate::judge::wait_graph::{Node, Place, WaitGraph};
+use std::time::Duration;
+
+impl WaitGraph {
+    /// The places that a process had reached only shortly before it ended as the first, each with the node of its rank.
+    ///
+    /// A rank that had not arrived there was not late: the end of the process is the cause of the waits. A process that
+    /// had waited for a long time before it ended keeps its wait.
+    pub(crate) fn young_waits_of_dead(
+        &self,
+        aligned: &Aligned<'_>,
+        policy: &Policy,
+        life: &Life,
+    ) -> Vec<(Node, usize)> {
+        let mut left = Vec::new();
+        for (node, places) in self.waits_in.iter().enumerate() {
+            let rank = aligned.expected[node];
+            let gone = life.gone(rank).filter(|_| life.went_first(rank));
+            let Some(gone) = gone else {
+                continue;
+            };
+            let is_young = |place: usize| {
+                let mut records = aligned.records_of(rank);
+                records.all(|record| {
+                    let mut pending = self.pending[record].iter().enumerate();
+                    let here = pending.find(|&(at, one)| self.is_at(place, record, at, one));
+                    here.is_none_or(|(_, one)| {
+                        let op = aligned.op(record, one.position);
+                        let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
+                        let age = gone.at_ns().saturating_sub(aligned.created_ns(record, op));
+                        let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
+                        age < policy.overdue_after(timeout_ms)
+                    })
+                })
+            };
+            left.extend(
+                places
+                    .iter()
+                    .filter(|&&place| is_young(place))
+                    .map(|&place| (node, place)),
+            );
+        }
+        left
+    }
+
+    /// Removes these waits from the graph, unless all ranks have arrived at the place.
+    pub(crate) fn drop_waits(&mut self, left: &[(Node, usize)]) {
+        for &(node, place) in left {
+            if !self.missing[place].is_empty() {
+                self.waits_in[node].retain(|&it| it != place);
+            }
+        }
+    }
+
+    /// Whether `one`, the unfinished operation number `at` of a record, is the operation of the place.
+    fn is_at(&self, place: usize, record: RecordIx, at: usize, one: &Pending) -> bool {
+        match (&self.places[place], &one.what) {
+            (Place::Collective { group, seq }, PendingKind::Collective { seq: own }) => {
+                one.group == *group && own == seq
+            }
+            (
+                Place::Batch {
+                    record: whose,
+                    pending,
+                    ..
+                },
+                PendingKind::Batch { .. },
+            ) => (*whose, *pending) == (record, at),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! Decides whether the job is over and how it ended.
+//!
+//! This is decided first, because an unfinished operation means a hang while the processes live, but nothing if they
+//! were terminated in the middle of it. The record of a launcher has exit codes and signals. Without it, a ring shows
+//! whether its process closed it, and, if not, when the process gave its last sign of life. Which of several processes
+//! ended first then follows from these times, from the failures that the survivors recorded, and from operations that
+//! failed long before their time-outs. If the records do not show it, the kind of end is unknown.
+
+pub(crate) mod ending;
+mod interrupted;
+
+use crate::align::record::Record;
+use crate::align::{Aligned, RecordIx};
+use crate::judge::policy::{Policy, now_ns};
+use crate::report::EndKind;
+use rcomm_recorder::model::{EntryState, FailureKind, Rank};
+use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Last signs of life closer together than this, ns, show no order: a watchdog makes ten rounds a second, and fewer on
+/// a busy host.
+const TOGETHER_NS: i64 = 1_000_000_000;
+const SETTLE_NS: i64 = Policy::SETTLE.as_nanos() as i64;
+/// A launcher may notice ends closer together than this, ns, in any order.
+const NOTICED_NS: i64 = 100_000_000;
+/// The CPU backend notices within this time, ns, that a peer's process is gone, even on a busy host.
+const PEERS_NOTICE_NS: i64 = 3_000_000_000;
+/// The name of the CPU backend in records.
+const CPU: &str = "cpu";
+/// An operation that failed within this share of its time-out was not ended by the time-out.
+const BEFORE_TIMEOUT: f64 = 0.9;
+
+/// Which processes of the job are gone, and how the job ended if all are.
+#[derive(Debug)]
+pub(crate) struct Life {
+    /// The end of the job; `None` while a process may live.
+    pub(crate) end: Option<End>,
+    /// Ranks whose processes are gone, have not ended in order, and were not ended by another's end, nor because they
+    /// gave up.
+    first: Vec<Rank>,
+    /// The ranks whose processes are gone.
+    gone: BTreeMap<Rank, Gone>,
+    /// Events after this common time, ns, may already belong to the end of the whole job.
+    settled_ns: i64,
+}
+
+/// The end of a job that has no process left.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) kind: EndKind,
+    /// Ranks whose processes ended before the others', ascending.
+    pub(crate) first: Vec<Rank>,
+    /// When the last of `first` ended, common time, ns; `last_ns` if `first` is empty.
+    pub(crate) first_ns: i64,
+    /// When the last process of all ended, common time, ns.
+    pub(crate) last_ns: i64,
+    /// Whether the time of the end is known, from signs of life or from a launcher. Otherwise the processes may have
+    /// lived on long after their last operation.
+    is_dated: bool,
+    /// The signal by which the launcher was asked to end the job before any process failed, if it was.
+    pub(crate) asked: Option<LaunchSignal>,
+}
+
+impl End {
+    /// Whether the job may have been terminated without any fault: nothing shows how long its unfinished operations had
+    /// lasted.
+    pub(crate) fn leaves_ages_open(&self) -> bool {
+        !self.is_dated && matches!(self.kind, EndKind::Cancelled | EndKind::Unknown)
+    }
+}
+
+/// A process that is gone.
+#[derive(Clone, Debug)]
+pub(crate) struct Gone {
+    rank: Rank,
+    /// Whether it closed its record or exited with 0.
+    in_order: bool,
+    /// When the launcher noticed its end, else its last sign of life; common time, ns.
+    at_ns: i64,
+    /// How it ended, if a launcher recorded it.
+    pub(crate) exit: Option<RankEnd>,
+    /// Whether the launcher had sent it a signal to end.
+    was_signalled: bool,
+}
+
+impl Gone {
+    /// When the process ended: when its launcher noticed it, else its last sign of life; common time, ns.
+    pub(crate) const fn at_ns(&self) -> i64 {
+        self.at_ns
+    }
+}
+
+impl Life {
+    /// Derives the life of the job from its records and those of its launchers.
+    pub(crate) fn new(aligned: &Aligned<'_>, policy: &Policy) -> Self {
+        let launches = policy.launches.as_slice();
+        let exits = exits(aligned, launches);
+        let ranks = aligned.expected.iter();
+        let mut gone: Vec<Gone> = ranks
+            .filter_map(|&rank| gone(aligned, rank, exits.get(&rank)))
+            .collect();
+        gone.sort_by_key(|one| (one.at_ns, one.rank));
+        let is_over = !gone.is_empty() && gone.len() == aligned.expected.len();
+        let order = went_first(aligned, &gone);
+        let now = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
+        let last_ns = gone.last().map_or(i64::MIN, |one| one.at_ns);
+        // A launcher writes down one end after the other: half of its account shows a wrong order.
+        let is_being_noted = now.is_some_and(|now| now.saturating_sub(last_ns) < SETTLE_NS)
+            && gone.iter().any(|one| is_awaited(aligned, one, launches));
+        let end =
+            (is_over && !is_being_noted).then(|| End::of(aligned, &gone, order.clone(), launches));
+        let settled_ns = match (&end, now) {
+            (None, Some(now)) => match is_over {
+                true => last_ns.saturating_sub(SETTLE_NS),
+                false => now.saturating_sub(SETTLE_NS),
+            },
+            _ => i64::MAX,
+        };
+        let asked_ns = asked(launches).map_or(i64::MAX, |asked| asked.time_ns);
+        // While others live, each end may be a cause if no order of them is known, unless the whole job is being
+        // terminated.
+        let is_cause = |one: &&Gone| {
+            let own = !one.in_order && !one.was_signalled && one.at_ns < asked_ns;
+            // A stopped process that is killed with all others gave its last sign of life long before.
+            let is_dated = !is_being_noted || one.exit.is_some();
+            own && is_dated && one.at_ns <= settled_ns
+        };
+        let causes: BTreeSet<Rank> = gone.iter().filter(is_cause).map(|it| it.rank).collect();
+        let mut first = match (&end, order) {
+            (Some(end), _) => end.first.clone(),
+            (None, Some(mut order)) => {
+                order.retain(|rank| causes.contains(rank));
+                order
+            }
+            (None, None) => causes.into_iter().collect(),
+        };
+        first.retain(|&rank| !gave_up(aligned, rank));
+        Self {
+            end,
+            first,
+            gone: gone.into_iter().map(|one| (one.rank, one)).collect(),
+            settled_ns,
+        }
+    }
+
+    /// Whether an event at this common time, ns, can be judged: a later one may already belong to the end of the whole
+    /// job.
+    pub(crate) const fn is_settled(&self, at_ns: i64) -> bool {
+        at_ns <= self.settled_ns
+    }
+
+    /// Whether the end of a rank's process is a cause: it did not end in order, and no other process ended before it.
+    /// Processes that were ended together explain no wait, and neither do those that gave up.
+    pub(crate) fn went_first(&self, rank: Rank) -> bool {
+        self.first.contains(&rank)
+    }
+
+    /// The process of a rank, if it is gone.
+    pub(crate) fn gone(&self, rank: Rank) -> Option<&Gone> {
+        self.gone.get(&rank)
+    }
+
+    /// The policy for this job. If it is over, the time of judgment is its end, or when its launcher was asked to end it:
+    /// operations that were young at that time are not a hang. If the time of the end is unknown, all pending operations
+    /// count.
+    pub(crate) fn policy(&self, policy: &Policy) -> Policy {
+        let mut policy = policy.clone();
+        if let Some(end) = &self.end {
+            // A process may take its time to end; what waited only since it was asked to was no hang.
+            let asked_ns = end.asked.map_or(i64::MAX, |asked| asked.time_ns);
+            policy.now_ns = end.is_dated.then_some(end.last_ns.min(asked_ns));
+            policy.snapshot = end.is_dated;
+            // The last sign of life is somewhat older than the end.
+            let age = Duration::from_nanos(TOGETHER_NS.unsigned_abs());
+            policy.overdue = policy.overdue.saturating_sub(age);
+        }
+        policy
+    }
+}
+
+/// How ranks ended, and whether their launcher had sent them a signal to end.
+fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (RankEnd, bool)> {
+    let mut exits = BTreeMap::new();
+    for launch in launches {
+        for of in &launch.ranks {
+            let mut records = aligned.records_of(of.rank);
+            // The launch record of another attempt is about other processes.
+            let other = records.any(|at| aligned.records[at].identity.attempt != launch.attempt);
+            if let (Some(end), false) = (of.end, other) {
+                let signalled = of
+                    .sent
+                    .iter()
+                    .any(|sent| ends(sent.signal) && sent.time_ns <= end.time_ns);
+                exits.insert(of.rank, (end, signalled));
+            }
+        }
+    }
+    exits
+}
+
+/// Whether the process of a rank is gone, and its launcher has not written down yet how it ended.
+fn is_awaited(aligned: &Aligned<'_>, gone: &Gone, launches: &[LaunchRecord]) -> bool {
+    let attempt = |at: RecordIx| aligned.records[at].identity.attempt;
+    let attempt = aligned.record_of(gone.rank).map(attempt);
+    launches.iter().any(|launch| {
+        let is_its_own = attempt.is_none_or(|attempt| attempt == launch.attempt);
+        let mut ranks = launch.ranks.iter();
+        is_its_own && ranks.any(|of| of.rank == gone.rank && of.end.is_none())
+    })
+}
+
+/// The first signal by which a launcher was asked to end the job, if any.
+fn asked(launches: &[LaunchRecord]) -> Option<LaunchSignal> {
+    let received = launches.iter().flat_map(|launch| &launch.received);
+    received
+        .filter(|one| ends(one.signal))
+        .min_by_key(|one| one.time_ns)
+        .copied()
+}
+
+/// Whether a signal asks a process to end: SIGHUP, SIGINT, SIGKILL, SIGTERM.
+const fn ends(signal: i32) -> bool {
+    matches!(signal, 1 | 2 | 9 | 15)
+}
+
+/// The process of a rank, if it is gone.
+fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Option<Gone> {
+    let own = |record: RecordIx, ns: i64| ns.saturating_sub(aligned.offsets_ns[record]);
+    if let Some(&(end, was_signalled)) = exit {
+        let record = aligned.record_of(rank);
+        return Some(Gone {
+            rank,
+            in_order: end.is_success(),
+            at_ns: record.map_or(end.time_ns, |record| own(record, end.time_ns)),
+            exit: Some(end),
+            was_signalled,
+        });
+    }
+    let mut found: Option<Gone> = None;
+    for record in aligned.records_of(rank) {
+        let whole = &aligned.records[record];
+        if !whole.died() && !whole.closed() {
+            return None;
+        }
+        let at_ns = own(record, whole.latest_ns().max(whole.closed_ns));
+        let gone = found.get_or_insert(Gone {
+            rank,
+            in_order: false,
+            at_ns,
+            exit: None,
+            was_signalled: false,
+        });
+        // With several recorders in one process, only the program's own is closed at the end.
+        gone.in_order |= whole.closed();
+        gone.at_ns = gone.at_ns.max(at_ns);
+    }
+    found
+}
+
+impl End {
+    fn of(
+        aligned: &Aligned<'_>,
+        gone: &[Gone],
+        order: Option<Vec<Rank>>,
+        launches: &[LaunchRecord],
+    ) -> Self {
+        let last_ns = gone.last().map_or(0, |one| one.at_ns);
+        let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
+        let earliest = failed.first().map_or(i64::MAX, |one| one.at_ns);
+        let asked = asked(launches).filter(|asked| asked.time_ns <= earliest);
+        let inside = |one: &Gone| {
+            let mut records = aligned.records_of(one.rank);
+            records.any(|record| is_inside(&aligned.records[record]))
+        };
+        let together = failed.len() == gone.len() && gone.len() > 1;
+        let known = failed.iter().any(|one| one.exit.is_some());
+        let (kind, first) = match order {
+            _ if failed.is_empty() => (EndKind::Ended, Vec::new()),
+            _ if asked.is_some() => (EndKind::Cancelled, Vec::new()),
+            Some(first) => (EndKind::Crashed, first),
+            None if !known && !gone.iter().any(inside) => (EndKind::Unknown, Vec::new()),
+            None if together => (EndKind::Cancelled, Vec::new()),
+            None => (EndKind::Crashed, ranks_of(&failed)),
+        };
+        let times = gone.iter().filter(|one| first.contains(&one.rank));
+        let first_ns = times.map(|one| one.at_ns).max().unwrap_or(last_ns);
+        Self {
+            kind,
+            first,
+            first_ns,
+            last_ns,
+            is_dated: gone.iter().any(|one| one.exit.is_some())
+                || aligned.records.iter().any(beats),
+            asked,
+        }
+    }
+}
+
+fn beats(record: &Record) -> bool {
+    record.closed_ns > 0
+        || record
+            .status
+            .as_ref()
+            .is_some_and(|status| status.heartbeat_ns > 0)
+}
+
+fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
+    let mut ranks: Vec<Rank> = gone.iter().map(|one| one.rank).collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+/// If the kernel killed one of these ranks because memory ran out, adds those that it killed at about the same time. A
+/// process that it kills ends once its memory is freed, the largest last: the order of the ends is not that of the kills.
+fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
+    let killed = |one: &&&Gone| one.exit.is_some_and(|end| end.out_of_memory == Some(true));
+    let killed: Vec<&Gone> = failed.iter().filter(killed).copied().collect();
+    let own = killed.iter().find(|one| first.contains(&one.rank));
+    if let Some(at_ns) = own.map(|one| one.at_ns) {
+        let near = |one: &&&Gone| one.at_ns.abs_diff(at_ns) <= TOGETHER_NS.unsigned_abs();
+        first.extend(killed.iter().filter(near).map(|one| one.rank));
+        first.sort_unstable();
+        first.dedup();
+    }
+}
+
+/// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown. `gone` is sorted by
+/// time.
+fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
+    let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
+    let all = aligned.expected.len();
+    // When a process ends, the operations of its living peers fail, but its own last operation does not.
+    let suffers = |rank: Rank| {
+        let mut records = aligned.records_of(rank);
+        records.any(|record| {
+            let whole = &aligned.records[record];
+            names_another(whole) || failed_early(aligned, record)
+        })
+    };
+    let by_launcher: Vec<&Gone> = failed
+        .iter()
+        .copied()
+        .filter(|one| one.exit.is_some() && !one.was_signalled)
+        .collect();
+    // If one signal ended all of them at once, it came from outside.
+    let signals: BTreeSet<_> = by_launcher
+        .iter()
+        .map(|one| one.exit.and_then(|it| it.signal))
+        .collect();
+    let spread = failed.last()?.at_ns.saturating_sub(failed.first()?.at_ns);
+    let at_once = by_launcher.len() == all && all > 1 && spread <= TOGETHER_NS;
+    if at_once && signals.len() == 1 && !signals.contains(&None) {
+        return None;
+    }
+    if !by_launcher.is_empty() {
+        let own: Vec<&Gone> = by_launcher
+            .iter()
+            .copied()
+            .filter(|one| !suffers(one.rank))
+            .collect();
+        let of = if own.is_empty() { by_launcher } else { own };
+        let earliest = of[0].at_ns;
+        let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
+        let mut first = ranks_of(&of.into_iter().filter(near).collect::<Vec<_>>());
+        let lost = lost_first(aligned);
+        if first.iter().any(|rank| lost.contains(rank)) {
+            first.retain(|rank| lost.contains(rank));
+        }
+        add_killed_for_memory(&failed, &mut first);
+        return Some(first);
+    }
+    if aligned.expected.iter().any(|&rank| suffers(rank)) {
+        let own: Vec<&Gone> = failed
+            .iter()
+            .copied()
+            .filter(|one| !suffers(one.rank))
+            .collect();
+        if !own.is_empty() && own.len() < all {
+            return Some(ranks_of(&own));
+        }
+    }
+    let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
+    let at = failed.windows(2).position(gap)?;
+    if waited_on(aligned, &failed[..=at], &failed[at + 1..]) {
+        return None;
+    }
+    // If no operation was interrupted, the order of ends shows no cause.
+    let interrupted = |one: &&Gone| {
+        let mut records = aligned.records_of(one.rank);
+        records.any(|record| {
+            let record = &aligned.records[record];
+            is_inside(record) || record.ops.iter().any(|op| op.state == EntryState::Failed)
+        })
+    };
+    failed
+        .iter()
+        .any(interrupted)
+        .then(|| ranks_of(&failed[..=at]))
+}
+
+/// Whether a record states that another rank is gone.
+fn names_another(record: &Record) -> bool {
+    let other = |rank: &Rank| *rank != record.rank;
+    record
+        .failures
+        .iter()
+        .any(|failure| failure.kind == FailureKind::PeerGone && failure.ranks.iter().any(other))
+}
+
+/// The ranks that were lost by the first rank that recorded the loss of a peer; empty if none did.
+fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
+    let records = aligned.records.iter().zip(&aligned.offsets_ns);
+    let failures = records.flat_map(|(record, offset)| {
+        let own = record.failures.iter();
+        own.map(move |failure| (failure.time_ns.saturating_sub(*offset), failure))
+    });
+    let lost = failures.filter(|(_, failure)| failure.kind == FailureKind::PeerGone);
+    let first = lost.min_by_key(|(at_ns, _)| *at_ns);
+    first.map_or(&[], |(_, failure)| &failure.ranks)
+}
+
+/// Whether the other processes waited until their own ends for processes that had given no sign of life for a long time
+/// (`quiet`). They would have noticed if the quiet processes had been gone: so these were stopped or without processor
+/// time, and ended together with the others.
+fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
+    let Some(last) = quiet.last() else {
+        return false;
+    };
+    let is_quiet = |rank: &Rank| quiet.iter().any(|one| one.rank == *rank);
+    let noticing = others
+        .iter()
+        .filter(|one| one.at_ns.saturating_sub(last.at_ns) >= PEERS_NOTICE_NS);
+    noticing.into_iter().any(|one| {
+        let waits = |record: RecordIx| {
+            let mut ops = aligned.records[record].ops.iter();
+            ops.any(|op| {
+                let call = aligned.shared.calls.get(op.call);
+                let lane = &aligned.lanes[record][usize::from(op.group)];
+                let age = one.at_ns.saturating_sub(aligned.created_ns(record, op));
+                !op.retired
+                    && op.state < EntryState::Completed
+                    && call.signature.backend == CPU
+                    && age >= PEERS_NOTICE_NS
+                    && aligned.groups[lane.group].ranks.iter().any(is_quiet)
+            })
+        };
+        aligned.records_of(one.rank).any(waits)
+    })
+}
+
+/// Whether a rank gave up at a time-out, because it lost a peer, or by an abort. Its end is then a consequence.
+fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
+    let mut records = aligned.records_of(rank);
+    records.any(|at| {
+        let mut failures = aligned.records[at].failures.iter();
+        failures.any(|failure| match failure.kind {
+            FailureKind::PeerGone => failure.ranks.iter().any(|other| *other != rank),
+            kind => matches!(kind, FailureKind::Timeout | FailureKind::Abort),
+        })
+    })
+}
+
+fn is_inside(record: &Record) -> bool {
+    let mut ops = record.ops.iter();
+    ops.any(|op| !op.retired && op.state < EntryState::Completed)
+}
+
+fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> bool {
+    let mut ops = aligned.records[record].ops.iter();
+    ops.any(|op| {
+        let limit = aligned.shared.calls.get(op.call).timeout_ms as f64;
+        let took = op.wait_ms().map(f64::from);
+        op.state == EntryState::Failed
+            && took.is_some_and(|took| limit == 0.0 || took < limit * BEFORE_TIMEOUT)
+    })
+}

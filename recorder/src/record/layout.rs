@@ -277,7 +277,7 @@ pub(crate) mod peer {
     pub(crate) const RECEIVED: usize = 7;
     pub(crate) const SENT: usize = 8;
     /// unacknowledged packets | errno << 32.
-    pub(crate) const TROUBLE: usize = 9;
+    pub(crate) const UNACKNOWLEDGED_AND_ERRNO: usize = 9;
     pub(crate) const INTERVAL_MS: usize = 10;
 
     pub(crate) const IS_P2P: u64 = 1 << 32;

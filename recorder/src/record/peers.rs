@@ -38,7 +38,7 @@ pub struct PeerFacts {
 impl PeerFacts {
     pub(super) fn load(words: &[u64; peer::WORDS]) -> Self {
         let waiting = words[peer::WAITING];
-        let (unacknowledged, errno) = halves(words[peer::TROUBLE]);
+        let (unacknowledged, errno) = halves(words[peer::UNACKNOWLEDGED_AND_ERRNO]);
         Self {
             heard: Timestamp::from_ns(words[peer::HEARD]),
             sampled: Timestamp::from_ns(words[peer::SAMPLED]),
@@ -69,7 +69,10 @@ impl PeerFacts {
         store(peer::SEQ, self.waiting.map_or(0, |operation| operation.seq));
         store(peer::RECEIVED, self.received);
         store(peer::SENT, self.sent);
-        store(peer::TROUBLE, join(self.unacknowledged, self.errno));
+        store(
+            peer::UNACKNOWLEDGED_AND_ERRNO,
+            join(self.unacknowledged, self.errno),
+        );
         let interval = u64::try_from(self.interval.as_millis()).unwrap_or(u64::MAX);
         store(peer::INTERVAL_MS, interval);
     }

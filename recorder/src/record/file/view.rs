@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_reads_as_zero() {
+    fn bytes_beyond_the_end_read_as_zero() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; 4096]).unwrap();
         let view = View::new(file.try_clone().unwrap().into(), 4096);

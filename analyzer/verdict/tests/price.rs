@@ -112,8 +112,8 @@ fn equal_parts_would_save_what_the_largest_member_takes_longer_than_an_average_o
     // On average a member moves 20 of the largest one's 50 MiB.
     assert!((price.ms - 20.0 * 10.0 * 0.6).abs() < 1e-3, "{price:?}");
     assert!((price.share - 120.0 / 390.0).abs() < 0.01, "{price:?}");
-    let said = "without that the job would take 120 ms less, 30.8 % of its time";
-    assert!(found.sentence.ends_with(said), "{}", found.sentence);
+    let ending = "without that the job would take 120 ms less, 30.8 % of its time";
+    assert!(found.sentence.ends_with(ending), "{}", found.sentence);
 }
 
 #[test]

@@ -154,14 +154,14 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<StatedRow
         let block = aligned.block(record, lane, at);
         completed &= at < lane.pending_from;
         let closed = aligned.op(record, lane.collectives[block.end - 1]).kind == OpType::Coalesced;
-        let beheaded = at == 0 && aligned.records[record].wrapped();
+        let begin_lost = at == 0 && aligned.records[record].wrapped();
         let open = block.end == lane.collectives.len() && !closed;
         let torn = open && aligned.records[record].cut;
         let calls: Vec<u32> = block
             .map(|at| aligned.op(record, lane.collectives[at]).call)
             .collect();
         blocks.push((rank, record, calls));
-        cut.push((beheaded || torn, open, closed));
+        cut.push((begin_lost || torn, open, closed));
     }
     // The ring may have dropped the beginning of a coalesced block, or the rank may still be issuing it: such blocks
     // are not compared.
@@ -197,7 +197,7 @@ fn judge(
     completed: bool,
 ) -> Option<Disagreement> {
     let mut parts: Vec<(Vec<u32>, AgreeingMembers)> = Vec::new();
-    let mut gravest: Option<CallDifference> = None;
+    let mut most_severe: Option<CallDifference> = None;
     for (rank, record, calls) in blocks {
         let fits = parts
             .iter_mut()
@@ -213,7 +213,8 @@ fn judge(
                     .filter_map(|(known, _)| difference(aligned, known, calls))
                     .min();
                 if let Some((difference, _)) = apart {
-                    gravest = Some(gravest.map_or(difference, |known| known.min(difference)));
+                    most_severe =
+                        Some(most_severe.map_or(difference, |known| known.min(difference)));
                 }
                 parts.push((
                     calls.clone(),
@@ -226,7 +227,7 @@ fn judge(
             }
         }
     }
-    let gravest = gravest?;
+    let most_severe = most_severe?;
     for (_, part) in &mut parts {
         part.ranks.sort_unstable();
     }
@@ -242,7 +243,7 @@ fn judge(
         group,
         seq,
         parts,
-        difference: gravest,
+        difference: most_severe,
         ground,
         completed,
     })

@@ -15,18 +15,18 @@ const AMONG_OTHERS: f64 = 0.7;
 const BLAMED: f64 = 0.5;
 
 /// Ranks whose ring may have dropped the operation that they are in, ascending.
-pub(crate) fn blind(ctx: &Context<'_>) -> Vec<Rank> {
+pub(crate) fn with_lost_front(ctx: &Context<'_>) -> Vec<Rank> {
     let records = ctx.aligned.records.iter();
-    let blind = records.filter(|record| front_is_lost(record));
-    let mut ranks: Vec<Rank> = blind.map(|record| record.rank).collect();
+    let with_lost_front = records.filter(|record| front_is_lost(record));
+    let mut ranks: Vec<Rank> = with_lost_front.map(|record| record.rank).collect();
     ranks.dedup();
     ranks
 }
 
 /// Lowers the confidence of findings that rest on the places where ranks wait.
 pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
-    let blind = blind(ctx);
-    if blind.is_empty() {
+    let with_lost_front = with_lost_front(ctx);
+    if with_lost_front.is_empty() {
         return;
     }
     for draft in drafts {
@@ -36,16 +36,19 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
         ) {
             continue;
         }
-        let blamed = draft.culprits.iter().any(|rank| blind.contains(rank));
+        let blamed = draft
+            .culprits
+            .iter()
+            .any(|rank| with_lost_front.contains(rank));
         let most = if blamed { BLAMED } else { AMONG_OTHERS };
         draft.confidence = draft.confidence.min(most);
-        let (ring, they) = match blind.len() {
+        let (ring, they) = match with_lost_front.len() {
             1 => ("ring", "it is"),
             _ => ("rings", "they are"),
         };
         draft.doubts.push(format!(
             "the {ring} of {} may have dropped the operation that {they} in",
-            format_ranks(&blind)
+            format_ranks(&with_lost_front)
         ));
     }
 }
@@ -53,16 +56,16 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
 /// N302 on the ranks whose ring may have dropped the operation that they are in, without those in `noted`; `None` if
 /// none is left.
 pub(crate) fn note(ctx: &Context<'_>, noted: &BTreeSet<Rank>) -> Option<Problem> {
-    let mut blind = blind(ctx);
-    blind.retain(|rank| !noted.contains(rank));
-    let (ring, they) = match blind.len() {
+    let mut with_lost_front = with_lost_front(ctx);
+    with_lost_front.retain(|rank| !noted.contains(rank));
+    let (ring, they) = match with_lost_front.len() {
         0 => return None,
         1 => ("ring", "it is"),
         _ => ("rings", "they are"),
     };
     let sentence = format!(
         "the oldest entry in the {ring} of {} has not completed: the operation that {they} in may have been dropped",
-        format_ranks(&blind)
+        format_ranks(&with_lost_front)
     );
     Some(Problem::new(Code::N302, "", sentence))
 }

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_one_name_and_other_ranks_contradict_nobody() {
+    fn groups_of_one_name_with_different_ranks_do_not_contradict_each_other() {
         let report = judge(&[
             vec![world(), ("tp", "tp", vec![0, 1])],
             vec![world(), ("tp", "tp", vec![1, 0])],

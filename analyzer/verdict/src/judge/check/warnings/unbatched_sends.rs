@@ -131,7 +131,7 @@ fn draft(ctx: &Context<'_>, all: &[Opposite]) -> FindingDraft {
     let rank = |record: RecordIx| ctx.aligned.records[record].rank;
     let [a, b] = one.records.map(rank);
     let times: usize = all.iter().map(|one| one.times).sum();
-    let told = |at: usize| {
+    let describe = |at: usize| {
         let record = one.records[at];
         let op = ctx.aligned.op(record, one.sends[at]);
         format!("{}{}", ctx.describe_op(record, op), ctx.at_site(op))
@@ -152,8 +152,8 @@ fn draft(ctx: &Context<'_>, all: &[Opposite]) -> FindingDraft {
         format!(
             "ranks {a} and {b} each send to the other before they post the receive for what it sends: {}, and {}; \
              only a buffer let both sends end{more}",
-            told(0),
-            told(1),
+            describe(0),
+            describe(1),
         ),
     );
     draft.confidence = 0.85;

@@ -12,7 +12,7 @@ use loom::sync::atomic::AtomicU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How far the memory honors the requested ordering.
+/// Which of the requested orderings the memory honors.
 #[derive(Clone, Copy, PartialEq)]
 enum Honor {
     All,

@@ -291,7 +291,7 @@ mod tests {
         let once = tallied(&simulation, [8_000_000_000]);
         let often = tallied(&simulation, (1..=400).map(|n| n * 20_000_000));
         assert!(total(&once, |s| s.completed) > 500);
-        // The exemplar of a bucket and the last bits of a sum depend on the order.
+        // The example of a bucket and the last bits of a sum depend on the order.
         let facts = |counters: &Counters| -> Vec<_> {
             let all = counters.series().iter();
             all.map(|(key, s)| {

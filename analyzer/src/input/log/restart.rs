@@ -70,7 +70,8 @@ impl Signs {
         let (completed, behind) = before?;
         let went_back = progress.enqueued.is_none_or(|newest| newest < completed)
             || progress.failed.is_some_and(|failed| failed <= completed);
-        // The end of the earlier processes is where a launcher reports it, or else behind this rank's line.
+        // The earlier processes ended where a launcher reported a failed worker. If none did since this rank's last
+        // line, they ended behind that line.
         went_back.then(|| behind.max(self.last_failed))
     }
 }

@@ -94,7 +94,7 @@ fn ranks_that_take_turns_do_not_cross() {
         ])),
         []
     );
-    // The rank with no more data issues from another line, now this one and now that one.
+    // A rank without data issues from line 20 instead of 10: rank 1 in the first operation, rank 0 in the third.
     assert_eq!(
         lints(&from_lines(&[&[10, 30, 20, 30, 10], &[20, 30, 10, 30, 10]])),
         []
@@ -108,7 +108,8 @@ fn a_call_that_was_left_out_is_no_crossing() {
     assert_eq!(lints(&from_lines(&[usual, usual, usual, skipped])), []);
 }
 
-/// A step on the world, `group` 0, and on its half of the ranks, `group` 1; the odd rank inverts the second.
+/// Three steps, each on the world, `group` 0, and then on `group` 1 of the same ranks. The rank `odd` inverts the
+/// second step.
 fn in_two_groups(backend: &str, odd: usize) -> Vec<Dump> {
     let programs: Vec<Vec<Call>> = (0..3)
         .map(|rank| {

@@ -121,7 +121,9 @@ pub(super) struct Comm {
     /// Counters of signals, from the first one-sided operation on.
     pub(super) signals: Mutex<Option<Arc<Signals>>>,
     ids: AtomicU64,
+    /// Number of kernels and one-sided operations that the device has not ended.
     pub(super) pending: AtomicUsize,
+    /// The factors of the user's reductions, in order of creation.
     pub(super) factors: Mutex<Vec<f64>>,
     /// Its memory is released (`memManager->released`).
     pub(super) suspended: AtomicBool,

@@ -90,7 +90,10 @@ pub unsafe extern "C" fn ncclCommShrink(
     unsafe { derive(&parent, request, payload.collect(), out, config) }
 }
 
+/// Makes a communicator as `request` asks and writes its handle to `out`; null for a rank that gets none.
+///
 /// # Safety
+///
 /// `out` stays valid until the parent is no longer in progress; `config` is null or a configuration.
 unsafe fn derive(
     parent: &Arc<Comm>,

@@ -181,7 +181,7 @@ fn load() -> Option<Plugin> {
     })
 }
 
-/// The context that the plug-in has given to a communicator, and the kinds of events that it wants.
+/// The context that the plug-in has given to a communicator.
 pub(super) struct Context {
     address: usize,
     rank: c_int,
@@ -239,8 +239,8 @@ pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
     a.wrapping_mul(0x995a_187a_14e7_b445)
 }
 
-/// Reports a communicator that has joined to the plug-in and returns its context. `None` if there is no
-/// plug-in, or its `init` fails.
+/// Tells the plug-in of a communicator that all its ranks have joined, and returns the plug-in's context for it.
+/// `None` if there is no plug-in, or its `init` fails.
 pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) -> Option<Context> {
     let plugin = plugin()?;
     let (mut context, mask) = (null_mut(), MASK.as_ptr());

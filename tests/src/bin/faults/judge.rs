@@ -159,7 +159,7 @@ impl Row {
         self.verdict = Some((shown.to_lowercase(), right));
     }
 
-    /// Checks for leaked resources.
+    /// Checks for leaked resources and wrong results.
     pub(crate) fn judge_leaks(&mut self, events: &[Event]) {
         for event in events {
             match &event.what {

@@ -408,7 +408,7 @@ fn summaries_count_among_what_is_unpacked() {
 }
 
 #[test]
-fn large_files_are_read_one_at_a_time_and_all_of_them() {
+fn large_files_that_wait_for_each_other_are_all_read() {
     let large = |rank: u32| {
         let mut text = fs::read(fixture(&format!("batch-ring-w4/json/rank_{rank}.json"))).unwrap();
         // White space at the end of a file is no part of it.

@@ -98,7 +98,7 @@ fn timed_out(rank: u32, seq: u64, op: &str, numel: u64, enqueued: u64) -> [Strin
     ]
 }
 
-/// The lines of a rank that did not time out itself.
+/// The line of a rank that did not time out itself; `newest` is the last operation that it enqueued and completed.
 fn dump_signal(rank: u32, newest: u64) -> String {
     format!(
         "[rank{rank}]:[E626 06:24:45.1 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] \

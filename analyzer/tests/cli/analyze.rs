@@ -17,7 +17,7 @@ fn report(scenario: &str) -> Report {
 }
 
 #[test]
-fn each_kind_of_fault_has_a_page_to_act_on() {
+fn the_page_of_each_kind_of_fault_does_not_drift() {
     for scenario in [
         "never-join-w4",
         "nccl-stuck-2x2x2",

@@ -1,4 +1,4 @@
-//! What causes cost.
+//! The prices of findings: how much time their causes cost.
 
 use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, ProcessGroupInfo, Rank, Signature};
 use rcomm_recorder::publish::{Dump, DumpGroup, Identity};
@@ -94,7 +94,7 @@ fn exchanges(rank: Rank, duration_ms: Option<f32>) -> impl Iterator<Item = Act> 
     })
 }
 
-/// Rows of small operations after the exchanges.
+/// A row of small operations after the exchanges.
 fn small(duration_ms: Option<f32>) -> impl Iterator<Item = Act> {
     (0..600).map(move |nth| Act {
         op: OpType::AllReduce,

@@ -9,11 +9,11 @@ use rcomm_recorder::publish::{
 };
 
 /// 13:00:00 UTC of some day, ns since the epoch.
-const MIDDAY: i64 = 1_699_966_800_000_000_000;
+const ONE_O_CLOCK: i64 = 1_699_966_800_000_000_000;
 
 /// A moment, `seconds` after 13:00:00 UTC.
 pub(crate) fn at(seconds: f64) -> i64 {
-    MIDDAY + (seconds * 1e9) as i64
+    ONE_O_CLOCK + (seconds * 1e9) as i64
 }
 
 /// The state of an operation, and when it was recorded.

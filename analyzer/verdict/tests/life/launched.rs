@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// The report after the end, with a launch record.
 pub(crate) fn judge_launched(dumps: &[Dump], launch: LaunchRecord) -> Report {
     let policy = Policy {
         launches: vec![launch],

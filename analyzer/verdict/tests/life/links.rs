@@ -7,7 +7,9 @@ use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Finding, Policy, Verdict, analyze};
 
 const RANKS: Rank = 4;
+/// When the links break, in seconds as for [`at`].
 const CUT: f64 = 2.0;
+/// When the ranks sampled their connections last.
 const LOOK: f64 = 8.0;
 
 /// All members came to the second all_reduce, and none finished it.

@@ -278,7 +278,6 @@ fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
     assert_eq!(look(0, 2.4).verdict, Verdict::Cancelled);
 }
 
-/// The verdict with a launch record.
 #[test]
 fn a_stopped_rank_is_named_whether_it_came_or_not() {
     let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];

@@ -92,7 +92,7 @@ fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
     session.end();
 }
 
-/// What `rcomm-fr analyze` says of files that were written while nothing in them was overdue.
+/// As `rcomm-fr analyze` does: files that were written while nothing in them was overdue show no hang.
 #[test]
 fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
     const ISSUED_NS: u64 = 1_795_239_695_873_462_017;

@@ -72,9 +72,9 @@ impl Places {
         })
     }
 
-    /// Takes a place for a client of this host. That of the host's oldest stranger if it has as many as it may have, and
-    /// that of the oldest of the host with the most strangers if all are taken; `None` if only admitted clients have
-    /// places.
+    /// Takes a place for a client of this host. If the host has as many strangers as it may have, its oldest stranger
+    /// loses its place; otherwise, if all places are taken, the oldest stranger of the host that has the most. `None` if
+    /// all places are taken by admitted clients.
     pub fn try_enter(self: &Arc<Self>, host: Option<IpAddr>) -> Option<Arc<Place>> {
         let mut open = self.open();
         let own = open.strangers().filter(|&(_, other)| other == host);

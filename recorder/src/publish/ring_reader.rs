@@ -232,8 +232,8 @@ impl RingReader {
         }
     }
 
-    /// The ring's current contents, empty where the file was truncated. Entries that change during the read are read again; entries that
-    /// stay unreadable (half-written by a process that was killed) are counted in
+    /// The ring's current contents, empty where the file was truncated. Entries that change during the read are read
+    /// again; entries that stay unreadable (half-written by a process that was killed) are counted in
     /// [`RankStatus::dropped`](crate::model::RankStatus::dropped).
     ///
     /// The dump's time is now if the owner is alive, else the last time that the owner wrote to the ring, so

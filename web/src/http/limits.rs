@@ -5,11 +5,11 @@ use std::time::Duration;
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Concurrent connections. For a further one, one that has not made an admitted request is closed; if there is none,
-    /// the further one.
+    /// Maximum number of concurrent connections. Beyond it, a new connection takes the place of one that has not made an
+    /// admitted request; if there is none, the new connection is closed.
     pub connections: usize,
-    /// Concurrent connections of one host that have not made an admitted request. For a further one, the host's oldest
-    /// is closed.
+    /// Maximum number of concurrent connections of one host that have not made an admitted request. Beyond it, a new
+    /// connection takes the place of the host's oldest.
     pub strangers_per_host: usize,
     /// How long a client may take to send a request's head, or to finish a TLS handshake.
     pub head: Duration,

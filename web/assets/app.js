@@ -65,7 +65,6 @@ let forced = false;
 function drawNow({ status, report, focus }) {
   const began = performance.now();
   at("job").textContent = upload ? "uploaded dumps" : status.job;
-  drawVerdict(report);
   unlessHeld("findings", () => drawFindings(report, passes));
   unlessHeld("flight", () => drawInFlight(report, passes, state.problemsOnly));
   unlessHeld("groups", () => drawGroups(report, passes, state.problemsOnly, openGroup));
@@ -93,7 +92,9 @@ function showAge() {
   const over = state.shown.report.end != null;
   const stale = !upload && (past || state.paused || !state.connected || (passed > STALE_MS && !over));
   at("light").className = upload || over ? "" : stale ? "stale" : "live";
-  at("since").textContent = since(state.shown.report, past || upload ? 0 : passed);
+  const later = past || upload ? 0 : passed;
+  drawVerdict(state.shown.report, later);
+  at("since").textContent = since(state.shown.report, later);
   for (const cell of document.querySelectorAll("[data-age]")) {
     if (cell.dataset.age !== "" && !past && !upload && !over) cell.textContent = age(Number(cell.dataset.age) + passed);
   }

@@ -29,7 +29,8 @@ export function color(name) {
   return getComputedStyle(probe).color;
 }
 
-/** Formats ranks as in `0-3, 7, 12-15`. @param {number[]} ranks @param {number} [most] */
+/** Formats ranks as the reports and rcomm-top do: `0-3,7,12-15`, at most `most` runs, then a count of the rest.
+ * @param {number[]} ranks @param {number} [most] */
 export function rankSet(ranks, most = 6) {
   const runs = [];
   for (const rank of ranks) {
@@ -37,22 +38,25 @@ export function rankSet(ranks, most = 6) {
     if (last && last[1] === rank - 1) last[1] = rank;
     else runs.push([rank, rank]);
   }
-  const words = runs.slice(0, most).map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`));
-  return words.join(", ") + (runs.length > most ? ", …" : "");
+  const words = runs.slice(0, most).map(([from, to]) => (from === to ? `${from}` : `${from}${to === from + 1 ? "," : "-"}${to}`));
+  const rest = runs.slice(most).reduce((count, [from, to]) => count + to - from + 1, 0);
+  return words.join(",") + (rest > 0 ? `,+${rest}` : "");
 }
 
 /** @param {number[]} ranks */
 export const ranksInWords = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"} ${rankSet(ranks)}`;
 
-/** @param {?number} ms */
+/** A time as reports give it: `4.2 s`, `2 min 5 s`, `1 h 30 min`. @param {?number} ms */
 export function age(ms) {
   if (ms == null || Number.isNaN(ms)) return "";
   if (ms < 1) return `${ms.toFixed(2)} ms`;
   if (ms < 10) return `${ms.toFixed(1)} ms`;
   if (ms < 1000) return `${ms.toFixed(0)} ms`;
-  if (ms < 120e3) return `${(ms / 1e3).toFixed(ms < 10e3 ? 1 : 0)} s`;
-  if (ms < 120 * 60e3) return `${Math.floor(ms / 60e3)} min`;
-  return `${Math.floor(ms / 3600e3)} h`;
+  if (ms < 119.5e3) return `${(ms / 1e3).toFixed(ms < 9.95e3 ? 1 : 0)} s`;
+  const seconds = Math.round(ms / 1e3);
+  const [hours, minutes, rest] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
+  if (hours > 0) return minutes > 0 ? `${hours} h ${minutes} min` : `${hours} h`;
+  return rest > 0 ? `${minutes} min ${rest} s` : `${minutes} min`;
 }
 
 /** @param {number} n */
@@ -78,14 +82,15 @@ export const percent = (share) => `${(share * 100).toFixed(share < 0.1 ? 1 : 0)}
  * @param {string} empty text for a table without rows @param {number} [more] number of omitted rows */
 export function fillTable(element, heads, rows, empty, more = 0) {
   if (rows.length === 0) { element.replaceChildren(make("p", { class: "empty" }, empty)); return; }
+  const kinds = heads.map((_, i) => (rows.some((row) => typeof row[i] === "number") ? "number" : ""));
   let body = element.querySelector(":scope > .scroll > table > tbody");
   if (!body) {
-    const head = make("tr", {}, ...heads.map((text, i) =>
-      make("th", { scope: "col", class: typeof rows[0][i] === "number" ? "number" : false }, text)));
+    const head = make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)));
     body = make("tbody");
     element.replaceChildren(make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, head), body)),
       make("p", { class: "empty" }));
   }
+  [...body.parentElement.tHead.rows[0].cells].forEach((cell, i) => { if (cell.className !== kinds[i]) cell.className = kinds[i]; });
   const lines = [...body.rows];
   for (const line of lines.splice(rows.length)) line.remove();
   rows.forEach((row, i) => {
@@ -93,8 +98,7 @@ export function fillTable(element, heads, rows, empty, more = 0) {
     const cells = line.cells;
     row.forEach((value, j) => {
       const cell = cells[j] ?? line.insertCell();
-      const kind = typeof value === "number" ? "number" : "";
-      if (cell.className !== kind) cell.className = kind;
+      if (cell.className !== kinds[j]) cell.className = kinds[j];
       if (!(value instanceof Node)) {
         const text = String(value);
         if (cell.textContent !== text) cell.textContent = text;

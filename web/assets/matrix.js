@@ -24,7 +24,7 @@ export function drawMatrix(focus) {
   const head = make("tr", {}, make("th", { scope: "col" }, "ranks"),
     ...focus.seqs.map((seq, i) => make("th", { scope: "col", class: "seq", title: focus.ops[i] }, `${seq}`)));
   const rows = focus.rows.slice(0, 64).map((row) => make("tr", {},
-    make("th", { scope: "row" }, `${row.ranks.length} × ${rankSet(row.ranks, 3)}`),
+    make("th", { scope: "row" }, rankSet(row.ranks, 3)),
     ...row.cells.map((cell, i) => {
       const [glyph, words] = CELLS[cell];
       seen.add(cell);
@@ -34,5 +34,5 @@ export function drawMatrix(focus) {
   at("matrix").replaceChildren(
     // The style sheet keeps the newest columns visible.
     make("div", { class: "scroll newest", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows))),
-    make("p", { class: "empty" }, `${legend}   newest on the right; hover a column head for its operation`));
+    make("p", { class: "empty" }, `${legend}   newest on the right; point at a number for its operation`));
 }

@@ -136,7 +136,7 @@ export function describe(report, number) {
     ["host", rank.host || "unknown"], ["pid", rank.pid || "unknown"], ["phase", rank.phase ?? "unknown"],
     ["step", rank.step ?? "unknown"], ["last call", rank.last_call ?? "unknown"], ["pending", rank.pending],
     ["lost records", rank.lost], ["median lag", age(rank.lag_p50_ms) || "unknown"],
-    ["waits", waits.map((w) => `in ${w.op} #${w.seq} for ${w.on.slice(0, 8).join(", ")}${w.on.length > 8 ? ", …" : ""}`).join("; ") || "not waiting"],
+    ["waits", waits.map((w) => `in ${w.op} #${w.seq} for ${rankSet(w.on)}`).join("; ") || "not waiting"],
     ["waiting for it", awaited.length === 0 ? "no rank" : awaited.length === 1 ? "1 rank" : `${awaited.length} ranks`],
   ];
   return make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));

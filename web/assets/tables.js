@@ -1,6 +1,6 @@
 // Tables: operations in flight, groups, stragglers, sources, stacks.
 
-import { age, at, fillTable, label, make, percent, rankSet, size } from "./format.js";
+import { age, at, fillTable, label, make, percent, rankSet, ranksInWords, size } from "./format.js";
 
 /** Maximum number of rows of a table; the filter finds the others. */
 const MAX_ROWS = 200;
@@ -19,18 +19,42 @@ function namer(report) {
   return (group) => (count.get(label(group)) > 1 ? `${label(group)} of ${rankSet(group.ranks, 4)}` : label(group));
 }
 
+/** Whether equal operations of groups of one kind have a row each. */
+let unfolded = false;
+
+/** Operations of groups of one kind that differ in the group only, as one list each. @param {object[]} rows */
+function alike(rows) {
+  const folds = new Map();
+  for (const [index, row] of rows.entries()) {
+    const { desc } = row.group;
+    const named = desc && desc !== "undefined" && !unfolded;
+    const key = named ? [desc, row.op, row.seq, row.state, row.overdue, row.joined.length, row.missing.length].join(" ") : index;
+    folds.set(key, [...(folds.get(key) ?? []), row]);
+  }
+  return [...folds.values()];
+}
+
 /** @param {object} report */
 export function drawInFlight(report, passes, problemsOnly) {
   const name = namer(report);
   const isProblem = (i) => i.overdue && i.state !== "running";
-  const { shown, more } = passing(report.in_flight, "in_flight", (section, index) =>
-    passes(section, index) && (!problemsOnly || isProblem(report.in_flight[index])));
+  const wanted = report.in_flight.filter((row, index) => passes("in_flight", index) && (!problemsOnly || isProblem(row)));
+  const folds = alike(wanted);
+  const shown = folds.slice(0, MAX_ROWS);
+  const button = at("flight-fold");
+  button.hidden = !unfolded && folds.length === wanted.length;
+  button.textContent = unfolded ? "Fold equal rows" : `Show all ${wanted.length}`;
+  button.onclick = () => { unfolded = !unfolded; drawInFlight(report, passes, problemsOnly); };
   fillTable(at("flight"),
     ["age", "group", "seq", "operation", "bytes", "joined", "state", "missing"],
-    shown.map((i) => [
-      make("span", { "data-age": i.age_ms ?? "" }, age(i.age_ms)), name(i.group), i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`,
-      i.state.replace("_", "-"), rankSet(i.missing) + (i.unknown.length > 0 ? ` (unknown: ${rankSet(i.unknown)})` : ""),
-    ]), report.in_flight.length === 0 ? "Nothing is pending." : "No pending operation matches the filter.", more);
+    shown.map((fold) => {
+      const [i] = fold;
+      const oldest = fold.reduce((most, { age_ms: ms }) => (ms != null && (most == null || ms > most) ? ms : most), null);
+      const missing = fold.length > 1 ? (i.missing.length > 0 ? `${i.missing.length} each` : "")
+        : rankSet(i.missing) + (i.unknown.length > 0 ? ` (unknown: ${rankSet(i.unknown)})` : "");
+      return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${i.group.desc} ×${fold.length}` : name(i.group),
+        i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", "-"), missing];
+    }), report.in_flight.length === 0 ? "Nothing is pending." : "No pending operation matches the filter.", folds.length - shown.length);
 }
 
 /** @param {object} report @param {(group: object) => void} open */
@@ -75,7 +99,7 @@ export function drawSources(status) {
 /** @param {object} node @param {number} depth */
 function frame(node, depth) {
   const text = [make("span", {}, `${node.name} `), make("span", { class: "faint" }, `${node.filename}:${node.line} `),
-    make("span", { class: "ranks" }, `${node.ranks.length} × ${rankSet(node.ranks, 4)}`)];
+    make("span", { class: "ranks" }, ranksInWords(node.ranks))];
   if (node.children.length === 0) return make("div", { class: "frame leaf" }, ...text);
   return make("details", { class: "frame", open: depth < 8 }, make("summary", {}, ...text),
     ...node.children.map((child) => frame(child, depth + 1)));

@@ -88,7 +88,7 @@ export function paint() {
   context.textBaseline = "middle";
   const [text, faint, line, bad] = ["--text", "--faint", "--line", "--bad"].map(color);
   context.fillStyle = faint;
-  if (lanes.length === 0) { context.fillText("No operations to draw.", 8, 12); return; }
+  if (lanes.length === 0) { if (drawn) context.fillText("No operations to draw.", 8, 12); return; }
   const span = view.to - view.from;
   const tick = [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9].map((p) => n * p)).sort((a, b) => a - b).find((n) => span / n < Math.max(2, width / 110)) ?? span;
   // Ticks are at round ages, counted back from the newest operation.

@@ -1,6 +1,6 @@
 // The top of the page: the verdict in one sentence, then every finding with its evidence.
 
-import { ask, at, label, make } from "./format.js";
+import { age, ask, at, label, make } from "./format.js";
 
 /** The finding that the verdict's sentence describes. @param {object} report */
 const headline = (report) => report.end && ["ended", "cancelled", "inconclusive"].includes(report.verdict)
@@ -23,11 +23,29 @@ export function sentence(report) {
   return calm[report.verdict] ?? report.verdict;
 }
 
-/** @param {object} report */
-export function drawVerdict(report) {
-  at("verdict-text").replaceChildren(make("p", { class: "sentence" },
-    make("span", { class: `word ${report.verdict}` }, report.verdict), sentence(report)));
-  document.title = `${report.verdict}: rcomm`;
+/** The verdict's sentence as it reads later, if nothing but the time has changed. @param {object} report @param {number} laterMs */
+function sentenceAfter(report, laterMs) {
+  const text = sentence(report), then = headline(report)?.age_ms;
+  if (then == null || report.end) return text;
+  const place = text.indexOf(` ${age(then)}`);
+  return place < 0 ? text : text.slice(0, place + 1) + age(then + laterMs) + text.slice(place + 1 + age(then).length);
+}
+
+/** What was last announced to screen readers. */
+let announced = "";
+
+/** @param {object} report @param {number} laterMs time since the report arrived, if it is a living job's */
+export function drawVerdict(report, laterMs) {
+  const text = sentenceAfter(report, laterMs);
+  const line = at("verdict-text").querySelector(".sentence");
+  const word = line?.querySelector(".word");
+  if (word?.textContent === report.verdict) { if (line.lastChild.data !== text) line.lastChild.data = text; } else {
+    at("verdict-text").replaceChildren(make("p", { class: "sentence" }, make("span", { class: `word ${report.verdict}` }, report.verdict), text));
+    document.title = `${report.verdict}: rcomm`;
+  }
+  // The time that has passed is no news to who listens.
+  const news = `${report.verdict}: ${sentence(report).replace(/[0-9.]+ (ms|s|min|h)\b/g, "")}`;
+  if (news !== announced) { announced = news; at("verdict-said").textContent = `${report.verdict}: ${sentence(report)}`; }
 }
 
 const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
@@ -39,7 +57,7 @@ export function since(report, laterMs) {
   const began = headline(report)?.since;
   if (!began) return "";
   if (began.age_ms == null) return `since ${clock(began.at_ns)} UTC`;
-  const seconds = Math.max(0, Math.floor((began.age_ms + (began.until === "now" ? laterMs : 0)) / 1e3));
+  const seconds = Math.max(0, Math.round((began.age_ms + (began.until === "now" ? laterMs : 0)) / 1e3));
   const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
   const duration = parts.map((part) => String(part).padStart(2, "0")).join(":");
   if (began.until === "written") return `since ${clock(began.at_ns)} UTC, ${duration} before the files were written`;
@@ -90,7 +108,7 @@ function article(finding, isHeadline) {
     ...finding.evidence.map((e) =>
       `rank ${e.rank}: ${e.op} #${e.seq}${e.group ? ` on ${label(e.group)}` : ""} ${e.state} (record ${e.record_id})`),
     ...finding.ruled_out.map((text) => `ruled out: ${text}`),
-    ...finding.frames.map((f) => `rank ${f.rank} ${f.when}: ${f.name} at ${f.filename}:${f.line}`),
+    ...finding.frames.map((f) => `rank ${f.rank} ${f.when.replace("_", " ")}: ${f.name} at ${f.filename}:${f.line}`),
   ];
   const programs = finding.diff ?? [];
   if (facts.length + programs.length > 0) {

@@ -17,6 +17,13 @@ page.setDefaultTimeout(120000);
 const complaints = [];
 // The browser logs every failed request. The invalid filter is sent again for each snapshot.
 let refused = 0;
+// What moves without a click or a key of the user's, as browsers measure it.
+await page.addInitScript(() => {
+  window.shifted = 0;
+  new PerformanceObserver((list) => {
+    for (const shift of list.getEntries()) if (!shift.hadRecentInput) window.shifted += shift.value;
+  }).observe({ type: "layout-shift", buffered: true });
+});
 page.on("console", (message) => {
   if (!["error", "warning"].includes(message.type())) return;
   if (/400 \(Bad Request\)/.test(message.text()) && message.location().url.includes("filter=hots")) refused += 1;
@@ -44,6 +51,9 @@ assert.ok(await page.locator("#matrix .never_issued").count() >= 1);
 assert.ok(await page.locator("#flight tbody tr").count() >= 1);
 assert.ok(await page.locator("#history-plot canvas").count() === 1);
 said(`hang shown with rank ${culprit}: ok`);
+const shifted = await page.evaluate(() => window.shifted);
+assert.ok(shifted < 0.1, `the page moved by ${shifted} while it loaded and a job got stuck`);
+said("layout shift: ok");
 await page.screenshot({ path: join(pictures, "live.png") });
 
 // The timeline is drawn: its pixels differ.

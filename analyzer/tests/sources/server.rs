@@ -3,18 +3,24 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
 
-/// Answers by path; other paths get 404, like an unknown handler.
+/// Answers by path with or without its parameters; other paths get 404, like an unknown handler.
 pub(crate) type Answers = BTreeMap<&'static str, (u16, Vec<u8>)>;
 
 /// Serves these answers, one connection a request, until the process ends.
 pub(crate) fn serve(answers: Answers) -> SocketAddr {
+    serve_shared(Arc::new(Mutex::new(answers)))
+}
+
+/// Serves answers that the caller may change.
+pub(crate) fn serve_shared(answers: Arc<Mutex<Answers>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound");
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             // An error ends only this connection.
-            let _ = answer(stream, &answers);
+            let _ = answer(stream, &answers.lock().expect("no panic"));
         }
     });
     address
@@ -33,7 +39,8 @@ fn answer(stream: TcpStream, answers: &Answers) -> std::io::Result<()> {
     // PyTorch's server expects POST for handlers and GET for all else.
     let handler = plain.starts_with("/handler/") && !plain.ends_with('/');
     let method = if handler { "POST" } else { "GET" };
-    let known = answers.get(plain).filter(|_| line.starts_with(method));
+    let known = answers.get(path).or_else(|| answers.get(plain));
+    let known = known.filter(|_| line.starts_with(method));
     let (status, body) = known
         .cloned()
         .unwrap_or((404, b"Handler not found".to_vec()));

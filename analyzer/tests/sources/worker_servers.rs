@@ -1,11 +1,12 @@
 //! Tests the source of PyTorch's worker servers, with recorded answers and with a real job.
 
-use crate::server::{Answers, serve};
+use crate::server::{Answers, serve, serve_shared};
 use rcomm_analyzer::source::{
     DumpRequests as _, Poll, Seen, Source, WorkerServerDumps, WorkerServerSource,
 };
 use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Verdict, analyze};
-use rcomm_recorder::publish::Recorder;
+use rcomm_recorder::model::EntryState;
+use rcomm_recorder::publish::{Dump, Recorder};
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -14,6 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -232,6 +234,88 @@ if dist.get_rank() == 1:
     sys.stdin.read()
 dist.all_reduce(data)
 "#;
+
+const WHOLE: &str = "/handler/dump_nccl_trace_pickle?includecollectives=true&includestacktraces=true&onlyactive=false";
+const UNDER_WAY: &str = "/handler/dump_nccl_trace_pickle?includecollectives=true&includestacktraces=false&onlyactive=true";
+
+/// A rank of NCCL that is stuck in the last of `operations`: its ring, and what of it is under way.
+fn stuck_in_nccl(operations: u64) -> Answers {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let path = path.join("../tests/fixtures/dumps/nccl-stuck-2x2x2/pickle/rank_0");
+    let bytes = std::fs::read(path).expect("fixtures are checked in");
+    let (mut dump, _) = Dump::read(&bytes).expect("a dump");
+    let last = dump.entries.last().cloned().expect("entries");
+    while (dump.entries.len() as u64) < operations {
+        let mut entry = last.clone();
+        entry.record_id = last.record_id + dump.entries.len() as u64;
+        entry.op_id = entry.record_id;
+        entry.collective_seq_id = last.collective_seq_id + dump.entries.len() as u64;
+        entry.state = EntryState::Completed;
+        entry.retired = true;
+        entry.time_discovered_completed_ns = last.time_created_ns + 1;
+        dump.entries.push(entry);
+    }
+    let end = dump.entries.last_mut().expect("entries");
+    end.state = EntryState::Started;
+    end.retired = false;
+    end.time_discovered_completed_ns = 0;
+    let whole = dump.to_pickle();
+    dump.entries
+        .retain(|it| it.time_discovered_completed_ns == 0);
+    let under_way = dump.to_pickle();
+    let handlers = br#"["dump_nccl_trace_pickle"]"#.to_vec();
+    [
+        ("/handler/", (200, handlers)),
+        (WHOLE, (200, whole)),
+        (UNDER_WAY, (200, under_way)),
+    ]
+    .into()
+}
+
+#[test]
+fn of_a_ring_that_is_known_only_the_operations_under_way_are_read() {
+    let answers = Arc::new(Mutex::new(stuck_in_nccl(200)));
+    let mut source = source(&[serve_shared(answers.clone())]);
+    let poll = source.poll(soon()).expect("it answers");
+    assert_eq!(kinds(&poll), [1, 0, 0]);
+    // Without the whole ring the second look succeeds only if it does not ask for it.
+    let whole = answers.lock().expect("no panic").remove(WHOLE);
+    let poll = source.poll(soon()).expect("it answers");
+    assert_eq!(kinds(&poll), [0, 1, 0]);
+    // The operation under way is another one now: the whole ring is read, and is the same to the byte.
+    let mut shared = answers.lock().expect("no panic");
+    shared.insert(WHOLE, whole.expect("it was there"));
+    let under_way = stuck_in_nccl(201).remove(UNDER_WAY);
+    shared.insert(UNDER_WAY, under_way.expect("it was there"));
+    drop(shared);
+    let poll = source.poll(soon()).expect("it answers");
+    assert_eq!(kinds(&poll), [0, 1, 0]);
+    *answers.lock().expect("no panic") = stuck_in_nccl(201);
+    let poll = source.poll(soon()).expect("it answers");
+    assert_eq!(kinds(&poll), [1, 0, 0]);
+}
+
+/// Prints how long a look at 1,024 worker servers takes: of ranks of NCCL with 2,000 operations each, one of them under
+/// way.
+#[test]
+#[ignore = "a measurement"]
+fn looks_at_1024_worker_servers() {
+    let answers = stuck_in_nccl(2_000);
+    println!("a whole ring has {} bytes", answers[WHOLE].1.len());
+    // Each address is a server of its own, and the ranks are distributed over them.
+    let servers: Vec<SocketAddr> = (0..4).map(|_| serve(answers.clone())).collect();
+    let addresses: Vec<SocketAddr> = servers.iter().copied().cycle().take(1024).collect();
+    let mut source = source(&addresses);
+    for look in 1..=5 {
+        let begin = Instant::now();
+        let poll = source.poll(begin + DEADLINE).expect("they answer");
+        let took = begin.elapsed().as_secs_f64();
+        println!(
+            "look {look}: {took:.2} s, changed, unchanged, failed: {:?}",
+            kinds(&poll)
+        );
+    }
+}
 
 fn lines(child: &mut Child) -> Receiver<String> {
     let out = child.stdout.take().expect("piped");

@@ -4,6 +4,10 @@
 //! Their addresses are in the job's store (key `debug_server/rank<R>`), or the user gives them. Both recorders of each
 //! rank are read, NCCL's and the generic one, which are different rings of one process; pickles are parsed without
 //! executing anything. A rank that does not answer fails alone and does not delay the others.
+//!
+//! A whole ring is about 1 MB, so from the second look on NCCL's recorder is asked for the operations under way only: if
+//! these and the progress of the groups are as they were, nothing new was issued. An answer that is the same to the byte
+//! is not parsed again.
 
 use super::net::{HostPort, HttpAddress};
 use super::questions::{Looks, NO_ANSWER_YET, ask_all, unless_asked};
@@ -15,12 +19,16 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, EndpointAddress, HttpRequest};
 use rcomm_verdict::Problem;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The time between two searches of the store for ranks that joined.
 const LISTING: Duration = Duration::from_secs(10);
+/// The time after which a whole ring is read again, though its operations under way are the same: a message may have been
+/// issued and completed, which NCCL's counters leave out.
+const WHOLE: Duration = Duration::from_secs(10);
 /// The prefix of the keys with the servers' addresses; the rank follows.
 const KEY: &str = "debug_server/rank";
 
@@ -90,7 +98,52 @@ struct WorkerState {
     address: HttpAddress,
     reached: Option<EndpointAddress>,
     handlers: Option<Vec<String>>,
-    last: [Option<Dump>; RECORDERS.len()],
+    last: [Option<LastRing>; RECORDERS.len()],
+}
+
+/// A ring that was read as a whole.
+struct LastRing {
+    dump: Dump,
+    /// Of the answer's bytes.
+    hash: u64,
+    /// What of it could not be used.
+    lost: Vec<String>,
+    read: Instant,
+}
+
+impl LastRing {
+    /// Whether a look at the operations under way shows that nothing was issued since; not for a recorder that counts no
+    /// progress.
+    fn can_tell(&self, rank: Rank) -> bool {
+        // The ranks are read again at different times.
+        let due = WHOLE + Duration::from_millis(u64::from(rank % 64) * 100);
+        let counts = self.dump.groups.iter().any(|group| group.status.is_some());
+        counts && self.read.elapsed() < due
+    }
+
+    /// Whether the ring with these operations under way is still this one.
+    fn is_same(&self, under_way: &Dump) -> bool {
+        let operations = |dump: &Dump| {
+            let pending = dump.entries.iter();
+            let pending = pending.filter(|entry| entry.time_discovered_completed_ns == 0);
+            pending
+                .map(|entry| {
+                    let started_ns = entry.time_discovered_started_ns;
+                    (entry.record_id, entry.state, entry.retired, started_ns)
+                })
+                .collect::<Vec<_>>()
+        };
+        let progress = |dump: &Dump| -> BTreeMap<(String, String), _> {
+            let groups = dump.groups.iter();
+            let counted = groups.filter_map(|group| {
+                let name = (group.info.name.clone(), group.info.desc.clone());
+                Some((name, group.status?))
+            });
+            counted.collect()
+        };
+        operations(&self.dump) == operations(under_way)
+            && progress(&self.dump) == progress(under_way)
+    }
 }
 
 impl KnownWorker {
@@ -307,37 +360,18 @@ impl WorkerState {
             let Some(handler) = self.handler(recorder) else {
                 continue;
             };
-            let dump = match self.ring(handler, deadline) {
-                Ok((dump, lost)) => {
-                    let place = format!("{}, {}", self.address, plain(handler));
-                    problems.extend(lost.into_iter().map(|lost| unusable(&place, lost)));
-                    dump
-                }
+            let place = format!("{}, {}", self.address, plain(handler));
+            let seen = match self.look(rank, world_size, part, handler, deadline) {
+                Ok(seen) => seen,
                 Err(reason) => {
-                    let reason = format!("{}, {}: {reason}", self.address, plain(handler));
+                    let reason = format!("{place}: {reason}");
                     observations.push(failed(rank, part, reason));
                     continue;
                 }
             };
-            let before = &mut self.last[usize::from(part)];
-            let mut dump = dump;
-            dump.identity.rank = Some(rank);
-            dump.identity.world_size = dump.identity.world_size.or(world_size);
-            dump.identity.dump_time_ns = now_ns();
-            if dump.identity.host.is_empty() {
-                self.address.host().clone_into(&mut dump.identity.host);
-            }
-            let as_of_ns = dump.identity.dump_time_ns;
-            let same = before.as_ref().is_some_and(|before| is_same(before, &dump));
-            let seen = if same {
-                Seen::Unchanged {
-                    heartbeat_ns: 0,
-                    as_of_ns,
-                }
-            } else {
-                *before = Some(dump.clone());
-                Seen::Changed(Box::new(dump))
-            };
+            let last = self.last[usize::from(part)].iter();
+            let lost = last.flat_map(|ring| &ring.lost);
+            problems.extend(lost.map(|lost| unusable(&place, lost)));
             observations.push(Observation {
                 rank,
                 part,
@@ -346,6 +380,59 @@ impl WorkerState {
             });
         }
         (observations, problems)
+    }
+
+    /// Reads one recorder, as little of it as shows whether it has changed.
+    fn look(
+        &mut self,
+        rank: Rank,
+        world_size: Option<u32>,
+        part: u8,
+        handler: &str,
+        deadline: Instant,
+    ) -> Result<Seen, String> {
+        let part = usize::from(part);
+        let unchanged = || Seen::Unchanged {
+            heartbeat_ns: 0,
+            as_of_ns: now_ns(),
+        };
+        let can_tell = self.last[part].as_ref().is_some_and(|it| it.can_tell(rank));
+        if can_tell
+            && let Some(under_way) = only_under_way(handler)
+            && let Ok(answer) = self.ring(&under_way, deadline)
+            && let Ok((dump, _)) = Dump::read(&answer)
+            && self.last[part].as_ref().is_some_and(|it| it.is_same(&dump))
+        {
+            return Ok(unchanged());
+        }
+        let answer = self.ring(handler, deadline)?;
+        let mut hasher = DefaultHasher::new();
+        hasher.write(&answer);
+        let hash = hasher.finish();
+        if let Some(last) = &mut self.last[part]
+            && last.hash == hash
+        {
+            last.read = Instant::now();
+            return Ok(unchanged());
+        }
+        let (mut dump, lost) =
+            Dump::read(&answer).map_err(|error| format!("its answer is no record: {error}"))?;
+        dump.identity.rank = Some(rank);
+        dump.identity.world_size = dump.identity.world_size.or(world_size);
+        dump.identity.dump_time_ns = now_ns();
+        if dump.identity.host.is_empty() {
+            self.address.host().clone_into(&mut dump.identity.host);
+        }
+        let before = self.last[part].replace(LastRing {
+            dump: dump.clone(),
+            hash,
+            lost: lost.iter().map(ToString::to_string).collect(),
+            read: Instant::now(),
+        });
+        Ok(match before {
+            Some(before) if is_same(&before.dump, &dump) => unchanged(),
+            _ => Seen::Changed(Box::new(dump)),
+        })
     }
 
     /// Requests the list of handlers: NCCL's exist only if PyTorch was built with it.
@@ -388,7 +475,7 @@ impl WorkerState {
         recorder.iter().find(has).copied()
     }
 
-    fn ring(&mut self, handler: &str, deadline: Instant) -> Result<(Dump, Vec<String>), String> {
+    fn ring(&mut self, handler: &str, deadline: Instant) -> Result<Vec<u8>, String> {
         let path = format!("/handler/{handler}");
         let request = HttpRequest::post(&path);
         let answer = self.address.ask(&request, &mut self.reached, deadline)?;
@@ -398,10 +485,15 @@ impl WorkerState {
             let text = error_text(&answer.body);
             return Err(format!("HTTP status {}: {text}", answer.status));
         }
-        let (dump, lost) = Dump::read(&answer.body)
-            .map_err(|error| format!("its answer is no record: {error}"))?;
-        Ok((dump, lost.iter().map(ToString::to_string).collect()))
+        Ok(answer.body)
     }
+}
+
+/// The handler with the parameters that leave out completed operations and call stacks; `None` if it has no such.
+fn only_under_way(handler: &str) -> Option<String> {
+    let stacks = ("includestacktraces=true", "includestacktraces=false");
+    let under_way = handler.replace("onlyactive=false", "onlyactive=true");
+    (under_way != handler).then(|| under_way.replace(stacks.0, stacks.1))
 }
 
 /// A server's error message, cut to a line.

@@ -322,9 +322,13 @@ pub(crate) struct CollectArgs {
     ///
     /// Takes the rings of ranks that record. Of the others it asks the worker servers that the job's store lists, and
     /// then NCCL's pipes (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The job goes on. Python stacks come from the worker servers
-    /// or, without these, from `py-spy` if it is in PATH.
+    /// or, without these, from `py-spy` if it is in PATH. Then the native stack of the rank at fault is taken by `py-spy`,
+    /// `eu-stack` or `gdb`, whichever is there first: that holds its process for a moment.
     #[arg(long)]
     pub(crate) ask: bool,
+    /// With --ask: do not take native stacks.
+    #[arg(long)]
+    pub(crate) no_native_stack: bool,
     /// Ask the worker servers in this store of a PyTorch job, MASTER_ADDR:MASTER_PORT, on whatever node they are.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) torch_store: Vec<HostPort>,

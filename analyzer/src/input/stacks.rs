@@ -5,16 +5,63 @@
 //!   File "train.py", line 13 in load
 //!   File "train.py", line 40 in <module>
 //! ```
+//!
+//! and native stacks, as `rcomm-fr collect` writes them:
+//!
+//! ```text
+//! Native thread 4711 by py-spy (most recent call first):
+//!   clock_nanosleep (libc.so.6)
+//! ```
 
 use rcomm_recorder::model::{Frame, Rank};
 use rcomm_verdict::{FrameRef, Report};
+use std::fmt;
 
 /// At most this many frames of one process are read.
 const MOST_FRAMES: usize = 4096;
 /// At most this many frames of a stack are added to a finding.
 const MOST_SHOWN: usize = 64;
 
-/// The Python stacks of one rank's threads at one moment.
+/// How a file with a native stack begins; the thread's number follows.
+pub const NATIVE_HEADER: &str = "Native thread";
+/// How the first line of a stack ends.
+const HEADER_END: &str = "(most recent call first):";
+/// The longest name of a native frame that is kept, in characters.
+const MAX_NAME: usize = 240;
+
+/// A frame of machine code: printed and parsed as `name (place)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NativeFrame {
+    name: String,
+    /// The file name of the library, or of the source with the line; empty if it is not known.
+    place: String,
+}
+
+impl NativeFrame {
+    /// A frame in this library or source file, of whose path the last part is kept.
+    pub fn new(name: &str, path: &str) -> Self {
+        let short = |text: &str| -> String {
+            let printable = text.trim().chars().filter(|c| !c.is_control());
+            printable.take(MAX_NAME).collect()
+        };
+        Self {
+            name: short(name),
+            place: short(path.rsplit('/').next().unwrap_or(path)),
+        }
+    }
+}
+
+impl fmt::Display for NativeFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, place } = self;
+        if place.is_empty() {
+            return write!(f, "{name}");
+        }
+        write!(f, "{name} ({place})")
+    }
+}
+
+/// The Python stacks of one rank's threads at one moment, or its native stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankStacks {
     /// The file; for a member of an archive, the archive's path, a colon and the member's name.
@@ -23,9 +70,21 @@ pub struct RankStacks {
     pub rank: Rank,
     /// One stack for each thread that has a Python frame, innermost frame first.
     pub threads: Vec<Vec<Frame>>,
+    /// The native stack of its main thread, innermost frame first; empty in a file with stacks of Python.
+    pub native: Vec<NativeFrame>,
 }
 
 impl RankStacks {
+    /// The stacks in a file of this path, which [`is_stacks`].
+    pub fn parse(path: &str, rank: Rank, text: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            rank,
+            threads: parse(text),
+            native: parse_native(text),
+        }
+    }
+
     /// The stack of the main thread, innermost frame first: the last one that began in a module's body or, if none did,
     /// the last one, since the newest thread is printed first.
     pub fn main_thread(&self) -> Option<&[Frame]> {
@@ -43,11 +102,13 @@ impl RankStacks {
 pub fn is_stacks(head: &[u8]) -> bool {
     let text = head.trim_ascii_start();
     let line = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
-    let begins = [&b"Thread 0x"[..], b"Current thread 0x"];
+    let begins = [
+        &b"Thread 0x"[..],
+        b"Current thread 0x",
+        NATIVE_HEADER.as_bytes(),
+    ];
     begins.iter().any(|begin| line.starts_with(begin))
-        && line
-            .trim_ascii_end()
-            .ends_with(b"(most recent call first):")
+        && line.trim_ascii_end().ends_with(HEADER_END.as_bytes())
 }
 
 /// Parses the stacks: one for each thread, innermost frame first. Threads without a Python frame are left out.
@@ -72,6 +133,28 @@ pub fn parse(text: &str) -> Vec<Vec<Frame>> {
     stacks
 }
 
+/// Parses the native stack, innermost frame first; empty if the text has none.
+pub fn parse_native(text: &str) -> Vec<NativeFrame> {
+    let mut lines = text.lines();
+    if !lines
+        .next()
+        .is_some_and(|line| line.starts_with(NATIVE_HEADER))
+    {
+        return Vec::new();
+    }
+    let frames = lines.take_while(|line| line.starts_with(' ')).map(|line| {
+        let (name, place) = match line
+            .strip_suffix(')')
+            .and_then(|line| line.rsplit_once(" ("))
+        {
+            Some(parts) => parts,
+            None => (line, ""),
+        };
+        NativeFrame::new(name, place)
+    });
+    frames.take(MOST_SHOWN).collect()
+}
+
 fn read_frame(line: &str) -> Option<Frame> {
     let rest = line.strip_prefix("File \"")?;
     let (filename, rest) = rest.rsplit_once("\", line ")?;
@@ -84,21 +167,29 @@ fn read_frame(line: &str) -> Option<Frame> {
     })
 }
 
-/// Adds to each finding the stacks of the ranks at fault, as frames `now`, and puts them before its other frames.
+/// Adds to each finding the stacks of the ranks at fault, as frames `now` and, below Python, `native`, and puts them
+/// before its other frames.
 pub fn join(report: &mut Report, stacks: &[RankStacks]) {
     for finding in &mut report.findings {
         let mut now: Vec<FrameRef> = Vec::new();
         for rank in &finding.culprit_ranks {
-            let of_rank = stacks.iter().find(|stacks| stacks.rank == *rank);
-            let Some(stack) = of_rank.and_then(RankStacks::main_thread) else {
-                continue;
-            };
+            let of_rank = || stacks.iter().filter(|stacks| stacks.rank == *rank);
+            let python = of_rank().find_map(RankStacks::main_thread);
+            let stack = python.unwrap_or_default();
             now.extend(stack.iter().take(MOST_SHOWN).map(|frame| FrameRef {
                 rank: *rank,
                 when: "now".to_owned(),
                 name: frame.name.clone(),
                 filename: frame.filename.clone(),
                 line: frame.line,
+            }));
+            let native = of_rank().flat_map(|stacks| &stacks.native);
+            now.extend(native.take(MOST_SHOWN).map(|frame| FrameRef {
+                rank: *rank,
+                when: "native".to_owned(),
+                name: frame.name.clone(),
+                filename: frame.place.clone(),
+                line: 0,
             }));
         }
         finding.frames.splice(0..0, now);
@@ -118,11 +209,7 @@ mod tests {
     #[test]
     fn the_thread_that_began_in_a_module_is_the_main_thread() {
         assert!(is_stacks(TEXT.as_bytes()));
-        let stacks = RankStacks {
-            path: String::new(),
-            rank: 0,
-            threads: parse(TEXT),
-        };
+        let stacks = RankStacks::parse("", 0, TEXT);
         assert_eq!(stacks.threads.len(), 3);
         let main = stacks.main_thread().expect("there are threads");
         assert_eq!((main[0].name.as_str(), main[0].line), ("load", 13));
@@ -131,6 +218,23 @@ mod tests {
         let other = RankStacks { threads, ..stacks };
         let last = other.main_thread().expect("there are threads");
         assert_eq!(last[0].name, "look");
+    }
+
+    #[test]
+    fn a_native_stack_is_parsed_as_it_is_printed() {
+        let frames = [
+            NativeFrame::new("std::f<void (int)>::g", "/lib/x.so"),
+            NativeFrame::new("main", ""),
+        ];
+        let mut text = format!("{NATIVE_HEADER} 7 by gdb (most recent call first):\n");
+        for frame in &frames {
+            text += &format!("  {frame}\n");
+        }
+        assert!(is_stacks(text.as_bytes()));
+        let stacks = RankStacks::parse("", 2, &text);
+        assert_eq!(stacks.native, frames);
+        assert_eq!(stacks.main_thread(), None);
+        assert_eq!(parse_native(TEXT), []);
     }
 
     #[test]

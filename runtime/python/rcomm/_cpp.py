@@ -50,8 +50,11 @@ def build() -> Path:
     import torch
     from torch.utils import cpp_extension
 
-    if not hasattr(torch.distributed.ProcessGroup, "register_pre_hook"):
-        raise BuildError(f"PyTorch {torch.__version__} has no hooks, which 2.15 added")
+    from . import _dispatch
+
+    has_hooks = hasattr(torch.distributed.ProcessGroup, "register_pre_hook")
+    if not has_hooks and not _dispatch.is_possible():
+        raise BuildError(f"rcomm cannot record PyTorch {torch.__version__}: it needs 2.5 or later")
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise BuildError("no C++ compiler: install g++, or name one in CXX")
@@ -65,6 +68,7 @@ def build() -> Path:
             *("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
             "-DUSE_DISTRIBUTED",
+            f"-DRCOMM_HOOKS={int(has_hooks)}",
             *(f"-isystem{include}" for include in cpp_extension.include_paths()),
             str(_SOURCE),
             f"-L{libraries}",

@@ -1,12 +1,17 @@
 // Hooks of c10d's process groups that run without Python's interpreter lock.
 //
 // Compiled by `python -m rcomm build-hooks` for the installed PyTorch: the hooks of PyTorch 2.15
-// (torch/csrc/distributed/c10d/Hooks.hpp) are in no stable interface. What is recorded is decided in
+// (torch/csrc/distributed/c10d/Hooks.hpp) are in no stable interface, and so are the operators `c10d::*`, whose
+// kernels take the place of hooks in versions before (RCOMM_HOOKS is 0). What is recorded is decided in
 // `rcomm._native`, whose functions of src/native.rs are found by name when this library is loaded.
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
+#if !RCOMM_HOOKS
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#endif
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -17,8 +22,11 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
+#include <shared_mutex>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 namespace {
@@ -242,23 +250,29 @@ void quietly(Act act) noexcept {
   }
 }
 
-void before(const void* group, const c10d::PreHookArgs& args) {
+void before(
+    const void* group,
+    uint32_t name,
+    int64_t op_id,
+    int64_t root,
+    const std::vector<at::Tensor>& inputs,
+    const std::vector<at::Tensor>& outputs) {
   // Reused by the thread, so that a hook allocates only for a list that is longer than all before.
-  thread_local std::vector<TensorView> inputs, outputs;
+  thread_local std::vector<TensorView> input_views, output_views;
   watch().sweep(kLook);
-  views(args.input_tensors, inputs);
-  views(args.output_tensors, outputs);
-  const bool host = on_host(args.input_tensors) || on_host(args.output_tensors);
+  views(inputs, input_views);
+  views(outputs, output_views);
+  const bool host = on_host(inputs) || on_host(outputs);
   const IssuedView issued{
-      static_cast<uint32_t>(args.name), host, args.op_id, args.root,
-      inputs.data(), inputs.size(), outputs.data(), outputs.size()};
+      name, host, op_id, root,
+      input_views.data(), input_views.size(), output_views.data(), output_views.size()};
   recorder.before(group, &issued);
 }
 
-void after(const void* group, const c10d::PostHookArgs& args) {
-  const Operation operation = recorder.after(group, args.op_id, args.work ? 1 : 0);
+void after(const void* group, int64_t op_id, const WorkPtr& work) {
+  const Operation operation = recorder.after(group, op_id, work ? 1 : 0);
   if (operation.words[0] != 0) {
-    watch().push(group, operation, args.work);
+    watch().push(group, operation, work);
   }
 }
 
@@ -287,15 +301,182 @@ void load(const std::string& path) {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
+#if RCOMM_HOOKS
+
 void attach(const GroupPtr& pg, int64_t hook_id, int64_t address) {
   const void* group = reinterpret_cast<const void*>(static_cast<uintptr_t>(address));
   pg->registerPreHook(hook_id, [group](const c10d::PreHookArgs& args) {
-    quietly([&] { before(group, args); });
+    quietly([&] {
+      before(
+          group, static_cast<uint32_t>(args.name), args.op_id, args.root, args.input_tensors,
+          args.output_tensors);
+    });
   });
   pg->registerPostHook(hook_id, [group](const c10d::PostHookArgs& args) {
-    quietly([&] { after(group, args); });
+    quietly([&] { after(group, args.op_id, args.work); });
   });
 }
+
+#else
+
+// The groups that are recorded. A group may end and another be made at its address: a weak reference tells.
+class Groups {
+ public:
+  void add(const GroupPtr& pg, const void* group) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    groups_.insert_or_assign(pg.get(), One{c10::weak_intrusive_ptr<c10d::ProcessGroup>(pg), group});
+  }
+
+  const void* find(const c10d::ProcessGroup* pg) {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto found = groups_.find(pg);
+    return found == groups_.end() || found->second.alive.expired() ? nullptr : found->second.group;
+  }
+
+ private:
+  struct One {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> alive;
+    const void* group;
+  };
+  std::shared_mutex mutex_;
+  std::unordered_map<const c10d::ProcessGroup*, One> groups_;
+};
+
+Groups& groups() {
+  static Groups* all = new Groups;
+  return *all;
+}
+
+void attach(const GroupPtr& pg, int64_t, int64_t address) {
+  groups().add(pg, reinterpret_cast<const void*>(static_cast<uintptr_t>(address)));
+}
+
+// An operator: its number in `c10d::HookOpName` of 2.15, and the names of its arguments, as in _dispatch.py.
+struct Operator {
+  const char* name;
+  uint32_t number;
+  const char* input;
+  const char* output;
+  const char* root;
+};
+
+constexpr std::array<Operator, 20> kOperators{{
+    {"send", 0, "tensors", "", "dst"},
+    {"recv_", 1, "", "tensors", "src"},
+    {"recv_any_source_", 1, "", "tensors", ""},
+    {"broadcast_", 2, "tensors", "tensors", "root_rank"},
+    {"allreduce_", 3, "tensors", "tensors", ""},
+    {"reduce_", 4, "tensors", "tensors", "root_rank"},
+    {"allgather_", 5, "input_tensors", "output_tensors", ""},
+    {"reduce_scatter_", 6, "input_tensors", "output_tensors", ""},
+    {"alltoall_", 7, "input_tensors", "output_tensors", ""},
+    {"barrier", 8, "", "", ""},
+    {"scatter_", 9, "input_tensors", "output_tensors", "root_rank"},
+    {"gather_", 10, "input_tensors", "output_tensors", "root_rank"},
+    {"gather_into_tensor_", 10, "input_tensor", "output_tensor", "root_rank"},
+    {"allreduce_coalesced_", 13, "tensors", "tensors", ""},
+    {"_allgather_base_", 14, "input_tensor", "output_tensor", ""},
+    {"allgather_coalesced_", 15, "input_list", "output_lists", ""},
+    {"allgather_into_tensor_coalesced_", 16, "inputs", "outputs", ""},
+    {"_reduce_scatter_base_", 17, "input_tensor", "output_tensor", ""},
+    {"reduce_scatter_tensor_coalesced_", 18, "inputs", "outputs", ""},
+    {"alltoall_base_", 19, "input", "output", ""},
+}};
+
+// Where an operator's arguments are; -1: it has none of that kind.
+struct Places {
+  uint32_t number = 0;
+  int64_t arguments = 0;
+  int64_t group = -1;
+  int64_t input = -1;
+  int64_t output = -1;
+  int64_t root = -1;
+};
+
+Places places(const c10::FunctionSchema& schema) {
+  const std::string& full = schema.name();
+  const std::string name = full.substr(full.rfind(':') + 1);
+  Places found;
+  found.arguments = static_cast<int64_t>(schema.arguments().size());
+  for (const Operator& one : kOperators) {
+    if (name != one.name) {
+      continue;
+    }
+    found.number = one.number;
+    for (int64_t at = 0; at < found.arguments; ++at) {
+      const std::string& argument = schema.arguments()[static_cast<size_t>(at)].name();
+      found.group = argument == "process_group" ? at : found.group;
+      found.input = argument == one.input ? at : found.input;
+      found.output = argument == one.output ? at : found.output;
+      found.root = argument == one.root ? at : found.root;
+    }
+  }
+  return found;
+}
+
+// A tensor, a list of tensors, or a list of lists.
+void tensors(const c10::IValue& value, std::vector<at::Tensor>& into) {
+  if (value.isTensor()) {
+    into.push_back(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      into.push_back(tensor);
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& one : value.toListRef()) {
+      tensors(one, into);
+    }
+  }
+}
+
+// Before the kernel of the backend, for every operator above: BackendSelect runs for every tensor, and is free for them.
+void recorded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  static std::atomic<int64_t> calls{0};
+  const void* group = nullptr;
+  int64_t op_id = 0;
+  quietly([&] {
+    // An operator's places are looked up once a thread.
+    thread_local std::unordered_map<const c10::FunctionSchema*, Places> known;
+    const c10::FunctionSchema* schema = &op.schema();
+    auto at = known.find(schema);
+    if (at == known.end()) {
+      at = known.emplace(schema, places(*schema)).first;
+    }
+    const Places& of = at->second;
+    if (of.group < 0) {
+      return;
+    }
+    const auto argument = [&](int64_t place) -> const c10::IValue& {
+      return (*stack)[stack->size() - static_cast<size_t>(of.arguments - place)];
+    };
+    const GroupPtr pg = argument(of.group).toCustomClass<c10d::ProcessGroup>();
+    const void* found = groups().find(pg.get());
+    if (found == nullptr) {
+      return;
+    }
+    std::vector<at::Tensor> inputs, outputs;
+    if (of.input >= 0) {
+      tensors(argument(of.input), inputs);
+    }
+    if (of.output >= 0) {
+      tensors(argument(of.output), outputs);
+    }
+    const int64_t root = of.root >= 0 ? argument(of.root).toInt() : -1;
+    op_id = calls.fetch_add(1, std::memory_order_relaxed) + 1;
+    before(found, of.number, op_id, root, inputs, outputs);
+    group = found;
+  });
+  const c10::DispatchKeySet later(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+  op.redispatchBoxed(keys & later, stack);
+  if (group != nullptr) {
+    quietly([&] {
+      const c10::IValue& work = stack->back();
+      after(group, op_id, work.isNone() ? WorkPtr() : work.toCustomClass<c10d::Work>());
+    });
+  }
+}
+
+#endif
 
 } // namespace
 
@@ -313,3 +494,15 @@ TORCH_LIBRARY(rcomm, library) {
   });
   library.def("stop() -> ()", [] { quietly([] { watch().stop(); }); });
 }
+
+#if !RCOMM_HOOKS
+TORCH_LIBRARY_IMPL(c10d, BackendSelect, library) {
+  for (const Operator& one : kOperators) {
+    // A version may lack an operator.
+    const c10::OperatorName name(std::string("c10d::") + one.name, "");
+    if (c10::Dispatcher::singleton().findSchema(name)) {
+      library.impl(one.name, torch::CppFunction::makeFromBoxedFunction<&recorded>());
+    }
+  }
+}
+#endif

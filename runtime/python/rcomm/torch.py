@@ -61,11 +61,11 @@ def record() -> None:
         if not has_hooks and not _dispatch.is_possible():
             _log.warning("rcomm cannot record PyTorch %s: it needs 2.5 or later", torch.__version__)
             return
-        _recorder = _Recorder(c10d)
+        _recorder = _Recorder(c10d, has_hooks)
         if has_hooks:
             _recorder.install()
         else:
-            _recorder.install_kernels(_dispatch.Dispatch(c10d))
+            _recorder.install_without_hooks()
 
 
 def recording() -> str | None:
@@ -182,8 +182,10 @@ def _records() -> list[Ring | World]:
 class _Recorder:
     """The recording of this process, which is installed once."""
 
-    def __init__(self, c10d: Any) -> None:
+    def __init__(self, c10d: Any, has_hooks: bool) -> None:
         self.c10d = c10d
+        # Whether this PyTorch has hooks, as 2.15 and later.
+        self.has_hooks = has_hooks
         self.ring: Ring | None = None
         self.hooks: dict[tuple[str, tuple[int, ...]], GroupHooks] = {}
         self.addresses: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -198,7 +200,7 @@ class _Recorder:
         self.ended = threading.Event()
         self.watcher: threading.Thread | None = None
         self.native: Any = None
-        # On a PyTorch without hooks.
+        # On a PyTorch without hooks, if none in C++ were built: kernels in Python.
         self.dispatch: Dispatch | None = None
         self.waited: list[Callable[[Any, bool], None]] = []
 
@@ -216,10 +218,9 @@ class _Recorder:
         c10d._maybe_attach_flight_recorder = attach_both
         self.attach_known()
 
-    def install_kernels(self, dispatch: Dispatch) -> None:
+    def install_without_hooks(self) -> None:
         """For PyTorch 2.5 to 2.14: attaches to groups where Python makes them."""
         c10d = self.c10d
-        self.dispatch = dispatch
         make = c10d._new_process_group_helper
 
         @functools.wraps(make)
@@ -273,7 +274,8 @@ class _Recorder:
                 timeout_ms=_timeout_of(pg),
             )
         self.groups.append(weakref.ref(pg))
-        if self.native is not None and self.is_builtin(pg):
+        # Without hooks, what a group does is seen in C++ or in Python, for all groups.
+        if self.native is not None and (not self.has_hooks or self.is_builtin(pg)):
             # `address` is called once per group: each call keeps a reference to the end of the process.
             address = self.addresses.get(key) or self.addresses.setdefault(key, hooks.address())
             self.watch_waits(self.native_waited)
@@ -281,7 +283,11 @@ class _Recorder:
             return
         self.watch_waits(self.ring.waited)
         self.watch_works()
-        if self.dispatch is not None:
+        if not self.has_hooks:
+            if self.dispatch is None:
+                from ._dispatch import Dispatch
+
+                self.dispatch = Dispatch(self.c10d)
             self.dispatch.attach(pg, hooks)
             return
         pg.register_pre_hook(_HOOK_ID, hooks.before)
@@ -336,7 +342,7 @@ class _Recorder:
         """Takes the hooks in C++ if they were built for this PyTorch."""
         from . import _cpp, _native
 
-        path = _cpp.find() if self.dispatch is None else None
+        path = _cpp.find()
         if path is not None:
             import torch
 
@@ -437,7 +443,7 @@ class _Recorder:
             self.dispatch.end()
         for group in self.groups:
             pg = group()
-            if pg is not None and self.dispatch is None:
+            if pg is not None and self.has_hooks:
                 pg.unregister_pre_hook(_HOOK_ID)
                 pg.unregister_post_hook(_HOOK_ID)
         ring = self.ring

@@ -6,6 +6,7 @@
 
 mod archive;
 mod local;
+mod native_stack;
 mod py_spy;
 mod remote;
 mod running;
@@ -20,7 +21,7 @@ use rcomm_analyzer::format::format_ranks;
 use rcomm_analyzer::print::human;
 use rcomm_analyzer::redact::Redactor;
 use running::Asked;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -45,7 +46,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
         remote::collect(&hosts, &command, args, &mut archive)?;
     }
     let asks = args.ask || !args.torch_store.is_empty() || !args.worker_server.is_empty();
-    let asked = match asks {
+    let mut asked = match asks {
         true => running::collect(args, &mut archive)?,
         false => Asked::default(),
     };
@@ -56,7 +57,10 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     {
         local::collect_rings(place, &mut archive)?;
     }
-    note_absent_ranks(args, &asked, &mut archive)?;
+    let culprits = note_absent_ranks(args, &asked, &mut archive)?;
+    if !args.no_native_stack {
+        asked.take_native_stacks(&culprits, &mut archive)?;
+    }
     let manifest = archive.finish()?;
 
     // Standard output may be the archive: messages about it go to standard error.
@@ -98,41 +102,41 @@ fn analyze_archive(
     asked: Option<&Asked>,
     color: anstream::ColorChoice,
 ) -> Result<ExitCode, Failure> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now_ns = now.map_or(0, |now| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX));
-    let judge_args = JudgeArgs {
-        world_size: args.world_size.or(asked.and_then(Asked::world_size)),
-        snapshot: asked.is_some(),
-        as_of: asked.map(|_| AsOf(now_ns)),
-        ..JudgeArgs::default()
-    };
-    let report = judge(
-        std::slice::from_ref(&args.output),
-        &judge_args,
-        Keep::Report,
-    )?
-    .report;
+    let how = judge_args(args, asked);
+    let report = judge(std::slice::from_ref(&args.output), &how, Keep::Report)?.report;
     output::write_to(None, color, |out| {
         human::write(&report, &layout(false), out)
     })?;
     Ok(ExitCode::from(report.exit_code()))
 }
 
+/// How the archive is judged: with the ranks of a job that was asked, the records are a look at a running job.
+fn judge_args(args: &CollectArgs, asked: Option<&Asked>) -> JudgeArgs {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_ns = now.map_or(0, |now| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX));
+    JudgeArgs {
+        world_size: args.world_size.or(asked.and_then(Asked::world_size)),
+        snapshot: asked.is_some(),
+        as_of: asked.map(|_| AsOf(now_ns)),
+        ..JudgeArgs::default()
+    }
+}
+
 /// Adds an absence for each rank that should exist, according to the user, its processes or other ranks' groups, but has
-/// no record.
+/// no record. Returns the ranks at fault.
 fn note_absent_ranks(
     args: &CollectArgs,
     asked: &Asked,
     archive: &mut Archive,
-) -> Result<(), Failure> {
+) -> Result<BTreeSet<u32>, Failure> {
     let mut absent: BTreeMap<u32, String> = asked.silent.clone();
+    let mut culprits = BTreeSet::new();
     if !archive.is_empty() {
-        let judge_args = JudgeArgs {
-            world_size: args.world_size.or(asked.world_size()),
-            ..JudgeArgs::default()
-        };
         let gathered = archive.so_far()?.to_owned();
-        let report = judge(&[gathered], &judge_args, Keep::Report)?.report;
+        let how = judge_args(args, Some(asked));
+        let report = judge(&[gathered], &how, Keep::Report)?.report;
+        let at_fault = report.findings.iter().map(|it| &it.culprit_ranks);
+        culprits.extend(at_fault.flatten());
         for rank in report.ranks {
             if rank.read {
                 absent.remove(&rank.rank);
@@ -150,7 +154,7 @@ fn note_absent_ranks(
             reason,
         });
     }
-    Ok(())
+    Ok(culprits)
 }
 
 /// The name of this host; `localhost` if it has none.

@@ -1,7 +1,7 @@
 //! Python stacks of processes of this node, by the program `py-spy` if it is installed.
 //!
 //! py-spy reads the memory of a process that the user may trace; the process is not stopped and runs no code for it.
-//! Native frames would need a stop of the process: they are not taken.
+//! Native frames would need a stop of the process: see [`native_stack`](super::native_stack).
 
 use rcomm_recorder::model::Rank;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The program, which is searched in PATH.
-const PROGRAM: &str = "py-spy";
+pub(super) const PROGRAM: &str = "py-spy";
 /// The time that is left for stacks even if all other time was used.
 pub(super) const MOMENT: Duration = Duration::from_secs(5);
 /// The number of processes that are read at the same time.
@@ -23,16 +23,17 @@ const MAX_OUTPUT: u64 = 4 << 20;
 
 /// A thread as `py-spy dump --json` prints it.
 #[derive(Deserialize)]
-struct Thread {
+pub(super) struct Thread {
     thread_id: u64,
     thread_name: Option<String>,
-    frames: Vec<PyFrame>,
+    pub(super) os_thread_id: Option<u64>,
+    pub(super) frames: Vec<PyFrame>,
 }
 
 #[derive(Deserialize)]
-struct PyFrame {
-    name: String,
-    filename: String,
+pub(super) struct PyFrame {
+    pub(super) name: String,
+    pub(super) filename: String,
     line: i64,
 }
 
@@ -48,7 +49,9 @@ pub(super) fn dump(
         while running.len() < AT_ONCE
             && let Some(&(rank, pid)) = waiting.next()
         {
-            match start(pid) {
+            let mut command = Command::new(PROGRAM);
+            command.args(["dump", "--nonblocking", "--json", "--pid", &pid.to_string()]);
+            match start(&mut command) {
                 Ok((child, output)) => running.push((rank, child, output)),
                 Err(error) if error.kind() == ErrorKind::NotFound => return None,
                 Err(error) => {
@@ -78,10 +81,9 @@ pub(super) fn dump(
 }
 
 /// Starts the program; its output and its errors go to an unnamed file, so that it never waits for a reader.
-fn start(pid: u32) -> std::io::Result<(Child, std::fs::File)> {
+pub(super) fn start(command: &mut Command) -> std::io::Result<(Child, std::fs::File)> {
     let output = tempfile::tempfile()?;
-    let child = Command::new(PROGRAM)
-        .args(["dump", "--nonblocking", "--json", "--pid", &pid.to_string()])
+    let child = command
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output.try_clone()?)
@@ -89,19 +91,29 @@ fn start(pid: u32) -> std::io::Result<(Child, std::fs::File)> {
     Ok((child, output))
 }
 
-fn read(mut output: std::fs::File) -> Result<String, String> {
-    let mut text = String::new();
+fn read(output: std::fs::File) -> Result<String, String> {
+    format(&read_output(output)?)
+}
+
+/// What a program has printed into the file of [`start`], cut at 4 MiB.
+pub(super) fn read_output(mut output: std::fs::File) -> Result<String, String> {
+    let mut bytes = Vec::new();
     let read = output
         .rewind()
-        .and_then(|()| output.take(MAX_OUTPUT).read_to_string(&mut text));
-    read.map_err(|error| format!("the output of {PROGRAM} cannot be read: {error}"))?;
-    format(&text)
+        .and_then(|()| output.take(MAX_OUTPUT).read_to_end(&mut bytes));
+    read.map_err(|error| format!("the output cannot be read: {error}"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The threads in the output of `py-spy dump --json`; `None` if it is none.
+pub(super) fn threads(printed: &str) -> Option<Vec<Thread>> {
+    let begin = printed.find('[')?;
+    serde_json::from_str(&printed[begin..]).ok()
 }
 
 /// The output of the program in the form of `faulthandler`, with the main thread last.
 fn format(json: &str) -> Result<String, String> {
-    let begin = json.find('[').unwrap_or(0);
-    let Ok(mut threads) = serde_json::from_str::<Vec<Thread>>(&json[begin..]) else {
+    let Some(mut threads) = threads(json) else {
         let first = json
             .lines()
             .find(|line| !line.trim().is_empty())

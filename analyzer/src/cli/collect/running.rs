@@ -5,14 +5,14 @@
 //! other: the archive lists why it is absent.
 
 use super::archive::Archive;
-use super::{py_spy, this_host};
+use super::{native_stack, py_spy, this_host};
 use crate::cli::args::{CollectArgs, RingPlace};
 use crate::cli::failure::Failure;
 use rcomm_analyzer::source::{
     DumpOfProcess, HostPort, Observation, RankProcess, Seen, Source as _, WorkerServerSource,
     raise_exception_dump,
 };
-use rcomm_analyzer::stacks::{self, RankStacks};
+use rcomm_analyzer::stacks::RankStacks;
 use rcomm_recorder::model::{Frame, Rank};
 use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +24,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LOOK: Duration = Duration::from_millis(50);
 /// The longest search for worker servers in a store that the user did not name, since most jobs have none.
 const SEARCH: Duration = Duration::from_secs(2);
+
+/// The most ranks whose native stacks are taken.
+const MOST_NATIVE: usize = 4;
 
 /// What is known of the job after its ranks were asked.
 #[derive(Debug, Default)]
@@ -37,9 +40,30 @@ pub(super) struct Asked {
     pub(super) notes: Vec<String>,
     /// The ranks that are in a place of the program now, by its text.
     pub(super) places: BTreeMap<String, Vec<Rank>>,
+    /// The processes of the job on this node.
+    processes: Vec<RankProcess>,
 }
 
 impl Asked {
+    /// Takes the native stacks of the ranks at fault that are processes of this node, into the archive.
+    pub(super) fn take_native_stacks(
+        &mut self,
+        culprits: &BTreeSet<Rank>,
+        archive: &mut Archive,
+    ) -> Result<(), Failure> {
+        let at_fault = self.processes.iter();
+        let at_fault = at_fault.filter(|it| culprits.contains(&it.launched.rank));
+        for process in at_fault.take(MOST_NATIVE) {
+            let rank = process.launched.rank;
+            let (text, refused) = native_stack::take(process.pid);
+            let path = PathBuf::from(format!("stacks/native_rank_{rank}.txt"));
+            archive.add(&this_host(), &path, now(), text.as_bytes())?;
+            let note = |reason| format!("native stack of rank {rank}: {reason}");
+            self.notes.extend(refused.into_iter().map(note));
+        }
+        Ok(())
+    }
+
     /// The number of ranks, if a process of this node states it.
     pub(super) fn world_size(&self) -> Option<NonZeroU32> {
         self.processes_say
@@ -104,6 +128,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
         }
     }
     asked.places = gathered.places;
+    asked.processes = processes;
     for (rank, reasons) in gathered.reasons {
         if !gathered.records.contains(&rank) {
             asked.silent.insert(rank, reasons.join("; "));
@@ -307,11 +332,7 @@ impl Gathered<'_> {
 
     fn stack(&mut self, rank: Rank, text: &str) -> Result<(), Failure> {
         self.stacks.insert(rank);
-        let stacks = RankStacks {
-            path: String::new(),
-            rank,
-            threads: stacks::parse(text),
-        };
+        let stacks = RankStacks::parse("", rank, text);
         if let Some(place) = stacks.main_thread().and_then(place_in_program) {
             self.places.entry(place).or_default().push(rank);
         }

@@ -285,11 +285,8 @@ impl Worker<'_> {
             let what = "stacks of a rank that its name does not state; name it after the rank, as in rank_3.txt";
             return self.unusable(path, what);
         };
-        self.send(Output::Stacks(RankStacks {
-            path: path.to_owned(),
-            rank,
-            threads: stacks::parse(&String::from_utf8_lossy(&self.buffer)),
-        }));
+        let text = String::from_utf8_lossy(&self.buffer);
+        self.send(Output::Stacks(RankStacks::parse(path, rank, &text)));
     }
 
     /// Reads the buffer as a log and sends it; `false` if it is not text or no line of it has a fact.

@@ -200,6 +200,7 @@ pub fn format_frame(frame: &FrameRef) -> String {
         "last_seen" => "was last seen in",
         "waiting" => "waits in",
         "now" => "is now in",
+        "native" => "is, below Python, in",
         _ => "in",
     };
     format!("rank {} {when} {}", frame.rank, format_place(frame))

@@ -31,11 +31,11 @@ pub struct FrameRef {
     /// Global rank.
     pub rank: Rank,
     /// `last_seen` (its last recorded call), `waiting` (the call it is in), `there` (the call that differs from the
-    /// others') or `now` (a stack taken live).
+    /// others'), `now` (a stack taken live) or `native` (that stack below Python).
     pub when: String,
     /// Name of the function.
     pub name: String,
-    /// Path of the source file.
+    /// Path of the source file; of a native frame, name of the library.
     pub filename: String,
     /// Line number; 0 if unknown.
     pub line: u32,

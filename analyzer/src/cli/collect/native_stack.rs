@@ -1,0 +1,369 @@
+//! The native stack of a process of this node: what the code below Python waits in.
+//!
+//! To walk a native stack the process has to be held for a moment. So it is taken of ranks at fault only, by the first of
+//! these programs that is installed: py-spy, which reads the frames in about a tenth of a second, then elfutils' eu-stack,
+//! then gdb, which first reads the symbols of all libraries. A process that is stopped, traced or inside the kernel is not
+//! touched; then, and where no program may trace it, the kernel's own view is what there is.
+
+use super::py_spy::{self, PROGRAM as PY_SPY};
+use rcomm_analyzer::stacks::{NATIVE_HEADER, NativeFrame};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::ErrorKind;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+/// The longest time that one program may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
+/// The time that a program gets to let go of the process after it was asked to end.
+const LET_GO: Duration = Duration::from_secs(2);
+/// The time between two looks at a running program.
+const LOOK: Duration = Duration::from_millis(10);
+/// The most frames of one thread that are kept.
+const MOST_FRAMES: usize = 64;
+
+/// The frames of each thread, by the thread's id.
+type Threads = Vec<(u64, Vec<NativeFrame>)>;
+
+/// A program that prints native stacks.
+struct Tool {
+    name: &'static str,
+    /// The arguments, with the process id in place of `PID`.
+    arguments: &'static [&'static str],
+    /// The threads in what it prints.
+    read: fn(&str) -> Threads,
+}
+
+const TOOLS: [Tool; 3] = [
+    Tool {
+        name: PY_SPY,
+        arguments: &["dump", "--native", "--json", "--pid", "PID"],
+        read: read_py_spy,
+    },
+    Tool {
+        name: "eu-stack",
+        arguments: &["-m", "-n", "64", "-p", "PID"],
+        read: read_lines,
+    },
+    Tool {
+        name: "gdb",
+        // No start-up file, and no symbols from a network.
+        arguments: &[
+            "-nx",
+            "-nh",
+            "-batch",
+            "-iex",
+            "set auto-load off",
+            "-iex",
+            "set debuginfod enabled off",
+            "-p",
+            "PID",
+            "-ex",
+            "thread apply all backtrace 64",
+        ],
+        read: read_lines,
+    },
+];
+
+/// The native stack of the main thread as text that [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native) reads,
+/// with what each program said that gave none. Blocks for [`LIMIT`] a program at most.
+pub(super) fn take(pid: u32) -> (String, Vec<String>) {
+    let mut refused = Vec::new();
+    match state(pid) {
+        Some('R' | 'S') => {
+            for tool in &TOOLS {
+                match run(tool, pid) {
+                    Ok(frames) => return (text(tool.name, pid, &frames), refused),
+                    Err(Some(reason)) => refused.push(reason),
+                    // Not installed.
+                    Err(None) => {}
+                }
+            }
+            if refused.is_empty() {
+                let names = TOOLS.map(|tool| tool.name).join(", ");
+                refused.push(format!("none of {names} is in PATH"));
+            }
+        }
+        Some(_) => {
+            refused.push("the process is stopped or in the kernel: it was not traced".to_owned())
+        }
+        None => refused.push("the process has ended".to_owned()),
+    }
+    (text("the kernel", pid, &kernel(pid)), refused)
+}
+
+fn text(by: &str, pid: u32, frames: &[NativeFrame]) -> String {
+    let mut text = format!("{NATIVE_HEADER} {pid} by {by} (most recent call first):\n");
+    for frame in frames.iter().take(MOST_FRAMES) {
+        let _ = writeln!(text, "  {frame}");
+    }
+    text
+}
+
+/// The frames of the main thread; `Err(None)` if there is no such program.
+fn run(tool: &Tool, pid: u32) -> Result<Vec<NativeFrame>, Option<String>> {
+    let name = tool.name;
+    let arguments = tool.arguments.iter();
+    let arguments = arguments.map(|it| it.replace("PID", &pid.to_string()));
+    let mut command = Command::new(name);
+    command.args(arguments);
+    let (mut child, output) = match py_spy::start(&mut command) {
+        Ok(started) => started,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(None),
+        Err(error) => return Err(Some(format!("{name} cannot be started: {error}"))),
+    };
+    let ended = wait(&mut child, Instant::now() + LIMIT);
+    if ended.is_none() {
+        end(&mut child);
+        // A program that is killed while it begins to trace can leave the process stopped.
+        if state(pid) == Some('T')
+            && let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw)
+        {
+            let _ = kill_process(pid, Signal::CONT);
+        }
+        let limit = LIMIT.as_secs();
+        return Err(Some(format!("{name} did not end within {limit} s")));
+    }
+    let printed = py_spy::read_output(output).map_err(Some)?;
+    let mut threads = (tool.read)(&printed);
+    threads.retain(|(_, frames)| !frames.is_empty());
+    let main = threads.iter().position(|(id, _)| *id == u64::from(pid));
+    match main.or(threads.len().checked_sub(1)) {
+        Some(main) => Ok(threads.swap_remove(main).1),
+        None => {
+            let mut lines = printed.lines().map(str::trim);
+            let last = lines.rfind(|line| !line.is_empty());
+            let said: String = last.unwrap_or("nothing").chars().take(200).collect();
+            let printable = said.replace(|c: char| c.is_control(), "");
+            Err(Some(format!("{name} printed: {printable}")))
+        }
+    }
+}
+
+/// How the program ended; `None` if it has not by the deadline.
+fn wait(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(LOOK),
+            _ => return None,
+        }
+    }
+}
+
+/// Ends a program that traces a process: first by a signal on which it lets go.
+fn end(child: &mut Child) {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    if wait(child, Instant::now() + LET_GO).is_none() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// The letter of the process's state in the kernel; `None` if it has ended.
+fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields
+        .trim_start()
+        .chars()
+        .next()
+        .filter(|it| !matches!(*it, 'Z' | 'X'))
+}
+
+/// What the main thread waits in, as the kernel shows it: its functions for root, the function and the system call
+/// else.
+fn kernel(pid: u32) -> Vec<NativeFrame> {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let frame = |name: &str| NativeFrame::new(name, "kernel");
+    let stack = read("stack");
+    let functions = stack.lines().filter_map(|line| {
+        let place = line.split_once("] ")?.1;
+        Some(frame(place.split('+').next()?))
+    });
+    let mut frames: Vec<NativeFrame> = functions.take(MOST_FRAMES).collect();
+    let function = read("wchan");
+    if frames.is_empty() && !matches!(function.trim(), "" | "0") {
+        frames.push(frame(&function));
+    }
+    if let Some(number) = read("syscall")
+        .split_whitespace()
+        .next()
+        .filter(|it| it.parse::<u32>().is_ok())
+    {
+        frames.push(frame(&format!("system call {number}")));
+    }
+    frames
+}
+
+/// The native frames of each thread: those of Python have a line, and are taken without a stop.
+fn read_py_spy(printed: &str) -> Threads {
+    let threads = py_spy::threads(printed).unwrap_or_default();
+    let threads = threads.into_iter().map(|thread| {
+        let native = thread
+            .frames
+            .iter()
+            .filter(|frame| is_library(&frame.filename));
+        let frames = native.map(|frame| NativeFrame::new(&frame.name, &frame.filename));
+        (thread.os_thread_id.unwrap_or(0), frames.collect())
+    });
+    threads.collect()
+}
+
+/// Whether a file is machine code, not a source of Python.
+fn is_library(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    !name.ends_with(".py") && !name.starts_with('<')
+}
+
+/// The frames in the output of eu-stack (`TID 7:`) and gdb (`Thread 1 (Thread 0x7f (LWP 7) "python")`), both with a line
+/// like `#0  0x00007f in name ...` for each frame.
+fn read_lines(printed: &str) -> Threads {
+    let mut threads = Threads::new();
+    let id = |text: &str| -> Option<u64> {
+        let digits = text.split(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse().ok()
+    };
+    for line in printed.lines() {
+        if let Some(rest) = line.strip_prefix('#') {
+            let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit()).trim();
+            if let (Some((_, frames)), Some(frame)) = (threads.last_mut(), read_frame(rest)) {
+                frames.push(frame);
+            }
+        } else if let Some(thread) = line.strip_prefix("TID ").and_then(id) {
+            threads.push((thread, Vec::new()));
+        } else if line.starts_with("Thread ") {
+            let thread = line
+                .split_once("LWP ")
+                .or_else(|| line.split_once("process "));
+            threads.push((
+                thread.and_then(|(_, rest)| id(rest)).unwrap_or(0),
+                Vec::new(),
+            ));
+        }
+    }
+    threads
+}
+
+/// A frame without its number: `0x7f in f (a=1) from /lib/x.so` or `f (a=1) at x.c:71` by gdb, `0x7f f - /lib/x.so` by
+/// eu-stack.
+fn read_frame(line: &str) -> Option<NativeFrame> {
+    let is_address = |word: &str| word.starts_with("0x");
+    let mut rest = line;
+    if let Some((address, after)) = rest.split_once(' ')
+        && is_address(address)
+    {
+        rest = after.trim_start();
+        rest = rest.strip_prefix("in ").unwrap_or(rest);
+    }
+    // A place without a name.
+    if rest.starts_with("- ") {
+        return None;
+    }
+    let (call, place) = [" from ", " at ", " - "]
+        .iter()
+        .find_map(|sign| rest.rsplit_once(sign))
+        .unwrap_or((rest, ""));
+    let name = call.split(" (").next().unwrap_or(call).trim();
+    (!name.is_empty() && !is_address(name)).then(|| NativeFrame::new(name, place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::stacks;
+
+    fn shown(threads: &[(u64, Vec<NativeFrame>)]) -> Vec<(u64, Vec<String>)> {
+        let each = threads.iter().map(|(id, frames)| {
+            let frames = frames.iter().map(ToString::to_string);
+            (*id, frames.collect())
+        });
+        each.collect()
+    }
+
+    #[test]
+    fn the_output_of_each_program_is_read() {
+        let gdb = "[New LWP 8]\n0x00007f in ?? ()\n\nThread 2 (Thread 0x7f1 (LWP 8) \"worker\"):\n\
+            #0  0x00007f86 in epoll_wait (epfd=3) from /lib/libc.so.6\n\n\
+            Thread 1 (Thread 0x7f0 (LWP 7) \"python3\"):\n\
+            #0  __GI___clock_nanosleep (clock_id=1) at ../sysdeps/clock_nanosleep.c:71\n\
+            #1  0x00007f86 in gloo::transport::tcp::UnboundBuffer::waitRecv(int*) () from /x/libtorch_cpu.so\n";
+        let of = |id: u64, frames: &[&str]| -> (u64, Vec<String>) {
+            (id, frames.iter().map(ToString::to_string).collect())
+        };
+        assert_eq!(
+            shown(&read_lines(gdb)),
+            [
+                of(8, &["epoll_wait (libc.so.6)"]),
+                of(
+                    7,
+                    &[
+                        "__GI___clock_nanosleep (clock_nanosleep.c:71)",
+                        "gloo::transport::tcp::UnboundBuffer::waitRecv(int*) (libtorch_cpu.so)"
+                    ]
+                ),
+            ]
+        );
+        let elfutils = "PID 7 - process\nTID 7:\n#0  0x00007f86 clock_nanosleep - /lib/libc.so.6\n#1  0x00007f87 - /lib/x.so\n";
+        assert_eq!(
+            shown(&read_lines(elfutils)),
+            [of(7, &["clock_nanosleep (libc.so.6)"])]
+        );
+        let py_spy = r#"[{"pid":7,"thread_id":140,"thread_name":"MainThread","os_thread_id":7,"active":true,"owns_gil":false,
+            "frames":[{"name":"clock_nanosleep","filename":"/lib/libc.so.6","module":"/lib/libc.so.6","line":0},
+            {"name":"load","filename":"/x/a.py","module":null,"line":13}]}]"#;
+        assert_eq!(
+            shown(&read_py_spy(py_spy)),
+            [of(7, &["clock_nanosleep (libc.so.6)"])]
+        );
+        for nothing in ["", "{", "Error: Permission denied", "#0 0x1 f - x"] {
+            assert!(read_lines(nothing).is_empty() && read_py_spy(nothing).is_empty());
+        }
+    }
+
+    /// Waits until the process is in this state; the state that it was in last.
+    fn wait_for_state(pid: u32, wanted: char) -> Option<char> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let now = state(pid);
+            if now == Some(wanted) || Instant::now() > deadline {
+                return now;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    #[test]
+    fn a_sleeping_process_has_a_stack_and_sleeps_on_afterwards() {
+        let mut child = Command::new("sleep").arg("600").spawn().expect("a program");
+        let pid = child.id();
+        wait_for_state(pid, 'S');
+        let (text, refused) = take(pid);
+        let after = wait_for_state(pid, 'S');
+        let _ = child.kill();
+        let _ = child.wait();
+        assert!(stacks::is_stacks(text.as_bytes()), "{text}");
+        let frames = stacks::parse_native(&text);
+        // A sandbox may hide the kernel's view, and refuse to trace: then there are reasons.
+        assert!(!frames.is_empty() || !refused.is_empty(), "{text}");
+        assert_eq!(after, Some('S'), "{text} {refused:?}");
+    }
+
+    #[test]
+    fn a_stopped_process_is_not_traced() {
+        let mut child = Command::new("sleep").arg("600").spawn().expect("a program");
+        let pid = child.id();
+        kill_process(Pid::from_child(&child), Signal::STOP).expect("our own child");
+        wait_for_state(pid, 'T');
+        let (text, refused) = take(pid);
+        let after = state(pid);
+        let _ = child.kill();
+        let _ = child.wait();
+        assert!(text.contains("by the kernel"), "{text}");
+        assert!(refused[0].contains("was not traced"), "{refused:?}");
+        assert_eq!(after, Some('T'));
+    }
+}

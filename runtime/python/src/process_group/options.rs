@@ -67,12 +67,12 @@ pub(crate) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Option<Duration>>
     if timeout.is_none() {
         return Ok(None);
     }
-    if let Ok(seconds) = timeout.extract::<f64>() {
-        return Ok(from_seconds(seconds));
-    }
+    // Read first: to read a timedelta as a number makes and drops an exception, at every operation.
+    let Some(days) = timeout.getattr_opt(intern!(py, "days"))? else {
+        return Ok(from_seconds(timeout.extract()?));
+    };
     // An unset time-out is -1 ms, that is, minus one day and some seconds.
-    let days: i64 = timeout.getattr(intern!(py, "days"))?.extract()?;
-    if days < 0 {
+    if days.extract::<i64>()? < 0 {
         return Ok(None);
     }
     let seconds: f64 = timeout

@@ -3,8 +3,11 @@
     python bench/faults.py [--prepared nothing recorded server] [--faults kill sleep ...] [--patience 30]
 
 Rank 2 of 4 does wrong in step 5. Seconds count from the moment at which it says so to the end of the first run of the
-command whose output names rank 2 and the kind of fault, with exit code 1. `nothing`: an unchanged job. `recorded`:
-RCOMM_RECORD=1. `server`: each rank called start_debug_server(). The programs are those in PATH, or of the package.
+command whose output names rank 2 and the kind of fault. `recorded`: RCOMM_RECORD=1; `server`: each rank called
+start_debug_server(); for both the command is `rcomm-top --once`, whose exit code has to be 1. `nothing`: an unchanged job,
+and `rcomm-fr collect --ask --analyze`, which has no record to judge: right is a line that says where rank 2 is in the
+program, alone, or in what state its process is. That needs py-spy, and the job must be still there. One command is
+typed in each case. The programs are those in PATH, or of the package. At the end a table of the seconds is printed.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ for step, (x, y) in enumerate(DataLoader(Data(), batch_size=8)):
     time.sleep(0.02)
 """
 
+# What a right answer on an unchanged job holds: rank 2 is where no other rank is, or its process is not alive.
+_UNPREPARED = rf"now: rank {_RANK} in |rank {_RANK}: process \d+ (has ended|is alive: a signal has stopped it)"
 # What the first lines of a right answer hold, besides the rank.
 _FAULTS = {
     "sleep": r"never issued",
@@ -90,12 +95,18 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=30.0, help="seconds from the fault")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}\n{'prepared':10}{'fault':8}{'seconds':>8}  the command, and its first line")
+    table: dict[str, dict[str, str]] = {fault: {} for fault in options.faults}
     for prepared in options.prepared:
         for fault in options.faults:
             with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
                 seconds, command, line = run(prepared, fault, Path(folder), options.patience)
-            shown = f"{seconds:8.1f}" if seconds is not None else f"{'-':>8}"
-            print(f"{prepared:10}{fault:8}{shown}  {command}: {line}", flush=True)
+            shown = f"{seconds:.1f}" if seconds is not None else "-"
+            table[fault][prepared] = shown
+            print(f"{prepared:10}{fault:8}{shown:>8}  {command}: {line}", flush=True)
+    print(f"\nload {os.getloadavg()[0]:.1f}\n| the fault of rank {_RANK} | {' | '.join(options.prepared)} |")
+    print("|---" * (1 + len(options.prepared)) + "|")
+    for fault, row in table.items():
+        print(f"| {fault} | {' | '.join(row[prepared] for prepared in options.prepared)} |")
 
 
 def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float | None, str, str]:
@@ -127,10 +138,14 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
         )
     # The folder keeps rings of other jobs out: on a node with one job the command needs no options.
     where = {"recorded": ["--ring-dir", str(folder / "rings")], "server": ["--store", f"127.0.0.1:{port}"]}
-    command = [_programs.find("rcomm-top"), "--once", *where.get(prepared, [])]
+    if prepared == "nothing":
+        archive = ["-o", str(folder / "job.rcap"), "--job", job]
+        command = [_programs.find("rcomm-fr"), "collect", "--ask", "--analyze", *archive]
+    else:
+        command = [_programs.find("rcomm-top"), "--once", *where[prepared]]
     # A folder of rings in its environment would be a choice of rings.
     asking = {name: value for name, value in environment.items() if name != "RCOMM_RING_DIR"}
-    shown = "rcomm-top --once"
+    shown = "rcomm-fr collect --ask --analyze" if prepared == "nothing" else "rcomm-top --once"
     first = "the job did not get to its fault"
     try:
         begun = None
@@ -141,9 +156,16 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
             time.sleep(0.02)
         while begun is not None and time.time() < begun + patience:
             done = subprocess.run(command, env=asking, capture_output=True, text=True)
-            first = " ".join(done.stdout.split()[:40])
-            right = re.search(_FAULTS[fault], first) and re.search(rf"rank {_RANK}\b", first)
-            if done.returncode == 1 and right:
+            if prepared == "nothing":
+                said = done.stderr + done.stdout
+                found = re.search(f"^.*?({_UNPREPARED}).*$", said, re.MULTILINE)
+                first = found[0] if found else " ".join(said.split()[:40])
+                right = found is not None
+            else:
+                first = " ".join(done.stdout.split()[:40])
+                named = re.search(_FAULTS[fault], first) and re.search(rf"rank {_RANK}\b", first)
+                right = named is not None and done.returncode == 1
+            if right:
                 return time.time() - begun, shown, first
             time.sleep(0.1)
         return None, shown, first

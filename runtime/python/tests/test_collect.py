@@ -56,7 +56,8 @@ def test_running_job_is_asked_for_its_records(tmp_path: Path, until, prepared: s
 
     def answer() -> str:
         done = subprocess.run(ask, env=plain, capture_output=True, text=True)
-        said = done.stdout + done.stderr
+        # A report's lines are wrapped at the width of a page.
+        said = " ".join((done.stdout + done.stderr).split())
         # A rank is overdue after five seconds.
         right = done.returncode == 1 and "rank 1 never issued all_reduce #2" in said
         return said if right or prepared == "nothing" else ""

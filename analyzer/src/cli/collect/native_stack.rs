@@ -206,11 +206,16 @@ fn read_py_spy(printed: &str) -> Threads {
         let native = thread
             .frames
             .iter()
-            .filter(|frame| is_library(&frame.filename));
+            .filter(|frame| is_library(&frame.filename) && !is_address(&frame.name));
         let frames = native.map(|frame| NativeFrame::new(&frame.name, &frame.filename));
         (thread.os_thread_id.unwrap_or(0), frames.collect())
     });
     threads.collect()
+}
+
+/// Whether a frame's name is its address, because its library has no symbol there.
+fn is_address(name: &str) -> bool {
+    name.starts_with("0x")
 }
 
 /// Whether a file is machine code, not a source of Python.
@@ -251,7 +256,6 @@ fn read_lines(printed: &str) -> Threads {
 /// A frame without its number: `0x7f in f (a=1) from /lib/x.so` or `f (a=1) at x.c:71` by gdb, `0x7f f - /lib/x.so` by
 /// eu-stack.
 fn read_frame(line: &str) -> Option<NativeFrame> {
-    let is_address = |word: &str| word.starts_with("0x");
     let mut rest = line;
     if let Some((address, after)) = rest.split_once(' ')
         && is_address(address)

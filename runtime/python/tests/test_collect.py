@@ -68,7 +68,7 @@ def test_running_job_is_asked_for_its_records(tmp_path: Path, until, prepared: s
     finally:
         # torchrun ends its ranks.
         started.send_signal(signal.SIGTERM)
-        started.wait(timeout=60)
+        started.wait(timeout=300)
     if prepared == "nothing":
         assert "rank 1: process" in said and "is alive" in said and "no worker server" in said
         assert "was started without TORCH_NCCL_DEBUG_INFO_PIPE_FILE" in said

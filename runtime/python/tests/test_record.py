@@ -359,8 +359,7 @@ def test_hooks_that_others_may_write_are_not_loaded(native_hooks, monkeypatch):
 def test_failing_compiler_raises_a_build_error(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
-    # A PyTorch without hooks has none in C++ either, which is said before a compiler is tried.
-    with pytest.raises(_cpp.BuildError, match="false failed|has no hooks"):
+    with pytest.raises(_cpp.BuildError, match="false failed"):
         _cpp.build()
     assert not list(tmp_path.rglob("*.so"))
 

@@ -1,10 +1,11 @@
 """What recording costs a job: one all_reduce of four floats on gloo with one rank, in microseconds.
 
-    python bench/recording.py [--rounds 5]
+    python bench/recording.py [--rounds 5] [--processor]
 
 Each row is a process of its own; rounds alternate between the rows, so that load affects all of them.
 Printed are the minimum and the median over all blocks of 200 calls, and the difference of the minimum from the first
-row's. Build the hooks in C++ before (`python -m rcomm build-hooks`); without them their row is left out with a message.
+row's. With --processor it is the time that the calling thread had a processor, which load disturbs less. Build the hooks
+in C++ before (`python -m rcomm build-hooks`); without them their row is left out with a message.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ import sys
 import tempfile
 
 _RANK = """
-import time, torch, torch.distributed as dist
+import sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 x = torch.zeros(4)
+clock = getattr(time, sys.argv[1])
 for block in range(101):
-    begun = time.perf_counter()
+    begun = clock()
     for _ in range(200):
         dist.all_reduce(x)
     if block:
-        print((time.perf_counter() - begun) / 200 * 1e6)
+        print((clock() - begun) / 200 * 1e6)
 dist.destroy_process_group()
 """
 
@@ -34,7 +36,9 @@ dist.destroy_process_group()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--processor", action="store_true")
+    options = parser.parse_args()
+    rounds, clock = options.rounds, "thread_time" if options.processor else "perf_counter"
     from rcomm import _cpp
 
     rows = {
@@ -51,7 +55,7 @@ def main() -> None:
         for _ in range(rounds):
             for name, settings in rows.items():
                 environment = {**os.environ, **settings, "RCOMM_RING_DIR": rings, "RCOMM_JOB": "bench"}
-                command = [sys.executable, "-c", _RANK]
+                command = [sys.executable, "-c", _RANK, clock]
                 done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
                 # Older versions of gloo print a line of their own.
                 took[name] += map(float, re.findall(r"^[\d.]+$", done.stdout, re.MULTILINE))

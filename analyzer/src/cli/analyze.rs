@@ -6,7 +6,7 @@ use crate::cli::args::{AnalyzeArgs, Format, JudgeArgs};
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use anstream::{AutoStream, ColorChoice};
-use rcomm_analyzer::export::perfetto;
+use rcomm_analyzer::export::{columns, perfetto};
 use rcomm_analyzer::print::human::{self, Detail, Layout};
 use rcomm_analyzer::print::{html, json};
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 pub(super) fn run(args: &AnalyzeArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
     let keep = match args.show.format {
-        Format::Html | Format::Perfetto => Keep::Records,
+        Format::Html | Format::Perfetto | Format::Columns => Keep::Records,
         Format::Text | Format::Json => Keep::Report,
     };
     let how = JudgeArgs {
@@ -48,6 +48,7 @@ pub(super) fn show(
             Format::Json => json::write(report, out),
             Format::Html => html::write(report, dumps, out),
             Format::Perfetto => perfetto::write(dumps, report, out),
+            Format::Columns => columns::write(dumps, report, out),
         }
     };
     output::write_to(args.output.as_deref(), color, print)?;

@@ -137,6 +137,8 @@ pub(crate) enum Format {
     Html,
     /// A timeline for ui.perfetto.dev.
     Perfetto,
+    /// For programs: operations, collectives, groups and findings as columns, rcomm.columns/1.
+    Columns,
 }
 
 /// How records are read and judged.

@@ -65,7 +65,7 @@ impl Failure {
             Self::NoRing { .. } => Some("`rcomm-fr rings list` shows what is there"),
             Self::SeveralRings { .. } => Some("narrow it with --job, or name the file"),
             Self::MemoryLimit { .. } => {
-                Some("raise --memory-limit, or leave out --format html and perfetto")
+                Some("raise --memory-limit, or leave out --format html, perfetto and columns")
             }
             #[cfg(feature = "tables")]
             Self::Query(_) => Some(

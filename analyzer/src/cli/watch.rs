@@ -26,7 +26,7 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     let began = Instant::now();
     let deadline = args.timeout.map(|timeout| began + timeout);
     let keep = match args.show.format {
-        Format::Html | Format::Perfetto => Keep::Records,
+        Format::Html | Format::Perfetto | Format::Columns => Keep::Records,
         Format::Text | Format::Json => Keep::Report,
     };
     let mut stderr = AutoStream::new(io::stderr(), color);

@@ -443,6 +443,40 @@ fn html_and_perfetto_are_made_from_the_records() {
 }
 
 #[test]
+fn columns_hold_every_operation_and_all_columns_of_a_table_are_as_long() {
+    let dumps = fixture("never-join-w4", "pickle");
+    let printed = run(&["analyze", &dumps, "--format", "columns"]);
+    assert_eq!(printed.code, Some(1));
+    let document: Value = serde_json::from_str(&printed.stdout).unwrap();
+    assert_eq!(document["schema"], "rcomm.columns/1");
+    let mut rows = Vec::new();
+    for table in document["tables"].as_array().unwrap() {
+        let columns = table["columns"].as_array().unwrap();
+        let lengths: Vec<usize> = columns
+            .iter()
+            .map(|column| {
+                let values = column["values"].as_object().unwrap();
+                assert_eq!(values.len(), 1, "{column}");
+                values.values().next().unwrap().as_array().unwrap().len()
+            })
+            .collect();
+        assert!(lengths.iter().all(|it| *it == lengths[0]), "{lengths:?}");
+        rows.push((table["name"].as_str().unwrap(), lengths[0]));
+    }
+    let names: Vec<&str> = rows.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["entries", "collectives", "groups", "findings"]);
+    assert!(rows[0].1 >= 39 && rows[1].1 > 0, "{rows:?}");
+    let ranks = &document["tables"][0]["columns"][0]["values"]["int64"];
+    let ranks: std::collections::BTreeSet<i64> = ranks
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|rank| rank.as_i64().unwrap())
+        .collect();
+    assert_eq!(ranks.len(), 4);
+}
+
+#[test]
 fn records_of_a_running_job_accuse_no_rank() {
     let dumps = fixture("never-join-w4", "pickle");
     let analyzed = run(&["analyze", &dumps, "--snapshot", "--overdue", "1h"]);

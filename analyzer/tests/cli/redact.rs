@@ -35,7 +35,7 @@ fn verdict(report: &serde_json::Value) -> (String, Vec<String>) {
 #[test]
 fn a_redacted_report_says_the_same_without_names() {
     let below = tempfile::tempdir().unwrap();
-    for format in ["text", "json", "html", "perfetto"] {
+    for format in ["text", "json", "html", "perfetto", "columns"] {
         let dir = tempfile::tempdir_in(below.path()).unwrap();
         let folder = secret_folder("never-join-w4", dir.path());
         fs::write(folder.join("rank_9"), "no dump").unwrap();

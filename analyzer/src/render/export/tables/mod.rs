@@ -4,9 +4,9 @@
 //! over the ranks), `groups` and `findings`. The analysis itself does not use these tables: its dense arrays are about
 //! ten times faster than data frames.
 
-mod columns;
 mod text;
 
+use crate::export::columns::{self, Values};
 use polars::prelude::*;
 use polars::sql::SQLContext;
 use rcomm_recorder::publish::Dump;
@@ -58,11 +58,12 @@ impl Tables {
     /// # Errors
     /// [`TableError::Polars`] if the columns do not fit together (a bug).
     pub fn new(dumps: &[Dump], report: &Report) -> Result<Self, TableError> {
+        let [entries, collectives, groups, findings] = columns::tables(dumps, report);
         Ok(Self {
-            entries: columns::entries(dumps)?,
-            collectives: columns::collectives(dumps)?,
-            groups: columns::groups(report)?,
-            findings: columns::findings(report)?,
+            entries: frame(entries)?,
+            collectives: frame(collectives)?,
+            groups: frame(groups)?,
+            findings: frame(findings)?,
         })
     }
 
@@ -104,6 +105,25 @@ impl Tables {
         }
         Ok(context.execute(sql)?.collect()?)
     }
+}
+
+fn frame(table: columns::Table) -> Result<DataFrame, TableError> {
+    let columns = table.columns.into_iter();
+    let columns: Vec<Column> = columns
+        .map(|column| {
+            let name = column.name.into();
+            let series = match column.values {
+                Values::Int64(values) => Series::new(name, values),
+                Values::Float32(values) => Series::new(name, values),
+                Values::Float64(values) => Series::new(name, values),
+                Values::Bool(values) => Series::new(name, values),
+                Values::Text(values) => Series::new(name, values),
+            };
+            series.into()
+        })
+        .collect();
+    let height = columns.first().map_or(0, Column::len);
+    Ok(DataFrame::new(height, columns)?)
 }
 
 /// Writes one table.

@@ -1,26 +1,137 @@
-//! The rows and columns of the four tables.
+//! The records as four tables of columns: `entries` (one row per recorded operation), `collectives` (one per group and
+//! sequence number, joined over the ranks), `groups` and `findings`.
 //!
 //! Numbers are signed because queries subtract them; values beyond 63 bits are replaced by the largest one.
 
-use super::TableError;
-use polars::prelude::*;
 use rcomm_recorder::model::{Entry, EntryState, Peer, ProcessGroupInfo, Rank, Signature};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::Report;
+use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
-/// The column of the values that `pick` returns for each row.
-fn column<R, T, N: ?Sized>(rows: &[R], name: &str, pick: impl Fn(&R) -> T) -> Column
-where
-    Series: NamedFrom<Vec<T>, N>,
-{
-    let values: Vec<T> = rows.iter().map(pick).collect();
-    Series::new(name.into(), values).into()
+/// A table, all of whose columns have as many values as it has rows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Table {
+    /// `entries`, `collectives`, `groups` or `findings`.
+    pub name: &'static str,
+    /// The columns, in the order in which they are shown.
+    pub columns: Vec<Column>,
 }
 
-fn frame(columns: Vec<Column>) -> Result<DataFrame, TableError> {
-    let height = columns.first().map_or(0, Column::len);
-    Ok(DataFrame::new(height, columns)?)
+/// One column.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Column {
+    /// Its name.
+    pub name: &'static str,
+    /// One value for each row.
+    pub values: Values,
+}
+
+/// The values of a column: all of one type, `None` where nothing was recorded.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Values {
+    /// Integers of 64 bits.
+    Int64(Vec<Option<i64>>),
+    /// Floats of 32 bits.
+    Float32(Vec<Option<f32>>),
+    /// Floats of 64 bits.
+    Float64(Vec<Option<f64>>),
+    /// Truth values.
+    Bool(Vec<Option<bool>>),
+    /// Texts.
+    Text(Vec<Option<Cow<'static, str>>>),
+}
+
+/// A type of Rust whose values a column can have.
+trait Value: Sized {
+    fn values(all: impl Iterator<Item = Option<Self>>) -> Values;
+}
+
+impl Value for i64 {
+    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Int64(all.collect())
+    }
+}
+
+impl Value for f32 {
+    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Float32(all.collect())
+    }
+}
+
+impl Value for f64 {
+    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Float64(all.collect())
+    }
+}
+
+impl Value for bool {
+    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Bool(all.collect())
+    }
+}
+
+impl Value for String {
+    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Text(all.map(|it| it.map(Cow::Owned)).collect())
+    }
+}
+
+impl Value for &'static str {
+    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Text(all.map(|it| it.map(Cow::Borrowed)).collect())
+    }
+}
+
+/// All four tables.
+///
+/// Dumps whose rank is unknown have no value in the column `rank`.
+pub fn tables(dumps: &[Dump], report: &Report) -> [Table; 4] {
+    [
+        entries(dumps),
+        collectives(dumps),
+        groups(report),
+        findings(report),
+    ]
+}
+
+/// Writes all four tables as one JSON object, `rcomm.columns/1`: `tables` is a list of objects with `name` and `columns`,
+/// and a column has a `name` and `values`, an object whose one key is the type: `int64`, `float32`, `float64`, `bool` or
+/// `text`. Its value is the list of values, `null` where nothing was recorded.
+///
+/// # Errors
+///
+/// Those of `to`.
+pub fn write(dumps: &[Dump], report: &Report, to: &mut dyn Write) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Document {
+        schema: &'static str,
+        tables: [Table; 4],
+    }
+    let document = Document {
+        schema: "rcomm.columns/1",
+        tables: tables(dumps, report),
+    };
+    let mut buffered = io::BufWriter::new(to);
+    serde_json::to_writer(&mut buffered, &document)?;
+    buffered.write_all(b"\n")?;
+    buffered.flush()
+}
+
+/// The column of the values that `pick` returns for each row.
+fn column<R, T: Value>(rows: &[R], name: &'static str, pick: impl Fn(&R) -> Option<T>) -> Column {
+    Column {
+        name,
+        values: T::values(rows.iter().map(pick)),
+    }
+}
+
+/// As [`column`], where each row has a value.
+fn full<R, T: Value>(rows: &[R], name: &'static str, pick: impl Fn(&R) -> T) -> Column {
+    column(rows, name, |row| Some(pick(row)))
 }
 
 fn signed(number: impl TryInto<i64>) -> i64 {
@@ -88,24 +199,24 @@ fn rows(dumps: &[Dump]) -> Vec<Row<'_>> {
         .collect()
 }
 
-pub(super) fn entries(dumps: &[Dump]) -> Result<DataFrame, TableError> {
+fn entries(dumps: &[Dump]) -> Table {
     let rows = rows(dumps);
-    frame(vec![
+    let columns = vec![
         column(&rows, "rank", |row| row.dump.identity.rank.map(signed)),
         column(&rows, "host", |row| non_empty(&row.dump.identity.host)),
-        column(&rows, "record_id", |row| signed(row.entry.record_id)),
+        full(&rows, "record_id", |row| signed(row.entry.record_id)),
         column(&rows, "group_name", |row| {
             row.group().map(|group| group.name.clone())
         }),
         column(&rows, "group_desc", |row| {
             row.group().map(|group| group.desc.clone())
         }),
-        column(&rows, "collective_seq_id", |row| {
+        full(&rows, "collective_seq_id", |row| {
             signed(row.entry.collective_seq_id)
         }),
-        column(&rows, "p2p_seq_id", |row| signed(row.entry.p2p_seq_id)),
-        column(&rows, "op_id", |row| signed(row.entry.op_id)),
-        column(&rows, "op", |row| row.entry.op.name()),
+        full(&rows, "p2p_seq_id", |row| signed(row.entry.p2p_seq_id)),
+        full(&rows, "op_id", |row| signed(row.entry.op_id)),
+        full(&rows, "op", |row| row.entry.op.name()),
         column(&rows, "op_name", |row| non_empty(&row.signature()?.op_name)),
         column(&rows, "backend", |row| non_empty(&row.signature()?.backend)),
         column(&rows, "dtype", |row| {
@@ -125,9 +236,9 @@ pub(super) fn entries(dumps: &[Dump]) -> Result<DataFrame, TableError> {
         column(&rows, "reduce_op", |row| {
             row.entry.reduce_op.map(|op| op.name())
         }),
-        column(&rows, "state", |row| state_name(row.entry.state)),
-        column(&rows, "retired", |row| row.entry.retired),
-        column(&rows, "is_p2p", |row| row.entry.is_p2p),
+        full(&rows, "state", |row| state_name(row.entry.state)),
+        full(&rows, "retired", |row| row.entry.retired),
+        full(&rows, "is_p2p", |row| row.entry.is_p2p),
         column(&rows, "time_created_ns", |row| {
             recorded_time(row.entry.time_created_ns)
         }),
@@ -139,9 +250,13 @@ pub(super) fn entries(dumps: &[Dump]) -> Result<DataFrame, TableError> {
         }),
         column(&rows, "duration_ms", |row| row.entry.duration_ms),
         column(&rows, "graph_id", |row| row.entry.graph_id.map(signed)),
-        column(&rows, "timeout_ms", |row| signed(row.entry.timeout_ms)),
+        full(&rows, "timeout_ms", |row| signed(row.entry.timeout_ms)),
         column(&rows, "call_site", Row::call_site),
-    ])
+    ];
+    Table {
+        name: "entries",
+        columns,
+    }
 }
 
 /// A collective: group and sequence number.
@@ -184,7 +299,7 @@ impl Joined {
     }
 }
 
-pub(super) fn collectives(dumps: &[Dump]) -> Result<DataFrame, TableError> {
+fn collectives(dumps: &[Dump]) -> Table {
     let mut joined: BTreeMap<Instance<'_>, Joined> = BTreeMap::new();
     for row in rows(dumps) {
         let Some(group) = row.group() else { continue };
@@ -200,57 +315,69 @@ pub(super) fn collectives(dumps: &[Dump]) -> Result<DataFrame, TableError> {
         joined.entry(instance).or_default().add(&row);
     }
     let rows: Vec<_> = joined.into_iter().collect();
-    frame(vec![
-        column(&rows, "group_name", |(of, _)| of.name.to_owned()),
-        column(&rows, "group_desc", |(of, _)| of.desc.to_owned()),
-        column(&rows, "group_size", |(of, _)| signed(of.ranks.len())),
-        column(&rows, "collective_seq_id", |(of, _)| signed(of.seq)),
-        column(&rows, "op", |(_, row)| row.op),
-        column(&rows, "ranks_recorded", |(_, row)| signed(row.ranks.len())),
-        column(&rows, "ranks_completed", |(_, row)| {
+    let columns = vec![
+        full(&rows, "group_name", |(of, _)| of.name.to_owned()),
+        full(&rows, "group_desc", |(of, _)| of.desc.to_owned()),
+        full(&rows, "group_size", |(of, _)| signed(of.ranks.len())),
+        full(&rows, "collective_seq_id", |(of, _)| signed(of.seq)),
+        full(&rows, "op", |(_, row)| row.op),
+        full(&rows, "ranks_recorded", |(_, row)| signed(row.ranks.len())),
+        full(&rows, "ranks_completed", |(_, row)| {
             signed(row.ranks.values().filter(|completed| **completed).count())
         }),
         column(&rows, "max_input_bytes", |(_, row)| row.bytes),
         column(&rows, "first_created_ns", |(_, row)| row.first_created),
         column(&rows, "last_created_ns", |(_, row)| row.last_created),
         column(&rows, "max_duration_ms", |(_, row)| row.max_duration),
-    ])
+    ];
+    Table {
+        name: "collectives",
+        columns,
+    }
 }
 
-pub(super) fn groups(report: &Report) -> Result<DataFrame, TableError> {
+fn groups(report: &Report) -> Table {
     let rows = &report.groups;
-    frame(vec![
-        column(rows, "name", |it| it.group.name.clone()),
-        column(rows, "desc", |it| it.group.desc.clone()),
-        column(rows, "size", |it| signed(it.group.ranks.len())),
-        column(rows, "ranks_read", |it| signed(it.ranks_read)),
+    let columns = vec![
+        full(rows, "name", |it| it.group.name.clone()),
+        full(rows, "desc", |it| it.group.desc.clone()),
+        full(rows, "size", |it| signed(it.group.ranks.len())),
+        full(rows, "ranks_read", |it| signed(it.ranks_read)),
         column(rows, "backend", |it| non_empty(&it.backend)),
         column(rows, "last_seq", |it| it.last_seq.map(signed)),
         column(rows, "min_seq", |it| it.min_seq.map(signed)),
-        column(rows, "in_flight", |it| signed(it.in_flight)),
+        full(rows, "in_flight", |it| signed(it.in_flight)),
         column(rows, "lag_p50_ms", |it| it.lag_p50_ms),
         column(rows, "lag_p99_ms", |it| it.lag_p99_ms),
         column(rows, "busbw_gbs", |it| it.busbw_gbs),
-    ])
+    ];
+    Table {
+        name: "groups",
+        columns,
+    }
 }
 
-pub(super) fn findings(report: &Report) -> Result<DataFrame, TableError> {
+fn findings(report: &Report) -> Table {
     let rows = &report.findings;
     let list = |ranks: &[Rank]| {
         let ranks: Vec<String> = ranks.iter().map(Rank::to_string).collect();
         ranks.join(" ")
     };
-    frame(vec![
-        column(rows, "id", |it| signed(it.id)),
-        column(rows, "code", |it| it.code.id()),
-        column(rows, "name", |it| it.name.clone()),
-        column(rows, "confidence", |it| it.confidence),
-        column(rows, "culprit_ranks", |it| list(&it.culprit_ranks)),
+    let columns = vec![
+        full(rows, "id", |it| signed(it.id)),
+        full(rows, "code", |it| it.code.id()),
+        full(rows, "name", |it| it.name.clone()),
+        full(rows, "confidence", |it| it.confidence),
+        full(rows, "culprit_ranks", |it| list(&it.culprit_ranks)),
         column(rows, "group_desc", |it| {
             it.group.as_ref().map(|group| group.desc.clone())
         }),
         column(rows, "seq", |it| it.seq.map(signed)),
         column(rows, "caused_by", |it| it.caused_by.map(signed)),
-        column(rows, "sentence", |it| it.sentence.clone()),
-    ])
+        full(rows, "sentence", |it| it.sentence.clone()),
+    ];
+    Table {
+        name: "findings",
+        columns,
+    }
 }

@@ -10,8 +10,8 @@ use rcomm_recorder::model::ReduceOp;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A matrix is compressed only if that sends at most this part of it (1 / `LEAST_GAIN`).
-const LEAST_GAIN: usize = 2;
+/// A matrix is compressed only if both factors together have at most one `MIN_GAIN`-th of its elements.
+const MIN_GAIN: usize = 2;
 /// Added to the length of a column before the division by it, so that a column of zeros stays one.
 const TINY: f32 = 1e-8;
 
@@ -25,13 +25,18 @@ const TINY: f32 = 1e-8;
 /// for Distributed Optimization", NeurIPS 2019. Matrices are computed in `f32`; memory: one `f32` for each element of a
 /// compressed parameter.
 ///
-/// A hook belongs to one reducer. The averaging waits for its second operation while it is called.
+/// A hook belongs to one reducer. The [`Averaging`] of a bucket issues the operation on Q, and waits for it, when the
+/// reducer calls it at the end of the step.
 pub struct PowerSgdHook {
+    /// The rank of the matrices, not of the process.
     rank: usize,
+    /// How many steps are averaged without compression.
     start: u64,
+    /// The number of the current step, from 1.
     step: u64,
-    /// The number of the bucket before.
+    /// The number of the bucket that was passed last.
     last: usize,
+    /// By parameter: rows and columns; `None` if it is not compressed.
     shapes: Vec<Option<(usize, usize)>>,
     /// By parameter.
     states: Arc<Mutex<HashMap<usize, LowRank>>>,
@@ -50,8 +55,8 @@ struct LowRank {
 }
 
 impl PowerSgdHook {
-    /// Compresses matrices to this rank (1 to 4 in most uses) after `start` steps, in which gradients are averaged as
-    /// they are. `parameters` are those of the reducer.
+    /// Compresses matrices to the matrix rank `rank` (1 to 4 in most uses) after `start` steps, in which gradients are
+    /// averaged as they are. `parameters` are those of the reducer.
     ///
     /// # Errors
     /// `InvalidArgument` if `rank` is 0, or a shape does not fit in memory.
@@ -77,7 +82,7 @@ impl PowerSgdHook {
             };
             let columns = len / rows;
             let sent = (rows + columns).saturating_mul(rank);
-            let is_worth_it = sent.saturating_mul(LEAST_GAIN) <= len;
+            let is_worth_it = sent.saturating_mul(MIN_GAIN) <= len;
             shapes.push(is_worth_it.then_some((rows, columns)));
         }
         Ok(Self {
@@ -90,7 +95,7 @@ impl PowerSgdHook {
         })
     }
 
-    /// How many of the parameters are compressed.
+    /// How many of the parameters the hook compresses.
     pub fn compressed(&self) -> usize {
         self.shapes.iter().flatten().count()
     }

@@ -1,11 +1,11 @@
-//! [`Monitor`]: state that threads share under a lock, and changes of which they wait for.
+//! [`Monitor`]: state that threads share under a lock, and whose changes they can wait for.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// What a [`Monitor`] does, so that a model can put other locks in its place.
 pub(crate) trait Shared<T> {
-    /// Uses the state under the lock, and wakes nobody.
+    /// Uses the state under the lock, and wakes no thread.
     fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R;
 
     /// Wakes all waiting threads, which look at the state again.
@@ -69,7 +69,7 @@ impl<T> Shared<T> for Monitor<T> {
 #[cfg(test)]
 pub(crate) mod model {
     //! Locks of loom in place of a [`Monitor`](super::Monitor)'s. A wait has no time-out there, so a thread that
-    //! nobody wakes is a deadlock, which loom reports.
+    //! is never woken is a deadlock, which loom reports.
 
     use super::Shared;
     use loom::sync::{Condvar, Mutex};
@@ -100,9 +100,9 @@ pub(crate) mod model {
     }
 
     /// Wakes no thread.
-    pub(crate) struct Nobody;
+    pub(crate) struct NoThread;
 
-    impl Wakes for Nobody {
+    impl Wakes for NoThread {
         fn wake(_: &Condvar) {}
     }
 

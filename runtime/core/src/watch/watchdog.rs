@@ -373,7 +373,7 @@ impl Rounds {
         if !self.ring_truncated && self.broadcast.recorder().is_truncated() {
             self.ring_truncated = true;
             tracing::warn!(
-                "someone has truncated this rank's ring: readers from outside no longer have its record, only its \
+                "another process has truncated this rank's ring: readers from outside no longer have its record, only its \
                  dumps and its endpoint"
             );
         }

@@ -4,7 +4,7 @@
 use super::{Fault, Inbox, Requests};
 use crate::op::error::{Error, ErrorKind};
 use crate::op::info::OpInfo;
-use crate::op::monitor::model::{All, Model, Nobody, Wakes, count_orders};
+use crate::op::monitor::model::{All, Model, NoThread, Wakes, count_orders};
 
 use rcomm_recorder::model::OpType;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -67,7 +67,7 @@ fn the_watchdog_finds_every_fault_once_and_ends() {
 }
 
 #[test]
-fn an_inbox_that_wakes_nobody_fails_the_model() {
-    let nobody = catch_unwind(AssertUnwindSafe(every_fault_is_found::<Nobody>));
-    assert!(nobody.is_err());
+fn an_inbox_that_wakes_no_thread_fails_the_model() {
+    let none = catch_unwind(AssertUnwindSafe(every_fault_is_found::<NoThread>));
+    assert!(none.is_err());
 }

@@ -281,7 +281,7 @@ impl Rendezvous {
                     self.job
                 )));
             }
-            let told = format!(
+            let refusal = format!(
                 "rank {} was given a world size of {}, another rank of job {job:?} one of {size}",
                 self.rank, self.world_size
             );
@@ -289,10 +289,10 @@ impl Rendezvous {
             // already published.
             if size.parse().is_ok_and(|size: u32| self.rank < size) {
                 let waited_for = format!("rcomm/{}/{ALL_HERE}", self.attempt);
-                store.compare_set(&waited_for, b"", told.as_bytes())?;
+                store.compare_set(&waited_for, b"", refusal.as_bytes())?;
             }
             store.add(&format!("rcomm/{}/{REFUSAL_READ}", self.attempt), 1)?;
-            return Err(refused(told));
+            return Err(refused(refusal));
         }
         if *times > 1 {
             return Err(refused(format!(
@@ -306,7 +306,9 @@ impl Rendezvous {
 
 /// The keys that a rank writes to the store when it checks in.
 pub(crate) struct CheckInKeys {
+    /// The key that holds the job's name and world size.
     job: String,
+    /// The key that counts how often this rank was started.
     rank: String,
     /// The value to write under `job` if that key is absent.
     held: String,
@@ -333,17 +335,17 @@ mod tests {
     use super::*;
     use crate::store::HashStore;
 
-    fn place() -> Rendezvous {
-        let mut place = Rendezvous::explicit(3, 8, "node0", 29500).unwrap();
-        place.job = "train".to_owned();
-        place
+    fn rendezvous() -> Rendezvous {
+        let mut rendezvous = Rendezvous::explicit(3, 8, "node0", 29500).unwrap();
+        rendezvous.job = "train".to_owned();
+        rendezvous
     }
 
     #[test]
-    fn explicit_place_is_checked() {
+    fn an_explicit_rendezvous_is_checked() {
         let wrong = |rank, world_size, port| {
-            let place = Rendezvous::explicit(rank, world_size, "node0", port);
-            place.expect_err("wrong").to_string()
+            let rendezvous = Rendezvous::explicit(rank, world_size, "node0", port);
+            rendezvous.expect_err("wrong").to_string()
         };
         assert_eq!(
             wrong(2, 2, 1),
@@ -359,9 +361,9 @@ mod tests {
     #[test]
     fn second_start_of_a_rank_is_refused() {
         let store = HashStore::new();
-        let place = place();
-        place.check_in(&store).unwrap();
-        let again = place.check_in(&store).expect_err("started twice");
+        let rendezvous = rendezvous();
+        rendezvous.check_in(&store).unwrap();
+        let again = rendezvous.check_in(&store).expect_err("started twice");
         assert_eq!(
             again.to_string(),
             "rank 3 of job \"train\" was started 2 times"
@@ -369,7 +371,7 @@ mod tests {
         // The next attempt uses other keys, also where the launcher's store outlives the attempt.
         let restarted = Rendezvous {
             attempt: 3,
-            ..place
+            ..rendezvous
         };
         restarted.check_in(&store).unwrap();
     }
@@ -377,12 +379,12 @@ mod tests {
     #[test]
     fn other_world_size_and_other_job_are_refused() {
         let store = HashStore::new();
-        let place = place();
-        place.check_in(&store).unwrap();
+        let rendezvous = rendezvous();
+        rendezvous.check_in(&store).unwrap();
         let other = Rendezvous {
             rank: 4,
             world_size: 16,
-            ..place.clone()
+            ..rendezvous.clone()
         };
         assert_eq!(
             other
@@ -393,7 +395,7 @@ mod tests {
         );
         let other = Rendezvous {
             job: "eval".to_owned(),
-            ..place
+            ..rendezvous
         };
         assert_eq!(
             other.check_in(&store).expect_err("jobs differ").to_string(),

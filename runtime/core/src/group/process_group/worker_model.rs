@@ -2,7 +2,7 @@
 //! detected.
 
 use super::JobQueue;
-use crate::op::monitor::model::{All, Model, Nobody, One, Wakes, count_orders};
+use crate::op::monitor::model::{All, Model, NoThread, One, Wakes, count_orders};
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,8 +44,8 @@ fn what_is_queued_is_done_once_before_drain_returns() {
 fn a_queue_that_wakes_one_thread_or_none_fails_the_model() {
     let one = catch_unwind(AssertUnwindSafe(jobs_are_done_after_drain::<One>));
     assert!(one.is_err());
-    let nobody = catch_unwind(AssertUnwindSafe(jobs_are_done_after_drain::<Nobody>));
-    assert!(nobody.is_err());
+    let none = catch_unwind(AssertUnwindSafe(jobs_are_done_after_drain::<NoThread>));
+    assert!(none.is_err());
 }
 
 #[test]

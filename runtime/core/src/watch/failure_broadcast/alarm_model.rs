@@ -57,10 +57,10 @@ fn two_failures_are_one_alarm(is_atomic: bool) -> usize {
             }
         };
         let (first, second) = (raise(0), loom::thread::spawn(raise(1)));
-        let told = [first(), second.join().expect("no panic")];
+        let results = [first(), second.join().expect("no panic")];
         let cause = store.store.get("rcomm/cause/0/1", Duration::ZERO);
         let cause = String::from_utf8(cause.expect("a cause")).expect("text");
-        for (rank, (alarm, announced)) in told.into_iter().enumerate() {
+        for (rank, (alarm, announced)) in results.into_iter().enumerate() {
             assert_eq!(alarm, 1);
             let own = format!("rank {rank}: late");
             assert_eq!(announced, (cause != own).then(|| cause.clone()));

@@ -8,9 +8,9 @@ use rcomm_recorder::record::{Placement, RecorderConfig};
 use std::sync::mpsc;
 
 /// A dump writer that sends each dump's reason, and whether the flag was set by then.
-struct Send(mpsc::Sender<(String, bool)>, Arc<dyn Store>);
+struct ReasonSender(mpsc::Sender<(String, bool)>, Arc<dyn Store>);
 
-impl DumpWriter for Send {
+impl DumpWriter for ReasonSender {
     fn write(&self, dump: &Dump) -> Result<String> {
         let flag = self.1.check(&[FLAG])?;
         let _ = self.0.send((dump.identity.reason.clone(), flag));
@@ -19,7 +19,7 @@ impl DumpWriter for Send {
 }
 
 /// The failure broadcast of one rank over this store, without a watchdog. The receiver gets this rank's
-/// dumps, as [`Send`] sends them.
+/// dumps, as [`ReasonSender`] sends them.
 pub(crate) fn broadcast(
     rank: u32,
     store: &Arc<impl Store + 'static>,
@@ -30,7 +30,7 @@ pub(crate) fn broadcast(
     ResponderThread,
 ) {
     let (sender, dumped) = mpsc::channel();
-    let writer = Box::new(Send(sender, store.clone()));
+    let writer = Box::new(ReasonSender(sender, store.clone()));
     let (broadcast, thread) = broadcast_to(writer, rank, store, interval);
     (broadcast, dumped, thread)
 }
@@ -185,8 +185,8 @@ fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
 /// A store with a function that runs before each operation, and one that runs after each change.
 pub(super) struct Hooked {
     pub(super) store: HashStore,
-    pub(super) before: Box<dyn Fn() + std::marker::Send + Sync>,
-    pub(super) after: Box<dyn Fn(&HashStore) + std::marker::Send + Sync>,
+    pub(super) before: Box<dyn Fn() + Send + Sync>,
+    pub(super) after: Box<dyn Fn(&HashStore) + Send + Sync>,
     /// Whether [`Store::compare_set`] is one operation, as it must be.
     pub(super) is_atomic: bool,
 }

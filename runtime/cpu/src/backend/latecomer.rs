@@ -10,7 +10,7 @@
 //! looked at once more before it is `Ok`.
 
 use super::group::CpuGroup;
-use super::note::find_giver;
+use super::note::find_rank_that_gave_up;
 use crate::wait::Failure;
 use rcomm_core::backend::Call;
 use rcomm_core::store::{Store, StoreQuery};
@@ -139,7 +139,7 @@ impl CpuGroup {
             true => return Ok(()),
         };
         let turn = call.turn;
-        let look = move |store: &dyn Store| find_giver(store, turn, &closed);
+        let look = move |store: &dyn Store| find_rank_that_gave_up(store, turn, &closed);
         match StoreQuery::ask_within(&self.store, limit, look) {
             Some(Ok(Some(rank))) => Err(self.fail(Failure::Gone(rank, None))),
             // Members that have left in order have closed their connections too, and their store may have ended.

@@ -5,9 +5,9 @@ use rcomm_core::{Error, Result};
 use rcomm_recorder::model::Rank;
 use std::time::Duration;
 
-/// The key of the rank that was the first to leave its note, 4 bytes in little-endian order.
-const FIRST_GIVER: &str = "first_gave_up";
-/// How long a note is waited for that was found a moment ago.
+/// The key under which the store holds the rank that was the first to leave a note: 4 bytes in little-endian order.
+const FIRST_TO_GIVE_UP: &str = "first_gave_up";
+/// How long the store may take to return a value that it has.
 const READ_TIME: Duration = Duration::from_millis(500);
 /// The largest number of members whose notes are looked for.
 const MAX_LOOKED_FOR: usize = 64;
@@ -18,7 +18,7 @@ pub(crate) struct Note {
     /// The turn of the first collective that did not end on this rank; those before it did. 0, which is before all, if
     /// the note cannot be read.
     pub(crate) first_turn: u64,
-    /// The note of an [`Error`].
+    /// The error with which it gave up, as [`Error::to_note`] encodes it.
     reason: Vec<u8>,
 }
 
@@ -48,7 +48,7 @@ impl Note {
     pub(crate) fn publish(&self, store: &dyn Store, own: Rank) -> Result<()> {
         let bytes = [&self.first_turn.to_le_bytes()[..], &self.reason].concat();
         store.set(&key(own), &bytes)?;
-        store.compare_set(FIRST_GIVER, b"", &own.to_le_bytes())?;
+        store.compare_set(FIRST_TO_GIVE_UP, b"", &own.to_le_bytes())?;
         Ok(())
     }
 
@@ -69,11 +69,15 @@ impl Note {
 
 /// Returns a member that gave up the collective of this turn, or one before it: the first that gave up at all, or one
 /// of `closed`, the members whose connections have ended.
-pub(crate) fn find_giver(store: &dyn Store, turn: u64, closed: &[Rank]) -> Result<Option<Rank>> {
-    if !store.check(&[FIRST_GIVER])? {
+pub(crate) fn find_rank_that_gave_up(
+    store: &dyn Store,
+    turn: u64,
+    closed: &[Rank],
+) -> Result<Option<Rank>> {
+    if !store.check(&[FIRST_TO_GIVE_UP])? {
         return Ok(None);
     }
-    let first = store.get(FIRST_GIVER, READ_TIME)?;
+    let first = store.get(FIRST_TO_GIVE_UP, READ_TIME)?;
     let first = first.first_chunk().map(|bytes| Rank::from_le_bytes(*bytes));
     let closed = closed.iter().copied().take(MAX_LOOKED_FOR);
     for rank in first.into_iter().chain(closed) {
@@ -96,16 +100,16 @@ mod tests {
     use rcomm_core::store::HashStore;
 
     #[test]
-    fn only_a_collective_that_its_member_did_not_end_has_a_giver() {
+    fn a_rank_is_found_only_for_collectives_that_it_did_not_end() {
         let store = HashStore::new();
-        assert_eq!(find_giver(&store, 9, &[0, 1]).unwrap(), None);
+        assert_eq!(find_rank_that_gave_up(&store, 9, &[0, 1]).unwrap(), None);
         let error = Error::new(ErrorKind::Aborted, "by hand");
         Note::new(5, &error, 2).publish(&store, 2).unwrap();
         Note::new(4, &error, 1).publish(&store, 1).unwrap();
-        assert_eq!(find_giver(&store, 3, &[1, 2]).unwrap(), None);
-        assert_eq!(find_giver(&store, 4, &[0]).unwrap(), None);
-        assert_eq!(find_giver(&store, 4, &[0, 1]).unwrap(), Some(1));
-        assert_eq!(find_giver(&store, 5, &[]).unwrap(), Some(2));
+        assert_eq!(find_rank_that_gave_up(&store, 3, &[1, 2]).unwrap(), None);
+        assert_eq!(find_rank_that_gave_up(&store, 4, &[0]).unwrap(), None);
+        assert_eq!(find_rank_that_gave_up(&store, 4, &[0, 1]).unwrap(), Some(1));
+        assert_eq!(find_rank_that_gave_up(&store, 5, &[]).unwrap(), Some(2));
     }
 
     #[test]

@@ -292,15 +292,15 @@ mod tests {
         let registry = Arc::new(Registry::default());
         let other = Region::create(8192).unwrap();
         let region = other.handle();
-        let honest = Offer { region, start: 0 };
+        let valid = Offer { region, start: 0 };
         let len = 1 << 20;
-        let lie = Offer {
+        let too_large = Offer {
             region: RegionHandle { len, ..region },
             start: 8192,
         };
         let offered = |offer| word(&Offer::encode(Some(offer)));
         let mut pair = Pair {
-            words: vec![offered(&honest), word(&[1]), offered(&lie)],
+            words: vec![offered(&valid), word(&[1]), offered(&too_large)],
             shown: [[0; INLINE]; 2],
         };
         let need = Some(Need {

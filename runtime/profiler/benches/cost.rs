@@ -1,14 +1,14 @@
-//! Costs of the plug-in for NCCL: the time of an operation with all its events, as NCCL 2.29 and later report them,
-//! compared with a plug-in that does nothing and one that prints a line for each event; and the memory of a
-//! communicator.
+//! Costs of the plug-in for NCCL: the time of the events of one operation, as NCCL 2.29 and later report them, for each
+//! choice of events in `RCOMM_NCCL_EVENTS`, compared with a plug-in that does nothing and one that prints a line for
+//! each event; and the memory of a communicator.
 //!
-//! `cargo bench -p rcomm-nccl-profiler`. Calls go through tables of functions, as in NCCL.
+//! `cargo bench -p rcomm-nccl-profiler`. Calls go through pointers to functions, as in NCCL.
 
 #![allow(clippy::print_stdout, missing_docs)]
 
 use rcomm_nccl_profiler::abi::{
     Coll, CollApi, CollV5, DescriptorV5, FactsV5, GroupApi, InitV5, KernelCh, Profiler, ProxyOp,
-    event,
+    event, state,
 };
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
@@ -133,7 +133,8 @@ impl Plugin {
         unsafe { (self.stop)(black_box(handle)) };
     }
 
-    /// Reports one operation. Returns the time of the calling thread's events and of the proxy thread's, in ns.
+    /// Reports one operation. Returns the time of the events that NCCL reports on the calling thread, and of those that
+    /// it reports on its proxy thread, in ns; here one thread reports all.
     fn operation(&self, shape: Shape) -> (u64, u64) {
         let started = Instant::now();
         let group_api = GroupApi {
@@ -195,7 +196,7 @@ impl Plugin {
                 let mut timer = 2_u64;
                 // SAFETY: the argument of this state is a clock of eight bytes, which lives until the call
                 // returns.
-                unsafe { (self.record)(kernel, 22, (&raw mut timer).cast()) };
+                unsafe { (self.record)(kernel, state::KERNEL_CH_STOP, (&raw mut timer).cast()) };
                 self.stop(kernel);
             }
         }
@@ -243,8 +244,9 @@ fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize, nothing: Op
     both
 }
 
+/// The plug-in of this crate. It reads its choice of events once in a process, so each choice needs a process of its
+/// own: this one was started with `mask`.
 fn ours(mask: &str) -> Plugin {
-    // Each mask needs a process of its own; this one was started with this mask.
     assert_eq!(std::env::var("RCOMM_NCCL_EVENTS").as_deref(), Ok(mask));
     let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
     let mut context = null_mut();
@@ -266,6 +268,7 @@ fn ours(mask: &str) -> Plugin {
     Plugin::of(table, context)
 }
 
+/// Choices of events as `RCOMM_NCCL_EVENTS` names them, and whether NCCL then reports kernels and transfers.
 const MASKS: [(&str, bool, bool); 3] = [
     ("calls", false, false),
     ("channels", true, false),
@@ -273,7 +276,7 @@ const MASKS: [(&str, bool, bool); 3] = [
 ];
 const ROUNDS: usize = 40_000;
 
-/// KiB of memory that the process holds, shared memory included.
+/// KiB of memory that the process holds, shared memory included, on a system with pages of 4 KiB.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("proc");
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok());

@@ -181,8 +181,8 @@ unsafe fn init(
 /// # Safety
 /// `mask` is null or valid for writes.
 unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
+    static PRINTED: AtomicBool = AtomicBool::new(false);
+    if !PRINTED.swap(true, Ordering::Relaxed) {
         guarded((), || {
             print_line(
                 "records nothing: this version of NCCL is older than 2.26, the first whose interface has what it needs",

@@ -5,7 +5,7 @@ use libloading::Library;
 use rcomm_nccl_profiler::abi::{
     Coll, CollApi, CollV5, DescriptorV3, DescriptorV4, DescriptorV5, FactsV3, FactsV4, FactsV5,
     GroupApi, InitV3, InitV4, InitV5, KernelCh, NamedColl, NamedP2p, P2p, P2pApi, P2pV5, Profiler,
-    ProxyOp, ProxyStep, event,
+    ProxyOp, ProxyStep, event, state,
 };
 use std::ffi::{CStr, CString, c_int, c_void};
 #[cfg(not(fuzzing))]
@@ -387,7 +387,7 @@ impl Plugin {
 
     pub(crate) fn kernel_ends(&self, handle: Handle, timer: u64) {
         if self.version > 3 {
-            self.record(handle, 22, timer, 0);
+            self.record(handle, state::KERNEL_CH_STOP, timer, 0);
         }
         self.stop(handle);
     }

@@ -165,8 +165,8 @@ fn one_size<T: Whole>(
     } else {
         1.0
     };
-    let bystander = operation == Operation::SendRecv && group.rank() > 1;
-    let mut times = if bystander {
+    let takes_no_part = operation == Operation::SendRecv && group.rank() > 1;
+    let mut times = if takes_no_part {
         [0.0; 6]
     } else {
         [

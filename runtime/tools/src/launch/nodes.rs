@@ -246,12 +246,12 @@ impl Nodes {
             return Ok(wants);
         }
         let own = format!("restart/{}/{}", self.attempt, self.node_rank);
-        let told = self.keys.set(&own, if wants { b"yes" } else { b"no" });
+        let published = self.keys.set(&own, if wants { b"yes" } else { b"no" });
         if !wants {
             // The store may have failed; this node leaves in any case.
             return Ok(false);
         }
-        told?;
+        published?;
         let all = (0..self.nnodes).map(|node| format!("restart/{}/{node}", self.attempt));
         let all: Vec<String> = all.collect();
         let all: Vec<&str> = all.iter().map(String::as_str).collect();

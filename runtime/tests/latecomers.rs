@@ -1,7 +1,7 @@
 //! A rank that comes after the others have given up the group is refused: whatever operation it calls, and however
-//! little that needs of the others. The same over both transports, and whichever rank is late.
+//! little that needs of the others. Both transports are tested, and a first and a last rank that is late.
 //!
-//! Ranks are processes: this program starts itself once for each rank. A job goes through all scenes, each in a group
+//! Ranks are processes: this program starts itself once for each rank. A job goes through all cases, each in a group
 //! of its own.
 #![allow(clippy::unwrap_used)]
 
@@ -12,20 +12,20 @@ use rcomm::{Buffer, Config, Op, ReduceOp, Result};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// For how long the ranks that are in time wait for the late one.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// The time-out of the ranks that are in time.
+const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// For how long the late rank waits; it may have to wait for connections that the others do not open any more.
-const LATE_PATIENCE: Duration = Duration::from_secs(1);
+/// The time-out of the late rank; it may have to wait for connections that the others do not open any more.
+const LATE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the ranks do in a scene.
+/// What the ranks do in a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Act {
+enum Call {
     AllReduce,
     Barrier,
-    /// From the late rank.
+    /// A broadcast from the late rank.
     BroadcastFromLate,
-    /// To the late rank, among others.
+    /// A broadcast to the late rank and others.
     BroadcastToLate,
     ReduceToLate,
     ReduceFromLate,
@@ -33,36 +33,40 @@ enum Act {
     SendLate,
     /// The late rank receives a small message, which was sent before its sender gave up.
     ReceiveLate,
-    /// The same from any rank.
+    /// As [`Self::ReceiveLate`], but it receives from any rank.
     ReceiveAnyLate,
 }
 
-const ACTS: [Act; 9] = [
-    Act::AllReduce,
-    Act::Barrier,
-    Act::BroadcastFromLate,
-    Act::BroadcastToLate,
-    Act::ReduceToLate,
-    Act::ReduceFromLate,
-    Act::SendLate,
-    Act::ReceiveLate,
-    Act::ReceiveAnyLate,
+const CALLS: [Call; 9] = [
+    Call::AllReduce,
+    Call::Barrier,
+    Call::BroadcastFromLate,
+    Call::BroadcastToLate,
+    Call::ReduceToLate,
+    Call::ReduceFromLate,
+    Call::SendLate,
+    Call::ReceiveLate,
+    Call::ReceiveAnyLate,
 ];
 
 #[derive(Clone, Copy, Debug)]
-struct Scene {
-    act: Act,
+struct Case {
+    call: Call,
     late: u32,
     /// Whether the group has run operations before, so that its connections are open.
     is_used: bool,
 }
 
-fn scenes(ranks: u32) -> Vec<Scene> {
+fn cases(ranks: u32) -> Vec<Case> {
     let mut all = Vec::new();
-    for act in ACTS {
+    for call in CALLS {
         for late in [0, ranks - 1] {
             for is_used in [true, false] {
-                all.push(Scene { act, late, is_used });
+                all.push(Case {
+                    call,
+                    late,
+                    is_used,
+                });
             }
         }
     }
@@ -95,44 +99,44 @@ fn message(group: &mut Group, time: Duration, sends: bool, peer: Option<u32>) ->
     group.run_within(time, &mut op).map(drop)
 }
 
-/// Runs the operation of a scene on one rank, to its outcome.
-fn perform(scene: Scene, group: &mut Group, rank: u32, ranks: u32) -> Result<()> {
-    let time = match rank == scene.late {
-        true => LATE_PATIENCE,
-        false => PATIENCE,
+/// Runs the operation of a case on one rank, to its outcome.
+fn run(case: Case, group: &mut Group, rank: u32, ranks: u32) -> Result<()> {
+    let time = match rank == case.late {
+        true => LATE_TIMEOUT,
+        false => TIMEOUT,
     };
-    let other = (scene.late + 1) % ranks;
+    let other = (case.late + 1) % ranks;
     let mut data = [1f32; 8];
-    let root = match scene.act {
-        Act::BroadcastFromLate | Act::ReduceToLate => scene.late,
+    let root = match case.call {
+        Call::BroadcastFromLate | Call::ReduceToLate => case.late,
         _ => other,
     };
     let buffer = Buffer::from_mut(&mut data);
-    match scene.act {
-        Act::AllReduce => all_reduce(group, time),
-        Act::Barrier => group.run_within(time, &mut Op::Barrier).map(drop),
-        Act::BroadcastFromLate | Act::BroadcastToLate => {
+    match case.call {
+        Call::AllReduce => all_reduce(group, time),
+        Call::Barrier => group.run_within(time, &mut Op::Barrier).map(drop),
+        Call::BroadcastFromLate | Call::BroadcastToLate => {
             let mut op = Op::Broadcast { buffer, root };
             group.run_within(time, &mut op).map(drop)
         }
-        Act::ReduceToLate | Act::ReduceFromLate => {
+        Call::ReduceToLate | Call::ReduceFromLate => {
             let op = ReduceOp::Sum.into();
             let mut op = Op::Reduce { buffer, op, root };
             group.run_within(time, &mut op).map(drop)
         }
-        Act::SendLate if rank == scene.late => message(group, time, true, Some(other)),
-        Act::SendLate if rank == other => message(group, time, false, Some(scene.late)),
-        Act::ReceiveLate if rank == scene.late => message(group, time, false, Some(other)),
-        Act::ReceiveAnyLate if rank == scene.late => message(group, time, false, None),
-        Act::ReceiveLate | Act::ReceiveAnyLate if rank == other => {
+        Call::SendLate if rank == case.late => message(group, time, true, Some(other)),
+        Call::SendLate if rank == other => message(group, time, false, Some(case.late)),
+        Call::ReceiveLate if rank == case.late => message(group, time, false, Some(other)),
+        Call::ReceiveAnyLate if rank == case.late => message(group, time, false, None),
+        Call::ReceiveLate | Call::ReceiveAnyLate if rank == other => {
             // Complete as far as the sender is concerned; what it waits for next is not.
-            let sent = message(group, time, true, Some(scene.late));
-            if scene.is_used || rank > scene.late {
+            let sent = message(group, time, true, Some(case.late));
+            if case.is_used || rank > case.late {
                 sent.unwrap();
             }
             all_reduce(group, time)
         }
-        Act::SendLate | Act::ReceiveLate | Act::ReceiveAnyLate => all_reduce(group, time),
+        Call::SendLate | Call::ReceiveLate | Call::ReceiveAnyLate => all_reduce(group, time),
     }
 }
 
@@ -149,29 +153,29 @@ fn rank_process() {
         _ => None,
     });
     let own = Rank::open(&folder, (rank, ranks), config.unwrap());
-    let said = |number: usize, rank: u32| format!("said/{number}/{rank}");
+    let key = |number: usize, rank: u32| format!("outcomes/{number}/{rank}");
     let mut groups = Vec::new();
-    for (number, &scene) in scenes(ranks).iter().enumerate() {
+    for (number, &case) in cases(ranks).iter().enumerate() {
         let mut group = own.connect(number as u64 + 1);
-        if scene.is_used {
+        if case.is_used {
             all_reduce(&mut group, DEADLINE).unwrap();
-            let next = (scene.late + 1) % ranks;
-            if rank == scene.late || rank == next {
-                let peer = if rank == next { scene.late } else { next };
+            let next = (case.late + 1) % ranks;
+            if rank == case.late || rank == next {
+                let peer = if rank == next { case.late } else { next };
                 message(&mut group, DEADLINE, rank == next, Some(peer)).unwrap();
                 message(&mut group, DEADLINE, rank != next, Some(peer)).unwrap();
             }
         }
-        if rank == scene.late {
+        if rank == case.late {
             let others = (0..ranks).filter(|&other| other != rank);
-            let keys: Vec<String> = others.map(|other| said(number, other)).collect();
+            let keys: Vec<String> = others.map(|other| key(number, other)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             own.store.wait(&keys, DEADLINE).unwrap();
         }
-        let outcome = perform(scene, &mut group, rank, ranks);
+        let outcome = run(case, &mut group, rank, ranks);
         let text = outcome.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
-        own.store.set(&said(number, rank), text.as_bytes()).unwrap();
-        // A group that is dropped closes its connections: what is tested is one that was given up.
+        own.store.set(&key(number, rank), text.as_bytes()).unwrap();
+        // The group is kept, since dropping it would close its connections: given up groups keep them.
         groups.push(group);
     }
     own.store.set(&format!("end/{rank}"), b"").unwrap();
@@ -180,7 +184,7 @@ fn rank_process() {
     own.store.wait(&ends, DEADLINE).unwrap();
 }
 
-fn refuses_latecomers(transport: &str, ranks: u32) {
+fn check_that_latecomers_are_refused(transport: &str, ranks: u32) {
     let folder = tempfile::tempdir().unwrap();
     let start = |rank| {
         let mut command = job::rank_of(folder.path(), rank);
@@ -196,13 +200,13 @@ fn refuses_latecomers(transport: &str, ranks: u32) {
     }
     let store = job::store(folder.path());
     let mut wrong = String::new();
-    for (number, scene) in scenes(ranks).iter().enumerate() {
+    for (number, case) in cases(ranks).iter().enumerate() {
         for rank in 0..ranks {
-            let said = store
-                .get(&format!("said/{number}/{rank}"), DEADLINE)
+            let outcome = store
+                .get(&format!("outcomes/{number}/{rank}"), DEADLINE)
                 .unwrap();
-            if said == b"ok" {
-                wrong.push_str(&format!("{scene:?}: rank {rank} completed\n"));
+            if outcome == b"ok" {
+                wrong.push_str(&format!("{case:?}: rank {rank} completed\n"));
             }
         }
     }
@@ -210,21 +214,21 @@ fn refuses_latecomers(transport: &str, ranks: u32) {
 }
 
 #[test]
-fn two_ranks_over_shared_memory() {
-    refuses_latecomers("shm", 2);
+fn two_ranks_over_shared_memory_refuse_latecomers() {
+    check_that_latecomers_are_refused("shm", 2);
 }
 
 #[test]
-fn two_ranks_over_tcp() {
-    refuses_latecomers("tcp", 2);
+fn two_ranks_over_tcp_refuse_latecomers() {
+    check_that_latecomers_are_refused("tcp", 2);
 }
 
 #[test]
-fn four_ranks_over_shared_memory() {
-    refuses_latecomers("shm", 4);
+fn four_ranks_over_shared_memory_refuse_latecomers() {
+    check_that_latecomers_are_refused("shm", 4);
 }
 
 #[test]
-fn four_ranks_over_tcp() {
-    refuses_latecomers("tcp", 4);
+fn four_ranks_over_tcp_refuse_latecomers() {
+    check_that_latecomers_are_refused("tcp", 4);
 }

@@ -1,4 +1,4 @@
-//! A step of the reducer allocates nothing of its own, and copies no gradient: measured against its bare operations.
+//! A step of the reducer allocates no more memory than its operations alone: it has no copies of the gradients.
 #![allow(clippy::unwrap_used)]
 
 use allocation_counter::{AllocationInfo, measure};
@@ -50,7 +50,7 @@ fn a_step_allocates_no_more_than_its_operations() {
     });
     assert!(
         bare.count_total > 0,
-        "an operation allocates, so the counter does not work"
+        "the counter must see that an operation allocates"
     );
     for wire in [Wire::Own, Wire::F16] {
         let names = (0..PARAMETERS).map(|at| Parameter::new(at.to_string(), &[LEN as u64]));

@@ -1,8 +1,8 @@
 //! A process that is stopped inside a collective and resumed after the others have timed out: the collective that they
-//! have given up fails there too, although all that it needs may have come; one that they have completed is completed.
-//! The same over both transports.
+//! have given up fails there too, although all that it needs may have come; one that they have completed completes there
+//! too. Both transports are tested.
 //!
-//! Ranks are processes: this program starts itself once for each rank. A job goes through all scenes, each in a group
+//! Ranks are processes: this program starts itself once for each rank. A job goes through all cases, each in a group
 //! of its own.
 #![allow(clippy::unwrap_used)]
 
@@ -14,29 +14,35 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// For how long the ranks that run wait for the stopped one.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// The time-out of the ranks that run, while they wait for the stopped one.
+const TIMEOUT: Duration = Duration::from_millis(200);
 /// The sleeps of a thread after which it is inside the collective's wait: the store's client sleeps less often before.
 const SLEEPS: u64 = 20;
 
 /// The collectives, all of them too small for a channel to be full.
-const ACTS: [&str; 3] = ["barrier", "all-reduce", "all-gather"];
+const COLLECTIVES: [&str; 3] = ["barrier", "all-reduce", "all-gather"];
 
+/// A collective, and the rank that is stopped inside it.
 #[derive(Clone, Copy, Debug)]
-struct Scene {
-    act: &'static str,
+struct Case {
+    collective: &'static str,
     stopped: u32,
 }
 
-fn scenes(ranks: u32) -> impl Iterator<Item = Scene> {
-    let scene = move |act| (0..ranks).map(move |stopped| Scene { act, stopped });
-    ACTS.into_iter().flat_map(scene)
+fn cases(ranks: u32) -> impl Iterator<Item = Case> {
+    let case = move |collective| {
+        (0..ranks).map(move |stopped| Case {
+            collective,
+            stopped,
+        })
+    };
+    COLLECTIVES.into_iter().flat_map(case)
 }
 
-fn perform(act: &str, group: &mut Group, ranks: u32, time: Duration) -> Result<()> {
+fn run(collective: &str, group: &mut Group, ranks: u32, time: Duration) -> Result<()> {
     let mut data = [1f32; 8];
     let mut gathered = vec![0f32; 8 * ranks as usize];
-    let mut op = match act {
+    let mut op = match collective {
         "barrier" => Op::Barrier,
         "all-reduce" => Op::AllReduce {
             buffer: Buffer::from_mut(&mut data),
@@ -68,12 +74,12 @@ fn rank_process() {
     });
     let own = Rank::open(&folder, (rank, ranks), config.unwrap());
     let mut groups = Vec::new();
-    for (number, scene) in scenes(ranks).enumerate() {
+    for (number, case) in cases(ranks).enumerate() {
         let mut group = own.connect(number as u64 + 1);
-        for act in ACTS {
-            perform(act, &mut group, ranks, DEADLINE).unwrap();
+        for collective in COLLECTIVES {
+            run(collective, &mut group, ranks, DEADLINE).unwrap();
         }
-        let time = match rank == scene.stopped {
+        let time = match rank == case.stopped {
             true => {
                 let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
                 own.store
@@ -85,16 +91,16 @@ fn rank_process() {
                 own.store
                     .wait(&[&format!("stopped/{number}")], DEADLINE)
                     .unwrap();
-                PATIENCE
+                TIMEOUT
             }
         };
-        // The others end the second operation at the latest: the stopped rank does not come to it.
-        let said = [(); 2].map(|()| text(perform(scene.act, &mut group, ranks, time)));
-        let said = said.join("\n");
+        // At the latest, the others give up the second operation, which the stopped rank does not reach.
+        let outcomes = [(); 2].map(|()| text(run(case.collective, &mut group, ranks, time)));
+        let outcomes = outcomes.join("\n");
         own.store
-            .set(&format!("said/{number}/{rank}"), said.as_bytes())
+            .set(&format!("outcomes/{number}/{rank}"), outcomes.as_bytes())
             .unwrap();
-        // A group that is dropped closes its connections: what is tested is one that was given up.
+        // The group is kept, since dropping it would close its connections: given up groups keep them.
         groups.push(group);
     }
     own.store.set(&format!("end/{rank}"), b"").unwrap();
@@ -113,24 +119,26 @@ fn sleeps(pid: Pid, thread: &str) -> u64 {
 }
 
 /// Stops a rank once its thread waits in the collective, and resumes it once the others have their outcomes.
-fn play(store: &dyn Store, number: usize, scene: Scene, ranks: u32, pid: Pid) {
+fn stop_and_resume(store: &dyn Store, number: usize, case: Case, ranks: u32, pid: Pid) {
     let thread = store.get(&format!("enters/{number}"), DEADLINE).unwrap();
     let thread = String::from_utf8(thread).unwrap();
     let (first, until) = (sleeps(pid, &thread), Instant::now() + DEADLINE);
     while sleeps(pid, &thread) < first + SLEEPS {
-        assert!(Instant::now() < until, "{scene:?}: the rank does not wait");
+        assert!(Instant::now() < until, "{case:?}: the rank does not wait");
         std::thread::sleep(Duration::from_millis(2));
     }
     kill_process(pid, Signal::STOP).unwrap();
     store.set(&format!("stopped/{number}"), b"").unwrap();
-    let others = (0..ranks).filter(|&rank| rank != scene.stopped);
-    let keys: Vec<String> = others.map(|rank| format!("said/{number}/{rank}")).collect();
+    let others = (0..ranks).filter(|&rank| rank != case.stopped);
+    let keys: Vec<String> = others
+        .map(|rank| format!("outcomes/{number}/{rank}"))
+        .collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     store.wait(&keys, DEADLINE).unwrap();
     kill_process(pid, Signal::CONT).unwrap();
 }
 
-fn agree_with_a_stopped_rank(transport: &str, ranks: u32) {
+fn check_agreement_with_a_stopped_rank(transport: &str, ranks: u32) {
     let folder = tempfile::tempdir().unwrap();
     let start = |rank| {
         let mut command = job::rank_of(folder.path(), rank);
@@ -143,28 +151,28 @@ fn agree_with_a_stopped_rank(transport: &str, ranks: u32) {
     let mut all = job::Ranks((0..ranks).map(start).collect());
     let store = job::store(folder.path());
     let mut wrong = String::new();
-    for (number, scene) in scenes(ranks).enumerate() {
-        let pid = Pid::from_child(&all.0[scene.stopped as usize]);
-        play(&*store, number, scene, ranks, pid);
-        let said: Vec<Vec<String>> = (0..ranks)
+    for (number, case) in cases(ranks).enumerate() {
+        let pid = Pid::from_child(&all.0[case.stopped as usize]);
+        stop_and_resume(&*store, number, case, ranks, pid);
+        let outcomes: Vec<Vec<String>> = (0..ranks)
             .map(|rank| {
-                let said = store.get(&format!("said/{number}/{rank}"), DEADLINE);
-                let said = String::from_utf8(said.unwrap()).unwrap();
-                said.split('\n').map(str::to_owned).collect()
+                let lines = store.get(&format!("outcomes/{number}/{rank}"), DEADLINE);
+                let lines = String::from_utf8(lines.unwrap()).unwrap();
+                lines.split('\n').map(str::to_owned).collect()
             })
             .collect();
         for operation in 0..2 {
-            let of = |rank: u32| said[rank as usize][operation] == "ok";
-            let others = (0..ranks).filter(|&rank| rank != scene.stopped);
-            let all_others = others.clone().all(of);
-            let is_wrong = match of(scene.stopped) {
+            let completed = |rank: u32| outcomes[rank as usize][operation] == "ok";
+            let others = (0..ranks).filter(|&rank| rank != case.stopped);
+            let all_others = others.clone().all(completed);
+            let is_wrong = match completed(case.stopped) {
                 true => !all_others,
                 false => all_others,
             };
-            // Over shared memory, the others agree as well.
-            let is_split = transport == "shm" && !all_others && others.clone().any(of);
+            // Over shared memory, the others agree among themselves as well.
+            let is_split = transport == "shm" && !all_others && others.clone().any(completed);
             if is_wrong || is_split {
-                wrong.push_str(&format!("{scene:?}, operation {operation}: {said:#?}\n"));
+                wrong.push_str(&format!("{case:?}, operation {operation}: {outcomes:#?}\n"));
             }
         }
     }
@@ -175,26 +183,26 @@ fn agree_with_a_stopped_rank(transport: &str, ranks: u32) {
 }
 
 #[test]
-fn two_ranks_over_shared_memory() {
-    agree_with_a_stopped_rank("shm", 2);
+fn two_ranks_over_shared_memory_agree_with_one_that_was_stopped() {
+    check_agreement_with_a_stopped_rank("shm", 2);
 }
 
 #[test]
-fn two_ranks_over_tcp() {
-    agree_with_a_stopped_rank("tcp", 2);
+fn two_ranks_over_tcp_agree_with_one_that_was_stopped() {
+    check_agreement_with_a_stopped_rank("tcp", 2);
 }
 
 #[test]
-fn three_ranks_over_tcp() {
-    agree_with_a_stopped_rank("tcp", 3);
+fn three_ranks_over_tcp_agree_with_one_that_was_stopped() {
+    check_agreement_with_a_stopped_rank("tcp", 3);
 }
 
 #[test]
-fn four_ranks_over_shared_memory() {
-    agree_with_a_stopped_rank("shm", 4);
+fn four_ranks_over_shared_memory_agree_with_one_that_was_stopped() {
+    check_agreement_with_a_stopped_rank("shm", 4);
 }
 
 #[test]
-fn four_ranks_over_tcp() {
-    agree_with_a_stopped_rank("tcp", 4);
+fn four_ranks_over_tcp_agree_with_one_that_was_stopped() {
+    check_agreement_with_a_stopped_rank("tcp", 4);
 }

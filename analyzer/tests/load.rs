@@ -356,8 +356,12 @@ fn packings_within_each_other_unpack_no_further_than_is_worth_it() {
     };
     let (dumps, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
     assert!(dumps.is_empty());
-    let told = |what: &str| loaded.problems.iter().any(|it| it.sentence.contains(what));
-    assert!(told("over 1000 times its size"), "{:?}", loaded.problems);
+    let is_reported = |what: &str| loaded.problems.iter().any(|it| it.sentence.contains(what));
+    assert!(
+        is_reported("over 1000 times its size"),
+        "{:?}",
+        loaded.problems
+    );
 }
 
 #[test]
@@ -403,8 +407,12 @@ fn summaries_count_among_what_is_unpacked() {
         ..LoadOptions::default()
     };
     let (_, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
-    let told = |what: &str| loaded.problems.iter().any(|it| it.sentence.contains(what));
-    assert!(told("unpack to more than 1 MiB"), "{:?}", loaded.problems);
+    let is_reported = |what: &str| loaded.problems.iter().any(|it| it.sentence.contains(what));
+    assert!(
+        is_reported("unpack to more than 1 MiB"),
+        "{:?}",
+        loaded.problems
+    );
 }
 
 #[test]

@@ -26,11 +26,11 @@ pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Fai
     let mut stderr = AutoStream::new(io::stderr(), color);
     let mut any = false;
     for path in &files {
-        let open = |source| Failure::Read {
+        let failed = |source| Failure::Read {
             path: path.clone(),
             source,
         };
-        let file = File::open(path).map_err(open)?;
+        let file = File::open(path).map_err(failed)?;
         match reader.add(BufReader::with_capacity(1 << 20, file)) {
             Ok(0) => {
                 let path = path.display().to_string();
@@ -41,7 +41,7 @@ pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Fai
                 );
             }
             Ok(_) => any = true,
-            Err(source) => return Err(open(source)),
+            Err(source) => return Err(failed(source)),
         }
     }
     if !any {

@@ -82,13 +82,15 @@ impl Signals {
         pending.stopped
     }
 
-    /// Sleeps until `rested`, or until a poll is requested, but at least until `soonest`. Returns whether the thread
+    /// Sleeps until `rest_until`, or until a poll is requested, but at least until `soonest`. Returns whether the thread
     /// must stop.
-    fn rest(&self, anchor: Anchor, soonest: Duration, rested: Duration) -> bool {
+    fn rest(&self, anchor: Anchor, soonest: Duration, rest_until: Duration) -> bool {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let wanted = pending.look.map_or(rested, |look| look.max(soonest));
-            let left = wanted.min(rested).saturating_sub(anchor.moment().elapsed);
+            let wanted = pending.look.map_or(rest_until, |look| look.max(soonest));
+            let left = wanted
+                .min(rest_until)
+                .saturating_sub(anchor.moment().elapsed);
             if pending.stopped || left.is_zero() {
                 return pending.stopped;
             }
@@ -185,8 +187,8 @@ fn poll_repeatedly(
         }
         // Polling may take at most a fiftieth of a core, for any number of ranks. Only processor time counts: ranks
         // that answer late are polled as often as others.
-        let rested = began + pace.refresh.max(cost * SHARE);
-        if signals.rest(anchor, began + pace.refresh, rested) {
+        let rest_until = began + pace.refresh.max(cost * SHARE);
+        if signals.rest(anchor, began + pace.refresh, rest_until) {
             return;
         }
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The program, which is searched in PATH.
 pub(super) const PROGRAM: &str = "py-spy";
 /// The time that is left for stacks even if all other time was used.
-pub(super) const MOMENT: Duration = Duration::from_secs(5);
+pub(super) const MIN_TIME: Duration = Duration::from_secs(5);
 /// The number of processes that are read at the same time.
 const AT_ONCE: usize = 8;
 /// The time between two looks at the running programs.
@@ -149,7 +149,7 @@ mod tests {
     use rcomm_analyzer::stacks;
 
     #[test]
-    fn its_output_becomes_stacks_with_the_main_thread_last_and_its_errors_reasons() {
+    fn output_becomes_stacks_with_the_main_thread_last_and_an_error_becomes_the_reason() {
         let json = r#"[{"pid":1,"thread_id":140,"thread_name":"MainThread","os_thread_id":1,"active":true,"owns_gil":false,
             "frames":[{"name":"load","filename":"/x/a b.py","module":null,"short_filename":"a b.py","line":13,"locals":null}]},
             {"pid":1,"thread_id":141,"thread_name":null,"os_thread_id":2,"active":false,"owns_gil":false,

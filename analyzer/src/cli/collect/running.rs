@@ -1,8 +1,8 @@
 //! `collect --ask`: takes the records of a running PyTorch job from its ranks.
 //!
-//! A rank of this node that has a ring is not asked: its ring is collected with the others. Then come PyTorch's worker
-//! servers, then NCCL's pipes, then the store's flag. Each step has a deadline, and a rank that does not answer delays no
-//! other: the archive lists why it is absent.
+//! PyTorch's worker servers are asked first. A rank that gave no record there, and has no ring on this node, is then
+//! asked for a dump in a file, by the store's flag if the user wants that, and by NCCL's pipe. Each step has a deadline,
+//! and a rank that does not answer delays no other: the archive lists why it is absent.
 
 use super::archive::Archive;
 use super::{native_stack, py_spy, this_host};
@@ -31,7 +31,8 @@ const MOST_NATIVE: usize = 4;
 /// What is known of the job after its ranks were asked.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    processes_say: Option<NonZeroU32>,
+    /// The number of ranks in the environment of a process.
+    stated_world_size: Option<NonZeroU32>,
     /// Why nothing came from a rank.
     pub(super) silent: BTreeMap<Rank, String>,
     /// Where the rings of the job are.
@@ -66,11 +67,11 @@ impl Asked {
 
     /// The number of ranks, if a process of this node states it.
     pub(super) fn world_size(&self) -> Option<NonZeroU32> {
-        self.processes_say
+        self.stated_world_size
     }
 }
 
-/// The records that came, and of whom.
+/// What came from the ranks: the ranks whose record and stacks are in the archive, and what the others answered.
 struct Gathered<'a> {
     archive: &'a mut Archive,
     host: String,
@@ -95,7 +96,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
         );
     }
     let first = processes.first();
-    asked.processes_say = first.and_then(|it| NonZeroU32::new(it.launched.world_size));
+    asked.stated_world_size = first.and_then(|it| NonZeroU32::new(it.launched.world_size));
     let mut gathered = Gathered {
         archive,
         host: this_host(),
@@ -158,7 +159,8 @@ fn place_of_rings(args: &CollectArgs, process: &RankProcess) -> RingPlace {
     }
 }
 
-/// Takes records and stacks from the worker servers: of the named stores and servers, and of the store of the processes.
+/// Takes records and stacks from the worker servers: from those that the user named, or whose store the user named;
+/// otherwise from those in the store of the processes.
 fn ask_servers(
     args: &CollectArgs,
     processes: &[RankProcess],
@@ -295,8 +297,8 @@ fn take_stacks(
     if missing.is_empty() {
         return Ok(());
     }
-    // Every process gets a moment, however long the dumps took.
-    let deadline = deadline.max(Instant::now() + py_spy::MOMENT);
+    // A few seconds are left for stacks, however long the dumps took.
+    let deadline = deadline.max(Instant::now() + py_spy::MIN_TIME);
     match py_spy::dump(&missing, deadline) {
         None => asked.notes.push(
             "no Python stacks: the job has no worker servers, and py-spy is not in PATH (pip install py-spy)".to_owned(),
@@ -378,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_that_of_the_program_and_names_the_call_it_is_within() {
+    fn a_place_is_the_programs_own_line_and_the_library_call_that_it_is_in() {
         let frame = |name: &str, filename: &str, line| Frame {
             name: name.to_owned(),
             filename: filename.to_owned(),

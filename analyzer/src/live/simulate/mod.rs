@@ -322,8 +322,8 @@ mod tests {
             assert_eq!(open(dump).is_empty(), rank == culprit, "rank {rank}");
         }
         let seq = Simulation::FAULT_STEP + 1;
-        let mate = &dumps[(culprit % 8) as usize];
-        assert_eq!(open(mate), [(OpType::AllReduce, seq, 2)]);
+        let member = &dumps[(culprit % 8) as usize];
+        assert_eq!(open(member), [(OpType::AllReduce, seq, 2)]);
     }
 
     #[test]
@@ -332,8 +332,8 @@ mod tests {
         let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
         let culprit = simulation.culprit() as usize;
         assert_eq!(open(&dumps[culprit])[0].0, OpType::Barrier);
-        for mate in (8..16).filter(|&rank| rank != culprit) {
-            assert_eq!(open(&dumps[mate])[0].0, OpType::ReduceScatterSingle);
+        for member in (8..16).filter(|&rank| rank != culprit) {
+            assert_eq!(open(&dumps[member])[0].0, OpType::ReduceScatterSingle);
         }
     }
 

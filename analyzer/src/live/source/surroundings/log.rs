@@ -8,17 +8,19 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// At most this many of a file's last lines are shown, of its last bytes.
+/// The most lines at the end of a file that are shown.
 const LINES: usize = 5;
+/// The most bytes at the end of a file that are read.
 const BYTES: u64 = 8 * 1024;
-/// At most this many of the kernel's messages are read, and this many shown.
+/// The most messages of the kernel that are read.
 const MOST_MESSAGES: usize = 65_536;
+/// The most messages of the kernel that are shown.
 const SHOWN_MESSAGES: usize = 2;
-/// Messages older than this have nothing to do with a hang, ms.
+/// The age, in ms, from which on a message of the kernel is not shown: it has nothing to do with a hang of now.
 const MOST_AGE_MS: f64 = 3_600_000.0;
 
 /// The last lines of a process's standard error or, if that has none, of its standard output; empty if they do not go to
-/// files of this node. What goes into a pipe is with whoever reads the pipe.
+/// files of this node. Output into a pipe cannot be read here.
 pub(super) fn end_of(proc: &Path, pid: u32) -> Vec<String> {
     for descriptor in [2, 1] {
         let link = proc.join(format!("{pid}/fd/{descriptor}"));
@@ -62,7 +64,7 @@ fn last_lines(path: &Path) -> std::io::Result<Vec<String>> {
 /// memory; none if this user may not read them.
 pub(super) fn kernel() -> Vec<Fact> {
     let mut open = OpenOptions::new();
-    // The file gives one message for each read, and at its end waits for the next unless told not to.
+    // The file gives one message for each read, and at its end waits for the next unless reported not to.
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits();
     let opened = open
         .read(true)
@@ -111,16 +113,16 @@ fn failures(messages: &str, uptime: &str) -> Vec<Fact> {
     let Some(up_ms) = up_ms.map(|seconds| seconds * 1e3) else {
         return vec![];
     };
-    let told = messages.lines().filter_map(|line| {
+    let reported = messages.lines().filter_map(|line| {
         let (head, text) = line.split_once(';')?;
         let at_ms = head.split(',').nth(2)?.parse::<f64>().ok()? / 1e3;
         let ago_ms = (up_ms - at_ms).max(0.0);
         let text = format!("{} ago: {}", duration_ms(ago_ms), printable(text));
         (ago_ms <= MOST_AGE_MS).then(|| Fact::new("kernel", text, true))
     });
-    let told: Vec<Fact> = told.collect();
-    let skipped = told.len().saturating_sub(SHOWN_MESSAGES);
-    told.into_iter().skip(skipped).collect()
+    let reported: Vec<Fact> = reported.collect();
+    let skipped = reported.len().saturating_sub(SHOWN_MESSAGES);
+    reported.into_iter().skip(skipped).collect()
 }
 
 #[cfg(test)]
@@ -145,15 +147,15 @@ mod tests {
     }
 
     #[test]
-    fn new_failures_of_gpus_are_told_and_old_ones_are_not() {
+    fn new_failures_of_gpus_are_reported_and_old_ones_are_not() {
         let messages = "4,1,1000000,-;NVRM: Xid (PCI:0000:3b:00): 31, old\n\
              4,2,9000000000,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n\
              x\n";
         assert!(messages.lines().take(2).all(is_failure));
         assert!(!is_failure("6,1,2,-;usb 1-1: new device"));
-        let told = failures(messages, "9013.00 1.0\n");
-        let [fact] = &told[..] else {
-            panic!("one of them is new: {told:?}");
+        let reported = failures(messages, "9013.00 1.0\n");
+        let [fact] = &reported[..] else {
+            panic!("one of them is new: {reported:?}");
         };
         assert_eq!(
             fact.text,

@@ -20,13 +20,13 @@ const CLIENTS: usize = 200;
 /// How long clients are served.
 #[derive(Clone, Copy)]
 enum Span {
-    Pictures(u64),
+    Snapshots(u64),
     Time(Duration),
 }
 
 #[test]
 fn two_hundred_event_streams_are_served_in_bounded_memory() {
-    serve_streams(8, Span::Pictures(30));
+    serve_streams(8, Span::Snapshots(30));
 }
 
 /// ```text
@@ -67,35 +67,35 @@ fn serve_streams(ranks: u32, span: Span) {
         (web.sample("rcomm_web_event_streams") >= CLIENTS as f64).then_some(())
     });
     let start = number();
-    wait_until("a few pictures", || (number() > start + 5).then_some(()));
+    wait_until("a few snapshots", || (number() > start + 5).then_some(()));
     let (before, bytes) = (web.resident_kib(), received.load(Relaxed));
     let (began, start) = (Instant::now(), number());
     let (mut last, mut min, mut max) = (start, before, before);
     loop {
         let over = match span {
-            Span::Pictures(pictures) => last >= start + pictures,
+            Span::Snapshots(snapshots) => last >= start + snapshots,
             Span::Time(time) => began.elapsed() >= time,
         };
         if over {
             break;
         }
-        last = wait_until("the next picture", || {
+        last = wait_until("the next snapshot", || {
             Some(number()).filter(|it| *it > last)
         });
         let resident = web.resident_kib();
         (min, max) = (min.min(resident), max.max(resident));
     }
     let (after, more) = (web.resident_kib(), received.load(Relaxed) - bytes);
-    let pictures = last - start;
+    let snapshots = last - start;
     let _ = writeln!(
         std::io::stderr(),
-        "{CLIENTS} clients, {ranks} ranks, {:.0?}, {pictures} pictures, {} MiB sent: {before} KiB before, \
+        "{CLIENTS} clients, {ranks} ranks, {:.0?}, {snapshots} snapshots, {} MiB sent: {before} KiB before, \
          {after} KiB after, {min} to {max} between",
         began.elapsed(),
         more >> 20
     );
     assert!(
-        more > CLIENTS as u64 * pictures * 100,
+        more > CLIENTS as u64 * snapshots * 100,
         "only {more} bytes were received"
     );
     // The history may grow by some kilobytes per snapshot.

@@ -175,7 +175,7 @@ fn a_job_found_through_its_store_is_stuck_and_its_ranks_write_their_dumps_when_a
 }
 
 #[test]
-fn endpoints_over_tcp_are_read_with_the_secret_of_the_job_and_a_refusal_is_told() {
+fn endpoints_over_tcp_are_read_with_the_secret_of_the_job_and_a_refusal_is_reported() {
     let secret = ("RCOMM_JOB_SECRET", "of this test");
     let (job, store) = start("stops", &[secret, ("RCOMM_ENDPOINT", "tcp:127.0.0.1:0")]);
     let look = |token: Option<&str>| -> Option<Report> {
@@ -196,11 +196,15 @@ fn endpoints_over_tcp_are_read_with_the_secret_of_the_job_and_a_refusal_is_told(
     let refused = look(Some("another-token-long-enough")).expect("a report");
     assert_eq!(refused.verdict, Verdict::Inconclusive);
     assert_eq!(refused.input.ranks_expected, RANKS as usize);
-    let told = |problem: &Problem| {
+    let is_reported = |problem: &Problem| {
         let sentence = &problem.sentence;
         sentence.starts_with("ranks 0-3 were not read; rank 0: ") && sentence.contains("token")
     };
-    assert!(refused.problems.iter().any(told), "{:?}", refused.problems);
+    assert!(
+        refused.problems.iter().any(is_reported),
+        "{:?}",
+        refused.problems
+    );
     drop(job);
 }
 

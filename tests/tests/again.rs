@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 
 const RANKS: u32 = 4;
-/// What an allocator may add by chance over 15 worlds, in KiB: a leak of one world's ring would be much more.
+/// What an allocator may add by chance over the last 15 of the worlds, in KiB: a leak of their rings would be much more.
 const SLACK_KIB: i64 = 4_096;
 
 fn make_worlds(what: &str, change: impl Fn(&mut Command)) {
@@ -21,13 +21,13 @@ fn make_worlds(what: &str, change: impl Fn(&mut Command)) {
     for rank in 0..RANKS {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "{what}, rank {rank}: {ended:?}");
-        let said = &ended.stderr;
-        let left = said.split_once(" descriptors, 0 threads, ");
-        let left = left.unwrap_or_else(|| panic!("{what}, rank {rank}: {said}"));
+        let output = &ended.stderr;
+        let left = output.split_once(" descriptors, 0 threads, ");
+        let left = left.unwrap_or_else(|| panic!("{what}, rank {rank}: {output}"));
         let descriptors: i64 = left.0.lines().last().unwrap().parse().unwrap();
         let kib: i64 = left.1.split_once(" KiB").unwrap().0.parse().unwrap();
-        assert_eq!(descriptors, 0, "{what}, rank {rank}: {said}");
-        assert!(kib < SLACK_KIB, "{what}, rank {rank}: {said}");
+        assert_eq!(descriptors, 0, "{what}, rank {rank}: {output}");
+        assert!(kib < SLACK_KIB, "{what}, rank {rank}: {output}");
     }
     // Every world removed its ring.
     assert!(!job.ring_path(0).exists(), "{what}");

@@ -1,8 +1,8 @@
 //! The dumps of known faults, read and judged as a whole: each scenario in each form, its files in both
 //! orders, against what was injected.
 //!
-//! Four questions of each: which ranks are at fault, what kind of fault it is, where the first wrong
-//! thing is, and whether any other rank is accused.
+//! The report of each must answer four questions: which ranks are at fault, what kind of fault it is, in which
+//! operation it shows first, and whether any other rank is accused.
 
 use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};
 use rcomm_analyzer::{Analysis, Code, Extent, Finding, Policy, Report, Severity, Unread};
@@ -86,7 +86,7 @@ impl Truth {
         let mut roots = findings.iter().filter(|one| {
             one.caused_by.is_none() && (one.severity == Severity::Error || self.kind == "straggler")
         });
-        let spares_innocents = roots.all(|root| {
+        let accuses_no_other = roots.all(|root| {
             let mut accused = root.culprit_ranks.iter();
             accused.all(|rank| sets.iter().any(|set| set.contains(rank)))
         });
@@ -97,7 +97,7 @@ impl Truth {
             (named, "culprit"),
             (kind, "kind"),
             (place, "place"),
-            (spares_innocents && alternatives, "innocents"),
+            (accuses_no_other && alternatives, "innocents"),
         ];
         let missed = columns.into_iter().filter(|(good, _)| !good);
         missed.map(|(_, name)| name).collect()
@@ -217,8 +217,8 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
         let dated = at(newest_ns(&folder), Duration::ZERO);
         let in_flight = dated.in_flight.iter().filter_map(|one| one.age_ms);
         let ages = in_flight.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
-        let hour = std::iter::successors(Some(Duration::from_micros(100)), |age| Some(*age * 3));
-        let mut ages: Vec<Duration> = ages.chain(hour.take(16)).collect();
+        let spread = std::iter::successors(Some(Duration::from_micros(100)), |age| Some(*age * 3));
+        let mut ages: Vec<Duration> = ages.chain(spread.take(16)).collect();
         ages.sort_unstable();
         ages.dedup();
         let mut silent_from = None;
@@ -248,7 +248,7 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
         let _ = writeln!(table, "| {name} | {all_looks} | {whom} | {from} |");
     }
     eprintln!(
-        "| fixture | values of --overdue | who is accused, whatever the value | too young to be judged from |\n\
+        "| fixture | values of --overdue | who is accused | no rank is accused from this value on |\n\
          |---|---|---|---|\n{table}\n\
          {looks} looks, 0 changed whom they accuse"
     );

@@ -21,8 +21,8 @@ fn assert_right(name: &str, transport: Transport) -> Vec<Cell> {
     let mut wrong = String::new();
     for cell in &cells {
         let last = cell.last.iter().filter(|_| !cell.is_right);
-        for sight in last.chain(&cell.wrong) {
-            let (source, at, answer) = (cell.source.name(), sight.at, &sight.answer);
+        for timed in last.chain(&cell.wrong) {
+            let (source, at, answer) = (cell.source.name(), timed.at, &timed.answer);
             let sentence = &answer.sentence;
             let _ = writeln!(wrong, "{source} at {at:.2} s: {answer}: {sentence}");
         }

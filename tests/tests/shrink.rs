@@ -36,7 +36,7 @@ fn the_remaining_ranks_of_a_job_continue_without_a_restart() {
 #[test]
 fn an_issued_monitored_barrier_names_a_killed_process_and_its_group_stays_usable() {
     let program = env!("CARGO_BIN_EXE_rank");
-    let mut job = Job::start_as(program, RANKS, "roll-call", |_, command| {
+    let mut job = Job::start_as(program, RANKS, "monitored-barrier", |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "60000");
     });
     for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {

@@ -9,8 +9,8 @@ fn a_minute_of_random_jobs_gives_right_results_and_right_errors() {
         .args(["--seed", "20", "--minutes", "1", "--slack", "60"])
         .output();
     let done = done.expect("the soak");
-    let told = String::from_utf8_lossy(&done.stdout);
-    println!("{told}");
+    let output = String::from_utf8_lossy(&done.stdout);
+    println!("{output}");
     let error = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{told}\n{error}");
+    assert!(done.status.success(), "{output}\n{error}");
 }

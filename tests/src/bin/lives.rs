@@ -3,7 +3,7 @@
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use rcomm_tests::lives::{self, Cell, ROWS, Row, Sight, Source, Transport};
+use rcomm_tests::lives::{self, Cell, ROWS, Row, Source, TimedAnswer, Transport};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -125,12 +125,13 @@ fn lock(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// What all runs of one row over one transport said from one source.
+/// The answers of one source in all runs of one row over one transport.
 #[derive(Default)]
 struct Line {
     runs: usize,
     right: usize,
-    on_the_way: usize,
+    /// The number of answers that were not true.
+    wrong: usize,
     /// How often each answer came first.
     first: BTreeMap<String, usize>,
     seconds: Vec<f64>,
@@ -160,9 +161,9 @@ impl Tally {
             }
             line.runs += 1;
             line.right += usize::from(cell.is_right);
-            line.on_the_way += cell.wrong.len();
-            let answer = |sight: &Option<Sight>| {
-                let answer = sight.as_ref().map(|sight| sight.answer.to_string());
+            line.wrong += cell.wrong.len();
+            let answer = |timed: &Option<TimedAnswer>| {
+                let answer = timed.as_ref().map(|timed| timed.answer.to_string());
                 answer.unwrap_or_else(|| "none".into())
             };
             *line.first.entry(answer(&cell.first)).or_default() += 1;
@@ -173,7 +174,7 @@ impl Tally {
 
     fn is_right(&self) -> bool {
         let mut lines = self.lines.values();
-        lines.all(|line| line.right == line.runs && line.on_the_way == 0)
+        lines.all(|line| line.right == line.runs && line.wrong == 0)
     }
 
     fn print(&self) {
@@ -187,7 +188,7 @@ impl Tally {
                 println!("| {row} | {transport} | {source} | 0 | none is left | | | | |");
                 continue;
             }
-            let (runs, right, on_the_way) = (line.runs, line.right, line.on_the_way);
+            let (runs, right, wrong) = (line.runs, line.right, line.wrong);
             let (first, last) = (answers(&line.first, runs), answers(&line.last, runs));
             let min = line.seconds.iter().copied().fold(f64::INFINITY, f64::min);
             let max = line.seconds.iter().copied().fold(0.0, f64::max);
@@ -196,7 +197,7 @@ impl Tally {
                 _ => String::new(),
             };
             println!(
-                "| {row} | {transport} | {source} | {runs} | {right} | {on_the_way} | {first} | {after} | {last} |"
+                "| {row} | {transport} | {source} | {runs} | {right} | {wrong} | {first} | {after} | {last} |"
             );
         }
         let sum = |of: fn(&Line) -> usize| self.lines.values().map(of).sum::<usize>();
@@ -205,7 +206,7 @@ impl Tally {
             self.jobs,
             sum(|line| line.runs),
             sum(|line| line.runs - line.right),
-            sum(|line| line.on_the_way)
+            sum(|line| line.wrong)
         );
     }
 }

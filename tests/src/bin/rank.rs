@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let fault = args.next().unwrap_or_default();
     finish(match fault.as_str() {
         "shrink" => survive(),
-        "roll-call" => run_monitored_barrier(),
+        "monitored-barrier" => run_monitored_barrier(),
         "again" => make_worlds(),
         fault => run(fault, args),
     })
@@ -49,9 +49,9 @@ fn finish(result: Result<(), String>) -> ExitCode {
 
 /// Sums until the culprit is killed, and goes on without it.
 fn survive() -> Result<(), String> {
-    let told = |error: rcomm::Error| error.to_string();
-    let config = Config::from_environment().map_err(told)?;
-    let mut world = World::init(config).map_err(told)?;
+    let text = |error: rcomm::Error| error.to_string();
+    let config = Config::from_environment().map_err(text)?;
+    let mut world = World::init(config).map_err(text)?;
     let mut last = [0.0f32; 64];
     for step in 0..STEPS {
         if world.rank() == CULPRIT && step == STEP_OF_FAULT {
@@ -61,29 +61,30 @@ fn survive() -> Result<(), String> {
         if let Err(error) = world.group().all_reduce(&mut numbers, ReduceOp::Sum) {
             eprintln!("lost: {error}");
             let absent = world.group().find_absent(Duration::from_secs(5));
-            let absent = absent.map_err(told)?;
+            let absent = absent.map_err(text)?;
             eprintln!("absent: {absent:?}");
-            world.shrink(&absent).map_err(told)?;
+            world.shrink(&absent).map_err(text)?;
             numbers = [1.0; 64];
             let again = world.group().all_reduce(&mut numbers, ReduceOp::Sum);
-            again.map_err(told)?;
+            again.map_err(text)?;
         }
         last = numbers;
     }
     let group = world.group();
     eprintln!("sum: {} of ranks {:?}", last[0], group.ranks());
-    world.shutdown().map_err(told)
+    world.shutdown().map_err(text)
 }
 
-/// How many worlds a rank makes, and after how many its resources must no longer grow.
+/// How many worlds a rank makes.
 const WORLDS: u64 = 24;
+/// The world, counted from 0, after which its resources must no longer grow.
 const SETTLED: u64 = 8;
 
 /// Makes a world, works and shuts it down, again and again, and reports how the process's resources have changed since
 /// the first worlds.
 fn make_worlds() -> Result<(), String> {
-    let told = |error: rcomm::Error| error.to_string();
-    let config = Config::from_environment().map_err(told)?;
+    let text = |error: rcomm::Error| error.to_string();
+    let config = Config::from_environment().map_err(text)?;
     let mut settled = None;
     for world in 0..WORLDS {
         make_world(&config, world).map_err(|error| format!("world {world}: {error}"))?;
@@ -118,7 +119,7 @@ fn make_world(config: &Config, world: u64) -> Result<(), rcomm::Error> {
     made.shutdown()
 }
 
-/// What a process has of the system.
+/// The resources that a process holds.
 #[derive(Default)]
 struct Resources {
     descriptors: i64,
@@ -127,8 +128,8 @@ struct Resources {
 }
 
 impl Resources {
-    /// What the process has once the threads of its worlds have ended: one that waits for the store's answer ends when
-    /// that comes. After half a minute, what it has then.
+    /// Counts the resources once the threads of the worlds have ended, after half a minute at the latest: a thread that
+    /// waits for the store's answer ends only when that comes.
     fn at_rest() -> Self {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -158,39 +159,39 @@ impl Resources {
 
 /// Runs a monitored barrier that the killed culprit misses, and goes on in the same group, then without the culprit.
 fn run_monitored_barrier() -> Result<(), String> {
-    let told = |error: rcomm::Error| error.to_string();
-    let config = Config::from_environment().map_err(told)?;
-    let mut world = World::init(config).map_err(told)?;
+    let text = |error: rcomm::Error| error.to_string();
+    let config = Config::from_environment().map_err(text)?;
+    let mut world = World::init(config).map_err(text)?;
     let rank = world.rank();
     if rank == CULPRIT {
         signal(Signal::KILL);
     }
     // The barrier's time-out counts from when the groups of all remaining ranks exist.
     let here = |rank: u32| format!("test/here/{rank}");
-    world.store().set(&here(rank), b"1").map_err(told)?;
+    world.store().set(&here(rank), b"1").map_err(text)?;
     let left = (0..world.size()).filter(|&rank| rank != CULPRIT);
     let left: Vec<String> = left.map(here).collect();
     let left: Vec<&str> = left.iter().map(String::as_str).collect();
     let patience = Duration::from_secs(60);
-    world.store().wait(&left, patience).map_err(told)?;
+    world.store().wait(&left, patience).map_err(text)?;
     let brief = world.group().within(Duration::from_secs(2));
     let work = brief
         .monitored_barrier_async(MissingRanks::All)
-        .map_err(told)?;
+        .map_err(text)?;
     let Err(error) = work.wait() else {
         return Err("no rank was missed".to_owned());
     };
     eprintln!("missed: {error}");
     let mut number = [rank];
     match rank {
-        0 => world.group().send(&number, 1, 0).map_err(told)?,
-        1 => world.group().recv(&mut number, 0, 0).map_err(told)?,
+        0 => world.group().send(&number, 1, 0).map_err(text)?,
+        1 => world.group().recv(&mut number, 0, 0).map_err(text)?,
         _ => {}
     }
     eprintln!("number: {}", number[0]);
-    world.shrink(&[CULPRIT]).map_err(told)?;
-    world.group().barrier().map_err(told)?;
-    world.shutdown().map_err(told)
+    world.shrink(&[CULPRIT]).map_err(text)?;
+    world.group().barrier().map_err(text)?;
+    world.shutdown().map_err(text)
 }
 
 fn train(fault: Fault, step_of_fault: i64, pause: Duration) -> rcomm::Result<()> {

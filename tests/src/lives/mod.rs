@@ -17,7 +17,7 @@ mod table;
 
 pub use look::{Answer, Source};
 pub use rank::main as rank;
-pub use run::{Cell, Sight, run};
+pub use run::{Cell, TimedAnswer, run};
 pub use table::{Expected, ROWS, Row, Transport};
 
 use rcomm_tools::launch;

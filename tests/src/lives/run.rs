@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 
 /// An answer, and when it was given: since the fault, negative before it.
 #[derive(Clone, Debug)]
-pub struct Sight {
+pub struct TimedAnswer {
     /// Seconds since the fault.
     pub at: f64,
-    /// What was said.
+    /// The answer.
     pub answer: Answer,
 }
 
-/// What one source said of one job.
+/// The answers of one source about one job.
 #[derive(Clone, Debug)]
 pub struct Cell {
     /// The source.
     pub source: Source,
     /// The first answer; of the live view, the first that is not "not yet". `None` if there was none.
-    pub first: Option<Sight>,
+    pub first: Option<TimedAnswer>,
     /// The last answer; `None` if there was none.
-    pub last: Option<Sight>,
-    /// What was said on the way and is not true.
-    pub wrong: Vec<Sight>,
+    pub last: Option<TimedAnswer>,
+    /// The answers, the last one included or not, that are not true.
+    pub wrong: Vec<TimedAnswer>,
     /// Whether the last answer is right.
     pub is_right: bool,
 }
@@ -92,9 +92,9 @@ impl Cell {
 }
 
 fn live(row: &Row, fault: Instant, answers: &[(Instant, Answer)]) -> Cell {
-    let sights: Vec<Sight> = answers
+    let timed: Vec<TimedAnswer> = answers
         .iter()
-        .map(|(at, answer)| Sight {
+        .map(|(at, answer)| TimedAnswer {
             at: match at.checked_duration_since(fault) {
                 Some(after) => after.as_secs_f64(),
                 None => -fault.duration_since(*at).as_secs_f64(),
@@ -102,17 +102,17 @@ fn live(row: &Row, fault: Instant, answers: &[(Instant, Answer)]) -> Cell {
             answer: answer.clone(),
         })
         .collect();
-    let is_true = |sight: &&Sight| {
-        let answer = &sight.answer;
-        let after = sight.at >= 0.0;
+    let is_true = |timed: &&TimedAnswer| {
+        let answer = &timed.answer;
+        let after = timed.at >= 0.0;
         let known = answer.is(&row.last) || row.passing.iter().any(|one| answer.is(one));
         // If the culprit itself causes the fault, the time of the fault is measured a moment after it.
         answer.is_not_yet() || (known && (after || row.intervention == Intervention::Watch))
     };
-    let first = sights.iter().find(|it| !it.answer.is_not_yet()).cloned();
-    let last = sights.last().cloned();
+    let first = timed.iter().find(|it| !it.answer.is_not_yet()).cloned();
+    let last = timed.last().cloned();
     let is_right = last.as_ref().is_some_and(|it| it.answer.is(&row.last));
-    let wrong = sights.iter().filter(|it| !is_true(it)).cloned().collect();
+    let wrong = timed.iter().filter(|it| !is_true(it)).cloned().collect();
     Cell {
         source: Source::Live,
         first,
@@ -139,11 +139,11 @@ fn left(row: &Row, source: Source, job: &Job) -> Cell {
         // Dumps are written at time-outs and aborts only.
         (None, _) => source != Source::Rings,
     };
-    let sight = answer.map(|answer| Sight { at: 0.0, answer });
+    let timed = answer.map(|answer| TimedAnswer { at: 0.0, answer });
     Cell {
         source,
-        first: sight.clone(),
-        last: sight,
+        first: timed.clone(),
+        last: timed,
         wrong: Vec::new(),
         is_right,
     }

@@ -81,20 +81,20 @@ fn gradients_are_averaged_in_whatever_order_they_are_ready() {
 fn a_full_bucket_is_reduced_before_the_last_gradient_is_ready() {
     run(2, |world| {
         let mut reducer = Reducer::new(world.group(), parameters(), small_buckets()).unwrap();
-        let sums = |world: &World| {
+        let all_reduces = |world: &World| {
             let dump = world.snapshot();
-            let sums = dump.entries.iter().filter(|it| it.op == OpType::AllReduce);
-            sums.count()
+            let all_reduces = dump.entries.iter().filter(|it| it.op == OpType::AllReduce);
+            all_reduces.count()
         };
         reducer.ready(2, &gradient(0, 2, 0)).unwrap();
-        // The second bucket is full, but not before the first.
-        assert_eq!(sums(&world), 0);
+        // The second bucket is full, but buckets are sent in order, and the first is not full yet.
+        assert_eq!(all_reduces(&world), 0);
         reducer.ready(3, &gradient(0, 3, 0)).unwrap();
-        assert_eq!(sums(&world), 2);
+        assert_eq!(all_reduces(&world), 2);
         reducer.ready(0, &gradient(0, 0, 0)).unwrap();
-        assert_eq!(sums(&world), 2);
+        assert_eq!(all_reduces(&world), 2);
         reducer.ready(1, &gradient(0, 1, 0)).unwrap();
-        assert_eq!(sums(&world), 3);
+        assert_eq!(all_reduces(&world), 3);
         reducer.finish().unwrap();
         world.shutdown().unwrap();
     });
@@ -281,8 +281,8 @@ fn gradients_of_every_floating_type_are_averaged_and_compressed() {
     });
 }
 
-/// The method of PowerSGD (Vogels et al., 2019) with rank 1: a bucket as a matrix M of `ROWS` rows is
-/// sent as two vectors, P = MQ and Q = MᵀP, and what that loses is added to the next step's gradients.
+/// The method of PowerSGD (Vogels et al., 2019) with matrices of rank 1: a bucket as a matrix M of `ROWS` rows is sent
+/// as two vectors, P = MQ and Q = MᵀP, and what that loses is added to the next step's gradients.
 #[derive(Default)]
 struct LowRank {
     /// By bucket: the vector Q and the error of the last step.

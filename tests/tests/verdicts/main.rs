@@ -53,7 +53,8 @@ fn hanging(seed: u64, salt: u64, most_ranks: u32, faults: Vec<Kind>) -> Option<J
     (!job.faults.is_empty() && !job.blocked.is_empty()).then_some(job)
 }
 
-fn hang(seed: u64) -> Kind {
+/// The kind of hang of the job of this seed.
+fn kind_of_hang(seed: u64) -> Kind {
     Kind::HANGS[(seed % Kind::HANGS.len() as u64) as usize]
 }
 
@@ -116,7 +117,7 @@ fn running_jobs_have_no_finding() {
 fn the_true_root_is_the_first_finding() {
     let mut tally = Tally::default();
     for seed in seeds(150) {
-        if let Some(job) = faulty(seed, 0, most_ranks(seed, 64), vec![hang(seed)]) {
+        if let Some(job) = faulty(seed, 0, most_ranks(seed, 64), vec![kind_of_hang(seed)]) {
             tally.add(seed, &job, 0.0);
         }
     }
@@ -151,7 +152,7 @@ fn several_faults_accuse_no_other_rank() {
 #[test]
 fn the_verdict_does_not_depend_on_the_order_of_files() {
     for seed in seeds(30) {
-        let Some(mut job) = faulty(seed, 5, 32, vec![hang(seed)]) else {
+        let Some(mut job) = faulty(seed, 5, 32, vec![kind_of_hang(seed)]) else {
             continue;
         };
         let before = judge(&job);
@@ -167,7 +168,7 @@ fn assert_right_under(damage: Damage, salt: u64, right: f64) {
     let mut tally = Tally::default();
     let mut unnoted = Vec::new();
     for seed in seeds(30) {
-        let kind = hang(seed);
+        let kind = kind_of_hang(seed);
         if damage == Damage::OnlyActive && !shows_in_what_is_active(kind) {
             continue;
         }
@@ -269,7 +270,7 @@ fn a_collective_that_all_entered_and_none_finished_is_recognized() {
 fn no_lost_dump_makes_an_innocent_rank_the_root() {
     let (mut jobs, mut lost, mut suspected, mut wrong) = (0, 0, 0, Vec::new());
     for seed in seeds(20) {
-        let Some(job) = faulty(seed, 12, 16, vec![hang(seed)]) else {
+        let Some(job) = faulty(seed, 12, 16, vec![kind_of_hang(seed)]) else {
             continue;
         };
         jobs += 1;
@@ -325,7 +326,7 @@ fn with_two_recorders(seed: u64, faults: Vec<Kind>) -> Job {
 fn two_recorders_of_one_process_are_judged_together() {
     let mut tally = Tally::default();
     for seed in seeds(60) {
-        let job = with_two_recorders(seed, vec![hang(seed)]);
+        let job = with_two_recorders(seed, vec![kind_of_hang(seed)]);
         if job.faults.is_empty() || !job.decidable || job.blocked.is_empty() {
             continue;
         }

@@ -6,7 +6,7 @@ use crate::lateness::{self, GRAINS_US, HEALTHY, NO_RANK, SLOW};
 use crate::tally::{
     RIGHT, Share, Sureness, first_is_true, is_claim, is_open, roots, summary_of, truth,
 };
-use crate::{hang, hanging, judge, warnings, with_two_recorders};
+use crate::{hanging, judge, kind_of_hang, warnings, with_two_recorders};
 use rcomm_analyzer::{Finding, Policy, Report, Severity, Verdict};
 use rcomm_recorder::model::Rank;
 use rcomm_tests::generator::{Damage, Job, Kind, PacedJob, Random, Spec};
@@ -194,8 +194,8 @@ fn of_warning(seed: u64, kind: Kind) -> Option<Judged> {
     let report = judge(&job);
     let guilty = job.culprits();
     let no_other = |one: &Finding| one.culprit_ranks.iter().all(|rank| guilty.contains(rank));
-    let said = |one: &&Finding| kind.codes().contains(&one.code);
-    let first = report.findings.iter().find(said);
+    let is_of_kind = |one: &&Finding| kind.codes().contains(&one.code);
+    let first = report.findings.iter().find(is_of_kind);
     Some(Judged {
         decidable: job.decidable,
         right: first.is_some_and(no_other),
@@ -279,7 +279,7 @@ fn hangs() -> Vec<Class> {
         Some(of_hang(&hanging(seed, 1, 32, kinds)?, 0.0))
     }));
     classes.push(Class::new("two recorders", |seed| {
-        let job = with_two_recorders(seed, vec![hang(seed)]);
+        let job = with_two_recorders(seed, vec![kind_of_hang(seed)]);
         (!job.faults.is_empty() && !job.blocked.is_empty()).then(|| of_hang(&job, 0.0))
     }));
     for (name, damage) in [
@@ -289,7 +289,7 @@ fn hangs() -> Vec<Class> {
         ("records of several versions", Damage::MixedVersions),
     ] {
         let class = Class::new(name, move |seed| {
-            let mut job = hanging(seed, 32, 32, vec![hang(seed)])?;
+            let mut job = hanging(seed, 32, 32, vec![kind_of_hang(seed)])?;
             let was_damaged = job.apply(damage, &mut Random::new(seed));
             was_damaged.then(|| of_hang(&job, 0.5))
         });
@@ -298,7 +298,8 @@ fn hangs() -> Vec<Class> {
     classes
 }
 
-fn rest() -> Vec<Class> {
+/// The classes of jobs that do not hang.
+fn others() -> Vec<Class> {
     let mut classes: Vec<Class> = Kind::WARNINGS
         .iter()
         .map(|&kind| Class::new(format!("{kind:?}"), move |seed| of_warning(seed, kind)))
@@ -342,7 +343,7 @@ fn rest() -> Vec<Class> {
 /// wrong.
 fn print(wanted: usize) -> (usize, usize, Vec<String>) {
     let mut classes = hangs();
-    classes.extend(rest());
+    classes.extend(others());
     let next = AtomicUsize::new(0);
     let rows: Mutex<BTreeMap<usize, Row>> = Mutex::default();
     std::thread::scope(|scope| {

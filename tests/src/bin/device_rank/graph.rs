@@ -173,11 +173,11 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
 fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
     let group = world.group();
     let stream = gpu.stream.as_raw();
-    let doomed = Arc::new(gpu.buffer(&[1i32; 64])?);
-    let (at, dtype, len) = (doomed.address(), doomed.dtype(), doomed.len());
-    let watched = Arc::downgrade(&doomed);
-    // SAFETY: `len` elements at `at` are all of the memory of `doomed`, which is the owner.
-    let buffer = unsafe { DeviceBuffer::foreign(&gpu.stream, at, dtype, len, doomed)? };
+    let owner = Arc::new(gpu.buffer(&[1i32; 64])?);
+    let (at, dtype, len) = (owner.address(), owner.dtype(), owner.len());
+    let watched = Arc::downgrade(&owner);
+    // SAFETY: `len` elements at `at` are all of the memory of `owner`, which is the owner.
+    let buffer = unsafe { DeviceBuffer::foreign(&gpu.stream, at, dtype, len, owner)? };
     graphs.begin(stream);
     let work = group.execute_async(all_reduce(&buffer)?)?;
     work.wait_stream(&gpu.stream)?;

@@ -57,7 +57,8 @@ pub(crate) fn serve_once(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Moves the wall clock of the host of a ring by this time: a ring is anchored to that clock once.
+/// Changes the anchor in a ring's header, as if the wall clock of the ring's host had been wrong by `seconds` when the
+/// ring was made.
 pub(crate) fn move_clock(ring: &Path, seconds: i64) -> anyhow::Result<()> {
     let file = std::fs::File::options().read(true).write(true).open(ring)?;
     let mut word = [0; 8];
@@ -66,7 +67,7 @@ pub(crate) fn move_clock(ring: &Path, seconds: i64) -> anyhow::Result<()> {
     Ok(file.write_all_at(&moved.to_ne_bytes(), ANCHOR_WALL)?)
 }
 
-/// Writes to a FIFO every 50 ms.
+/// Writes to a FIFO every 50 ms, for `time`.
 pub(crate) fn flood(pipe: &Path, time: Duration) -> anyhow::Result<()> {
     let opened = std::fs::File::options()
         .write(true)
@@ -100,7 +101,8 @@ pub(crate) fn mount_disk(folder: &Path, at: &Path) -> anyhow::Result<()> {
 /// A file system on which every write waits, until it is dropped.
 pub(crate) struct Stalled {
     at: PathBuf,
-    /// Ends the stall if this program is killed: who waits for the file system cannot be.
+    /// Ends the stall after a minute, also if this program is killed: a process that waits for the file system cannot
+    /// be killed.
     ends: Child,
 }
 
@@ -153,8 +155,8 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Overwrites the ring's slots with arbitrary bytes; its header is kept.
-pub(crate) fn scribble(ring: &Path) -> anyhow::Result<()> {
+/// Overwrites every third block of 4 KiB with arbitrary bytes, behind the first 64 KiB: the header is kept.
+pub(crate) fn overwrite(ring: &Path) -> anyhow::Result<()> {
     let file = std::fs::File::options().write(true).open(ring)?;
     let length = file.metadata()?.len();
     let noise: Vec<u8> = (0..4096_u32).map(|at| (at * 97 % 251) as u8).collect();

@@ -361,7 +361,7 @@ impl<'a> Job<'a> {
                             .open(ring)?
                             .set_len(4096)?;
                     }
-                    Damage::Scribbled => around::scribble(&ring)?,
+                    Damage::Scribbled => around::overwrite(&ring)?,
                 }
                 // The rank must have used the damaged ring.
                 std::thread::sleep(Duration::from_millis(300));

@@ -1,4 +1,4 @@
-//! The price of those who look at a job: measures its collectives while nothing, `rcomm-top`, `rcomm-web` or a client of
+//! Measures what observers cost a job: its collectives are timed while nothing, `rcomm-top`, `rcomm-web` or a client of
 //! an endpoint observes it.
 //!
 //! ```sh
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The ranks are the same processes all the time. A round measures every size under every observer, in an order that
-//! changes from round to round, and under no observer twice: the difference of these two is what the machine does by
-//! itself, and an effect that is not larger than it is not shown by this machine. The table has the medians over the
-//! rounds of the ratios to the mean of the two.
+//! changes from round to round. It measures twice without an observer: these two differ by the noise of the machine,
+//! and an effect that is not larger than their difference is not shown. The table has, for each observer, the median
+//! over the rounds of the ratio to the mean of these two.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -73,7 +73,7 @@ fn observe(cli: &Cli) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut kinds = vec![Kind::Nothing, Kind::Again];
     for kind in [Kind::Top, Kind::Web, Kind::Endpoint] {
-        match kind.is_missing()? {
+        match kind.missing_program()? {
             Some(program) => println!("skipped: {} is not built", program.display()),
             None => kinds.push(kind),
         }
@@ -125,8 +125,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// The value below which nine tenths of these lie.
-fn ninth_tenth(mut values: Vec<f64>) -> f64 {
+/// The ninth decile: nine tenths of the values are not larger.
+fn ninth_decile(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let at = (values.len() * 9).div_ceil(10);
     values
@@ -165,7 +165,7 @@ fn print(title: &str, kinds: &[Kind], all: &[Rounds], of: impl Fn(&Measured) -> 
         let itself = format!(
             "{:.1} %, 9 of 10 < {:.1} %",
             100.0 * median(apart.clone()),
-            100.0 * ninth_tenth(apart)
+            100.0 * ninth_decile(apart)
         );
         let nothing = median(base.clone());
         let effects: Vec<String> = (2..kinds.len())
@@ -208,8 +208,8 @@ impl Job {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()?;
-            let told = child.stdout.take().context("a pipe")?;
-            ranks.push((child, BufReader::new(told)));
+            let output = child.stdout.take().context("a pipe")?;
+            ranks.push((child, BufReader::new(output)));
         }
         Ok(Self { ranks })
     }
@@ -220,9 +220,9 @@ impl Job {
             rank.stdin.as_mut().context("a pipe")?.write_all(b"go\n")?;
         }
         let mut sum: Option<Vec<Measured>> = None;
-        for (rank, (_, told)) in self.ranks.iter_mut().enumerate() {
+        for (rank, (_, output)) in self.ranks.iter_mut().enumerate() {
             let mut line = String::new();
-            told.read_line(&mut line)?;
+            output.read_line(&mut line)?;
             let measured: Vec<Measured> = serde_json::from_str(&line)
                 .with_context(|| format!("rank {rank} reported {line:?}"))?;
             ensure!(measured.len() == sizes, "rank {rank} reported {line:?}");

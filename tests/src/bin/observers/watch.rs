@@ -15,18 +15,18 @@ use std::time::{Duration, Instant};
 
 /// How long an observer may need to begin.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Who polls `rcomm-web` does so this often.
+/// The pause between two polls of `rcomm-web`.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Who observes.
+/// What observes the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Nothing,
-    /// The same once more.
+    /// Nothing once more, which shows the noise of the machine.
     Again,
     /// `rcomm-top` on a terminal.
     Top,
-    /// `rcomm-web`, whose metrics are read ten times a second.
+    /// `rcomm-web`, whose metrics are read about ten times a second.
     Web,
     /// A client that reads rank 0's dump from its endpoint without pause.
     Endpoint,
@@ -52,7 +52,7 @@ impl Kind {
     }
 
     /// The program of this observer, if it is not beside this one.
-    pub(crate) fn is_missing(self) -> anyhow::Result<Option<PathBuf>> {
+    pub(crate) fn missing_program(self) -> anyhow::Result<Option<PathBuf>> {
         Ok(self.program()?.filter(|program| !program.exists()))
     }
 }
@@ -70,7 +70,7 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// Begins, and returns when the observer has looked at the job for the first time.
+    /// Starts the observer, and returns when it has looked at the job for the first time.
     pub(crate) fn begin(kind: Kind, folder: &Path) -> anyhow::Result<Self> {
         let mut watching = Self {
             stop: Arc::default(),

@@ -65,7 +65,7 @@ enum Role {
 
 /// What a rank reports at its end.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct RankReport {
     /// The number of operations whose results were checked.
     pub(crate) checked: u64,
     /// Wrong results.
@@ -184,19 +184,19 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
     for rank in 0..plan.ranks {
         ranks.0.push(start(rank)?);
     }
-    let told = ranks.wait(plan)?;
-    for (rank, told) in told {
+    let reports = ranks.wait(plan)?;
+    for (rank, report) in reports {
         totals.ranks += 1;
-        totals.checked += told.checked;
-        totals.slowest_error_ms = totals.slowest_error_ms.max(told.waited_ms);
-        totals.memory_kib = totals.memory_kib.max(told.memory_kib);
-        ensure!(told.wrong.is_empty(), "rank {rank}: {:?}", told.wrong);
-        let (fds, threads) = told.left;
+        totals.checked += report.checked;
+        totals.slowest_error_ms = totals.slowest_error_ms.max(report.waited_ms);
+        totals.memory_kib = totals.memory_kib.max(report.memory_kib);
+        ensure!(report.wrong.is_empty(), "rank {rank}: {:?}", report.wrong);
+        let (fds, threads) = report.left;
         ensure!(
             fds <= 0 && threads <= 0,
             "rank {rank} is left with {fds} descriptors and {threads} threads"
         );
-        match (&told.error, &plan.fault) {
+        match (&report.error, &plan.fault) {
             (None, None) => {}
             (Some((text, _)), None) => bail!("rank {rank} failed: {text}"),
             (None, Some(_)) => bail!("rank {rank} got no error"),
@@ -206,7 +206,7 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
                     "rank {rank} names {named:?}: {text}"
                 );
                 let limit = limits.timeout + limits.slack;
-                let waited = Duration::from_millis(told.waited_ms);
+                let waited = Duration::from_millis(report.waited_ms);
                 ensure!(waited <= limit, "rank {rank}, after {waited:?}: {text}");
             }
         }
@@ -219,7 +219,7 @@ struct Ranks(Vec<Child>);
 
 impl Ranks {
     /// What the ranks reported, without the culprit.
-    fn wait(&mut self, plan: &Plan) -> anyhow::Result<Vec<(u32, Told)>> {
+    fn wait(&mut self, plan: &Plan) -> anyhow::Result<Vec<(u32, RankReport)>> {
         let culprit = plan.fault.as_ref().map(|fault| fault.rank);
         let until = Instant::now() + Duration::from_secs(180);
         let mut all = Vec::new();
@@ -235,10 +235,10 @@ impl Ranks {
             if let Some(mut pipe) = child.stdout.take() {
                 std::io::Read::read_to_string(&mut pipe, &mut text)?;
             }
-            let told = serde_json::from_str(&text);
+            let report = serde_json::from_str(&text);
             all.push((
                 rank,
-                told.with_context(|| format!("rank {rank} reported {text:?}"))?,
+                report.with_context(|| format!("rank {rank} reported {text:?}"))?,
             ));
         }
         Ok(all)

@@ -1,6 +1,6 @@
 //! One rank of a round.
 
-use crate::Told;
+use crate::RankReport;
 use crate::draw::{Act, Draw, Plan};
 use rcomm::{Config, Error, GroupOptions, ProcessGroup, ReduceOp, World};
 use rcomm_tests::usage::{Usage, peak_memory_kib};
@@ -48,22 +48,22 @@ const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
 pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
     let before = Usage::now();
     let world = World::init(Config::from_environment()?)?;
-    let mut told = Told::default();
-    match work(plan, &world, &mut told) {
+    let mut report = RankReport::default();
+    match work(plan, &world, &mut report) {
         Ok(()) => world.shutdown()?,
         Err(error) => {
-            told.error = Some((error.to_string(), error.ranks().to_vec()));
+            report.error = Some((error.to_string(), error.ranks().to_vec()));
             drop(world);
         }
     }
     let Usage { fds, threads } = before.left(ENDING);
-    told.left = (fds, threads);
-    told.memory_kib = peak_memory_kib();
-    println!("{}", serde_json::to_string(&told)?);
+    report.left = (fds, threads);
+    report.memory_kib = peak_memory_kib();
+    println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
 
-fn work(plan: &Plan, world: &World, told: &mut Told) -> Result<(), Error> {
+fn work(plan: &Plan, world: &World, report: &mut RankReport) -> Result<(), Error> {
     let own = world.rank();
     let mut groups = vec![world.group().clone()];
     for (number, ranks) in plan.groups().into_iter().enumerate() {
@@ -98,12 +98,12 @@ fn work(plan: &Plan, world: &World, told: &mut Told) -> Result<(), Error> {
             count,
         };
         match inputs.run(kind, group, root) {
-            Ok(true) => told.checked += 1,
-            Ok(false) => told
+            Ok(true) => report.checked += 1,
+            Ok(false) => report
                 .wrong
                 .push(format!("{kind:?} of {count} in step {step}")),
             Err(error) => {
-                told.waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                report.waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
                 return Err(error);
             }
         }
@@ -111,7 +111,7 @@ fn work(plan: &Plan, world: &World, told: &mut Told) -> Result<(), Error> {
     // A fault in the last steps of other groups is met here.
     let began = Instant::now();
     world.group().barrier().inspect_err(|_| {
-        told.waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        report.waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     })
 }
 

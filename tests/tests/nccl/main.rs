@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bench;
-mod care;
+mod communicators;
 mod cudarc;
 mod ends;
 mod groups;

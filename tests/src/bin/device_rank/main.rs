@@ -2,7 +2,7 @@
 //! place. `device_rank SCENARIO`; it prints its results on standard error.
 #![allow(clippy::print_stderr)]
 
-mod care;
+mod communicators;
 mod cudarc;
 mod ends;
 mod graph;
@@ -50,11 +50,11 @@ fn run(scenario: &str) -> Result<()> {
         "many_hung" => return ends::many_hung(world, &gpu),
         "two_absent" => return ends::two_absent(world, &gpu),
         "kill_capturing" => return ends::kill_capturing(world, &gpu),
-        "broken_at_the_end" => return care::broken_at_the_end(world, &gpu),
-        "suspension" => care::suspension(&world, &gpu)?,
-        "no_suspension" => care::no_suspension(&world, &gpu)?,
-        "tags" => care::tags(&world, &gpu)?,
-        "pairs" => care::pairs(&world, &gpu)?,
+        "broken_at_the_end" => return communicators::broken_at_the_end(world, &gpu),
+        "suspension" => communicators::suspension(&world, &gpu)?,
+        "no_suspension" => communicators::no_suspension(&world, &gpu)?,
+        "tags" => communicators::tags(&world, &gpu)?,
+        "pairs" => communicators::pairs(&world, &gpu)?,
         "beside_hung" => return ends::beside_hung(&world, &gpu),
         "refused_first" => ends::refused_first(&world, &gpu)?,
         "burst" => ends::burst(&world, &gpu)?,
@@ -241,9 +241,9 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let other = CudaStream::new(&gpu.device, Priority::High)?;
     let numbers = gpu.buffer(&[1i64; 1000])?;
-    // The buffer is used on `other` from here on: that stream must wait for the operation.
     for round in 1..=4i64 {
         let work = group.execute_async(all_reduce(&numbers)?)?;
+        // The streams wait for the operation, not the host. The copy below is on the second one, that of the buffer.
         work.wait_stream(&other)?;
         work.wait_stream(&gpu.stream)?;
         // The buffer is alive although the work was dropped.

@@ -10,12 +10,14 @@
 //! from one store within two seconds. So in a large group the first member that asks reads the answers, in
 //! chunks, and publishes a summary for the rest.
 
+mod arrivals;
 mod report;
 
 pub(crate) use report::RankReport;
 
 use crate::op::error::Result;
 use crate::store::{Store, which_are_set};
+use arrivals::Arrivals;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text;
 use report::{is_long, wire_name};
@@ -277,101 +279,6 @@ impl StatusReplies {
             text,
             ..Self::default()
         }
-    }
-}
-
-/// The members of an operation, by whether they have arrived.
-#[derive(Default)]
-struct Arrivals {
-    /// How many members there are.
-    members: usize,
-    arrived: Vec<Rank>,
-    /// Members that have answered but not arrived (of a message: all that have answered), and their progress
-    /// as text.
-    missing: Vec<(Rank, String)>,
-    /// Members that have not answered.
-    silent: Vec<Rank>,
-    /// Members whose processes have ended.
-    gone: Vec<Rank>,
-}
-
-impl Arrivals {
-    /// Adds a member by its answer, `None` if it has not answered.
-    fn add(&mut self, query: &StatusQuery<'_>, rank: Rank, report: Option<&RankReport>) {
-        let Some(report) = report else {
-            self.silent.push(rank);
-            return;
-        };
-        let status = report.groups.get(&wire_name(query.wire_id));
-        let last = status.map_or(-1, |status| status.last_enqueued);
-        let seq = i64::try_from(query.seq).unwrap_or(i64::MAX);
-        if !query.is_p2p && last >= seq {
-            self.arrived.push(rank);
-            return;
-        }
-        let mut place = match (status, last) {
-            (None, _) => "has not made this group".to_owned(),
-            (_, ..=0) => "has called no collective here yet".to_owned(),
-            (_, last) => format!("last collective here is #{last}"),
-        };
-        if !report.phase.is_empty() {
-            let lasted = text::duration(Duration::from_millis(report.phase_ms));
-            let _ = write!(place, ", in phase {:?} for {lasted}", report.phase);
-        }
-        if report.step >= 0 {
-            let _ = write!(place, ", in step {}", report.step);
-        }
-        self.missing.push((rank, place));
-    }
-
-    /// The members that are not known to have arrived, ascending. Of a message, those without an answer: an answer
-    /// does not show whether its rank has come to the message.
-    fn absent(&self, is_p2p: bool) -> Vec<Rank> {
-        let missing = self.missing.iter().map(|(rank, _)| rank);
-        let missing = missing.filter(|_| !is_p2p);
-        let all = missing.chain(&self.silent).chain(&self.gone);
-        let mut all: Vec<Rank> = all.copied().collect();
-        all.sort_unstable();
-        all
-    }
-
-    fn to_text(&self, is_p2p: bool) -> String {
-        let mut parts = Vec::new();
-        if !is_p2p {
-            let none = self.arrived.is_empty();
-            parts.push(format!(
-                "arrived: {}",
-                if none {
-                    "none".to_owned()
-                } else {
-                    text::ranks(&self.arrived, MAX_RANKS)
-                }
-            ));
-        }
-        if !self.missing.is_empty() {
-            let what = if is_p2p { "members" } else { "not arrived" };
-            let mut text = format!("{what}: ");
-            for (at, (rank, place)) in self.missing.iter().take(MAX_RANKS).enumerate() {
-                let comma = if at == 0 { "" } else { ", " };
-                let _ = write!(text, "{comma}rank {rank} ({place})");
-            }
-            if let Some(more) = self.missing.len().checked_sub(MAX_RANKS + 1) {
-                let _ = write!(text, " and {} more", more + 1);
-            }
-            parts.push(text);
-        }
-        if !self.gone.is_empty() {
-            parts.push(format!("gone: {}", text::ranks(&self.gone, MAX_RANKS)));
-        }
-        if !self.silent.is_empty() {
-            let answered = self.arrived.len() + self.missing.len();
-            parts.push(format!(
-                "no answer: {} ({answered} of {} members answered)",
-                text::ranks(&self.silent, MAX_RANKS),
-                self.members
-            ));
-        }
-        parts.join("; ")
     }
 }
 

@@ -201,6 +201,7 @@ pub(super) fn all_reduce(
     .enqueue()
 }
 
+#[allow(clippy::too_many_arguments, reason = "as nccl.h has it")]
 pub(super) fn reduce(
     send: *const c_void,
     receive: *mut c_void,

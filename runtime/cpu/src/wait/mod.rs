@@ -1,11 +1,13 @@
 //! How a thread waits for a peer: it polls for a short time, then sleeps.
 //!
 //! A waiter polls for about as long as a wake-up takes. If ranks outnumber cores, the peer may need this core, so
-//! the waiter yields between polls, and polls for longer. Then it sleeps, at most ten milliseconds at a time, so that
-//! it detects a stop, a deadline or a dead peer soon even without a wake-up.
+//! the waiter yields between polls, and polls for longer; where other programs keep the cores busy, it does not yield
+//! ([`yielding`]). Then it sleeps, at most ten milliseconds at a time, so that it detects a stop, a deadline or a dead
+//! peer soon even without a wake-up.
 
 mod failure;
 pub(crate) mod processors;
+mod yielding;
 
 pub(crate) use failure::Failure;
 
@@ -26,6 +28,8 @@ const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_millis(1);
 /// How long a helper thread yields to the other threads of its rank before it sleeps.
 const HELPER_YIELD: Duration = Duration::from_micros(200);
+/// How long a rank of an oversubscribed host polls before it sleeps, while yields take too long.
+const SHORT_SPIN: Duration = Duration::from_micros(5);
 /// Polls between two reads of the clock.
 const POLLS_PER_CHECK: u32 = 64;
 /// Number of polls before the waiter uses the processor's hint for spin loops.
@@ -208,18 +212,21 @@ impl<'a> WaitPolicy<'a> {
             return Err(Interrupted::TimedOut);
         }
         let idle = now - since;
-        let limit = match self.wait_mode {
-            WaitMode::CorePerRank => SPIN,
-            WaitMode::Oversubscribed => YIELD,
-            WaitMode::Helper => HELPER_YIELD,
-            WaitMode::Sleep => Duration::ZERO,
+        let (limit, yields) = match self.wait_mode {
+            WaitMode::CorePerRank => (SPIN, false),
+            WaitMode::Oversubscribed if yielding::takes_too_long() => (SHORT_SPIN, false),
+            WaitMode::Oversubscribed => (YIELD, true),
+            WaitMode::Helper if yielding::takes_too_long() => (Duration::ZERO, false),
+            WaitMode::Helper => (HELPER_YIELD, true),
+            WaitMode::Sleep => (Duration::ZERO, false),
         };
         if idle < limit {
-            if self.wait_mode != WaitMode::CorePerRank {
-                std::thread::yield_now();
+            if yields {
+                yielding::yield_from(now);
             }
             return Ok(Pause::Poll);
         }
+        yielding::note_sleep();
         // The first sleep is short, since most waits are short, but not shorter than it takes to fall asleep and to
         // wake up.
         let sleep = idle.min(LONGEST_SLEEP);

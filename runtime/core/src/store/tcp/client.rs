@@ -386,6 +386,7 @@ impl Connection {
             while idle_since.elapsed() < Spin::LONGEST {
                 std::thread::yield_now();
                 if self.receive()? {
+                    self.spin.polled(idle_since.elapsed());
                     return Ok(());
                 }
             }

@@ -8,6 +8,10 @@ use std::time::Duration;
 /// for as long as a wake-up takes before it sleeps. It begins to poll only after several short sleeps in a row, and
 /// after one poll without a message it does not poll for many sleeps. So an idle thread uses no processor time for
 /// polling, and a thread whose messages arrive at intervals just above the limit uses little.
+///
+/// A thread that polls yields its processor between two looks. Where another program keeps the processor busy, the
+/// thread gets it back only after some milliseconds, with its message there all the time. Such a poll counts as one
+/// without a message.
 pub(super) struct Spin {
     short_sleeps: u32,
     pause: u32,
@@ -50,6 +54,13 @@ impl Spin {
         self.pause = Self::PAUSE;
     }
 
+    /// Notes that a message ended a poll of `time`.
+    pub(super) fn polled(&mut self, time: Duration) {
+        if time > Self::LONGEST + Self::SHORT_SLEEP {
+            self.poll_failed();
+        }
+    }
+
     /// Notes that a message ended a sleep of `time`.
     pub(super) fn slept(&mut self, time: Duration) {
         if self.pause > 0 {
@@ -80,6 +91,18 @@ mod tests {
         }
         spin.slept(short);
         assert!(spin.should_poll());
+    }
+
+    #[test]
+    fn a_poll_that_takes_much_longer_than_it_should_ends_polling() {
+        let mut spin = Spin::initially_polling();
+        spin.polled(Spin::LONGEST);
+        assert!(spin.should_poll());
+        spin.polled(Duration::from_millis(3));
+        for _ in 0..Spin::PAUSE {
+            assert!(!spin.should_poll());
+            spin.slept(Duration::from_micros(60));
+        }
     }
 
     #[test]

@@ -139,6 +139,7 @@ impl EventLoop {
                 std::thread::yield_now();
                 let ready = epoll::wait(&self.epoll, &mut events[..], Some(&NOW))?;
                 if ready > 0 {
+                    self.spin.polled(idle_since.elapsed());
                     return Ok(ready);
                 }
             }

@@ -4,16 +4,20 @@
 //! and stores, whose effect on the caches is known.
 //!
 //! To write to a cache line that another core has, a core must first take it from that core's caches, and few
-//! such requests are under way at once. Measured on an EPYC of 2024:
+//! such requests are under way at once. Two processors, in GB/s, for cores that share a last-level cache (near) and
+//! cores that do not (far):
 //!
 //! | | through the caches | past the caches (streaming stores) |
 //! |---|---|---|
-//! | cores that share a last-level cache | written at 8 to 10 GB/s, read at 30; written at 40 once the line has left the other core's caches | written at 16 GB/s, read at 15 |
-//! | cores that do not | written at 2 GB/s | written at 28 GB/s, read at 25 |
+//! | EPYC of 2024, near | written at 8 to 10, read at 30 | written at 16, read at 15 |
+//! | the same, once the line has left the other core's caches | written at 40 | |
+//! | EPYC of 2021, near | written at 14 to 35, read at 17 to 33 | written at 10 to 20, read at 11 |
+//! | EPYC of 2024, far | written at 2 | written at 28, read at 25 |
+//! | EPYC of 2021, far | written at 4 to 7, read at 9 to 13 | written at 18 to 25, read at 10 to 14 |
 //!
 //! Slots of shared memory are reused only after a long round, so that their lines have left the reader's caches. No
 //! table says which row applies to a pair of cores, and under a hypervisor the row changes when cores are
-//! reassigned: [`AdaptiveCopy`] measures the rate.
+//! reassigned: [`AdaptiveCopy`] measures both ways.
 
 use super::Level;
 use std::time::{Duration, Instant};
@@ -21,32 +25,84 @@ use std::time::{Duration, Instant};
 /// Below this many bytes the C library's copy is a few vector moves as well.
 const LIBRARY_COPY_MAX: usize = 1 << 10;
 
-/// Copies for another core that reads the copy next: through the caches, or past them for a while after copies
-/// through the caches were slow.
+/// Copies for another core that reads the copy next: through the caches, or past them for a while where that was
+/// measured to be faster.
+///
+/// What a copy through the caches takes depends on where the lines are: those that were streamed before, and read
+/// since by this core, are in no other cache. So single copies through the caches tell nothing while streaming is on.
+/// Instead, streaming ends by itself, and begins anew after many slow copies in a row.
 #[derive(Debug, Default)]
 pub struct AdaptiveCopy {
     /// Pieces copied since the last one that was timed.
     untimed: u32,
+    /// Pieces copied through the caches since the last one that was streamed for comparison.
+    untried: u32,
     /// Bytes of consecutive slow pieces. A piece that was not timed counts as slow if the next timed one is slow.
     slow_bytes: usize,
-    /// Bytes still to be streamed before the caches are tried again.
+    /// Bytes still to be streamed before the caches are used again.
     bytes_to_stream: usize,
+    through_caches: Pace,
+    past_caches: Pace,
+}
+
+/// How fast copies of one kind were.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    /// The smoothed nanoseconds for a byte.
+    per_byte: f32,
+    /// Number of copies that were timed, up to [`Pace::KNOWN`].
+    timed: u32,
+}
+
+impl Pace {
+    /// Copies to be timed before the pace is used.
+    const KNOWN: u32 = 4;
+
+    /// Whether enough copies were timed.
+    fn is_known(self) -> bool {
+        self.timed >= Self::KNOWN
+    }
+
+    /// Takes the duration of a copy into account. A copy that was interrupted by another thread, or that touched
+    /// memory for the first time, took much longer than others; none takes less time than it needs. So a shorter time
+    /// counts by half at once, and a longer one for little, and at most as twice the time so far.
+    fn update(&mut self, len: usize, took: Duration) {
+        let sample = took.as_nanos() as f32 / len as f32;
+        let so_far = self.per_byte;
+        self.per_byte = if self.timed == 0 {
+            sample
+        } else if sample < so_far {
+            f32::midpoint(so_far, sample)
+        } else {
+            so_far + (sample.min(2.0 * so_far) - so_far) / 4.0
+        };
+        self.timed = (self.timed + 1).min(Self::KNOWN);
+    }
 }
 
 impl AdaptiveCopy {
-    /// Pieces of at least this many bytes are streamed, while streaming is on.
+    /// Pieces of at least this many bytes are measured, and streamed while streaming is on.
     const MIN_STREAMED: usize = 16 << 10;
-    /// A copy slower than this, in bytes/ns, counts as slow. It lies between the slow and the fast rates that
-    /// the module comment lists.
-    const SLOW: f64 = 3.5;
-    /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost.
-    const TIMED_INTERVAL: u32 = 8;
-    /// After this many slow bytes, copies change to streaming. Fewer slow bytes may come from a preempted
-    /// thread, or from the first round through memory that was not used for a while.
+    /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost. This
+    /// and the next two numbers make prime distances, so that an operation's regular pieces do not always put
+    /// the same one there.
+    const TIMED_INTERVAL: u32 = 6;
+    /// How many pieces are copied through the caches, while that is slow, between two that are streamed for comparison.
+    const TRIED_INTERVAL: u32 = 60;
+    /// The same before both paces are known.
+    const FIRST_TRIED_INTERVAL: u32 = 12;
+    /// A copy through the caches that takes longer than this, in nanoseconds for a byte, is slow. Cores that share a
+    /// cache copy faster, unless the bytes have left the caches.
+    const SLOW: f64 = 0.125;
+    /// After this many slow bytes, copies change to streaming if it is faster. Fewer slow bytes may come from a
+    /// preempted thread, or from the first round through memory that was not used for a while.
     const SLOW_BYTES_LIMIT: usize = 4 << 20;
+    /// Streaming has to be this many times as fast as the caches, since the reader of streamed lines finds them in no
+    /// cache.
+    const FASTER: f32 = 1.5;
     /// Streaming stays on for this many bytes. Then the caches are tried again, which costs about 2 % of the
     /// time.
-    const STREAMED_BYTES: usize = 2 << 30;
+    const STREAMED_BYTES: usize = 512 << 20;
 
     /// Whether a piece of `len` bytes would be streamed.
     #[inline]
@@ -61,30 +117,62 @@ impl AdaptiveCopy {
     #[inline]
     pub fn copy(&mut self, to: &mut [u8], from: &[u8]) {
         if to.len() < Self::MIN_STREAMED {
-            copy(to, from);
-        } else if self.bytes_to_stream > 0 {
-            self.bytes_to_stream = self.bytes_to_stream.saturating_sub(to.len());
-            copy_past_caches(to, from);
-        } else if self.untimed < Self::TIMED_INTERVAL {
-            self.untimed += 1;
-            copy(to, from);
-        } else {
-            let began = Instant::now();
-            copy(to, from);
-            self.update(to.len(), began.elapsed());
+            return copy(to, from);
         }
+        let is_trial = self.is_trial();
+        let streams = is_trial || self.bytes_to_stream > 0;
+        self.bytes_to_stream = self.bytes_to_stream.saturating_sub(to.len());
+        let copy_it = match streams {
+            true => copy_past_caches,
+            false => copy,
+        };
+        if !is_trial && self.untimed < Self::TIMED_INTERVAL {
+            self.untimed += 1;
+            return copy_it(to, from);
+        }
+        let began = Instant::now();
+        copy_it(to, from);
+        self.update(streams, to.len(), began.elapsed());
     }
 
-    /// Updates the state with the duration of a copy through the caches.
-    fn update(&mut self, len: usize, took: Duration) {
-        self.untimed = 0;
-        if len as f64 >= took.as_nanos() as f64 * Self::SLOW {
-            self.slow_bytes = 0;
-            return;
+    /// Counts a piece; returns whether it is to be streamed for comparison.
+    #[inline]
+    fn is_trial(&mut self) -> bool {
+        if self.slow_bytes == 0 || self.bytes_to_stream > 0 {
+            return false;
         }
-        // The pieces before this one were not timed; they are assumed to have been as slow.
-        self.slow_bytes += len * (Self::TIMED_INTERVAL as usize + 1);
-        if self.slow_bytes >= Self::SLOW_BYTES_LIMIT {
+        let interval = match self.past_caches.is_known() {
+            true => Self::TRIED_INTERVAL,
+            false => Self::FIRST_TRIED_INTERVAL,
+        };
+        self.untried += 1;
+        if self.untried <= interval {
+            return false;
+        }
+        self.untried = 0;
+        true
+    }
+
+    /// Updates the state with the duration of a copy, past the caches or through them.
+    fn update(&mut self, streamed: bool, len: usize, took: Duration) {
+        self.untimed = 0;
+        if streamed {
+            self.past_caches.update(len, took);
+        } else {
+            self.through_caches.update(len, took);
+            if took.as_nanos() as f64 <= len as f64 * Self::SLOW {
+                self.slow_bytes = 0;
+            } else {
+                // The pieces before this one were not timed; they are assumed to have been as slow.
+                self.slow_bytes += len * (Self::TIMED_INTERVAL as usize + 1);
+            }
+        }
+        let (cached, past) = (self.through_caches, self.past_caches);
+        if self.slow_bytes >= Self::SLOW_BYTES_LIMIT
+            && cached.is_known()
+            && past.is_known()
+            && cached.per_byte > past.per_byte * Self::FASTER
+        {
             self.slow_bytes = 0;
             self.bytes_to_stream = Self::STREAMED_BYTES;
         }
@@ -236,24 +324,74 @@ mod tests {
         levels
     }
 
-    #[test]
-    fn streaming_begins_after_many_slow_bytes_and_ends_after_its_number_of_bytes() {
-        const PIECE: usize = 64 << 10;
-        let mut copier = AdaptiveCopy::default();
-        let (fast, slow) = (Duration::from_micros(2), Duration::from_micros(30));
-        for took in [slow, slow, fast, slow, slow, slow, slow, slow, slow] {
-            copier.update(PIECE, took);
-            assert!(!copier.streams(PIECE), "too early");
+    const PIECE: usize = 64 << 10;
+
+    /// Updates `copier` as if `count` pieces had been copied at this many bytes per nanosecond.
+    fn feed(copier: &mut AdaptiveCopy, streamed: bool, rate: f64, count: usize) {
+        let took = Duration::from_nanos((PIECE as f64 / rate) as u64);
+        for _ in 0..count {
+            copier.update(streamed, PIECE, took);
         }
-        copier.update(PIECE, slow);
-        copier.update(PIECE, slow);
+    }
+
+    #[test]
+    fn streaming_begins_where_it_is_faster_after_many_slow_bytes_and_ends_after_its_bytes() {
+        let mut copier = AdaptiveCopy::default();
+        feed(&mut copier, false, 5.5, 20);
+        assert!(!copier.streams(PIECE), "nothing is known of streaming");
+        feed(&mut copier, true, 20.0, 3);
+        assert!(!copier.streams(PIECE), "too little is known of it");
+        feed(&mut copier, true, 20.0, 1);
         assert!(copier.streams(PIECE) && !copier.streams(100));
+        assert_eq!(copier.bytes_to_stream, AdaptiveCopy::STREAMED_BYTES);
+        copier.bytes_to_stream = 8 * PIECE;
         let (from, mut to) = (vec![7; PIECE], vec![0; PIECE]);
-        for _ in 0..AdaptiveCopy::STREAMED_BYTES / PIECE {
+        for _ in 0..8 {
             assert!(copier.streams(PIECE));
             copier.copy(&mut to, &from);
         }
         assert!(!copier.streams(PIECE) && to == from);
+    }
+
+    #[test]
+    fn few_slow_bytes_between_fast_ones_do_not_begin_it() {
+        let mut copier = AdaptiveCopy::default();
+        feed(&mut copier, true, 20.0, 4);
+        for _ in 0..10 {
+            feed(&mut copier, false, 5.5, 8);
+            feed(&mut copier, false, 15.0, 1);
+        }
+        assert!(!copier.streams(PIECE));
+        feed(&mut copier, false, 5.5, 20);
+        assert!(copier.streams(PIECE));
+    }
+
+    #[test]
+    fn slow_copies_alone_do_not_begin_it() {
+        let mut copier = AdaptiveCopy::default();
+        // The original comes from memory, either way.
+        feed(&mut copier, true, 6.0, 4);
+        feed(&mut copier, false, 5.5, 100);
+        assert!(!copier.streams(PIECE));
+        // A copy that another thread interrupted changes nothing.
+        feed(&mut copier, false, 0.01, 1);
+        feed(&mut copier, false, 5.5, 4);
+        assert!(!copier.streams(PIECE));
+    }
+
+    #[test]
+    fn pieces_are_streamed_for_comparison_only_while_the_caches_are_slow() {
+        let tried = |copier: &mut AdaptiveCopy| (0..1000).filter(|_| copier.is_trial()).count();
+        let mut copier = AdaptiveCopy::default();
+        assert_eq!(tried(&mut copier), 0);
+        feed(&mut copier, false, 15.0, 4);
+        assert_eq!(tried(&mut copier), 0);
+        feed(&mut copier, false, 5.5, 1);
+        assert_eq!(tried(&mut copier), 76);
+        feed(&mut copier, true, 6.0, 4);
+        assert_eq!(tried(&mut copier), 16);
+        feed(&mut copier, false, 15.0, 1);
+        assert_eq!(tried(&mut copier), 0);
     }
 
     #[test]

@@ -29,7 +29,9 @@ struct Arguments {
     /// Ranks of each job.
     #[arg(short = 'n', long, default_value_t = 2)]
     ranks: u32,
-    /// Operations to measure, separated by commas.
+    /// Operations to measure, separated by commas. `fresh_all_reduce` and so on write to every cache line of the
+    /// buffers before each call, as callers do who compute what they send; of the other peers only MPI libraries
+    /// have them.
     #[arg(long, value_delimiter = ',', default_value = "all_reduce")]
     operations: Vec<String>,
     /// Sizes in bytes, separated by commas.

@@ -302,7 +302,7 @@ impl Peer {
             rank.get_mut().write_all(order.as_bytes())?;
         }
         let mut slowest: Option<Times> = None;
-        let active = if operation == "send_recv" {
+        let active = if operation.ends_with("send_recv") {
             2
         } else {
             self.ranks.len()
@@ -321,7 +321,11 @@ impl Peer {
                 continue;
             };
             // A rank measures the round trip, which is two messages.
-            let halves = if operation == "send_recv" { 2.0 } else { 1.0 };
+            let halves = if operation.ends_with("send_recv") {
+                2.0
+            } else {
+                1.0
+            };
             if at < active {
                 let so_far = slowest.unwrap_or(Times { p50: 0.0, p99: 0.0 });
                 slowest = Some(Times {

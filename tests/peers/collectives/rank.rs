@@ -12,6 +12,9 @@ const MAX_BYTES: usize = 64 << 20;
 /// A peer whose name begins like this uses buffers that the group allocated.
 pub(crate) const REGISTERED: &str = "rcomm-registered";
 
+/// Before the name of an operation: each rank writes to every cache line of its buffers before it runs the operation.
+const FRESH: &str = "fresh_";
+
 /// Runs the operations that the measuring program asks for, until it closes the connection.
 pub(crate) fn serve(port: u16, name: &str) -> Result<()> {
     if let Some(core) = std::env::var("PEER_CORE")
@@ -41,15 +44,24 @@ pub(crate) fn serve(port: u16, name: &str) -> Result<()> {
         let line = line?;
         let answer = match parse(&line) {
             Some((operation, bytes, count)) => {
-                let mut once = || call(world.group(), operation, bytes, input, output);
+                let (operation, is_fresh) = match operation.strip_prefix(FRESH) {
+                    Some(operation) => (operation, true),
+                    None => (operation, false),
+                };
                 for _ in 0..count / 8 {
-                    once()?;
+                    call(world.group(), operation, bytes, input, output)?;
                 }
                 world.group().barrier()?;
                 times.clear();
                 let mut then = Instant::now();
                 for _ in 0..count {
-                    once()?;
+                    if is_fresh {
+                        write_lines(input, bytes);
+                        write_lines(output, bytes);
+                        world.group().barrier()?;
+                        then = Instant::now();
+                    }
+                    call(world.group(), operation, bytes, input, output)?;
                     let now = Instant::now();
                     times.push((now - then).as_secs_f64() * 1e6);
                     then = now;
@@ -77,7 +89,8 @@ fn parse(line: &str) -> Option<(&str, usize, usize)> {
         "send_recv",
     ];
     let mut words = line.split(' ');
-    let operation = words.next().filter(|name| KNOWN.contains(name))?;
+    let is_known = |name: &&str| KNOWN.contains(&name.strip_prefix(FRESH).unwrap_or(name));
+    let operation = words.next().filter(is_known)?;
     let bytes = words
         .next()?
         .parse()
@@ -87,6 +100,14 @@ fn parse(line: &str) -> Option<(&str, usize, usize)> {
     (1..=MAX_COUNT)
         .contains(&count)
         .then_some((operation, bytes, count))
+}
+
+/// Writes to each cache line of the first `bytes` bytes, as a caller does who computes what is sent.
+fn write_lines(buffer: &mut [f32], bytes: usize) {
+    let len = (bytes / 4).min(buffer.len());
+    for value in buffer[..len].iter_mut().step_by(16) {
+        *value = std::hint::black_box(0.0);
+    }
 }
 
 fn call(

@@ -21,6 +21,9 @@ pub enum Error {
     /// A value of the configuration is invalid.
     #[error("recorder configuration: {0}")]
     InvalidConfig(String),
+    /// A TLS identity that cannot be used.
+    #[error("{0}")]
+    Tls(String),
     /// Another living process records as this rank.
     #[error(
         "rank {rank} of job {job:?}, attempt {attempt}, is already recording in {path}; \

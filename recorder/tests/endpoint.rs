@@ -2,20 +2,22 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod certificates;
 mod child;
 
+use certificates::Ca;
 use child::Child;
 use rcomm_recorder::model::{DType, EntryState, OpType, ProcessGroupInfo};
 use rcomm_recorder::publish::{
     Dump, Endpoint, EndpointAddress, EndpointClient, EndpointFollower, EndpointToken, Listen,
-    MAX_CONNECTIONS, PeerEndpoint,
+    MAX_CONNECTIONS, PeerEndpoint, Tls, TlsFiles,
 };
 use rcomm_recorder::record::{
     FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
     Tensor, Ticket,
 };
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -251,6 +253,113 @@ fn tcp_endpoint_answers_only_clients_with_the_token() {
             format!("endpoint {address}: it refused the token")
         );
     }
+}
+
+#[test]
+fn with_tls_an_endpoint_answers_only_clients_with_a_certificate_of_its_ca() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recorder, _) = recorder(directory.path());
+    let ca = Ca::new();
+    let identity = |ca: &Ca, name| Tls::from_files(&ca.issue(directory.path(), name)).unwrap();
+    let token = EndpointToken::new("a-token-of-this-job").unwrap();
+    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listen = Listen::Tls(loopback, token.clone(), identity(&ca, "rank"));
+    let endpoint = Endpoint::serve(recorder.clone(), listen).unwrap();
+    let address = endpoint.address().clone();
+    // Callers that send nothing, or the begin of a handshake, do not keep others out.
+    let EndpointAddress::Tcp(socket) = address else {
+        panic!("{address}");
+    };
+    let held: Vec<TcpStream> = (0..2 * MAX_CONNECTIONS)
+        .map(|at| {
+            let mut stream = TcpStream::connect(socket).unwrap();
+            stream.write_all(&[0x16, 3, 1, 2][..at % 5]).unwrap();
+            stream
+        })
+        .collect();
+    let ask = |tls: Option<Tls>| {
+        let client = EndpointClient::new(address.clone(), Some(token.clone()));
+        client.with_tls(tls).status(soon())
+    };
+    assert_eq!(
+        ask(Some(identity(&ca, "reader"))).unwrap().identity.rank,
+        Some(1)
+    );
+    drop(held);
+    let plain = ask(None).unwrap_err().to_string();
+    assert!(
+        plain.contains("takes TLS only: set RCOMM_TLS_CERT"),
+        "{plain}"
+    );
+    let foreign = ask(Some(identity(&Ca::new(), "foreign")))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        foreign.contains("not from the CA of this process"),
+        "{foreign}"
+    );
+    // The reverse: a client with TLS, and an endpoint without.
+    let endpoint = Endpoint::serve(recorder, Listen::Tcp(loopback, token.clone())).unwrap();
+    let client = EndpointClient::new(endpoint.address().clone(), Some(token.clone()));
+    let client = client.with_tls(Some(identity(&ca, "reader")));
+    let error = client.status(soon()).unwrap_err().to_string();
+    assert!(
+        error.contains("it does not use TLS, and this process does"),
+        "{error}"
+    );
+}
+
+#[test]
+fn files_that_make_no_tls_identity_are_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path();
+    let ca = Ca::new();
+    let good = ca.issue(folder, "good");
+    Tls::from_files(&good).unwrap();
+    let refused = |files: &TlsFiles| Tls::from_files(files).unwrap_err().to_string();
+    let expired = refused(&ca.issue_until(folder, "old", 2020));
+    assert!(expired.contains("old.cert.pem has expired"), "{expired}");
+    let foreign = TlsFiles {
+        ca: Ca::new().issue(folder, "foreign").ca,
+        ..good.clone()
+    };
+    let foreign = refused(&foreign);
+    assert!(
+        foreign.contains("good.cert.pem is not signed by the CA in"),
+        "{foreign}"
+    );
+    let mixed = TlsFiles {
+        key: ca.issue(folder, "other").key,
+        ..good.clone()
+    };
+    let mixed = refused(&mixed);
+    assert!(mixed.contains("other.key.pem does not fit"), "{mixed}");
+    let swapped = TlsFiles {
+        certificate: good.key.clone(),
+        ..good.clone()
+    };
+    let swapped = refused(&swapped);
+    assert!(
+        swapped.contains("good.key.pem holds no certificate"),
+        "{swapped}"
+    );
+    let missing = TlsFiles {
+        ca: folder.join("none.pem"),
+        ..good.clone()
+    };
+    let missing = refused(&missing);
+    assert!(missing.contains("none.pem cannot be read"), "{missing}");
+    let half = TlsFiles::from_lookup(|name| (name == "RCOMM_TLS_CA").then(|| "ca.pem".to_owned()));
+    let half = refused(&half.unwrap());
+    assert!(half.contains("RCOMM_TLS_CERT is not set"), "{half}");
+    assert_eq!(TlsFiles::from_lookup(|_| Some(" ".to_owned())), None);
+    let readable = PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(&good.key, readable).unwrap();
+    let readable = refused(&good);
+    assert!(
+        readable.contains("has mode 644") && readable.contains("chmod 600"),
+        "{readable}"
+    );
 }
 
 #[test]

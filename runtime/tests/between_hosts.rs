@@ -4,11 +4,16 @@
 //! for each rank.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
-use rcomm::config::{RingDir, TransportChoice};
+#[path = "../../recorder/tests/certificates/mod.rs"]
+mod certificates;
+
+use certificates::Ca;
+use rcomm::config::{EndpointChoice, RingDir, TransportChoice};
 use rcomm::{Config, ErrorKind, GroupOptions, ProcessGroup, ReduceOp, Rendezvous, TcpStore, World};
+use rcomm_recorder::publish::EndpointClient;
 use std::io::Read;
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,6 +109,117 @@ fn an_unknown_interface_is_refused_with_a_list_of_the_existing_ones() {
     let message = error.to_string();
     assert!(message.contains("\"no-such0\""), "{message}");
     assert!(message.contains("lo (127.0.0.1"), "{message}");
+}
+
+/// Runs `rank` as each of four ranks on two simulated hosts, on threads, each with an identity of this CA.
+fn on_two_hosts(ca_of: impl Fn(u32) -> Option<&'static Ca> + Sync, rank: impl Fn(Config) + Sync) {
+    let folder = tempfile::tempdir().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    std::thread::scope(|scope| {
+        for at in 0..4 {
+            let (ca_of, rank, folder) = (&ca_of, &rank, folder.path());
+            scope.spawn(move || {
+                let mut place = Rendezvous::explicit(at, 4, "127.0.0.1", port).unwrap();
+                (place.local_rank, place.local_world_size) = (Some(at % 2), Some(2));
+                rank(Config {
+                    rendezvous: Some(place),
+                    tls: ca_of(at).map(|ca| ca.issue(folder, &format!("rank{at}"))),
+                    secret: Some(rcomm::Secret::from_text("of this test")),
+                    endpoint: EndpointChoice::Tcp(([127, 0, 0, 1], 0).into()),
+                    host_id: Some((at / 2).to_string()),
+                    timeout: LONG,
+                    init_timeout: LONG,
+                    ring_dir: RingDir::Memory,
+                    ..Config::default()
+                });
+            });
+        }
+    });
+}
+
+#[test]
+fn a_job_on_two_hosts_works_over_tls() {
+    static CA: std::sync::LazyLock<Ca> = std::sync::LazyLock::new(Ca::new);
+    for (transport, streams) in [
+        (TransportChoice::Auto, "1"),
+        (TransportChoice::Tcp, "1"),
+        (TransportChoice::Tcp, "3"),
+    ] {
+        let work = |mut config: Config| {
+            config.transport = transport;
+            config
+                .tuning
+                .prepend(&format!("streams {streams}"))
+                .unwrap();
+            let tls = config.read_tls().unwrap();
+            let world = World::init(config).unwrap();
+            let group = world.group();
+            // Callers of the data ports that stop in the handshake.
+            let _stalled: Vec<TcpStream> = (0..32)
+                .map(|at| {
+                    let mut caller = TcpStream::connect(address(&world, at % 4)).unwrap();
+                    caller.write_all(&[0x16, 3, 1, 2, 0, 1][..at % 6]).unwrap();
+                    caller
+                })
+                .collect();
+            for count in [1, 3, 70_001, 1 << 20] {
+                let mut data = vec![f64::from(group.rank() + 1); count];
+                group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert!(data.iter().all(|&sum| sum == 10.0), "{count} numbers");
+            }
+            check_operations_between_hosts(group);
+            // Messages both ways at the same time, short and long, to a rank of the other host.
+            let other = (group.rank() + 2) % 4;
+            for count in [1, 100_000, 2_000_000] {
+                let sent = vec![group.rank() as u8; count];
+                let mut received = vec![0_u8; count];
+                std::thread::scope(|scope| {
+                    scope.spawn(|| group.send(&sent, other, 7).unwrap());
+                    group.recv(&mut received, other, 7).unwrap();
+                });
+                assert!(received.iter().all(|&byte| u32::from(byte) == other));
+            }
+            let token = rcomm::Secret::from_text("of this test").endpoint_token();
+            let address = world.endpoint().unwrap().clone();
+            let client = EndpointClient::new(address, Some(token)).with_tls(tls);
+            let status = client.status(std::time::Instant::now() + LONG).unwrap();
+            assert_eq!(status.identity.rank, Some(world.rank()));
+            group.barrier().unwrap();
+            world.shutdown().unwrap();
+        };
+        on_two_hosts(|_| Some(&CA), work);
+    }
+}
+
+#[test]
+fn a_rank_without_tls_or_with_another_ca_is_told_at_once() {
+    static CAS: std::sync::LazyLock<[Ca; 2]> = std::sync::LazyLock::new(|| [Ca::new(), Ca::new()]);
+    for (theirs, told) in [
+        (None, "takes TLS only, and this process has none"),
+        (
+            Some(&CAS[1]),
+            "certificate is not from the CA of this process",
+        ),
+    ] {
+        let ca_of = |rank| if rank == 3 { theirs } else { Some(&CAS[0]) };
+        let start = |mut config: Config| {
+            let rank = config.rendezvous.as_ref().unwrap().rank;
+            // The others wait for the rank as they wait for one that never starts.
+            config.init_timeout = if rank == 3 {
+                LONG
+            } else {
+                Duration::from_secs(3)
+            };
+            let error = World::init(config).err().unwrap().to_string();
+            match rank {
+                3 => assert!(error.contains(told), "{error}"),
+                _ => assert!(error.contains("rank 3"), "{error}"),
+            }
+        };
+        on_two_hosts(ca_of, start);
+    }
 }
 
 /// The body of a rank's process; does nothing when the tests are run.

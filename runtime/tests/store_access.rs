@@ -1,8 +1,12 @@
 //! Access to a store and its limits, over real sockets: who is refused, at which limit, and with which error.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../recorder/tests/certificates/mod.rs"]
+mod certificates;
+
+use certificates::Ca;
 use rcomm::store::{Store, StoreAccess, StoreLimits, TcpStore, TcpStoreServer};
-use rcomm::{Config, ErrorKind, Rendezvous, Secret, World};
+use rcomm::{Config, ErrorKind, Rendezvous, Secret, Tls, World};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
@@ -296,4 +300,138 @@ fn the_default_limits_are_those_in_the_documentation() {
     ] {
         assert!(page.contains(&line), "docs/SECURITY.md lacks {line}");
     }
+}
+
+/// The identity that this CA issues to `name`.
+fn identity(ca: &Ca, name: &str) -> Tls {
+    let folder = tempfile::tempdir().unwrap();
+    Tls::from_files(&ca.issue(folder.path(), name)).unwrap()
+}
+
+/// Passes one connection on to `server`, and returns the port to connect to and, at the end, what the client sent.
+fn listen_in(server: &TcpStoreServer) -> (u16, std::thread::JoinHandle<Vec<u8>>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let to = server.local_addr();
+    let overheard = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect(to).unwrap();
+        let (mut replies, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        let copy = std::thread::spawn(move || std::io::copy(&mut replies, &mut back));
+        let mut heard = Vec::new();
+        let mut piece = [0; 4096];
+        while let Ok(some @ 1..) = client.read(&mut piece) {
+            heard.extend_from_slice(&piece[..some]);
+            server.write_all(&piece[..some]).unwrap();
+        }
+        server.shutdown(std::net::Shutdown::Write).unwrap();
+        // The copy of the replies ends with the connection.
+        let _ = copy.join();
+        heard
+    });
+    (port, overheard)
+}
+
+#[test]
+fn with_tls_values_of_any_size_arrive_and_nobody_can_read_them_on_the_way() {
+    let ca = Ca::new();
+    let words = b"what only the ranks may read".as_slice();
+    for secret in [None, Some(Secret::from_text("ours"))] {
+        let access = StoreAccess::Tls(identity(&ca, "server"), secret.clone());
+        let server = server(&access, StoreLimits::default());
+        let store = connect(&server, &access).unwrap();
+        for size in [0, 1, 16_384, 16_385, 1 << 20, 8 << 20] {
+            let value: Vec<u8> = (0..size).map(|at: usize| (at * 7 / 3) as u8).collect();
+            store.set("k", &value).unwrap();
+            assert!(store.get("k", LONG).unwrap() == value, "{size} bytes");
+        }
+        // Waits end, also those of a client with another certificate.
+        let theirs = StoreAccess::Tls(identity(&ca, "client"), secret.clone());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| connect(&server, &theirs).unwrap().get("late", LONG));
+            store.set("late", b"come").unwrap();
+            assert_eq!(waiting.join().unwrap().unwrap(), b"come");
+        });
+        let (port, overheard) = listen_in(&server);
+        let store = TcpStore::connect_with("127.0.0.1", port, LONG, &access).unwrap();
+        store.set("key", words).unwrap();
+        drop(store);
+        let overheard = overheard.join().unwrap();
+        assert!(overheard.len() > words.len());
+        assert!(!overheard.windows(words.len()).any(|piece| piece == words));
+    }
+}
+
+#[test]
+fn a_store_and_a_client_of_which_one_has_no_tls_or_another_ca_say_so_at_once() {
+    let (ours, theirs) = (Ca::new(), Ca::new());
+    let secret = Secret::from_text("ours");
+    let access = StoreAccess::Tls(identity(&ours, "server"), Some(secret.clone()));
+    let with_tls = server(&access, StoreLimits::default());
+    let error = |server: &TcpStoreServer, access: &StoreAccess| {
+        connect(server, access).err().unwrap().to_string()
+    };
+    for plain in [StoreAccess::Open, StoreAccess::Secret(secret.clone())] {
+        let refused = error(&with_tls, &plain);
+        assert!(
+            refused.contains("takes TLS only, and this process has none"),
+            "{refused}"
+        );
+        assert!(refused.contains("RCOMM_TLS_CERT"), "{refused}");
+        let without = server(&plain, StoreLimits::default());
+        let refused = error(&without, &access);
+        assert!(
+            refused.contains("it does not use TLS, and this process does"),
+            "{refused}"
+        );
+    }
+    let stranger = StoreAccess::Tls(identity(&theirs, "stranger"), Some(secret.clone()));
+    let refused = error(&with_tls, &stranger);
+    assert!(
+        refused.contains("certificate is not from the CA of this process"),
+        "{refused}"
+    );
+    // A caller that accepts the server's certificate, and has none that the server accepts.
+    let folder = tempfile::tempdir().unwrap();
+    let mut both = theirs.issue(folder.path(), "both");
+    let cas = [&both.ca, &ours.issue(folder.path(), "ours").ca];
+    let cas: String = cas.map(|ca| std::fs::read_to_string(ca).unwrap()).concat();
+    both.ca = folder.path().join("two.pem");
+    std::fs::write(&both.ca, cas).unwrap();
+    let both = StoreAccess::Tls(Tls::from_files(&both).unwrap(), Some(secret));
+    let refused = error(&with_tls, &both);
+    assert!(
+        refused.contains("does not accept the TLS certificate of this process"),
+        "{refused}"
+    );
+    // TLS does not replace the secret.
+    let other = StoreAccess::Tls(identity(&ours, "other"), Some(Secret::from_text("theirs")));
+    let refused = error(&with_tls, &other);
+    assert!(refused.contains("another job secret"), "{refused}");
+    connect(&with_tls, &access).unwrap().set("k", b"v").unwrap();
+}
+
+#[test]
+fn clients_that_stop_in_the_handshake_of_tls_are_dropped_and_others_are_served() {
+    let limits = StoreLimits {
+        proof_time: Duration::from_secs(1),
+        unproved: 16,
+        ..StoreLimits::default()
+    };
+    let access = StoreAccess::Tls(identity(&Ca::new(), "rank"), None);
+    let server = server(&access, limits);
+    // The begin of a record of TLS of 512 bytes, and bytes that are no handshake.
+    let starts: [&[u8]; 3] = [&[], &[0x16, 3, 1], &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC]];
+    let stalled: Vec<_> = (0..48)
+        .map(|at| connect_raw(&server, starts[at % 3]))
+        .collect();
+    let store = connect(&server, &access).unwrap();
+    store.set("k", b"v").unwrap();
+    for stalled in stalled {
+        assert_eq!(read_to_end(stalled), "");
+    }
+    let mut garbage = vec![0x16, 3, 1, 0, 200];
+    garbage.extend([0xAB; 200]);
+    read_to_end(connect_raw(&server, &garbage));
+    assert_eq!(store.get("k", LONG).unwrap(), b"v");
 }

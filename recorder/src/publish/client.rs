@@ -7,6 +7,8 @@ use super::answer::{
     SINCE_HEADER, WrittenDump,
 };
 use super::http::{HttpAnswer, HttpRequest};
+#[cfg(feature = "tls")]
+use super::tls::Tls;
 use super::{Dump, ReadProblem};
 use crate::error::{Error, Result};
 use std::time::Instant;
@@ -37,12 +39,26 @@ const MAX_ERROR_TEXT: usize = 200;
 pub struct EndpointClient {
     address: EndpointAddress,
     token: Option<EndpointToken>,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
 }
 
 impl EndpointClient {
     /// A client of the endpoint at this address; TCP endpoints require a token.
     pub fn new(address: EndpointAddress, token: Option<EndpointToken>) -> Self {
-        Self { address, token }
+        Self {
+            address,
+            token,
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+
+    /// Uses TLS with an endpoint over TCP, if this is an identity.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(self, tls: Option<Tls>) -> Self {
+        Self { tls, ..self }
     }
 
     /// The endpoint's address.
@@ -110,9 +126,14 @@ impl EndpointClient {
             token: self.token.as_ref(),
             ..request
         };
-        let answer = request
-            .send(&self.address, deadline)
-            .map_err(|error| self.error(error.to_string()))?;
+        #[cfg(feature = "tls")]
+        let answer = match &self.tls {
+            Some(tls) => request.send_with_tls(tls, &self.address, deadline),
+            None => request.send(&self.address, deadline),
+        };
+        #[cfg(not(feature = "tls"))]
+        let answer = request.send(&self.address, deadline);
+        let answer = answer.map_err(|error| self.error(error.to_string()))?;
         match answer.status {
             200 => Ok(answer),
             401 => Err(self.error("it refused the token")),

@@ -11,8 +11,8 @@
 //! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of
 //! `GET /peers` and `POST /dump`, which may block. The endpoint reads the ring and takes no lock that operations take,
 //! so it answers while the program is stuck. Until the first connection it sleeps and holds only its socket. The mode
-//! 0600 of a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`).
-//! Requests have no body. At most [`MAX_CONNECTIONS`] are served at a time, each for at most [`CONNECTION_TIME`]; if there
+//! 0600 of a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`), inside
+//! TLS if the job uses it ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] are served at a time, each for at most [`CONNECTION_TIME`]; if there
 //! are more, one that has not made an admitted request is closed ([`Places`]).
 
 use super::answer::{
@@ -20,6 +20,7 @@ use super::answer::{
     RankAnswer, SINCE_HEADER, WrittenDump,
 };
 use super::places::{Place, Places};
+use super::tls::Tls;
 use crate::error::{Error, Result};
 use crate::record::FlightRecorder;
 use crate::record::changes::Changes;
@@ -51,6 +52,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 /// Maximum number of connections served at a time; others wait.
 pub const MAX_CONNECTIONS: usize = 32;
@@ -68,6 +71,8 @@ pub enum Listen {
     Unix(PathBuf),
     /// On a TCP address (port 0: any free one), for clients with the token.
     Tcp(std::net::SocketAddr, EndpointToken),
+    /// As [`Tcp`](Self::Tcp), with TLS.
+    Tls(std::net::SocketAddr, EndpointToken, Tls),
 }
 
 impl Listen {
@@ -117,25 +122,19 @@ impl Endpoint {
             address,
             why: format!("cannot listen there: {error}"),
         };
-        let (listener, address, token) = match listen {
+        let bound = match listen {
             Listen::Unix(path) => {
                 let address = EndpointAddress::Unix(path.clone());
-                let listener =
-                    bind_unix(&path).map_err(|error| listen_error(address.to_string(), error))?;
-                (Listener::Unix(listener), address, None)
+                match bind_unix(&path) {
+                    Ok(listener) => Ok((Listener::Unix(listener), address, None)),
+                    Err(error) => Err((address, error)),
+                }
             }
-            Listen::Tcp(wanted, token) => {
-                let bound = TcpListener::bind(wanted).and_then(|listener| {
-                    listener.set_nonblocking(true)?;
-                    let address = listener.local_addr()?;
-                    Ok((listener, address))
-                });
-                let (listener, address) =
-                    bound.map_err(|error| listen_error(format!("tcp:{wanted}"), error))?;
-                let address = EndpointAddress::Tcp(address);
-                (Listener::Tcp(listener), address, Some(token))
-            }
+            Listen::Tcp(wanted, token) => bind_tcp(wanted, token, None),
+            Listen::Tls(wanted, token, tls) => bind_tcp(wanted, token, Some(tls)),
         };
+        let (listener, address, token) =
+            bound.map_err(|(address, error)| listen_error(address.to_string(), error))?;
         let pair = UnixStream::pair().and_then(|(stop, stopped)| {
             stopped.set_nonblocking(true)?;
             Ok((stop, stopped))
@@ -217,6 +216,23 @@ impl Drop for Endpoint {
     }
 }
 
+type Bound = (Listener, EndpointAddress, Option<EndpointToken>);
+
+fn bind_tcp(
+    wanted: std::net::SocketAddr,
+    token: EndpointToken,
+    tls: Option<Tls>,
+) -> std::result::Result<Bound, (EndpointAddress, io::Error)> {
+    let bound = TcpListener::bind(wanted).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        Ok((listener, address))
+    });
+    let (listener, address) = bound.map_err(|error| (EndpointAddress::Tcp(wanted), error))?;
+    let listener = Listener::Tcp(listener, tls);
+    Ok((listener, EndpointAddress::Tcp(address), Some(token)))
+}
+
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket());
     if is_socket && UnixStream::connect(path).is_err() {
@@ -230,7 +246,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 
 enum Listener {
     Unix(UnixListener),
-    Tcp(TcpListener),
+    Tcp(TcpListener, Option<Tls>),
 }
 
 impl Listener {
@@ -238,7 +254,7 @@ impl Listener {
     fn wait_for_connection(&self, stopped: &UnixStream) -> bool {
         let listener = match self {
             Self::Unix(listener) => listener.as_fd(),
-            Self::Tcp(listener) => listener.as_fd(),
+            Self::Tcp(listener, _) => listener.as_fd(),
         };
         loop {
             let mut both =
@@ -278,12 +294,19 @@ async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::
                     }
                 }
             }
-            Listener::Tcp(listener) => {
+            Listener::Tcp(listener, tls) => {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
+                let acceptor = tls.map(|tls| TlsAcceptor::from(tls.server_config()));
                 loop {
                     match listener.accept().await {
                         Ok((stream, client)) => {
-                            start(stream, &router, places.enter(Some(client.ip())).await);
+                            let place = places.enter(Some(client.ip())).await;
+                            match &acceptor {
+                                None => start(stream, &router, place),
+                                Some(acceptor) => {
+                                    start_with_tls(stream, acceptor.clone(), &router, place);
+                                }
+                            }
                         }
                         Err(_) => pause().await,
                     }
@@ -307,7 +330,60 @@ fn start<S>(stream: S, router: &Router, place: Arc<Place>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = TowerToHyperService::new(router.clone());
+    tokio::spawn(converse(stream, router.clone(), place));
+}
+
+/// As [`start`], once TLS is set up with the client.
+fn start_with_tls(
+    stream: tokio::net::TcpStream,
+    acceptor: TlsAcceptor,
+    router: &Router,
+    place: Arc<Place>,
+) {
+    let router = router.clone();
+    tokio::spawn(async move {
+        let secured = tokio::select! {
+            secured = tokio::time::timeout(HEADER_TIME, secure(stream, acceptor)) => secured,
+            () = place.is_taken() => return,
+        };
+        // A client that is slow, or whose TLS fails (TLS itself tells it why), ends only its own task.
+        if let Ok(Ok(Some(stream))) = secured {
+            converse(stream, router, place).await;
+        }
+    });
+}
+
+/// Sets TLS up; `None` for a client that does not use it, which is told so.
+async fn secure(
+    stream: tokio::net::TcpStream,
+    acceptor: TlsAcceptor,
+) -> io::Result<Option<TlsStream<tokio::net::TcpStream>>> {
+    const TLS_HANDSHAKE: u8 = 0x16;
+    const WHY: &str = "this endpoint takes TLS only: set RCOMM_TLS_CERT, RCOMM_TLS_KEY and RCOMM_TLS_CA, as the ranks \
+                       have them\n";
+    let mut first = [0];
+    stream.peek(&mut first).await?;
+    if first == [TLS_HANDSHAKE] {
+        return acceptor.accept(stream).await.map(Some);
+    }
+    // A connection that is closed with bytes unread is reset, and the answer is lost.
+    let _ = stream.try_read(&mut [0; 4096]);
+    let answer = format!(
+        "HTTP/1.1 426 Upgrade Required\r\nUpgrade: TLS/1.3\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{WHY}",
+        WHY.len()
+    );
+    stream.writable().await?;
+    // It fits the buffer of a new socket.
+    stream.try_write(answer.as_bytes())?;
+    Ok(None)
+}
+
+/// Serves one connection, until it ends or its place is taken.
+async fn converse<S>(stream: S, router: Router, place: Arc<Place>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = TowerToHyperService::new(router);
     let own = place.clone();
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(own.clone());
@@ -318,13 +394,11 @@ where
         .header_read_timeout(HEADER_TIME)
         .max_headers(64)
         .serve_connection(TokioIo::new(stream), service);
-    tokio::spawn(async move {
-        // A client that disconnects early ends only its own task.
-        tokio::select! {
-            _ = tokio::time::timeout(CONNECTION_TIME, connection) => {}
-            () = place.is_taken() => {}
-        }
-    });
+    // A client that disconnects early ends only its own task.
+    tokio::select! {
+        _ = tokio::time::timeout(CONNECTION_TIME, connection) => {}
+        () = place.is_taken() => {}
+    }
 }
 
 struct Served {

@@ -4,6 +4,8 @@
 //! must have a Content-Length, which is limited.
 
 use super::answer::{EndpointAddress, EndpointToken};
+#[cfg(feature = "tls")]
+use super::tls::{Tls, TlsError, TlsStream};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io::{Read, Write};
@@ -51,6 +53,10 @@ pub enum HttpError {
     /// The connection failed.
     #[error("the connection failed: {0}")]
     Io(std::io::Error),
+    /// There is no TLS with the server.
+    #[cfg(feature = "tls")]
+    #[error("{0}")]
+    Tls(TlsError),
     /// The answer is not HTTP.
     #[error("it does not speak HTTP: {0}")]
     NotHttp(httparse::Error),
@@ -64,6 +70,10 @@ pub enum HttpError {
 
 impl From<std::io::Error> for HttpError {
     fn from(error: std::io::Error) -> Self {
+        #[cfg(feature = "tls")]
+        if let Some(why) = TlsError::of(&error) {
+            return Self::Tls(why.clone());
+        }
         match error.kind() {
             std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => Self::Late,
             std::io::ErrorKind::UnexpectedEof => Self::Cut,
@@ -104,7 +114,34 @@ impl<'a> HttpRequest<'a> {
         address: &EndpointAddress,
         deadline: Instant,
     ) -> Result<HttpAnswer, HttpError> {
-        let mut stream = Stream::connect(address, deadline)?;
+        self.send_over(Stream::connect(address, deadline)?, address, deadline)
+    }
+
+    /// As [`send`](Self::send), with TLS if the address is one of TCP.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    #[cfg(feature = "tls")]
+    pub fn send_with_tls(
+        &self,
+        tls: &Tls,
+        address: &EndpointAddress,
+        deadline: Instant,
+    ) -> Result<HttpAnswer, HttpError> {
+        let stream = match Stream::connect(address, deadline)? {
+            Stream::Tcp(stream) => Stream::Tls(TlsStream::call(tls, stream, deadline)?),
+            other => other,
+        };
+        self.send_over(stream, address, deadline)
+    }
+
+    fn send_over(
+        &self,
+        mut stream: Stream,
+        address: &EndpointAddress,
+        deadline: Instant,
+    ) -> Result<HttpAnswer, HttpError> {
         let host = match address {
             EndpointAddress::Unix(_) => "localhost".to_owned(),
             EndpointAddress::Tcp(address) => address.to_string(),
@@ -191,6 +228,8 @@ impl Head {
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    #[cfg(feature = "tls")]
+    Tls(TlsStream),
 }
 
 /// The time left, or an error if there is none.
@@ -224,6 +263,8 @@ impl Stream {
                     stream.set_write_timeout(left)?;
                     stream.write(bytes)
                 }
+                #[cfg(feature = "tls")]
+                Self::Tls(stream) => return stream.write_all(bytes, deadline),
             };
             match written {
                 Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
@@ -256,6 +297,8 @@ impl Stream {
                     stream.set_read_timeout(left)?;
                     stream.read(into)
                 }
+                #[cfg(feature = "tls")]
+                Self::Tls(stream) => stream.read(into, deadline),
             };
             match read {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

@@ -19,6 +19,8 @@ mod ring_follower;
 mod ring_reader;
 mod secret;
 mod store_proof;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use crate::model::dump::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, UnreadableVersion,
@@ -41,4 +43,6 @@ pub use retention::{KeptJobs, remove_jobs_beside};
 pub use ring_follower::{RingFollower, RingPoll};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};
 pub use secret::Secret;
-pub use store_proof::{STORE_REFUSAL, StoreCaller, StoreChallenge, StoreOpCode};
+pub use store_proof::{STORE_REFUSAL, STORE_TAKES_TLS, StoreCaller, StoreChallenge, StoreOpCode};
+#[cfg(feature = "tls")]
+pub use tls::{Handshake, Tls, TlsError, TlsFiles, TlsSession, TlsStream};

@@ -13,7 +13,8 @@
 //! In place of any reply the server may send a refusal: [`STORE_REFUSAL`], a line of text, and the end of the
 //! connection. Both ends must know the secret; the labels keep one end's proof from being played back as the
 //! other's. The later requests are neither encrypted nor authenticated: the proof keeps out clients without
-//! the secret, but not an attacker who can read or change the traffic.
+//! the secret, but not an attacker who can read or change the traffic. Inside TLS the key of the proofs is tied to the
+//! connection, so an attacker cannot pass them on over another.
 
 use super::secret::{Secret, random};
 use crate::error::Result;
@@ -21,6 +22,9 @@ use crate::error::Result;
 /// The beginning of a refusal. The refusal ends with a line feed, after which the server closes the
 /// connection.
 pub const STORE_REFUSAL: [u8; 16] = *b"\xFFrcomm refuses: ";
+
+/// The text of a refusal by a store that takes TLS only.
+pub const STORE_TAKES_TLS: &str = "this store takes TLS only";
 
 const MAGIC: [u8; 4] = *b"rst1";
 /// `VALIDATE` and its magic number.
@@ -54,6 +58,18 @@ impl StoreCaller {
     pub fn new(secret: &Secret) -> Result<Self> {
         Ok(Self {
             key: secret.store_key(),
+            nonce: random()?,
+        })
+    }
+
+    /// A client with the key of this secret ([`Secret::store_key`]) as a TLS connection ties it to itself.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    #[cfg(feature = "tls")]
+    pub fn over_tls(secret: &Secret, tls: &super::tls::TlsSession) -> Result<Self> {
+        Ok(Self {
+            key: tls.bind(&secret.store_key()),
             nonce: random()?,
         })
     }

@@ -79,6 +79,7 @@ impl Rank {
             local_rank: Some(rank),
             local_world_size: Some(size),
             secret: Secret::from_text(&job),
+            tls: config.read_tls().unwrap(),
             job,
             attempt: 0,
             store: store.clone(),

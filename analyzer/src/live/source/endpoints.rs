@@ -11,7 +11,7 @@ use super::{
 };
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
-    Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointNotice, EndpointToken,
+    Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointNotice, EndpointToken, Tls,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +25,9 @@ pub struct EndpointSource {
     given: Vec<EndpointAddress>,
     store: Option<HostPort>,
     token: Option<EndpointToken>,
+    /// The identity with which endpoints over TCP are asked; read from the environment at the first look.
+    tls: Option<Tls>,
+    is_tls_read: bool,
     ranks: BTreeMap<Rank, KnownEndpoint>,
     looks: Looks<Observation>,
     /// The number of ranks of the job: the largest that a record states.
@@ -55,6 +58,8 @@ impl EndpointSource {
             given,
             store: None,
             token,
+            tls: None,
+            is_tls_read: false,
             ranks: BTreeMap::new(),
             looks: Looks::new(),
             world_size: None,
@@ -73,12 +78,19 @@ impl EndpointSource {
     }
 
     fn client(&self, address: &EndpointAddress) -> EndpointClient {
-        EndpointClient::new(address.clone(), self.token.clone())
+        EndpointClient::new(address.clone(), self.token.clone()).with_tls(self.tls.clone())
     }
 
     /// Finds ranks in the store, at the given addresses and in the lists of ranks that these endpoints return. Returns
     /// whether the ranks known before belong to an earlier attempt of the job.
     fn find(&mut self, deadline: Instant) -> Result<bool, SourceError> {
+        if !self.is_tls_read {
+            self.tls = Tls::from_environment().map_err(|error| SourceError::Unusable {
+                place: "the TLS identity of this process".to_owned(),
+                reason: error.to_string(),
+            })?;
+            self.is_tls_read = true;
+        }
         let (restart, mut failure) = match self.find_in_store(deadline) {
             Ok(restart) => (restart, None),
             Err(error) => (false, Some(error)),

@@ -1,6 +1,6 @@
 //! Addresses in text form, and connections with a deadline.
 
-use rcomm_recorder::publish::{EndpointAddress, HttpRequest};
+use rcomm_recorder::publish::{EndpointAddress, HttpRequest, Tls, TlsStream};
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -145,7 +145,7 @@ impl Timed {
 /// Replaces the error of a read or write that timed out by one with a clear text.
 fn late(error: io::Error) -> io::Error {
     match error.kind() {
-        io::ErrorKind::WouldBlock => {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             io::Error::new(io::ErrorKind::TimedOut, "it did not answer in time")
         }
         _ => error,
@@ -167,6 +167,50 @@ impl Write for Timed {
 
     fn flush(&mut self) -> io::Result<()> {
         self.stream.flush()
+    }
+}
+
+/// A connection to a job's store.
+pub(super) enum Line {
+    /// Without TLS.
+    Plain(Timed),
+    /// With TLS, and the deadline of all reads and writes.
+    Tls(TlsStream, Instant),
+}
+
+impl HostPort {
+    /// Connects as [`connect`](Self::connect), with TLS if this is an identity.
+    pub(super) fn connect_with(&self, tls: Option<&Tls>, deadline: Instant) -> io::Result<Line> {
+        let plain = self.connect(deadline)?;
+        Ok(match tls {
+            None => Line::Plain(plain),
+            Some(tls) => Line::Tls(TlsStream::call(tls, plain.stream, deadline)?, deadline),
+        })
+    }
+}
+
+impl Read for Line {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(into),
+            Self::Tls(stream, deadline) => stream.read(into, *deadline).map_err(late),
+        }
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(from),
+            Self::Tls(stream, deadline) => {
+                stream.write_all(from, *deadline).map_err(late)?;
+                Ok(from.len())
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -5,12 +5,15 @@
 //! except to request dumps.
 //!
 //! A store that requires the job's secret gets a proof of `RCOMM_JOB_SECRET` or, if that is not set, of the user's own
-//! secret, which jobs on one host use.
+//! secret, which jobs on one host use. Where `RCOMM_TLS_CERT`, `RCOMM_TLS_KEY` and `RCOMM_TLS_CA` name an identity, the
+//! store must use TLS, unless `RCOMM_STORE` is `open`: the variables mean the same as for the ranks.
 
 use super::SourceError;
-use super::net::{HostPort, Timed};
+use super::net::{HostPort, Line};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::{EndpointNotice, STORE_REFUSAL, Secret, StoreCaller};
+use rcomm_recorder::publish::{
+    EndpointNotice, STORE_REFUSAL, STORE_TAKES_TLS, Secret, StoreCaller, Tls,
+};
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
@@ -140,9 +143,22 @@ pub fn raise_exception_dump(store: &HostPort, deadline: Instant) -> Result<(), S
     })
 }
 
+/// The longest reason of a refusal that is read, bytes.
+const MOST_REASON: u64 = 1024;
+
+/// Connects, and sets TLS up if this process has an identity.
+fn dial(store: &HostPort, deadline: Instant) -> io::Result<Line> {
+    let is_open = std::env::var("RCOMM_STORE").is_ok_and(|value| value == "open");
+    let tls = match is_open {
+        true => None,
+        false => Tls::from_environment().map_err(io::Error::other)?,
+    };
+    store.connect_with(tls.as_ref(), deadline)
+}
+
 /// Connects and validates the protocol, with a proof of the secret if the store requires it.
-fn connect(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
-    let mut stream = store.connect(deadline)?;
+fn connect(store: &HostPort, deadline: Instant) -> io::Result<Line> {
+    let mut stream = dial(store, deadline)?;
     // PyTorch's server requires the first five bytes in one piece.
     let mut hello = vec![VALIDATE];
     hello.extend(MAGIC.to_le_bytes());
@@ -153,7 +169,19 @@ fn connect(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
     stream.read_exact(&mut answer).map_err(closed)?;
     match answer {
         NONCE => Ok(stream),
-        _ if STORE_REFUSAL.starts_with(&answer) => prove(store, deadline),
+        _ if STORE_REFUSAL.starts_with(&answer) => {
+            let mut reason = Vec::new();
+            // The line ends with the connection.
+            let _ = stream.take(MOST_REASON).read_to_end(&mut reason);
+            match String::from_utf8_lossy(&reason).contains(STORE_TAKES_TLS) {
+                true => Err(io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    "it takes TLS only, and this process has none: set RCOMM_TLS_CERT, RCOMM_TLS_KEY and \
+                     RCOMM_TLS_CA, as its ranks have them",
+                )),
+                false => prove(store, deadline),
+            }
+        }
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "it answered as no store does: is it a job's TCPStore?",
@@ -162,7 +190,7 @@ fn connect(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
 }
 
 /// Connects to a store that requires the secret.
-fn prove(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
+fn prove(store: &HostPort, deadline: Instant) -> io::Result<Line> {
     let given = std::env::var("RCOMM_JOB_SECRET")
         .ok()
         .filter(|it| !it.trim().is_empty());
@@ -170,8 +198,12 @@ fn prove(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
         Some(text) => Secret::from_text(&text),
         None => Secret::of_user().map_err(io::Error::other)?,
     };
-    let caller = StoreCaller::new(&secret).map_err(io::Error::other)?;
-    let mut stream = store.connect(deadline)?;
+    let mut stream = dial(store, deadline)?;
+    let caller = match &stream {
+        Line::Plain(_) => StoreCaller::new(&secret),
+        Line::Tls(stream, _) => StoreCaller::over_tls(&secret, stream.session()),
+    };
+    let caller = caller.map_err(io::Error::other)?;
     stream.write_all(&caller.hello())?;
     let mut answer = [0; StoreCaller::ANSWER_LEN];
     stream.read_exact(&mut answer).map_err(closed)?;

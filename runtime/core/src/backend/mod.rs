@@ -24,7 +24,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::hints::Hints;
 use crate::store::Store;
 use rcomm_recorder::model::{DType, Frame, OpType, ProcessGroupInfo, Rank};
-use rcomm_recorder::publish::Secret;
+use rcomm_recorder::publish::{Secret, Tls};
 use rcomm_recorder::record::FlightRecorder;
 use std::any::Any;
 use std::fmt;
@@ -50,6 +50,8 @@ pub struct WorldContext {
     pub store: Arc<dyn Store>,
     /// The job secret. Both ends of every data connection must prove that they know it.
     pub secret: Secret,
+    /// This rank's TLS identity; `None` if the job does not use TLS.
+    pub tls: Option<Tls>,
     /// The configuration of the world.
     pub config: Arc<Config>,
     /// The rank's flight recorder, in which a backend records the state of its connections; `None` in tests.

@@ -13,6 +13,7 @@
 //! | `RCOMM_TUNING_FILE`, and before its lines those of `RCOMM_TUNING` | [`tuning`](Config::tuning) | as measured on the developers' machine |
 //! | `RCOMM_SOCKET_STREAMS` | [`Tuning::streams`](crate::tuning::Tuning::streams) | 1 |
 //! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | on one host from a file of the user, else made by rank 0 and sealed for each rank |
+//! | `RCOMM_TLS_CERT`, `RCOMM_TLS_KEY`, `RCOMM_TLS_CA` | [`tls`](Config::tls) | none |
 //! | `RCOMM_STORE` | [`store`](Config::store) | `secret` where rcomm serves the store and there is a secret, else `open` |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
@@ -34,17 +35,18 @@
 
 mod backend_options;
 pub mod rendezvous;
+mod values;
 
 use crate::op::error::{Error, ErrorKind, Result};
 pub use crate::store::StoreChoice;
 use crate::tuning::Tuning;
 pub use backend_options::BackendOptions;
-use rcomm_recorder::publish::{EndpointToken, KeptJobs, Secret};
+use rcomm_recorder::publish::{EndpointToken, KeptJobs, Secret, Tls, TlsFiles};
 use rendezvous::Rendezvous;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
+use values::{endpoint, in_variable, is_on, number, refused};
 
 /// All options of a world. Plain data: it can be filled in by hand.
 #[derive(Clone, Debug)]
@@ -75,6 +77,9 @@ pub struct Config {
     /// The job's secret; `None` = on one host derived from the secret of the user ([`Secret::of_user`]), else made
     /// by rank 0 and sealed for each rank.
     pub secret: Option<Secret>,
+    /// The files of this rank's TLS identity; `None` = no TLS. All ranks have one or none: with it the job's store, the
+    /// data connections over TCP and endpoints over TCP use TLS. They are read once, when the world is made.
+    pub tls: Option<TlsFiles>,
     /// The clients that may use the job's store.
     pub store: StoreChoice,
     /// The directory of the ring file, if there is a file.
@@ -204,6 +209,7 @@ impl Default for Config {
             backend_options: BackendOptions::default(),
             rendezvous: None,
             secret: None,
+            tls: None,
             store: StoreChoice::Auto,
             ring_dir: RingDir::Shared,
             ring_entries: 16_384,
@@ -242,6 +248,15 @@ impl Config {
             Some(rendezvous) => Ok(rendezvous.clone()),
             None => Rendezvous::from_environment(|name| std::env::var(name).ok()),
         }
+    }
+
+    /// Reads the files of [`tls`](Self::tls).
+    ///
+    /// # Errors
+    /// `InvalidArgument` names the file and what is wrong with it, as [`Tls::from_files`] does.
+    pub fn read_tls(&self) -> Result<Option<Tls>> {
+        let read = self.tls.as_ref().map(Tls::from_files).transpose();
+        read.map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))
     }
 
     /// Whether [`backend`](Self::backend) names the backend `name`.
@@ -343,6 +358,7 @@ impl Config {
             read.map_err(|error| in_variable(error, "RCOMM_SOCKET_STREAMS"))?;
         }
         config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
+        config.tls = TlsFiles::from_lookup(text);
         if let Some(value) = text("RCOMM_STORE") {
             config.store = match value.as_str() {
                 "secret" => StoreChoice::Secret,
@@ -428,54 +444,6 @@ impl Config {
         }
         Ok(config)
     }
-}
-
-fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
-    let parsed = value.trim().parse();
-    parsed.map_err(|_| refused(name, value, "a whole number that is not too large"))
-}
-
-fn is_on(name: &str, value: &str) -> Result<bool> {
-    match value.trim().to_ascii_lowercase().as_str() {
-        "1" | "y" | "yes" | "true" | "on" => Ok(true),
-        "0" | "n" | "no" | "false" | "off" => Ok(false),
-        _ => Err(refused(name, value, "0 or 1")),
-    }
-}
-
-fn endpoint(value: &str) -> Result<EndpointChoice> {
-    const NAME: &str = "RCOMM_ENDPOINT";
-    match value.trim().to_ascii_lowercase().as_str() {
-        "off" => return Ok(EndpointChoice::Off),
-        "unix" => return Ok(EndpointChoice::Unix),
-        _ => {}
-    }
-    let address = value.trim().strip_prefix("tcp:");
-    let address: Option<SocketAddr> = address.and_then(|address| address.parse().ok());
-    let address = address.ok_or_else(|| {
-        refused(
-            NAME,
-            value,
-            "unix, off, or tcp:ADDRESS:PORT as tcp:10.0.0.1:0",
-        )
-    })?;
-    if address.ip().is_unspecified() {
-        let expected = "the address of one interface, which the other ranks connect to";
-        return Err(refused(NAME, value, expected));
-    }
-    Ok(EndpointChoice::Tcp(address))
-}
-
-/// Adds the name of the variable to the error.
-fn in_variable(error: Error, name: &str) -> Error {
-    Error::new(error.kind(), format!("{name}: {}", error))
-}
-
-fn refused(name: &str, value: &str, expected: &str) -> Error {
-    Error::new(
-        ErrorKind::InvalidArgument,
-        format!("{name} is {value:?}: it must be {expected}"),
-    )
 }
 
 #[cfg(test)]

@@ -8,13 +8,13 @@
 //! of an operation, so it answers while the program is stuck. If an endpoint cannot be opened, that is
 //! logged, and the job continues.
 
+use crate::backend::WorldContext;
+use crate::config::EndpointChoice;
 use crate::config::rendezvous::Rendezvous;
-use crate::config::{Config, EndpointChoice};
 use crate::op::error::{Error, ErrorKind};
 use crate::store::{Store, which_are_set};
 use crate::watch::dump_writer::Dumps;
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::Secret;
 use rcomm_recorder::publish::{Endpoint, EndpointAddress, EndpointNotice, Listen, PeerEndpoint};
 use rcomm_recorder::record::FlightRecorder;
 use std::collections::BTreeMap;
@@ -32,20 +32,24 @@ const CHUNK: usize = 256;
 /// socket is configured and the ring has no directory.
 pub(crate) fn serve(
     rendezvous: &Rendezvous,
-    config: &Config,
-    secret: &Secret,
+    world: &WorldContext,
     recorder: &Arc<FlightRecorder>,
     dumps: &Arc<Dumps>,
     root: &Arc<dyn Store>,
 ) -> Option<(Endpoint, Announcement)> {
+    let config = &*world.config;
     let listen = match config.endpoint {
         EndpointChoice::Off => return None,
         // A ring in memory has no folder in which readers on the node could find the socket.
         EndpointChoice::Unix => Listen::beside(recorder)?,
         EndpointChoice::Tcp(address) => {
             let token = config.endpoint_token.clone();
-            let token = token.unwrap_or_else(|| secret.endpoint_token());
-            Listen::Tcp(own_port(address, rendezvous), token)
+            let token = token.unwrap_or_else(|| world.secret.endpoint_token());
+            let address = own_port(address, rendezvous);
+            match &world.tls {
+                Some(tls) => Listen::Tls(address, token, tls.clone()),
+                None => Listen::Tcp(address, token),
+            }
         }
     };
     let served = Endpoint::serve(recorder.clone(), listen)

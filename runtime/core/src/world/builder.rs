@@ -137,12 +137,13 @@ impl<B: BackendSet> WorldBuilder<B> {
                 recorder.phase(name);
             }
         };
+        let tls = config.read_tls()?;
         let secret = JobSecret::of(&config, &place)?;
         phase("connect to the store");
         let (store, server): (Arc<dyn Store>, _) = match self.store {
             Some(store) => (store, None),
             None => {
-                let mut store = session::connect(&secret, &config, &place, deadline)?;
+                let mut store = session::connect(&secret, &config, tls.as_ref(), &place, deadline)?;
                 let server = store.take_server();
                 (Arc::new(store), server)
             }
@@ -203,6 +204,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             attempt: place.attempt,
             store: backends.clone(),
             secret,
+            tls,
             config: config.clone(),
             recorder: Some(recorder.clone()),
         };
@@ -212,8 +214,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         let serve_endpoint = || {
             #[cfg(feature = "endpoint")]
             {
-                let served =
-                    endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root);
+                let served = endpoint::serve(&place, &context, &recorder, &dumps, &root);
                 let (served, announcement) = served.unzip();
                 endpoint = served;
                 announcement

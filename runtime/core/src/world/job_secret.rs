@@ -16,7 +16,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{Store, StoreAccess, StoreChoice, TcpStore};
 use rcomm_recorder::model::{Rank, text};
-use rcomm_recorder::publish::Secret;
+use rcomm_recorder::publish::{Secret, Tls};
 use std::time::Duration;
 use x25519_dalek::{PublicKey, StaticSecret};
 
@@ -62,18 +62,29 @@ impl JobSecret {
     ///
     /// # Errors
     /// `InvalidArgument` if the configuration requires a proof and the ranks have yet to agree on a secret.
-    fn store_access(&self, config: &Config, place: &Rendezvous) -> Result<StoreAccess> {
+    fn store_access(
+        &self,
+        config: &Config,
+        tls: Option<&Tls>,
+        place: &Rendezvous,
+    ) -> Result<StoreAccess> {
         let known = match self {
             Self::Given(secret) => Some(secret),
             Self::OfUser { user, .. } => Some(user),
             Self::ToAgree(_) => None,
         };
+        let proved = |secret: Option<&Secret>| match (tls, secret.cloned()) {
+            (Some(tls), secret) => StoreAccess::Tls(tls.clone(), secret),
+            (None, Some(secret)) => StoreAccess::Secret(secret),
+            (None, None) => StoreAccess::Open,
+        };
         match (config.store, known) {
+            // PyTorch's protocol has no TLS.
             (StoreChoice::Open, _) => Ok(StoreAccess::Open),
             // The launcher's agent serves the store (as torchrun's does), and asks for no proof.
             (StoreChoice::Auto, _) if place.uses_agent_store => Ok(StoreAccess::Open),
-            (StoreChoice::Auto, None) => Ok(StoreAccess::Open),
-            (_, Some(secret)) => Ok(StoreAccess::Secret(secret.clone())),
+            (StoreChoice::Auto, None) => Ok(proved(None)),
+            (_, Some(secret)) => Ok(proved(Some(secret))),
             (StoreChoice::Secret, None) => Err(Error::new(
                 ErrorKind::InvalidArgument,
                 "RCOMM_STORE is \"secret\", and the ranks of several hosts were given none: set \
@@ -90,13 +101,17 @@ impl JobSecret {
     pub(crate) fn connect_store(
         &self,
         config: &Config,
+        tls: Option<&Tls>,
         place: &Rendezvous,
         timeout: Duration,
     ) -> Result<TcpStore> {
-        let access = self.store_access(config, place)?;
+        let access = self.store_access(config, tls, place)?;
         let store = place.connect_store(&access, timeout)?;
         if place.serves_store() && matches!(access, StoreAccess::Open) {
             warn_open(&place.master_addr, store.port());
+        }
+        if tls.is_some() && place.rank == 0 && matches!(access, StoreAccess::Open) {
+            warn_without_tls(&place.master_addr, store.port());
         }
         Ok(store)
     }
@@ -181,6 +196,18 @@ fn warn_open(host: &str, port: u16) {
     eprintln!(
         "rcomm: the store at {host} port {port} is open: whoever reaches that port can read and change the job's \
          keys. RCOMM_JOB_SECRET, the same on all ranks, closes it to others"
+    );
+}
+
+/// Says on standard error that the job's TLS does not include its store.
+#[expect(
+    clippy::print_stderr,
+    reason = "users must know this, with or without a subscriber of the log"
+)]
+fn warn_without_tls(host: &str, port: u16) {
+    eprintln!(
+        "rcomm: the store at {host} port {port} is used without TLS, since PyTorch's protocol has none; data \
+         connections and endpoints use TLS"
     );
 }
 

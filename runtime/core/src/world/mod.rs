@@ -140,10 +140,12 @@ impl<B: BackendSet> World<B> {
     ///
     /// # Errors
     /// As [`Rendezvous::connect_store`]. `Io` if a secret can neither be read nor generated,
-    /// `InvalidArgument` if [`Config::store`] requires a proof and there is no secret.
+    /// `InvalidArgument` if [`Config::store`] requires a proof and there is no secret, or if a file of
+    /// [`Config::tls`] cannot be used.
     pub fn connect_store(config: &Config, timeout: Duration) -> Result<TcpStore> {
         let place = config.rendezvous()?;
-        JobSecret::of(config, &place)?.connect_store(config, &place, timeout)
+        let tls = config.read_tls()?;
+        JobSecret::of(config, &place)?.connect_store(config, tls.as_ref(), &place, timeout)
     }
 
     /// A builder, by which a program can supply a store, backends and a dump writer.

@@ -11,6 +11,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{PrefixStore, Store, TcpStore};
 use crate::world::job_secret::JobSecret;
+use rcomm_recorder::publish::Tls;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,11 +54,12 @@ pub(super) fn count_ended_world(store: &dyn Store, attempt: u32) -> Result<()> {
 pub(super) fn connect(
     secret: &JobSecret,
     config: &Config,
+    tls: Option<&Tls>,
     place: &Rendezvous,
     deadline: Deadline,
 ) -> Result<TcpStore> {
     loop {
-        let store = secret.connect_store(config, place, deadline.remaining())?;
+        let store = secret.connect_store(config, tls, place, deadline.remaining())?;
         if place.uses_agent_store || place.serves_store() {
             return Ok(store);
         }

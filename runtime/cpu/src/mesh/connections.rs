@@ -6,15 +6,17 @@ use super::links::Links;
 use super::listener::{ChannelId, Listener, ListenerState, milliseconds};
 use super::{Notes, fill_random, lock};
 use crate::registered::Registry;
+use crate::transport::Wire;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
 use rcomm_core::backend::WorldContext;
 use rcomm_core::store::{Store, StoreQuery};
 use rcomm_core::tuning::Tuning;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Handshake as TlsHandshake, Tls, TlsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,6 +35,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(2);
 /// Every method may be called from any thread.
 pub(crate) struct Mesh {
     identity: Identity,
+    tls: Option<Tls>,
     store: Arc<dyn Store>,
     shared: Arc<ListenerState>,
     host: Host,
@@ -96,6 +99,7 @@ impl Mesh {
         let (host, segment_server) = Host::enter(world, &identity)?;
         let listener = Listener::new(
             identity.clone(),
+            world.tls.clone(),
             shared.clone(),
             listener,
             segment_server,
@@ -107,6 +111,7 @@ impl Mesh {
             .map_err(|e| Error::io("cannot start the thread rcomm/mesh", e))?;
         let mesh = Arc::new(Self {
             identity,
+            tls: world.tls.clone(),
             store: world.store.clone(),
             shared,
             host,
@@ -207,7 +212,7 @@ impl Mesh {
         let arrived = lock(&self.shared.arrived);
         let channels = arrived.channels.iter();
         let own = channels.filter(|(id, _)| id.group == group);
-        look(&mut own.map(|(id, socket)| (id.peer, socket)))
+        look(&mut own.map(|(id, wire)| (id.peer, &wire.socket)))
     }
 
     /// The memory that this rank has allocated and that other ranks of the host can map.
@@ -221,7 +226,7 @@ impl Mesh {
         &self,
         request: ChannelRequest,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Vec<TcpStream>, Failure> {
+    ) -> Result<Vec<Wire>, Failure> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Failure::Closed);
         }
@@ -247,7 +252,7 @@ impl Mesh {
         &self,
         request: ChannelRequest,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Option<Vec<TcpStream>>, Failure> {
+    ) -> Result<Option<Vec<Wire>>, Failure> {
         if self.rank() > request.peer {
             return self.connect(request, policy).map(Some);
         }
@@ -337,14 +342,15 @@ impl Mesh {
             group: 0,
             stream: 0,
         };
-        self.dial(handshake, policy).map(Some)
+        let wire = self.dial(handshake, policy)?;
+        Ok(Some(wire.socket))
     }
 
     fn await_peer(
         &self,
         handshake: Handshake,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<TcpStream, Failure> {
+    ) -> Result<Wire, Failure> {
         let id = ChannelId {
             group: handshake.group,
             kind: handshake.kind,
@@ -384,11 +390,7 @@ impl Mesh {
         }
     }
 
-    fn dial(
-        &self,
-        handshake: Handshake,
-        policy: &mut WaitPolicy<'_>,
-    ) -> Result<TcpStream, Failure> {
+    fn dial(&self, handshake: Handshake, policy: &mut WaitPolicy<'_>) -> Result<Wire, Failure> {
         let address = self.address_of(handshake.to, policy)?;
         let gone = |error| Failure::Gone(handshake.to, Some(error));
         let mut tries = 0;
@@ -416,12 +418,18 @@ impl Mesh {
         stream.set_nonblocking(true).map_err(gone)?;
         let mut nonce = [0; 32];
         fill_random(&mut nonce).map_err(Failure::Io)?;
-        let first = handshake.encode(&self.identity, &nonce);
         let mut handshake_stream = HandshakeStream {
-            stream: &stream,
+            wire: Wire {
+                socket: stream,
+                tls: self.tls.as_ref().map(Tls::call),
+            },
             peer: handshake.to,
+            address,
             policy,
         };
+        handshake_stream.set_up_tls()?;
+        let identity = self.identity.tied_to(handshake_stream.wire.tls.as_deref());
+        let first = handshake.encode(&identity, &nonce);
         handshake_stream.send(&first)?;
         let mut answer = [0; ANSWER_LEN];
         handshake_stream.receive(&mut answer)?;
@@ -429,7 +437,7 @@ impl Mesh {
             peer: handshake.to,
             address,
             kind: Verdict::kind_of(verdict),
-            why: Verdict::reason_of(verdict),
+            why: Verdict::reason_of(verdict).into(),
         };
         let word = [answer[0], answer[1], answer[2], answer[3]];
         match Verdict::from_bytes(word) {
@@ -439,17 +447,14 @@ impl Mesh {
         let mut theirs = [0; 32];
         theirs.copy_from_slice(&answer[4..36]);
         let proof = &answer[36..];
-        if !self
-            .identity
-            .verifies(End::Acceptor, &first, &theirs, proof)
-        {
+        if !identity.verifies(End::Acceptor, &first, &theirs, proof) {
             return Err(refuse(Some(Verdict::WrongSecret)));
         }
-        handshake_stream.send(&self.identity.prove(End::Dialer, &first, &theirs))?;
+        handshake_stream.send(&identity.prove(End::Dialer, &first, &theirs))?;
         let mut last = [0; 4];
         handshake_stream.receive(&mut last)?;
         match Verdict::from_bytes(last) {
-            Some(Verdict::Welcome) => Ok(stream),
+            Some(Verdict::Welcome) => Ok(handshake_stream.wire),
             other => Err(refuse(other)),
         }
     }
@@ -505,16 +510,30 @@ fn address_key(rank: Rank) -> String {
 
 /// Sends and receives the bytes of a handshake over a non-blocking socket, until the policy ends the wait.
 struct HandshakeStream<'a, 'p> {
-    stream: &'a TcpStream,
+    wire: Wire,
     peer: Rank,
+    address: SocketAddr,
     policy: &'a mut WaitPolicy<'p>,
 }
 
 impl HandshakeStream<'_, '_> {
+    fn set_up_tls(&mut self) -> Result<(), Failure> {
+        loop {
+            let Some(session) = &mut self.wire.tls else {
+                return Ok(());
+            };
+            match session.handshake(&self.wire.socket) {
+                Ok(TlsHandshake::Done) => return Ok(()),
+                Ok(TlsHandshake::Waits(event)) => self.wait(event)?,
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+    }
+
     fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let mut sent = 0;
         while sent < bytes.len() {
-            match (&*self.stream).write(&bytes[sent..]) {
+            match self.wire.write(&bytes[sent..]) {
                 Ok(some) => sent += some,
                 Err(error) => self.wait_or_fail(error, PollFlags::OUT)?,
             }
@@ -525,7 +544,7 @@ impl HandshakeStream<'_, '_> {
     fn receive(&mut self, bytes: &mut [u8]) -> Result<(), Failure> {
         let mut received = 0;
         while received < bytes.len() {
-            match (&*self.stream).read(&mut bytes[received..]) {
+            match self.wire.read(&mut bytes[received..]) {
                 Ok(0) => {
                     let end = io::ErrorKind::UnexpectedEof.into();
                     return Err(Failure::Gone(self.peer, Some(end)));
@@ -537,14 +556,31 @@ impl HandshakeStream<'_, '_> {
         Ok(())
     }
 
-    fn wait_or_fail(&mut self, error: io::Error, flags: PollFlags) -> Result<(), Failure> {
+    fn wait_or_fail(&mut self, error: io::Error, event: PollFlags) -> Result<(), Failure> {
         if error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted {
-            return Err(Failure::Gone(self.peer, Some(error)));
+            return Err(self.failed(error));
         }
+        self.wait(event)
+    }
+
+    /// The failure after this error. A peer that ended while TLS was set up is gone, as it is without TLS.
+    fn failed(&self, error: io::Error) -> Failure {
+        match TlsError::of(&error) {
+            Some(TlsError::Closed) | None => Failure::Gone(self.peer, Some(error)),
+            Some(why) => Failure::Refused {
+                peer: self.peer,
+                address: self.address,
+                kind: ErrorKind::Unauthorized,
+                why: why.to_string().into(),
+            },
+        }
+    }
+
+    fn wait(&mut self, event: PollFlags) -> Result<(), Failure> {
         self.policy
             .check()
             .map_err(|why| Failure::of_wait_for(self.peer, why))?;
-        let mut socket = [PollFd::new(self.stream, flags)];
+        let mut socket = [PollFd::new(&self.wire.socket, event)];
         match rustix::event::poll(&mut socket, Some(&milliseconds(10))) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(Failure::Io(error.into())),

@@ -8,13 +8,16 @@
 //! | acceptor | 4 | [`Verdict`] |
 //!
 //! Numbers are little-endian. Both ends prove that they know the job's secret before either trusts the
-//! other; the labels prevent one end's proof from being replayed as the other's. The bytes that follow are
-//! neither encrypted nor authenticated: the secret only restricts who can connect.
+//! other; the labels prevent one end's proof from being replayed as the other's. Without TLS the bytes that
+//! follow are neither encrypted nor authenticated: the secret only restricts who can connect. With TLS all of
+//! this is inside of it, and the key of the proofs is tied to the connection.
 
 use rcomm_core::tuning::MAX_STREAMS;
 use rcomm_core::{ErrorKind, Secret};
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::TlsSession;
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 
 const MAGIC: [u8; 8] = *b"rcommcpu";
 const VERSION: u32 = 3;
@@ -66,6 +69,8 @@ pub(crate) enum Verdict {
     OtherRank = 3,
     /// The proof was wrong.
     WrongSecret = 4,
+    /// The caller does not use TLS, which this job does.
+    NeedsTls = 5,
 }
 
 impl Verdict {
@@ -76,6 +81,7 @@ impl Verdict {
             2 => Self::OtherJob,
             3 => Self::OtherRank,
             4 => Self::WrongSecret,
+            5 => Self::NeedsTls,
             _ => return None,
         })
     }
@@ -94,13 +100,17 @@ impl Verdict {
             Some(Self::OtherJob) => "it belongs to another job",
             Some(Self::OtherRank) => "it is another rank, or its world has another size",
             Some(Self::WrongSecret) => "the two do not know the same job secret",
+            Some(Self::NeedsTls) => {
+                "it takes TLS only, and this rank has none: set RCOMM_TLS_CERT, RCOMM_TLS_KEY and RCOMM_TLS_CA on all \
+                 ranks, or on none"
+            }
         }
     }
 
     /// Returns the kind of the error for a refusal; `verdict` as in [`reason_of`](Self::reason_of).
     pub(crate) fn kind_of(verdict: Option<Self>) -> ErrorKind {
         match verdict {
-            Some(Self::WrongSecret) => ErrorKind::Unauthorized,
+            Some(Self::WrongSecret | Self::NeedsTls) => ErrorKind::Unauthorized,
             None | Some(Self::Welcome | Self::OtherProtocol | Self::OtherJob | Self::OtherRank) => {
                 ErrorKind::Rendezvous
             }
@@ -131,6 +141,17 @@ impl Identity {
             world_size,
             job: short,
             secret: secret.derive("data connections"),
+        }
+    }
+
+    /// The identity whose proofs are valid on this connection only, if it uses TLS.
+    pub(crate) fn tied_to(&self, tls: Option<&TlsSession>) -> Cow<'_, Self> {
+        match tls {
+            None => Cow::Borrowed(self),
+            Some(session) => Cow::Owned(Self {
+                secret: session.bind(&self.secret),
+                ..self.clone()
+            }),
         }
     }
 

@@ -4,12 +4,14 @@ use super::handshake::{
     ANSWER_LEN, ChannelKind, End, HANDSHAKE_LEN, Handshake, Identity, PROOF_LEN, Verdict,
 };
 use super::{fill_random, lock};
-use crate::transport::{fd_passing, shm::Segment};
+use crate::transport::{Wire, fd_passing, shm::Segment};
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Handshake as TlsHandshake, Tls, TlsError};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,6 +22,8 @@ use std::time::{Duration, Instant};
 const MAX_HANDSHAKES: usize = 1024;
 /// The time-out of a handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// How long a caller whose TLS was refused may take to read why.
+const REASON_TIME: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ChannelId {
@@ -34,7 +38,7 @@ pub(super) struct ChannelId {
 #[derive(Default)]
 pub(super) struct Arrived {
     /// Those that no thread of this rank has taken yet.
-    pub(super) channels: HashMap<ChannelId, TcpStream>,
+    pub(super) channels: HashMap<ChannelId, Wire>,
     /// Groups whose operations have failed on this rank: their channels are refused.
     pub(super) given_up: HashSet<u64>,
 }
@@ -58,42 +62,72 @@ pub(super) fn milliseconds(count: i64) -> Timespec {
 /// another.
 pub(super) struct Listener {
     identity: Identity,
+    tls: Option<Tls>,
     shared: Arc<ListenerState>,
     tcp: TcpListener,
     /// The socket on which neighbors request the shared memory; only on the rank that made the memory.
     segment_server: Option<(UnixListener, Arc<Segment>)>,
     wake: Arc<OwnedFd>,
     pending: Vec<PendingHandshake>,
+    /// Callers whose TLS was refused: a socket that is closed with bytes unread is reset, and the reason lost.
+    refused: Vec<(TcpStream, Instant)>,
 }
 
 /// How a caller connected.
 enum Caller {
     /// Over TCP, from any host, for a channel.
-    Tcp(TcpStream),
+    Tcp(Wire),
     /// Over a unix socket, from this host and user, for the shared memory.
     Unix(UnixStream),
 }
 
 impl Caller {
-    fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => (&*stream).read(into),
-            Self::Unix(stream) => (&*stream).read(into),
+            Self::Tcp(wire) => wire.read(into),
+            Self::Unix(stream) => stream.read(into),
         }
     }
 
-    fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Self::Tcp(stream) => (&*stream).write_all(bytes),
-            Self::Unix(stream) => (&*stream).write_all(bytes),
+            Self::Tcp(wire) => wire.write_few(bytes),
+            Self::Unix(stream) => stream.write_all(bytes),
+        }
+    }
+
+    /// Sets TLS up, if the caller must use it; returns whether it is done.
+    fn set_up_tls(&mut self) -> io::Result<bool> {
+        match self {
+            Self::Tcp(Wire {
+                socket,
+                tls: Some(session),
+            }) => Ok(session.handshake(&*socket)? == TlsHandshake::Done),
+            _ => Ok(true),
+        }
+    }
+
+    fn identity<'i>(&self, of: &'i Identity) -> Cow<'i, Identity> {
+        match self {
+            Self::Tcp(wire) => of.tied_to(wire.tls.as_deref()),
+            Self::Unix(_) => Cow::Borrowed(of),
         }
     }
 
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Tcp(stream) => stream.as_fd(),
+            Self::Tcp(wire) => wire.socket.as_fd(),
             Self::Unix(stream) => stream.as_fd(),
         }
+    }
+}
+
+/// Reads and drops what a refused caller has sent; returns whether its connection is still open.
+fn is_read(socket: &mut TcpStream) -> bool {
+    match socket.read(&mut [0; 4096]) {
+        Ok(0) => false,
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
     }
 }
 
@@ -113,12 +147,15 @@ enum HandshakeProgress {
     Channel(ChannelId),
     /// The caller is not a rank of this job, or has closed the connection.
     Refused,
+    /// The caller was told that, or why, there is no TLS with it.
+    NoTls,
 }
 
 impl Listener {
     /// Makes a listener. Only the rank that made the host's shared memory passes a `segment_server`.
     pub(super) fn new(
         identity: Identity,
+        tls: Option<Tls>,
         shared: Arc<ListenerState>,
         tcp: TcpListener,
         segment_server: Option<(UnixListener, Arc<Segment>)>,
@@ -126,11 +163,13 @@ impl Listener {
     ) -> Self {
         Self {
             identity,
+            tls,
             shared,
             tcp,
             segment_server,
             wake,
             pending: Vec::new(),
+            refused: Vec::new(),
         }
     }
 
@@ -151,7 +190,7 @@ impl Listener {
                 ));
             }
             // A pending handshake may expire without any further event.
-            let timeout = if self.pending.is_empty() {
+            let timeout = if self.pending.is_empty() && self.refused.is_empty() {
                 None
             } else {
                 Some(milliseconds(250))
@@ -166,6 +205,8 @@ impl Listener {
             drop(sockets);
             self.accept();
             self.listen();
+            self.refused
+                .retain_mut(|(socket, since)| since.elapsed() < REASON_TIME && is_read(socket));
         }
     }
 
@@ -175,8 +216,11 @@ impl Listener {
             match self.tcp.accept() {
                 Ok((stream, _)) => {
                     if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
-                        self.pending
-                            .push(PendingHandshake::new(Caller::Tcp(stream)));
+                        let wire = Wire {
+                            socket: stream,
+                            tls: self.tls.as_ref().map(Tls::answer),
+                        };
+                        self.pending.push(PendingHandshake::new(Caller::Tcp(wire)));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -226,14 +270,14 @@ impl Listener {
                     // first use.
                     let welcome = Verdict::Welcome.to_bytes();
                     match (handshake.stream, &self.segment_server) {
-                        (Caller::Tcp(stream), _) if id.kind != ChannelKind::Segment => {
+                        (Caller::Tcp(mut wire), _) if id.kind != ChannelKind::Segment => {
                             // The caller may send its data and exit as soon as it has read the welcome. A thread
                             // that then finds that the caller is gone must also find the channel, so both steps
                             // are made under the lock.
                             let mut arrived = lock(&self.shared.arrived);
                             if !arrived.given_up.contains(&id.group) {
-                                let _ = (&stream).write_all(&welcome);
-                                arrived.channels.insert(id, stream);
+                                let _ = wire.write_few(&welcome);
+                                arrived.channels.insert(id, wire);
                             }
                             drop(arrived);
                             self.shared.changed.notify_all();
@@ -251,8 +295,14 @@ impl Listener {
                         }
                     }
                 }
-                HandshakeProgress::More | HandshakeProgress::Refused => {
-                    self.pending.swap_remove(at);
+                outcome => {
+                    let caller = self.pending.swap_remove(at).stream;
+                    if let (HandshakeProgress::NoTls, Caller::Tcp(wire)) = (outcome, caller)
+                        && wire.socket.shutdown(Shutdown::Write).is_ok()
+                        && self.refused.len() < MAX_HANDSHAKES
+                    {
+                        self.refused.push((wire.socket, Instant::now()));
+                    }
                     let count = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
                     tracing::warn!(count, "refused a caller that is not a rank of this job");
                 }
@@ -272,6 +322,13 @@ impl PendingHandshake {
     }
 
     fn read_handshake(&mut self, identity: &Identity) -> HandshakeProgress {
+        match self.stream.set_up_tls() {
+            Ok(true) => {}
+            Ok(false) => return HandshakeProgress::More,
+            Err(error) => return self.refuse_without_tls(&error),
+        }
+        let identity = self.stream.identity(identity);
+        let identity = &*identity;
         loop {
             let needed = match self.answered {
                 None => HANDSHAKE_LEN,
@@ -313,6 +370,25 @@ impl PendingHandshake {
                     return HandshakeProgress::Refused;
                 }
             }
+        }
+    }
+
+    /// Tells a caller that does not use TLS that it must; others were told by TLS itself why it failed.
+    fn refuse_without_tls(&mut self, error: &io::Error) -> HandshakeProgress {
+        tracing::warn!(%error, "no TLS with a caller");
+        let Caller::Tcp(wire) = &mut self.stream else {
+            return HandshakeProgress::Refused;
+        };
+        wire.tls = None;
+        match TlsError::of(error) {
+            Some(TlsError::Plain) => {
+                let mut answer = [0; ANSWER_LEN];
+                answer[..4].copy_from_slice(&Verdict::NeedsTls.to_bytes());
+                let _ = wire.write_few(&answer);
+                HandshakeProgress::NoTls
+            }
+            Some(TlsError::Failed(_)) => HandshakeProgress::NoTls,
+            Some(TlsError::Closed) | None => HandshakeProgress::Refused,
         }
     }
 

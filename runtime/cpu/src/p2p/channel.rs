@@ -425,6 +425,7 @@ impl PeerChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Wire;
     use crate::transport::tcp::TcpChannel;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
@@ -442,7 +443,9 @@ mod tests {
         }
         drop(there);
         let mut channel = PeerChannel::new();
-        channel.channel = Some(Channel::Tcp(TcpChannel::new(vec![here]).unwrap()));
+        channel.channel = Some(Channel::Tcp(
+            TcpChannel::new(vec![Wire::plain(here)]).unwrap(),
+        ));
         channel
     }
 

@@ -3,8 +3,8 @@
 use super::channel::{MAX_KEPT, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame};
 use super::request::{Request, Stage};
-use crate::transport::Channel;
 use crate::transport::tcp::TcpChannel;
+use crate::transport::{Channel, Wire};
 use rcomm_recorder::model::DType;
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -33,7 +33,7 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
     there.shutdown(Shutdown::Write)?;
 
     let mut channel = PeerChannel::new();
-    channel.channel = Some(Channel::Tcp(TcpChannel::new(vec![here])?));
+    channel.channel = Some(Channel::Tcp(TcpChannel::new(vec![Wire::plain(here)])?));
     // This rank has offered one message, which was not answered.
     channel.offered.push(1);
     let mut requests = Vec::new();

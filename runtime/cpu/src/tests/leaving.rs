@@ -106,7 +106,7 @@ fn channel(rig: &Rig, kind: ChannelKind, peer: u32) -> TcpStream {
         streams: 1,
     };
     let mut streams = rig.factory.mesh.connect(request, &mut policy).unwrap();
-    let stream = streams.remove(0);
+    let stream = streams.remove(0).socket;
     stream.set_nonblocking(false).unwrap();
     stream
 }

@@ -91,6 +91,7 @@ fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) ->
         attempt: 0,
         store,
         secret: Secret::from_text("test"),
+        tls: None,
         config: Arc::new(config),
         recorder: None,
     }

@@ -18,9 +18,59 @@ mod shm_exchange_model;
 mod stream_model;
 pub(crate) mod tcp;
 
-use std::io;
+use rcomm_recorder::publish::TlsSession;
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+
+/// A connection to a rank, before a channel is made of it.
+pub(crate) struct Wire {
+    pub(crate) socket: TcpStream,
+    /// Its TLS, if the job uses TLS.
+    pub(crate) tls: Option<Box<TlsSession>>,
+}
+
+impl Wire {
+    /// A connection without TLS.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn plain(socket: TcpStream) -> Self {
+        Self { socket, tls: None }
+    }
+
+    /// Reads the bytes that have arrived.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there are none, on a socket that does not block.
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => (&self.socket).read(into),
+            Some(session) => session.read(&self.socket, into),
+        }
+    }
+
+    /// Writes as much of `from` as fits now.
+    ///
+    /// # Errors
+    /// `WouldBlock` if nothing fits, on a socket that does not block.
+    pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => (&self.socket).write(from),
+            Some(session) => session.write(&self.socket, from),
+        }
+    }
+
+    /// Writes a few bytes, for which a socket that was connected just now has room.
+    ///
+    /// # Errors
+    /// The system's error, and `WouldBlock` if there is no room.
+    pub(crate) fn write_few(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let some = self.write(bytes)?;
+            bytes = &bytes[some..];
+        }
+        Ok(())
+    }
+}
 
 /// A stream of bytes to and from one peer.
 pub(crate) enum Channel {

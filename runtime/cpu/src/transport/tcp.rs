@@ -4,8 +4,11 @@
 //! of a network card does not limit its throughput. The bytes of the channel are sent over the streams in
 //! turn, [`STRIPE`] at a time. The position of a byte among the bytes of the channel determines its stream, so no
 //! bytes are marked or reordered: the reader reads the streams in the same turn, while bytes arrive on all of them.
+//!
+//! With TLS every stream has a session, and the positions count what is inside of it.
 
-use super::{Interest, health};
+use super::{Interest, Wire, health};
+use rcomm_recorder::publish::TlsSession;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg, sockopt};
 use std::io::{self, IoSlice, Read, Write};
@@ -21,6 +24,9 @@ const BUFFER: usize = 16 << 10;
 /// streams are busy.
 const STRIPE: usize = 64 << 10;
 
+/// How many bytes of TLS are read from a socket at once.
+const TLS_AHEAD: usize = 64 << 10;
+
 /// The maximum number of bytes that a channel reads from each socket when it is dropped: more than a socket's buffer
 /// holds.
 const LAST_BYTES: usize = 64 << 20;
@@ -28,6 +34,8 @@ const LAST_BYTES: usize = 64 << 20;
 /// Connected sockets that never block.
 pub(crate) struct TcpChannel {
     streams: Vec<Arc<TcpStream>>,
+    /// The TLS session of each stream; empty without TLS.
+    sessions: Vec<TlsSession>,
     read: Turn,
     written: Turn,
     buffer: Box<[u8]>,
@@ -83,14 +91,26 @@ impl TcpChannel {
     ///
     /// # Panics
     /// If there is no socket.
-    pub(crate) fn new(streams: Vec<TcpStream>) -> io::Result<Self> {
-        assert!(!streams.is_empty(), "a channel has a socket");
-        for stream in &streams {
-            stream.set_nonblocking(true)?;
-            stream.set_nodelay(true)?;
+    pub(crate) fn new(wires: Vec<Wire>) -> io::Result<Self> {
+        assert!(!wires.is_empty(), "a channel has a socket");
+        let mut streams = Vec::with_capacity(wires.len());
+        let mut sessions = Vec::new();
+        for Wire { socket, tls } in wires {
+            socket.set_nonblocking(true)?;
+            socket.set_nodelay(true)?;
+            streams.push(Arc::new(socket));
+            if let Some(mut session) = tls {
+                session.read_ahead(TLS_AHEAD);
+                sessions.push(*session);
+            }
         }
+        assert!(
+            sessions.is_empty() || sessions.len() == streams.len(),
+            "all sockets of a channel use TLS, or none"
+        );
         Ok(Self {
-            streams: streams.into_iter().map(Arc::new).collect(),
+            streams,
+            sessions,
             read: Turn::default(),
             written: Turn::default(),
             buffer: vec![0; BUFFER].into_boxed_slice(),
@@ -137,15 +157,20 @@ impl TcpChannel {
         if self.unread.is_empty() {
             let count = self.streams.len();
             let mut stream = &*self.streams[self.read.stream];
+            let mut session = self.sessions.get_mut(self.read.stream);
+            let mut receive = |into: &mut [u8]| match &mut session {
+                None => stream.read(into),
+                Some(session) => session.read(stream, into),
+            };
             if into.len() >= BUFFER {
                 let most = self.read.most(into.len(), count);
-                let got = none_if_not_ready(stream.read(&mut into[..most]), true)?;
+                let got = none_if_not_ready(receive(&mut into[..most]), true)?;
                 self.read.pass(got, count);
                 self.count_received(got);
                 return Ok(got);
             }
             let most = self.read.most(BUFFER, count);
-            let got = none_if_not_ready(stream.read(&mut self.buffer[..most]), true)?;
+            let got = none_if_not_ready(receive(&mut self.buffer[..most]), true)?;
             self.read.pass(got, count);
             self.count_received(got);
             self.unread = 0..got;
@@ -164,7 +189,11 @@ impl TcpChannel {
         let count = self.streams.len();
         let most = self.written.most(from.len(), count);
         let mut stream = &*self.streams[self.written.stream];
-        let some = none_if_not_ready(stream.write(&from[..most]), false)?;
+        let written = match self.sessions.get_mut(self.written.stream) {
+            None => stream.write(&from[..most]),
+            Some(session) => session.write(stream, &from[..most]),
+        };
+        let some = none_if_not_ready(written, false)?;
         self.written.pass(some, count);
         self.count_sent(some);
         Ok(some)
@@ -179,8 +208,13 @@ impl TcpChannel {
         let stream = &*self.streams[self.written.stream];
         // A vectored write raises SIGPIPE if the peer is gone, which ends programs that are not in Rust.
         let mut no_more = SendAncillaryBuffer::default();
-        let sent = sendmsg(stream, &both, &mut no_more, SendFlags::NOSIGNAL);
-        let some = none_if_not_ready(sent.map_err(io::Error::from), false)?;
+        let sent = match self.sessions.get_mut(self.written.stream) {
+            None => {
+                sendmsg(stream, &both, &mut no_more, SendFlags::NOSIGNAL).map_err(io::Error::from)
+            }
+            Some(session) => session.write_both(stream, head, rest),
+        };
+        let some = none_if_not_ready(sent, false)?;
         self.written.pass(some, count);
         self.count_sent(some);
         Ok(some)
@@ -282,7 +316,10 @@ mod tests {
             here.push(TcpStream::connect(address).unwrap());
             there.push(listener.accept().unwrap().0);
         }
-        [here, there].map(|end| TcpChannel::new(end).unwrap())
+        [here, there].map(|end| {
+            let wires = end.into_iter().map(Wire::plain).collect();
+            TcpChannel::new(wires).unwrap()
+        })
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::Interrupted;
 use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::Rank;
+use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 
@@ -21,7 +22,7 @@ pub(crate) enum Failure {
         peer: Rank,
         address: SocketAddr,
         kind: ErrorKind,
-        why: &'static str,
+        why: Cow<'static, str>,
     },
     /// The peer's entry in the store is not an address.
     Address { peer: Rank, text: String },

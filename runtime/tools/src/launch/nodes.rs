@@ -7,7 +7,7 @@ use super::options::Options;
 use super::{Failure, LAUNCHER_FAILED};
 use anyhow::{Context, Result};
 use rcomm::store::{PrefixStore, Store, StoreAccess, TcpStore};
-use rcomm::{ErrorKind, Rendezvous, Secret};
+use rcomm::{ErrorKind, Rendezvous, Secret, Tls};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,9 +59,13 @@ impl Nodes {
     ///
     /// The store requires the job's `secret`, unless the options ask for an open store.
     pub(super) fn join(options: &Options, secret: &str) -> Result<Self> {
-        let access = match options.open_store {
-            true => StoreAccess::Open,
-            false => StoreAccess::Secret(Secret::from_text(secret)),
+        let tls = options.tls_files().as_ref().map(Tls::from_files);
+        let tls = tls.transpose().context("TLS cannot be used")?;
+        let secret = Secret::from_text(secret);
+        let access = match (options.open_store, tls) {
+            (true, _) => StoreAccess::Open,
+            (false, Some(tls)) => StoreAccess::Tls(tls, Some(secret)),
+            (false, None) => StoreAccess::Secret(secret),
         };
         let &Options {
             nnodes, node_rank, ..

@@ -2,7 +2,9 @@
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
+use rcomm::TlsFiles;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 const EXIT_CODES: &str = "\
@@ -84,6 +86,20 @@ pub struct Options {
     #[arg(long)]
     pub open_store: bool,
 
+    /// The TLS certificate of this host's processes, in PEM, followed by those between it and the CA. With --tls-key and
+    /// --tls-ca, the same kind of files on every host: the store, and the ranks' connections and endpoints over TCP, use
+    /// TLS.
+    #[arg(long, env = "RCOMM_TLS_CERT", value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    pub tls_cert: Option<PathBuf>,
+
+    /// The private key of --tls-cert, in PEM; others must not be able to read the file.
+    #[arg(long, env = "RCOMM_TLS_KEY", value_name = "FILE", requires_all = ["tls_cert", "tls_ca"])]
+    pub tls_key: Option<PathBuf>,
+
+    /// The CA that signed the certificates of all hosts, in PEM.
+    #[arg(long, env = "RCOMM_TLS_CA", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
+    pub tls_ca: Option<PathBuf>,
+
     /// Time for ranks to end after SIGTERM, in seconds.
     #[arg(long, default_value = "10", value_parser = seconds, value_name = "SECONDS")]
     pub grace: Duration,
@@ -135,6 +151,15 @@ impl Options {
         options
     }
 
+    /// The files of the TLS identity, if there is one.
+    pub(super) fn tls_files(&self) -> Option<TlsFiles> {
+        Some(TlsFiles {
+            certificate: self.tls_cert.clone()?,
+            key: self.tls_key.clone()?,
+            ca: self.tls_ca.clone()?,
+        })
+    }
+
     fn check(&self) -> Result<(), String> {
         if self.node_rank >= self.nnodes {
             return Err(format!(
@@ -172,6 +197,20 @@ fn seconds(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tls_identity_needs_all_its_files() {
+        let parse = |files: &[&str]| {
+            let line = [&["rcomm-run", "-n", "1"][..], files, &["program"]].concat();
+            Options::try_parse_from(line).map(|options| options.tls_files())
+        };
+        let all = ["--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"];
+        let files = parse(&all).unwrap().unwrap();
+        assert_eq!(files.key.to_str(), Some("b"));
+        assert_eq!(parse(&[]).unwrap(), None);
+        let error = parse(&all[..4]).unwrap_err().to_string();
+        assert!(error.contains("--tls-ca"), "{error}");
+    }
 
     #[test]
     fn the_spellings_of_torchrun_and_mpirun_are_understood() {

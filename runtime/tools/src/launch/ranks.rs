@@ -531,6 +531,12 @@ fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Co
             "RCOMM_STORE",
             if options.open_store { "open" } else { "secret" },
         );
+    if let Some(files) = options.tls_files() {
+        command
+            .env("RCOMM_TLS_CERT", files.certificate)
+            .env("RCOMM_TLS_KEY", files.key)
+            .env("RCOMM_TLS_CA", files.ca);
+    }
     command
 }
 

@@ -1,6 +1,6 @@
 //! The clients that may use a store, and the limits on them.
 
-use rcomm_recorder::publish::Secret;
+use rcomm_recorder::publish::{Secret, Tls};
 use std::time::Duration;
 
 /// The clients that may use a store.
@@ -12,6 +12,28 @@ pub enum StoreAccess {
     Open,
     /// Every client that proves that it knows this secret. The server proves the same to the client.
     Secret(Secret),
+    /// Every client with a TLS certificate of the same CA that also proves the secret, if there is one. All that is
+    /// sent is encrypted. PyTorch's clients cannot use such a store.
+    Tls(Tls, Option<Secret>),
+}
+
+impl StoreAccess {
+    /// The secret that clients must prove.
+    pub(super) fn secret(&self) -> Option<&Secret> {
+        match self {
+            Self::Open => None,
+            Self::Secret(secret) => Some(secret),
+            Self::Tls(_, secret) => secret.as_ref(),
+        }
+    }
+
+    /// The identity of this process, if connections use TLS.
+    pub(super) fn tls(&self) -> Option<&Tls> {
+        match self {
+            Self::Open | Self::Secret(_) => None,
+            Self::Tls(tls, _) => Some(tls),
+        }
+    }
 }
 
 /// The clients that may use the job's store.

@@ -5,7 +5,9 @@ use super::protocol::{Encoder, MAGIC, OpCode, WAIT_CANCELED};
 use super::spin::Spin;
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::text;
-use rcomm_recorder::publish::{STORE_REFUSAL, Secret, StoreCaller};
+use rcomm_recorder::publish::{
+    Handshake, STORE_REFUSAL, STORE_TAKES_TLS, Secret, StoreCaller, Tls, TlsError, TlsSession,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -42,18 +44,27 @@ pub(super) enum Broken {
     /// The server closed the connection.
     Closed,
     Failed(io::Error),
+    /// TLS failed.
+    Tls(TlsError),
     /// The server sent an invalid reply.
     Garbled(String),
     /// The server refused, for this reason.
     Refused(String),
 }
 
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        match (error.kind(), TlsError::of(&error)) {
+            (_, Some(why)) => Broken::Tls(why.clone()),
+            (io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe, _) => Broken::Closed,
+            _ => Broken::Failed(error),
+        }
+    }
+}
+
 impl From<Errno> for Broken {
     fn from(error: Errno) -> Self {
-        match error {
-            Errno::CONNRESET | Errno::PIPE => Broken::Closed,
-            error => Broken::Failed(error.into()),
-        }
+        io::Error::from(error).into()
     }
 }
 
@@ -66,6 +77,7 @@ pub(super) enum Waited {
 
 pub(super) struct Connection {
     socket: TcpStream,
+    tls: Option<Box<TlsSession>>,
     /// Bytes read from the socket; those not used yet are `inbox[used..]`.
     inbox: Vec<u8>,
     used: usize,
@@ -89,7 +101,7 @@ impl Connection {
             let left_before = left_until(deadline);
             let obstacle = match Self::dial_once(host, port, deadline, access) {
                 Ok(connection) => return Ok(connection),
-                Err(obstacle @ (Obstacle::Refusal(_) | Obstacle::WrongProof)) => {
+                Err(obstacle) if obstacle.is_final() => {
                     return Err(obstacle.unauthorized(host, port));
                 }
                 Err(obstacle @ Obstacle::Foreign(_)) => {
@@ -132,7 +144,7 @@ impl Connection {
     ) -> Result<Self> {
         let deadline = Instant::now() + timeout;
         Self::dial_once(host, port, deadline, access).map_err(|obstacle| match obstacle {
-            Obstacle::Refusal(_) | Obstacle::WrongProof => obstacle.unauthorized(host, port),
+            obstacle if obstacle.is_final() => obstacle.unauthorized(host, port),
             obstacle => Error::new(
                 ErrorKind::Store,
                 format!("the store at {host} port {port} is gone: {obstacle}"),
@@ -156,11 +168,8 @@ impl Connection {
             let left = left_until(deadline).max(Duration::from_millis(1));
             match Self::connect_to(address, left, access) {
                 Ok(connection) => return Ok(connection),
-                Err(
-                    found @ (Obstacle::Foreign(_) | Obstacle::Refusal(_) | Obstacle::WrongProof),
-                ) => {
-                    return Err(found);
-                }
+                Err(found @ Obstacle::Foreign(_)) => return Err(found),
+                Err(found) if found.is_final() => return Err(found),
                 Err(found) => obstacle = found,
             }
         }
@@ -187,11 +196,13 @@ impl Connection {
         socket.set_nodelay(true).map_err(Obstacle::Unreachable)?;
         let mut connection = Self {
             socket,
+            tls: access.tls().map(Tls::call),
             inbox: Vec::new(),
             used: 0,
             spin: Spin::initially_polling(),
         };
-        if let StoreAccess::Secret(secret) = access {
+        connection.set_up_tls(deadline)?;
+        if let Some(secret) = access.secret() {
             connection.prove(secret, deadline)?;
             return Ok(connection);
         }
@@ -208,6 +219,7 @@ impl Connection {
             .map(|answer| answer == nonce.to_le_bytes());
         match validated {
             Err(Broken::Refused(reason)) => Err(Obstacle::Refusal(reason)),
+            Err(Broken::Tls(why)) => Err(Obstacle::Tls(why)),
             Ok(true) => Ok(connection),
             Ok(false) => Err(Obstacle::Foreign(connection.first_bytes())),
             Err(_) if !connection.inbox.is_empty() => {
@@ -218,10 +230,38 @@ impl Connection {
         }
     }
 
+    /// Sets TLS up, if the connection uses it.
+    fn set_up_tls(&mut self, deadline: Instant) -> Result<(), Obstacle> {
+        let broken = loop {
+            let Some(session) = &mut self.tls else {
+                return Ok(());
+            };
+            let waited = match session.handshake(&self.socket) {
+                Ok(Handshake::Done) => {
+                    session.read_ahead(READ);
+                    return Ok(());
+                }
+                Ok(Handshake::Waits(event)) => self.sleep(event, deadline),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(broken) = waited {
+                break broken;
+            }
+        };
+        Err(match broken {
+            Broken::Tls(why) => Obstacle::Tls(why),
+            Broken::Late => Obstacle::Silent,
+            _ => Obstacle::Closed,
+        })
+    }
+
     /// Proves to the server that this process knows the secret, and checks the server's proof.
     fn prove(&mut self, secret: &Secret, deadline: Instant) -> Result<(), Obstacle> {
-        let caller = StoreCaller::new(secret)
-            .map_err(|error| Obstacle::Unreachable(io::Error::other(error)))?;
+        let caller = match &self.tls {
+            Some(session) => StoreCaller::over_tls(secret, session),
+            None => StoreCaller::new(secret),
+        };
+        let caller = caller.map_err(|error| Obstacle::Unreachable(io::Error::other(error)))?;
         let answer = self
             .send(&caller.hello(), deadline)
             .and_then(|()| self.read_reply(StoreCaller::ANSWER_LEN, deadline))
@@ -230,6 +270,7 @@ impl Connection {
             Ok(Some(proof)) => proof,
             Ok(None) => return Err(Obstacle::WrongProof),
             Err(Broken::Refused(reason)) => return Err(Obstacle::Refusal(reason)),
+            Err(Broken::Tls(why)) => return Err(Obstacle::Tls(why)),
             Err(_) if !self.inbox.is_empty() => return Err(Obstacle::Foreign(self.first_bytes())),
             Err(Broken::Late) => return Err(Obstacle::Silent),
             Err(_) => return Err(Obstacle::ClosedAtProof),
@@ -255,14 +296,21 @@ impl Connection {
     /// Sends all of `bytes`.
     pub(super) fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<(), Broken> {
         while !bytes.is_empty() {
-            match send(
-                &self.socket,
-                bytes,
-                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-            ) {
+            let sent = match &mut self.tls {
+                Some(session) => session.write(&self.socket, bytes),
+                None => send(
+                    &self.socket,
+                    bytes,
+                    SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+                )
+                .map_err(io::Error::from),
+            };
+            match sent {
                 Ok(n) => bytes = &bytes[n..],
-                Err(Errno::AGAIN) => self.sleep(PollFlags::OUT, deadline)?,
-                Err(Errno::INTR) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.sleep(PollFlags::OUT, deadline)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -407,6 +455,18 @@ impl Connection {
         if self.inbox.capacity() - held < READ / 4 {
             self.inbox.reserve(READ);
         }
+        if let Some(session) = &mut self.tls {
+            self.inbox.resize(held + READ, 0);
+            let read = session.read(&self.socket, &mut self.inbox[held..]);
+            self.inbox
+                .truncate(held + read.as_ref().copied().unwrap_or(0));
+            return match read {
+                Ok(0) => Err(Broken::Closed),
+                Ok(_) => Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+                Err(error) => Err(error.into()),
+            };
+        }
         let spare = rustix::buffer::spare_capacity(&mut self.inbox);
         match recv(&self.socket, spare, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(Broken::Closed),
@@ -443,6 +503,8 @@ enum Obstacle {
     Closed,
     Silent,
     Foreign(String),
+    /// There is no TLS with what listens there.
+    Tls(TlsError),
     /// A store refused, for this reason.
     Refusal(String),
     /// The store answered with a wrong proof of the secret.
@@ -459,6 +521,13 @@ impl Obstacle {
                 "the store at {host} port {port} was given another job secret than this process, or is \
                  another job's: set RCOMM_JOB_SECRET to the same on all ranks, or on none"
             ),
+            Obstacle::Refusal(reason) if reason == STORE_TAKES_TLS => format!(
+                "the store at {host} port {port} takes TLS only, and this process has none: set RCOMM_TLS_CERT, \
+                 RCOMM_TLS_KEY and RCOMM_TLS_CA on all ranks, or on none"
+            ),
+            Obstacle::Tls(why) => {
+                format!("there is no TLS with the store at {host} port {port}: {why}")
+            }
             Obstacle::Refusal(reason) => format!(
                 "the store at {host} port {port} refuses this process: {reason}. Set RCOMM_JOB_SECRET and \
                  RCOMM_STORE to the same on all ranks, or on none"
@@ -466,6 +535,16 @@ impl Obstacle {
             other => format!("the store at {host} port {port} cannot be used: {other}"),
         };
         Error::new(ErrorKind::Unauthorized, message)
+    }
+
+    /// Whether another attempt would meet the same obstacle.
+    fn is_final(&self) -> bool {
+        match self {
+            Obstacle::Refusal(_) | Obstacle::WrongProof => true,
+            // A store that has too many connections closes some, whatever these wanted.
+            Obstacle::Tls(why) => !matches!(why, TlsError::Closed),
+            _ => false,
+        }
     }
 
     /// Whether the only obstacle is that no answer arrived in time.
@@ -496,6 +575,7 @@ impl std::fmt::Display for Obstacle {
                  PyTorch's store? RCOMM_STORE=open uses one without a proof",
             ),
             Obstacle::Refusal(reason) => write!(f, "it refuses: {reason}"),
+            Obstacle::Tls(why) => write!(f, "{why}"),
             Obstacle::WrongProof => f.write_str("it does not know the job's secret"),
             Obstacle::Silent => f.write_str(
                 "what listens there accepts the connection and does not answer. Is MASTER_PORT another \

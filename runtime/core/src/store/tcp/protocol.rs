@@ -11,7 +11,7 @@
 //! [`Encoder`] writes one. None of them does I/O.
 
 use crate::store::table::AddError;
-use rcomm_recorder::publish::StoreOpCode;
+use rcomm_recorder::publish::{STORE_TAKES_TLS, StoreOpCode};
 
 /// The magic number that VALIDATE carries.
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
@@ -147,6 +147,10 @@ pub(super) enum Violation {
     WaitsTwice,
     #[error("this store takes requests only from those who prove the job's secret")]
     NotProved,
+    #[error("{STORE_TAKES_TLS}")]
+    NeedsTls,
+    #[error("this store does not use TLS")]
+    NoTlsHere,
     #[error("its proof of the job's secret is wrong")]
     WrongProof,
     #[error("this store is open: it has no secret to compare with")]

@@ -223,6 +223,9 @@ impl TcpStore {
                 "the connection to the store at {host} port {port} broke during {what}"
             ))
             .with_source(error),
+            Broken::Tls(why) => store(format!(
+                "TLS with the store at {host} port {port} failed during {what}: {why}"
+            )),
             Broken::Refused(reason) => store(format!(
                 "the store at {host} port {port} refused {what}: {reason}"
             )),

@@ -1,9 +1,11 @@
 //! One client's socket, and its buffers of received and unsent bytes.
 
 use crate::store::tcp::protocol::Scanner;
-use rcomm_recorder::publish::StoreChallenge;
+use rcomm_recorder::publish::{Secret, StoreChallenge, TlsSession};
 use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+use std::borrow::Cow;
+use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -52,6 +54,7 @@ pub(super) enum Admission {
 
 pub(super) struct ClientConnection {
     pub(super) socket: OwnedFd,
+    pub(super) tls: Option<Box<TlsSession>>,
     pub(super) host: Option<IpAddr>,
     pub(super) admission: Admission,
     /// The moment at which the connection is closed, unless the client has proved the secret, or finished its
@@ -73,9 +76,10 @@ pub(super) struct ClientConnection {
 }
 
 impl ClientConnection {
-    pub(super) fn new(socket: OwnedFd, host: Option<IpAddr>) -> Self {
+    pub(super) fn new(socket: OwnedFd, host: Option<IpAddr>, tls: Option<Box<TlsSession>>) -> Self {
         Self {
             socket,
+            tls,
             host,
             admission: Admission::New,
             deadline: None,
@@ -89,6 +93,14 @@ impl ClientConnection {
         }
     }
 
+    /// The key, or what TLS makes of it for this connection alone.
+    pub(super) fn tied<'k>(&self, key: &'k Secret) -> Cow<'k, Secret> {
+        match &self.tls {
+            Some(session) => Cow::Owned(session.bind(key)),
+            None => Cow::Borrowed(key),
+        }
+    }
+
     /// How many bytes of replies wait for the peer.
     pub(super) fn unsent(&self) -> usize {
         self.outbox.len() - self.sent
@@ -97,14 +109,15 @@ impl ClientConnection {
     /// Sends what the socket accepts now.
     pub(super) fn flush(&mut self, buffers: &mut Buffers) -> LinkState {
         while self.unsent() > 0 {
-            match rustix::net::send(
-                &self.socket,
-                &self.outbox[self.sent..],
-                rustix::net::SendFlags::NOSIGNAL,
-            ) {
+            let unsent = &self.outbox[self.sent..];
+            let sent = match &mut self.tls {
+                Some(session) => session.write(&self.socket, unsent),
+                None => send(&self.socket, unsent, SendFlags::NOSIGNAL).map_err(io::Error::from),
+            };
+            match sent {
                 Ok(n) => self.sent += n,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return LinkState::Open,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return LinkState::Open,
                 Err(_) => return LinkState::Lost,
             }
         }
@@ -121,7 +134,7 @@ mod tests {
     #[test]
     fn an_idle_connection_takes_at_most_256_bytes() {
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let mut connection = ClientConnection::new(socket.into(), None);
+        let mut connection = ClientConnection::new(socket.into(), None, None);
         let mut buffers = Buffers::default();
         connection.outbox.extend_from_slice(b"a reply");
         assert_eq!(connection.flush(&mut buffers), LinkState::Open);

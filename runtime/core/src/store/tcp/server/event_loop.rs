@@ -6,13 +6,14 @@ use super::state::{ConnectionId, State};
 use crate::store::tcp::access::{StoreAccess, StoreLimits};
 use crate::store::tcp::protocol::{MAGIC, OpCode, Request, STOP_WAITING, Violation};
 use crate::store::tcp::spin::Spin;
-use rcomm_recorder::publish::{STORE_REFUSAL, Secret, StoreChallenge};
+use rcomm_recorder::publish::{STORE_REFUSAL, Secret, StoreChallenge, Tls, TlsError};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, shutdown, sockopt};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use slab::Slab;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ pub(super) struct EventLoop {
     state: State,
     /// The key that clients must prove that they know; `None` in an open store.
     key: Option<Secret>,
+    /// The identity of this process, if all clients must use TLS.
+    tls: Option<Tls>,
     quota: Quota,
     buffers: Buffers,
     scratch: Box<[u8]>,
@@ -65,10 +68,8 @@ impl EventLoop {
             listen_at: None,
             connections: Slab::new(),
             state: State::new(limits.stored_bytes, limits.stored_keys),
-            key: match access {
-                StoreAccess::Open => None,
-                StoreAccess::Secret(secret) => Some(secret.store_key()),
-            },
+            key: access.secret().map(Secret::store_key),
+            tls: access.tls().cloned(),
             quota: Quota::new(limits),
             buffers: Buffers::default(),
             scratch: vec![0; READ].into_boxed_slice(),
@@ -187,7 +188,8 @@ impl EventLoop {
                     let host = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
                     let host = host.map(|it| it.ip().to_canonical());
                     let id = slot.key();
-                    let new = slot.insert(ClientConnection::new(socket, host));
+                    let tls = self.tls.as_ref().map(Tls::answer);
+                    let new = slot.insert(ClientConnection::new(socket, host, tls));
                     if let Some(oldest) = self.quota.accepted(id, new) {
                         self.close(oldest);
                     }
@@ -245,11 +247,14 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(id) else {
             return LinkState::Open;
         };
-        let count = match rustix::io::read(&connection.socket, &mut self.scratch[..]) {
+        let read = match &mut connection.tls {
+            Some(session) => session.serve(&connection.socket, &mut self.scratch),
+            None => rustix::io::read(&connection.socket, &mut self.scratch[..]).map_err(Into::into),
+        };
+        let count = match read {
             Ok(0) => return LinkState::Lost,
             Ok(count) => count,
-            Err(Errno::AGAIN | Errno::INTR) => return LinkState::Open,
-            Err(_) => return LinkState::Lost,
+            Err(error) => return self.not_read(id, &error),
         };
         if let Admission::Refused = connection.admission {
             return LinkState::Open;
@@ -321,7 +326,7 @@ impl EventLoop {
             if let Some(&code) = bytes.get(used)
                 && !self.may_begin(id, code)
             {
-                break Err(self.not_admitted());
+                break Err(self.not_admitted(code));
             }
             let connection = &mut self.connections[id];
             let length = match connection.scanner.advance(&bytes[used..]) {
@@ -375,10 +380,49 @@ impl EventLoop {
         }
     }
 
-    fn not_admitted(&self) -> Violation {
+    /// The violation of a client that began with this byte.
+    fn not_admitted(&self, code: u8) -> Violation {
+        /// The first byte of TLS, which no request has.
+        const TLS_HANDSHAKE: u8 = 0x16;
         match self.key {
+            _ if code == TLS_HANDSHAKE => Violation::NoTlsHere,
             Some(_) => Violation::NotProved,
             None => Violation::NotValidated,
+        }
+    }
+
+    /// Handles a failed read.
+    fn not_read(&mut self, id: ConnectionId, error: &io::Error) -> LinkState {
+        if matches!(
+            error.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+        ) {
+            return LinkState::Open;
+        }
+        match (TlsError::of(error), self.connections.get_mut(id)) {
+            (Some(TlsError::Plain), Some(connection)) => {
+                connection.tls = None;
+                self.refuse(id, Violation::NeedsTls)
+            }
+            (Some(why), Some(connection)) if !matches!(why, TlsError::Closed) => {
+                let peer = connection
+                    .host
+                    .map_or("an unknown host".to_owned(), |it| it.to_string());
+                tracing::warn!(
+                    peer,
+                    "the store server closes a connection without TLS: {why}"
+                );
+                // The client has some time to read the alert of TLS, as others have for the reason of a refusal.
+                connection.tls = None;
+                connection.admission = Admission::Refused;
+                connection.inbox = Vec::new();
+                connection.outbox = Vec::new();
+                self.state.forget(id);
+                self.quota.mark_refused(id, connection);
+                self.state.count_refused(&peer);
+                LinkState::Open
+            }
+            _ => LinkState::Lost,
         }
     }
 
@@ -395,19 +439,19 @@ impl EventLoop {
                 return Err(Violation::WrongMagic(magic));
             }
             (Admission::Validated, Some(Request::Hello(nonce)), Some(key)) => {
-                let made = StoreChallenge::new(key, &nonce);
+                let made = StoreChallenge::new(&connection.tied(key), &nonce);
                 let (challenge, answer) = made.map_err(|_| Violation::NoRandomness)?;
                 connection.outbox.extend_from_slice(&answer);
                 Admission::Challenged(challenge)
             }
             (Admission::Challenged(challenge), Some(Request::Proof(proof)), Some(key)) => {
-                if !challenge.is_met(key, &proof) {
+                if !challenge.is_met(&connection.tied(key), &proof) {
                     return Err(Violation::WrongProof);
                 }
                 connection.outbox.push(STOP_WAITING);
                 Admission::Served { proved: true }
             }
-            _ => return Err(self.not_admitted()),
+            _ => return Err(self.not_admitted(frame[0])),
         };
         if let Admission::Served { .. } = connection.admission {
             self.quota.mark_served(id, connection);
@@ -442,7 +486,12 @@ impl EventLoop {
             self.state.count_refused(&peer);
         }
         let ours = matches!(connection.admission, Admission::Served { proved: true });
-        if !ours && !unproved && violation != Violation::NoSecretHere {
+        let of_ours = [
+            Violation::NoSecretHere,
+            Violation::NeedsTls,
+            Violation::NoTlsHere,
+        ];
+        if !ours && !unproved && !of_ours.contains(&violation) {
             return LinkState::Lost;
         }
         self.state.forget(id);

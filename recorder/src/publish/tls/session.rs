@@ -1,0 +1,334 @@
+//! [`TlsSession`]: the state of one TLS connection, over a socket that its owner keeps.
+
+use super::{Tls, TlsError};
+use crate::publish::Secret;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, Connection, ServerConnection};
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// The first byte of a client's first record.
+const HANDSHAKE_RECORD: u8 = 0x16;
+/// Bytes before each record, the last two of which are its length.
+const HEAD: usize = 5;
+/// The most bytes that are encrypted before they are given to the socket.
+const AHEAD: usize = 256 << 10;
+/// What the key that ties a proof to its connection is exported for.
+const LABEL: &[u8] = b"EXPORTER-rcomm-connection";
+
+/// How far a handshake is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handshake {
+    /// Both ends may send.
+    Done,
+    /// It goes on once the socket has this event.
+    Waits(PollFlags),
+}
+
+/// One TLS connection. It never blocks, whatever the mode of the socket, and raises no SIGPIPE.
+pub struct TlsSession {
+    connection: Connection,
+    incoming: Incoming,
+    /// Whether the last byte of the last [`write`](Self::write) was taken and not reported.
+    owed: bool,
+    /// Whether the peer's first byte has been looked at.
+    looked: bool,
+}
+
+impl std::fmt::Debug for TlsSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TlsSession(..)")
+    }
+}
+
+impl Tls {
+    /// The session of a caller, which sends first.
+    pub fn call(&self) -> Box<TlsSession> {
+        // Names are not compared, and none is sent.
+        let name = ServerName::try_from("rcomm").expect("a DNS name");
+        let connection = ClientConnection::new(self.client.clone(), name);
+        let connection = connection.expect("the configuration offers TLS 1.3 and its ciphers");
+        TlsSession::new(connection.into(), true)
+    }
+
+    /// The session of the end that was called.
+    pub fn answer(&self) -> Box<TlsSession> {
+        let connection = ServerConnection::new(self.server.clone());
+        let connection = connection.expect("the configuration offers TLS 1.3 and its ciphers");
+        TlsSession::new(connection.into(), false)
+    }
+}
+
+impl TlsSession {
+    fn new(mut connection: Connection, looked: bool) -> Box<Self> {
+        connection.set_buffer_limit(Some(AHEAD));
+        Box::new(Self {
+            connection,
+            incoming: Incoming::default(),
+            owed: false,
+            looked,
+        })
+    }
+
+    /// Whether neither end may send yet.
+    pub fn is_handshaking(&self) -> bool {
+        self.connection.is_handshaking()
+    }
+
+    /// Continues the handshake as far as it goes without waiting. After [`Handshake::Done`], no byte that the peer has
+    /// sent after its handshake was taken from the socket.
+    ///
+    /// # Errors
+    /// [`TlsError`], or the system's error. The peer was told why, if it understands TLS.
+    pub fn handshake(&mut self, socket: impl AsFd) -> io::Result<Handshake> {
+        let socket = socket.as_fd();
+        loop {
+            if !self.flush(socket)? {
+                return Ok(Handshake::Waits(PollFlags::OUT));
+            }
+            if !self.connection.is_handshaking() {
+                return Ok(Handshake::Done);
+            }
+            if !self.looked {
+                match peek(socket)? {
+                    None => return Ok(Handshake::Waits(PollFlags::IN)),
+                    Some(HANDSHAKE_RECORD) => self.looked = true,
+                    Some(_) => return Err(TlsError::Plain.into()),
+                }
+            }
+            match self.take_record(socket) {
+                Ok(0) => return Err(TlsError::Closed.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Handshake::Waits(PollFlags::IN));
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(TlsError::Closed.into());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// From now on reads up to this many bytes at once from the socket, which saves system calls.
+    pub fn read_ahead(&mut self, bytes: usize) {
+        self.incoming.buffer = vec![0; bytes].into_boxed_slice();
+    }
+
+    /// Ties a secret to this connection: both ends get the same key, and whoever stands between them another. The
+    /// handshake must be done.
+    pub fn bind(&self, secret: &Secret) -> Secret {
+        let exported = self.connection.export_keying_material([0; 32], LABEL, None);
+        // Without a finished handshake the two ends have nothing in common, and no proof is accepted.
+        let exported = exported.unwrap_or_default();
+        Secret::from_bytes(secret.tag(&[b"connection", &exported]))
+    }
+
+    /// Reads the bytes that have arrived; 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there are none; [`TlsError`]; the system's error.
+    pub fn read(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+        let socket = socket.as_fd();
+        loop {
+            match self.connection.reader().read(into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // The peer ended the connection without the notice of TLS: as after a plain end, callers know how many
+                // bytes they expect.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            self.take_record(socket)?;
+        }
+    }
+
+    /// For a server that waits for events: continues the handshake, then reads, and leaves nothing in the session for
+    /// which the socket would have no event. `into` must have room for 32 KiB, and [`read_ahead`](Self::read_ahead) not
+    /// be set.
+    ///
+    /// # Errors
+    /// As [`handshake`](Self::handshake) and [`read`](Self::read).
+    pub fn serve(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+        let socket = socket.as_fd();
+        if let Handshake::Waits(_) = self.handshake(socket)? {
+            // The answer to a caller's first message fits a new socket's buffer, so what is waited for is the caller.
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut read = self.read(socket, into)?;
+        while read < into.len() {
+            match self.connection.reader().read(&mut into[read..]) {
+                Ok(some @ 1..) => read += some,
+                // The end shows at the next read of the socket.
+                _ => break,
+            }
+        }
+        Ok(read)
+    }
+
+    /// Encrypts as much of `from` as fits, up to 256 KiB, and gives it to the socket; returns how many bytes it took.
+    ///
+    /// If the socket does not take all, the last byte counts as not taken until it has: a caller who sends all its bytes
+    /// knows that none is left in the session. Such a caller must go on with the bytes after those that were taken; if
+    /// it wrote a single byte, with that byte.
+    ///
+    /// # Errors
+    /// `WouldBlock` if nothing was taken; the system's error.
+    pub fn write(&mut self, socket: impl AsFd, from: &[u8]) -> io::Result<usize> {
+        self.write_both(socket, &[], from)
+    }
+
+    /// As [`write`](Self::write) of `head` and then `rest`, in one record if they fit.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_both(&mut self, socket: impl AsFd, head: &[u8], rest: &[u8]) -> io::Result<usize> {
+        let socket = socket.as_fd();
+        if head.len() + rest.len() == 0 {
+            return Ok(0);
+        }
+        if !self.flush(socket)? {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut taken = usize::from(std::mem::take(&mut self.owed));
+        let both = match taken <= head.len() {
+            true => [IoSlice::new(&head[taken..]), IoSlice::new(rest)],
+            false => [IoSlice::new(&[]), IoSlice::new(&rest[taken..])],
+        };
+        if both.iter().any(|part| !part.is_empty()) {
+            taken += self.connection.writer().write_vectored(&both)?;
+        }
+        if !self.flush(socket)? {
+            self.owed = true;
+            taken -= 1;
+        }
+        match taken {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            taken => Ok(taken),
+        }
+    }
+
+    /// Gives the socket what was encrypted; returns whether it took all.
+    fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(&mut Outgoing(socket)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads from the socket and decrypts; returns 0 at its end.
+    fn take_record(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let mut incoming = Source {
+            socket,
+            state: &mut self.incoming,
+        };
+        let read = self.connection.read_tls(&mut incoming)?;
+        if let Err(error) = self.connection.process_new_packets() {
+            let was_set_up = !self.connection.is_handshaking();
+            // The alert that tells the peer why. If the socket does not take it, the peer sees the end only.
+            let _ = self.flush(socket);
+            return Err(TlsError::from_rustls(error, was_set_up).into());
+        }
+        Ok(read)
+    }
+}
+
+/// What arrived and was not decrypted.
+#[derive(Default)]
+struct Incoming {
+    /// Bytes that were read ahead; empty if none are.
+    buffer: Box<[u8]>,
+    unread: std::ops::Range<usize>,
+    /// Without a buffer, the bytes of the current record's head, and how many bytes of the record are left: no byte of
+    /// the next record is taken.
+    head: [u8; HEAD],
+    head_len: usize,
+    left: usize,
+}
+
+struct Source<'a> {
+    socket: BorrowedFd<'a>,
+    state: &'a mut Incoming,
+}
+
+impl Read for Source<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let state = &mut *self.state;
+        if state.unread.is_empty() && !state.buffer.is_empty() {
+            let got = receive(self.socket, &mut state.buffer)?;
+            state.unread = 0..got;
+        }
+        if !state.buffer.is_empty() {
+            let some = into.len().min(state.unread.len());
+            let from = state.unread.start;
+            into[..some].copy_from_slice(&state.buffer[from..from + some]);
+            state.unread.start += some;
+            return Ok(some);
+        }
+        if state.left > 0 {
+            let most = into.len().min(state.left);
+            let got = receive(self.socket, &mut into[..most])?;
+            state.left -= got;
+            return Ok(got);
+        }
+        let most = into.len().min(HEAD - state.head_len);
+        let got = receive(self.socket, &mut into[..most])?;
+        state.head[state.head_len..state.head_len + got].copy_from_slice(&into[..got]);
+        state.head_len += got;
+        if state.head_len == HEAD {
+            state.head_len = 0;
+            state.left = usize::from(u16::from_be_bytes([state.head[3], state.head[4]]));
+        }
+        Ok(got)
+    }
+}
+
+fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match recv(socket, &mut *into, RecvFlags::DONTWAIT) {
+            Ok((got, _)) => return Ok(got),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The first byte that has arrived, which stays in the socket; `None` if there is none.
+fn peek(socket: BorrowedFd<'_>) -> io::Result<Option<u8>> {
+    let mut first = [0];
+    match recv(socket, &mut first, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+        Ok((0, _)) => Err(TlsError::Closed.into()),
+        Ok(_) => Ok(Some(first[0])),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+struct Outgoing<'a>(BorrowedFd<'a>);
+
+impl Write for Outgoing<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        loop {
+            let mut no_more = SendAncillaryBuffer::default();
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(self.0, from, &mut no_more, flags) {
+                Err(Errno::INTR) => {}
+                sent => return Ok(sent?),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ._errors import PeerLost as PeerLost
     from ._errors import Timeout as Timeout
     from ._errors import Unsupported as Unsupported
+    from ._native import Table as Table
     from ._world import ANY as ANY
     from ._world import Group as Group
     from ._world import PremulSum as PremulSum
@@ -53,6 +54,7 @@ _PLACES = {
         "Timeout",
         "Unsupported",
     ),
+    "._native": ("Table",),
     "._world": ("ANY", "Group", "PremulSum", "Work", "World", "init", "phase", "premul_sum", "step"),
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}

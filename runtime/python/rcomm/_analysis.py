@@ -9,9 +9,13 @@ import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from . import _programs
+
+if TYPE_CHECKING:
+    from ._native import Table
 
 __all__ = ["AnalysisError", "Finding", "Report", "analyze", "diff", "explain", "query"]
 
@@ -79,6 +83,42 @@ class Report:
 
     def _repr_html_(self) -> str | None:
         return self.html() if self._paths else None
+
+    @property
+    def entries(self) -> Table:
+        """One row for each recorded operation: who issued what in which group, when, from which line, and its end.
+
+        The four tables are read, by ``rcomm-fr``, when one of them is first asked for, and kept. Raises AnalysisError
+        for a look at a running job, which has no files: analyze its rings.
+        """
+        return self._tables["entries"]
+
+    @property
+    def collectives(self) -> Table:
+        """One row for each collective, joined over the ranks that recorded it. Raises as `entries`."""
+        return self._tables["collectives"]
+
+    @property
+    def groups(self) -> Table:
+        """One row for each group. Raises as `entries`."""
+        return self._tables["groups"]
+
+    @property
+    def findings_table(self) -> Table:
+        """One row for each finding. Raises as `entries`."""
+        return self._tables["findings"]
+
+    @cached_property
+    def _tables(self) -> dict[str, Table]:
+        if not self._paths:
+            raise AnalysisError("a look at a running job has no tables: analyze its rings or dumps")
+        from ._native import read_tables
+
+        done = _fr("analyze", *self._options, "--format", "columns", *self._paths)
+        try:
+            return {table.name: table for table in read_tables(done.stdout.encode())}
+        except ValueError as error:
+            raise AnalysisError(done.stderr.strip() or str(error)) from None
 
 
 def analyze(

@@ -13,6 +13,7 @@
 //! | `frames` | which line of the program called |
 //! | `process_group` | `torch.distributed`'s backend "rcomm" |
 //! | `arrays` | the module `rcomm` for numpy and what has DLPack |
+//! | `tables` | tables of a report in Arrow's layout |
 //! | `pending` | operations under way, until they are seen to end |
 
 mod arrays;
@@ -22,6 +23,7 @@ mod native;
 mod pending;
 mod process_group;
 mod ring;
+mod tables;
 mod tensors;
 
 use pyo3::prelude::*;
@@ -49,4 +51,6 @@ mod _native {
     use super::process_group::world::{StoreServer, World};
     #[pymodule_export]
     use super::ring::Ring;
+    #[pymodule_export]
+    use super::tables::{Table, read_tables};
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import rcomm
 from rcomm import _cpp, _programs
 
 FOREVER = 10**6
+# Records of real jobs.
+DUMPS = Path(__file__).parents[3] / "tests" / "fixtures" / "dumps"
 
 
 def entries(job, tmp_path: Path) -> dict[int, dict]:
@@ -268,6 +271,87 @@ def test_entry_point_does_nothing_unless_asked_and_is_fast():
     command = [sys.executable, "-c", look]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert float(done.stdout) < 0.001
+
+
+class _Schema(ctypes.Structure):
+    """ArrowSchema of Arrow's C data interface."""
+
+    _fields_ = [  # noqa: RUF012
+        ("format", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("metadata", ctypes.c_char_p),
+        ("flags", ctypes.c_int64),
+        ("n_children", ctypes.c_int64),
+        ("children", ctypes.POINTER(ctypes.c_void_p)),
+        ("dictionary", ctypes.c_void_p),
+        ("release", ctypes.c_void_p),
+        ("private_data", ctypes.c_void_p),
+    ]
+
+
+class _Array(ctypes.Structure):
+    """ArrowArray of Arrow's C data interface."""
+
+    _fields_ = [  # noqa: RUF012
+        ("length", ctypes.c_int64),
+        ("null_count", ctypes.c_int64),
+        ("offset", ctypes.c_int64),
+        ("n_buffers", ctypes.c_int64),
+        ("n_children", ctypes.c_int64),
+        ("buffers", ctypes.POINTER(ctypes.c_void_p)),
+        ("children", ctypes.POINTER(ctypes.c_void_p)),
+        ("dictionary", ctypes.c_void_p),
+        ("release", ctypes.c_void_p),
+        ("private_data", ctypes.c_void_p),
+    ]
+
+
+def _content(capsule: object, name: bytes) -> int:
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return pointer(capsule, name)
+
+
+def test_tables_of_a_report_are_read_through_arrows_interface():
+    report = rcomm.analyze(DUMPS / "never-join-w4" / "pickle")
+    entries = report.entries
+    assert entries.name == "entries" and entries.columns[:2] == ["rank", "host"]
+    columns = entries.to_dict()
+    assert set(columns) == set(entries.columns)
+    assert {len(values) for values in columns.values()} == {len(entries)}
+    assert set(columns["rank"]) == {0, 1, 2, 3} and "all_reduce" in columns["op"]
+    assert all(type(retired) is bool for retired in columns["retired"])
+    # What a library with the interface reads, here without one: the column of ranks, in this process's memory.
+    schema_capsule, array_capsule = entries.__arrow_c_array__()
+    schema = _Schema.from_address(_content(schema_capsule, b"arrow_schema"))
+    array = _Array.from_address(_content(array_capsule, b"arrow_array"))
+    assert schema.format == b"+s" and schema.n_children == array.n_children == len(columns)
+    assert array.length == len(entries)
+    field, ranks = _Schema.from_address(schema.children[0]), _Array.from_address(array.children[0])
+    assert (field.name, field.format) == (b"rank", b"l")
+    values = ctypes.cast(ranks.buffers[1], ctypes.POINTER(ctypes.c_int64))
+    assert values[ranks.offset : ranks.offset + ranks.length] == columns["rank"]
+    assert _content(entries.__arrow_c_stream__(), b"arrow_array_stream")
+    assert len(report.findings_table) == len(report.findings)
+    assert report.findings_table.to_dict()["code"] == [one.code for one in report.findings]
+    assert report.groups.to_dict()["size"] == [4] and len(report.collectives) > 0
+
+
+def test_tables_of_a_report_are_taken_by_pyarrow():
+    pyarrow = pytest.importorskip("pyarrow")
+    entries = rcomm.analyze(DUMPS / "never-join-w4" / "pickle").entries
+    taken = pyarrow.table(entries)
+    assert taken.column_names == entries.columns and taken.num_rows == len(entries)
+    rows, ranks = len(entries), entries.to_dict()["rank"]
+    del entries
+    assert taken["rank"].to_pylist() == ranks and len(ranks) == rows
+
+
+def test_tables_of_a_report_are_taken_by_polars():
+    polars = pytest.importorskip("polars")
+    entries = rcomm.analyze(DUMPS / "never-join-w4" / "pickle").entries
+    taken = polars.DataFrame(entries)
+    assert taken.columns == entries.columns and taken["rank"].to_list() == entries.to_dict()["rank"]
 
 
 def test_analysis_raises_its_errors_and_explain_describes_a_code(tmp_path):

@@ -179,6 +179,27 @@ impl<const N: usize> SlotRing<N> {
         Err(Missed::Held)
     }
 
+    /// Does the same as [`update`](Self::update) for a slot that only one thread at a time writes, without an exchange.
+    /// If two threads do, the record may mix their words.
+    #[inline]
+    pub(crate) fn update_alone<M: Memory>(
+        &self,
+        memory: &M,
+        id: u64,
+        change: impl FnOnce(&[M::Word; N]),
+    ) -> Result<(), Missed> {
+        let slot = self.slot(memory, id)?;
+        let old = slot[0].load(Ordering::Relaxed);
+        if id_of(old) != id {
+            return Err(Missed::Reused);
+        }
+        slot[0].store(old | BUSY, Ordering::Relaxed);
+        memory.fence(Ordering::Release);
+        change(slot);
+        slot[0].store(next_revision(old), Ordering::Release);
+        Ok(())
+    }
+
     /// The stamp of the slot at `index`: equal stamps mean an unchanged slot.
     pub(crate) fn stamp(&self, memory: &impl Read, index: usize) -> u64 {
         memory.load(self.base.saturating_add(index.saturating_mul(N)))

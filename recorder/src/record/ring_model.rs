@@ -108,12 +108,18 @@ fn put(memory: &ModelMemory, id: u64) {
     });
 }
 
+fn add_ten_to(slot: &[ModelWord; 3]) {
+    for word in &slot[1..] {
+        word.store(word.load(Ordering::Relaxed) + 10, Ordering::Relaxed);
+    }
+}
+
 fn add_ten(memory: &ModelMemory, id: u64) {
-    let _ = slot().update(memory, id, |slot| {
-        for word in &slot[1..] {
-            word.store(word.load(Ordering::Relaxed) + 10, Ordering::Relaxed);
-        }
-    });
+    let _ = slot().update(memory, id, add_ten_to);
+}
+
+fn add_ten_alone(memory: &ModelMemory, id: u64) {
+    let _ = slot().update_alone(memory, id, add_ten_to);
 }
 
 fn check(found: Found<3>) {
@@ -138,7 +144,11 @@ fn one_writer(honor: Honor, action: fn(&ModelMemory)) -> impl Fn() {
 }
 
 /// The actions of a writer on a slot that contains a record.
-const ACTIONS: [fn(&ModelMemory); 2] = [|memory| add_ten(memory, 1), |memory| put(memory, 2)];
+const ACTIONS: [fn(&ModelMemory); 3] = [
+    |memory| add_ten(memory, 1),
+    |memory| add_ten_alone(memory, 1),
+    |memory| put(memory, 2),
+];
 
 #[test]
 fn reader_never_sees_a_torn_slot() {

@@ -196,7 +196,9 @@ impl Plugin {
                 let mut timer = 2_u64;
                 // SAFETY: the argument of this state is a clock of eight bytes, which lives until the call
                 // returns.
-                unsafe { (self.record)(kernel, state::KERNEL_CH_STOP, (&raw mut timer).cast()) };
+                unsafe {
+                    (self.record)(kernel, state::KERNEL_CH_STOP, (&raw mut timer).cast());
+                }
                 self.stop(kernel);
             }
         }
@@ -207,22 +209,26 @@ impl Plugin {
     }
 }
 
-/// The environment variable with the costs of a plug-in that does nothing, in the order of the shapes, ns.
-const NOTHING: &str = "RCOMM_BENCH_NOTHING";
+/// What the events of one operation cost, ns.
+#[derive(Clone, Copy)]
+struct Cost {
+    calling_thread: u64,
+    proxy_thread: u64,
+}
 
-/// Prints the median of each part, less the cost of the clock itself, and both parts together as a multiple of
-/// `nothing`, what a plug-in that does nothing costs. Returns both parts together, ns.
-fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize, nothing: Option<u64>) -> u64 {
+impl Cost {
+    fn both(self) -> u64 {
+        self.calling_thread + self.proxy_thread
+    }
+}
+
+/// The median of each part over `rounds` operations, less the cost of the clock itself.
+fn measure(plugin: &Plugin, shape: Shape, rounds: usize) -> Cost {
     for _ in 0..rounds / 4 {
         plugin.operation(shape);
     }
-    let mut calls = Vec::with_capacity(rounds);
-    let mut proxies = Vec::with_capacity(rounds);
-    for _ in 0..rounds {
-        let (call, proxy) = plugin.operation(shape);
-        calls.push(call);
-        proxies.push(proxy);
-    }
+    let (mut calls, mut proxies): (Vec<u64>, Vec<u64>) =
+        (0..rounds).map(|_| plugin.operation(shape)).unzip();
     let mut clock: Vec<u64> = (0..rounds)
         .map(|_| {
             let started = Instant::now();
@@ -234,14 +240,41 @@ fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize, nothing: Op
         values[values.len() / 2]
     };
     let clock = median(&mut clock);
-    let call = median(&mut calls).saturating_sub(clock);
-    let proxy = median(&mut proxies).saturating_sub(clock);
-    let both = call + proxy;
-    let ratio = both as f64 / nothing.unwrap_or(both).max(1) as f64;
+    Cost {
+        calling_thread: median(&mut calls).saturating_sub(clock),
+        proxy_thread: median(&mut proxies).saturating_sub(clock),
+    }
+}
+
+/// Prints the least of several measurements of each part: other programs only add to it. `baseline` is that of a plug-in
+/// that does nothing, on the same events, measured in turn with this one.
+fn print(name: &str, costs: &[Cost], baseline: &[Cost]) {
+    let least = |costs: &[Cost], part: fn(Cost) -> u64| {
+        costs.iter().map(|&cost| part(cost)).min().unwrap_or(0)
+    };
+    let (both, nothing) = (least(costs, Cost::both), least(baseline, Cost::both));
     println!(
-        "{name:44} calling thread {call:6} ns   proxy thread {proxy:7} ns   both {both:7} ns, {ratio:6.1} times nothing"
+        "{name:40} calling thread {:5} ns   proxy thread {:6} ns   both {both:6} ns, {:6.1} times a plug-in that does nothing",
+        least(costs, |it| it.calling_thread),
+        least(costs, |it| it.proxy_thread),
+        both as f64 / nothing.max(1) as f64
     );
-    both
+}
+
+/// Measures a plug-in in turn with one that does nothing, and prints both.
+fn compare(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
+    let (baseline, costs): (Vec<Cost>, Vec<Cost>) = (0..TURNS)
+        .map(|_| {
+            let rounds = rounds / TURNS;
+            (
+                measure(&BASELINE, shape, rounds),
+                measure(plugin, shape, rounds),
+            )
+        })
+        .unzip();
+    let name = format!("{name}, {} channels", shape.channels);
+    print(&format!("{name}: does nothing"), &baseline, &baseline);
+    print(&name, &costs, &baseline);
 }
 
 /// The plug-in of this crate. It reads its choice of events once in a process, so each choice needs a process of its
@@ -268,13 +301,52 @@ fn ours(mask: &str) -> Plugin {
     Plugin::of(table, context)
 }
 
-/// Choices of events as `RCOMM_NCCL_EVENTS` names them, and whether NCCL then reports kernels and transfers.
-const MASKS: [(&str, bool, bool); 3] = [
-    ("calls", false, false),
-    ("channels", true, false),
-    ("channels,network", true, true),
+/// What the plug-in is asked to record, and the events of NCCL that this leads to.
+struct Mask {
+    words: &'static str,
+    has_kernels: bool,
+    has_transfers: bool,
+}
+
+const MASKS: [Mask; 3] = [
+    Mask {
+        words: "calls",
+        has_kernels: false,
+        has_transfers: false,
+    },
+    Mask {
+        words: "channels",
+        has_kernels: true,
+        has_transfers: false,
+    },
+    Mask {
+        words: "channels,network",
+        has_kernels: true,
+        has_transfers: true,
+    },
 ];
+
+impl Mask {
+    fn shape(&self, channels: u8) -> Shape {
+        Shape {
+            channels,
+            has_kernels: self.has_kernels,
+            has_transfers: self.has_transfers,
+        }
+    }
+}
+
+const CHANNELS: [u8; 2] = [2, 8];
 const ROUNDS: usize = 40_000;
+/// The number of parts of the rounds, between which the plug-ins take turns.
+const TURNS: usize = 10;
+
+const BASELINE: Plugin = Plugin {
+    start: nothing::start,
+    stop: nothing::stop,
+    record: nothing::record,
+    context: null_mut(),
+};
 
 /// KiB of memory that the process holds, shared memory included, on a system with pages of 4 KiB.
 fn resident() -> usize {
@@ -323,64 +395,34 @@ fn main() {
     if std::env::var("RCOMM_BENCH_PART").is_ok() {
         return memory();
     }
-    let shapes = [2, 8].map(|channels| Shape {
-        channels,
-        has_kernels: true,
-        has_transfers: true,
-    });
-    if let Ok(mask) = std::env::var("RCOMM_NCCL_EVENTS") {
-        let (_, has_kernels, has_transfers) = MASKS
-            .into_iter()
-            .find(|(it, ..)| *it == mask)
-            .expect("one of the masks");
-        let plugin = ours(&mask);
-        let nothing = std::env::var(NOTHING).unwrap_or_default();
-        let mut nothing = nothing.split(',').map(|ns| ns.parse().ok());
-        for shape in shapes {
-            let shape = Shape {
-                has_kernels,
-                has_transfers,
-                ..shape
-            };
-            let name = format!("{mask}, {} channels", shape.channels);
-            measure(&name, &plugin, shape, ROUNDS, nothing.next().flatten());
+    if let Ok(words) = std::env::var("RCOMM_NCCL_EVENTS") {
+        let mask = MASKS.iter().find(|it| it.words == words);
+        let mask = mask.expect("none of the masks");
+        let plugin = ours(&words);
+        for channels in CHANNELS {
+            compare(&words, &plugin, mask.shape(channels), ROUNDS);
         }
         return;
     }
-    let others = [
-        (
-            "a plug-in that does nothing",
-            Plugin {
-                start: nothing::start,
-                stop: nothing::stop,
-                record: nothing::record,
-                context: null_mut(),
-            },
-        ),
-        (
-            "a plug-in that prints",
-            Plugin {
-                start: printing::start,
-                stop: printing::stop,
-                record: printing::record,
-                context: null_mut(),
-            },
-        ),
-    ];
-    let mut nothing: [Option<u64>; 2] = [None; 2];
-    for (name, plugin) in &others {
-        for (shape, known) in shapes.into_iter().zip(&mut nothing) {
-            let name = format!("{name}, {} channels", shape.channels);
-            let both = measure(&name, plugin, shape, ROUNDS / 4, *known);
-            known.get_or_insert(both);
-        }
+    let printing = Plugin {
+        start: printing::start,
+        stop: printing::stop,
+        record: printing::record,
+        context: null_mut(),
+    };
+    let [.., all] = &MASKS;
+    for channels in CHANNELS {
+        compare(
+            "prints each event",
+            &printing,
+            all.shape(channels),
+            ROUNDS / 20,
+        );
     }
-    let nothing = nothing.map(|ns| ns.unwrap_or_default().to_string());
     let directory = tempfile::tempdir_in("/dev/shm").expect("memory for a ring");
-    for (mask, ..) in MASKS {
+    for mask in &MASKS {
         let status = std::process::Command::new(std::env::current_exe().expect("a file"))
-            .env("RCOMM_NCCL_EVENTS", mask)
-            .env(NOTHING, nothing.join(","))
+            .env("RCOMM_NCCL_EVENTS", mask.words)
             .env("RCOMM_RING_DIR", directory.path())
             .env("RANK", "0")
             .env("WORLD_SIZE", "2")

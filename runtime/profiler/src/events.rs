@@ -17,9 +17,11 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 /// A task as NCCL describes it when it is in a plan.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Task<'t> {
-    pub(crate) call: Call,
+pub(crate) struct Task<'t, C> {
+    /// Gives its call, which is needed only if the call itself was not reported.
+    pub(crate) call: C,
+    /// The other rank of a message.
+    pub(crate) peer: Option<u32>,
     pub(crate) plan: KernelPlan,
     /// Whether the plan gives the largest number of channels that the task may use, and not the actual
     /// number.
@@ -104,7 +106,8 @@ impl Process {
         let Some(group) = self.groups.get(at) else {
             return;
         };
-        let mut next = group.first.swap(0, Relaxed);
+        // The thread of the group call alone adds to its list.
+        let mut next = group.first.load(Relaxed);
         self.groups.give_back(at);
         while next != 0 {
             let op_at = SlotUse::from_word(next);
@@ -131,7 +134,7 @@ impl Process {
         &self,
         context: *mut c_void,
         parent: *mut c_void,
-        task: &Task<'_>,
+        task: Task<'_, impl FnOnce() -> Call>,
     ) -> *mut c_void {
         let Some((at, communicator)) = self.communicator(context) else {
             return NONE;
@@ -148,7 +151,7 @@ impl Process {
             // A call without a slot was recorded when it was issued.
             None if called.is_some() => return NONE,
             None => {
-                let Some(ticket) = self.begin(communicator, &task.call, is_replay) else {
+                let Some(ticket) = self.begin(communicator, &(task.call)(), is_replay) else {
                     return NONE;
                 };
                 match self.follow(ticket, at, 0) {
@@ -168,7 +171,7 @@ impl Process {
             op.flags.fetch_and(!flag::LEFT, AcqRel);
             self.recorder.watched(ticket);
         }
-        if let (Some(peer), true) = (task.call.peer, known.is_some()) {
+        if let (Some(peer), true) = (task.peer, known.is_some()) {
             self.recorder.set_peer(ticket, peer);
         }
         self.recorder.kernel_planned(ticket, &task.plan);
@@ -209,14 +212,16 @@ impl Process {
             return NONE;
         };
         let ticket = op.ticket();
-        // One proxy thread reports the channels of an operation, so a load and a store do, which cost less than an exchange.
+        // One proxy thread reports the channels of an operation, so loads and stores do, which cost less than exchanges.
         if let Some(timer) = timer.filter(|&timer| timer > 0) {
             let known = op.first_start.load(Relaxed);
             if known == 0 || timer < known {
                 op.first_start.store(timer, Relaxed);
             }
         }
-        if op.started.fetch_add(1, AcqRel) == 0 {
+        let started = op.started.load(Relaxed);
+        op.started.store(started + 1, Relaxed);
+        if started == 0 {
             self.recorder.started(ticket);
         }
         self.recorder
@@ -228,7 +233,9 @@ impl Process {
         let ticket = op.ticket();
         self.recorder
             .kernel_channel(ticket, channel, ChannelEvent::Finished);
-        let finished = op.finished.fetch_add(1, AcqRel) + 1;
+        // As in `kernel_starts`.
+        let finished = op.finished.load(Relaxed) + 1;
+        op.finished.store(finished, Relaxed);
         let channels = op.channels.load(Relaxed);
         let is_exact = channels > 0 && op.flags.load(Relaxed) & flag::AT_MOST == 0;
         let all = match is_exact {
@@ -275,7 +282,8 @@ impl Process {
             transfer.done.store(0, Relaxed);
         });
         let Some(at) = taken else { return NONE };
-        self.active[link.index()].fetch_add(1, AcqRel);
+        let active = &self.active[link.index()];
+        active.store(active.load(Relaxed) + 1, Relaxed);
         let steps = (0, facts.steps);
         self.recorder
             .link_at(link, Some(ticket), steps, LinkWait::Posted);
@@ -303,8 +311,14 @@ impl Process {
         let link = transfer.link.load(Relaxed);
         let steps = transfer.steps.load(Relaxed);
         let words = [0, 1, 2].map(|word| transfer.operation[word].load(Relaxed));
+        if !self.transfers.give_back(at) {
+            return;
+        }
+        let active = &self.active[link as usize];
+        let left = active.load(Relaxed).saturating_sub(1);
+        active.store(left, Relaxed);
         // A newer transfer of the link may be in progress.
-        if self.transfers.give_back(at) && self.active[link as usize].fetch_sub(1, AcqRel) == 1 {
+        if left == 0 {
             let link = LinkHandle::from_index(link);
             let ticket = Ticket::of_words(words);
             self.recorder

@@ -159,7 +159,9 @@ impl<T: Default, U: Uses> Pool<T, U> {
     pub(crate) fn take(&self, fill: impl FnOnce(&T)) -> Option<SlotUse> {
         let mask = self.slots.len() - 1;
         for _ in 0..PROBES.min(self.slots.len()) {
-            let index = self.next.fetch_add(1, Ordering::Relaxed) & mask;
+            // Only where to look first: two threads may look at one slot, and the exchange below decides.
+            let index = self.next.load(Ordering::Relaxed) & mask;
+            self.next.store(index + 1, Ordering::Relaxed);
             let slot = &self.slots[index];
             let uses = slot.uses.load(Ordering::Relaxed);
             // An even count means that the slot is free. `SETTING` then marks that it is being set

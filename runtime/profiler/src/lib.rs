@@ -292,21 +292,30 @@ unsafe fn call_of(
 }
 
 /// # Safety
-/// The texts of `coll` are null or end with a zero, and stay as they are during the call.
-unsafe fn coll_task<'t>(coll: &abi::Coll, at_most: bool, named: Option<Named<'t>>) -> Task<'t> {
-    // SAFETY: the texts of `coll` are null or end with a zero, and the caller leaves them as they are
-    // during this call, which keeps only numbers of them.
-    unsafe {
-        Task {
-            call: call_of(coll.func, coll.datatype, coll.count, Some(coll.root), None),
-            plan: KernelPlan {
-                channels: coll.channels,
-                algorithm: names::algorithm(names::text(coll.algorithm)),
-                protocol: names::protocol(names::text(coll.protocol)),
-            },
-            at_most,
-            named,
+/// The texts of `coll` are null or end with a zero, and stay as they are while the task is used.
+unsafe fn coll_task<'t>(
+    coll: &'t abi::Coll,
+    at_most: bool,
+    named: Option<Named<'t>>,
+) -> Task<'t, impl FnOnce() -> Call> {
+    // SAFETY: the texts of `coll` are null or end with a zero, and the caller leaves them as they are while the task is
+    // used, which keeps only numbers of them.
+    let call =
+        move || unsafe { call_of(coll.func, coll.datatype, coll.count, Some(coll.root), None) };
+    // SAFETY: as above.
+    let plan = unsafe {
+        KernelPlan {
+            channels: coll.channels,
+            algorithm: names::algorithm(names::text(coll.algorithm)),
+            protocol: names::protocol(names::text(coll.protocol)),
         }
+    };
+    Task {
+        call,
+        peer: None,
+        plan,
+        at_most,
+        named,
     }
 }
 
@@ -357,7 +366,7 @@ unsafe extern "C" fn start_v3(
                     rank: u32::try_from(it.rank).unwrap_or(0),
                 };
                 let task = coll_task(&named.coll, true, Some(by));
-                process.task_starts(context, it.parent, &task)
+                process.task_starts(context, it.parent, task)
             }
             event::P2P => {
                 let p2p = &it.facts.p2p;
@@ -367,12 +376,13 @@ unsafe extern "C" fn start_v3(
                     rank: u32::try_from(it.rank).unwrap_or(0),
                 };
                 let task = Task {
-                    call: call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)),
+                    call: || call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)),
+                    peer: u32::try_from(p2p.peer).ok(),
                     plan: KernelPlan::default(),
                     at_most: true,
                     named: Some(by),
                 };
-                process.task_starts(context, it.parent, &task)
+                process.task_starts(context, it.parent, task)
             }
             event::KERNEL_CH => process.kernel_starts(it.parent, it.facts.kernel_ch.channel, None),
             event::PROXY_OP => process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op)),
@@ -396,9 +406,9 @@ unsafe extern "C" fn start_v4(
         answer(out, |process| match u64::from(it.kind) {
             event::COLL => {
                 let task = coll_task(&it.facts.coll, false, None);
-                process.task_starts(context, it.parent, &task)
+                process.task_starts(context, it.parent, task)
             }
-            event::P2P => process.task_starts(context, it.parent, &p2p_task(&it.facts.p2p)),
+            event::P2P => process.task_starts(context, it.parent, p2p_task(&it.facts.p2p)),
             event::KERNEL_CH => {
                 let kernel = &it.facts.kernel_ch;
                 process.kernel_starts(it.parent, kernel.channel, Some(kernel.timer))
@@ -411,12 +421,12 @@ unsafe extern "C" fn start_v4(
 }
 
 /// # Safety
-/// The texts of `p2p` are null or end with a zero, and stay as they are during the call.
-unsafe fn p2p_task<'t>(p2p: &abi::P2p) -> Task<'t> {
+/// The texts of `p2p` are null or end with a zero, and stay as they are while the task is used.
+unsafe fn p2p_task<'t>(p2p: &'t abi::P2p) -> Task<'t, impl FnOnce() -> Call> {
     Task {
-        // SAFETY: both texts are null or end with a zero, and the caller leaves them as they are during
-        // this call.
-        call: unsafe { call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)) },
+        // SAFETY: both texts are null or end with a zero, and the caller leaves them as they are while the task is used.
+        call: move || unsafe { call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)) },
+        peer: u32::try_from(p2p.peer).ok(),
         plan: KernelPlan {
             channels: p2p.channels,
             ..KernelPlan::default()
@@ -451,9 +461,9 @@ unsafe extern "C" fn start_v5(
             }
             event::COLL => {
                 let task = coll_task(&it.facts.coll.coll, false, None);
-                process.task_starts(context, it.parent, &task)
+                process.task_starts(context, it.parent, task)
             }
-            event::P2P => process.task_starts(context, it.parent, &p2p_task(&it.facts.p2p.p2p)),
+            event::P2P => process.task_starts(context, it.parent, p2p_task(&it.facts.p2p.p2p)),
             event::KERNEL_CH => {
                 let kernel = &it.facts.kernel_ch;
                 process.kernel_starts(it.parent, kernel.channel, Some(kernel.timer))

@@ -37,7 +37,8 @@ pub(crate) struct Process {
     pub(crate) operations: Pool<Op>,
     pub(crate) transfers: Pool<Transfer>,
     pub(crate) groups: Pool<GroupCall>,
-    /// Number of transfers in progress on each link.
+    /// Number of transfers in progress on each link. The proxy thread of the communicator changes it, so a load and a
+    /// store do.
     pub(crate) active: Box<[AtomicU32]>,
     next_group: AtomicU32,
     pub(crate) pid: u32,
@@ -367,17 +368,17 @@ impl Process {
             }
         }
         for (transfer_at, transfer) in self.transfers.taken() {
-            let link = transfer.link.load(Relaxed) as usize;
-            if transfer.communicator.load(Relaxed) == at.to_word()
-                && self.transfers.give_back(transfer_at)
-            {
-                self.active[link].fetch_sub(1, Relaxed);
+            if transfer.communicator.load(Relaxed) == at.to_word() {
+                self.transfers.give_back(transfer_at);
             }
         }
         for group in [&communicator.group, &communicator.replays] {
             let number = group.swap(NO_GROUP, Relaxed);
             if number < NO_GROUP - 1 {
-                self.recorder.release_links(GroupHandle::of_row(number));
+                let row = GroupHandle::of_row(number);
+                self.recorder.release_links(row, |link| {
+                    self.active[link.index()].store(0, Relaxed);
+                });
             }
         }
         if self.communicators.give_back(at) {

@@ -259,7 +259,8 @@ impl FlightRecorder {
     }
 
     /// Records the progress of a link's transfer for this operation: the completed steps and their total, and what the
-    /// transfer waits for. Only one thread at a time may call this for a link. Does nothing for a released link.
+    /// transfer waits for. Does nothing for a released link. Only one thread at a time may call this for a link: the
+    /// records of two could be mixed.
     #[inline]
     pub fn link_at(
         &self,
@@ -305,14 +306,15 @@ impl FlightRecorder {
         };
         // The id of a row is constant: its index plus the number of rows, so that none is 0.
         let id = (at + self.links.keys.len()) as u64;
-        if self.links.ring.update(&self.map, id, fill) == Err(Missed::Reused) {
+        // One thread at a time writes the row: an exchange would cost more than all the rest.
+        if self.links.ring.update_alone(&self.map, id, fill) == Err(Missed::Reused) {
             let _ = self.links.ring.write(&self.map, id, fill);
         }
     }
 
-    /// Releases the links of a communicator that was destroyed. Takes time in proportion to the number of
-    /// links.
-    pub fn release_links(&self, group: GroupHandle) {
+    /// Releases the links of a communicator that was destroyed, and passes each to `released`. Takes time in proportion to
+    /// the number of links. If a transfer is reported at the same time, the record of its link may mix both.
+    pub fn release_links(&self, group: GroupHandle, mut released: impl FnMut(LinkHandle)) {
         let used = self.map.words()[header::LINKS_USED].load(Ordering::Relaxed) as usize;
         for (at, key) in self.links.keys.iter().enumerate().take(used) {
             let seen = key.load(Ordering::Relaxed);
@@ -321,6 +323,7 @@ impl FlightRecorder {
                 let place = seen & !(0x7f << link::WAIT_SHIFT) | idle;
                 self.write_link(at, place, None, 0, self.clock.now());
                 key.store(VACANT, Ordering::Relaxed);
+                released(LinkHandle(at as u32));
             }
         }
     }
@@ -398,7 +401,7 @@ mod tests {
         let group = communicator(&recorder, 1);
         assert_eq!(recorder.link(place(group, 0, 1)), None);
         assert_eq!(recorder.links_lost(), 1);
-        recorder.release_links(released);
+        recorder.release_links(released, |_| {});
         for channel in 0..16 {
             assert!(recorder.link(place(group, channel, 1)).is_some());
         }
@@ -409,7 +412,7 @@ mod tests {
         let recorder = recorder(0);
         let group = communicator(&recorder, 0);
         assert_eq!(recorder.link(place(group, 0, 1)), None);
-        recorder.release_links(group);
+        recorder.release_links(group, |_| {});
         assert_eq!(recorder.snapshot().communicators().len(), 1);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn with_one(rank: usize, until: Until, others: Until) -> [(Until, usi
     last
 }
 
-fn first(report: &Report) -> (Code, &[u32], &str) {
+pub(crate) fn first(report: &Report) -> (Code, &[u32], &str) {
     let finding = report.findings.first();
     let finding = finding.unwrap_or_else(|| panic!("no finding: {report:?}"));
     (finding.code, &finding.culprit_ranks, &finding.sentence)

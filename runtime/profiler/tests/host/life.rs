@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 /// Runs a part of this test as a process of its own, which has recorded nothing yet.
-fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output {
+pub(crate) fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("a file"));
     command
         .args(["--exact", "life::part", "--nocapture", "--ignored"])

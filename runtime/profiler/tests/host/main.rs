@@ -10,6 +10,7 @@ mod job;
 mod joins;
 mod library;
 mod life;
+mod neighbors;
 mod orders;
 mod views;
 

@@ -3,7 +3,7 @@
 //! | form | where | examples |
 //! |---|---|---|
 //! | [`duration`] | errors and logs of the runtime | `42 µs`, `350 ms`, `600.0 s` |
-//! | [`format_time`] | sentences of findings | `20 ms`, `1.5 s`, `102 s` |
+//! | [`format_time`] | sentences of findings | `20 ms`, `1.5 s`, `102 s`, `6 min 28 s` |
 //! | [`duration_ms`] | tables and reports | `4.2 s`, `2 min 5 s`, `1 h 30 min` |
 //! | [`age`], [`millis`] | narrow columns | `0.4s`, `12m`; `0.21` |
 //! | [`bytes`] | sentences, tables and reports | `512 B`, `1.5 GiB` |
@@ -49,9 +49,12 @@ pub fn duration_ms(ms: f64) -> String {
     format!("{sign}{text}")
 }
 
-/// Milliseconds as the sentences of findings give them: `102 s`, `1.5 s`, `20 ms`.
+/// Milliseconds as the sentences of findings give them: `20 ms`, `1.5 s`, `102 s`; from two minutes on as
+/// [`duration_ms`].
 pub fn format_time(ms: f64) -> String {
-    if ms >= 10_000.0 {
+    if ms >= 119_500.0 {
+        duration_ms(ms)
+    } else if ms >= 10_000.0 {
         format!("{:.0} s", ms / 1000.0)
     } else if ms >= 1000.0 {
         format!("{:.1} s", ms / 1000.0)
@@ -192,6 +195,14 @@ mod tests {
         ] {
             assert_eq!(duration_ms(ms), text);
         }
+    }
+
+    #[test]
+    fn sentences_have_no_more_than_two_units() {
+        let times = [20.0, 1_540.0, 102_400.0, 119_499.0, 119_500.0, 388_000.0];
+        let shown: Vec<_> = times.map(format_time).into();
+        let expected = ["20 ms", "1.5 s", "102 s", "119 s", "2 min", "6 min 28 s"];
+        assert_eq!(shown, expected);
     }
 
     #[test]

@@ -274,7 +274,7 @@ fn a_rank_that_is_late_in_a_running_job_is_named() {
     let rings = rings(&job);
     let mut session = Session::start(&["--ring-dir", &rings], job.folder());
     session.wait_text("SLOW");
-    session.wait_text("comes late again and again");
+    session.wait_text("is repeatedly last");
     session.press("5");
     session.wait("rank 2 among the stragglers", |screen| {
         let text = screen.contents();

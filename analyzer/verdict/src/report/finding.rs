@@ -75,7 +75,7 @@ codes! {
     E153 store_lost Error "the store does not answer: its host is gone, frozen or cut off";
     W150 silent_rank Warning "a rank's record or endpoint stopped answering";
     W160 ring_too_small Warning "the ring drops history faster than a step, or dropped records";
-    W220 straggler Warning "a rank arrives late again and again";
+    W220 straggler Warning "a rank is repeatedly the last to arrive";
     W230 uneven_bytes Warning "ranks of one group move very different amounts";
     W240 tiny_collectives Warning "many operations too small to be worth their latency";
     W250 timeout_too_close Warning "the slowest successful operations come near the time-out";

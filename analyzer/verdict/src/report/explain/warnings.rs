@@ -32,7 +32,7 @@ pub(super) const W160: Prose = Prose {
 };
 
 pub(super) const W220: Prose = Prose {
-    meaning: "A rank arrives late at its collectives again and again, and the others wait for it. If \
+    meaning: "A rank is repeatedly the last to arrive at its collectives, and the others wait for it. If \
             durations are recorded, lateness is taken from them: in each operation the last to arrive \
             waits least. Otherwise it is taken from the times of issue, after the hosts' clocks are estimated \
             from the collectives, and differences within the error of this estimate are not reported. Arrivals \

@@ -113,7 +113,7 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let typical = percentile(&own.lost, 0.5).unwrap_or(0.0);
     let host = on_host(&whole.identity.host);
     let sentence = format!(
-        "rank {}{host} comes late again and again: {} of {} collectives waited for it, typically {}, in all {}; that \
+        "rank {}{host} is repeatedly last: {} of {} collectives waited for it, typically {}, in all {}; that \
          is {} of the job's time",
         whole.rank,
         own.lost.len(),
@@ -201,7 +201,7 @@ fn late_host(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let tally = &lateness.by_host;
     let price_ms = tally.price(late.unit);
     let sentence = format!(
-        "all of host {host} comes late again and again ({}): {} collectives waited for it, in all {}; that is {} of \
+        "the ranks of host {host} are repeatedly last ({}): {} collectives waited for it, in all {}; that is {} of \
          the job's time",
         format_ranks(&ranks),
         lateness.host_losses[&late.unit],

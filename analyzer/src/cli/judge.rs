@@ -3,18 +3,13 @@
 use super::on_node::{self, OnNode};
 use crate::cli::args::JudgeArgs;
 use crate::cli::failure::Failure;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crate::cli::progress::Meter;
 use rcomm_analyzer::load::{self, LoadOptions, Loaded, LoadedDump, Progress};
 use rcomm_analyzer::redact::Redactor;
 use rcomm_analyzer::{Analysis, Code, Extent, Policy, Problem, Report, Unread, logs, ras, stacks};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::OnceLock;
-use std::time::{Duration, Instant};
-
-/// The progress bar appears after this time: for faster work it would only flicker.
-const BAR_AFTER: Duration = Duration::from_secs(1);
 
 /// Whether to keep the dumps in addition to the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +29,8 @@ pub(super) struct Judged {
 
 /// Reads all records below `paths`, and further records of the same jobs on this node, and judges them.
 pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<Judged, Failure> {
-    let meter = Meter::new();
-    let progress = |progress| meter.show(progress);
+    let meter = Meter::new("reading", "files");
+    let progress = |it: Progress| meter.show(it.done, it.files);
     let options = LoadOptions {
         jobs: args.jobs,
         progress: Some(&progress),
@@ -74,7 +69,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
             kept.clear();
         }
     })?;
-    meter.finish();
+    drop(meter);
     let Some(mut analysis) = analysis else {
         return Err(memory_limit_error(args, dumps_read));
     };
@@ -184,41 +179,4 @@ fn resident_bytes() -> u64 {
         .and_then(|pages| pages.parse().ok())
         .unwrap_or(0);
     pages.saturating_mul(rustix::param::page_size() as u64)
-}
-
-/// A progress bar on standard error for work that takes longer than a second, on terminals only.
-pub(super) struct Meter {
-    began: Instant,
-    bar: OnceLock<ProgressBar>,
-}
-
-impl Meter {
-    pub(super) fn new() -> Self {
-        Self {
-            began: Instant::now(),
-            bar: OnceLock::new(),
-        }
-    }
-
-    pub(super) fn show(&self, progress: Progress) {
-        if self.began.elapsed() < BAR_AFTER {
-            return;
-        }
-        let bar = self.bar.get_or_init(|| {
-            // This target draws nothing if standard error is not a terminal.
-            let target = ProgressDrawTarget::stderr();
-            let bar = ProgressBar::with_draw_target(Some(progress.files as u64), target);
-            let style =
-                ProgressStyle::with_template("reading {wide_bar} {pos}/{len} files, {eta} left")
-                    .unwrap_or_else(|_| ProgressStyle::default_bar());
-            bar.with_style(style)
-        });
-        bar.set_position(progress.done as u64);
-    }
-
-    pub(super) fn finish(&self) {
-        if let Some(bar) = self.bar.get() {
-            bar.finish_and_clear();
-        }
-    }
 }

@@ -1,8 +1,9 @@
 //! The program `rcomm-fr`: command line, sub-commands, output and exit codes.
 //!
 //! [`args`] defines the command line, [`failure`] maps errors to messages and exit codes, [`output`] writes to files
-//! and terminals. [`judge`] judges records for several sub-commands, and [`on_node`] finds those of this node. [`look`]
-//! runs if there is no sub-command. Every other file is a sub-command; it takes its arguments and returns an exit code.
+//! and terminals, [`progress`] shows how far long work is. [`judge`] judges records for several sub-commands, and
+//! [`on_node`] finds those of this node. [`look`] runs if there is no sub-command. Every other file is a sub-command; it
+//! takes its arguments and returns an exit code.
 
 mod analyze;
 mod args;
@@ -18,6 +19,7 @@ mod man;
 mod nccl_plugin;
 mod on_node;
 mod output;
+mod progress;
 #[cfg(feature = "tables")]
 mod query;
 mod rings;

@@ -1,13 +1,13 @@
 //! `rcomm-fr summarize PATH... -o FILE`: condenses the records of one node into a summary.
 
-use super::judge::Meter;
 use crate::cli::args::SummarizeArgs;
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, is_stdout};
+use crate::cli::progress::Meter;
 use anstream::{AutoStream, ColorChoice};
 use rcomm_analyzer::Problem;
 use rcomm_analyzer::format::{bytes, count};
-use rcomm_analyzer::load::{self, LoadOptions, Loaded};
+use rcomm_analyzer::load::{self, LoadOptions, Loaded, Progress};
 use rcomm_analyzer::rsum::{SummarizeError, Writer};
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -70,8 +70,8 @@ fn summarize(
     out: impl Write,
     failed: &impl Fn(SummarizeError) -> Failure,
 ) -> Result<Loaded, Failure> {
-    let meter = Meter::new();
-    let progress = |progress| meter.show(progress);
+    let meter = Meter::new("reading", "files");
+    let progress = |it: Progress| meter.show(it.done, it.files);
     let options = LoadOptions {
         jobs: args.jobs,
         progress: Some(&progress),
@@ -84,7 +84,7 @@ fn summarize(
             result = writer.add(&dump);
         }
     })?;
-    meter.finish();
+    drop(meter);
     for log in std::mem::take(&mut loaded.logs) {
         let sentence = "left aside: a summary holds no logs; give the log itself to analyze";
         loaded

@@ -3,6 +3,7 @@
 use crate::cli::args::{TrendsArgs, TrendsFormat};
 use crate::cli::failure::Failure;
 use crate::cli::output;
+use crate::cli::progress::Meter;
 use anstream::{AutoStream, ColorChoice};
 use rcomm_analyzer::format::{bytes, count, duration_ms, printable};
 use rcomm_analyzer::inspector::{RankTrend, Reader, Trend, Trends};
@@ -25,7 +26,9 @@ pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Fai
     let mut reader = Reader::default();
     let mut stderr = AutoStream::new(io::stderr(), color);
     let mut any = false;
-    for path in &files {
+    let meter = Meter::new("reading", "files");
+    for (done, path) in files.iter().enumerate() {
+        meter.show(done, files.len());
         let failed = |source| Failure::Read {
             path: path.clone(),
             source,
@@ -44,6 +47,7 @@ pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Fai
             Err(source) => return Err(failed(source)),
         }
     }
+    drop(meter);
     if !any {
         return Err(Failure::Usage {
             sentence: "none of these files is a log of NCCL's Inspector (its JSON lines, not its Prometheus output)"

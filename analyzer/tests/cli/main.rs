@@ -10,6 +10,7 @@ mod explain;
 mod help;
 mod look;
 mod program;
+mod progress;
 mod ras;
 mod redact;
 mod rings;

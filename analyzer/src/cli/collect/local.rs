@@ -5,6 +5,7 @@ use super::archive::{Absence, Archive};
 use super::this_host;
 use crate::cli::args::{CollectArgs, RingPlace};
 use crate::cli::failure::Failure;
+use crate::cli::progress::Meter;
 use rcomm_analyzer::load::walk;
 use rcomm_analyzer::ras::RasReport;
 use rcomm_analyzer::rsum;
@@ -53,7 +54,9 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
     files.dedup_by(|one, other| one.0 == other.0);
 
     let mut reader = DumpReader::new();
-    for (path, origin) in files {
+    let (meter, all) = (Meter::new("gathering", "files"), files.len());
+    for (done, (path, origin)) in files.into_iter().enumerate() {
+        meter.show(done, all);
         match read(&path) {
             Err(error) => archive.absent(absent(&path, error.to_string())),
             Ok((content, modified)) => {
@@ -80,7 +83,9 @@ pub(super) fn collect_rings(place: &RingPlace, archive: &mut Archive) -> Result<
         let reason = "there are no rings".to_owned();
         archive.absent(Absence::path(&host, &directory, reason));
     }
-    for listing in listings {
+    let (meter, all) = (Meter::new("gathering", "rings"), listings.len());
+    for (done, listing) in listings.into_iter().enumerate() {
+        meter.show(done, all);
         match RingReader::attach(&listing.path).and_then(|ring| ring.read()) {
             Err(error) => {
                 let path = listing.path.display().to_string();

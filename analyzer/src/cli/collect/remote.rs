@@ -8,6 +8,7 @@ use super::archive::MANIFEST;
 use super::archive::{Absence, Archive, Manifest};
 use crate::cli::args::CollectArgs;
 use crate::cli::failure::Failure;
+use crate::cli::progress::Meter;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -112,7 +113,9 @@ pub(super) fn collect(
     let mut answers: HashMap<&str, Result<File, String>> = HashMap::new();
     let mut waiting = hosts.iter();
     let mut running: Vec<Running> = Vec::new();
+    let meter = Meter::new("asking", "hosts");
     loop {
+        meter.show(answers.len(), hosts.len());
         while running.len() < args.jobs.get() {
             let Some(host) = waiting.next() else { break };
             match start(host, command, args.timeout) {
@@ -143,8 +146,11 @@ pub(super) fn collect(
             std::thread::sleep(LOOK);
         }
     }
+    drop(meter);
     // Merge in the order of the list, so the archive does not depend on the order of the answers.
-    for host in hosts {
+    let meter = Meter::new("merging", "archives");
+    for (done, host) in hosts.iter().enumerate() {
+        meter.show(done, hosts.len());
         let merged = match answers.remove(host.as_str()) {
             Some(Ok(answer)) => merge(host, answer, archive)?,
             Some(Err(reason)) => Err(reason),

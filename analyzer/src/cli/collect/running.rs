@@ -8,6 +8,7 @@ use super::archive::Archive;
 use super::{native_stack, py_spy, this_host};
 use crate::cli::args::{CollectArgs, RingPlace};
 use crate::cli::failure::Failure;
+use crate::cli::progress::Wait;
 use rcomm_analyzer::source::{
     DumpOfProcess, HostPort, Observation, RankProcess, Seen, Source as _, WorkerServerSource,
     raise_exception_dump,
@@ -112,9 +113,12 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
             .records
             .extend(with_ring.map(|process| process.launched.rank));
     }
+    let limit = humantime::format_duration(args.wait);
+    let wait = Wait::for_what(&format!("asking the ranks, for at most {limit}"));
     ask_servers(args, &processes, deadline, &mut gathered, &mut asked)?;
     ask_for_files(args, &processes, deadline, &mut gathered, &mut asked)?;
     take_stacks(&processes, deadline, &mut gathered, &mut asked)?;
+    drop(wait);
     for process in &processes {
         let rank = process.launched.rank;
         if !gathered.records.contains(&rank) {

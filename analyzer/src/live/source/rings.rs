@@ -26,6 +26,9 @@ const LISTING_AT_START: Duration = Duration::from_millis(200);
 /// A job counts as starting for this time after a new ring was found.
 const START: Duration = Duration::from_secs(10);
 
+/// The most jobs that an error names.
+const MOST_NAMED: usize = 8;
+
 /// A job is shown for this time after its last process ended; then a living job replaces it, unless the user chose it.
 pub(super) const KEPT_AFTER_END: Duration = Duration::from_secs(300);
 
@@ -191,10 +194,13 @@ impl RingSource {
         let what = match (wanted, jobs) {
             (Some(job), []) => format!("no ring of job `{job}` in {place}, nor of any other"),
             (Some(job), jobs) => {
-                format!(
-                    "no ring of job `{job}` in {place}; there are: {}",
-                    jobs.join(", ")
-                )
+                let named = jobs.iter().take(MOST_NAMED).map(String::as_str);
+                let named = named.collect::<Vec<_>>().join(", ");
+                let rest = match jobs.len().saturating_sub(MOST_NAMED) {
+                    0 => String::new(),
+                    rest => format!(" and {rest} more (`rcomm-fr rings` lists them)"),
+                };
+                format!("no ring of job `{job}` in {place}; there are: {named}{rest}")
             }
             (None, _) => format!("no ring of any job in {place}"),
         };
@@ -401,7 +407,15 @@ mod tests {
         let error = RingSource::new(directory.path().to_owned(), Some("mine".into()))
             .poll(soon())
             .expect_err("no ring of that job");
-        assert!(error.to_string().contains("there are: other"), "{error}");
+        assert!(error.to_string().contains("there are: other;"), "{error}");
+        let _more: Vec<_> = (10..19)
+            .map(|job| recorder(directory.path(), &format!("job-{job}"), 0))
+            .collect();
+        let error = RingSource::new(directory.path().to_owned(), Some("mine".into()))
+            .poll(soon())
+            .expect_err("no ring of that job");
+        let error = error.to_string();
+        assert!(error.contains("and 2 more (`rcomm-fr rings`"), "{error}");
     }
 
     #[test]

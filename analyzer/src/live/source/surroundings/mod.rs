@@ -254,9 +254,13 @@ fn pressure(read: impl Fn(&str) -> String) -> Option<Fact> {
     let notable = shares.iter().any(|(share, _)| *share >= NOTABLE_PRESSURE);
     let list: Vec<String> = shares
         .iter()
-        .map(|(share, name)| format!("{share:.0} % for {name}"))
+        .enumerate()
+        .map(|(at, (share, name))| {
+            let of = if at == 0 { " of the last 10 s" } else { "" };
+            format!("{share:.0} %{of} for {name}")
+        })
         .collect();
-    let text = format!("of 10 s tasks waited {}", list.join(", "));
+    let text = format!("tasks waited {}", list.join(", "));
     Some(Fact::new("pressure", text, notable))
 }
 
@@ -356,7 +360,7 @@ mod tests {
         assert_eq!(
             (fact.text.as_str(), fact.notable),
             (
-                "of 10 s tasks waited 45 % for processors, 0 % for memory",
+                "tasks waited 45 % of the last 10 s for processors, 0 % for memory",
                 true
             )
         );

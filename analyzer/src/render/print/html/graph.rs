@@ -11,7 +11,7 @@ use rcomm_verdict::{Finding, Report, Severity, Wait};
 use std::collections::HashSet;
 use std::io::{self, Write};
 
-const BOX_WIDTH: usize = 214;
+const BOX_WIDTH: usize = 240;
 const BOX_HEIGHT: usize = 50;
 const GAP_X: usize = 44;
 const GAP_Y: usize = 16;

@@ -255,12 +255,12 @@ fn columns_and_panes_are_those_of_the_configuration() {
     state.options.layout = vec![OverviewPane::Groups, OverviewPane::Ranks];
     press(&mut state, "1");
     let screen = text::of(&state);
-    let heads = screen
+    let headings = screen
         .lines()
         .find(|line| line.contains("oldest"))
-        .expect("heads of columns");
+        .expect("no headings of columns are shown");
     assert_eq!(
-        heads.split_whitespace().collect::<Vec<_>>(),
+        headings.split_whitespace().collect::<Vec<_>>(),
         ["oldest", "group"]
     );
     assert!(

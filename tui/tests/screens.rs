@@ -28,6 +28,7 @@ const VIEWS: &[(&str, &str)] = &[
     ("finding", "6<enter>"),
     ("timeline", "7"),
     ("sources", "8"),
+    ("jobs", "9"),
     ("rank", ":rank 21<enter>"),
     ("why", "w"),
     ("stacks", "t"),
@@ -163,7 +164,10 @@ fn replayed(change: impl Fn(&mut Dump)) -> rcomm_top::state::State {
     let mut state = showing(snapshot, (120, 40));
     (state.options.still, state.options.dumps) = (true, true);
     let again = state.snapshot().cloned();
-    update(&mut state, Event::Observed(again.expect("a snapshot")));
+    update(
+        &mut state,
+        Event::Observed(again.expect("the state holds no snapshot")),
+    );
     state
 }
 
@@ -211,7 +215,11 @@ fn the_footer_always_ends_with_the_key_to_quit() {
     for &(situation, _) in Situation::ALL {
         for columns in [40, 80, 120, 200] {
             let screen = text::of(&showing(recorded(situation), (columns, 24)));
-            let footer = screen.lines().last().expect("a footer").trim_end();
+            let footer = screen
+                .lines()
+                .last()
+                .expect("the screen has no line")
+                .trim_end();
             assert!(footer.ends_with("[q]quit"), "{screen}");
         }
     }
@@ -235,7 +243,7 @@ fn trends_are_shown_without_root_causes_and_on_high_terminals() {
         let line = screen.lines().find(|line| line.contains("steps/s"));
         line.map(str::to_owned)
     };
-    let healthy = steps(Situation::Healthy, (80, 24)).expect("steps a second");
+    let healthy = steps(Situation::Healthy, (80, 24)).expect("the screen has no steps a second");
     assert!(healthy.contains("4.00"), "{healthy}");
     assert!(healthy.contains("▃▄▆▇"), "{healthy}");
     assert_eq!(steps(Situation::StuckRank, (80, 24)), None);
@@ -254,7 +262,7 @@ fn a_problem_has_a_color_and_a_glyph_and_without_colors_only_the_glyph() {
                 marked = Some((y, buffer[(0, y)].fg, buffer[(0, y)].modifier));
             }
         }
-        marked.expect("a marked row")
+        marked.expect("no row is marked")
     };
     let (row, color, _) = find(&state);
     assert_eq!(Some(color), state.options.theme.style(Tone::Bad).fg);
@@ -386,8 +394,8 @@ fn a_click_selects_a_row_and_another_opens_it() {
     let row = screen
         .lines()
         .position(|line| line.starts_with("! "))
-        .expect("a marked row");
-    let row = u16::try_from(row).expect("small");
+        .expect("no row is marked");
+    let row = u16::try_from(row).expect("the row is beyond 65535");
     assert!(state.hit(5, row).is_some());
     assert_eq!(state.hit(5, 0), None);
     update(&mut state, Event::Click(5, row));
@@ -418,8 +426,10 @@ fn rewrite_the_recorded_situations() {
         let simulation = simulation(situation);
         let now = simulation.fault_ns() + common::LATER_S * 1_000_000_000;
         let report: Arc<_> = judged(&simulation, now).report;
-        let text = serde_json::to_string_pretty(report.as_ref()).expect("reports are JSON");
-        std::fs::write(common::fixture(situation), text + "\n").expect("writable");
+        let text = serde_json::to_string_pretty(report.as_ref())
+            .expect("the report is not written as JSON");
+        std::fs::write(common::fixture(situation), text + "\n")
+            .expect("the fixture is not written");
     }
 }
 
@@ -437,12 +447,18 @@ fn pending_operations_are_in_flight_at_once_and_no_rank_is_accused() {
     let screen = text::of(&state);
     let culprit = simulation.culprit();
     let row = screen.lines().find(|line| line.contains("waiting"));
-    let row = row.expect("its peers wait");
+    let row = row.expect("no row waits");
     assert!(row.contains(&format!("{culprit} not yet")), "{screen}");
-    assert!(row.starts_with("  0."), "no mark, and its age: {screen}");
+    assert!(
+        row.starts_with("  0."),
+        "the row has a mark, or another age: {screen}"
+    );
     press(&mut state, "z");
     let screen = text::of(&state);
-    assert!(!screen.contains("not yet"), "no problem: {screen}");
+    assert!(
+        !screen.contains("not yet"),
+        "an operation that is not overdue counts as a problem: {screen}"
+    );
 }
 
 #[test]

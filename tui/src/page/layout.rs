@@ -1,7 +1,7 @@
 //! The layout of a screen, used for drawing and for mouse clicks.
 
 use super::selection::{Selection, first_shown};
-use super::table::{Heads, Table};
+use super::table::{Headings, Table};
 use super::width::text_width;
 use super::{Body, Line, Page, Pane, styled};
 use ratatui::layout::Rect;
@@ -141,14 +141,14 @@ fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
 fn wanted_rows(pane: &Pane, width: u16) -> u16 {
     let title = usize::from(!pane.title.is_empty());
     let rows = match &pane.body {
-        Body::Table(rows) => heads(rows) + rows.rows.len().max(1),
+        Body::Table(rows) => headings(rows) + rows.rows.len().max(1),
         Body::Strip(strip) => strip
             .dots
             .len()
             .div_ceil(usize::from(width.max(2)) - 1)
             .clamp(1, 3),
         Body::Text(lines) => lines.len(),
-        // The heads of the columns and the legend take a row each.
+        // The headings of the columns and the legend take a row each.
         Body::Grid(grid) => grid.rows.len() + 2,
         // The axis takes a row.
         Body::Timeline(timeline) => timeline.lanes.len() + 1,
@@ -203,9 +203,9 @@ fn share(wanted: &[u16], available: u16, spare: usize) -> Vec<u16> {
     given
 }
 
-/// Number of lines that the column heads take: 0 or 1.
-pub(crate) fn heads(table: &Table) -> usize {
-    usize::from(table.heads == Heads::Shown && !table.rows.is_empty())
+/// Number of lines that the headings of columns take: 0 or 1.
+pub(crate) fn headings(table: &Table) -> usize {
+    usize::from(table.headings == Headings::Shown && !table.rows.is_empty())
 }
 
 /// The area of a pane without its title line.
@@ -232,8 +232,8 @@ pub fn hit(
     let mut row = usize::from(y.checked_sub(body.y)?);
     let mut height = usize::from(body.height);
     if let Body::Table(rows) = &pane.body {
-        row = row.checked_sub(heads(rows))?;
-        height = height.saturating_sub(heads(rows));
+        row = row.checked_sub(headings(rows))?;
+        height = height.saturating_sub(headings(rows));
     }
     let selected = if selection.pane == at {
         selection.row

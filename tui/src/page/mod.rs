@@ -80,9 +80,9 @@ pub struct Strip {
 /// Cells in rows and columns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grid {
-    /// Heads of the columns.
+    /// Headings of the columns.
     pub columns: Vec<String>,
-    /// Heads of the rows.
+    /// Headings of the rows.
     pub rows: Vec<String>,
     /// Row by row: the rank and the dot of each cell; `None` if there is no cell.
     pub dots: Vec<Vec<Option<(Rank, Dot)>>>,

@@ -36,7 +36,7 @@ pub enum Align {
 /// One column.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Column {
-    /// Its head.
+    /// Its heading.
     pub name: Cow<'static, str>,
     /// Alignment of its cells.
     pub align: Align,
@@ -89,7 +89,7 @@ pub struct Cell {
 
 impl Cell {
     /// A cell with a text.
-    pub fn word(text: impl Into<String>) -> Self {
+    pub fn text(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
             value: f64::NAN,
@@ -169,13 +169,13 @@ pub struct Table {
     pub rows: Vec<Row>,
     /// Text shown if the table has no rows.
     pub empty: String,
-    /// Whether the heads of the columns are shown.
-    pub heads: Heads,
+    /// Whether the headings of the columns are shown.
+    pub headings: Headings,
 }
 
-/// Whether the heads of columns are shown.
+/// Whether the headings of columns are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Heads {
+pub enum Headings {
     /// Above the rows.
     #[default]
     Shown,

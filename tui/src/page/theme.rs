@@ -13,7 +13,7 @@ pub enum Tone {
     Plain,
     /// Less important.
     Dim,
-    /// A title or a column's head.
+    /// A title or a column's heading.
     Title,
     /// A key, or something to be acted on.
     Accent,

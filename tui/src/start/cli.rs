@@ -43,7 +43,7 @@ pub struct SourceOptions {
     /// Directory of the rings [default: RCOMM_RING_DIR, else /dev/shm/rcomm-UID]
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub ring_dir: Option<PathBuf>,
-    /// Job whose rings to read [default: the newest]
+    /// Job whose rings to read [default: the newest, or one with an error]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
     /// Read this node's rings in addition to the other sources

@@ -48,8 +48,13 @@ pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u
     let config = read_config(&cli, &env)?;
     let anchor = Anchor::now();
     let terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
-    if !cli.view.once && !cli.view.json && !terminal {
-        bail!("rcomm-top draws on a terminal; in a script use --once or --json");
+    if !cli.view.once && !cli.view.json {
+        if !terminal {
+            bail!("rcomm-top draws on a terminal; in a script use --once or --json");
+        }
+        if env("TERM").as_deref() == Some("dumb") {
+            bail!("this terminal (TERM=dumb) cannot move its cursor; use --once or --json");
+        }
     }
     match recording(&cli)? {
         Some((reader, name)) => replay(&cli, &config, &env, reader, name, anchor),

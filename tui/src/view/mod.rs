@@ -7,7 +7,7 @@ mod table;
 pub mod text;
 mod timeline;
 
-use crate::page::layout::{self, heads};
+use crate::page::layout::{self, headings};
 use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
 use crate::page::width::{fit, text_width};
@@ -98,7 +98,7 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
     );
     let shown = usize::from(layout::below_title(pane, area).height);
     if let Body::Table(rows) = &pane.body {
-        let shown = shown.saturating_sub(heads(rows));
+        let shown = shown.saturating_sub(headings(rows));
         let all = rows.rows.len();
         if all > shown && shown > 0 {
             let selected = if focused { state.selection().row } else { 0 };

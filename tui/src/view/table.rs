@@ -1,9 +1,9 @@
 //! Draws the rows of a table under its columns.
 
 use super::toned;
-use crate::page::layout::heads;
+use crate::page::layout::headings;
 use crate::page::selection::first_shown;
-use crate::page::table::{Align, Heads, Table};
+use crate::page::table::{Align, Headings, Table};
 use crate::page::theme::{Theme, Tone};
 use crate::page::width::{fit, text_width};
 use ratatui::buffer::Buffer;
@@ -29,12 +29,12 @@ pub(super) fn draw(
         buffer.set_stringn(area.x + 1, area.y, fit(&table.empty, room), room, style);
         return;
     }
-    let heads = heads(table);
-    let height = usize::from(area.height).saturating_sub(heads);
+    let headings = headings(table);
+    let height = usize::from(area.height).saturating_sub(headings);
     let first = first_shown(selected.unwrap_or(0), table.rows.len(), height);
     let shown = first..(first + height).min(table.rows.len());
     let columns = widths(table, shown.clone(), usize::from(area.width));
-    if heads > 0 {
+    if headings > 0 {
         let texts = table.columns.iter().map(|c| (c.name.as_ref(), Tone::Dim));
         put_row(
             table,
@@ -47,7 +47,7 @@ pub(super) fn draw(
             buffer,
         );
     }
-    let top = area.y + u16::try_from(heads).unwrap_or(0);
+    let top = area.y + u16::try_from(headings).unwrap_or(0);
     for (y, at) in (top..area.bottom()).zip(shown) {
         let row = &table.rows[at];
         let mark = row.mark.glyph.to_string();
@@ -112,12 +112,12 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
                 .iter()
                 .filter_map(|row| row.cells.get(at));
             let widest = cells.map(|cell| text_width(&cell.text)).max().unwrap_or(0);
-            let head = if table.heads == Heads::Shown {
+            let heading = if table.headings == Headings::Shown {
                 text_width(&column.name)
             } else {
                 0
             };
-            widest.max(head)
+            widest.max(heading)
         })
         .collect();
     let mut kept: Vec<bool> = natural.iter().map(|&n| n > 0).collect();
@@ -143,23 +143,21 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
         .filter(|&at| kept[at] && !table.columns[at].grows)
         .map(|at| natural[at] + GAP)
         .sum();
-    let growing = (0..kept.len())
+    let mut growing: Vec<usize> = (0..kept.len())
         .filter(|&at| kept[at] && table.columns[at].grows)
-        .count();
-    // Each growing column takes what it needs, up to an equal share of the width that is left.
+        .collect();
+    let mut widths: Vec<usize> = (0..kept.len())
+        .map(|at| if kept[at] { natural[at] } else { 0 })
+        .collect();
+    // Each growing column takes what it needs, up to an equal share of the width that is left; those that need the least
+    // come first, and leave the rest to the others.
+    growing.sort_by_key(|&at| natural[at]);
     let mut left = width.saturating_sub(MARK + fixed);
-    let mut todo = growing;
-    (0..kept.len())
-        .map(|at| match (kept[at], table.columns[at].grows) {
-            (false, _) => 0,
-            (true, false) => natural[at],
-            (true, true) => {
-                let room = left.saturating_sub(GAP * (todo - 1)) / todo;
-                let own = natural[at].min(room.max(1));
-                left = left.saturating_sub(own + GAP);
-                todo -= 1;
-                own
-            }
-        })
-        .collect()
+    for (done, &at) in growing.iter().enumerate() {
+        let todo = growing.len() - done;
+        let room = left.saturating_sub(GAP * (todo - 1)) / todo;
+        widths[at] = natural[at].min(room.max(1));
+        left = left.saturating_sub(widths[at] + GAP);
+    }
+    widths
 }

@@ -163,3 +163,12 @@ fn the_finding_is_drawn_in_tmux() {
     tmux(&["kill-server"]);
     assert!(screen.contains("rank 2 never issued"), "{screen}");
 }
+
+#[test]
+fn a_terminal_that_cannot_move_its_cursor_is_refused_with_advice() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let arguments = ["TERM=dumb", BINARY, "demo", "stuck"];
+    let mut session = Session::start_program("env", &arguments, directory.path());
+    session.wait_text("use --once or --json");
+    assert_eq!(session.end(), 2);
+}

@@ -2,7 +2,7 @@
 
 use super::ViewModel;
 use super::rank::{group_of, op_name};
-use crate::page::table::{Align, Cell, Column, Heads, Mark, Row, Table, number, rest};
+use crate::page::table::{Align, Cell, Column, Headings, Mark, Row, Table, number, rest};
 use crate::page::theme::Tone;
 use crate::page::{Page, plain, styled};
 use rcomm_analyzer::GroupRef;
@@ -56,24 +56,24 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         ops.dedup();
         let mut odd = ops.len() > 1;
         let mut cells = vec![
-            Cell::word(model.labels([group])),
+            Cell::text(model.labels([group])),
             Cell::number(seq.to_string(), *seq as f64),
         ];
         for rank in &ranks {
             let member = group.ranks.is_empty() || group.ranks.contains(rank);
             cells.push(match done.get(rank) {
-                Some((_, EntryState::Completed)) => Cell::word("C").toned(Tone::Good),
-                Some((_, EntryState::Started)) => Cell::word("S").toned(Tone::Waiting),
-                Some((_, EntryState::Scheduled)) => Cell::word("Q").toned(Tone::Waiting),
-                Some((_, EntryState::Failed)) => Cell::word("F").toned(Tone::Bad),
-                None if !member => Cell::word(""),
+                Some((_, EntryState::Completed)) => Cell::text("C").toned(Tone::Good),
+                Some((_, EntryState::Started)) => Cell::text("S").toned(Tone::Waiting),
+                Some((_, EntryState::Scheduled)) => Cell::text("Q").toned(Tone::Waiting),
+                Some((_, EntryState::Failed)) => Cell::text("F").toned(Tone::Bad),
+                None if !member => Cell::text(""),
                 None => {
                     odd = true;
-                    Cell::word("-").toned(Tone::Bad)
+                    Cell::text("-").toned(Tone::Bad)
                 }
             });
         }
-        cells.push(Cell::word(ops.join(" / ")));
+        cells.push(Cell::text(ops.join(" / ")));
         Row {
             mark: if odd {
                 Mark::new('!', Tone::Bad)
@@ -99,7 +99,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         rows: rows
             .filter(|row| row.problem || !model.problems_only)
             .collect(),
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: "none of the marked ranks has recorded a collective".into(),
     };
     let head = vec![vec![plain(

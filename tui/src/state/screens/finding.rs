@@ -1,7 +1,7 @@
 //! One finding: the sentence, the evidence, and the next step.
 
 use super::{ViewModel, look_further, overview};
-use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use rcomm_analyzer::format::rank_set;
@@ -93,16 +93,22 @@ fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
     let call_site = |rank| {
         let frame = finding.frames.iter().find(|frame| frame.rank == rank);
         frame.map_or_else(String::new, |f| {
-            format!("{}: {}:{} {}", f.when, f.filename, f.line, f.name)
+            format!(
+                "{}: {}:{} {}",
+                f.when.replace('_', " "),
+                f.filename,
+                f.line,
+                f.name
+            )
         })
     };
     let row = |rank: u32, role: &str, tone| Row {
         mark: Mark::NONE,
         cells: vec![
             Cell::number(rank.to_string(), f64::from(rank)),
-            Cell::word(model.host(rank)),
-            Cell::word(role).toned(tone),
-            Cell::word(call_site(rank)),
+            Cell::text(model.host(rank)),
+            Cell::text(role).toned(tone),
+            Cell::text(call_site(rank)),
         ],
         tone: Tone::Plain,
         target: Some(Target::Rank(rank)),
@@ -122,9 +128,9 @@ fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
         .saturating_sub(finding.victim_ranks.len());
     if cut > 0 {
         let mut more = row(0, "wait", Tone::Waiting);
-        more.cells[0] = Cell::word(format!("+{cut}"));
-        more.cells[1] = Cell::word("");
-        more.cells[3] = Cell::word("");
+        more.cells[0] = Cell::text(format!("+{cut}"));
+        more.cells[1] = Cell::text("");
+        more.cells[3] = Cell::text("");
         more.target = None;
         rows.push(more);
     }
@@ -132,11 +138,11 @@ fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
         columns: vec![
             number("rank", 0),
             text("host", 1),
-            text("", 0),
+            text("role", 0),
             rest("where", 0),
         ],
         rows,
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: "no rank identified".into(),
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
-use crate::page::table::{Cell, Heads, Row, Table, number, rest};
+use crate::page::table::{Cell, Headings, Row, Table, number, rest};
 use crate::page::theme::Tone;
 use crate::state::index::GroupState;
 use rcomm_analyzer::filter::Subject;
@@ -88,7 +88,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
             .iter()
             .map(|(state, reports)| row(model, *state, reports))
             .collect(),
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: if model.snapshot.report.groups.is_empty() {
             "no group has been recorded yet".into()
         } else {
@@ -135,8 +135,8 @@ fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Ro
     Row {
         mark: state.mark(),
         cells: vec![
-            Cell::word(model.labels(groups.iter().copied())),
-            Cell::word(fold).toned(Tone::Dim),
+            Cell::text(model.labels(groups.iter().copied())),
+            Cell::text(fold).toned(Tone::Dim),
             Cell::number(members.to_string(), members as f64),
             Cell::number(
                 format!("{}/{}", seq(last), seq(lowest)),

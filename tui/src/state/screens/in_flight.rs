@@ -3,7 +3,7 @@
 
 use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
-use crate::page::table::{Cell, Heads, Mark, Row, Table, number, rest, text};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest, text};
 use crate::page::theme::Tone;
 use crate::state::index::{GroupState, is_blocked};
 use rcomm_analyzer::filter::Subject;
@@ -71,7 +71,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
             rest("missing", 1),
         ],
         rows: folds.iter().map(|fold| row(model, fold, stopped)).collect(),
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: if model.snapshot.report.in_flight.is_empty() {
             "nothing is in flight".into()
         } else if model.filter.is_empty() && !model.problems_only {
@@ -122,17 +122,17 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
         mark,
         cells: vec![
             Cell::number(age(oldest), oldest.unwrap_or(f64::NAN)),
-            Cell::word(model.labels(groups.iter().copied())),
-            Cell::word(many).toned(Tone::Dim),
+            Cell::text(model.labels(groups.iter().copied())),
+            Cell::text(many).toned(Tone::Dim),
             Cell::number(first.seq.to_string(), first.seq as f64),
-            Cell::word(first.op.as_str()),
+            Cell::text(first.op.as_str()),
             Cell::number(narrow_bytes(first.bytes), first.bytes as f64),
             Cell::number(
                 format!("{}/{size}", first.joined.len()),
                 first.joined.len() as f64,
             ),
-            Cell::word(state_name(first.state)),
-            Cell::word(missing),
+            Cell::text(state_name(first.state)),
+            Cell::text(missing),
         ],
         tone,
         target: Some(group_target(&groups)),

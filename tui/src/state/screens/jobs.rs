@@ -2,7 +2,7 @@
 
 use super::ViewModel;
 use super::overview::verdict;
-use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use rcomm_analyzer::format::count;
@@ -18,11 +18,11 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         Row {
             mark: Mark::new(if shown { '>' } else { ' ' }, Tone::Accent),
             cells: vec![
-                Cell::word(job.name.as_str()),
-                Cell::word(word).toned(tone),
+                Cell::text(job.name.as_str()),
+                Cell::text(word).toned(tone),
                 Cell::number(format!("{}/{}", job.alive, job.ranks), job.alive as f64),
                 Cell::number(age(Some(old)), old),
-                Cell::word(job.report.as_deref().map(sentence).unwrap_or_default()),
+                Cell::text(job.report.as_deref().map(sentence).unwrap_or_default()),
             ],
             tone: Tone::Plain,
             target: Some(Target::Job(job.name.as_str().into())),
@@ -38,7 +38,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             rest("first line", 2),
         ],
         rows: rows.collect(),
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: "no other job: these sources show one job, or this node has no rings".into(),
     };
     let head = vec![vec![plain(

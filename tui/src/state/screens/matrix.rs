@@ -1,7 +1,7 @@
 //! One group: the rank × sequence matrix of its newest collectives.
 
 use super::{Fold, ViewModel};
-use crate::page::table::{Align, Cell, Column, Heads, Row, Table, Target, number, rest, text};
+use crate::page::table::{Align, Cell, Column, Headings, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use crate::state::index::RankState;
@@ -97,7 +97,7 @@ fn tone(cell: matrix::Cell) -> Tone {
 fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
     let mut columns = vec![text("rank", 0), number("", 0), text("host", 1)];
     let last = matrix.seqs.len().saturating_sub(1);
-    let heads = matrix.seqs.iter().enumerate().map(|(at, seq)| {
+    let headings = matrix.seqs.iter().enumerate().map(|(at, seq)| {
         // Between the first and the last column, the last two digits suffice.
         let name = if at == 0 || at == last {
             seq.to_string()
@@ -111,7 +111,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
             grows: false,
         }
     });
-    columns.extend(heads);
+    columns.extend(headings);
     columns.push(number("age", 0));
     columns.push(rest("last call", 2));
     let rows = matrix.rows.iter().filter_map(|row| {
@@ -142,12 +142,12 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
                 ranks.len() as f64,
             )
             .toned(Tone::Dim),
-            Cell::word(host),
+            Cell::text(host),
         ];
         cells.extend(
             row.cells
                 .iter()
-                .map(|&cell| Cell::word(cell.letter().to_string()).toned(tone(cell))),
+                .map(|&cell| Cell::text(cell.letter().to_string()).toned(tone(cell))),
         );
         cells.push(Cell::number(
             waited.map_or_else(String::new, |ms| age(Some(ms))),
@@ -155,7 +155,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         ));
         let report = model.index.report(model.snapshot, first);
         let last = report.and_then(|report| report.last_call.clone());
-        cells.push(Cell::word(last.unwrap_or_default()));
+        cells.push(Cell::text(last.unwrap_or_default()));
         let state = model.index.rank(model.snapshot, first);
         Some(Row {
             mark: if state == RankState::Ok {
@@ -175,7 +175,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
     Table {
         rows: rows.collect(),
         columns,
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: "no collective of this group is in any record".into(),
     }
 }

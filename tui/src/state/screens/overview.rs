@@ -1,7 +1,7 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
 use super::{ViewModel, groups, in_flight, jobs, look_further, ranks, timeline, warnings, why};
-use crate::page::table::{Cell, Heads, Row, Table, Target};
+use crate::page::table::{Cell, Headings, Row, Table, Target};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{RankState, since_ms};
@@ -81,7 +81,7 @@ impl OverviewPane {
         let (title, body) = match self {
             Self::Warnings => {
                 let mut table = Table {
-                    heads: Heads::Hidden,
+                    headings: Headings::Hidden,
                     ..warnings::table(model, warnings::Muted::Hidden)
                 };
                 refer_to_headline(model, &mut table);
@@ -249,7 +249,7 @@ fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
     if let Some(row) = table.rows.iter_mut().find(about)
         && let Some(cell) = row.cells.last_mut()
     {
-        *cell = Cell::word("the first line above; [enter] evidence, [!] explained");
+        *cell = Cell::text("the first line above; [enter] evidence, [!] explained");
     }
 }
 

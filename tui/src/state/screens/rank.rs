@@ -1,7 +1,7 @@
 //! One rank: identity, current operation, the ranks it waits for and those that wait for it.
 
 use super::{ViewModel, in_flight, look_further, overview};
-use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use rcomm_analyzer::format::{count, grouped, rank_set};
@@ -147,7 +147,7 @@ fn health(model: &ViewModel<'_>, view: &RankView) -> String {
         text.push_str(&format!(", silent for {}", age(Some(ms))));
     }
     if !dump.identity.reason.is_empty() {
-        text.push_str(&format!(", taken because: {}", dump.identity.reason));
+        text.push_str(&format!(" ({})", dump.identity.reason));
     }
     text
 }
@@ -189,7 +189,7 @@ fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
             rest("where", 1),
         ],
         rows: rows.collect(),
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: "no operation is recorded".into(),
     }
 }
@@ -213,8 +213,8 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Row {
     let ran = entry.duration_ms.map(f64::from);
     let state = match entry.graph_id {
         // The operation runs whenever the graph is launched; launches are not recorded, so its state is unknown.
-        Some(graph) => Cell::word(format!("in graph {graph}")),
-        None => Cell::word(state),
+        Some(graph) => Cell::text(format!("in graph {graph}")),
+        None => Cell::text(state),
     };
     Row {
         mark: Mark::NONE,
@@ -223,13 +223,13 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Row {
                 time_of_day(entry.time_created_ns),
                 entry.time_created_ns as f64,
             ),
-            Cell::word(
+            Cell::text(
                 group
                     .as_ref()
                     .map_or_else(String::new, |group| model.labels([group])),
             ),
             Cell::number(seq.to_string(), seq as f64),
-            Cell::word(op_name(dump, entry)),
+            Cell::text(op_name(dump, entry)),
             state,
             Cell::number(
                 ran.map_or_else(String::new, |ms| {
@@ -237,7 +237,7 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Row {
                 }),
                 ran.unwrap_or(f64::NAN),
             ),
-            Cell::word(call_site),
+            Cell::text(call_site),
         ],
         tone,
         target: group.map(|group| Target::Group(Arc::new(group))),

@@ -1,7 +1,7 @@
 //! The ranks: a heat map of hosts × local ranks, and tables of some ranks.
 
 use super::ViewModel;
-use crate::page::table::{Cell, Heads, Row, Table, Target, number, rest, text};
+use crate::page::table::{Cell, Headings, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Dot, Grid, Line, Page, Pane, plain, styled};
 use crate::state::index::{Host, RankState};
@@ -306,12 +306,12 @@ pub(super) fn some(model: &ViewModel<'_>, some: &[Rank]) -> Page {
                     mark: state.mark(),
                     cells: vec![
                         Cell::number(rank.to_string(), f64::from(rank)),
-                        Cell::word(model.host(rank)),
-                        Cell::word(state.word()),
+                        Cell::text(model.host(rank)),
+                        Cell::text(state.word()),
                         Cell::number(pending.to_string(), pending as f64),
                         Cell::number(age(oldest), oldest.unwrap_or(f64::NAN)),
                         Cell::number(millis(lag), lag.unwrap_or(f64::NAN)),
-                        Cell::word(last.unwrap_or_default()),
+                        Cell::text(last.unwrap_or_default()),
                     ],
                     tone: Tone::Plain,
                     target: Some(Target::Rank(rank)),
@@ -331,7 +331,7 @@ pub(super) fn some(model: &ViewModel<'_>, some: &[Rank]) -> Page {
             rest("last call", 0),
         ],
         rows,
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: model.none_left("rank"),
     };
     Page::of(vec![], "ranks", table)

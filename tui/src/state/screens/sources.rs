@@ -1,7 +1,7 @@
 //! The sources and their status.
 
 use super::ViewModel;
-use crate::page::table::{Cell, Heads, Mark, Row, Table, number, rest};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest};
 use crate::page::theme::Tone;
 use crate::page::{Page, plain};
 use rcomm_analyzer::format::count;
@@ -28,13 +28,13 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         Row {
             mark: Mark::new(glyph, tone),
             cells: vec![
-                Cell::word(source.name.as_str()),
+                Cell::text(source.name.as_str()),
                 Cell::number(
                     format!("{}/{}", source.answered, source.known),
                     source.answered as f64,
                 ),
                 Cell::number(age(silence), silence.unwrap_or(f64::NAN)),
-                Cell::word(state),
+                Cell::text(state),
             ],
             tone,
             target: None,
@@ -54,7 +54,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             rest("state", 0),
         ],
         rows: rows.collect(),
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: "no source".into(),
     };
     Page::of(head, "sources", table)

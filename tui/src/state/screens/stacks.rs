@@ -2,7 +2,7 @@
 //! newest recorded call of each rank.
 
 use super::ViewModel;
-use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Page, Pane, styled};
 use crate::state::index::RankState;
@@ -81,7 +81,7 @@ fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
     Table {
         columns: vec![number("count", 0), text("ranks", 1), rest("frame", 0)],
         rows,
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: empty.into(),
     }
 }
@@ -105,8 +105,8 @@ fn row(model: &ViewModel<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) 
         },
         cells: vec![
             Cell::number(ranks.len().to_string(), ranks.len() as f64),
-            Cell::word(rank_set(&ranks, 3)).toned(Tone::Dim),
-            Cell::word(frame),
+            Cell::text(rank_set(&ranks, 3)).toned(Tone::Dim),
+            Cell::text(frame),
         ],
         tone: Tone::Plain,
         target: Some(Target::Ranks(ranks.into())),

@@ -1,7 +1,7 @@
 //! Stragglers: ranks by the time that others waited for them; if all ranks of a host are late, they share a row.
 
 use super::ViewModel;
-use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Page, plain};
 use rcomm_analyzer::filter::Subject;
@@ -69,7 +69,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             rest("last call", 3),
         ],
         rows,
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: "no stragglers found".into(),
     };
     Page::of(head, "stragglers", table)
@@ -113,12 +113,12 @@ fn row(
         mark,
         cells: vec![
             Cell::number(rank_set(&ranks, 3), f64::from(ranks[0])),
-            Cell::word(model.host(ranks[0])),
+            Cell::text(model.host(ranks[0])),
             Cell::number(format!("{}/{on_host}", late.len()), late.len() as f64),
-            Cell::word(verdict),
+            Cell::text(verdict),
             Cell::number(millis(lag), lag.unwrap_or(f64::NAN)),
             Cell::number(format!("{percent:.1}"), percent),
-            Cell::word(last),
+            Cell::text(last),
         ],
         tone,
         target: Some(Target::Ranks(ranks.into())),

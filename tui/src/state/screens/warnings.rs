@@ -2,7 +2,7 @@
 
 use super::{Fold, ViewModel};
 use crate::page::Page;
-use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::count;
@@ -31,10 +31,10 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             table.rows.push(Row {
                 mark: Mark::NONE,
                 cells: vec![
-                    Cell::word(""),
-                    Cell::word(""),
+                    Cell::text(""),
+                    Cell::text(""),
                     Cell::number("0", 0.0),
-                    Cell::word(format!(
+                    Cell::text(format!(
                         "looked for and not found: {}; [o] lists them",
                         count(folded.len() as u64, "kind")
                     )),
@@ -105,10 +105,10 @@ pub(super) fn table(model: &ViewModel<'_>, muted: Muted) -> Table {
         .map(|problem| Row {
             mark: Mark::NONE,
             cells: vec![
-                Cell::word(problem.code.id()),
-                Cell::word(problem.code.name()),
-                Cell::word(""),
-                Cell::word(match problem.path.as_str() {
+                Cell::text(problem.code.id()),
+                Cell::text(problem.code.name()),
+                Cell::text(""),
+                Cell::text(match problem.path.as_str() {
                     "" => problem.sentence.clone(),
                     path => format!("{path}: {}", problem.sentence),
                 }),
@@ -125,7 +125,7 @@ pub(super) fn table(model: &ViewModel<'_>, muted: Muted) -> Table {
             rest("what", 0),
         ],
         rows: findings.chain(problems).collect(),
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: if report.findings.is_empty() {
             "no warnings".into()
         } else {
@@ -177,13 +177,13 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
     Row {
         mark: Mark::new(glyph, tone),
         cells: vec![
-            Cell::word(finding.code.id()).toned(tone),
-            Cell::word(finding.name.as_str()),
+            Cell::text(finding.code.id()).toned(tone),
+            Cell::text(finding.name.as_str()),
             match ranks {
-                0 => Cell::word(""),
+                0 => Cell::text(""),
                 _ => Cell::number(ranks.to_string(), ranks as f64),
             },
-            Cell::word(format!("{under}{}{muted}", model.sentence(finding))),
+            Cell::text(format!("{under}{}{muted}", model.sentence(finding))),
         ],
         tone: if finding.caused_by.is_some() || !muted.is_empty() {
             Tone::Dim
@@ -205,10 +205,10 @@ fn absent(model: &ViewModel<'_>, code: Code) -> Row {
     Row {
         mark: Mark::NONE,
         cells: vec![
-            Cell::word(code.id()),
-            Cell::word(code.name()),
+            Cell::text(code.id()),
+            Cell::text(code.name()),
             Cell::number("0", 0.0),
-            Cell::word(format!("{}{muted}", code.meaning())),
+            Cell::text(format!("{}{muted}", code.meaning())),
         ],
         tone: Tone::Dim,
         target: None,

@@ -1,7 +1,7 @@
 //! Why: the causal chain of a rank, a group, a finding, or of the whole hang.
 
 use super::{ViewModel, group_target, overview};
-use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, rest, text};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use rcomm_analyzer::causes::{self, Link};
@@ -59,7 +59,7 @@ pub(super) fn whole(model: &ViewModel<'_>) -> Table {
     let roots = &model.index.roots;
     let chain = causes::chain(&model.snapshot.report, roots);
     Table {
-        heads: Heads::Hidden,
+        headings: Headings::Hidden,
         ..table(tree(model, roots, &chain).collect())
     }
 }
@@ -77,7 +77,7 @@ fn table(rows: Vec<Row>) -> Table {
     Table {
         columns: vec![text("", 0), text("who", 0), rest("does what", 0)],
         rows,
-        heads: Heads::Shown,
+        headings: Headings::Shown,
         empty: "no blocked ranks".into(),
     }
 }
@@ -122,9 +122,9 @@ fn row(mark: Mark, step: String, who: String, what: String, tone: Tone, target: 
     Row {
         mark,
         cells: vec![
-            Cell::word(step).toned(Tone::Dim),
-            Cell::word(who),
-            Cell::word(what),
+            Cell::text(step).toned(Tone::Dim),
+            Cell::text(who),
+            Cell::text(what),
         ],
         tone,
         target: Some(target),

@@ -26,7 +26,7 @@ pub struct Cli {
     /// a token (--token-file or RCOMM_WEB_TOKEN) and TLS are required.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8765")]
     pub listen: SocketAddr,
-    /// Read only the rings of this job [default: the newest].
+    /// Read only the rings of this job [default: the newest, or one with an error].
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
     /// Directory of the rings.

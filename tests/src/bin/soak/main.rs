@@ -185,6 +185,17 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
         ranks.0.push(start(rank)?);
     }
     let reports = ranks.wait(plan)?;
+    // The first rank's error may follow from another's: all are needed to see the cause.
+    let errors: Vec<String> = reports
+        .iter()
+        .filter_map(|(rank, report)| {
+            let (text, _) = report.error.as_ref()?;
+            Some(format!(
+                "rank {rank}, after {} ms: {text}",
+                report.waited_ms
+            ))
+        })
+        .collect();
     for (rank, report) in reports {
         totals.ranks += 1;
         totals.checked += report.checked;
@@ -198,7 +209,7 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
         );
         match (&report.error, &plan.fault) {
             (None, None) => {}
-            (Some((text, _)), None) => bail!("rank {rank} failed: {text}"),
+            (Some(_), None) => bail!("no fault was planned; {}", errors.join("; ")),
             (None, Some(_)) => bail!("rank {rank} got no error"),
             (Some((text, named)), Some(fault)) => {
                 ensure!(

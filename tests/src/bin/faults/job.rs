@@ -2,7 +2,7 @@
 
 use crate::around;
 use crate::network::Hosts;
-use crate::rank::{Event, What, events_folder, now_ms, stop_file};
+use crate::rank::{Event, What, events_folder, group_file, now_ms, stop_file};
 use crate::scenario::{Act, At, Damage, Fault, RANKS, Scenario, Shm, Start};
 use crate::stranger;
 use anyhow::{Context, ensure};
@@ -297,9 +297,16 @@ impl<'a> Job<'a> {
 
     /// Applies the fault, unless the job causes it by itself; returns when it happened, in ms since 1970.
     pub(crate) fn apply_fault(&mut self) -> anyhow::Result<u64> {
-        let culprit = self.scenario.culprits[0];
+        let culprit = self.scenario.culprits.first().copied().unwrap_or(0);
         let now = now_ms();
         match self.scenario.fault {
+            Fault::Store => {
+                let launcher = self.children[0].id();
+                send(launcher, Signal::STOP)?;
+                // The launcher must have stopped before the ranks ask its store.
+                wait_for_stop(launcher);
+                std::fs::write(group_file(&self.folder), "")?;
+            }
             Fault::Launcher(act, then) => {
                 let launcher = self.children[0].id();
                 send(launcher, signal_of(act))?;

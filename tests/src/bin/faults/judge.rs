@@ -4,7 +4,7 @@ use crate::job::{INIT_TIMEOUT, Job, TIMEOUT};
 use crate::rank::{Event, What};
 use crate::scenario::{Expect, Fault, RANKS, Scenario};
 use rcomm_analyzer::load::{LoadOptions, load_all};
-use rcomm_analyzer::{Policy, Severity, analyze};
+use rcomm_analyzer::{Code, Policy, Severity, analyze};
 use rcomm_recorder::publish::{Dump, list_rings};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -58,14 +58,15 @@ impl Row {
     ) {
         let must_get_error = |rank: &u32| match scenario.expect {
             Expect::Named | Expect::Refused(_) => !scenario.culprits.contains(rank),
-            Expect::CutOff => true,
+            Expect::CutOff | Expect::StoreLost => true,
             Expect::Healthy | Expect::Ended | Expect::Own(_) => false,
         };
         let expected_ranks: Vec<u32> = (0..RANKS).filter(must_get_error).collect();
         if expected_ranks.is_empty() {
             return;
         }
-        let is_start = matches!(scenario.expect, Expect::Refused(_));
+        // The ranks make a group when they need the store, for which they have as long as for the start.
+        let is_start = matches!(scenario.expect, Expect::Refused(_) | Expect::StoreLost);
         let limit = if is_start { INIT_TIMEOUT } else { TIMEOUT } + slack;
         let (mut latest, mut got, mut named, mut blaming) = (0, 0, 0, 0);
         for &rank in &expected_ranks {
@@ -89,6 +90,7 @@ impl Row {
             blaming += 1;
             named += usize::from(match scenario.expect {
                 Expect::Refused(words) => text.contains(words),
+                Expect::StoreLost => ranks.is_empty() && text.contains("the store"),
                 _ => names(scenario.culprits, ranks, text),
             });
         }
@@ -104,7 +106,7 @@ impl Row {
     pub(crate) fn judge_records(&mut self, scenario: &Scenario, job: &Job<'_>) {
         if !matches!(
             scenario.expect,
-            Expect::Named | Expect::CutOff | Expect::Refused(_)
+            Expect::Named | Expect::CutOff | Expect::Refused(_) | Expect::StoreLost
         ) {
             return;
         }
@@ -155,6 +157,9 @@ impl Row {
             .iter()
             .copied()
             .eq(scenario.culprits.iter().copied());
+        let right = right
+            && (scenario.expect != Expect::StoreLost
+                || roots.iter().any(|finding| finding.code == Code::E153));
         let shown = format!("{:?} {} {:?}", report.verdict, codes.join(","), culprits);
         self.verdict = Some((shown.to_lowercase(), right));
     }

@@ -296,7 +296,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
                 row.wrong.push(format!("ranks {running:?} run on"));
             }
         }
-        Expect::Named | Expect::CutOff | Expect::Refused(_) => {
+        Expect::Named | Expect::CutOff | Expect::Refused(_) | Expect::StoreLost => {
             if !job.wait_for_survivors(gone) && scenario.start != Start::Launcher {
                 row.wrong
                     .push("a rank has not dropped its world".to_owned());
@@ -330,7 +330,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
 
 /// Checks that a launcher whose job has failed ends by itself.
 fn judge_launcher(row: &mut Row, scenario: &Scenario, job: &mut Job<'_>) {
-    let is_frozen = matches!(scenario.fault, Fault::Launcher(..));
+    let is_frozen = matches!(scenario.fault, Fault::Launcher(..) | Fault::Store);
     if scenario.start == Start::Launcher && !is_frozen && !job.wait_for_end(job::LAUNCHER_ENDS) {
         row.wrong.push("the launcher has not ended".to_owned());
     }

@@ -80,6 +80,15 @@ pub(crate) fn stop_file(folder: &Path) -> PathBuf {
     folder.join("stop")
 }
 
+/// All ranks make another group when rank 0 finds this file.
+pub(crate) fn group_file(folder: &Path) -> PathBuf {
+    folder.join("make-group")
+}
+
+/// What rank 0 asks all ranks to do, in one word.
+const STOP: u32 = 1;
+const MAKE_GROUP: u32 = 2;
+
 struct Log {
     rank: u32,
     path: PathBuf,
@@ -207,13 +216,23 @@ fn work(world: &World, args: &RankArgs, log: &Log, own: &impl Fn(At)) -> rcomm::
         check("all_reduce of a pair", ones == [2; 33]);
         let asked = rank == 0 && stop_file(&args.folder).exists();
         let ends_by_itself = args.act.is_some() && args.at == At::End && step == STEP_OF_FAULT;
-        let mut stop = [u32::from(asked || ends_by_itself)];
-        world.group().broadcast(&mut stop, 0)?;
+        let mut order = [match asked || ends_by_itself {
+            true => STOP,
+            false if rank == 0 && group_file(&args.folder).exists() => MAKE_GROUP,
+            false => 0,
+        }];
+        world.group().broadcast(&mut order, 0)?;
         if step == STEP_OF_FAULT / 2 {
             log.write(What::Ready);
         }
-        if stop == [1] {
-            break;
+        match order {
+            [STOP] => break,
+            [MAKE_GROUP] => {
+                log.write(What::Fault);
+                let all: Vec<u32> = (0..size).collect();
+                world.new_group(&all, &GroupOptions::named("another"))?;
+            }
+            _ => {}
         }
         // Leaves the processors to the other ranks from time to time.
         std::thread::sleep(Duration::from_millis(2));

@@ -132,6 +132,8 @@ pub(crate) enum Fault {
     Own(Act, At),
     /// The launcher is killed or stopped, and then this happens to the rank.
     Launcher(Act, Option<Act>),
+    /// The launcher, which serves the store, is stopped, and then all ranks need the store.
+    Store,
     /// Something happens to the network of the rank's host.
     Network(Cut),
     /// The job starts with this state of `/dev/shm`, and the rank is killed.
@@ -177,6 +179,8 @@ pub(crate) enum Expect {
     Healthy,
     /// The job cannot start: each other rank gets an error whose text contains this.
     Refused(&'static str),
+    /// Every rank gets an error in time that names the store and no rank; so does the verdict, with E153.
+    StoreLost,
     /// The processes of all ranks end in time. Their errors are not checked.
     Ended,
     /// Only the culprit fails, with a text that contains this, or the job runs to its end.
@@ -220,7 +224,7 @@ impl Scenario {
 
 use Act::{Abort, Exhaust, Exit, Freeze, Kill, Panic, Sleep, Spin, Terminate};
 use At::{Between, Call, End};
-use Expect::{CutOff, Ended, Healthy, Named, Refused};
+use Expect::{CutOff, Ended, Healthy, Named, Refused, StoreLost};
 use Fault::{Network, Own};
 use Start::{Hosts, Launcher, Memory, Tcp};
 
@@ -281,6 +285,13 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         Fault::Launcher(Freeze, None),
         Healthy,
     ),
+    row(
+        "launcher-freeze-store-needed",
+        Launcher,
+        Fault::Store,
+        StoreLost,
+    )
+    .of(&[]),
     row(
         "launcher-kill",
         Launcher,

@@ -1,5 +1,9 @@
 //! `rcomm-fr query` on real dumps: the feature `tables`.
 
+#[path = "../../tests/fuzz/targets/doors/sql.rs"]
+mod door;
+
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn query(sql: &str, more: &[&str]) -> Output {
@@ -70,4 +74,26 @@ fn a_wrong_column_is_exit_code_2_and_a_hint() {
         text.contains("nonsense") && text.contains("select * from entries"),
         "{text}"
     );
+}
+
+/// The fuzz target of the same name goes further.
+#[test]
+fn no_query_of_the_corpus_and_no_variant_of_one_panics() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus/query_sql");
+    let files = std::fs::read_dir(corpus).expect("the corpus").flatten();
+    let mut count = 0;
+    for file in files {
+        count += 1;
+        let query = std::fs::read(file.path()).expect("a query");
+        println!("{}", file.path().display());
+        door::query_sql(&query);
+        for at in (0..query.len()).step_by(6) {
+            // Cut there, without the byte there, and with another one.
+            door::query_sql(&query[..at]);
+            let (before, after) = (&query[..at], &query[at + 1..]);
+            door::query_sql(&[before, after].concat());
+            door::query_sql(&[before, b"(", after].concat());
+        }
+    }
+    assert!(count >= 4, "{count} queries in the corpus");
 }

@@ -1,0 +1,1 @@
+from collectives select count(*), cast('1e999' as double), '\u0000', -9223372036854775808, 1/0, substr('a', -1, 99999999999)

@@ -1,0 +1,1 @@
+select rank, count(*) as n from entries group by rank order by n desc limit 5

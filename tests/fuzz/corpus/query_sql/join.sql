@@ -1,0 +1,1 @@
+select e.rank, f.code from entries e left join findings f on e.collective_seq_id = f.seq where e.op like 'all_%' or f.code in (select code from findings)

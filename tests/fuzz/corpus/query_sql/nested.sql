@@ -1,0 +1,1 @@
+(select 1 union all select rank from entries) intersect select ((((((((((1))))))))))

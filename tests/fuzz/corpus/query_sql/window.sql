@@ -1,0 +1,1 @@
+explain select row_number() over (partition by rank order by seq), coalesce(null, group_id), case when 1 then 2 end from groups;;

@@ -1,0 +1,1 @@
+with slow as (select * from entries where state = 'completed' and duration_ms > 0.5) select op, avg(duration_ms) from slow group by op having count(*) > 1

@@ -1,0 +1,9 @@
+//! Answers any text as a query of `rcomm-fr query`. It must not panic.
+#![no_main]
+
+#[path = "doors/sql.rs"]
+mod sql;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| sql::query_sql(input));

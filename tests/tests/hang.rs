@@ -1,6 +1,10 @@
 //! Jobs that hang: the records that they leave, and the analysis of these.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../recorder/tests/certificates/mod.rs"]
+mod certificates;
+
+use certificates::Ca;
 use rcomm_analyzer::{Policy, Report, analyze};
 use rcomm_recorder::model::EntryState;
 use rcomm_tests::fault::Fault;
@@ -120,6 +124,35 @@ fn the_ring_of_a_frozen_rank_has_its_phase_and_step() {
     assert_blames_the_culprit(&judge(&job));
     let pid = i32::try_from(job.pid(CULPRIT)).ok().and_then(Pid::from_raw);
     kill_process(pid.unwrap(), Signal::CONT).unwrap();
+}
+
+#[test]
+fn a_killed_and_a_frozen_rank_on_hosts_with_tls_are_named_as_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = Ca::new().issue(folder.path(), "rank");
+    for fault in [Fault::Kill, Fault::Freeze] {
+        let program = env!("CARGO_BIN_EXE_rank");
+        let mut job = Job::start(program, RANKS, fault, |rank, command| {
+            command
+                .env("RCOMM_TLS_CERT", &files.certificate)
+                .env("RCOMM_TLS_KEY", &files.key)
+                .env("RCOMM_TLS_CA", &files.ca)
+                .env("RCOMM_TRANSPORT", "tcp")
+                .env("RCOMM_HOST_ID", (rank / 2).to_string());
+            // The end of a process is detected by its connection: no rank may time out before.
+            if fault == Fault::Kill {
+                command.env("RCOMM_TIMEOUT_MS", "60000");
+            }
+        });
+        for (rank, error) in wait_for_the_others(&mut job) {
+            match fault {
+                Fault::Kill => assert!(error.contains("is gone"), "{error}"),
+                _ if rank != 1 => assert!(error.contains("no answer: rank 2"), "{error}"),
+                _ => {}
+            }
+        }
+        assert_blames_the_culprit(&judge(&job));
+    }
 }
 
 #[test]

@@ -194,7 +194,7 @@ fn a_job_on_two_hosts_works_over_tls() {
 }
 
 #[test]
-fn a_rank_without_tls_or_with_another_ca_is_told_at_once() {
+fn a_rank_without_tls_or_with_another_ca_gets_an_error_at_once() {
     static CAS: std::sync::LazyLock<[Ca; 2]> = std::sync::LazyLock::new(|| [Ca::new(), Ca::new()]);
     for (theirs, told) in [
         (None, "takes TLS only, and this process has none"),

@@ -353,7 +353,7 @@ fn start_with_tls(
     });
 }
 
-/// Sets TLS up; `None` for a client that does not use it, which is told so.
+/// Sets TLS up; `None` for a client that does not use it, after an answer that says so.
 async fn secure(
     stream: tokio::net::TcpStream,
     acceptor: TlsAcceptor,

@@ -92,7 +92,7 @@ fn hosts_that_answer_slowly_are_counted_on_a_terminal() {
     // The line is cleared before the summary.
     let (_, after) = shown.rsplit_once("hosts").unwrap();
     assert!(
-        after.contains("\x1b[2K") && after.contains("absent: n1"),
+        after.contains("\x1b[2K") && after.contains("absent: host n1"),
         "{shown:?}"
     );
 }
@@ -112,7 +112,7 @@ fn a_pipe_gets_no_progress() {
     std::fs::write(go, "").unwrap();
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(stderr.contains("absent: n1"), "{stderr}");
+    assert!(stderr.contains("absent: host n1"), "{stderr}");
     assert!(!stderr.contains("hosts"), "{stderr}");
 }
 

@@ -1,7 +1,14 @@
 use super::*;
 use std::io::Write as _;
+use std::sync::OnceLock;
 
+/// The levels that this processor has. Those that it lacks are named once.
 fn levels() -> Vec<Level> {
+    static LEVELS: OnceLock<Vec<Level>> = OnceLock::new();
+    LEVELS.get_or_init(find_levels).clone()
+}
+
+fn find_levels() -> Vec<Level> {
     let mut levels = vec![Level::Portable];
     #[cfg(target_arch = "x86_64")]
     {

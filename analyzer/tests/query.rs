@@ -1,6 +1,7 @@
 //! `rcomm-fr query` on real dumps: the feature `tables`.
 
 #[path = "../../tests/fuzz/targets/doors/sql.rs"]
+#[allow(unreachable_pub)]
 mod door;
 
 use std::path::Path;

@@ -318,16 +318,16 @@ fn listen_in(server: &TcpStoreServer) -> (u16, std::thread::JoinHandle<Vec<u8>>)
         let mut server = TcpStream::connect(to).unwrap();
         let (mut replies, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
         let copy = std::thread::spawn(move || std::io::copy(&mut replies, &mut back));
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         let mut piece = [0; 4096];
         while let Ok(some @ 1..) = client.read(&mut piece) {
-            heard.extend_from_slice(&piece[..some]);
+            received.extend_from_slice(&piece[..some]);
             server.write_all(&piece[..some]).unwrap();
         }
         server.shutdown(std::net::Shutdown::Write).unwrap();
         // The copy of the replies ends with the connection.
         let _ = copy.join();
-        heard
+        received
     });
     (port, overheard)
 }

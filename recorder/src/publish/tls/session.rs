@@ -82,7 +82,7 @@ impl TlsSession {
     /// sent after its handshake was taken from the socket.
     ///
     /// # Errors
-    /// [`TlsError`], or the system's error. The peer was told why, if it understands TLS.
+    /// [`TlsError`], or the system's error. A peer that uses TLS gets the reason as an alert.
     pub fn handshake(&mut self, socket: impl AsFd) -> io::Result<Handshake> {
         let socket = socket.as_fd();
         loop {

@@ -147,7 +147,7 @@ enum HandshakeProgress {
     Channel(ChannelId),
     /// The caller is not a rank of this job, or has closed the connection.
     Refused,
-    /// The caller was told that, or why, there is no TLS with it.
+    /// There is no TLS with the caller, which got an answer with the reason.
     NoTls,
 }
 

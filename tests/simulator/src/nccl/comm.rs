@@ -253,7 +253,9 @@ impl Comm {
     /// Ends a process whose call changes what an unfinished launch reads without a lock: the registrations
     /// (`ncclRegister`, register/register.cc) and the user's reductions (`ncclRedOpCreatePreMulSum`, enqueue.cc).
     pub(super) fn check_alone(&self, call: &str) {
-        if self.has_jobs() {
+        // A thread that launches reports its end through the state, and is counted for a moment longer.
+        let is_launching = || self.is_blocking || self.state.load(Ordering::Acquire) == IN_PROGRESS;
+        if self.has_jobs() && is_launching() {
             end_process(&format!("{call} during a launch that is not finished"));
         }
     }

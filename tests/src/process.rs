@@ -17,7 +17,10 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(240);
 /// A job of several processes. Dropping it ends those that still run.
 pub struct Job {
     ranks: Vec<Child>,
+    program: String,
+    argument: String,
     name: String,
+    port: u16,
     folder: tempfile::TempDir,
 }
 
@@ -54,35 +57,58 @@ impl Job {
         argument: &str,
         change: impl Fn(u32, &mut Command),
     ) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary directory");
-        let name = format!("test-{}-{argument}", std::process::id());
-        let port = free_port();
-        let ranks = (0..ranks).map(|rank| {
-            let mut command = Command::new(program);
-            command
-                .arg(argument)
-                .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", ranks.to_string())
-                .env("LOCAL_RANK", rank.to_string())
-                .env("LOCAL_WORLD_SIZE", ranks.to_string())
-                .env("MASTER_ADDR", "127.0.0.1")
-                .env("MASTER_PORT", port.to_string())
-                .env("TORCHELASTIC_RUN_ID", &name)
-                .env("RCOMM_TIMEOUT_MS", "2000")
-                .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
-                .env("RCOMM_DUMP_DIR", folder.path().join("dumps"))
-                .env("RCOMM_RING_DIR", folder.path().join("rings"))
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped());
+        let mut job = Self {
+            ranks: Vec::new(),
+            program: program.to_owned(),
+            argument: argument.to_owned(),
+            name: format!("test-{}-{argument}", std::process::id()),
+            port: free_port(),
+            folder: tempfile::tempdir().expect("a temporary directory"),
+        };
+        for rank in 0..ranks {
+            let mut command = job.command(rank, ranks);
             change(rank, &mut command);
-            command.spawn().expect("the program of a rank")
-        });
-        Self {
-            ranks: ranks.collect(),
-            name,
-            folder,
+            job.ranks
+                .push(command.spawn().expect("the program of a rank"));
         }
+        job
+    }
+
+    /// Starts a process that joins the job in place of a rank whose process has ended, or as a further rank of `ranks`.
+    /// `change` may add to its command.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn join(&mut self, rank: u32, ranks: u32, change: impl Fn(&mut Command)) {
+        let mut command = self.command(rank, ranks);
+        command.env("RCOMM_JOIN", "1");
+        change(&mut command);
+        let process = command.spawn().expect("the program of a rank");
+        match self.ranks.get_mut(rank as usize) {
+            Some(ended) => *ended = process,
+            None => self.ranks.push(process),
+        }
+    }
+
+    fn command(&self, rank: u32, ranks: u32) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .arg(&self.argument)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("LOCAL_WORLD_SIZE", ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", self.port.to_string())
+            .env("TORCHELASTIC_RUN_ID", &self.name)
+            .env("RCOMM_TIMEOUT_MS", "2000")
+            .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
+            .env("RCOMM_DUMP_DIR", self.folder.path().join("dumps"))
+            .env("RCOMM_RING_DIR", self.folder.path().join("rings"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command
     }
 
     /// Where the job leaves its files.

@@ -1,7 +1,10 @@
-//! A job that continues after one of its processes was killed.
+//! A job that continues after one of its processes was killed: without it, or with another one in its place.
 #![allow(clippy::unwrap_used)]
 
-use rcomm_tests::process::{CULPRIT, Job};
+use rcomm_analyzer::load::{LoadOptions, load_all};
+use rcomm_analyzer::{Policy, analyze};
+use rcomm_tests::process::{CULPRIT, Job, wait_until};
+use std::process::Command;
 
 const RANKS: u32 = 4;
 
@@ -51,4 +54,119 @@ fn an_issued_monitored_barrier_names_a_killed_process_and_its_group_stays_usable
         let number = format!("number: {}", if rank == 1 { 0 } else { rank });
         assert!(output.contains(&number), "{output}");
     }
+}
+
+/// Starts a job whose culprit is killed, and a process in its place once it has ended.
+fn replace_the_culprit(argument: &str, change: impl Fn(&mut Command)) -> Job {
+    let program = env!("CARGO_BIN_EXE_rank");
+    let mut job = Job::start_as(program, RANKS, argument, |_, command| change(command));
+    assert!(!job.wait(CULPRIT).status.success());
+    job.join(CULPRIT, RANKS, change);
+    job
+}
+
+#[test]
+fn a_job_goes_on_with_a_process_in_place_of_one_that_was_killed() {
+    for transport in ["shm", "tcp"] {
+        let mut job = replace_the_culprit("grow", |command| {
+            command
+                .env("RCOMM_TRANSPORT", transport)
+                // The end of the process is detected by the connection.
+                .env("RCOMM_TIMEOUT_MS", "60000");
+        });
+        for rank in 0..RANKS {
+            let ended = job.wait(rank);
+            assert!(
+                ended.status.success(),
+                "{transport}, rank {rank}: {ended:?}"
+            );
+            let output = &ended.stderr;
+            let sum = "sum: 10 of ranks [0, 1, 2, 3] in attempt 1";
+            assert!(output.contains(sum), "{transport}, rank {rank}: {output}");
+            assert_eq!(
+                output.contains("lost: barrier #4"),
+                rank != CULPRIT,
+                "{output}"
+            );
+        }
+        // The job has ended well: no ring is left, neither of the processes of the first attempt.
+        wait_until("the rings to be removed", || {
+            (0..RANKS)
+                .all(|rank| !job.ring_path(rank).exists())
+                .then_some(())
+        });
+        assert!(job.dumps().len() >= 3, "{transport}");
+    }
+}
+
+#[test]
+fn the_records_of_a_job_that_was_made_anew_show_its_newest_hang_alone() {
+    let mut job = replace_the_culprit("grow-and-hang", |command| {
+        command.env("RCOMM_TIMEOUT_MS", "4000");
+    });
+    for rank in [0, 2, 3] {
+        let ended = job.wait(rank);
+        let output = &ended.stderr;
+        assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
+        let missed = "not arrived: rank 1";
+        assert!(output.lines().last().unwrap().contains(missed), "{output}");
+    }
+    let rings = job.folder().join("rings");
+    for paths in [vec![rings.clone()], vec![rings, job.folder().join("dumps")]] {
+        let (dumps, _) = load_all(&paths, &LoadOptions::default()).unwrap();
+        let dumps: Vec<_> = dumps.into_iter().map(|loaded| loaded.dump).collect();
+        assert!(dumps.iter().any(|dump| dump.identity.attempt == 0));
+        let report = analyze(&dumps, &Policy::default());
+        let first = report.findings.first().unwrap();
+        assert_eq!(first.culprit_ranks, [1], "{}", first.sentence);
+        assert!(first.sentence.contains("load data"), "{}", first.sentence);
+        // Of the process that was killed in the first attempt nothing is said.
+        let accused = |rank| {
+            report
+                .findings
+                .iter()
+                .any(|finding| finding.culprit_ranks.contains(&rank))
+        };
+        assert!(
+            ![0, CULPRIT, 3].into_iter().any(accused),
+            "{:?}",
+            report.findings
+        );
+    }
+}
+
+#[test]
+fn ranks_that_no_process_joins_learn_who_did_not_come_and_go_on_without_it() {
+    let program = env!("CARGO_BIN_EXE_rank");
+    let mut job = Job::start_as(program, RANKS, "grow-in-vain", |_, command| {
+        command.env("RCOMM_TIMEOUT_MS", "60000");
+    });
+    for rank in [0, 1, 3] {
+        let ended = job.wait(rank);
+        assert!(ended.status.success(), "rank {rank}: {ended:?}");
+        let output = &ended.stderr;
+        let vain = "vain: not all 4 ranks arrived in time: missing rank 2";
+        assert!(output.contains(vain), "rank {rank}: {output}");
+        let sum = "sum: 7 of ranks [0, 1, 3] in attempt 0";
+        assert!(output.contains(sum), "rank {rank}: {output}");
+    }
+}
+
+#[test]
+fn a_process_that_no_job_asks_for_says_so() {
+    let program = env!("CARGO_BIN_EXE_rank");
+    let mut job = Job::start_as(program, 2, "grow-and-hang", |rank, command| {
+        let (joins, limit) = if rank == 1 {
+            ("1", "5000")
+        } else {
+            ("0", "60000")
+        };
+        command
+            .env("RCOMM_JOIN", joins)
+            .env("RCOMM_INIT_TIMEOUT_MS", limit);
+    });
+    let ended = job.wait(1);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let said = "its ranks did not call World::grow within 5.0 s";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
 }

@@ -81,4 +81,4 @@ pub use rcomm_recorder::model::{
 pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken, Secret, Tls, TlsFiles};
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
 pub use watch::dump_writer::{DumpWriter, FileDumpWriter};
-pub use world::{DeviceMesh, World, WorldBuilder};
+pub use world::{DeviceMesh, World, WorldBuilder, newest_attempt};

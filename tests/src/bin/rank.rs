@@ -1,6 +1,7 @@
 //! One rank of a test job: trains in two groups until the culprit's fault ends it; or, in the shrinking
 //! scenario, sums in one group and goes on when the culprit is killed; or runs a monitored barrier that
-//! the culprit misses; or makes and shuts down one world after the other.
+//! the culprit misses; or makes and shuts down one world after the other; or goes on with a replacement for the
+//! culprit, or is that replacement.
 //!
 //! `rank FAULT [STEP [PAUSE_MS]]`: in which step the fault happens, and how long each step loads data.
 #![allow(clippy::print_stderr)]
@@ -20,6 +21,9 @@ fn main() -> ExitCode {
     let fault = args.next().unwrap_or_default();
     finish(match fault.as_str() {
         "shrink" => survive(),
+        "grow" => grow(Then::End),
+        "grow-and-hang" => grow(Then::Hang),
+        "grow-in-vain" => grow(Then::Shrink),
         "monitored-barrier" => run_monitored_barrier(),
         "again" => make_worlds(),
         fault => run(fault, args),
@@ -72,6 +76,65 @@ fn survive() -> Result<(), String> {
     }
     let group = world.group();
     eprintln!("sum: {} of ranks {:?}", last[0], group.ranks());
+    world.shutdown().map_err(text)
+}
+
+/// What a rank does after its world was to be made anew.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    End,
+    /// Rank 1 does not come to an operation.
+    Hang,
+    /// No replacement has come: the ranks go on without it.
+    Shrink,
+}
+
+/// Sums until the culprit is killed, and goes on with a process that joins in its place; or joins.
+fn grow(then: Then) -> Result<(), String> {
+    let text = |error: rcomm::Error| error.to_string();
+    let config = Config::from_environment().map_err(text)?;
+    let joins = config.joins;
+    let mut world = World::init(config).map_err(text)?;
+    for step in 0..STEPS {
+        if joins {
+            break;
+        }
+        if world.rank() == CULPRIT && step == STEP_OF_FAULT {
+            signal(Signal::KILL);
+        }
+        if let Err(error) = world.group().barrier() {
+            eprintln!("lost: {error}");
+            let absent = world.group().find_absent(Duration::from_secs(5));
+            let absent = absent.map_err(text)?;
+            if then == Then::Shrink {
+                let config = Config {
+                    init_timeout: Duration::from_secs(5),
+                    ..world.config().clone()
+                };
+                let size = world.size();
+                let grown = world.grow_with(&absent, size, World::builder(config));
+                eprintln!("vain: {}", grown.err().ok_or("a process has joined")?);
+                world.shrink(&absent).map_err(text)?;
+            } else {
+                world.grow(&absent, world.size()).map_err(text)?;
+            }
+            break;
+        }
+    }
+    let attempt = world.place().attempt;
+    world.step(i64::from(attempt));
+    let mut numbers = [world.rank() + 1; 64];
+    let summed = world.group().all_reduce(&mut numbers, ReduceOp::Sum);
+    summed.map_err(text)?;
+    let (sum, ranks) = (numbers[0], world.group().ranks().to_vec());
+    eprintln!("sum: {sum} of ranks {ranks:?} in attempt {attempt}");
+    if then == Then::Hang && world.rank() == 1 {
+        world.phase("load data");
+        loop {
+            std::thread::park();
+        }
+    }
+    world.group().barrier().map_err(text)?;
     world.shutdown().map_err(text)
 }
 

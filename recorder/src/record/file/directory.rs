@@ -370,6 +370,21 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes the rings of earlier attempts than that of the ring at `path`: those of its rank, and those of dead processes.
+/// Errors are ignored: they leave a file that the next start removes.
+pub(crate) fn remove_earlier_attempts(path: &Path) {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let (Some(own), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {
+        return;
+    };
+    for (name, path) in ring_files(directory).filter(|(name, _)| name.attempt < own.attempt) {
+        let _ = match name.rank == own.rank {
+            true => remove(&path),
+            false => remove_if_dead(&path).map(drop),
+        };
+    }
+}
+
 /// Creates the directory if it is missing, and checks that it belongs to this user and only this user may write to it.
 pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
     let shown = directory.display();

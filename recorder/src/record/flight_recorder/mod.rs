@@ -516,13 +516,28 @@ impl FlightRecorder {
         true
     }
 
-    /// Marks the ring as closed and removes its file, at the end of a successful job. Recording continues to work but
+    /// Marks the ring as closed and removes its file, at the end of a successful job; also what earlier attempts of the
+    /// job left on this host: this rank's rings, and those of processes that have ended. Recording continues to work but
     /// is no longer visible from outside. Does nothing if the ring was closed before, also by
     /// [`mark_closed`](Self::mark_closed), which keeps the file.
     ///
     /// # Errors
     /// If the file cannot be removed.
     pub fn close(&self) -> Result<()> {
+        if let Some(path) = self.storage.path()
+            && !self.closed.load(Ordering::Relaxed)
+        {
+            directory::remove_earlier_attempts(path);
+        }
+        self.discard()
+    }
+
+    /// As [`close`](Self::close), but leaves the rings of earlier attempts: for an attempt that did not begin, or that
+    /// another one continues.
+    ///
+    /// # Errors
+    /// If the file cannot be removed.
+    pub fn discard(&self) -> Result<()> {
         if !self.mark_closed() {
             return Ok(());
         }

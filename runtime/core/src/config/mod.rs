@@ -4,6 +4,7 @@
 //!
 //! | variable | option | default |
 //! |---|---|---|
+//! | `RCOMM_JOIN` | [`joins`](Config::joins): `0`, `1` | `0` |
 //! | `RCOMM_TIMEOUT_MS` | [`timeout`](Config::timeout) | 600,000 |
 //! | `RCOMM_INIT_TIMEOUT_MS`, `TORCH_NCCL_NONBLOCKING_TIMEOUT` (in seconds) | [`init_timeout`](Config::init_timeout) | 120,000 |
 //! | `RCOMM_BACKEND` | [`backend`](Config::backend) | `cpu` |
@@ -57,6 +58,9 @@ pub struct Config {
     pub init_timeout: Duration,
     /// Backends by name, each for one kind of device: `NAME`, or `DEVICE:NAME` separated by commas.
     pub backend: String,
+    /// Whether this process takes a place in a job that runs: in place of a rank that was lost, or as a further one. It
+    /// then waits until the ranks of the job ask for its rank ([`World::grow`](crate::World::grow)).
+    pub joins: bool,
     /// How ranks reach each other over host memory.
     pub transport: TransportChoice,
     /// Network interface whose address this rank announces to the others; `None` = the one that leads to the
@@ -202,6 +206,7 @@ impl Default for Config {
             timeout: Duration::from_secs(600),
             init_timeout: Duration::from_secs(120),
             backend: "cpu".to_owned(),
+            joins: false,
             transport: TransportChoice::Auto,
             socket_ifname: None,
             host_id: None,
@@ -323,6 +328,9 @@ impl Config {
         millis("RCOMM_HEARTBEAT_TIMEOUT_MS", &mut config.heartbeat_timeout)?;
         millis("RCOMM_SIGNAL_INTERVAL_MS", &mut config.signal_interval)?;
         millis("RCOMM_STATUS_WAIT_MS", &mut config.status_wait)?;
+        if let Some(value) = text("RCOMM_JOIN") {
+            config.joins = is_on("RCOMM_JOIN", &value)?;
+        }
         if let Some(value) = text("RCOMM_BACKEND") {
             config.backend = value;
         }
@@ -461,6 +469,7 @@ mod tests {
     fn variables_that_are_set_override_the_defaults() {
         let config = from(&[
             ("RCOMM_TIMEOUT_MS", "1500"),
+            ("RCOMM_JOIN", "1"),
             ("GLOO_SOCKET_IFNAME", "eth1,eth2"),
             ("RCOMM_DUMP_PIPE", "/tmp/a"),
             ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/tmp/b"),
@@ -471,6 +480,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(config.timeout, Duration::from_millis(1500));
+        assert!(config.joins);
         assert_eq!(config.socket_ifname.as_deref(), Some("eth1"));
         assert_eq!(config.ring_dir, RingDir::Memory);
         let kept = KeptJobs {

@@ -5,7 +5,7 @@ use crate::config::rendezvous::{InitMethod, Rendezvous};
 use crate::group::maker::{GroupOptions, Origin};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{FileStore, PrefixStore, Store};
+use crate::store::{FileStore, PrefixStore, Store, TcpStoreServer};
 use crate::watch::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 #[cfg(feature = "endpoint")]
 use crate::watch::endpoint;
@@ -14,8 +14,11 @@ use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::watchdog::{Helpers, Watch, Watchdog};
 use crate::world::failed_init::FailedInit;
-use crate::world::init::{open_recorder, rendezvous, ring_place, run_name, write_notes};
+use crate::world::init::{
+    RendezvousResult, open_recorder, rendezvous, ring_place, run_name, write_notes,
+};
 use crate::world::job_secret::JobSecret;
+use crate::world::join;
 use crate::world::{Threads, World, WorldShared, session};
 use rcomm_recorder::model::{LinkEnd, Rank};
 use rcomm_recorder::record::{FlightRecorder, OnConflict};
@@ -26,8 +29,8 @@ use std::sync::{Arc, Mutex};
 
 /// Builds a [`World`] with a store, backends or a dump writer that the program supplies.
 pub struct WorldBuilder<B> {
-    config: Config,
-    store: Option<Arc<dyn Store>>,
+    pub(super) config: Config,
+    pub(super) store: Option<Arc<dyn Store>>,
     backends: Vec<OpenBackend>,
     dump_writer: Option<Box<dyn DumpWriter>>,
     set: PhantomData<fn() -> B>,
@@ -97,6 +100,8 @@ impl<B: BackendSet> WorldBuilder<B> {
 
     /// Makes the world.
     ///
+    /// A process that joins a job that runs ([`Config::joins`]) first waits until the ranks of that job ask for its rank.
+    ///
     /// # Blocking
     /// Until all ranks have arrived, for [`Config::init_timeout`] at most; then until the backends have
     /// connected, for the same time at most.
@@ -106,11 +111,12 @@ impl<B: BackendSet> WorldBuilder<B> {
     /// the same number, two jobs at one store, different world sizes or job secrets. Otherwise the error of
     /// the part that failed: the configuration, the store, the ring, a backend or a thread.
     pub fn init(self) -> Result<World<B>> {
-        let mut config = self.config.clone();
-        let place = config.rendezvous()?;
-        config.rendezvous = Some(place.clone());
-        let config = Arc::new(config);
-        let deadline = Deadline::In(config.init_timeout).started();
+        let place = self.config.rendezvous()?;
+        let deadline = Deadline::In(self.config.init_timeout).started();
+        if self.config.joins {
+            return join::join(self, place, deadline);
+        }
+        let config = config_at(&self.config, &place);
         // The ring is opened before any step that may fail, so that a job that never starts leaves a record
         // too.
         let early = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
@@ -126,21 +132,18 @@ impl<B: BackendSet> WorldBuilder<B> {
     /// Makes the world. `early` is the ring that `init` opened; `None` if another living process records as
     /// this rank.
     fn make(
-        self,
+        mut self,
         place: Rendezvous,
         config: Arc<Config>,
         deadline: Deadline,
         early: Option<Arc<FlightRecorder>>,
     ) -> Result<World<B>> {
-        let phase = |name: &str| {
-            if let Some(recorder) = &early {
-                recorder.phase(name);
-            }
-        };
+        if let Some(recorder) = &early {
+            recorder.phase("connect to the store");
+        }
         let tls = config.read_tls()?;
         let secret = JobSecret::of(&config, &place)?;
-        phase("connect to the store");
-        let (store, server): (Arc<dyn Store>, _) = match self.store {
+        let (store, server): (Arc<dyn Store>, _) = match self.store.take() {
             Some(store) => (store, None),
             None => {
                 let mut store = session::connect(&secret, &config, tls.as_ref(), &place, deadline)?;
@@ -148,10 +151,26 @@ impl<B: BackendSet> WorldBuilder<B> {
                 (Arc::new(store), server)
             }
         };
-        let root = session::part_for_next_world(&store, place.attempt)?;
+        let meeting = Meeting::hold(place, config, store, early, deadline)?;
+        self.build(meeting, server)
+    }
+
+    /// Makes the world of ranks that have met.
+    pub(super) fn build(
+        self,
+        meeting: Meeting,
+        server: Option<TcpStoreServer>,
+    ) -> Result<World<B>> {
+        let Meeting {
+            place,
+            config,
+            store,
+            root,
+            early,
+            agreed,
+        } = meeting;
+        let tls = config.read_tls()?;
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
-        phase("wait for all ranks");
-        let agreed = rendezvous(&*root, &notes, &place, &config, secret, deadline)?;
         let (secret, run) = (agreed.secret, agreed.settings.run);
         let config = Arc::new(Config {
             tuning: agreed.settings.tuning,
@@ -238,9 +257,10 @@ impl<B: BackendSet> WorldBuilder<B> {
             watchdog: Watchdog::start(watch.clone(), broadcast, interval, start_helpers)?,
             #[cfg(feature = "endpoint")]
             endpoint,
-            _server: server,
+            server,
         };
         let shared = Arc::new(WorldShared {
+            failed_rounds: AtomicU32::new(0),
             remaining: AtomicU32::new(place.world_size),
             place,
             config,
@@ -277,6 +297,60 @@ impl<B: BackendSet> WorldBuilder<B> {
             backends: PhantomData,
         })
     }
+}
+
+/// What a process has once it has met the other ranks of its world.
+pub(super) struct Meeting {
+    place: Rendezvous,
+    config: Arc<Config>,
+    store: Arc<dyn Store>,
+    /// The part of the store that the world uses.
+    root: Arc<dyn Store>,
+    /// The ring; `None` if another living process recorded as this rank before the ranks met.
+    early: Option<Arc<FlightRecorder>>,
+    agreed: RendezvousResult,
+}
+
+impl Meeting {
+    pub(super) fn rank(&self) -> Rank {
+        self.place.rank
+    }
+
+    /// Waits in the store for the other ranks.
+    ///
+    /// # Errors
+    /// As [`rendezvous`]; `Io` or `InvalidArgument` if there is no secret.
+    pub(super) fn hold(
+        place: Rendezvous,
+        config: Arc<Config>,
+        store: Arc<dyn Store>,
+        early: Option<Arc<FlightRecorder>>,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let secret = JobSecret::of(&config, &place)?;
+        let root = session::part_for_next_world(&store, place.attempt)?;
+        let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
+        if let Some(recorder) = &early {
+            recorder.phase("wait for all ranks");
+        }
+        let agreed = rendezvous(&*root, &notes, &place, &config, secret, deadline)?;
+        Ok(Self {
+            place,
+            config,
+            store,
+            root,
+            early,
+            agreed,
+        })
+    }
+}
+
+/// The configuration of a rank at this place.
+pub(super) fn config_at(config: &Config, place: &Rendezvous) -> Arc<Config> {
+    Arc::new(Config {
+        rendezvous: Some(place.clone()),
+        ..config.clone()
+    })
 }
 
 /// Opens the backends, and publishes the keys by which other ranks find this one: those of the first backend

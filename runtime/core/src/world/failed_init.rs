@@ -49,7 +49,7 @@ impl Drop for FailedInit {
 }
 
 fn remove(recorder: &FlightRecorder) {
-    if let Err(error) = recorder.close() {
+    if let Err(error) = recorder.discard() {
         tracing::warn!(%error, "the ring file could not be removed");
     }
 }

@@ -9,13 +9,17 @@ mod departure;
 mod failed_init;
 pub(crate) mod group_init;
 mod groups;
+mod grow;
 pub(crate) mod init;
 pub(crate) mod job_secret;
+mod join;
 mod mesh;
+mod round;
 mod session;
 
 pub use builder::WorldBuilder;
 pub use mesh::DeviceMesh;
+pub use round::newest_attempt;
 
 use crate::backend::{BackendFactory, BackendSet};
 use crate::config::Config;
@@ -81,7 +85,7 @@ struct Threads {
     endpoint: Option<Endpoint>,
     /// If this process serves the store. Its port is free once this has been dropped, even if a thread that waits for
     /// a reply still holds the store.
-    _server: Option<TcpStoreServer>,
+    server: Option<TcpStoreServer>,
 }
 
 /// The state that the groups of a world share.
@@ -101,6 +105,8 @@ pub(crate) struct WorldShared {
     pub(crate) next_id: AtomicU32,
     /// How many ranks the program has not excluded.
     remaining: AtomicU32,
+    /// How many rounds to make this world anew have failed.
+    failed_rounds: AtomicU32,
     /// How many groups were made with each name and list of members.
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
     /// All groups, in order of creation.
@@ -245,18 +251,7 @@ impl<B> World<B> {
     /// As [`ProcessGroup::shrink`]. [`group`](Self::group) is then the old one, groups with a lost member
     /// stay aborted, and the call may be repeated.
     pub fn shrink(&mut self, excluding: &[Rank]) -> Result<()> {
-        for group in self.shared.watch.groups() {
-            let lost = excluding
-                .iter()
-                .find(|rank| group.info().ranks.contains(rank));
-            if let Some(lost) = lost
-                && group.refusal().is_none()
-            {
-                let message = format!("rank {lost} was lost, and the others continue without it");
-                let error = Error::new(ErrorKind::Aborted, message).with_rank(*lost);
-                group.close(None, error.in_group(group.label()));
-            }
-        }
+        self.shared.abort_groups_with(excluding);
         let options = GroupOptions::named(self.group.desc());
         self.group = self.group.shrink(excluding, &options)?;
         let remaining = self.group.size();
@@ -410,6 +405,20 @@ impl<B> Drop for World<B> {
 }
 
 impl WorldShared {
+    /// Aborts the groups with a member in `lost`.
+    fn abort_groups_with(&self, lost: &[Rank]) {
+        for group in self.watch.groups() {
+            let lost = lost.iter().find(|rank| group.info().ranks.contains(rank));
+            if let Some(lost) = lost
+                && group.refusal().is_none()
+            {
+                let message = format!("rank {lost} was lost, and the others continue without it");
+                let error = Error::new(ErrorKind::Aborted, message).with_rank(*lost);
+                group.close(None, error.in_group(group.label()));
+            }
+        }
+    }
+
     /// Whether a group of this world has failed or was aborted.
     fn has_failed(&self) -> bool {
         self.watch.groups().iter().any(|group| group.has_failed())

@@ -1,0 +1,148 @@
+//! [`World::grow`]: the ranks that are left, and processes that join, make the world anew.
+
+use super::builder::{Meeting, config_at};
+use super::init::open_recorder;
+use super::round::Round;
+use super::{World, WorldBuilder};
+use crate::backend::BackendSet;
+use crate::config::Config;
+use crate::config::rendezvous::Rendezvous;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::TcpStoreServer;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::record::OnConflict;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl<B: BackendSet> World<B> {
+    /// Makes this world anew, with `size` ranks: the processes that are left keep their ranks, and processes that join
+    /// ([`Config::joins`], `RCOMM_JOIN=1`) take the other ranks below `size`. So a job goes on with replacements for
+    /// the ranks that it has lost, or with more ranks than before, without a restart of those that are left.
+    ///
+    /// Every rank that is left calls this with the same list of `lost` ranks
+    /// ([`find_absent`](crate::ProcessGroup::find_absent) returns one) and the same size; ranks that were excluded by
+    /// [`shrink`](Self::shrink) need not be listed. Afterwards [`group`](Self::group) is the group of all `size` ranks.
+    /// All other groups have ended, and the program makes those that it needs anew, as the processes that joined do.
+    /// These know nothing of the program's state: the program sends it to them.
+    ///
+    /// The new world is an attempt of its own ([`Rendezvous::attempt`]), in records too: readers judge the newest. The
+    /// store must still be there: it must not be served by a rank that was lost.
+    ///
+    /// # Blocking
+    /// Until all `size` ranks have come, for [`Config::init_timeout`] at most; then until the backends have connected,
+    /// for the same time at most.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the caller is in the list, if a listed rank is not in the group, or if `size` leaves no
+    /// place for a rank that is left; `Mismatch` if another rank gives another list or size. `Rendezvous` names the ranks that did not
+    /// come. After these the old world is as it was, but for the groups with a lost member, which are aborted, and the
+    /// call may be repeated, also with another list. After any other error the world has ended. A world whose
+    /// backends or dump writer are the program's own needs [`grow_with`](Self::grow_with).
+    pub fn grow(&mut self, lost: &[Rank], size: u32) -> Result<()> {
+        let builder = Self::builder(Config::clone(&self.shared.config));
+        self.grow_with(lost, size, builder)
+    }
+
+    /// As [`grow`](Self::grow), with the configuration, backends and dump writer of `builder`. The world's own store is
+    /// used, and its own place in the job.
+    ///
+    /// # Blocking
+    /// As [`grow`](Self::grow).
+    ///
+    /// # Errors
+    /// As [`grow`](Self::grow).
+    pub fn grow_with(&mut self, lost: &[Rank], size: u32, builder: WorldBuilder<B>) -> Result<()> {
+        let round = self.next_round(lost, size)?;
+        let (shared, attempt) = (self.shared.clone(), round.attempt);
+        shared.abort_groups_with(lost);
+        let deadline = Deadline::In(builder.config.init_timeout).started();
+        round.publish(&*shared.store)?;
+        let place = place_in(&shared.place, &round);
+        let config = config_at(&builder.config, &place);
+        let ring = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
+        let ring = ring.ok_or_else(|| {
+            let message = format!("another process records as this rank of attempt {attempt}");
+            Error::new(ErrorKind::Io, message)
+        })?;
+        let store = shared.store.clone();
+        let met = Meeting::hold(place, config, store, Some(ring.clone()), deadline);
+        let meeting = met.inspect_err(|_| {
+            // The old world goes on, and its record is the newest again.
+            if let Err(error) = ring.discard() {
+                tracing::warn!(%error, "the ring file could not be removed");
+            }
+            shared.failed_rounds.fetch_add(1, Ordering::Relaxed);
+        })?;
+        let server = self.end_for_next(deadline);
+        *self = builder.build(meeting, server).inspect_err(|error| {
+            ring.note_failure(&error.failure(shared.place.rank));
+            ring.mark_closed();
+        })?;
+        tracing::warn!(?lost, size, attempt, "the world was made anew");
+        Ok(())
+    }
+
+    /// The round that these arguments ask for.
+    fn next_round(&self, lost: &[Rank], size: u32) -> Result<Round> {
+        let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
+        let own = self.shared.place.rank;
+        if self.threads.is_none() {
+            let message = "this world has ended: it could not be made anew";
+            return Err(Error::new(ErrorKind::Closed, message));
+        }
+        if let Some(outsider) = lost.iter().find(|rank| !self.group.ranks().contains(rank)) {
+            return refuse(format!(
+                "rank {outsider} is listed as lost and is not in the world"
+            ));
+        }
+        if lost.contains(&own) {
+            return refuse(format!("rank {own} lists itself as lost"));
+        }
+        let mut stay = self.group.ranks().to_vec();
+        stay.retain(|rank| !lost.contains(rank));
+        stay.sort_unstable();
+        if let Some(last) = stay.last().filter(|&&last| last >= size) {
+            return refuse(format!(
+                "a world of {size} has no place for rank {last}: ranks keep their numbers"
+            ));
+        }
+        let failed = self.shared.failed_rounds.load(Ordering::Relaxed);
+        Ok(Round {
+            attempt: self.shared.place.attempt + 1 + failed,
+            size,
+            stay,
+        })
+    }
+
+    /// Ends everything of this world but its store, which it returns if this process serves it.
+    fn end_for_next(&mut self, deadline: Deadline) -> Option<TcpStoreServer> {
+        for group in self.shared.watch.groups().iter().rev() {
+            if let Err(error) = group.shut_down(deadline) {
+                group.close(None, error);
+            }
+        }
+        let mut threads = self.threads.take()?;
+        threads.watchdog.stop();
+        let recorder = &self.shared.recorder;
+        if self.shared.has_failed() {
+            // The record of the failure stays until the job has ended well.
+            recorder.mark_closed();
+        } else if let Err(error) = recorder.discard() {
+            tracing::warn!(%error, "the ring file could not be removed");
+        }
+        threads.server.take()
+    }
+}
+
+/// The place of a process in the world of this round.
+pub(super) fn place_in(place: &Rendezvous, round: &Round) -> Rendezvous {
+    let is_as_large = place.world_size == round.size;
+    Rendezvous {
+        world_size: round.size,
+        attempt: round.attempt,
+        // How many of further ranks are on this host is not known.
+        local_world_size: place.local_world_size.filter(|_| is_as_large),
+        ..place.clone()
+    }
+}

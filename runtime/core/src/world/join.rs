@@ -1,0 +1,124 @@
+//! A process that takes a place in a job that runs: it waits for a round that asks for its rank.
+
+use super::builder::{Meeting, config_at};
+use super::grow::place_in;
+use super::init::open_recorder;
+use super::job_secret::JobSecret;
+use super::round::Round;
+use super::{World, WorldBuilder, session};
+use crate::backend::BackendSet;
+use crate::config::rendezvous::Rendezvous;
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::Store;
+use rcomm_recorder::model::text;
+use rcomm_recorder::record::OnConflict;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The pause between two looks for a newer round.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The longest time for one request that waits for the first round.
+const SLICE: Duration = Duration::from_secs(1);
+
+/// Makes the world of the first round that asks for the rank of `place` and in which all ranks arrive.
+pub(super) fn join<B: BackendSet>(
+    mut builder: WorldBuilder<B>,
+    place: Rendezvous,
+    deadline: Deadline,
+) -> Result<World<B>> {
+    let store: Arc<dyn Store> = match builder.store.take() {
+        Some(store) => store,
+        None if place.serves_store() => {
+            let message = "this process joins as rank 0, which serves the job's store: a job can replace its rank 0 \
+                           only if its launcher or the program serves the store";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).with_rank(0));
+        }
+        None => {
+            let config = &builder.config;
+            let tls = config.read_tls()?;
+            let secret = JobSecret::of(config, &place)?;
+            Arc::new(session::connect(
+                &secret,
+                config,
+                tls.as_ref(),
+                &place,
+                deadline,
+            )?)
+        }
+    };
+    let limit = builder.config.init_timeout;
+    let mut missed = Missed::NoRound;
+    loop {
+        let wait = SLICE.min(deadline.remaining());
+        let round = Round::newest(&*store, wait)?.filter(|round| missed.is_older_than(round));
+        match round {
+            Some(round) if round.is_open_for(place.rank) => {
+                let place = place_in(&place, &round);
+                let config = config_at(&builder.config, &place);
+                let ring = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
+                let store = store.clone();
+                match Meeting::hold(place, config, store, ring.clone(), deadline) {
+                    Ok(meeting) => {
+                        let rank = meeting.rank();
+                        return builder.build(meeting, None).inspect_err(|error| {
+                            if let Some(ring) = &ring {
+                                ring.note_failure(&error.failure(rank));
+                                ring.mark_closed();
+                            }
+                        });
+                    }
+                    Err(error) if error.kind() == ErrorKind::Rendezvous => {
+                        if let Some(ring) = ring
+                            && let Err(error) = ring.discard()
+                        {
+                            tracing::warn!(%error, "the ring file could not be removed");
+                        }
+                        missed = Missed::Failed(round.attempt, error);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            Some(round) => missed = Missed::Closed(round),
+            None => {}
+        }
+        if deadline.has_passed() {
+            return Err(missed.into_error(&place, limit));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Why this process has not joined yet.
+enum Missed {
+    /// The ranks of the job have begun no round.
+    NoRound,
+    /// The newest round has another process for this rank, or no such rank.
+    Closed(Round),
+    /// Not all ranks came to the round of this attempt.
+    Failed(u32, Error),
+}
+
+impl Missed {
+    fn is_older_than(&self, round: &Round) -> bool {
+        match self {
+            Self::NoRound => true,
+            Self::Closed(missed) => missed.attempt < round.attempt,
+            Self::Failed(attempt, _) => *attempt < round.attempt,
+        }
+    }
+
+    fn into_error(self, place: &Rendezvous, limit: Duration) -> Error {
+        let (rank, job, limit) = (place.rank, &place.job, text::duration(limit));
+        let message = match self {
+            Self::Failed(_, error) => return error,
+            Self::NoRound => format!(
+                "rank {rank} cannot join job {job:?}: its ranks did not call World::grow within {limit}"
+            ),
+            Self::Closed(round) => format!(
+                "rank {rank} cannot join job {job:?}: its ranks wanted {round}, and nothing else within {limit}"
+            ),
+        };
+        Error::new(ErrorKind::Rendezvous, message).with_rank(rank)
+    }
+}

@@ -2,7 +2,6 @@
 //! to them.
 
 use super::nodes::Job;
-use super::options::Options;
 use super::output::Sinks;
 use rcomm::Config;
 use rcomm::config::RingDir;
@@ -23,13 +22,18 @@ pub(super) struct Account {
     /// `None` if the rings are in memory, or the file could not be written.
     directory: Option<PathBuf>,
     record: LaunchRecord,
+    /// The place in the record of each process, in the order in which they were started.
+    places: Vec<usize>,
+    /// Processes that are to join in place of another one, with their ids, until the ranks have taken them up: the record is that of
+    /// one attempt.
+    joining: Vec<(usize, u32)>,
     changed: bool,
     kills: OutOfMemoryKills,
 }
 
 impl Account {
     /// Creates a record without ranks, for the directory of the ranks' rings, and removes old records from there.
-    pub(super) fn open(options: &Options, job: &Job, attempt: u32) -> Self {
+    pub(super) fn open(job: &Job, attempt: u32) -> Self {
         // If the environment is invalid, the ranks report that.
         let ring_dir = Config::from_environment().map(|config| config.ring_dir);
         let directory = match ring_dir {
@@ -48,12 +52,14 @@ impl Account {
                 job: job.id.clone(),
                 attempt,
                 host: system.nodename().to_string_lossy().into_owned(),
-                node: options.node_rank,
+                node: job.node,
                 world_size: job.world_size,
                 launcher_pid: std::process::id(),
                 started_ns: now_ns(),
                 ..LaunchRecord::default()
             },
+            places: Vec::new(),
+            joining: Vec::new(),
             changed: true,
             kills: OutOfMemoryKills::begin(),
         }
@@ -61,11 +67,48 @@ impl Account {
 
     /// Records that a rank was started. Ranks must be passed in order.
     pub(super) fn started(&mut self, rank: u32, pid: u32) {
+        self.places.push(self.record.ranks.len());
         self.record.ranks.push(LaunchedRank {
             rank,
             pid,
             ..LaunchedRank::default()
         });
+    }
+
+    /// Records that a process was started that is to join in place of the one at this index, which has ended.
+    pub(super) fn replaced(&mut self, at: usize, pid: u32) {
+        if let Some(&place) = self.places.get(at) {
+            self.joining.push((self.places.len(), pid));
+            self.places.push(place);
+        }
+    }
+
+    /// Records that the ranks have begun this attempt themselves, with the processes that joined.
+    pub(super) fn begun(&mut self, attempt: u32) {
+        if attempt <= self.record.attempt {
+            return;
+        }
+        self.record.attempt = attempt;
+        for (at, pid) in std::mem::take(&mut self.joining) {
+            let place = self.places.get(at);
+            if let Some(rank) = place.and_then(|&place| self.record.ranks.get_mut(place)) {
+                *rank = LaunchedRank {
+                    rank: rank.rank,
+                    pid,
+                    ..LaunchedRank::default()
+                };
+            }
+        }
+        self.changed = true;
+    }
+
+    /// The place in the record of the process at this index; `None` if it has not joined, so that its rank is still another
+    /// process's.
+    fn rank_at(&mut self, at: usize) -> Option<&mut LaunchedRank> {
+        if self.joining.iter().any(|&(joining, _)| joining == at) {
+            return None;
+        }
+        self.record.ranks.get_mut(*self.places.get(at)?)
     }
 
     /// Records that the launcher received a signal.
@@ -74,31 +117,35 @@ impl Account {
         self.changed = true;
     }
 
-    /// Records that the launcher sent a signal to the rank at this index.
+    /// Records that the launcher sent a signal to the process at this index.
     pub(super) fn sent(&mut self, at: usize, signal: Signal) {
-        if let Some(rank) = self.record.ranks.get_mut(at) {
+        if let Some(rank) = self.rank_at(at) {
             rank.sent.push(signal_now(signal));
             self.changed = true;
         }
     }
 
-    /// Records that the rank at this index has ended.
+    /// Records that the process at this index has ended.
     pub(super) fn ended(&mut self, at: usize, status: ExitStatus) {
-        let Some(rank) = self.record.ranks.get_mut(at) else {
-            return;
-        };
         let kill = Signal::KILL.as_raw();
         let was_killed = status.signal() == Some(kill);
+        let Some(rank) = self.rank_at(at) else {
+            return;
+        };
         let by_us = rank.sent.iter().any(|sent| sent.signal == kill);
-        rank.end = Some(RankEnd {
+        let out_of_memory = match was_killed && !by_us {
+            true => self.kills.has_grown(),
+            false => Some(false),
+        };
+        let end = RankEnd {
             time_ns: now_ns(),
             exit_code: status.code(),
             signal: status.signal(),
-            out_of_memory: match was_killed && !by_us {
-                true => self.kills.has_grown(),
-                false => Some(false),
-            },
-        });
+            out_of_memory,
+        };
+        if let Some(rank) = self.rank_at(at) {
+            rank.end = Some(end);
+        }
         if self.record.ranks.iter().all(|rank| rank.end.is_some()) {
             self.record.ended_ns = now_ns();
         }

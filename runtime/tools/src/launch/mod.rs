@@ -13,12 +13,14 @@ mod options;
 mod output;
 mod parent_death;
 mod ranks;
+mod rounds;
+mod signals;
 
-pub use options::Options;
+pub use options::{NodeCount, Options};
 
 use crate::rank::new_secret;
 use anyhow::{Context, Result};
-use nodes::Nodes;
+use nodes::{Begun, Nodes};
 use output::Sinks;
 use ranks::{Ranks, StartError};
 use std::process::ExitCode;
@@ -31,8 +33,29 @@ const LAUNCHER_FAILED: u8 = 125;
 struct Failure {
     sentence: String,
     code: u8,
-    /// Whether the ranks may be started again: not after a signal to a launcher, or the loss of one.
-    may_restart: bool,
+    restart: Restart,
+}
+
+impl Failure {
+    /// What is said of it on the other nodes.
+    fn on_another_node(&self) -> String {
+        match self.code {
+            // A host that comes is no failure of a node.
+            0 => self.sentence.clone(),
+            _ => format!("on another node, {}", self.sentence),
+        }
+    }
+}
+
+/// Whether the ranks may be started again after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Restart {
+    /// No: a signal to a launcher, or the loss of one.
+    Never,
+    /// As often as `--max-restarts` says.
+    Counted,
+    /// Yes: a host has come, was lost, or left. Only in jobs whose number of hosts may change.
+    Free,
 }
 
 /// Runs the job and blocks until it has ended. Returns the exit code, as listed in the help of `rcomm-run`.
@@ -53,41 +76,57 @@ pub fn run(options: &Options) -> ExitCode {
 }
 
 fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
-    let signals = ranks::Signals::catch().context("cannot catch signals")?;
+    let signals = signals::Signals::catch().context("cannot catch signals")?;
     let secret = match &options.job_secret {
         Some(secret) => secret.clone(),
         None => new_secret()?,
     };
-    if options.open_store && options.node_rank == 0 {
+    if options.open_store && options.serves_store() == Some(true) {
         sinks.print_message(
             "the store is open: whoever reaches its port can read and change the job's keys",
         );
     }
     let mut nodes = Nodes::join(options, &secret)?;
-    let mut attempt = 0;
+    let mut restarts = 0;
+    let mut told = None;
     loop {
-        nodes.begin(attempt)?;
-        let ranks = Ranks::start(options, &nodes.job, &secret, attempt)?;
+        match nodes.begin(options, &signals, sinks)? {
+            Begun::Attempt => {}
+            Begun::Over(failure) => {
+                let is_new = |over: &&Failure| {
+                    let told = told.as_ref();
+                    told.is_none_or(|told: &Failure| !told.sentence.ends_with(&over.sentence))
+                };
+                if let Some(over) = failure.as_ref().filter(is_new) {
+                    sinks.print_message(&over.sentence);
+                }
+                return nodes.leave(failure, options);
+            }
+        }
+        let ranks = Ranks::start(options, &nodes.job, &secret, nodes.attempt())?;
         let own = ranks.supervise(options, &signals, &nodes, sinks)?;
         let is_silent = own.is_none();
         let failure = nodes.end(own)?;
-        let restarts = match &failure {
+        let goes_on = match &failure {
             None => false,
             Some(failure) => {
                 if is_silent {
-                    sinks.print_message(&format!("on another node, {}", failure.sentence));
+                    sinks.print_message(&failure.on_another_node());
                 }
-                let wants = failure.may_restart && attempt < options.max_restarts;
-                nodes.agree_to_restart(wants, options)?
+                let wants = failure.restart == Restart::Counted && restarts < options.max_restarts;
+                nodes.agree_to_restart(wants, failure, options)?
             }
         };
-        if !restarts {
-            return nodes.leave(failure);
+        if !goes_on {
+            return nodes.leave(failure, options);
         }
-        attempt += 1;
-        let most = options.max_restarts;
-        sinks.print_message(&format!(
-            "all ranks start again: restart {attempt} of {most}"
-        ));
+        told = failure;
+        if !options.nnodes.is_range() {
+            restarts += 1;
+            let most = options.max_restarts;
+            sinks.print_message(&format!(
+                "all ranks start again: restart {restarts} of {most}"
+            ));
+        }
     }
 }

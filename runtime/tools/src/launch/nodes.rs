@@ -4,12 +4,16 @@
 //! name, and detects launchers that have ended: every launcher regularly increments a counter in the store, its pulse.
 
 use super::options::Options;
-use super::{Failure, LAUNCHER_FAILED};
+use super::output::Sinks;
+use super::rounds::{Next, Rounds, pulse_key};
+use super::signals::Signals;
+use super::{Failure, LAUNCHER_FAILED, Restart};
 use anyhow::{Context, Result};
 use rcomm::store::{PrefixStore, Store, StoreAccess, TcpStore};
 use rcomm::{ErrorKind, Rendezvous, Secret, Tls};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -18,19 +22,30 @@ use std::time::{Duration, Instant};
 /// The prefix of every key of the launchers.
 const KEYS: &str = "rcomm-run";
 /// Time between two increments of a launcher's pulse.
-const PULSE: Duration = Duration::from_millis(500);
-/// A launcher whose pulse has not advanced for this long counts as ended.
-const SILENCE: Duration = Duration::from_secs(30);
+pub(super) const PULSE: Duration = Duration::from_millis(500);
 /// How long node 0 waits for the others to read how the job ended.
-const LEAVE_TIME: Duration = Duration::from_secs(5);
+pub(super) const LEAVE_TIME: Duration = Duration::from_secs(5);
 
 /// The facts about the whole job that the ranks need.
+#[derive(Clone, Default)]
 pub(super) struct Job {
     pub(super) id: String,
     pub(super) world_size: u32,
     /// The number of this host's first rank.
     pub(super) first_rank: u32,
     pub(super) master_port: u16,
+    /// Which of the job's hosts this is, from 0.
+    pub(super) node: u32,
+    /// How many hosts the job has.
+    pub(super) nnodes: u32,
+}
+
+/// What follows once all launchers are ready.
+pub(super) enum Begun {
+    /// An attempt begins.
+    Attempt,
+    /// The job is over.
+    Over(Option<Failure>),
 }
 
 /// A failure that a launcher reported, or that was detected because the pulse of a launcher stopped or the store could
@@ -45,12 +60,14 @@ pub(super) struct Nodes {
     pub(super) job: Job,
     /// Readable once [`Self::remote_failure`] returns a failure; of the current attempt.
     pub(super) wake: Arc<OwnedFd>,
-    node_rank: u32,
-    nnodes: u32,
-    /// How often the ranks were started again.
-    attempt: u32,
+    /// The attempt of the job; `None` before the first.
+    attempt: Option<u32>,
+    /// If the number of hosts may change.
+    rounds: Option<Rounds>,
     keys: Arc<PrefixStore<TcpStore>>,
     remote: Arc<RemoteFailure>,
+    /// What this launcher has seen of the others.
+    pulses: Arc<Mutex<Pulses>>,
     listener: Option<JoinHandle<()>>,
 }
 
@@ -67,16 +84,17 @@ impl Nodes {
             (false, Some(tls)) => StoreAccess::Tls(tls, Some(secret)),
             (false, None) => StoreAccess::Secret(secret),
         };
-        let &Options {
-            nnodes, node_rank, ..
-        } = options;
         let started = Instant::now();
-        let addr = options.master_addr.as_str();
-        if nnodes == 1 {
-            let store = TcpStore::host_with(addr, options.master_port, options.timeout, &access)?;
+        let (addr, port) = (options.master_addr.as_str(), options.master_port);
+        if options.nnodes.is_range() {
+            return Self::join_rounds(options, &access);
+        }
+        if options.nnodes.most == 1 {
+            let store = TcpStore::host_with(addr, port, options.timeout, &access)?;
             return Self::agree(options, PrefixStore::new(KEYS, Arc::new(store)), started);
         }
-        let mut rendezvous = Rendezvous::explicit(node_rank, nnodes, addr, options.master_port)?;
+        let (node, nnodes) = (options.node_rank.unwrap_or(0), options.nnodes.most);
+        let mut rendezvous = Rendezvous::explicit(node, nnodes, addr, port)?;
         if let Some(id) = &options.job_id {
             rendezvous.job.clone_from(id);
         }
@@ -88,10 +106,65 @@ impl Nodes {
         Self::agree(options, keys, started)
     }
 
+    /// Opens the store of a job whose number of hosts may change.
+    fn join_rounds(options: &Options, access: &StoreAccess) -> Result<Self> {
+        let open = |serves: bool| {
+            let (addr, port) = (options.master_addr.as_str(), options.master_port);
+            let place = Rendezvous::explicit(u32::from(!serves), 2, addr, port)?;
+            place.connect_store(access, options.timeout)
+        };
+        let (store, serves) = match options.serves_store() {
+            Some(serves) => (open(serves)?, serves),
+            // Only one process can listen at the address, and only on its own host.
+            None => match open(true) {
+                Ok(store) => (store, true),
+                Err(error) => {
+                    let store = open(false).with_context(|| {
+                        format!("no launcher serves the store, and this one cannot ({error})")
+                    })?;
+                    (store, false)
+                }
+            },
+        };
+        let keys = PrefixStore::new(KEYS, Arc::new(store));
+        let rounds = Rounds::register(&keys, options, serves)?;
+        Self::new(Job::default(), keys, Some(rounds))
+    }
+
+    fn new(job: Job, keys: PrefixStore<TcpStore>, rounds: Option<Rounds>) -> Result<Self> {
+        let pulses = rounds.as_ref().map(Rounds::pulses);
+        Ok(Self {
+            job,
+            wake: Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?),
+            attempt: None,
+            rounds,
+            keys: Arc::new(keys),
+            remote: Arc::default(),
+            pulses: pulses.unwrap_or_default(),
+            listener: None,
+        })
+    }
+
+    /// The attempt of the job that has begun last.
+    pub(super) fn attempt(&self) -> u32 {
+        self.attempt.unwrap_or(0)
+    }
+
+    /// The newest attempt of the job that its ranks have begun themselves; 0 if they have begun none.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn newest_attempt(&self) -> rcomm::Result<u32> {
+        rcomm::newest_attempt(&**self.keys.inner())
+    }
+
+    /// Whether there are, or may come, launchers of other hosts.
+    fn has_others(&self) -> bool {
+        self.job.nnodes > 1 || self.rounds.is_some()
+    }
+
     fn agree(options: &Options, keys: PrefixStore<TcpStore>, started: Instant) -> Result<Self> {
-        let &Options {
-            nnodes, node_rank, ..
-        } = options;
+        let (node_rank, nnodes) = (options.node_rank.unwrap_or(0), options.nnodes.most);
         let left = || options.timeout.saturating_sub(started.elapsed());
         if node_rank == 0 {
             let id = match &options.job_id {
@@ -127,77 +200,120 @@ impl Nodes {
             world_size: world_size.context("the nodes start too many ranks together")?,
             first_rank: sizes[..node_rank as usize].iter().sum(),
             master_port: keys.inner().port(),
-        };
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        Ok(Self {
-            job,
-            wake,
-            node_rank,
+            node: node_rank,
             nnodes,
-            attempt: 0,
-            keys: Arc::new(keys),
-            remote: Arc::default(),
-            listener: None,
-        })
+        };
+        Self::new(job, keys, None)
     }
 
-    /// Begins an attempt: from now on failures of the other nodes in it are noticed.
-    pub(super) fn begin(&mut self, attempt: u32) -> Result<()> {
-        self.attempt = attempt;
-        if self.nnodes > 1 {
+    /// Begins an attempt, or returns that the job is over: from now on failures of the other nodes in the attempt are
+    /// noticed.
+    ///
+    /// # Blocking
+    /// If the number of hosts may change: as [`Rounds::next`].
+    pub(super) fn begin(
+        &mut self,
+        options: &Options,
+        signals: &Signals,
+        sinks: &mut Sinks,
+    ) -> Result<Begun> {
+        self.attempt = Some(match &mut self.rounds {
+            Some(rounds) => match rounds.next(&self.keys, options, signals, sinks)? {
+                Next::Over(failure) => return Ok(Begun::Over(failure)),
+                Next::Attempt(attempt, job) => {
+                    self.job = job;
+                    attempt
+                }
+            },
+            None => match self.attempt {
+                None => 0,
+                Some(attempt) => 1 + attempt.max(self.newest_attempt()?),
+            },
+        });
+        if self.has_others() {
             self.remote = Arc::default();
             self.wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-            self.listener = Some(self.listen()?);
+            self.listener = Some(self.listen(options)?);
         }
-        Ok(())
+        Ok(Begun::Attempt)
     }
 
-    fn listen(&self) -> Result<JoinHandle<()>> {
+    fn listen(&self, options: &Options) -> Result<JoinHandle<()>> {
         let (keys, remote, wake) = (self.keys.clone(), self.remote.clone(), self.wake.clone());
-        let (node_rank, nnodes) = (self.node_rank, self.nnodes);
-        let failure_key = failure_key(self.attempt);
-        let listen = move || {
-            let mut pulses = Pulses::of(if node_rank == 0 { nnodes } else { 0 });
-            while !remote.stop.load(Ordering::Relaxed) {
-                let reported = keys
-                    .add(&format!("pulse/{node_rank}"), 1)
-                    .and_then(|_| pulses.missing(&*keys))
-                    .and_then(|gone| match gone {
-                        Some(node) => {
-                            let failure = Failure {
-                                sentence: format!(
-                                    "the launcher of node {node} was silent for {} s",
-                                    SILENCE.as_secs()
-                                ),
-                                code: LAUNCHER_FAILED,
-                                may_restart: false,
-                            };
-                            let held = publish_failure(&*keys, &failure_key, &failure);
-                            held.map(Some)
-                        }
-                        None => match keys.get(&failure_key, PULSE) {
-                            Ok(text) => Ok(Some(read_failure(&text))),
-                            Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
-                            Err(error) => Err(error),
-                        },
-                    });
-                let failure = match reported {
-                    // A node also reads its own failure, which has no effect.
-                    Ok(None) => continue,
-                    Ok(Some(failure)) => failure,
-                    Err(error) => Failure {
-                        sentence: format!("the store of node 0's launcher failed: {error}"),
-                        code: LAUNCHER_FAILED,
-                        may_restart: false,
-                    },
+        let failure_key = failure_key(self.attempt());
+        let (own, watched, after_loss, full_at) = match &self.rounds {
+            None => {
+                let others = 1..if self.job.node == 0 {
+                    self.job.nnodes
+                } else {
+                    1
                 };
-                *remote
-                    .failure
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner) = Some(failure);
-                // A write to an eventfd fails only when it is full, and then it is readable.
-                let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
-                return;
+                let others = others.map(|node| (node, format!("the launcher of node {node}")));
+                (self.job.node, others.collect(), Restart::Never, None)
+            }
+            Some(rounds) => {
+                let full_at = rounds.full_at(options);
+                (rounds.id(), rounds.watched(), Restart::Free, full_at)
+            }
+        };
+        let silence = options.node_timeout;
+        let look = move |keys: &PrefixStore<TcpStore>, pulses: &mut Pulses| {
+            keys.add(&pulse_key(own), 1)?;
+            for (id, label) in &watched {
+                if pulses.look(keys, *id, silence)? == Life::Silent {
+                    let failure = Failure {
+                        sentence: format!("{label} was silent for {} s", silence.as_secs()),
+                        code: LAUNCHER_FAILED,
+                        restart: after_loss,
+                    };
+                    return publish_failure(keys, &failure_key, &failure).map(Some);
+                }
+            }
+            if let Some(full_at) = full_at
+                && keys.add("members", 0)? > full_at
+            {
+                let failure = Failure {
+                    sentence: "another host has come".to_owned(),
+                    code: 0,
+                    restart: Restart::Free,
+                };
+                return publish_failure(keys, &failure_key, &failure).map(Some);
+            }
+            match keys.get(&failure_key, PULSE) {
+                Ok(text) => Ok(Some(read_failure(&text))),
+                Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let pulses = self.pulses.clone();
+        let listen = move || {
+            let failure = loop {
+                if remote.stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let mut pulses = pulses.lock().unwrap_or_else(PoisonError::into_inner);
+                match look(&keys, &mut pulses) {
+                    // A node also reads its own failure, which has no effect.
+                    Ok(None) => {}
+                    Ok(Some(failure)) => break failure,
+                    Err(error) => {
+                        break Failure {
+                            sentence: format!("the store of node 0's launcher failed: {error}"),
+                            code: LAUNCHER_FAILED,
+                            restart: Restart::Never,
+                        };
+                    }
+                }
+            };
+            *remote
+                .failure
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(failure);
+            // A write to an eventfd fails only when it is full, and then it is readable.
+            let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
+            // While the ranks end, this launcher is not silent.
+            while !remote.stop.load(Ordering::Relaxed) && keys.add(&pulse_key(own), 1).is_ok() {
+                std::thread::sleep(PULSE / 5);
             }
         };
         let thread = std::thread::Builder::new().name("rcomm-run/nodes".to_owned());
@@ -212,23 +328,27 @@ impl Nodes {
 
     /// Notifies the other launchers of a failure on this node. The first report is the job's failure.
     pub(super) fn publish_failure(&self, failure: &Failure) -> rcomm::Result<()> {
-        match self.nnodes {
-            1 => Ok(()),
-            _ => publish_failure(&*self.keys, &failure_key(self.attempt), failure).map(drop),
+        if !self.has_others() {
+            return Ok(());
         }
+        let told = match &self.rounds {
+            Some(rounds) => rounds.as_told(&self.keys, failure)?,
+            None => failure.clone(),
+        };
+        publish_failure(&*self.keys, &failure_key(self.attempt()), &told).map(drop)
     }
 
     /// Ends the attempt on this node, and returns its failure, if any: with several nodes, the one that was reported
     /// first. Without a failure on this node, waits until the attempt has ended on all nodes or one of them has failed.
     pub(super) fn end(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
-        if self.nnodes == 1 {
+        if !self.has_others() {
             return Ok(failure);
         }
         let mut outcome = failure;
         if outcome.is_none() {
-            let finished = format!("finished/{}", self.attempt);
+            let finished = format!("finished/{}", self.attempt());
             self.keys.add(&finished, 1)?;
-            while outcome.is_none() && self.keys.add(&finished, 0)? < i64::from(self.nnodes) {
+            while outcome.is_none() && self.keys.add(&finished, 0)? < i64::from(self.job.nnodes) {
                 std::thread::sleep(PULSE / 10);
                 outcome = self.remote_failure();
             }
@@ -241,22 +361,33 @@ impl Nodes {
         Ok(outcome)
     }
 
-    /// Whether all nodes want to start their ranks again after the attempt that has ended.
+    /// Whether the ranks start again after the attempt that has ended with this failure: if all nodes want it, or if a
+    /// launcher decides so.
     ///
     /// # Blocking
-    /// Until all launchers have ended their ranks: for the time that these may take, and the launchers' own time-out.
-    pub(super) fn agree_to_restart(&self, wants: bool, options: &Options) -> Result<bool> {
-        if self.nnodes == 1 {
+    /// Until all launchers have ended their ranks: for the time that these may take, and the launchers' own time-out. Not
+    /// at all if the number of hosts may change: [`begin`](Self::begin) then waits.
+    pub(super) fn agree_to_restart(
+        &mut self,
+        wants: bool,
+        failure: &Failure,
+        options: &Options,
+    ) -> Result<bool> {
+        if let Some(rounds) = &mut self.rounds {
+            return rounds.ended(&self.keys, failure);
+        }
+        let (attempt, nnodes) = (self.attempt(), self.job.nnodes);
+        if nnodes == 1 {
             return Ok(wants);
         }
-        let own = format!("restart/{}/{}", self.attempt, self.node_rank);
+        let own = format!("restart/{attempt}/{}", self.job.node);
         let published = self.keys.set(&own, if wants { b"yes" } else { b"no" });
         if !wants {
             // The store may have failed; this node leaves in any case.
             return Ok(false);
         }
         published?;
-        let all = (0..self.nnodes).map(|node| format!("restart/{}/{node}", self.attempt));
+        let all = (0..nnodes).map(|node| format!("restart/{attempt}/{node}"));
         let all: Vec<String> = all.collect();
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
         let limit = options.linger + options.grace + options.timeout;
@@ -268,14 +399,27 @@ impl Nodes {
     }
 
     /// Ends the job on this node. Node 0, which serves the store, waits up to [`LEAVE_TIME`] for the others.
-    pub(super) fn leave(&mut self, outcome: Option<Failure>) -> Result<Option<Failure>> {
-        if self.nnodes == 1 {
+    pub(super) fn leave(
+        &mut self,
+        outcome: Option<Failure>,
+        options: &Options,
+    ) -> Result<Option<Failure>> {
+        if let Some(rounds) = &mut self.rounds {
+            // The launcher with the store may have ended, which does not change how this one ends.
+            let told = rounds.finish(&self.keys, outcome.as_ref(), options);
+            return match &outcome {
+                None => told.map(|()| None),
+                Some(_) => Ok(outcome),
+            };
+        }
+        if self.job.nnodes == 1 {
             return Ok(outcome);
         }
         let left = self.keys.add("left", 1);
-        if self.node_rank == 0 {
+        if self.job.node == 0 {
             let deadline = Instant::now() + LEAVE_TIME;
-            while Instant::now() < deadline && self.keys.add("left", 0)? < i64::from(self.nnodes) {
+            let nnodes = i64::from(self.job.nnodes);
+            while Instant::now() < deadline && self.keys.add("left", 0)? < nnodes {
                 std::thread::sleep(PULSE / 10);
             }
         } else if outcome.is_none() {
@@ -285,25 +429,59 @@ impl Nodes {
     }
 }
 
-/// The other launchers' pulses, as read by node 0: node, last value, and when the value was first seen.
-struct Pulses(Vec<(u32, i64, Instant)>);
+/// Pulses of other launchers, as far as they were looked at.
+#[derive(Default)]
+pub(super) struct Pulses(HashMap<u32, Pulse>);
+
+struct Pulse {
+    count: i64,
+    /// When this count was first seen.
+    since: Instant,
+    has_advanced: bool,
+}
+
+/// What a launcher's pulse says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// It has been seen to advance.
+    Alive,
+    /// It has not been looked at for long enough.
+    Unknown,
+    /// It has not advanced for longer than it may.
+    Silent,
+}
 
 impl Pulses {
-    fn of(nnodes: u32) -> Self {
-        Self((1..nnodes).map(|node| (node, 0, Instant::now())).collect())
-    }
-
-    /// Returns a node whose pulse has stopped, if there is one.
-    fn missing(&mut self, keys: &impl Store) -> rcomm::Result<Option<u32>> {
-        for (node, count, since) in &mut self.0 {
-            let now = keys.add(&format!("pulse/{node}"), 0)?;
-            if now != *count {
-                (*count, *since) = (now, Instant::now());
-            } else if since.elapsed() > SILENCE {
-                return Ok(Some(*node));
-            }
+    /// Looks at the pulse of this launcher.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn look(
+        &mut self,
+        keys: &impl Store,
+        id: u32,
+        silence: Duration,
+    ) -> rcomm::Result<Life> {
+        let count = keys.add(&pulse_key(id), 0)?;
+        let pulse = self.0.entry(id).or_insert(Pulse {
+            count,
+            since: Instant::now(),
+            has_advanced: false,
+        });
+        if pulse.count != count {
+            *pulse = Pulse {
+                count,
+                since: Instant::now(),
+                has_advanced: true,
+            };
         }
-        Ok(None)
+        Ok(
+            match (pulse.since.elapsed() > silence, pulse.has_advanced) {
+                (true, _) => Life::Silent,
+                (false, true) => Life::Alive,
+                (false, false) => Life::Unknown,
+            },
+        )
     }
 }
 
@@ -313,7 +491,11 @@ fn failure_key(attempt: u32) -> String {
 
 /// Publishes a failure, unless there is one, and returns the one that is published.
 fn publish_failure(keys: &impl Store, key: &str, failure: &Failure) -> rcomm::Result<Failure> {
-    let restart = if failure.may_restart { " restart" } else { "" };
+    let restart = match failure.restart {
+        Restart::Never => "",
+        Restart::Counted => " restart",
+        Restart::Free => " again",
+    };
     let text = format!("{}{restart}\n{}", failure.code, failure.sentence);
     let held = keys.compare_set(key, b"", text.as_bytes())?;
     Ok(read_failure(&held))
@@ -327,6 +509,10 @@ fn read_failure(text: &[u8]) -> Failure {
     Failure {
         sentence: sentence.to_owned(),
         code: code.unwrap_or(LAUNCHER_FAILED),
-        may_restart: head.next() == Some("restart"),
+        restart: match head.next() {
+            Some("restart") => Restart::Counted,
+            Some("again") => Restart::Free,
+            _ => Restart::Never,
+        },
     }
 }

@@ -5,6 +5,7 @@ use clap::{CommandFactory, Parser};
 use rcomm::TlsFiles;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 const EXIT_CODES: &str = "\
@@ -24,6 +25,13 @@ kills at once. SIGUSR1 and SIGUSR2 are only passed on.
 
 With --max-restarts, all ranks are then started again: a program that saves its state goes on \
 from there. A signal to the launcher ends the job for good.
+
+With --replace, the others go on when a rank fails, and a process joins in its place \
+(RCOMM_JOIN=1): they take it up with World::grow.
+
+With --nnodes MIN:MAX the job starts with MIN hosts. When a host comes, is lost or is stopped \
+by a signal, all ranks end (SIGTERM, and SIGKILL after --grace) and start again with the \
+hosts that are there, numbered anew, in the next attempt. The host with the store must stay.
 
 Exit codes (with --max-restarts, of the last attempt):
   0      every rank exited with 0
@@ -46,13 +54,14 @@ pub struct Options {
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub nproc: u32,
 
-    /// Number of hosts of the job; one rcomm-run is started on each.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub nnodes: u32,
+    /// Number of hosts of the job, or MIN:MAX; one rcomm-run is started on each. Hosts beyond MAX wait until one is lost.
+    #[arg(long, default_value_t, value_name = "N|MIN:MAX")]
+    pub nnodes: NodeCount,
 
-    /// Index of this host, from 0.
-    #[arg(long, alias = "node_rank", default_value_t = 0)]
-    pub node_rank: u32,
+    /// Index of this host, from 0 [default: 0]. With MIN:MAX, host 0 is the one with the store, and hosts are numbered by the launchers;
+    /// without the option it is the first one that can listen at --master-addr.
+    #[arg(long, alias = "node_rank")]
+    pub node_rank: Option<u32>,
 
     /// Name or address of node 0, as reached from the other hosts.
     #[arg(
@@ -115,6 +124,18 @@ pub struct Options {
     #[arg(long, alias = "max_restarts", default_value_t = 0, value_name = "N")]
     pub max_restarts: u32,
 
+    /// How many ranks of this host that have failed a process takes the place of, while the others go on.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub replace: u32,
+
+    /// With --nnodes MIN:MAX: how long a job with MIN hosts waits for more before it starts, in seconds.
+    #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
+    pub last_call: Duration,
+
+    /// A host whose launcher gives no sign of life for this long is lost, in seconds.
+    #[arg(long, default_value = "30", value_parser = silence, value_name = "SECONDS")]
+    pub node_timeout: Duration,
+
     /// Time that the launchers of several hosts wait for each other, in seconds.
     #[arg(long, default_value = "120", value_parser = seconds, value_name = "SECONDS")]
     pub timeout: Duration,
@@ -160,21 +181,83 @@ impl Options {
         })
     }
 
+    /// Whether this launcher serves the job's store; `None` if that depends on whether it can.
+    pub(super) fn serves_store(&self) -> Option<bool> {
+        match (self.nnodes.is_range(), self.node_rank) {
+            (true, None) => None,
+            (_, node) => Some(node.unwrap_or(0) == 0),
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
-        if self.node_rank >= self.nnodes {
+        let NodeCount { least, most } = self.nnodes;
+        if let Some(node) = self.node_rank.filter(|&node| node >= most) {
             return Err(format!(
-                "--node-rank is {} but --nnodes is {}: nodes count from 0",
-                self.node_rank, self.nnodes
+                "--node-rank is {node} but --nnodes is {}: nodes count from 0",
+                self.nnodes
             ));
         }
-        if self.nnodes > 1 && (self.master_port == 0 || self.job_secret.is_none()) {
+        if most > 1 && (self.master_port == 0 || self.job_secret.is_none()) {
             return Err(
                 "a job on several hosts needs --master-addr, --master-port and --job-secret (or \
                  RCOMM_JOB_SECRET), the same on every host"
                     .to_owned(),
             );
         }
+        if self.replace > 0 && least < most {
+            return Err(
+                "--replace keeps the other ranks, and --nnodes MIN:MAX starts all again: give one of the two"
+                    .to_owned(),
+            );
+        }
         Ok(())
+    }
+}
+
+/// The number of a job's hosts, which may change while the job runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeCount {
+    /// The job ends if there are fewer; at least 1.
+    pub least: u32,
+    /// The job does not use more; not less than `least`.
+    pub most: u32,
+}
+
+impl NodeCount {
+    /// Whether the number may change.
+    pub const fn is_range(self) -> bool {
+        self.least < self.most
+    }
+}
+
+impl Default for NodeCount {
+    fn default() -> Self {
+        Self { least: 1, most: 1 }
+    }
+}
+
+impl std::fmt::Display for NodeCount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.is_range() {
+            true => write!(f, "{}:{}", self.least, self.most),
+            false => write!(f, "{}", self.least),
+        }
+    }
+}
+
+impl FromStr for NodeCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (least, most) = text.split_once(':').unwrap_or((text, text));
+        let number = |text: &str| {
+            let number: Option<u32> = text.trim().parse().ok();
+            number.filter(|&number| number > 0)
+        };
+        match (number(least), number(most)) {
+            (Some(least), Some(most)) if least <= most => Ok(Self { least, most }),
+            _ => Err("not a number from 1, or two such as 1:4, the smaller one first".to_owned()),
+        }
     }
 }
 
@@ -185,6 +268,15 @@ fn accept_mpirun_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator
         false => arg,
     };
     args.enumerate().map(replace)
+}
+
+/// The time after which a host is lost: long enough for several signs of life.
+fn silence(text: &str) -> Result<Duration, String> {
+    let silence = seconds(text)?;
+    match silence >= Duration::from_secs(2) {
+        true => Ok(silence),
+        false => Err("launchers give a sign of life twice a second: at least 2".to_owned()),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -228,7 +320,30 @@ mod tests {
              --max_restarts=3 program",
         );
         assert_eq!(torchrun.max_restarts, 3);
-        assert_eq!((torchrun.nproc, torchrun.node_rank), (2, 1));
+        assert_eq!((torchrun.nproc, torchrun.node_rank), (2, Some(1)));
+        assert_eq!(torchrun.nnodes, NodeCount { least: 2, most: 2 });
         assert_eq!((&*torchrun.master_addr, torchrun.master_port), ("a", 7));
+    }
+
+    #[test]
+    fn a_number_of_hosts_is_one_number_or_a_range() {
+        assert_eq!("1:4".parse(), Ok(NodeCount { least: 1, most: 4 }));
+        assert_eq!("3".parse(), Ok(NodeCount { least: 3, most: 3 }));
+        for wrong in ["", "0", "0:2", "3:2", "1:", "x", "1:2:3"] {
+            assert!(wrong.parse::<NodeCount>().is_err(), "{wrong:?}");
+        }
+        let parse = |more: &[&str]| {
+            let line = [&["rcomm-run", "-n", "1"][..], more, &["program"]].concat();
+            Options::try_parse_from(line).map_err(|error| error.to_string())
+        };
+        let range = ["--nnodes", "1:3", "--master-port", "7", "--job-secret", "s"];
+        let options = parse(&range).unwrap();
+        assert_eq!((options.check(), options.serves_store()), (Ok(()), None));
+        let options = parse(&[&range[..], &["--node-rank", "3"]].concat()).unwrap();
+        assert!(options.check().unwrap_err().contains("--nnodes is 1:3"));
+        let options = parse(&[&range[..], &["--replace", "1"]].concat()).unwrap();
+        assert!(options.check().unwrap_err().contains("one of the two"));
+        let error = parse(&["--node-timeout", "1"]).unwrap_err();
+        assert!(error.contains("at least 2"), "{error}");
     }
 }

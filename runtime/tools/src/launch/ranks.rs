@@ -5,17 +5,16 @@ use super::nodes::{Job, Nodes};
 use super::options::Options;
 use super::output::{Lines, Sinks, Stream};
 use super::parent_death::die_with_this_thread;
-use super::{Failure, LAUNCHER_FAILED};
+use super::signals::{Signals, name_of};
+use super::{Failure, LAUNCHER_FAILED, Restart};
 use crate::rank::RankEnvironment;
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -52,41 +51,6 @@ impl std::fmt::Display for StartError {
 }
 
 impl std::error::Error for StartError {}
-
-/// The signals that are forwarded to the ranks. For each, a byte arrives at a socket.
-pub(super) struct Signals(Vec<(i32, UnixStream)>);
-
-impl Signals {
-    pub(super) fn catch() -> io::Result<Self> {
-        let catch = |signal| {
-            let (read, write) = UnixStream::pair()?;
-            read.set_nonblocking(true)?;
-            signal_hook::low_level::pipe::register(signal, write)?;
-            Ok((signal, read))
-        };
-        let signals = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
-        signals
-            .into_iter()
-            .map(catch)
-            .collect::<io::Result<_>>()
-            .map(Self)
-    }
-
-    fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.0.iter().map(|(_, read)| read.as_fd())
-    }
-
-    /// The signals received since the last call.
-    fn take(&self) -> Vec<Signal> {
-        let received = self
-            .0
-            .iter()
-            .filter(|(_, read)| rustix::io::read(read, &mut [0; 64]).is_ok_and(|count| count > 0));
-        received
-            .filter_map(|(signal, _)| Signal::from_named_raw(*signal))
-            .collect()
-    }
-}
 
 /// One stream of a rank.
 struct Output {
@@ -188,6 +152,11 @@ pub(super) struct Ranks {
     ending: Option<Ending>,
     failure: Option<Failure>,
     account: Account,
+    job: Job,
+    secret: String,
+    attempt: u32,
+    /// How many processes were started in place of ranks that failed.
+    replaced: u32,
 }
 
 impl Ranks {
@@ -198,18 +167,61 @@ impl Ranks {
             started: Instant::now(),
             ending: None,
             failure: None,
-            account: Account::open(options, job, attempt),
+            account: Account::open(job, attempt),
+            job: job.clone(),
+            secret: secret.to_owned(),
+            attempt,
+            replaced: 0,
         };
         for local_rank in 0..options.nproc {
-            let mut command = command_of(options, job, secret, local_rank);
-            command.env("TORCHELASTIC_RESTART_COUNT", attempt.to_string());
-            // This is the launcher's main thread, which lives as long as the launcher.
-            die_with_this_thread(&mut command);
-            let rank = Rank::start(command, job.first_rank + local_rank)?;
+            let rank = all.spawn(options, local_rank, |_| {})?;
             all.account.started(rank.rank, rank.child.id());
             all.ranks.push(rank);
         }
         Ok(all)
+    }
+
+    /// Starts a process for a rank. `change` may add to its command.
+    fn spawn(
+        &self,
+        options: &Options,
+        local_rank: u32,
+        change: impl FnOnce(&mut Command),
+    ) -> Result<Rank> {
+        let mut command = command_of(options, &self.job, &self.secret, local_rank);
+        command.env("TORCHELASTIC_RESTART_COUNT", self.attempt.to_string());
+        change(&mut command);
+        // This is the launcher's main thread, which lives as long as the launcher.
+        die_with_this_thread(&mut command);
+        Rank::start(command, self.job.first_rank + local_rank)
+    }
+
+    /// Starts a process that joins in place of the failed one at this index. Returns whether it did: not if the job
+    /// ends, or if as many as configured were started.
+    fn replace(
+        &mut self,
+        at: usize,
+        failure: &Failure,
+        options: &Options,
+        sinks: &mut Sinks,
+    ) -> Result<bool> {
+        if self.ending.is_some() || self.replaced >= options.replace {
+            return Ok(false);
+        }
+        self.replaced += 1;
+        let most = options.replace;
+        sinks.print_message(&format!(
+            "{}; a process joins in its place, {} of {most}",
+            failure.sentence, self.replaced
+        ));
+        let local_rank = self.ranks[at].rank - self.job.first_rank;
+        let rank = self.spawn(options, local_rank, |command| {
+            command.env("RCOMM_JOIN", "1");
+        })?;
+        self.account.replaced(at, rank.child.id());
+        // The ended one stays in the list until its output is read.
+        self.ranks.push(rank);
+        Ok(true)
     }
 
     /// Supervises the ranks until the last has ended; returns the first failure.
@@ -233,8 +245,13 @@ impl Ranks {
                     }
                     Source::RemoteFailure => {
                         if let Some(mut failure) = nodes.remote_failure() {
-                            failure.sentence.insert_str(0, "on another node, ");
-                            self.fail(failure, options.linger, options, sinks);
+                            // A host that comes is no failure: no rank has anything to report.
+                            let linger = match failure.code {
+                                0 => Duration::ZERO,
+                                _ => options.linger,
+                            };
+                            failure.sentence = failure.on_another_node();
+                            self.fail(failure, linger, options, sinks);
                         }
                     }
                     Source::End(rank) => self.reap(rank, options, nodes, sinks)?,
@@ -350,10 +367,19 @@ impl Ranks {
             return Ok(());
         };
         rank.ended = true;
+        if self.replaced > 0 {
+            match nodes.newest_attempt() {
+                Ok(attempt) => self.account.begun(attempt),
+                Err(error) => {
+                    sinks.print_message(&format!("failed to read the job's attempt: {error}"))
+                }
+            }
+        }
         self.account.ended(i, status);
         if status.success() || self.failure.is_some() {
             return Ok(());
         }
+        let rank = &self.ranks[i];
         let failure = Failure {
             sentence: format!(
                 "rank {} (process {}) {} after {:.1} s",
@@ -363,8 +389,11 @@ impl Ranks {
                 self.started.elapsed().as_secs_f64()
             ),
             code: code_of(status),
-            may_restart: true,
+            restart: Restart::Counted,
         };
+        if self.replace(i, &failure, options, sinks)? {
+            return Ok(());
+        }
         if let Err(error) = nodes.publish_failure(&failure) {
             sinks.print_message(&format!("failed to notify the other nodes: {error}"));
         }
@@ -420,7 +449,7 @@ impl Ranks {
                     at_once: true,
                 };
                 if let Some(failure) = &mut self.failure {
-                    failure.may_restart = false;
+                    failure.restart = Restart::Never;
                 }
             }
             None => {
@@ -428,7 +457,7 @@ impl Ranks {
                 let failure = Failure {
                     sentence: format!("stopped by {name}"),
                     code: (128 + signal.as_raw()) as u8,
-                    may_restart: false,
+                    restart: Restart::Never,
                 };
                 sinks.print_message(&format!("{name}: forwarded to the ranks"));
                 if let Err(error) = nodes.publish_failure(&failure) {
@@ -517,8 +546,8 @@ fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Co
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)
-        .env("GROUP_RANK", options.node_rank.to_string())
-        .env("GROUP_WORLD_SIZE", options.nnodes.to_string())
+        .env("GROUP_RANK", job.node.to_string())
+        .env("GROUP_WORLD_SIZE", job.nnodes.to_string())
         .env("ROLE_NAME", "default")
         .env("ROLE_RANK", environment.rank.to_string())
         .env("ROLE_WORLD_SIZE", environment.world_size.to_string())
@@ -538,12 +567,6 @@ fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Co
             .env("RCOMM_TLS_CA", files.ca);
     }
     command
-}
-
-fn name_of(signal: Signal) -> String {
-    // `Signal(9, "SIGKILL")` suits a log, not a sentence.
-    let name = signal_hook::low_level::signal_name(signal.as_raw());
-    name.map_or_else(|| format!("signal {}", signal.as_raw()), str::to_owned)
 }
 
 fn describe_end(status: ExitStatus) -> String {

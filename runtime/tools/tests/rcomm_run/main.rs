@@ -524,3 +524,20 @@ fn a_signal_to_the_launcher_ends_the_job_also_where_restarts_are_left() {
     assert_eq!(code, 143, "{err}");
     assert_eq!(out, "");
 }
+
+#[test]
+fn a_process_joins_in_place_of_each_failed_rank_as_often_as_allowed() {
+    let script = "echo join=$RCOMM_JOIN; if [ $RANK = 1 ]; then exit 7; fi; \
+                  if [ $RANK = 0 ]; then trap 'exit 0' TERM; while :; do sleep 0.05; done; fi";
+    let output = run(shell(2, &["--replace", "2", "--linger", "0"], script));
+    let (out, err) = (by_rank(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(7), "{err}");
+    assert_eq!(out[&0], ["join="]);
+    assert_eq!(out[&1], ["join=", "join=1", "join=1"]);
+    let joins = "exited with 7 after";
+    assert_eq!(err.matches(joins).count(), 3, "{err}");
+    assert!(
+        err.contains("a process joins in its place, 2 of 2"),
+        "{err}"
+    );
+}

@@ -156,3 +156,150 @@ fn node_rank_given_twice_is_refused() {
     let (_, _, code) = first.finish();
     assert_eq!(code, 143);
 }
+
+/// Launchers of a job whose number of hosts may change. Its ranks run until `end` is called.
+struct Elastic {
+    port: String,
+    marks: tempfile::TempDir,
+}
+
+impl Elastic {
+    fn new() -> Self {
+        Self {
+            port: free_port(),
+            marks: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// Starts a launcher with one rank, which says its numbers.
+    fn start(&self, options: &[&str]) -> Running {
+        let script = "echo $WORLD_SIZE $GROUP_RANK $TORCHELASTIC_RESTART_COUNT; \
+                      until [ -e $MARKS/end ]; do sleep 0.05; done";
+        self.run(options, script)
+    }
+
+    fn run(&self, options: &[&str], script: &str) -> Running {
+        let own = ["--master-port", &self.port, "--linger", "0"];
+        let mut command = shell(1, &[&own, options].concat(), script);
+        command
+            .env("RCOMM_JOB_SECRET", "of all nodes")
+            .env("MARKS", self.marks.path());
+        Running::start(command)
+    }
+
+    fn end(&self) {
+        std::fs::write(self.marks.path().join("end"), "").unwrap();
+    }
+}
+
+/// The numbers in the next line of a launcher's rank.
+fn numbers(launcher: &mut Running) -> String {
+    let line = launcher.line();
+    let numbers = line.trim_end().split_once("] ");
+    numbers.unwrap_or_else(|| panic!("{line:?}")).1.to_owned()
+}
+
+#[test]
+fn a_job_goes_on_with_fewer_hosts_when_one_is_lost_and_with_more_when_one_comes() {
+    let job = Elastic::new();
+    let options = [
+        "--nnodes",
+        "1:2",
+        "--last-call",
+        "60",
+        "--node-timeout",
+        "4",
+    ];
+    let mut first = job.start(&[&options[..], &["--node-rank", "0"]].concat());
+    let mut second = job.start(&[&options[..], &["--node-rank", "1"]].concat());
+    assert_eq!(numbers(&mut first), "2 0 0");
+    assert_eq!(numbers(&mut second), "2 1 0");
+    second.process.kill().unwrap();
+    second.process.wait().unwrap();
+    assert_eq!(numbers(&mut first), "1 0 1");
+    let mut third = job.start(&[&options[..], &["--node-rank", "1"]].concat());
+    assert_eq!(numbers(&mut first), "2 0 2");
+    assert_eq!(numbers(&mut third), "2 1 2");
+    job.end();
+    let (_, err, code) = third.finish();
+    assert_eq!(code, 0, "{err}");
+    let (_, err, code) = first.finish();
+    assert_eq!(code, 0, "{err}");
+    assert!(
+        err.contains("the launcher of node 1 (") && err.contains("was silent for 4 s"),
+        "{err}"
+    );
+    assert!(
+        err.contains("again on 1 host: the hosts have changed"),
+        "{err}"
+    );
+    assert!(err.contains("another host has come"), "{err}");
+}
+
+#[test]
+fn a_host_that_is_not_needed_waits_for_the_place_of_one_that_leaves() {
+    let job = Elastic::new();
+    let options = ["--nnodes", "1:2", "--last-call", "60"];
+    // Without a number, the first launcher that can listen has the store.
+    let mut first = job.start(&options);
+    let deadline = Instant::now() + LONG;
+    while std::net::TcpStream::connect(format!("127.0.0.1:{}", job.port)).is_err() {
+        assert!(Instant::now() < deadline, "no launcher has the store");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut second = job.start(&options);
+    assert_eq!(numbers(&mut first), "2 0 0");
+    assert_eq!(numbers(&mut second), "2 1 0");
+    let mut third = job.start(&[&options[..], &["--node-rank", "1"]].concat());
+    second.signal(Signal::TERM);
+    let (_, err, code) = second.finish();
+    assert_eq!(code, 143, "{err}");
+    while !numbers(&mut third).starts_with("2 1 ") {}
+    while !numbers(&mut first).starts_with("2 0 ") {}
+    job.end();
+    let (_, err, code) = first.finish();
+    assert_eq!(code, 0, "{err}");
+    assert!(
+        err.contains("a launcher leaves the job: stopped by SIGTERM"),
+        "{err}"
+    );
+    let (_, err, code) = third.finish();
+    assert_eq!(code, 0, "{err}");
+}
+
+#[test]
+fn failures_of_ranks_are_counted_where_the_number_of_hosts_may_change() {
+    let job = Elastic::new();
+    let options = [
+        "--nnodes",
+        "1:2",
+        "--last-call",
+        "60",
+        "--max-restarts",
+        "1",
+    ];
+    let first = job.run(
+        &[&options[..], &["--node-rank", "0"]].concat(),
+        "sleep 1000",
+    );
+    let second = job.run(&[&options[..], &["--node-rank", "1"]].concat(), "exit 3");
+    let (_, err, code) = second.finish();
+    assert_eq!(code, 3, "{err}");
+    let (_, err, code) = first.finish();
+    assert_eq!(code, 3, "{err}");
+    assert!(
+        err.contains("all ranks start again on 2 hosts: restart 1 of 1"),
+        "{err}"
+    );
+    assert!(!err.contains("restart 2"), "{err}");
+}
+
+#[test]
+fn a_job_without_enough_hosts_says_which_came() {
+    let job = Elastic::new();
+    let options = ["--nnodes", "2:3", "--timeout", "1"];
+    let (_, err, code) = job.run(&options, "true").finish();
+    assert_eq!(code, 125, "{err}");
+    let said = "the job needs 2 hosts, and within 1s there were only 1: ";
+    assert!(err.contains(said), "{err}");
+}

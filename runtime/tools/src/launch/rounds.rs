@@ -1,0 +1,467 @@
+//! Jobs whose number of hosts may change (`--nnodes MIN:MAX`): the launchers meet in rounds, and each round is an attempt
+//! of the job with the hosts that are there.
+//!
+//! The launcher with the store decides who is in a round. A launcher that comes later, or is not needed, waits for a round
+//! that has a place for it.
+//!
+//! | key, below the launchers' prefix | holds | writer |
+//! |---|---|---|
+//! | `members` | how many launchers have come | every launcher, once |
+//! | `member/<id>` | its number of ranks and its host: `4 node-a` | every launcher; ids count from 0 |
+//! | `pulse/<id>` | a counter that advances while the launcher lives | every launcher |
+//! | `round/<n>` | the attempt, the job's name, and the members: `3\njob\n0:4 2:4`; or how the job ended: `over 0\n` | the one with the store |
+//! | `rounds` | how many rounds were published | the one with the store |
+//! | `ready/<attempt>/<id>` | `1`, once its ranks of that attempt have ended | every member of the round |
+//! | `gone/<id>` | `1`: it leaves, and the others go on | a launcher that was stopped by a signal |
+//! | `left/<id>` | `1`, once it knows how the job ended | every launcher |
+
+use super::nodes::{Job, LEAVE_TIME, Life, PULSE, Pulses};
+use super::options::Options;
+use super::output::Sinks;
+use super::signals::{Signals, name_of};
+use super::{Failure, LAUNCHER_FAILED, Restart};
+use anyhow::{Context, Result, bail};
+use rcomm::ErrorKind;
+use rcomm::store::{PrefixStore, Store, TcpStore};
+use rustix::process::Signal;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+type Keys = PrefixStore<TcpStore>;
+
+/// How often the launcher with the store looks who is there.
+const LOOK: Duration = Duration::from_millis(50);
+/// The most launchers of a job, also those that wait.
+const MAX_LAUNCHERS: i64 = 65_536;
+
+/// A launcher that has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    id: u32,
+    nproc: u32,
+    host: String,
+}
+
+/// This launcher's view of the rounds.
+pub(super) struct Rounds {
+    id: u32,
+    serves_store: bool,
+    /// The number of the next round.
+    next: u32,
+    /// The attempt and the members of the last round, the one with the store first; none before the first round.
+    round: Option<(u32, Vec<Member>)>,
+    /// How many launchers had come when the last round was decided.
+    seen: i64,
+    /// How often a failure of ranks was followed by another round.
+    restarts: u32,
+    /// How the last attempt ended.
+    failure: Option<Failure>,
+    /// Whether this launcher has left the job, which goes on without it.
+    has_left: AtomicBool,
+    /// What this launcher has seen of the others, also while ranks run.
+    pulses: Arc<Mutex<Pulses>>,
+}
+
+/// What follows for this launcher.
+pub(super) enum Next {
+    /// It starts ranks in this attempt.
+    Attempt(u32, Job),
+    /// The job is over.
+    Over(Option<Failure>),
+}
+
+impl Rounds {
+    /// Registers this launcher.
+    pub(super) fn register(keys: &Keys, options: &Options, serves_store: bool) -> Result<Self> {
+        if serves_store {
+            let id = match &options.job_id {
+                Some(id) => id.clone(),
+                None => format!("rcomm-{}", &crate::rank::new_secret()?[..12]),
+            };
+            keys.set("job", id.as_bytes())?;
+        }
+        // Whoever reads the job's name first has waited for the launcher with the store, which is thus the first.
+        keys.get("job", options.timeout)?;
+        let count = keys.add("members", 1)?;
+        if count > MAX_LAUNCHERS {
+            bail!("{count} launchers have come to this job, which is more than {MAX_LAUNCHERS}");
+        }
+        let id = u32::try_from(count - 1)?;
+        let host = rustix::system::uname();
+        let host = host.nodename().to_string_lossy();
+        keys.set(
+            &member_key(id),
+            format!("{} {host}", options.nproc).as_bytes(),
+        )?;
+        Ok(Self {
+            id,
+            serves_store,
+            next: u32::try_from(keys.add("rounds", 0)?)?,
+            round: None,
+            seen: 0,
+            restarts: 0,
+            failure: None,
+            has_left: AtomicBool::new(false),
+            pulses: Arc::default(),
+        })
+    }
+
+    pub(super) const fn id(&self) -> u32 {
+        self.id
+    }
+
+    pub(super) fn pulses(&self) -> Arc<Mutex<Pulses>> {
+        self.pulses.clone()
+    }
+
+    /// The others whose pulses this launcher watches: all if it decides who is in a round.
+    pub(super) fn watched(&self) -> Vec<(u32, String)> {
+        let members = self.round.iter().flat_map(|(_, members)| members);
+        let others = (0..).zip(members);
+        let others = others.filter(|(_, member)| self.serves_store && member.id != self.id);
+        let label = |(node, member): (u32, &Member)| {
+            let label = format!("the launcher of node {node} ({})", member.host);
+            (member.id, label)
+        };
+        others.map(label).collect()
+    }
+
+    /// The number of launchers beyond which another one has come that the current round has a place for; `None` if it has
+    /// no place, or if another launcher decides that.
+    pub(super) fn full_at(&self, options: &Options) -> Option<i64> {
+        let members = self.round.as_ref().map_or(0, |(_, members)| members.len());
+        (self.serves_store && members < options.nnodes.most as usize).then_some(self.seen)
+    }
+
+    /// What this launcher tells the others of a failure. A signal to a launcher ends its own ranks only, unless it has the
+    /// store.
+    pub(super) fn as_told(&self, keys: &Keys, failure: &Failure) -> rcomm::Result<Failure> {
+        if failure.restart != Restart::Never || self.serves_store {
+            return Ok(failure.clone());
+        }
+        self.leave(keys)?;
+        Ok(Failure {
+            sentence: format!("a launcher leaves the job: {}", failure.sentence),
+            restart: Restart::Free,
+            ..failure.clone()
+        })
+    }
+
+    fn leave(&self, keys: &Keys) -> rcomm::Result<()> {
+        self.has_left.store(true, Ordering::Relaxed);
+        keys.set(&format!("gone/{}", self.id), b"1")
+    }
+
+    /// Notes how the attempt has ended, and that this launcher's ranks have. Returns whether this launcher takes part in
+    /// what follows.
+    pub(super) fn ended(&mut self, keys: &Keys, failure: &Failure) -> Result<bool> {
+        self.failure = Some(failure.clone());
+        if self.has_left.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        if let Some((attempt, _)) = &self.round {
+            keys.set(&format!("ready/{attempt}/{}", self.id), b"1")?;
+        }
+        Ok(true)
+    }
+
+    /// Waits for the next round that this launcher is in, or for the end of the job.
+    ///
+    /// # Blocking
+    /// A launcher that is in the job waits for its own time-outs at most; one that the job has no place for waits until
+    /// it has one or ends. A signal ends the wait.
+    pub(super) fn next(
+        &mut self,
+        keys: &Keys,
+        options: &Options,
+        signals: &Signals,
+        sinks: &mut Sinks,
+    ) -> Result<Next> {
+        if self.serves_store {
+            let text = self.decide(keys, options, signals, sinks)?;
+            keys.set(&format!("round/{}", self.next), text.as_bytes())?;
+            keys.add("rounds", 1)?;
+        }
+        let limit = options.linger + options.grace + options.timeout * 2;
+        let mut since = Instant::now();
+        let mut told = false;
+        loop {
+            keys.add(&pulse_key(self.id), 1)?;
+            if let Some(failure) = stop_of(signals) {
+                self.leave(keys)?;
+                return Ok(Next::Over(Some(failure)));
+            }
+            let text = match keys.get(&format!("round/{}", self.next), PULSE) {
+                Err(error) if error.kind() == ErrorKind::Timeout => {
+                    if self.round.is_some() && since.elapsed() > limit {
+                        bail!(
+                            "the launcher with the store has begun no new round within {}",
+                            humantime::format_duration(limit)
+                        );
+                    }
+                    continue;
+                }
+                text => text.context("the store of the job's first launcher failed")?,
+            };
+            self.next += 1;
+            since = Instant::now();
+            match self.read(keys, &text)? {
+                Some(next) => return Ok(next),
+                None if told => {}
+                None => {
+                    sinks.print_message(
+                        "the job runs with as many hosts as it takes: this one waits until one of them is lost",
+                    );
+                    told = true;
+                }
+            }
+        }
+    }
+
+    /// What a published round means for this launcher; `None` if it is not in it.
+    fn read(&mut self, keys: &Keys, text: &[u8]) -> Result<Option<Next>> {
+        let text = std::str::from_utf8(text).context(NO_ROUND)?;
+        let (head, rest) = text.split_once('\n').context(NO_ROUND)?;
+        if let Some(code) = head.strip_prefix("over ") {
+            let failure = Failure {
+                sentence: rest.to_owned(),
+                code: code.parse().context(NO_ROUND)?,
+                restart: Restart::Never,
+            };
+            return Ok(Some(Next::Over((!rest.is_empty()).then_some(failure))));
+        }
+        let attempt: u32 = head.parse().context(NO_ROUND)?;
+        let (job, list) = rest.split_once('\n').context(NO_ROUND)?;
+        let ids = list.split(' ').map(|id| id.parse().context(NO_ROUND));
+        let ids = ids.collect::<Result<Vec<u32>>>()?;
+        let Some(node) = ids.iter().position(|&id| id == self.id) else {
+            self.round = None;
+            return Ok(None);
+        };
+        let members = ids.iter().map(|&id| member(keys, id));
+        let members = members.collect::<Result<Vec<Member>>>()?;
+        let sizes = members.iter().map(|member| member.nproc);
+        let world_size = sizes.clone().try_fold(0_u32, u32::checked_add);
+        let job = Job {
+            id: job.to_owned(),
+            world_size: world_size.context("the nodes start too many ranks together")?,
+            first_rank: sizes.take(node).sum(),
+            master_port: keys.inner().port(),
+            node: u32::try_from(node)?,
+            nnodes: u32::try_from(members.len())?,
+        };
+        self.round = Some((attempt, members));
+        Ok(Some(Next::Attempt(attempt, job)))
+    }
+
+    /// Decides on the next round: its text.
+    fn decide(
+        &mut self,
+        keys: &Keys,
+        options: &Options,
+        signals: &Signals,
+        sinks: &mut Sinks,
+    ) -> Result<String> {
+        let mut counted = false;
+        match self.failure.take() {
+            Some(failure) if failure.restart == Restart::Never => return Ok(over(&failure)),
+            Some(failure) if failure.restart == Restart::Counted => {
+                if self.restarts == options.max_restarts {
+                    return Ok(over(&failure));
+                }
+                self.restarts += 1;
+                counted = true;
+            }
+            _ => {}
+        }
+        let attempt = match &self.round {
+            None => 0,
+            Some((attempt, _)) => 1 + rcomm::newest_attempt(&**keys.inner())?.max(*attempt),
+        };
+        let members = match self.gather(keys, options, signals)? {
+            Ok(members) => members,
+            Err(failure) => return Ok(over(&failure)),
+        };
+        if attempt > 0 {
+            let (restarts, most) = (self.restarts, options.max_restarts);
+            let why = match counted {
+                true => format!("restart {restarts} of {most}"),
+                false => "the hosts have changed".to_owned(),
+            };
+            sinks.print_message(&format!(
+                "all ranks start again on {}: {why}",
+                match members.len() {
+                    1 => "1 host".to_owned(),
+                    count => format!("{count} hosts"),
+                }
+            ));
+        }
+        let ids: Vec<String> = members.iter().map(|member| member.id.to_string()).collect();
+        let job = String::from_utf8_lossy(&keys.get("job", options.timeout)?).into_owned();
+        Ok(format!("{attempt}\n{job}\n{}", ids.join(" ")))
+    }
+
+    /// Waits until enough launchers are there, and the ranks of the last attempt have ended; returns who is in the round,
+    /// or why the job is over.
+    fn gather(
+        &mut self,
+        keys: &Keys,
+        options: &Options,
+        signals: &Signals,
+    ) -> Result<Result<Vec<Member>, Failure>> {
+        let (is_first, before) = match &self.round {
+            None => (true, Vec::new()),
+            Some((_, members)) => (false, members.clone()),
+        };
+        let limit = match is_first {
+            true => options.timeout,
+            false => options.linger + options.grace + options.timeout,
+        };
+        let (least, most) = (options.nnodes.least as usize, options.nnodes.most as usize);
+        let started = Instant::now();
+        let mut enough_since = None;
+        loop {
+            keys.add(&pulse_key(self.id), 1)?;
+            if let Some(failure) = stop_of(signals) {
+                return Ok(Err(failure));
+            }
+            let (there, ends) = self.there(keys, &before, options)?;
+            let chosen: Vec<Member> = there.into_iter().take(most).collect();
+            if chosen.len() >= least {
+                let since = *enough_since.get_or_insert_with(Instant::now);
+                let last_call = !is_first || since.elapsed() >= options.last_call;
+                if !ends && (chosen.len() == most || last_call) {
+                    return Ok(Ok(chosen));
+                }
+            }
+            if started.elapsed() > limit {
+                let there: Vec<&str> = chosen.iter().map(|member| &*member.host).collect();
+                let sentence = format!(
+                    "the job needs {least} hosts, and within {} there were only {}: {}",
+                    humantime::format_duration(limit),
+                    there.len(),
+                    there.join(", ")
+                );
+                return Ok(Err(Failure {
+                    sentence,
+                    code: LAUNCHER_FAILED,
+                    restart: Restart::Never,
+                }));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// The launchers that are there: this one, those of the last round in their order, then others as they came; and whether
+    /// one of them has yet to end its ranks, or to show that it lives.
+    fn there(
+        &mut self,
+        keys: &Keys,
+        before: &[Member],
+        options: &Options,
+    ) -> Result<(Vec<Member>, bool)> {
+        let attempt = self.round.as_ref().map(|(attempt, _)| *attempt);
+        let was_in = |id: u32| before.iter().any(|member| member.id == id);
+        self.seen = keys.add("members", 0)?;
+        let all = 0..u32::try_from(self.seen.min(MAX_LAUNCHERS))?;
+        let others = before.iter().map(|member| member.id);
+        let others = others.chain(all.filter(|&id| !was_in(id)));
+        let mut pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut there = vec![member(keys, self.id)?];
+        let mut ends = false;
+        for id in others.filter(|&id| id != self.id) {
+            let is_set = |key: String| keys.check(&[&key]);
+            if is_set(format!("gone/{id}"))? || !is_set(member_key(id))? {
+                continue;
+            }
+            match pulses.look(keys, id, options.node_timeout)? {
+                Life::Alive => {}
+                Life::Silent => continue,
+                Life::Unknown => {
+                    ends = true;
+                    continue;
+                }
+            }
+            if let Some(attempt) = attempt.filter(|_| was_in(id))
+                && !is_set(format!("ready/{attempt}/{id}"))?
+            {
+                ends = true;
+                continue;
+            }
+            there.push(member(keys, id)?);
+        }
+        Ok((there, ends))
+    }
+
+    /// Tells the others how the job ended, if this launcher decides that, and waits until they know, for [`LEAVE_TIME`] at
+    /// most.
+    pub(super) fn finish(
+        &mut self,
+        keys: &Keys,
+        outcome: Option<&Failure>,
+        options: &Options,
+    ) -> Result<()> {
+        keys.set(&format!("left/{}", self.id), b"1")?;
+        if !self.serves_store {
+            return Ok(());
+        }
+        let text = outcome.map_or_else(|| "over 0\n".to_owned(), over);
+        keys.compare_set(&format!("round/{}", self.next), b"", text.as_bytes())?;
+        let deadline = Instant::now() + LEAVE_TIME;
+        let mut pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = 0..u32::try_from(keys.add("members", 0)?.min(MAX_LAUNCHERS))?;
+        let mut others: Vec<u32> = all.filter(|&id| id != self.id).collect();
+        while !others.is_empty() && Instant::now() < deadline {
+            std::thread::sleep(LOOK);
+            let mut left = Vec::new();
+            for id in others {
+                let knows = keys.check(&[&format!("left/{id}")])?
+                    || pulses.look(keys, id, options.node_timeout)? == Life::Silent;
+                if !knows {
+                    left.push(id);
+                }
+            }
+            others = left;
+        }
+        Ok(())
+    }
+}
+
+const NO_ROUND: &str = "the store holds no round of launchers: another program writes to it";
+
+fn member_key(id: u32) -> String {
+    format!("member/{id}")
+}
+
+pub(super) fn pulse_key(id: u32) -> String {
+    format!("pulse/{id}")
+}
+
+/// The launcher with this id, which has come.
+fn member(keys: &Keys, id: u32) -> Result<Member> {
+    let text = keys.get(&member_key(id), Duration::from_secs(1))?;
+    let text = std::str::from_utf8(&text).context(NO_ROUND)?;
+    let (nproc, host) = text.split_once(' ').context(NO_ROUND)?;
+    Ok(Member {
+        id,
+        nproc: nproc.parse().context(NO_ROUND)?,
+        host: host.chars().filter(|c| !c.is_control()).take(64).collect(),
+    })
+}
+
+/// The text of a round that says how the job ended.
+fn over(failure: &Failure) -> String {
+    format!("over {}\n{}", failure.code, failure.sentence)
+}
+
+/// The failure of a launcher that a signal has stopped while it had no ranks.
+fn stop_of(signals: &Signals) -> Option<Failure> {
+    let asks_to_stop = |signal: &Signal| ![Signal::USR1, Signal::USR2].contains(signal);
+    let signal = signals.take().into_iter().find(asks_to_stop)?;
+    Some(Failure {
+        sentence: format!("stopped by {}", name_of(signal)),
+        code: u8::try_from(128 + signal.as_raw()).unwrap_or(LAUNCHER_FAILED),
+        restart: Restart::Never,
+    })
+}

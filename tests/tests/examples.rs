@@ -5,12 +5,12 @@
     reason = "the reason for a skipped test is part of its result"
 )]
 
-use rcomm_recorder::publish::remove_stale_rings;
+use rcomm_recorder::publish::{LaunchRecord, LaunchedRank, remove_stale_rings};
 use rcomm_recorder::record::default_directory;
 use rcomm_tests::process::{run, wait_until};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The program of an example, which `cargo test --workspace` builds before it runs tests.
 fn example(name: &str) -> Option<PathBuf> {
@@ -55,21 +55,68 @@ fn ranks_that_divide_the_optimizers_state_learn_what_one_process_learns() {
     );
 }
 
+/// `rcomm-run` of the same build as an example.
+fn launcher_beside(example: &Path) -> Option<PathBuf> {
+    let build = example.ancestors().nth(2);
+    let launcher = build
+        .expect("target/PROFILE/examples/NAME")
+        .join("rcomm-run");
+    if !launcher.exists() {
+        eprintln!("skipped: rcomm-run is not built; cargo build -p rcomm-tools builds it");
+        return None;
+    }
+    Some(launcher)
+}
+
+/// A rank is killed; the others go on without it, and then with the process that the launcher has started in its place.
+#[test]
+fn a_job_shrinks_and_grows_while_it_trains() {
+    let Some(elastic) = example("elastic") else {
+        return;
+    };
+    let Some(launcher) = launcher_beside(&elastic) else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let output = std::process::Command::new(launcher)
+        .args(["-n", "4", "--replace", "1", "--job-id", "elastic"])
+        .arg(elastic)
+        .current_dir(folder.path())
+        .env_remove("RCOMM_JOB_SECRET")
+        .env("RCOMM_RING_DIR", folder.path())
+        .env("RCOMM_DUMP_DIR", folder.path().join("dumps"))
+        .output()
+        .expect("a run");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}{errors}");
+    let sizes = "4, 4, 4, 4, 4, 4, 4, 3, 3, 3, 3, 4, 4, 4, 4, 4";
+    for rank in 0..4 {
+        let right = format!("rank {rank}, attempt 1: [{sizes}] ranks, the losses are right");
+        assert!(printed.contains(&right), "{printed}{errors}");
+    }
+    let replaced = "was killed by SIGKILL (9) after";
+    let joins = "a process joins in its place, 1 of 1";
+    assert!(
+        errors.contains(replaced) && errors.contains(joins),
+        "{errors}"
+    );
+    // The launcher's record is that of the attempt which the ranks have begun themselves: all of its processes ended well.
+    let record = LaunchRecord::of_job(folder.path(), "elastic").remove(0);
+    assert_eq!((record.attempt, record.ranks.len()), (1, 4), "{record:?}");
+    let ended_well = |rank: &LaunchedRank| rank.end.is_some_and(|end| end.is_success());
+    assert!(record.ranks.iter().all(ended_well), "{record:?}");
+}
+
 /// A rank is lost in the first attempt; the second one goes on from the last step that was saved.
 #[test]
 fn a_job_that_is_started_again_goes_on_from_its_last_step() {
     let Some(restart) = example("restart") else {
         return;
     };
-    let launcher = restart
-        .ancestors()
-        .nth(2)
-        .map(|build| build.join("rcomm-run"));
-    let launcher = launcher.expect("target/PROFILE/examples/restart");
-    if !launcher.exists() {
-        eprintln!("skipped: rcomm-run is not built; cargo build -p rcomm-tools builds it");
+    let Some(launcher) = launcher_beside(&restart) else {
         return;
-    }
+    };
     let folder = tempfile::tempdir().expect("a temporary directory");
     let output = std::process::Command::new(launcher)
         .args(["-n", "3", "--max-restarts", "1"])

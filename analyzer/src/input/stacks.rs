@@ -14,7 +14,7 @@
 //! ```
 
 use rcomm_recorder::model::{Frame, Rank};
-use rcomm_verdict::{FrameRef, Report};
+use rcomm_verdict::{Finding, FrameRef, Report};
 use std::fmt;
 
 /// At most this many frames of one process are read.
@@ -168,11 +168,13 @@ fn read_frame(line: &str) -> Option<Frame> {
 }
 
 /// Adds to each finding the stacks of the ranks at fault, as frames `now` and, below Python, `native`, and puts them
-/// before its other frames.
+/// before its other frames. A finding that has the stacks of all of them asks for none.
 pub fn join(report: &mut Report, stacks: &[RankStacks]) {
     for finding in &mut report.findings {
         let mut now: Vec<FrameRef> = Vec::new();
+        let mut is_complete = true;
         for rank in &finding.culprit_ranks {
+            let before = now.len();
             let of_rank = || stacks.iter().filter(|stacks| stacks.rank == *rank);
             let python = of_rank().find_map(RankStacks::main_thread);
             let stack = python.unwrap_or_default();
@@ -191,6 +193,11 @@ pub fn join(report: &mut Report, stacks: &[RankStacks]) {
                 filename: frame.place.clone(),
                 line: 0,
             }));
+            is_complete &= now.len() > before;
+        }
+        if is_complete {
+            let read = "read its stack, which is in this report";
+            finding.next = finding.next.replacen(Finding::TAKE_STACK, read, 1);
         }
         finding.frames.splice(0..0, now);
     }

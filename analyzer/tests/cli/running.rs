@@ -143,6 +143,14 @@ fn worker_servers_give_records_and_the_stack_of_the_rank_at_fault() {
         "{text}"
     );
     assert!(text.contains("called from"), "{text}");
+    let next = text
+        .lines()
+        .find(|line| line.trim_start().starts_with("next"));
+    assert!(
+        next.is_some_and(|line| !line.contains("take its stack")),
+        "{text}"
+    );
+    assert!(text.contains("read its stack"), "{text}");
     // The archive holds the stacks.
     let later = run(&["analyze", "--snapshot", archive.to_str().unwrap()]);
     assert!(later.stdout.contains("rank 2 is now in load"), "{later:?}");

@@ -272,6 +272,9 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl Finding {
+    /// Asks in [`next`](Self::next) for the stack of the one rank that it names.
+    pub const TAKE_STACK: &str = "take its stack";
+
     /// A finding with only these facts, confidence 1 and number 0; a report numbers its findings.
     pub fn new(code: Code, culprit_ranks: Vec<Rank>, sentence: String) -> Self {
         Self {

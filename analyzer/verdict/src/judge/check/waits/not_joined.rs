@@ -217,8 +217,9 @@ fn next(ctx: &Context<'_>, culprits: &[Rank], records: &[usize]) -> String {
     let site = ctx.last_op(record).and_then(|op| ctx.call_site(op));
     let site = site.map(|frame| format!(" after {}", Context::name_site(frame)));
     format!(
-        "look at what rank {rank} does{}: take its stack{}",
+        "look at what rank {rank} does{}: {}{}",
         site.unwrap_or_default(),
+        Finding::TAKE_STACK,
         done.unwrap_or_default()
     )
 }

@@ -49,6 +49,9 @@ fn assert_same(written: &Dump, read: &Dump) {
     assert_eq!(read.status, written.status);
     assert_eq!(read.comm_lib_version, written.comm_lib_version);
     assert_eq!(read.groups, written.groups);
+    assert_eq!(read.peers, written.peers);
+    assert_eq!(read.processor_wait, written.processor_wait);
+    assert_eq!(read.closed_ns, written.closed_ns);
     assert_eq!(read.nccl_comm_state, written.nccl_comm_state);
     assert_eq!(content(read), content(written));
 }

@@ -22,7 +22,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const TENSOR: &[Tensor<'static>] = &[Tensor {
     dtype: DType::F32,
@@ -317,7 +317,8 @@ fn files_that_make_no_tls_identity_are_refused_by_name() {
     let good = ca.issue(folder, "good");
     Tls::from_files(&good).unwrap();
     let refused = |files: &TlsFiles| Tls::from_files(files).unwrap_err().to_string();
-    let expired = refused(&ca.issue_until(folder, "old", 2020));
+    let expired =
+        refused(&ca.issue_until(folder, "old", SystemTime::now() - Duration::from_secs(60)));
     assert!(expired.contains("old.cert.pem has expired"), "{expired}");
     let foreign = TlsFiles {
         ca: Ca::new().issue(folder, "foreign").ca,

@@ -9,7 +9,7 @@ use rcomm::store::{Store, StoreAccess, StoreLimits, TcpStore, TcpStoreServer};
 use rcomm::{Config, ErrorKind, Rendezvous, Secret, Tls, World};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const LONG: Duration = Duration::from_secs(60);
 const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
@@ -409,6 +409,47 @@ fn a_store_and_a_client_of_which_one_has_no_tls_or_another_ca_say_so_at_once() {
     let refused = error(&with_tls, &other);
     assert!(refused.contains("another job secret"), "{refused}");
     connect(&with_tls, &access).unwrap().set("k", b"v").unwrap();
+}
+
+/// An identity of this CA that was valid when it was read, and no longer is.
+fn expired(ca: &Ca) -> Tls {
+    let folder = tempfile::tempdir().unwrap();
+    // On a busy machine the first has expired before it is read.
+    for seconds in [1, 4, 60] {
+        let end = SystemTime::now() + Duration::from_secs(seconds);
+        let Ok(tls) = Tls::from_files(&ca.issue_until(folder.path(), "old", end)) else {
+            continue;
+        };
+        // The last second counts as a whole.
+        while SystemTime::now() < end + Duration::from_secs(1) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        return tls;
+    }
+    panic!("no certificate was read within the minute in which it is valid");
+}
+
+#[test]
+fn a_certificate_that_expires_during_the_job_is_named_on_both_ends() {
+    let ca = Ca::new();
+    let (valid, old) = (identity(&ca, "valid"), expired(&ca));
+    let secret = Secret::from_text("ours");
+    let access = |tls: &Tls| StoreAccess::Tls(tls.clone(), Some(secret.clone()));
+    for (server_has, client_has, told) in [
+        (&old, &valid, "its TLS certificate has expired: renew it"),
+        (
+            &valid,
+            &old,
+            "does not accept the TLS certificate of this process, which is not valid now",
+        ),
+    ] {
+        let server = server(&access(server_has), StoreLimits::default());
+        let refused = connect(&server, &access(client_has))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(refused.contains(told), "{refused}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use rcomm_recorder::publish::TlsFiles;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 /// A CA.
 pub struct Ca {
@@ -27,14 +28,15 @@ impl Ca {
 
     /// Writes the three files of an identity, whose names begin with `name`, to this folder.
     pub fn issue(&self, folder: &Path, name: &str) -> TlsFiles {
-        self.issue_until(folder, name, 2120)
+        let century = Duration::from_secs(100 * 365 * 86_400);
+        self.issue_until(folder, name, SystemTime::now() + century)
     }
 
-    /// As [`issue`](Self::issue), with a certificate that is valid from the year 2000 to the begin of this year.
-    pub fn issue_until(&self, folder: &Path, name: &str, year: i32) -> TlsFiles {
+    /// As [`issue`](Self::issue), with a certificate that is valid from the year 2000 to this time, in whole seconds.
+    pub fn issue_until(&self, folder: &Path, name: &str, end: SystemTime) -> TlsFiles {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.not_before = date_time_ymd(2000, 1, 1);
-        params.not_after = date_time_ymd(year, 1, 1);
+        params.not_after = end.into();
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let write = |end: &str, text: &str| {

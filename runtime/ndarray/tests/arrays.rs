@@ -1,0 +1,154 @@
+//! Collectives on arrays of every layout, compared with what ndarray computes.
+#![allow(clippy::unwrap_used)]
+
+use ndarray::{Array1, Array2, Array3, Array4, Axis, array, s};
+use rcomm::{DType, ErrorKind, Op, ReduceOp, World, f16};
+use rcomm_ndarray::{ArrayGroup, array_of, buffer_of, read, write};
+use rcomm_tests::world::{Carrier, on_threads};
+
+fn on_two(body: impl Fn(World) + Sync) {
+    on_threads(2, &Carrier::Cpu, |_| {}, body);
+}
+
+/// Numbers that differ by rank and by index.
+fn image(rank: u32) -> Array4<f32> {
+    Array4::from_shape_fn((2, 3, 4, 5), |(n, c, h, w)| {
+        (n * 1000 + c * 100 + h * 10 + w) as f32 + rank as f32 * 0.25
+    })
+}
+
+#[test]
+fn arrays_whose_strides_differ_between_ranks_are_combined_by_index() {
+    on_two(|world| {
+        let group = world.group();
+        let rank = group.rank();
+        let sum = image(0) + image(1);
+        // One rank has the channels last in memory.
+        let own = || match rank {
+            0 => image(0),
+            _ => {
+                let last = image(1).permuted_axes([0, 2, 3, 1]);
+                let last = last.as_standard_layout().into_owned();
+                last.permuted_axes([0, 3, 1, 2])
+            }
+        };
+        assert_eq!(own(), image(rank));
+        assert_eq!(own().is_standard_layout(), rank == 0);
+
+        let mut reduced = own();
+        group.all_reduce_array(&mut reduced, ReduceOp::Sum).unwrap();
+        assert_eq!(reduced, sum);
+        assert_eq!(reduced.strides(), own().strides());
+
+        let mut sent = own();
+        group.broadcast_array(&mut sent, 1).unwrap();
+        assert_eq!(sent, image(1));
+
+        let all = group.all_gather_array(&own()).unwrap();
+        assert_eq!(all.shape(), [2, 2, 3, 4, 5]);
+        assert_eq!(all.index_axis(Axis(0), 0), image(0));
+        assert_eq!(all.index_axis(Axis(0), 1), image(1));
+
+        let part = group.reduce_scatter_array(&own(), ReduceOp::Sum).unwrap();
+        assert_eq!(part, sum.index_axis(Axis(0), rank as usize));
+
+        if rank == 1 {
+            group.send_array(&own(), 0, 3).unwrap();
+        } else {
+            let mut got = Array4::<f32>::zeros((5, 4, 3, 2)).reversed_axes();
+            group.recv_array(&mut got, 1, 3).unwrap();
+            assert_eq!(got, image(1));
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_slice_of_an_array_is_written_and_the_rest_is_not() {
+    on_two(|world| {
+        let mut all = Array2::<i64>::ones((4, 6));
+        let mut every_other = all.slice_mut(s![..;-2, ..;2]);
+        world
+            .group()
+            .all_reduce_array(&mut every_other, ReduceOp::Sum)
+            .unwrap();
+        let expected = Array2::from_shape_fn((4, 6), |(row, column)| {
+            1 + i64::from(row % 2 == 1 && column % 2 == 0)
+        });
+        assert_eq!(all, expected);
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn arrays_without_dimensions_or_elements_are_taken() {
+    on_two(|world| {
+        let group = world.group();
+        let mut number = ndarray::arr0(f64::from(group.rank()) + 0.5);
+        group.all_reduce_array(&mut number, ReduceOp::Max).unwrap();
+        assert_eq!(number.into_scalar(), 1.5);
+        let all = group
+            .all_gather_array(&ndarray::arr0(group.rank()))
+            .unwrap();
+        assert_eq!(all, array![0, 1]);
+        let mut none = Array3::<f16>::default((3, 0, 2));
+        group.all_reduce_array(&mut none, ReduceOp::Sum).unwrap();
+        let all = group.all_gather_array(&none).unwrap();
+        assert_eq!(all.shape(), [2, 3, 0, 2]);
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_wrong_length_is_an_error_of_both_ranks_and_leaves_a_strided_array_as_it_was() {
+    on_two(|world| {
+        let rank = world.rank() as usize;
+        let before = Array2::<f32>::ones((3, 2 + rank)).reversed_axes();
+        let mut array = before.clone();
+        let error = world.group().all_reduce_array(&mut array, ReduceOp::Sum);
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Mismatch);
+        assert_eq!(array, before);
+    });
+}
+
+#[test]
+fn arrays_become_buffers_and_buffers_become_arrays() {
+    let cut = {
+        let mut all = Array1::from_iter(0..10u32);
+        all.slice_collapse(s![3..7]);
+        all
+    };
+    let buffer = buffer_of(cut).unwrap();
+    assert_eq!((buffer.dtype(), buffer.shape()), (DType::U32, &[4][..]));
+    assert_eq!(
+        array_of::<u32>(buffer).unwrap(),
+        array![3, 4, 5, 6].into_dyn()
+    );
+    let turned = array![[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]].reversed_axes();
+    let buffer = buffer_of(turned.clone()).unwrap();
+    assert_eq!(array_of::<f32>(buffer).unwrap(), turned.clone().into_dyn());
+    let error = array_of::<f64>(buffer_of(turned.clone()).unwrap());
+    assert!(error.unwrap_err().to_string().contains("f64"));
+
+    on_two(|world| {
+        let group = world.group();
+        let buffer = buffer_of(turned.clone()).unwrap();
+        let op = ReduceOp::Sum.into();
+        let work = group.execute_async(Op::AllReduce { buffer, op }).unwrap();
+        let (Op::AllReduce { buffer, .. }, _) = work.wait().unwrap() else {
+            panic!("another operation came back");
+        };
+        assert_eq!(array_of::<f32>(buffer).unwrap(), (&turned * 2.0).into_dyn());
+        // Reads and writes of one operation.
+        let mut out = Array2::<f32>::zeros((3, 4)).reversed_axes();
+        let gathered = read(&turned, |input| {
+            write(&mut out, |output| {
+                group.execute(Op::AllGatherSingle { input, output })
+            })
+        });
+        gathered.unwrap();
+        let flat: Vec<f32> = turned.iter().chain(turned.iter()).copied().collect();
+        assert_eq!(out.iter().copied().collect::<Vec<_>>(), flat);
+        world.shutdown().unwrap();
+    });
+}

@@ -3,10 +3,10 @@
 
 use super::{LENS, average, gradient, parameters, run, small_buckets};
 use rcomm::data_parallel::{
-    BucketSizes, Parameter, PowerSgdHook, Reducer, ReducerOptions, UnevenInputs, UnusedParameters,
-    Wire,
+    BucketSizes, Int8CompressHook, Parameter, PowerSgdHook, Reducer, ReducerOptions, UnevenInputs,
+    UnusedParameters, Wire,
 };
-use rcomm::{ErrorKind, GroupOptions, OpType, SparseTensor, World};
+use rcomm::{ErrorKind, GroupOptions, OpType, ReduceOp, SparseTensor, World, bf16};
 use std::time::Duration;
 
 fn count(world: &World, op: OpType) -> usize {
@@ -409,6 +409,100 @@ fn power_sgd_sends_less_and_loses_nothing_over_many_steps() {
             .flat_map(|it| it.input_sizes.concat());
         let sizes: Vec<u64> = sizes.collect();
         assert!(sizes.contains(&48) && sizes.contains(&40), "{sizes:?}");
+        world.shutdown().unwrap();
+    });
+}
+
+/// An element of a rank, and what 3 ranks have on average, of some hundred elements of any size.
+fn element(rank: u32, at: usize) -> f32 {
+    let size = 10.0f32.powi((at / 300) as i32);
+    (((at * 37 + rank as usize * 11) % 17) as f32 - 8.3) * size
+}
+
+#[test]
+fn sums_in_8_bits_are_the_same_on_all_ranks_and_off_by_less_than_their_bound() {
+    const RANKS: u32 = 3;
+    run(RANKS, |world| {
+        let group = world.group();
+        for len in [0, 1, 2, 5, 900, 1_537] {
+            for op in [ReduceOp::Sum, ReduceOp::Avg] {
+                let own = (0..len).map(|at| element(world.rank(), at));
+                let own: Vec<f32> = own.collect();
+                let mut got = own.clone();
+                group.all_reduce_int8(&mut got, op).unwrap();
+                let mut exact = own.clone();
+                group.all_reduce(&mut exact, op).unwrap();
+                // No element of a block is larger than the largest of all elements.
+                let largest = own
+                    .iter()
+                    .fold(0.0f32, |most, it| most.max(it.abs()))
+                    .max(1.0);
+                let mut bound = vec![largest];
+                group.all_reduce(&mut bound, ReduceOp::Max).unwrap();
+                let bound = bound[0] / 127.0 * RANKS as f32;
+                for (got, exact) in got.iter().zip(&exact) {
+                    assert!((got - exact).abs() <= bound, "{got} for {exact}, {len}");
+                }
+                let bits: Vec<u32> = got.iter().map(|it| it.to_bits()).collect();
+                let mut all = vec![0; len * RANKS as usize];
+                group.all_gather_single(&bits, &mut all).unwrap();
+                assert!(all.chunks(len.max(1)).all(|other| other == bits));
+            }
+        }
+        let mut narrow = vec![bf16::from_f32(1.0); 300];
+        if world.rank() == 1 {
+            narrow[299] = bf16::NAN;
+        }
+        group.all_reduce_int8(&mut narrow, ReduceOp::Sum).unwrap();
+        assert!(narrow[0].to_f32() > 2.9 && narrow[299].is_nan());
+        let error = group.all_reduce_int8(&mut [1.0f32], ReduceOp::Max);
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn gradients_in_8_bits_lose_nothing_over_many_steps() {
+    const LEN: usize = 1_000;
+    const STEPS: usize = 200;
+    run(3, |world| {
+        let names = vec![Parameter::new("weights", &[LEN as u64])];
+        let options = ReducerOptions {
+            hook: Some(Box::new(Int8CompressHook::default())),
+            ..ReducerOptions::default()
+        };
+        let mut reducer = Reducer::new(world.group(), names, options).unwrap();
+        let own: Vec<f32> = (0..LEN).map(|at| element(world.rank(), at)).collect();
+        let mean = |at| (0..3).map(|rank| element(rank, at)).sum::<f32>() / 3.0;
+        let mut sum = vec![0.0f64; LEN];
+        for _ in 0..STEPS {
+            reducer.ready(0, &own).unwrap();
+            reducer.finish_in_place().unwrap();
+            let got = reducer.average(0).unwrap();
+            sum.iter_mut()
+                .zip(got)
+                .for_each(|(sum, &got)| *sum += f64::from(got));
+        }
+        for (at, sum) in sum.iter().enumerate() {
+            let (got, exact) = (*sum / STEPS as f64, f64::from(mean(at)));
+            // What a rank still owes after the last step, of elements that share their scale with those of the next size.
+            let owed = 8.7 * 10.0f64.powi((at / 300) as i32 + 1) / 127.0 * 2.0;
+            assert!(
+                (got - exact).abs() <= owed / STEPS as f64,
+                "{at}: {got} for {exact}"
+            );
+        }
+        let dump = world.snapshot();
+        let is_narrow = |types: &Vec<String>| types.iter().all(|it| it == "Byte");
+        let sent = dump
+            .entries
+            .iter()
+            .filter(|it| it.op == OpType::AllToAllSingle);
+        let signatures = &dump.signatures;
+        let mut sent = sent.map(|it| &signatures[it.signature as usize]).peekable();
+        assert!(sent.peek().is_some());
+        assert!(sent.all(|it| is_narrow(&it.input_dtypes)));
         world.shutdown().unwrap();
     });
 }

@@ -43,7 +43,7 @@ pub use input::{inspector, load, log, ras, rsum, stacks};
 pub use live::source::{self, Source};
 pub use live::{
     Anchor, JobsWatch, Judge, Live, LiveOptions, Moment, NodeJob, NodeJobs, Pace, RankView,
-    Snapshot, SourceStatus, Urgency, Watch, recording, simulate,
+    ReducerView, Snapshot, SourceStatus, Urgency, Watch, recording, simulate,
 };
 pub use rcomm_verdict::{
     Analysis, Code, Difference, EndKind, Evidence, Explanation, Extent, Finding, FrameRef,

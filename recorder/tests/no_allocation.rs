@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use rcomm_recorder::model::{DType, Failure, FailureKind, OpType, ProcessGroupInfo, ReduceOp};
+use rcomm_recorder::model::{
+    DType, Failure, FailureKind, OpType, ProcessGroupInfo, ReduceOp, ReducerBucket, ReducerStep,
+    ReducerTimes,
+};
 use rcomm_recorder::record::{
     FlightRecorder, Operation, Placement, RecorderConfig, SignatureCache, SignatureKey,
     SignatureRef, Tensor,
@@ -71,6 +74,8 @@ fn recording_known_operations_allocates_nothing() {
         recorder.step(3);
         recorder.heartbeat();
         recorder.note_failure(&failure);
+        let buckets = (0..2 * ReducerStep::MAX_BUCKETS).map(|_| ReducerBucket::default());
+        recorder.note_reducer_step(0, &ReducerTimes::default(), buckets);
         recorder.status(group)
     };
     one_of_each();

@@ -4,7 +4,8 @@
 use proptest::prelude::*;
 use rcomm_recorder::model::{
     Entry, EntryState, Frame, GroupPlace, LinkEnd, OpType, Peer, PeerLink, ProcessGroupInfo,
-    ProcessGroupStatus, ProcessorWait, RankStatus, ReduceOp, Signature, WaitingOperation,
+    ProcessGroupStatus, ProcessorWait, RankStatus, ReduceOp, ReducerBucket, ReducerStep,
+    ReducerSums, ReducerTimes, Signature, WaitingOperation,
 };
 use rcomm_recorder::publish::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, write_dump_file,
@@ -53,6 +54,9 @@ fn assert_same(written: &Dump, read: &Dump) {
     assert_eq!(read.processor_wait, written.processor_wait);
     assert_eq!(read.closed_ns, written.closed_ns);
     assert_eq!(read.nccl_comm_state, written.nccl_comm_state);
+    assert_eq!(read.peers, written.peers);
+    assert_eq!(read.processor_wait, written.processor_wait);
+    assert_eq!(read.reducer_steps, written.reducer_steps);
     assert_eq!(content(read), content(written));
 }
 
@@ -256,6 +260,7 @@ fn dump() -> impl Strategy<Value = Dump> {
                 failures: Vec::new(),
                 closed_ns: 0,
                 peers: peers(),
+                reducer_steps: reducer_steps(),
                 processor_wait: with_status.then_some(ProcessorWait {
                     since_ns: 8,
                     waited_ns: u64::MAX >> 1,
@@ -263,6 +268,46 @@ fn dump() -> impl Strategy<Value = Dump> {
             }
         },
     )
+}
+
+/// Two steps of a reducer, one without buckets.
+fn reducer_steps() -> Vec<ReducerStep> {
+    let empty = ReducerStep {
+        id: 3,
+        ..ReducerStep::default()
+    };
+    let bucket = |index| ReducerBucket {
+        index,
+        parameters: 2,
+        bytes: 1 << 40,
+        ready_ns: 3,
+        sent_ns: 4,
+        communication_ns: 5,
+        exposed_ns: 6,
+    };
+    let whole = ReducerStep {
+        id: 4,
+        group: 7,
+        ended_ns: 1_795_000_000_000_000_001,
+        times: ReducerTimes {
+            step: 9,
+            forward_ns: 10,
+            backward_ns: 11,
+            communication_ns: 12,
+            exposed_ns: 13,
+            bytes: 1 << 41,
+            bucket_count: 40,
+            sums: ReducerSums {
+                steps: 14,
+                forward_ns: 15,
+                backward_ns: 16,
+                communication_ns: 17,
+                exposed_ns: 18,
+            },
+        },
+        buckets: vec![bucket(0), bucket(5)],
+    };
+    vec![empty, whole]
 }
 
 /// Connections to all kinds of ends.

@@ -6,6 +6,7 @@ import { prepareHistory, remember, repaintHistory, showing, step } from "./histo
 import { listJobs } from "./jobs.js";
 import { drawMatrix } from "./matrix.js";
 import { chooseMetric, describe, drawRanks, walk } from "./ranks.js";
+import { refreshReducers } from "./reducers.js";
 import { drawGroups, drawInFlight, drawSources, drawStacks, drawStragglers } from "./tables.js";
 import { openInPerfetto, paint as paintTimeline, prepareTimeline, refresh as refreshTimeline } from "./timeline.js";
 import { prepareUpload } from "./upload.js";
@@ -138,7 +139,7 @@ function show(picture) {
   state.shown = picture;
   draw();
   if (state.filter) select();
-  if (picture === state.live) refreshTimeline({ past: false });
+  if (picture === state.live) { refreshTimeline({ past: false }); refreshReducers({ upload, past: false }); }
   if (state.group && picture === state.live) openGroup(state.group);
 }
 
@@ -154,6 +155,7 @@ async function go(number) {
   state.group = null;
   showing(number);
   refreshTimeline({ past: true });
+  refreshReducers({ upload, past: true });
   try {
     const picture = await ask("picture", { at: number });
     if (state.paused) show(picture);

@@ -9,6 +9,7 @@
 //! | `jobs` | the list of a node's jobs with their verdicts |
 //! | `latest` | the last answer of each source |
 //! | `options` | [`LiveOptions`], and [`Moment`], a time on both clocks |
+//! | `reducers` | the newest step of each reducer |
 //! | `seen` | findings that no record shows |
 //! | `snapshot` | [`Snapshot`] and [`RankView`]: the data that a view shows |
 //! | `views` | the ranks as views show them |
@@ -22,6 +23,7 @@ mod judging;
 mod latest;
 mod options;
 pub mod recording;
+mod reducers;
 mod seen;
 pub mod simulate;
 mod snapshot;
@@ -34,5 +36,6 @@ mod watch;
 pub use jobs::{JobsWatch, NodeJob, NodeJobs};
 pub use judging::{Live, Urgency};
 pub use options::{Judge, LiveOptions, Moment};
+pub use reducers::ReducerView;
 pub use snapshot::{RankView, Snapshot, SourceStatus};
 pub use watch::{Anchor, Pace, Watch};

@@ -2,7 +2,7 @@
 
 use crate::model::{
     Communicator, Entry, EntryState, Failure, Frame, GroupPlace, PeerLink, ProcessGroupInfo,
-    ProcessGroupStatus, ProcessorWait, Rank, RankStatus, Signature, Stack,
+    ProcessGroupStatus, ProcessorWait, Rank, RankStatus, ReducerStep, Signature, Stack,
 };
 use serde::{Deserialize, Serialize};
 
@@ -201,6 +201,8 @@ pub struct Dump {
     pub peers: Vec<PeerLink>,
     /// How long its threads had to wait for a processor; `None` if that was not recorded.
     pub processor_wait: Option<ProcessorWait>,
+    /// The newest steps of the process's reducers, in the order of their numbers; empty if it has none.
+    pub reducer_steps: Vec<ReducerStep>,
 }
 
 impl Dump {
@@ -243,6 +245,7 @@ impl Dump {
             closed_ns: self.closed_ns,
             peers: self.peers.clone(),
             processor_wait: self.processor_wait,
+            reducer_steps: self.reducer_steps.clone(),
         }
     }
 

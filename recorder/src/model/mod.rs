@@ -8,6 +8,7 @@ mod group;
 mod nccl;
 mod ops;
 mod peer_link;
+mod reducer;
 mod status;
 pub mod text;
 
@@ -18,4 +19,5 @@ pub use group::{GroupId, GroupPlace, ProcessGroupInfo, Rank};
 pub use nccl::{Communicator, KernelProgress, LinkProgress, LinkWait};
 pub use ops::{Bus, Layout, OpType, Parts, Pattern, WaitsFor};
 pub use peer_link::{LinkEnd, PeerLink, WaitingOperation};
+pub use reducer::{ReducerBucket, ReducerStep, ReducerSums, ReducerTimes};
 pub use status::{ProcessGroupStatus, ProcessorWait, RankStatus};

@@ -115,6 +115,7 @@ impl FollowedDump {
             closed_ns,
             peers,
             processor_wait,
+            reducer_steps,
         } = newer;
         let dump = &mut self.dump;
         (dump.version, dump.recorder) = (version, recorder);
@@ -122,6 +123,7 @@ impl FollowedDump {
         (dump.comm_lib_version, dump.nccl_comm_state) = (comm_lib_version, nccl_comm_state);
         (dump.failures, dump.closed_ns) = (failures, closed_ns);
         (dump.peers, dump.processor_wait) = (peers, processor_wait);
+        dump.reducer_steps = reducer_steps;
         let mut known: HashMap<GroupId, u32> = (0..)
             .zip(&dump.groups)
             .map(|(index, group)| (group.info.id, index))

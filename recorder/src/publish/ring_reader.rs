@@ -12,6 +12,7 @@ use crate::record::layout::{self, RingLayout, halves, header};
 use crate::record::nccl;
 use crate::record::peers;
 use crate::record::process::{ProcessIdentity, ProcessState};
+use crate::record::reducer;
 use crate::record::sync::Read;
 use crate::record::{RingPart, decode, rings};
 use std::fs;
@@ -165,7 +166,7 @@ impl RingReader {
     }
 
     /// A hash of everything but the operations: groups and their progress, phase, step, lost records, NCCL's links,
-    /// failures and connections.
+    /// failures, connections and steps of reducers.
     pub(super) fn fingerprint(&self) -> u64 {
         let view = &self.view.words();
         let phases = rings::phases(&self.layout);
@@ -186,6 +187,7 @@ impl RingReader {
                 nccl::fingerprint(view, &self.layout),
                 failures::fingerprint(view, &self.layout),
                 peers::fingerprint(view, &self.layout),
+                reducer::fingerprint(view, &self.layout),
             ])
             .fold(0, |hash: u64, word| {
                 (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)

@@ -11,6 +11,7 @@ use super::lap::{self, LapRange};
 use super::layout::{self, NO_THREAD, RingLayout, group, halves, header, phase, slot};
 use super::nccl;
 use super::peers;
+use super::reducer;
 use super::ring::Found;
 use super::rings;
 use super::signature;
@@ -63,6 +64,7 @@ pub(crate) fn dump_of(
     decoder.status(unreadable);
     decoder.dump.failures = failures::read(memory, layout, decoder.anchor);
     decoder.dump.peers = peers::read(memory, layout, decoder.anchor);
+    decoder.dump.reducer_steps = reducer::read(memory, layout, decoder.anchor);
     decoder.dump.closed_ns = failures::closed_ns(memory, decoder.anchor);
     decoder.dump.processor_wait = processor_wait(memory, decoder.anchor);
     let mut dump = decoder.dump;

@@ -16,7 +16,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
 /// Raised when a word changes its meaning; readers refuse any other major version.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
-pub(crate) const MINOR: u32 = 7;
+pub(crate) const MINOR: u32 = 8;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -108,6 +108,12 @@ pub(crate) mod header {
     pub(crate) const PROCESSOR_WAIT_SINCE: usize = 204;
     /// How long the threads of operations have waited since then, ns.
     pub(crate) const PROCESSOR_WAIT: usize = 205;
+
+    // Since 1.8: the steps of reducers.
+    /// A section like those above; no rows = not kept.
+    pub(crate) const REDUCER: usize = 206;
+    /// The number of the newest step.
+    pub(crate) const LAST_REDUCER_STEP: usize = 208;
 }
 
 /// Value of [`header::STATE`]: in use.
@@ -290,6 +296,32 @@ pub(crate) mod peer {
     pub(crate) const MAX_ROWS: usize = 1024;
 }
 
+/// Words of one step of a reducer. Since 1.8. Durations are in ns.
+pub(crate) mod reducer {
+    use crate::model::ReducerStep;
+
+    pub(crate) const WORDS: usize = 128;
+    /// Number of slots.
+    pub(crate) const ROWS: usize = 16;
+    pub(crate) const ENDED: usize = 1;
+    /// The step's number in its reducer.
+    pub(crate) const STEP: usize = 2;
+    /// The group's number | number of buckets << 32.
+    pub(crate) const GROUP: usize = 3;
+    /// Number of buckets that follow.
+    pub(crate) const KEPT: usize = 4;
+    /// Four words: forward, backward, communication, exposed.
+    pub(crate) const TIMES: usize = 5;
+    pub(crate) const BYTES: usize = 9;
+    /// Five words: the number of steps of the reducer, the sums of the four times.
+    pub(crate) const SUMS: usize = 10;
+    pub(crate) const BUCKETS: usize = 16;
+    /// index | number of parameters << 32, bytes, ready, sent, how long it was under way, how long it was waited for.
+    pub(crate) const BUCKET_WORDS: usize = 6;
+
+    const _: () = assert!(BUCKETS + ReducerStep::MAX_BUCKETS * BUCKET_WORDS <= WORDS);
+}
+
 /// Index of a missing row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 /// Index of a missing row of the table of threads.
@@ -343,6 +375,8 @@ pub(crate) struct RingLayout {
     pub(crate) failures: Section,
     /// None before 1.6.
     pub(crate) peers: Section,
+    /// None before 1.8.
+    pub(crate) reducer: Section,
 }
 
 const NO_SECTION: Section = Section { word: 0, rows: 0 };
@@ -388,6 +422,7 @@ impl RingLayout {
                     .next_power_of_two(),
                 peer::WORDS * 8,
             ),
+            reducer: place(reducer::ROWS, reducer::WORDS * 8),
             slots: place(slots, slot::WORDS * 8),
             lap: place(lap, 8),
             bytes: 0,
@@ -397,7 +432,7 @@ impl RingLayout {
     }
 
     /// Each section with its word in the header, the bytes of a row, and the maximum number of rows.
-    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 13] {
+    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 14] {
         [
             (&mut self.groups, header::GROUPS, group::WORDS * 8, MAX_ROWS),
             (
@@ -442,6 +477,12 @@ impl RingLayout {
                 MAX_ROWS,
             ),
             (&mut self.peers, header::PEERS, peer::WORDS * 8, MAX_ROWS),
+            (
+                &mut self.reducer,
+                header::REDUCER,
+                reducer::WORDS * 8,
+                MAX_ROWS,
+            ),
         ]
     }
 
@@ -477,6 +518,7 @@ impl RingLayout {
             links: NO_SECTION,
             failures: NO_SECTION,
             peers: NO_SECTION,
+            reducer: NO_SECTION,
         };
         for (section, word, row_bytes, most) in layout.sections() {
             let start = memory.load(word);
@@ -487,6 +529,7 @@ impl RingLayout {
                 header::LINKS,
                 header::FAILURES,
                 header::PEERS,
+                header::REDUCER,
             ];
             if may_lack.contains(&word) && rows == 0 {
                 continue;
@@ -516,6 +559,7 @@ impl RingLayout {
             ("links", layout.links.rows.max(1)),
             ("failures", layout.failures.rows.max(1)),
             ("peers", layout.peers.rows.max(1)),
+            ("steps of reducers", layout.reducer.rows.max(1)),
         ] {
             if !rows.is_power_of_two() {
                 return Err(format!("it has {rows} {what}, not a power of two"));

@@ -23,6 +23,7 @@ pub(crate) mod peers;
 pub(crate) mod process;
 mod processor_wait;
 mod progress;
+pub(crate) mod reducer;
 pub(crate) mod ring;
 #[cfg(test)]
 mod ring_model;

@@ -1,6 +1,6 @@
 //! The rings of slots that a layout places in a ring file.
 
-use super::layout::{RingLayout, header, kernel, link, peer, phase, slot};
+use super::layout::{RingLayout, header, kernel, link, peer, phase, reducer, slot};
 use super::ring::{LapRing, SlotRing};
 
 /// The slots of operations.
@@ -31,4 +31,9 @@ pub(crate) fn links(layout: &RingLayout) -> SlotRing<{ link::WORDS }> {
 /// The rows of connections to other ends.
 pub(crate) fn peers(layout: &RingLayout) -> SlotRing<{ peer::WORDS }> {
     SlotRing::new(layout.peers.word, layout.peers.rows.max(1))
+}
+
+/// The slots of the steps of reducers.
+pub(crate) fn reducer(layout: &RingLayout) -> SlotRing<{ reducer::WORDS }> {
+    SlotRing::new(layout.reducer.word, layout.reducer.rows.max(1))
 }

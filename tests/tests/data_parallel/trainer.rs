@@ -530,6 +530,25 @@ fn statistics_say_what_a_step_took_and_what_of_it_was_exposed() {
             assert!(statistics.hidden() <= statistics.communication);
             let parts = statistics.forward + statistics.backward + statistics.exposed;
             assert_eq!(statistics.total(), parts);
+            assert!(buckets.iter().all(|it| it.ready <= it.sent));
+            // The record of the rank has the same.
+            let steps = world.snapshot().reducer_steps;
+            assert_eq!(steps.len() as u64, nth);
+            let recorded = steps.last().unwrap();
+            let times = recorded.times;
+            assert_eq!((recorded.group, times.step, times.bytes), (0, nth, 4 * 25));
+            let ns = |time: Duration| time.as_nanos() as u64;
+            assert_eq!(times.exposed_ns, ns(statistics.exposed));
+            assert_eq!(times.total_ns(), ns(statistics.total()));
+            assert_eq!((times.bucket_count, times.sums.steps), (3, nth));
+            let total: u64 = steps.iter().map(|step| step.times.communication_ns).sum();
+            assert_eq!(times.sums.communication_ns, total);
+            for (recorded, bucket) in recorded.buckets.iter().zip(buckets) {
+                assert_eq!(recorded.bytes, bucket.bytes as u64);
+                assert_eq!(recorded.ready_ns, ns(bucket.ready));
+                assert_eq!(recorded.communication_ns, ns(bucket.communication));
+            }
+            assert_eq!(recorded.buckets.len(), buckets.len());
         }
         world.shutdown().unwrap();
     });

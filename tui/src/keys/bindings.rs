@@ -188,6 +188,14 @@ pub const BINDINGS: &[Binding] = {
             "jobs of this node, trouble first",
         ),
         bind(
+            Views,
+            A::View(10),
+            "reducer",
+            &["0"],
+            "",
+            "reducer: step time and exposed communication",
+        ),
+        bind(
             Show,
             A::Problems,
             "problems",

@@ -42,6 +42,8 @@ pub enum Screen {
     Sources,
     /// The jobs of this node.
     Jobs,
+    /// What each rank's newest step of data-parallel training took.
+    Reducer,
     /// Help: keys, filter terms, commands and marks.
     Help,
 }
@@ -57,10 +59,11 @@ pub const VIEWS: &[(Screen, &str)] = &[
     (Screen::Timeline, "timeline"),
     (Screen::Sources, "sources"),
     (Screen::Jobs, "jobs"),
+    (Screen::Reducer, "reducer"),
 ];
 
 impl Screen {
-    /// The screen of a number key, from 1; `None` if the key has none.
+    /// The screen of a number key, from 1, where 10 is the key 0; `None` if the key has none.
     pub fn numbered(number: u8) -> Option<Self> {
         let at = usize::from(number).checked_sub(1)?;
         VIEWS.get(at).map(|(screen, _)| screen.clone())

@@ -28,7 +28,8 @@ fn trail(state: &State, narrow: bool) -> String {
 /// The name of a screen: `4:inflight`, `rank 2`, `E101`.
 fn name(state: &State, screen: &Screen) -> String {
     if let Some(at) = VIEWS.iter().position(|(view, _)| view == screen) {
-        return format!("{}:{}", at + 1, VIEWS[at].1);
+        // The tenth view has the key 0.
+        return format!("{}:{}", (at + 1) % 10, VIEWS[at].1);
     }
     match screen {
         Screen::Rank(rank) => format!("rank {rank}"),

@@ -1,10 +1,13 @@
 //! Jobs of real processes, observed while they run.
 
 use crate::session::{BINARY, Session, run};
+use rcomm::data_parallel::{BucketSizes, Parameter, Reducer, ReducerOptions};
 use rcomm::{Config, ReduceOp, World};
 use rcomm_analyzer::{Problem, Report, Severity, Verdict};
 use rcomm_tests::process::{CULPRIT, Job, free_port, wait_until};
 use rustix::process::Signal;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -18,6 +21,9 @@ pub(crate) fn run_as_a_rank() {
     let config = Config::from_environment().expect("the environment of a rank");
     let world = World::init(config).expect("a world");
     let what = std::env::var(WHAT).unwrap_or_default();
+    if what == "trains" {
+        train(&world);
+    }
     let culprit = world.rank() == CULPRIT;
     for step in 0.. {
         world.step(step);
@@ -33,6 +39,31 @@ pub(crate) fn run_as_a_rank() {
         let mut numbers = [1.0f32; 256];
         let summed = world.group().all_reduce(&mut numbers, ReduceOp::Sum);
         summed.expect("a sum of all ranks");
+    }
+}
+
+/// Averages the gradients of three parameters, each in a bucket of its own.
+fn train(world: &World) {
+    let parameters = (0..3).map(|at| Parameter::new(at.to_string(), &[1024 << at]));
+    let options = ReducerOptions {
+        buckets: BucketSizes { first: 1, rest: 1 },
+        ..ReducerOptions::default()
+    };
+    let reducer = Reducer::<f32>::new(world.group(), parameters.collect(), options);
+    let mut reducer = reducer.expect("the same model on all ranks");
+    for step in 0.. {
+        world.step(step);
+        reducer.begin_forward();
+        std::thread::sleep(Duration::from_millis(5));
+        for parameter in (0..3).rev() {
+            let gradient = reducer.gradient_mut(parameter).expect("a gradient");
+            gradient.fill(1.0);
+            std::thread::sleep(Duration::from_millis(2));
+            reducer.mark_ready(parameter).expect("a part of the step");
+        }
+        reducer
+            .finish_in_place()
+            .expect("the averages of all ranks");
     }
 }
 
@@ -282,6 +313,77 @@ fn a_rank_that_is_late_in_a_running_job_is_named() {
     });
     session.press("q");
     session.end();
+}
+
+/// The body of an answer of `rcomm-web`.
+fn get(address: SocketAddr, token: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("a server");
+    let head = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n");
+    write!(stream, "{head}Authorization: Bearer {token}\r\n\r\n").expect("a request");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    assert!(head.contains(" 200 "), "{path}: {text}");
+    body.to_owned()
+}
+
+#[test]
+fn the_steps_of_reducers_are_shown_live_and_counted() {
+    let (job, _) = job("trains");
+    let rings = rings(&job);
+    let arguments = ["--ring-dir", &rings, "--refresh", "100ms"];
+    let mut session = Session::start(&arguments, job.folder());
+    session.press("0");
+    session.wait("a row for each rank with its slowest bucket", |screen| {
+        let text = screen.contents();
+        let of = |rank: u32| format!("  {rank} ");
+        let rows = || text.lines().filter(|line| line.contains(" of 3: "));
+        text.contains("0:reducer")
+            && (0..RANKS).all(|rank| rows().any(|line| line.starts_with(&of(rank))))
+    });
+    session.press("q");
+    session.end();
+
+    let mut options = rcomm_web::Options {
+        ring_dir: Some(job.folder().join("rings")),
+        ..rcomm_web::Options::default()
+    };
+    options.pace.refresh = Duration::from_millis(100);
+    let page = rcomm_web::serve(options).expect("a page");
+    let ask = |path: &str| get(page.address(), page.token(), path);
+    let rows = wait_until("a row of each rank", || {
+        if !ask("/metrics").contains("rcomm_reducer_steps_total") {
+            return None;
+        }
+        let answer = ask("/api/v1/reducers");
+        let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+        let rows = answer["reducers"].as_array().expect("a list").clone();
+        (rows.len() == RANKS as usize).then_some(rows)
+    });
+    for (row, rank) in rows.iter().zip(0..) {
+        assert_eq!(row["rank"].as_u64(), Some(rank), "{row}");
+        let number = |key: &str| row[key].as_f64().expect("a number");
+        assert_eq!(number("bytes"), 4.0 * 7168.0, "{row}");
+        // The forward pass sleeps for 5 ms, and the backward pass before each of three buckets for 2 ms.
+        assert!(
+            number("forward_ms") >= 5.0 && number("backward_ms") >= 6.0,
+            "{row}"
+        );
+        let buckets = row["buckets"].as_array().expect("a list");
+        let ready = |at: usize| buckets[at]["ready_ms"].as_f64().expect("a time");
+        assert!(ready(0) >= 2.0 && ready(2) >= 6.0, "{row}");
+    }
+    let metrics = ask("/metrics");
+    let value = |name: &str| -> f64 {
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        let value = line.and_then(|line| line.rsplit_once(' ')).expect(name).1;
+        value.parse().expect("a number")
+    };
+    let steps = value("rcomm_reducer_steps_total{desc=\"default_pg\"}");
+    assert!(steps >= f64::from(RANKS), "{steps}");
+    let forward = value("rcomm_reducer_seconds_total{desc=\"default_pg\",part=\"forward\"}");
+    assert!(forward >= 0.005 * steps, "{forward} in {steps}");
+    assert!(value("rcomm_reducer_step_seconds{desc=\"default_pg\"}") >= 0.011);
 }
 
 #[test]

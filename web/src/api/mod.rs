@@ -6,6 +6,7 @@ pub(crate) mod explain;
 pub(crate) mod jobs;
 pub(crate) mod matrix;
 pub(crate) mod records;
+pub(crate) mod reducers;
 pub(crate) mod select;
 pub(crate) mod snapshots;
 pub(crate) mod timeline;

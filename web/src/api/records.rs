@@ -180,6 +180,7 @@ fn without_before(dump: &Dump, from: usize) -> Dump {
         closed_ns: dump.closed_ns,
         peers: dump.peers.clone(),
         processor_wait: dump.processor_wait,
+        reducer_steps: dump.reducer_steps.clone(),
     }
 }
 

@@ -22,6 +22,7 @@ const PARTS: &[(&str, &str, &str)] = parts! {
     SCRIPT "jobs.js"
     SCRIPT "matrix.js"
     SCRIPT "ranks.js"
+    SCRIPT "reducers.js"
     SCRIPT "tables.js"
     SCRIPT "timeline.js"
     SCRIPT "upload.js"

@@ -5,6 +5,7 @@
 //! between the longest and the shortest wait is how late that member was. This needs no common clock.
 
 use crate::metrics::new_entries::{NewEntries, is_completed};
+use crate::metrics::reducers::ReducerCounters;
 use rcomm_analyzer::Snapshot;
 use rcomm_recorder::model::{Entry, OpType, Rank};
 use rcomm_recorder::publish::Dump;
@@ -106,12 +107,18 @@ pub(crate) struct Counters {
     series: BTreeMap<SeriesKey, Series>,
     last_lost: HashMap<Rank, u64>,
     lost: u64,
+    reducers: ReducerCounters,
 }
 
 impl Counters {
     /// All series, by group description and operation.
     pub(crate) fn series(&self) -> &BTreeMap<SeriesKey, Series> {
         &self.series
+    }
+
+    /// What the records show of reducers.
+    pub(crate) fn reducers(&self) -> &ReducerCounters {
+        &self.reducers
     }
 
     /// Operations that rings dropped or overwrote, over all ranks; includes what a ring lost before its first read.
@@ -138,6 +145,9 @@ impl Counters {
                 *read.entry(key).or_default() += 1;
             }
         }
+        let mut reducers = std::mem::take(&mut self.reducers);
+        reducers.take(snapshot, |desc| self.description(desc));
+        self.reducers = reducers;
         let mut new_entries = std::mem::take(&mut self.new_entries);
         new_entries.take(snapshot, |_, dump, entry| {
             self.count_ended(dump, entry, &read)

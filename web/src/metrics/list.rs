@@ -139,6 +139,18 @@ metrics! {
     COLLECTIVE_BYTES Counter "rcomm_collective_bytes"
         "Input bytes of completed operations, over all ranks."
         => "rcomm.collective.io" "By";
+    REDUCER_STEP_SECONDS Gauge "rcomm_reducer_step_seconds"
+        "The longest of the ranks' newest steps of data-parallel training: forward, backward, exposed communication."
+        => "rcomm.reducer.step" "s";
+    REDUCER_EXPOSED_SECONDS Gauge "rcomm_reducer_exposed_seconds"
+        "The longest exposed communication of these steps: what the backward pass did not hide."
+        => "rcomm.reducer.exposed" "s";
+    REDUCER_STEPS Counter "rcomm_reducer_steps"
+        "Steps of reducers, counted on each rank."
+        => "rcomm.reducer.steps" "{step}";
+    REDUCER_SECONDS Counter "rcomm_reducer_seconds"
+        "Time of these steps, by part: forward, backward, communication, and what of it was exposed."
+        => "rcomm.reducer.time" "s";
     WEB_CONNECTIONS Gauge "rcomm_web_connections"
         "Open client connections.";
     WEB_EVENT_STREAMS Gauge "rcomm_web_event_streams"

@@ -3,7 +3,7 @@
 //! Sequence numbers and sizes are values, never labels, and no series has both a rank and a group. With D
 //! descriptions of groups (at most 65) and O operations (a fixed set), there are at most D × O × (4 + 2 × 16) series
 //! of counters and histograms, 512 × 9 of single groups, one for each code of a finding, [`MAX_RANKS`] × 3 of single
-//! ranks, [`MAX_SOURCES`] × 3 of sources, and some forty of the job. `rcomm_groups_omitted` counts the groups beyond
+//! ranks, [`MAX_SOURCES`] × 3 of sources, D × 7 of reducers, and some forty of the job. `rcomm_groups_omitted` counts the groups beyond
 //! the limit; further descriptions share one series.
 
 mod collectives;
@@ -11,6 +11,7 @@ pub(crate) mod counters;
 mod groups;
 pub(crate) mod list;
 pub(crate) mod new_entries;
+pub(crate) mod reducers;
 pub(crate) mod trace_id;
 mod writer;
 
@@ -65,6 +66,7 @@ pub(crate) fn write(
         groups(&mut w, snapshot);
         let job = matches!(exemplars, Exemplars::OfTraces).then_some(snapshot.job.as_str());
         collectives(&mut w, counters, job);
+        reducers::reducers(&mut w, counters.reducers());
         findings(&mut w, snapshot);
     }
     w.finish()

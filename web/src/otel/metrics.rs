@@ -4,6 +4,7 @@ use super::settings::Settings;
 use super::value::{attribute, resource, scope, text, unix};
 use crate::metrics::counters::{BOUNDS, Counters, Example, Histogram, Series};
 use crate::metrics::list;
+use crate::metrics::reducers::{PARTS, ReducerSeries};
 use crate::metrics::trace_id::SharedOp;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
@@ -48,6 +49,12 @@ pub(super) fn request(
         context.gauge(&list::RANKS_READ, report.input.ranks_read as f64),
         context.gauge(&list::RANKS_SILENT, silent as f64),
         context.gauge(&list::STRAGGLER_TIME_RATIO, report.straggler_share()),
+        context.reducer_gauge(&list::REDUCER_STEP_SECONDS, |series| series.newest_step),
+        context.reducer_gauge(&list::REDUCER_EXPOSED_SECONDS, |series| {
+            series.newest_exposed
+        }),
+        context.reducer_steps(),
+        context.reducer_seconds(),
     ];
     let metrics: Vec<Metric> = metrics.into_iter().flatten().collect();
     let count = metrics.len() as u64;
@@ -106,6 +113,77 @@ impl Context<'_> {
         };
         let data_points = vec![point];
         metric(listed, Data::Gauge(Gauge { data_points }))
+    }
+
+    /// `None` if there is no reducer.
+    fn reducer_gauge(
+        &self,
+        listed: &list::Metric,
+        value: impl Fn(&ReducerSeries) -> f64,
+    ) -> Option<Metric> {
+        let series = self.counters.reducers().series().iter();
+        let points = series.map(|(desc, series)| NumberDataPoint {
+            attributes: vec![attribute("rcomm.group.desc", text(&**desc))],
+            time_unix_nano: self.now,
+            value: Some(number_data_point::Value::AsDouble(value(series))),
+            ..NumberDataPoint::default()
+        });
+        let data_points: Vec<_> = points.collect();
+        if data_points.is_empty() {
+            return None;
+        }
+        metric(listed, Data::Gauge(Gauge { data_points }))
+    }
+
+    /// `None` if there is no reducer.
+    fn reducer_steps(&self) -> Option<Metric> {
+        let series = self.counters.reducers().series().iter();
+        let points = series.map(|(desc, series)| {
+            let steps = i64::try_from(series.sums.steps).unwrap_or(i64::MAX);
+            let attributes = vec![attribute("rcomm.group.desc", text(&**desc))];
+            (attributes, number_data_point::Value::AsInt(steps))
+        });
+        self.reducer_sum(&list::REDUCER_STEPS, points)
+    }
+
+    /// `None` if there is no reducer.
+    fn reducer_seconds(&self) -> Option<Metric> {
+        let series = self.counters.reducers().series().iter();
+        let points = series.flat_map(|(desc, series)| {
+            PARTS.map(|(part, value)| {
+                let seconds = value(&series.sums) as f64 / 1e9;
+                let attributes = vec![
+                    attribute("rcomm.group.desc", text(&**desc)),
+                    attribute("rcomm.reducer.part", text(part)),
+                ];
+                (attributes, number_data_point::Value::AsDouble(seconds))
+            })
+        });
+        self.reducer_sum(&list::REDUCER_SECONDS, points)
+    }
+
+    fn reducer_sum(
+        &self,
+        listed: &list::Metric,
+        points: impl Iterator<Item = (Vec<KeyValue>, number_data_point::Value)>,
+    ) -> Option<Metric> {
+        let points = points.map(|(attributes, value)| NumberDataPoint {
+            attributes,
+            start_time_unix_nano: self.began,
+            time_unix_nano: self.now,
+            value: Some(value),
+            ..NumberDataPoint::default()
+        });
+        let data_points: Vec<_> = points.collect();
+        if data_points.is_empty() {
+            return None;
+        }
+        let sum = Sum {
+            data_points,
+            aggregation_temporality: AggregationTemporality::Cumulative.into(),
+            is_monotonic: true,
+        };
+        metric(listed, Data::Sum(sum))
     }
 
     fn histogram(

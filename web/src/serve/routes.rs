@@ -17,6 +17,7 @@
 //! | `GET /api/v1/explain?code=` | what a finding's code means, and what to do |
 //! | `GET /api/v1/matrix?group=` | the rank × sequence matrix of a group |
 //! | `GET /api/v1/timeline` | the newest operations of each rank |
+//! | `GET /api/v1/reducers` | the newest step of each rank's reducer |
 //! | `GET /api/v1/perfetto` | a timeline for ui.perfetto.dev |
 //! | `GET /api/v1/records` | the records of this node, or their changes, for a collector |
 //! | `POST /api/v1/uploads` | analyzes dumps, returns the address of the report |
@@ -24,13 +25,14 @@
 //! | `GET /healthz` | 200 while the server runs; no token |
 //! | `GET /readyz` | 200 once the sources were read; no token |
 //!
-//! `picture`, `report`, `select`, `matrix`, `timeline` and `perfetto` take `upload=ID`, and the first
+//! `picture`, `report`, `select`, `matrix`, `timeline`, `reducers` and `perfetto` take `upload=ID`, and the first
 //! three `at=NUMBER` of a kept snapshot. These, `status`, `events` and `history` take `job=NAME` for another job
 //! of this node than the one that the server shows.
 
 use crate::api::app_state::AppState;
 use crate::api::{
-    events, explain, jobs, matrix, records, select, snapshots, timeline, uploads as uploading,
+    events, explain, jobs, matrix, records, reducers, select, snapshots, timeline,
+    uploads as uploading,
 };
 use crate::http::access::{Access, guard};
 use crate::http::assets;
@@ -47,7 +49,7 @@ use axum::{Json, Router};
 use std::sync::Arc;
 
 /// The routes that `GET /api/v1` lists.
-pub(crate) const API: [&str; 19] = [
+pub(crate) const API: [&str; 20] = [
     "/api/v1/openapi.json",
     "/api/v1/picture",
     "/api/v1/report",
@@ -60,6 +62,7 @@ pub(crate) const API: [&str; 19] = [
     "/api/v1/explain",
     "/api/v1/matrix",
     "/api/v1/timeline",
+    "/api/v1/reducers",
     "/api/v1/perfetto",
     "/api/v1/records",
     "/api/v1/uploads",
@@ -103,6 +106,7 @@ pub(crate) fn router(app: AppState, access: Access, limits: Limits) -> Router {
         .route("/api/v1/explain", get(explain::explain))
         .route("/api/v1/matrix", get(matrix::group_matrix))
         .route("/api/v1/timeline", get(timeline::timeline))
+        .route("/api/v1/reducers", get(reducers::reducers))
         .route("/api/v1/perfetto", get(snapshots::perfetto_trace))
         .route("/api/v1/records", get(records::records))
         .route(

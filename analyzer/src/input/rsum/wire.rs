@@ -306,6 +306,8 @@ impl Record {
             closed_ns: 0,
             peers: Vec::new(),
             processor_wait: None,
+            // No finding depends on them, so a summary has none.
+            reducer_steps: Vec::new(),
         })
     }
 }

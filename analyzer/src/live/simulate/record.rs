@@ -118,6 +118,7 @@ impl Simulation {
             closed_ns: 0,
             peers: vec![],
             processor_wait: None,
+            reducer_steps: vec![],
         }
     }
 

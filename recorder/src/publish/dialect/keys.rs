@@ -31,6 +31,31 @@ pub(super) mod top {
     pub(in super::super) const PEERS: &str = "peers";
     pub(in super::super) const PROCESSOR_WAIT_SINCE: &str = "processor_wait_since_ns";
     pub(in super::super) const PROCESSOR_WAIT: &str = "processor_wait_ns";
+    pub(in super::super) const REDUCER_STEPS: &str = "reducer_steps";
+}
+
+/// Keys of a step of a reducer, and of its buckets (ours).
+pub(super) mod reducer {
+    pub(in super::super) const ID: &str = "id";
+    pub(in super::super) const GROUP: &str = "group";
+    pub(in super::super) const ENDED: &str = "ended_ns";
+    pub(in super::super) const STEP: &str = "step";
+    pub(in super::super) const FORWARD: &str = "forward_ns";
+    pub(in super::super) const BACKWARD: &str = "backward_ns";
+    pub(in super::super) const COMMUNICATION: &str = "communication_ns";
+    pub(in super::super) const EXPOSED: &str = "exposed_ns";
+    pub(in super::super) const BYTES: &str = "bytes";
+    pub(in super::super) const BUCKET_COUNT: &str = "bucket_count";
+    pub(in super::super) const SUM_STEPS: &str = "sum_steps";
+    pub(in super::super) const SUM_FORWARD: &str = "sum_forward_ns";
+    pub(in super::super) const SUM_BACKWARD: &str = "sum_backward_ns";
+    pub(in super::super) const SUM_COMMUNICATION: &str = "sum_communication_ns";
+    pub(in super::super) const SUM_EXPOSED: &str = "sum_exposed_ns";
+    pub(in super::super) const BUCKETS: &str = "buckets";
+    pub(in super::super) const INDEX: &str = "index";
+    pub(in super::super) const PARAMETERS: &str = "parameters";
+    pub(in super::super) const READY: &str = "ready_ns";
+    pub(in super::super) const SENT: &str = "sent_ns";
 }
 
 /// Keys of the connections to one other end (ours).

@@ -4,11 +4,11 @@
 //! Both readers pass a value that is not a list or dict as a [`Scalar`].
 
 use super::build::{Builder, Fields};
-use super::keys::{Field, failure, peer, rank, top};
+use super::keys::{Field, failure, peer, rank, reducer, top};
 use crate::model::dump::{FormatVersion, Recorder};
 use crate::model::{
     EntryState, FailedOperation, Failure, FailureKind, GroupId, LinkEnd, OpType, Peer, PeerLink,
-    Rank, RankStatus, ReduceOp, WaitingOperation,
+    Rank, RankStatus, ReduceOp, ReducerBucket, ReducerStep, WaitingOperation,
 };
 
 /// A scalar value, or [`Scalar::Other`] for anything else.
@@ -337,6 +337,63 @@ impl PeerDraft {
         }
     }
 }
+
+/// Stores a scalar of a step of a reducer; unknown keys are ignored.
+pub(super) fn set_reducer_step(step: &mut ReducerStep, key: &str, value: Scalar<'_>) {
+    let times = &mut step.times;
+    let number = match key {
+        reducer::ENDED => return step.ended_ns = value.time().unwrap_or(0),
+        reducer::GROUP => return step.group = value.int().unwrap_or(0),
+        reducer::BUCKET_COUNT => return times.bucket_count = value.int().unwrap_or(0),
+        reducer::ID => &mut step.id,
+        reducer::STEP => &mut times.step,
+        reducer::FORWARD => &mut times.forward_ns,
+        reducer::BACKWARD => &mut times.backward_ns,
+        reducer::COMMUNICATION => &mut times.communication_ns,
+        reducer::EXPOSED => &mut times.exposed_ns,
+        reducer::BYTES => &mut times.bytes,
+        reducer::SUM_STEPS => &mut times.sums.steps,
+        reducer::SUM_FORWARD => &mut times.sums.forward_ns,
+        reducer::SUM_BACKWARD => &mut times.sums.backward_ns,
+        reducer::SUM_COMMUNICATION => &mut times.sums.communication_ns,
+        reducer::SUM_EXPOSED => &mut times.sums.exposed_ns,
+        _ => return,
+    };
+    *number = value.int().unwrap_or(0);
+}
+
+/// Stores a scalar of a bucket of a reducer; unknown keys are ignored.
+pub(super) fn set_reducer_bucket(bucket: &mut ReducerBucket, key: &str, value: Scalar<'_>) {
+    let number = match key {
+        reducer::INDEX => return bucket.index = value.int().unwrap_or(0),
+        reducer::PARAMETERS => return bucket.parameters = value.int().unwrap_or(0),
+        reducer::BYTES => &mut bucket.bytes,
+        reducer::READY => &mut bucket.ready_ns,
+        reducer::SENT => &mut bucket.sent_ns,
+        reducer::COMMUNICATION => &mut bucket.communication_ns,
+        reducer::EXPOSED => &mut bucket.exposed_ns,
+        _ => return,
+    };
+    *number = value.int().unwrap_or(0);
+}
+
+/// Adds a bucket to its step, unless that has as many as the record of a step can have.
+pub(super) fn add_reducer_bucket(step: &mut ReducerStep, bucket: ReducerBucket) {
+    if step.buckets.len() < ReducerStep::MAX_BUCKETS {
+        step.buckets.push(bucket);
+    }
+}
+
+/// Adds a step to the dump's, unless it has no number or the dump has [`MAX_REDUCER_STEPS`].
+pub(super) fn add_reducer_step(builder: &mut Builder, step: ReducerStep) {
+    let steps = &mut builder.dump.reducer_steps;
+    if step.id > 0 && steps.len() < MAX_REDUCER_STEPS {
+        steps.push(step);
+    }
+}
+
+/// Maximum number of steps of reducers read from one dump; a ring holds sixteen.
+const MAX_REDUCER_STEPS: usize = 256;
 
 /// Maximum number of connections read from one dump: as many as a ring holds.
 const MAX_PEERS: usize = 1024;

@@ -3,11 +3,11 @@
 //! Writes version 2.10 as PyTorch's tools expect it, and rcomm's keys where they have a value. The encodings
 //! differ only in what [`Encoder`] defines.
 
-use super::keys::{Field, config, failure, peer, rank, status, top};
+use super::keys::{Field, config, failure, peer, rank, reducer, status, top};
 use super::names::{ProfilingName, known_to_torch};
 use crate::model::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 use crate::model::{
-    Entry, EntryState, Failure, LinkEnd, OpType, Peer, PeerLink, RankStatus, Signature,
+    Entry, EntryState, Failure, LinkEnd, OpType, Peer, PeerLink, RankStatus, ReducerStep, Signature,
 };
 use std::collections::HashSet;
 
@@ -77,6 +77,10 @@ pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
             out.key(top::PROCESSOR_WAIT);
             out.uint(wait.waited_ns);
         }
+        if !dump.reducer_steps.is_empty() {
+            out.key(top::REDUCER_STEPS);
+            out.list(|out| (dump.reducer_steps.iter()).for_each(|it| reducer_step(it, out)));
+        }
         out.stack_tables(dump);
         out.key(top::ENTRIES);
         out.list(|out| {
@@ -134,6 +138,53 @@ fn rank_status<E: Encoder>(known: &RankStatus, out: &mut E) {
         out.key(rank::DROPPED);
         out.uint(known.dropped);
     });
+}
+
+fn reducer_step<E: Encoder>(it: &ReducerStep, out: &mut E) {
+    let (times, sums) = (&it.times, &it.times.sums);
+    out.dict(|out| {
+        out.key(reducer::ENDED);
+        out.int(it.ended_ns);
+        let numbers = [
+            (reducer::ID, it.id),
+            (reducer::GROUP, it.group.into()),
+            (reducer::STEP, times.step),
+            (reducer::FORWARD, times.forward_ns),
+            (reducer::BACKWARD, times.backward_ns),
+            (reducer::COMMUNICATION, times.communication_ns),
+            (reducer::EXPOSED, times.exposed_ns),
+            (reducer::BYTES, times.bytes),
+            (reducer::BUCKET_COUNT, times.bucket_count.into()),
+            (reducer::SUM_STEPS, sums.steps),
+            (reducer::SUM_FORWARD, sums.forward_ns),
+            (reducer::SUM_BACKWARD, sums.backward_ns),
+            (reducer::SUM_COMMUNICATION, sums.communication_ns),
+            (reducer::SUM_EXPOSED, sums.exposed_ns),
+        ];
+        keyed(&numbers, out);
+        out.key(reducer::BUCKETS);
+        out.list(|out| {
+            for bucket in &it.buckets {
+                let numbers = [
+                    (reducer::INDEX, bucket.index.into()),
+                    (reducer::PARAMETERS, bucket.parameters.into()),
+                    (reducer::BYTES, bucket.bytes),
+                    (reducer::READY, bucket.ready_ns),
+                    (reducer::SENT, bucket.sent_ns),
+                    (reducer::COMMUNICATION, bucket.communication_ns),
+                    (reducer::EXPOSED, bucket.exposed_ns),
+                ];
+                out.dict(|out| keyed(&numbers, out));
+            }
+        });
+    });
+}
+
+fn keyed<E: Encoder>(numbers: &[(&str, u64)], out: &mut E) {
+    for &(key, value) in numbers {
+        out.key(key);
+        out.uint(value);
+    }
 }
 
 /// The connections to one other end, with the keys that have a value.

@@ -31,6 +31,7 @@ use super::layout::{
 use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 use super::processor_wait::ProcessorWaits;
 use super::progress::{advance, duration_bits, end, graph_bits, retire};
+use super::reducer;
 use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
 use super::signature::{SignatureId, SignatureKey, cut};
 use super::sync::Memory;
@@ -38,8 +39,8 @@ use super::tables::Tables;
 use crate::error::{Error, Result};
 use crate::model::dump::Dump;
 use crate::model::{
-    EntryState, Failure, Frame, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank,
-    ReduceOp,
+    EntryState, Failure, Frame, GroupId, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus,
+    Rank, ReduceOp, ReducerBucket, ReducerTimes,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
@@ -418,6 +419,19 @@ impl FlightRecorder {
     /// and the newest eight failures are kept.
     pub fn note_failure(&self, failure: &Failure) {
         failures::write(&self.map, &self.layout, failure, self.clock.now());
+    }
+
+    /// Records a step of a reducer that ended now, with its buckets in the order of sending; `group` is the group's
+    /// number in this process. Takes no lock and does not allocate. The newest steps are kept, and of each the
+    /// [`ReducerStep::MAX_BUCKETS`] buckets that were under way the longest.
+    pub fn note_reducer_step(
+        &self,
+        group: GroupId,
+        times: &ReducerTimes,
+        buckets: impl Iterator<Item = ReducerBucket>,
+    ) {
+        let now = self.clock.now();
+        reducer::write(&self.map, &self.layout, group, times, buckets, now);
     }
 
     /// Sets the program's phase from now on; at most 104 bytes of the name are kept.

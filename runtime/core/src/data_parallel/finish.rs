@@ -6,6 +6,7 @@ use super::reducer::Reducer;
 use super::step::{GradientState, UnderWay};
 use crate::group::work::Work;
 use crate::op::error::Result;
+use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::ReduceOp;
 use std::time::{Duration, Instant};
 
@@ -139,6 +140,8 @@ impl<T: Gradient> Reducer<T> {
         }
         self.steps += 1;
         self.meter.finish(self.steps, waited);
+        let group = &self.group.group;
+        self.meter.record(group.recorder(), group.info().id);
         self.step.reset(&self.layout);
         self.has_averages = true;
         Ok(())

@@ -417,7 +417,12 @@ impl<T: Gradient> Reducer<T> {
         self.step.used[parameter] = u8::from(*state != GradientState::Absent);
         *state = GradientState::Ready;
         self.step.order.push(parameter);
-        self.step.missing[self.layout.places[parameter].bucket] -= 1;
+        let bucket = self.layout.places[parameter].bucket;
+        let missing = &mut self.step.missing[bucket];
+        *missing -= 1;
+        if *missing == 0 {
+            self.meter.ready(bucket);
+        }
     }
 
     /// Sends the next buckets, in order, up to the first that is not full.

@@ -1,5 +1,7 @@
 //! What a step of a reducer took.
 
+use rcomm_recorder::model::{GroupId, ReducerBucket, ReducerSums, ReducerTimes};
+use rcomm_recorder::record::FlightRecorder;
 use std::time::{Duration, Instant};
 
 /// The times of one step on this rank.
@@ -46,7 +48,9 @@ pub struct BucketStatistics {
     pub parameters: usize,
     /// The size of its gradients in their own type, in bytes. Of a sparse gradient: of its values.
     pub bytes: usize,
-    /// When it was sent, after the first gradient of the step.
+    /// When its last gradient was given, after the first gradient of the step.
+    pub ready: Duration,
+    /// When it was sent, after the first gradient of the step: not before the buckets before it.
     pub sent: Duration,
     /// For how long it was under way, without the time before the bucket before it had ended. With a hook:
     /// until `finish` saw its end.
@@ -63,9 +67,12 @@ pub(super) struct Meter {
     since: Instant,
     /// The first gradient of the step.
     backward: Option<Instant>,
+    /// By bucket, when its last gradient was given.
+    ready: Vec<Instant>,
     sent: Vec<Instant>,
     /// The end of the bucket before.
     ended: Option<Instant>,
+    sums: ReducerSums,
 }
 
 impl Meter {
@@ -75,8 +82,10 @@ impl Meter {
             last: StepStatistics::default(),
             since: Instant::now(),
             backward: None,
+            ready: Vec::new(),
             sent: Vec::new(),
             ended: None,
+            sums: ReducerSums::default(),
         }
     }
 
@@ -100,13 +109,26 @@ impl Meter {
         self.current.communication = Duration::ZERO;
     }
 
+    /// Notes that a bucket has all of its gradients.
+    pub(super) fn ready(&mut self, bucket: usize) {
+        let now = Instant::now();
+        if self.ready.len() <= bucket {
+            self.ready.resize(bucket + 1, now);
+        }
+        self.ready[bucket] = now;
+    }
+
+    /// Notes that the next bucket was sent.
     pub(super) fn sent(&mut self, parameters: usize, bytes: usize) {
         let now = Instant::now();
+        let ready = self.ready.get(self.sent.len()).copied().unwrap_or(now);
+        let begin = self.backward.unwrap_or(now);
         self.sent.push(now);
         self.current.buckets.push(BucketStatistics {
             parameters,
             bytes,
-            sent: now.duration_since(self.backward.unwrap_or(now)),
+            ready: ready.saturating_duration_since(begin),
+            sent: now.duration_since(begin),
             ..BucketStatistics::default()
         });
     }
@@ -141,7 +163,52 @@ impl Meter {
         self.since = now;
         self.backward = None;
         std::mem::swap(&mut self.current, &mut self.last);
+        let (last, sums) = (&self.last, &mut self.sums);
+        sums.steps += 1;
+        for (sum, time) in [
+            (&mut sums.forward_ns, last.forward),
+            (&mut sums.backward_ns, last.backward),
+            (&mut sums.communication_ns, last.communication),
+            (&mut sums.exposed_ns, last.exposed),
+        ] {
+            *sum = sum.saturating_add(ns(time));
+        }
     }
+
+    /// Records the last step, of a reducer in this group. Allocates nothing.
+    // invariant 4
+    pub(super) fn record(&self, recorder: &FlightRecorder, group: GroupId) {
+        let last = &self.last;
+        let times = ReducerTimes {
+            step: last.step,
+            forward_ns: ns(last.forward),
+            backward_ns: ns(last.backward),
+            communication_ns: ns(last.communication),
+            exposed_ns: ns(last.exposed),
+            bytes: last.bytes() as u64,
+            bucket_count: count(last.buckets.len()),
+            sums: self.sums,
+        };
+        let buckets = last.buckets.iter().zip(0..);
+        let buckets = buckets.map(|(bucket, index)| ReducerBucket {
+            index,
+            parameters: count(bucket.parameters),
+            bytes: bucket.bytes as u64,
+            ready_ns: ns(bucket.ready),
+            sent_ns: ns(bucket.sent),
+            communication_ns: ns(bucket.communication),
+            exposed_ns: ns(bucket.exposed),
+        });
+        recorder.note_reducer_step(group, &times, buckets);
+    }
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn count(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

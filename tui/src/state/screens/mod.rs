@@ -11,6 +11,7 @@ mod matrix;
 mod overview;
 mod rank;
 mod ranks;
+mod reducer;
 mod sources;
 mod stacks;
 mod stragglers;
@@ -114,6 +115,7 @@ impl ViewModel<'_> {
             Screen::Compare => compare::page(self),
             Screen::Sources => sources::page(self),
             Screen::Jobs => jobs::page(self),
+            Screen::Reducer => reducer::page(self),
             Screen::Help => help::page(self.keymap),
         }
     }

@@ -7,10 +7,10 @@ mod entry;
 mod visit;
 
 use super::build::{Builder, ConfigGroup};
-use super::keys::{config, failure, frame, status, top};
+use super::keys::{config, failure, frame, reducer, status, top};
 use super::value::{self, FailureDraft, PeerDraft, Scalar};
 use super::{Cause, ReadProblem};
-use crate::model::{ProcessGroupStatus, RankStatus};
+use crate::model::{ProcessGroupStatus, RankStatus, ReducerBucket, ReducerStep};
 use entry::{EntrySeed, Kind};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
@@ -79,6 +79,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
                 top::STACKS => map.next_value_seed(StackTable(builder))?,
                 top::FAILURES => map.next_value_seed(Failures(builder))?,
                 top::PEERS => map.next_value_seed(Peers(builder))?,
+                top::REDUCER_STEPS => map.next_value_seed(ReducerSteps(builder))?,
                 top::STATUS => {
                     let mut known = RankStatus::default();
                     let mut any = false;
@@ -275,6 +276,83 @@ impl<'de> Visitor<'de> for Peers<'_> {
                 return Ok(());
             }
             draft.finish(self.0);
+        }
+    }
+}
+
+/// rcomm's list of steps of reducers.
+struct ReducerSteps<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for ReducerSteps<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for ReducerSteps<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_map!('de, |_| ());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        loop {
+            let mut step = ReducerStep::default();
+            if seq.next_element_seed(OneReducerStep(&mut step))?.is_none() {
+                return Ok(());
+            }
+            value::add_reducer_step(self.0, step);
+        }
+    }
+}
+
+struct OneReducerStep<'a>(&'a mut ReducerStep);
+
+impl<'de> DeserializeSeed<'de> for OneReducerStep<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for OneReducerStep<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_seq!('de, |_| ());
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let step = self.0;
+        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+            match &*key {
+                reducer::BUCKETS => map.next_value_seed(ReducerBuckets(step))?,
+                key => map.next_value_seed(One(|item: Item<'_>| {
+                    if let Item::Scalar(value) = item {
+                        value::set_reducer_step(step, key, value);
+                    }
+                }))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+struct ReducerBuckets<'a>(&'a mut ReducerStep);
+
+impl<'de> DeserializeSeed<'de> for ReducerBuckets<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for ReducerBuckets<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_map!('de, |_| ());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        loop {
+            let mut bucket = ReducerBucket::default();
+            let pairs = EachPair(|key: &str, item: Item<'_>| {
+                if let Item::Scalar(value) = item {
+                    value::set_reducer_bucket(&mut bucket, key, value);
+                }
+            });
+            if seq.next_element_seed(pairs)?.is_none() {
+                return Ok(());
+            }
+            value::add_reducer_bucket(self.0, bucket);
         }
     }
 }

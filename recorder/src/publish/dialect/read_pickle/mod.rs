@@ -9,10 +9,10 @@ mod tests;
 
 use super::build::{Builder, ConfigGroup};
 use super::intern::Text;
-use super::keys::{Field, config, failure, status, top};
+use super::keys::{Field, config, failure, reducer, status, top};
 use super::value::{self, FailureDraft, PeerDraft, Scalar};
 use super::{Cause, ReadError, ReadProblem};
-use crate::model::{EntryState, ProcessGroupStatus, RankStatus};
+use crate::model::{EntryState, ProcessGroupStatus, RankStatus, ReducerBucket, ReducerStep};
 use crate::publish::pickle::{Cell, Cursor, Fault, Pickle, Recall, Span, Taker};
 
 /// Reads `bytes` into `builder`, using `pickle`'s memory. Returns where and why reading stopped early; `None` if it
@@ -214,6 +214,7 @@ impl<'a> Reader<'a> {
                 (top::STATUS, Cell::Dict(id)) => self.rank_status(pickle, id),
                 (top::FAILURES, Cell::List(id)) => self.failures(pickle, id),
                 (top::PEERS, Cell::List(id)) => self.peers(pickle, id),
+                (top::REDUCER_STEPS, Cell::List(id)) => self.reducer_steps(pickle, id),
                 (key, value) => value::set_top(self.builder, key, self.scalar(value)),
             }
         }
@@ -326,6 +327,30 @@ impl<'a> Reader<'a> {
                 draft.set(self.key(key), self.scalar(value));
             }
             draft.finish(self.builder);
+        }
+    }
+
+    fn reducer_steps(&mut self, pickle: &Pickle, id: u64) {
+        for item in pickle.list(id) {
+            let Cell::Dict(id) = item else { continue };
+            let mut step = ReducerStep::default();
+            for (key, value) in pickle.pairs(id) {
+                match (self.key(key), value) {
+                    (reducer::BUCKETS, Cell::List(id)) => {
+                        for bucket in pickle.list(id) {
+                            let Cell::Dict(id) = bucket else { continue };
+                            let mut bucket = ReducerBucket::default();
+                            for (key, value) in pickle.pairs(id) {
+                                let (key, value) = (self.key(key), self.scalar(value));
+                                value::set_reducer_bucket(&mut bucket, key, value);
+                            }
+                            value::add_reducer_bucket(&mut step, bucket);
+                        }
+                    }
+                    (key, value) => value::set_reducer_step(&mut step, key, self.scalar(value)),
+                }
+            }
+            value::add_reducer_step(self.builder, step);
         }
     }
 

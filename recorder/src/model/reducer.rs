@@ -1,0 +1,103 @@
+//! What the steps of a reducer took: a data-parallel training's gradients, averaged in buckets.
+
+use super::GroupId;
+use serde::{Deserialize, Serialize};
+
+/// One step of a reducer on one rank. Durations are in ns.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReducerStep {
+    /// Its number among the steps of all reducers of the process, from 1.
+    pub id: u64,
+    /// The number of the reducer's group in this process.
+    pub group: GroupId,
+    /// When it ended, wall clock, ns since the epoch.
+    pub ended_ns: i64,
+    /// Its times and sizes.
+    pub times: ReducerTimes,
+    /// Buckets in the order in which they were sent: all of them, or the [`MAX_BUCKETS`](Self::MAX_BUCKETS) that were
+    /// under way the longest.
+    pub buckets: Vec<ReducerBucket>,
+}
+
+/// The times and sizes of one step of a reducer. Durations are in ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReducerTimes {
+    /// The step's number in its reducer, from 1.
+    pub step: u64,
+    /// From the begin of the forward pass, or the end of the step before, to the first gradient.
+    pub forward_ns: u64,
+    /// From the first gradient to the wait for the averages.
+    pub backward_ns: u64,
+    /// For how long at least one bucket was under way.
+    pub communication_ns: u64,
+    /// For how long the rank waited for averages: the part of communication that the backward pass did not hide.
+    pub exposed_ns: u64,
+    /// The size of all gradients of the step, in bytes.
+    pub bytes: u64,
+    /// The number of buckets.
+    pub bucket_count: u32,
+    /// The sums over all steps of the reducer up to this one.
+    pub sums: ReducerSums,
+}
+
+/// Sums over the steps of a reducer, in ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReducerSums {
+    /// The number of steps.
+    pub steps: u64,
+    /// Of [`ReducerTimes::forward_ns`].
+    pub forward_ns: u64,
+    /// Of [`ReducerTimes::backward_ns`].
+    pub backward_ns: u64,
+    /// Of [`ReducerTimes::communication_ns`].
+    pub communication_ns: u64,
+    /// Of [`ReducerTimes::exposed_ns`].
+    pub exposed_ns: u64,
+}
+
+/// One bucket of gradients in one step. Durations are in ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReducerBucket {
+    /// Its place in the order of sending, from 0.
+    pub index: u32,
+    /// The number of parameters in it.
+    pub parameters: u32,
+    /// The size of its gradients, in bytes.
+    pub bytes: u64,
+    /// When its last gradient was computed, after the first gradient of the step.
+    pub ready_ns: u64,
+    /// When it was sent, after the first gradient of the step.
+    pub sent_ns: u64,
+    /// For how long it was under way, without the time before the bucket before it had ended.
+    pub communication_ns: u64,
+    /// For how long the rank waited for it.
+    pub exposed_ns: u64,
+}
+
+impl ReducerStep {
+    /// The number of buckets that the record of a step has at most.
+    pub const MAX_BUCKETS: usize = 18;
+
+    /// The bucket that was under way the longest; `None` if there was no bucket.
+    pub fn slowest_bucket(&self) -> Option<&ReducerBucket> {
+        // Of equal buckets the first.
+        self.buckets
+            .iter()
+            .rev()
+            .max_by_key(|bucket| bucket.communication_ns)
+    }
+}
+
+impl ReducerTimes {
+    /// From the begin of the forward pass to the last average, ns.
+    pub fn total_ns(&self) -> u64 {
+        self.forward_ns
+            .saturating_add(self.backward_ns)
+            .saturating_add(self.exposed_ns)
+    }
+
+    /// For how long buckets were under way while the program computed, ns.
+    pub fn hidden_ns(&self) -> u64 {
+        self.communication_ns.saturating_sub(self.exposed_ns)
+    }
+}

@@ -1,0 +1,38 @@
+// Reducers: what the newest step of each rank's data-parallel training took.
+
+import { ask, at, fillTable, percent, size } from "./format.js";
+
+/** Maximum number of rows: the longest steps of a large job. */
+const MAX_ROWS = 200;
+let asking = false;
+
+/** @param {number} ms */
+const millis = (ms) => (ms < 10 ? ms.toFixed(2) : ms.toFixed(1));
+
+/** @param {object} row */
+function slowest({ buckets, bucket_count: count }) {
+  if (buckets.length === 0) return "";
+  const bucket = buckets.reduce((a, b) => (b.communication_ms > a.communication_ms ? b : a));
+  return `${bucket.index + 1} of ${count}: ${size(bucket.bytes)} in ${millis(bucket.communication_ms)} ms`;
+}
+
+/** Requests the newest steps. @param {{upload: ?string, past: boolean}} query */
+export async function refreshReducers({ upload, past }) {
+  if (past) { at("reducers-section").hidden = true; return; }
+  if (asking) return;
+  asking = true;
+  try {
+    const { reducers } = await ask("reducers", { upload });
+    at("reducers-section").hidden = reducers.length === 0;
+    const shown = reducers.length > MAX_ROWS ? [...reducers].sort((a, b) => b.step_ms - a.step_ms).slice(0, MAX_ROWS) : reducers;
+    fillTable(at("reducers"),
+      ["rank", "host", "group", "number", "step ms", "forward", "backward", "communication", "exposed", "share exposed", "slowest bucket"],
+      shown.map((row) => [row.rank, row.host, row.group, row.step, millis(row.step_ms), millis(row.forward_ms), millis(row.backward_ms),
+        millis(row.communication_ms), millis(row.exposed_ms), row.step_ms > 0 ? percent(row.exposed_ms / row.step_ms) : "", slowest(row)]),
+      "No step has ended.", reducers.length - shown.length);
+  } catch {
+    // The age of the snapshot shows that the connection is lost; the last table stays.
+  } finally {
+    asking = false;
+  }
+}

@@ -1,0 +1,96 @@
+//! The newest step of each rank's reducer.
+
+use super::SnapshotSelector;
+use crate::api::app_state::AppState;
+use crate::http::error::Refusal;
+use axum::Json;
+use axum::extract::{Query, State};
+use rcomm_analyzer::ReducerView;
+use rcomm_analyzer::format::group_label;
+use rcomm_recorder::model::{Rank, ReducerBucket};
+use serde::Serialize;
+
+/// The newest step of each reducer on each rank. Empty if no program uses one.
+#[derive(Serialize)]
+pub(crate) struct Reducers {
+    reducers: Vec<Row>,
+}
+
+/// One step. Times are in ms.
+#[derive(Serialize)]
+struct Row {
+    rank: Rank,
+    host: String,
+    group: String,
+    step: u64,
+    /// When it ended, wall clock, ns since the epoch; as text, since it exceeds JavaScript's exact integers.
+    ended_ns: String,
+    step_ms: f64,
+    forward_ms: f64,
+    backward_ms: f64,
+    communication_ms: f64,
+    hidden_ms: f64,
+    exposed_ms: f64,
+    bytes: u64,
+    bucket_count: u32,
+    /// All buckets of the step, or those that were under way the longest.
+    buckets: Vec<Bucket>,
+}
+
+/// One bucket. Times are in ms; `ready` and `sent` count from the first gradient of the step.
+#[derive(Serialize)]
+struct Bucket {
+    index: u32,
+    parameters: u32,
+    bytes: u64,
+    ready_ms: f64,
+    sent_ms: f64,
+    communication_ms: f64,
+    exposed_ms: f64,
+}
+
+pub(crate) async fn reducers(
+    State(app): State<AppState>,
+    Query(which): Query<SnapshotSelector>,
+) -> Result<Json<Reducers>, Refusal> {
+    let snapshot = which.snapshot(&app).await?;
+    Ok(Json(Reducers {
+        reducers: snapshot.reducers().iter().map(row).collect(),
+    }))
+}
+
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+fn row(view: &ReducerView<'_>) -> Row {
+    let times = &view.step.times;
+    Row {
+        rank: view.rank,
+        host: view.dump.identity.host.clone(),
+        group: group_label(&view.group),
+        step: times.step,
+        ended_ns: view.step.ended_ns.to_string(),
+        step_ms: ms(times.total_ns()),
+        forward_ms: ms(times.forward_ns),
+        backward_ms: ms(times.backward_ns),
+        communication_ms: ms(times.communication_ns),
+        hidden_ms: ms(times.hidden_ns()),
+        exposed_ms: ms(times.exposed_ns),
+        bytes: times.bytes,
+        bucket_count: times.bucket_count,
+        buckets: view.step.buckets.iter().map(bucket).collect(),
+    }
+}
+
+fn bucket(it: &ReducerBucket) -> Bucket {
+    Bucket {
+        index: it.index,
+        parameters: it.parameters,
+        bytes: it.bytes,
+        ready_ms: ms(it.ready_ns),
+        sent_ms: ms(it.sent_ns),
+        communication_ms: ms(it.communication_ns),
+        exposed_ms: ms(it.exposed_ns),
+    }
+}

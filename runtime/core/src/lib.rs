@@ -63,7 +63,7 @@ pub use group::hook::{HookedOperation, OperationHook};
 pub use group::maker::GroupOptions;
 pub use group::monitored_barrier::MissingRanks;
 pub use group::objects::MAX_OBJECT_BYTES;
-pub use group::process_group::ProcessGroup;
+pub use group::process_group::{ProcessGroup, Timing};
 pub use group::sparse::SparseTensor;
 pub use group::window::Window;
 pub use group::work::Work;

@@ -1,8 +1,12 @@
 //! Several groups of one world: found by name, in a mesh, shared, and changed at once; and the hook of a group.
 
-use super::run;
-use rcomm::{ErrorKind, GroupOptions, HookedOperation, OpType, OperationHook, ReduceOp, World};
+use super::{failing, run};
+use rcomm::{
+    ErrorKind, GroupOptions, HookedOperation, OpType, OperationHook, ReduceOp, Timing, World,
+};
+use rcomm_analyzer::{Policy, Verdict, analyze};
 use rcomm_tests::process::wait_until;
+use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -53,6 +57,128 @@ fn a_mesh_has_a_group_along_each_dimension_described_by_its_coordinates() {
             error.to_string().contains("has no dimension \"cp\""),
             "{error}"
         );
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn the_verdict_names_the_group_of_a_mesh_by_its_coordinates() {
+    const CULPRIT: u32 = 6;
+    let limit = Duration::from_secs(60);
+    let dumps = on_threads(8, &Carrier::Cpu, failing, |world| {
+        let mesh = world
+            .device_mesh(&[("pp", 2), ("dp", 2), ("tp", 2)])
+            .unwrap();
+        let (tp, dp) = (mesh.group("tp").unwrap(), mesh.group("dp").unwrap());
+        let sum =
+            |group: &rcomm::ProcessGroup| group.all_reduce_async(vec![1.0f32; 8], ReduceOp::Sum);
+        for group in [tp, dp] {
+            sum(group).unwrap().wait().unwrap();
+        }
+        let last = (world.rank() != CULPRIT).then(|| sum(tp).unwrap());
+        world.store().barrier("test/issued", 8, limit).unwrap();
+        // The others of the mesh complete theirs.
+        if let Some(last) = last.as_ref().filter(|_| world.rank() / 2 != CULPRIT / 2) {
+            last.join().unwrap();
+        }
+        world.store().barrier("test/pending", 8, limit).unwrap();
+        let dump = world.snapshot();
+        world.store().barrier("test/recorded", 8, limit).unwrap();
+        match last {
+            Some(last) => drop(last.wait().unwrap()),
+            None => drop(sum(tp).unwrap().wait().unwrap()),
+        }
+        world.shutdown().unwrap();
+        dump
+    });
+    let policy = Policy {
+        overdue: Duration::ZERO,
+        ..Policy::default()
+    };
+    let report = analyze(&dumps, &policy);
+    assert_eq!(report.verdict, Verdict::Stuck, "{report:?}");
+    let finding = &report.findings[0];
+    assert_eq!(finding.culprit_ranks, [CULPRIT]);
+    let expected = "rank 6 never issued all_reduce #2 on group tp of pp 1, dp 1";
+    assert!(finding.sentence.contains(expected), "{}", finding.sentence);
+}
+
+#[test]
+fn groups_that_do_not_know_each_other_are_merged() {
+    run(4, |world| {
+        let half = if world.rank() < 2 { [1, 0] } else { [2, 3] };
+        let half = world.new_group(&half, &GroupOptions::default()).unwrap();
+        let all = GroupOptions::named("all");
+        for _ in 0..2 {
+            let merged = world.merge(&half, 4, &all).unwrap();
+            assert_eq!((merged.ranks(), merged.desc()), (&[1, 0, 2, 3][..], "all"));
+            let mut sum = [world.rank()];
+            merged.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [6]);
+        }
+        let error = world.merge(&half, 4, &GroupOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        if world.rank() < 2 {
+            half.set_timeout(Duration::from_millis(200));
+            let alone = GroupOptions::named("alone");
+            let error = world.merge(&half, 4, &alone).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            let text = error.to_string();
+            assert!(
+                text.contains("of 4 ranks") && text.contains("2 have come"),
+                "{text}"
+            );
+            // Its own members alone are more than it says.
+            half.set_timeout(Duration::from_secs(20));
+            let few = GroupOptions::named("few");
+            let error = world.merge(&half, 1, &few).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(
+                error.to_string().contains("have 2 members, not 1"),
+                "{error}"
+            );
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn durations_are_measured_from_when_timing_is_switched_on_until_it_is_off() {
+    run(2, |world| {
+        let group = world.group();
+        let limit = Duration::from_secs(60);
+        let sum = || {
+            let work = group.all_reduce_async(vec![1u32], ReduceOp::Sum).unwrap();
+            work.join().unwrap();
+            work.duration()
+        };
+        assert_eq!(sum(), None);
+        world.set_timing(Timing::On).unwrap();
+        // The other rank comes 20 ms later, once both have begun.
+        world.store().barrier("test/timed", 2, limit).unwrap();
+        if world.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let ran = sum().unwrap();
+        assert!(ran > Duration::ZERO, "{ran:?}");
+        group.barrier().unwrap();
+        world.set_timing(Timing::Off).unwrap();
+        assert_eq!(sum(), None);
+        let dump = world.snapshot();
+        let timed: Vec<bool> = dump
+            .entries
+            .iter()
+            .map(|it| it.duration_ms.is_some())
+            .collect();
+        assert_eq!(timed, [false, true, true, false]);
+        world.shutdown().unwrap();
+    });
+    let fabric = rcomm::FakeFabric::new();
+    on_threads(1, &Carrier::Fake(fabric), failing, |world| {
+        world.set_timing(Timing::Off).unwrap();
+        let error = world.set_timing(Timing::On).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("the backend fake"), "{error}");
         world.shutdown().unwrap();
     });
 }

@@ -337,6 +337,12 @@ pub trait Backend: Send + Sync {
         Duration::ZERO
     }
 
+    /// Whether operations run on the host's threads, so that the time from their start to their end, as the group sees
+    /// both, is how long they ran. The default is no, for a backend that sees starts and ends late.
+    fn runs_on_host(&self) -> bool {
+        false
+    }
+
     /// Makes a backend for a subset of this group, where that is cheaper than connecting anew. All
     /// members of the new group call it.
     fn split(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {

@@ -81,6 +81,8 @@ pub(crate) struct InFlightOp {
     tickets: Tickets,
     pending: OnceLock<Arc<dyn Pending>>,
     started: AtomicBool,
+    /// If the group times its operations: the time from the issue to the start plus one, in ns; 0 before.
+    started_after: AtomicU64,
     outcome: OnceLock<Result<Done>>,
     /// The time from the issue to the first sight of the end, in nanoseconds; 0 before the end.
     elapsed: AtomicU64,
@@ -97,6 +99,7 @@ impl InFlightOp {
             tickets,
             pending: OnceLock::new(),
             started: AtomicBool::new(false),
+            started_after: AtomicU64::new(0),
             outcome: OnceLock::new(),
             elapsed: AtomicU64::new(0),
             waiters: Mutex::new(Waiters::default()),
@@ -122,12 +125,22 @@ impl InFlightOp {
         if self.started.swap(true, Ordering::Relaxed) {
             return;
         }
+        if self.group.is_timed() {
+            let after = nanoseconds(self.issued.elapsed());
+            self.started_after
+                .store(after.saturating_add(1), Ordering::Relaxed);
+        }
         self.tickets.started(self.group.recorder());
     }
 
-    fn settle(&self, outcome: Result<Done>) -> WorkStatus {
+    fn settle(&self, mut outcome: Result<Done>) -> WorkStatus {
         let status = status_of(&outcome);
-        let elapsed = u64::try_from(self.issued.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let elapsed = nanoseconds(self.issued.elapsed());
+        if let (Ok(done), after @ 1..) = (&mut outcome, self.started_after.load(Ordering::Relaxed))
+        {
+            let ran = Duration::from_nanos(elapsed.saturating_sub(after - 1));
+            done.duration.get_or_insert(ran);
+        }
         // Only the first sight counts.
         let _ =
             self.elapsed
@@ -277,6 +290,10 @@ impl Observer for InFlightOp {
     fn call_site(&self) -> Option<Frame> {
         self.group.recorder().call_site(self.tickets.own)
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn status_of(outcome: &Result<Done>) -> WorkStatus {
@@ -439,7 +456,8 @@ impl<T> Work<T> {
         }
     }
 
-    /// How long it ran; `None` until its end was seen, or if the backend does not measure that.
+    /// How long it ran, without the wait for its turn; `None` until its end was seen, or if neither the backend nor the
+    /// group ([`set_timing`](crate::ProcessGroup::set_timing)) measures that.
     pub fn duration(&self) -> Option<Duration> {
         self.in_flight.outcome()?.as_ref().ok()?.duration
     }

@@ -1,7 +1,7 @@
 //! The groups of a world: found by name, made once for each purpose, and changed together.
 
 use crate::group::maker::GroupOptions;
-use crate::group::process_group::ProcessGroup;
+use crate::group::process_group::{ProcessGroup, Timing};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::world::World;
@@ -74,6 +74,16 @@ impl<B> World<B> {
         for group in self.groups() {
             group.extend_timeout(extra);
         }
+    }
+
+    /// Measures, or does not measure, in all groups that exist how long operations run:
+    /// [`ProcessGroup::set_timing`].
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::set_timing`]; groups before the one that refuses are then changed.
+    pub fn set_timing(&self, timing: Timing) -> Result<()> {
+        let groups = self.groups();
+        groups.iter().try_for_each(|group| group.set_timing(timing))
     }
 
     /// Aborts all groups for this reason, the newest first; later operations are refused.

@@ -13,6 +13,7 @@ mod grow;
 pub(crate) mod init;
 pub(crate) mod job_secret;
 mod join;
+mod merge;
 mod mesh;
 mod round;
 mod session;

@@ -119,6 +119,10 @@ impl Backend for Wrapper {
         self.inner.ends_overdue_within()
     }
 
+    fn runs_on_host(&self) -> bool {
+        self.inner.runs_on_host()
+    }
+
     fn issue(
         &self,
         op: Op<'static>,

@@ -27,6 +27,16 @@ pub(crate) struct Lane {
     pub(crate) backend: Arc<dyn Backend>,
 }
 
+/// Whether a group measures how long its operations run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Timing {
+    /// It does not.
+    #[default]
+    Off,
+    /// It does: `duration` of a [`Work`](crate::Work), and `duration_ms` in records.
+    On,
+}
+
 /// The error with which a group failed or was aborted.
 struct GroupFailure {
     /// The record of the operation that failed; `None` if the group was aborted for another reason.
@@ -46,6 +56,8 @@ pub(crate) struct Group {
     maker: Weak<dyn GroupMaker>,
     config: Arc<Config>,
     timeout_ms: AtomicU64,
+    /// Whether the group measures how long its operations run.
+    timing: AtomicBool,
     pub(super) issue: Mutex<Issue>,
     /// How many collectives have ended, in all lanes.
     pub(super) ended: AtomicU64,
@@ -92,6 +104,7 @@ impl Group {
             wire_id: parts.wire_id,
             lanes: parts.lanes,
             timeout_ms: AtomicU64::new(0),
+            timing: AtomicBool::new(false),
             issue: Mutex::new(issue),
             ended: AtomicU64::new(0),
             worker: Worker::new("worker"),
@@ -147,6 +160,25 @@ impl Group {
         let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.timeout_ms.store(ms.max(1), Ordering::Relaxed);
         self.recorder.set_group_timeout(self.handle, timeout);
+    }
+
+    #[inline]
+    pub(crate) fn is_timed(&self) -> bool {
+        self.timing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_timing(&self, timing: Timing) -> Result<()> {
+        let on = timing == Timing::On;
+        let other = self.lanes.iter().find(|it| !it.backend.runs_on_host());
+        if let (Some(lane), true) = (other, on) {
+            let name = lane.backend.name();
+            let message = format!(
+                "the backend {name} does not run its operations on the host's threads, so the group cannot time them"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, message).in_group(self.label()));
+        }
+        self.timing.store(on, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The error with which the group has failed or was aborted; `None` if neither.

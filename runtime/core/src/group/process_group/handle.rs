@@ -1,6 +1,6 @@
 //! [`ProcessGroup`]: a program's handle to a group.
 
-use super::group::Group;
+use super::group::{Group, Timing};
 use super::issue::CallOptions;
 use crate::backend::{Backend, Done};
 use crate::group::p2p::members;
@@ -142,6 +142,16 @@ impl ProcessGroup {
     /// [`within`](Self::within) keeps its own.
     pub fn set_timeout(&self, timeout: Duration) {
         self.group.set_timeout(timeout);
+    }
+
+    /// Measures, or does not measure, how long the group's operations run, from those on that are issued now, on this
+    /// rank. It costs two looks at the clock for each. Off at the start.
+    ///
+    /// # Errors
+    /// `Unsupported` if a backend of the group does not run its operations on the host's threads. The NCCL backend
+    /// measures on the device, if `RCOMM_NCCL_TIMING` was set at the start.
+    pub fn set_timing(&self, timing: Timing) -> Result<()> {
+        self.group.set_timing(timing)
     }
 
     /// Adds this much time to the time-out of operations issued from now on, until the first collective among

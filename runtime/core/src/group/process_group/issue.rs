@@ -19,9 +19,9 @@ use rcomm_recorder::record::{
     Start, Tensor, Ticket,
 };
 use std::panic::Location;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The options that a handle passes with each of its calls.
 #[derive(Clone, Copy, Debug)]
@@ -189,8 +189,13 @@ impl Group {
         let observer = Recorded {
             recorder: &self.recorder,
             tickets: &tickets,
+            began: self.is_timed().then(Instant::now),
+            waited: AtomicU64::new(0),
         };
         let mut result = self.lanes[lane].backend.run(op, call, &observer);
+        if let (Ok(done), Some(ran)) = (&mut result, observer.ran()) {
+            done.duration.get_or_insert(ran);
+        }
         match &mut result {
             Ok(done) => tickets.settled(&self.recorder, done.duration),
             Err(error) => {
@@ -497,10 +502,27 @@ impl Pending for Ended {
 struct Recorded<'a> {
     recorder: &'a FlightRecorder,
     tickets: &'a Tickets,
+    /// When it was given to the backend, if the group times its operations.
+    began: Option<Instant>,
+    /// How long it waited for its turn from then on, in ns.
+    waited: AtomicU64,
+}
+
+impl Recorded<'_> {
+    /// How long the operation has run, if the group times its operations.
+    #[inline]
+    fn ran(&self) -> Option<Duration> {
+        let waited = Duration::from_nanos(self.waited.load(Ordering::Relaxed));
+        Some(self.began?.elapsed().saturating_sub(waited))
+    }
 }
 
 impl Observer for Recorded<'_> {
     fn started(&self) {
+        if let Some(began) = self.began {
+            let waited = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.waited.store(waited, Ordering::Relaxed);
+        }
         self.tickets.started(self.recorder);
     }
 

@@ -20,6 +20,7 @@ mod steps;
 mod worker;
 
 pub(crate) use composite::{End, OpRecord, Parts, Share};
+pub use group::Timing;
 pub(crate) use group::{Group, GroupParts, Lane};
 pub use handle::ProcessGroup;
 pub(crate) use steps::{Next, TagQueue};

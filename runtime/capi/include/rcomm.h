@@ -158,6 +158,9 @@ typedef struct rcomm_config rcomm_config;
 // An ordered set of ranks that call operations together.
 typedef struct rcomm_group rcomm_group;
 
+// Averages the gradients of a model over the ranks of a group.
+typedef struct rcomm_reducer rcomm_reducer;
+
 // A sparse tensor returned by rcomm.
 typedef struct rcomm_sparse rcomm_sparse;
 
@@ -487,6 +490,97 @@ int32_t rcomm_group_destroy(struct rcomm_group *group);
 // `group` is NULL or a valid handle that is not used afterwards.
 void rcomm_group_free(struct rcomm_group *group);
 
+// Makes a group along each of `count` named dimensions of all ranks, in row-major order: the last dimension has
+// neighbouring ranks. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp of pp
+// 3, dp 0`. All ranks call this with the same dimensions.
+//
+// # Safety
+// `world` is a valid handle; `names` holds `count` texts that end with a zero byte, `sizes` holds `count` numbers;
+// `count` handles may be written to `groups`.
+int32_t rcomm_device_mesh(const struct rcomm_world *world,
+                          const char *const *names,
+                          const uint32_t *sizes,
+                          size_t count,
+                          struct rcomm_group **groups);
+
+// As `rcomm_new_group`, but all calls with the same list and purpose return the same group.
+//
+// # Safety
+// As `rcomm_new_group`.
+int32_t rcomm_shared_group(const struct rcomm_world *world,
+                           const uint32_t *ranks,
+                           size_t count,
+                           const char *purpose,
+                           struct rcomm_group **group);
+
+// Makes one group of the members of several that do not know each other. All members of these groups call this, each
+// with its own group, the same purpose, and the number of all members; it waits for them, for the time-out of `group`
+// at most.
+//
+// # Safety
+// `world` and `group` are valid handles; `purpose` is a text that ends with a zero byte; `merged` may be written.
+int32_t rcomm_merge(const struct rcomm_world *world,
+                    const struct rcomm_group *group,
+                    uint32_t size,
+                    const char *purpose,
+                    struct rcomm_group **merged);
+
+// Makes a handle to the group of this name; `*group` is NULL if there is none.
+//
+// # Safety
+// `world` is a valid handle; `name` is a text that ends with a zero byte; `group` may be written.
+int32_t rcomm_group_named(const struct rcomm_world *world,
+                          const char *name,
+                          struct rcomm_group **group);
+
+// Divides the group into groups of `size` members with consecutive ranks, and gives the caller's. All members call this.
+//
+// # Safety
+// `group` is a valid handle; `purpose` is a text that ends with a zero byte; `part` may be written.
+int32_t rcomm_new_subgroups(const struct rcomm_group *group,
+                            uint32_t size,
+                            const char *purpose,
+                            struct rcomm_group **part);
+
+// Sets the time-out of operations issued from now on, on this rank, in all groups that exist.
+//
+// # Safety
+// `world` is a valid handle.
+int32_t rcomm_set_timeouts(const struct rcomm_world *world, uint64_t timeout_ms);
+
+// Extends the time-out of the next operations in all groups that exist, as `rcomm_group_extend_timeout`.
+//
+// # Safety
+// `world` is a valid handle.
+int32_t rcomm_extend_timeouts(const struct rcomm_world *world,
+                              uint64_t extra_ms);
+
+// Measures how long the operations of all groups that exist run, if `on` is not 0, or does not: `duration_ms` in
+// records. RCOMM_UNSUPPORTED if a group's backend cannot be timed on the host.
+//
+// # Safety
+// `world` is a valid handle.
+int32_t rcomm_set_timing(const struct rcomm_world *world,
+                         int32_t on);
+
+// As `rcomm_set_timing`, for one group.
+//
+// # Safety
+// `group` is a valid handle.
+int32_t rcomm_group_set_timing(const struct rcomm_group *group, int32_t on);
+
+// Waits until no started operation is pending in any group, for `timeout_ms` at most.
+//
+// # Safety
+// `world` is a valid handle.
+int32_t rcomm_wait_for_pending(const struct rcomm_world *world, uint64_t timeout_ms);
+
+// Aborts all groups, the newest first, with this reason.
+//
+// # Safety
+// `world` is a valid handle; `reason` is a text that ends with a zero byte.
+int32_t rcomm_abort_groups(const struct rcomm_world *world, const char *reason);
+
 // `outputs[r]`, with `counts[r]` elements, ends as rank r's `input`.
 //
 // # Safety
@@ -757,6 +851,86 @@ int32_t rcomm_work_text(const struct rcomm_work *work,
 // # Safety
 // `text` is NULL or such a text, and is not used afterwards.
 void rcomm_text_free(char *text);
+
+// Makes a reducer for a model with `count` parameters: their names, and their numbers of elements. All have the
+// element type `dtype`: RCOMM_F32, RCOMM_F64, RCOMM_F16 or RCOMM_BF16. Gradients are averaged in buckets of
+// `bucket_bytes` at most, the first of `first_bytes`; 0 = the defaults. If `find_unused` is not 0, parameters may have
+// no gradient in a step. Waits until all ranks of the group have called this; give the reducer a group of its own.
+//
+// # Safety
+// `group` is a valid handle; `names` holds `count` texts that end with a zero byte, `lens` holds `count` numbers;
+// `reducer` may be written.
+int32_t rcomm_reducer_new(const struct rcomm_group *group,
+                          const char *const *names,
+                          const uint64_t *lens,
+                          size_t count,
+                          uint8_t dtype,
+                          size_t first_bytes,
+                          size_t bucket_bytes,
+                          int32_t find_unused,
+                          struct rcomm_reducer **reducer);
+
+// Writes the address and the number of elements of a parameter's gradient in this step: a part of the memory that is
+// sent. It holds zeros at first. Write the gradient there before the next call with this reducer.
+//
+// # Safety
+// `reducer` is a valid handle; `gradient` and `len` may be written.
+int32_t rcomm_reducer_gradient(const struct rcomm_reducer *reducer,
+                               size_t parameter,
+                               void **gradient,
+                               size_t *len);
+
+// Says that a parameter's gradient is complete. Sends its bucket if that is full now, and all before it were sent; does
+// not wait for other ranks.
+//
+// # Safety
+// `reducer` is a valid handle.
+int32_t rcomm_reducer_ready(const struct rcomm_reducer *reducer,
+                            size_t parameter);
+
+// Waits for the averages of this step.
+//
+// # Safety
+// `reducer` is a valid handle.
+int32_t rcomm_reducer_finish(const struct rcomm_reducer *reducer);
+
+// Writes the address and the number of elements of a parameter's average in the last step; NULL and 0 if no rank has
+// used the parameter. The average may be read and changed until the next call with this reducer.
+//
+// # Safety
+// `reducer` is a valid handle; `average` and `len` may be written.
+int32_t rcomm_reducer_average(const struct rcomm_reducer *reducer,
+                              size_t parameter,
+                              void **average,
+                              size_t *len);
+
+// Notes that the forward pass of the next step begins, for the statistics.
+//
+// # Safety
+// `reducer` is a valid handle.
+int32_t rcomm_reducer_begin_forward(const struct rcomm_reducer *reducer);
+
+// Writes to `*json` what the last step took: forward, backward, communication, what of it was hidden and exposed, and
+// each bucket.
+//
+// # Safety
+// `reducer` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
+int32_t rcomm_reducer_statistics(const struct rcomm_reducer *reducer,
+                                 char **json);
+
+// Goes on in another group, after ranks were lost or came: a step that is not finished is given up. All ranks of
+// `group` call this; it waits for them.
+//
+// # Safety
+// `reducer` and `group` are valid handles.
+int32_t rcomm_reducer_regroup(const struct rcomm_reducer *reducer,
+                              const struct rcomm_group *group);
+
+// Frees a reducer. NULL has no effect.
+//
+// # Safety
+// `reducer` is NULL or a valid handle that is not used afterwards.
+void rcomm_reducer_free(struct rcomm_reducer *reducer);
 
 // Sums the sparse tensors (COO) of all ranks. The result, `*out` or the tensor that `rcomm_work_sparse` takes from
 // `work`, is coalesced: each index tuple occurs once, in ascending order.
@@ -1036,6 +1210,18 @@ int32_t rcomm_shutdown_within(struct rcomm_world *world,
 int32_t rcomm_shrink(const struct rcomm_world *world,
                      const uint32_t *without,
                      size_t count);
+
+// Makes the world anew with `size` ranks: those that are left keep their numbers, and processes that join
+// (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same list of lost
+// ranks; it waits for all `size` ranks, for the time-out of the start at most, and meanwhile other calls with this world
+// wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
+//
+// # Safety
+// `world` is a valid handle; `lost` holds `count` ranks.
+int32_t rcomm_grow(const struct rcomm_world *world,
+                   const uint32_t *lost,
+                   size_t count,
+                   uint32_t size);
 
 // Records what the program does from now on (`load data`), in at most 104 bytes; the empty text ends a phase.
 //

@@ -23,7 +23,8 @@
 //! | `code` | codes of element types, reductions and errors |
 //! | `status` | results of calls: the code and an error's text; no panic unwinds into C |
 //! | `memory`, `operate` | C pointers as buffers; the common part of all operations |
-//! | `world`, `group` | worlds and groups |
+//! | `world`, `group`, `groups` | worlds and groups; groups in a mesh, shared, merged, changed together |
+//! | `reducer` | gradients averaged in buckets |
 //! | `config`, `store` | options of a world; stores of the caller |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
 //! | `sparse`, `object`, `window` | sparse tensors, JSON values, one-sided windows |
@@ -34,11 +35,13 @@ pub mod code;
 pub mod collective;
 pub mod config;
 pub mod group;
+pub mod groups;
 pub mod list;
 mod memory;
 pub mod message;
 pub mod object;
 mod operate;
+pub mod reducer;
 pub mod sparse;
 pub mod status;
 pub mod store;

@@ -16,7 +16,7 @@ impl World {
         Self(RwLock::new(world))
     }
 
-    fn core(&self) -> RwLockReadGuard<'_, rcomm::World> {
+    pub(crate) fn core(&self) -> RwLockReadGuard<'_, rcomm::World> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -183,6 +183,30 @@ pub unsafe extern "C" fn rcomm_shrink(
         let without = unsafe { array(without, count, "the list of ranks")? };
         let mut world = world.0.write().unwrap_or_else(PoisonError::into_inner);
         world.shrink(without)
+    })
+}
+
+/// Makes the world anew with `size` ranks: those that are left keep their numbers, and processes that join
+/// (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same list of lost
+/// ranks; it waits for all `size` ranks, for the time-out of the start at most, and meanwhile other calls with this world
+/// wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
+///
+/// # Safety
+/// `world` is a valid handle; `lost` holds `count` ranks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_grow(
+    world: *const World,
+    lost: *const u32,
+    count: usize,
+    size: u32,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: `lost` is NULL, or holds `count` values that stay unchanged during the call.
+        let lost = unsafe { array(lost, count, "the list of ranks")? };
+        let mut world = world.0.write().unwrap_or_else(PoisonError::into_inner);
+        world.grow(lost, size)
     })
 }
 

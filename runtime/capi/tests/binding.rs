@@ -3,6 +3,7 @@
 
 use rcomm::{Layout, OpType, Parts, Pattern};
 use rcomm_tests::process::{Job, wait_until};
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -76,18 +77,22 @@ fn library() -> PathBuf {
     .expect("the shared library, built with the tests")
 }
 
-/// Compiles a C program of this folder; prints why and returns `None` if there is none.
+/// Compiles a C or C++ program of this folder; prints why and returns `None` if there is no compiler.
 #[expect(clippy::print_stderr, reason = "a test that skips must say so")]
 fn compile(source: &str, folder: &Path) -> Option<PathBuf> {
-    if Command::new("cc").arg("--version").output().is_err() {
-        eprintln!("skipped: no C compiler is installed");
+    let (compiler, language) = match source.ends_with(".cpp") {
+        true => ("c++", "c++17"),
+        false => ("cc", "c11"),
+    };
+    if Command::new(compiler).arg("--version").output().is_err() {
+        eprintln!("skipped: there is no compiler {compiler}");
         return None;
     }
-    let program = folder.join(source.trim_end_matches(".c"));
+    let program = folder.join(source.trim_end_matches(".cpp").trim_end_matches(".c"));
     let library = library();
-    let built = Command::new("cc")
+    let built = Command::new(compiler)
+        .arg(format!("-std={language}"))
         .args([
-            "-std=c11",
             "-Wall",
             "-Wextra",
             "-Werror",
@@ -128,6 +133,190 @@ fn a_c_program_calls_every_function() {
             assert!(ended.status.success(), "rank {rank} of {ranks}: {ended:?}");
         }
     }
+}
+
+#[test]
+fn a_cpp_program_uses_every_class() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("ranks.cpp", folder.path()) else {
+        return;
+    };
+    let program = program.to_str().unwrap();
+    let mut job = Job::start_as(program, 2, "cpp", |_, command| {
+        command.env("RCOMM_TIMEOUT_MS", "30000");
+    });
+    for rank in 0..2 {
+        let ended = job.wait(rank);
+        assert!(ended.status.success(), "rank {rank}: {ended:?}");
+    }
+}
+
+/// The functions that the header declares.
+fn declared() -> BTreeSet<String> {
+    let header = std::fs::read_to_string(root().join("include/rcomm.h")).unwrap();
+    let lines = header.lines().filter(|line| !line.starts_with("//"));
+    let text: String = lines.collect::<Vec<_>>().join("\n");
+    let names = text.match_indices("rcomm_").filter_map(|(at, _)| {
+        let rest = &text[at..];
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
+        // A pointer to a function is a member in parentheses.
+        rest[end..].starts_with('(').then(|| rest[..end].to_owned())
+    });
+    names.collect()
+}
+
+/// The types of the Rust crate whose methods the table lists, with the files that implement them.
+const LISTED: [(&str, &[&str]); 8] = [
+    (
+        "World",
+        &[
+            "world/mod.rs",
+            "world/groups.rs",
+            "world/grow.rs",
+            "world/merge.rs",
+            "world/mesh.rs",
+        ],
+    ),
+    ("WorldBuilder", &["world/builder.rs"]),
+    (
+        "ProcessGroup",
+        &[
+            "group/process_group/handle.rs",
+            "group/coalescing.rs",
+            "group/collectives.rs",
+            "group/hook.rs",
+            "group/monitored_barrier.rs",
+            "group/objects/collective.rs",
+            "group/objects/message.rs",
+            "group/p2p.rs",
+            "group/sparse.rs",
+            "group/split.rs",
+            "group/window/mod.rs",
+        ],
+    ),
+    ("Work", &["group/work.rs"]),
+    ("Window", &["group/window/mod.rs"]),
+    ("SparseTensor", &["group/sparse.rs"]),
+    ("DeviceMesh", &["world/mesh.rs"]),
+    (
+        "Reducer",
+        &[
+            "data_parallel/reducer.rs",
+            "data_parallel/finish.rs",
+            "data_parallel/join.rs",
+        ],
+    ),
+];
+
+/// `Type::method` of the public methods in blocks `impl ... Type` of a source.
+fn methods(of: &str, text: &str, found: &mut BTreeSet<String>) {
+    let mut is_inside = false;
+    for line in text.lines() {
+        if line.starts_with("impl") {
+            let head = line.split(" for ").next().unwrap_or(line);
+            let is_trait = head.len() != line.len();
+            let name = |word: &str| {
+                let word = word.split('<').next().unwrap_or(word);
+                word.trim_end_matches('{') == of
+            };
+            is_inside = !is_trait && line.split_whitespace().any(name);
+        } else if line.starts_with('}') {
+            is_inside = false;
+        }
+        let Some(rest) = line.strip_prefix("    pub fn ").filter(|_| is_inside) else {
+            continue;
+        };
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let name = &rest[..end.unwrap_or(rest.len())];
+        found.insert(format!("{of}::{}", name.trim_end_matches("_async")));
+    }
+}
+
+/// The words between backticks in a cell of the table.
+fn words(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+/// Every public method of the types that programs use has a row in docs/C.md with its C functions, or the reason for
+/// having none; every C function has a row; and a C or C++ program of these tests calls it.
+#[test]
+fn the_table_of_functions_has_no_gap() {
+    let core = root().join("../core/src");
+    let mut methods_found = BTreeSet::new();
+    for (of, files) in LISTED {
+        for file in files {
+            let text = std::fs::read_to_string(core.join(file));
+            let text = text.unwrap_or_else(|error| panic!("{file}: {error}"));
+            methods(of, &text, &mut methods_found);
+        }
+    }
+    // The operations that a macro makes have no `pub fn` of their own.
+    let ops = OpType::ALL
+        .iter()
+        .filter(|&&op| reason_for_no_function(op).is_none());
+    let ops = ops.filter(|op| op.pattern() != Pattern::OneSided);
+    methods_found.extend(ops.map(|op| format!("ProcessGroup::{op}")));
+    assert!(methods_found.len() > 100, "{methods_found:?}");
+
+    let page = std::fs::read_to_string(root().join("../../docs/C.md")).unwrap();
+    let rows = page.lines().filter_map(|line| {
+        let cells: Vec<&str> = line.strip_prefix("| `")?.split(" | ").collect();
+        let first = format!("`{}", cells[0]);
+        Some((first, cells.get(1).copied().unwrap_or_default().to_owned()))
+    });
+    let (mut listed, mut named) = (BTreeSet::new(), BTreeSet::new());
+    for (rust, c) in rows {
+        let has_reason = c.contains('—') && c.len() > 20;
+        assert!(
+            words(&c).next().is_some() || has_reason,
+            "{rust} has neither a function nor a reason"
+        );
+        // Several methods of one type may share a row: the type is that of the first.
+        let mut of = "";
+        for word in words(&rust) {
+            match word.split_once("::") {
+                Some((first, _)) => {
+                    of = first;
+                    listed.insert(word.to_owned());
+                }
+                None => drop(listed.insert(format!("{of}::{word}"))),
+            }
+        }
+        named.extend(
+            words(&c)
+                .filter(|it| it.starts_with("rcomm_"))
+                .map(str::to_owned),
+        );
+    }
+    let missing: Vec<_> = methods_found.difference(&listed).collect();
+    assert!(missing.is_empty(), "docs/C.md has no row for {missing:?}");
+    let gone: Vec<_> = listed.difference(&methods_found).collect();
+    assert!(
+        gone.is_empty(),
+        "docs/C.md has rows for methods that do not exist: {gone:?}"
+    );
+    let declared = declared();
+    let unlisted: Vec<_> = declared.difference(&named).collect();
+    assert!(
+        unlisted.is_empty(),
+        "docs/C.md names no Rust method for {unlisted:?}"
+    );
+    let unknown: Vec<_> = named.difference(&declared).collect();
+    assert!(
+        unknown.is_empty(),
+        "docs/C.md names functions that do not exist: {unknown:?}"
+    );
+
+    let tests = ["ranks.c", "stores.h", "survivor.c", "ranks.cpp"];
+    let programs: String = tests
+        .iter()
+        .map(|file| std::fs::read_to_string(root().join("tests").join(file)).unwrap())
+        .collect();
+    let uncalled: Vec<_> = declared
+        .iter()
+        .filter(|name| !programs.contains(&format!("{name}(")))
+        .collect();
+    assert!(uncalled.is_empty(), "no test calls {uncalled:?}");
 }
 
 /// Unlike Rust's, a C program does not ignore SIGPIPE.

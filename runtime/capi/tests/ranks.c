@@ -544,6 +544,93 @@ static void records(rcomm_world *world) {
 }
 
 /* Groups of those that are left. Here nobody is lost: the last rank is left out although it runs. */
+static void more_groups(rcomm_world *world) {
+    uint32_t all[MAX], in_tp = 9, in_dp = 9, merged_size = 0;
+    for (uint32_t r = 0; r < size; r++) all[r] = r;
+    const char *names[] = {"dp", "tp"};
+    uint32_t sizes[] = {size, 1};
+    rcomm_group *mesh[2] = {NULL, NULL}, *one = NULL, *same = NULL, *merged = NULL, *alone = NULL;
+    OK(rcomm_device_mesh(world, names, sizes, 2, mesh));
+    OK(rcomm_group_place(mesh[0], NULL, &in_dp));
+    OK(rcomm_group_place(mesh[1], NULL, &in_tp));
+    CHECK(in_dp == size && in_tp == 1);
+    sizes[1] = 2;
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_device_mesh(world, names, sizes, 2, mesh));
+    OK(rcomm_shared_group(world, all, size, "shared", &one));
+    OK(rcomm_shared_group(world, all, size, "shared", &same));
+    OK(rcomm_barrier(one, NULL));
+    OK(rcomm_barrier(same, NULL));
+    OK(rcomm_new_subgroups(group, 1, "own", &alone));
+    OK(rcomm_merge(world, alone, size, "merged", &merged));
+    OK(rcomm_group_place(merged, NULL, &merged_size));
+    CHECK(merged_size == size);
+    rcomm_group *found = NULL;
+    OK(rcomm_group_named(world, "shared", &found));
+    CHECK(found);
+    rcomm_group_free(found);
+    OK(rcomm_group_named(world, "no such group", &found));
+    CHECK(!found);
+
+    uint64_t timeout_ms = 0;
+    OK(rcomm_set_timeouts(world, 31000));
+    OK(rcomm_extend_timeouts(world, 1000));
+    OK(rcomm_group_timeout(merged, &timeout_ms));
+    CHECK(timeout_ms == 31000);
+    OK(rcomm_set_timing(world, 1));
+    rcomm_work *work = NULL;
+    float number = 1.0f;
+    OK(rcomm_all_reduce(merged, &number, 1, RCOMM_F32, SUM, &work));
+    OK(rcomm_wait_for_pending(world, 30000));
+    finish(work);
+    char *json = NULL;
+    OK(rcomm_snapshot(world, &json));
+    CHECK(strstr(json, "\"duration_ms\""));
+    rcomm_text_free(json);
+    OK(rcomm_set_timing(world, 0));
+    OK(rcomm_group_set_timing(merged, 0));
+    rcomm_group *made[] = {mesh[0], mesh[1], one, same, merged, alone};
+    for (size_t at = 0; at < sizeof made / sizeof made[0]; at++) rcomm_group_free(made[at]);
+}
+
+static void reducers(rcomm_world *world) {
+    uint32_t all[MAX];
+    for (uint32_t r = 0; r < size; r++) all[r] = r;
+    rcomm_group *dp = NULL;
+    OK(rcomm_new_group(world, all, size, "dp", &dp));
+    const char *names[] = {"hidden", "output"};
+    uint64_t lens[] = {5, 2};
+    rcomm_reducer *reducer = NULL;
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_new(dp, names, lens, 2, RCOMM_I32, 0, 0, 0, &reducer));
+    OK(rcomm_reducer_new(dp, names, lens, 2, RCOMM_F32, 8, 8, 0, &reducer));
+    for (int step = 1; step < 4; step++) {
+        OK(rcomm_reducer_begin_forward(reducer));
+        for (size_t parameter = 2; parameter-- > 0;) {
+            void *gradient = NULL;
+            size_t len = 0;
+            OK(rcomm_reducer_gradient(reducer, parameter, &gradient, &len));
+            CHECK(len == lens[parameter]);
+            for (size_t at = 0; at < len; at++) ((float *)gradient)[at] = (float)(step * (int)(rank + 1));
+            OK(rcomm_reducer_ready(reducer, parameter));
+            CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_ready(reducer, parameter));
+        }
+        OK(rcomm_reducer_finish(reducer));
+        void *average = NULL;
+        size_t len = 0;
+        OK(rcomm_reducer_average(reducer, 0, &average, &len));
+        CHECK(len == 5 && ((float *)average)[4] == (float)step * (float)(size + 1) / 2.0f);
+        OK(rcomm_reducer_average(reducer, 7, &average, &len));
+        CHECK(!average && len == 0);
+    }
+    char *json = NULL;
+    OK(rcomm_reducer_statistics(reducer, &json));
+    CHECK(strstr(json, "\"step\":3") && strstr(json, "\"exposed_ms\""));
+    rcomm_text_free(json);
+    OK(rcomm_reducer_regroup(reducer, group));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_finish(reducer));
+    rcomm_reducer_free(reducer);
+    rcomm_group_free(dp);
+}
+
 static void shrinks(rcomm_world *world) {
     char *absent = NULL;
     uint32_t all[MAX];
@@ -595,10 +682,21 @@ int main(void) {
     looks();
     records(world);
     groups(world);
+    more_groups(world);
+    reducers(world);
     if (size == 1) stores();
     if (size > 1) shrinks(world);
     OK(rcomm_barrier(group, NULL));
     abort_work(world);
+    OK(rcomm_barrier(group, NULL));
+    rcomm_group_free(group);
+    if (size == 1) {
+        OK(rcomm_abort_groups(world, "the end"));
+        rcomm_world_free(world);
+        return 0;
+    }
+    OK(rcomm_grow(world, NULL, 0, size));
+    OK(rcomm_world_group(world, &group));
     OK(rcomm_barrier(group, NULL));
     rcomm_group_free(group);
     OK(rcomm_shutdown(world));

@@ -1,0 +1,242 @@
+//! The groups of a world: in a mesh, shared by purpose, merged, found by name, and changed together.
+
+use crate::group::Group;
+use crate::memory::array;
+use crate::status::{borrow, call, give, put, refused, text};
+use crate::world::World;
+use rcomm::{GroupOptions, ProcessGroup, Timing};
+use std::ffi::c_char;
+use std::time::Duration;
+
+/// Makes a group along each of `count` named dimensions of all ranks, in row-major order: the last dimension has
+/// neighbouring ranks. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp of pp
+/// 3, dp 0`. All ranks call this with the same dimensions.
+///
+/// # Safety
+/// `world` is a valid handle; `names` holds `count` texts that end with a zero byte, `sizes` holds `count` numbers;
+/// `count` handles may be written to `groups`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_device_mesh(
+    world: *const World,
+    names: *const *const c_char,
+    sizes: *const u32,
+    count: usize,
+    groups: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: `names` is NULL, or holds `count` addresses that stay unchanged during the call.
+        let names = unsafe { array(names, count, "the list of names")? };
+        // SAFETY: `sizes` is NULL, or holds `count` values that stay unchanged during the call.
+        let sizes = unsafe { array(sizes, count, "the list of sizes")? };
+        if groups.is_null() {
+            return Err(refused("the pointer for the handles is NULL"));
+        }
+        let mut dimensions = Vec::with_capacity(count);
+        for (&name, &size) in names.iter().zip(sizes) {
+            // SAFETY: `name` is NULL, or ends with a zero byte and stays unchanged during the call.
+            dimensions.push((unsafe { text(name, "the name of a dimension")? }, size));
+        }
+        let mesh = world.core().device_mesh(&dimensions)?;
+        for (at, (name, _)) in dimensions.iter().enumerate() {
+            let group = mesh.group(name).cloned();
+            let group = group.ok_or_else(|| refused(format!("there is no dimension {name}")))?;
+            // SAFETY: `groups` is not NULL, and the caller lets `count` handles be written there; `at` is less.
+            unsafe { give(groups.add(at), Group::new(group))? };
+        }
+        Ok(())
+    })
+}
+
+/// As `rcomm_new_group`, but all calls with the same list and purpose return the same group.
+///
+/// # Safety
+/// As `rcomm_new_group`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_shared_group(
+    world: *const World,
+    ranks: *const u32,
+    count: usize,
+    purpose: *const c_char,
+    group: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: `ranks` is NULL, or holds `count` values that stay unchanged during the call.
+        let ranks = unsafe { array(ranks, count, "the list of ranks")? };
+        // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
+        let options = GroupOptions::named(unsafe { text(purpose, "the purpose")? });
+        let made = world.core().shared_group(ranks, &options)?;
+        // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
+        unsafe { give(group, Group::new(made)) }
+    })
+}
+
+/// Makes one group of the members of several that do not know each other. All members of these groups call this, each
+/// with its own group, the same purpose, and the number of all members; it waits for them, for the time-out of `group`
+/// at most.
+///
+/// # Safety
+/// `world` and `group` are valid handles; `purpose` is a text that ends with a zero byte; `merged` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_merge(
+    world: *const World,
+    group: *const Group,
+    size: u32,
+    purpose: *const c_char,
+    merged: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { &borrow(group, "the group")?.core };
+        // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
+        let options = GroupOptions::named(unsafe { text(purpose, "the purpose")? });
+        let made = world.core().merge(group, size, &options)?;
+        // SAFETY: `merged` is NULL, which is refused, or the caller lets a handle be written there.
+        unsafe { give(merged, Group::new(made)) }
+    })
+}
+
+/// Makes a handle to the group of this name; `*group` is NULL if there is none.
+///
+/// # Safety
+/// `world` is a valid handle; `name` is a text that ends with a zero byte; `group` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_named(
+    world: *const World,
+    name: *const c_char,
+    group: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: `name` is NULL, or ends with a zero byte and stays unchanged during the call.
+        let found = world.core().group_named(unsafe { text(name, "the name")? });
+        match found {
+            // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
+            Some(found) => unsafe { give(group, Group::new(found)) },
+            // SAFETY: `group` is NULL, which is refused, or the caller lets one value be written there.
+            None => unsafe { put(group, std::ptr::null_mut()) },
+        }
+    })
+}
+
+/// Divides the group into groups of `size` members with consecutive ranks, and gives the caller's. All members call this.
+///
+/// # Safety
+/// `group` is a valid handle; `purpose` is a text that ends with a zero byte; `part` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_new_subgroups(
+    group: *const Group,
+    size: u32,
+    purpose: *const c_char,
+    part: *mut *mut Group,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { &borrow(group, "the group")?.core };
+        // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
+        let options = GroupOptions::named(unsafe { text(purpose, "the purpose")? });
+        let made = group.new_subgroups(size, &options)?;
+        // SAFETY: `part` is NULL, which is refused, or the caller lets a handle be written there.
+        unsafe { give(part, Group::new(made)) }
+    })
+}
+
+/// Sets the time-out of operations issued from now on, on this rank, in all groups that exist.
+///
+/// # Safety
+/// `world` is a valid handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_set_timeouts(world: *const World, timeout_ms: u64) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        world.core().set_timeouts(Duration::from_millis(timeout_ms));
+        Ok(())
+    })
+}
+
+/// Extends the time-out of the next operations in all groups that exist, as `rcomm_group_extend_timeout`.
+///
+/// # Safety
+/// `world` is a valid handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_extend_timeouts(world: *const World, extra_ms: u64) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        world
+            .core()
+            .extend_timeouts(Duration::from_millis(extra_ms));
+        Ok(())
+    })
+}
+
+/// Measures how long the operations of all groups that exist run, if `on` is not 0, or does not: `duration_ms` in
+/// records. RCOMM_UNSUPPORTED if a group's backend cannot be timed on the host.
+///
+/// # Safety
+/// `world` is a valid handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_set_timing(world: *const World, on: i32) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        world.core().set_timing(timing(on))
+    })
+}
+
+/// As `rcomm_set_timing`, for one group.
+///
+/// # Safety
+/// `group` is a valid handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_group_set_timing(group: *const Group, on: i32) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group: &ProcessGroup = unsafe { &borrow(group, "the group")?.core };
+        group.set_timing(timing(on))
+    })
+}
+
+fn timing(on: i32) -> Timing {
+    match on {
+        0 => Timing::Off,
+        _ => Timing::On,
+    }
+}
+
+/// Waits until no started operation is pending in any group, for `timeout_ms` at most.
+///
+/// # Safety
+/// `world` is a valid handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_wait_for_pending(world: *const World, timeout_ms: u64) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        let timeout = Duration::from_millis(timeout_ms);
+        world.core().wait_for_pending(timeout)
+    })
+}
+
+/// Aborts all groups, the newest first, with this reason.
+///
+/// # Safety
+/// `world` is a valid handle; `reason` is a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_abort_groups(world: *const World, reason: *const c_char) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: `reason` is NULL, or ends with a zero byte and stays unchanged during the call.
+        let reason = unsafe { text(reason, "the reason")? };
+        world.core().abort_groups(reason);
+        Ok(())
+    })
+}

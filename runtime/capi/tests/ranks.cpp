@@ -1,0 +1,95 @@
+/* One rank: uses every class of rcomm.hpp and checks what it does. */
+#include <rcomm.hpp>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#define CHECK(what) \
+    do { \
+        if (!(what)) { \
+            std::fprintf(stderr, "ranks.cpp:%d: %s\n", __LINE__, #what); \
+            std::exit(1); \
+        } \
+    } while (0)
+
+static void collectives(const rcomm::Group &group) {
+    const uint32_t rank = group.rank(), size = group.size();
+    std::vector<float> ones(3, 1.0f);
+    group.all_reduce(ones.data(), ones.size());
+    CHECK(ones[2] == static_cast<float>(size));
+    double highest = rank;
+    rcomm::Work work = group.all_reduce_async(&highest, 1, rcomm::max);
+    while (!work.test(1000)) {}
+    work.wait();
+    CHECK(work.released());
+    CHECK(highest == size - 1.0);
+    int64_t from_last = rank == size - 1 ? 7 : 0;
+    group.broadcast(&from_last, 1, size - 1);
+    CHECK(from_last == 7);
+    std::vector<uint32_t> all(size);
+    group.all_gather(&rank, all.data(), 1);
+    for (uint32_t r = 0; r < size; r++) CHECK(all[r] == r);
+    uint32_t own = 0;
+    group.reduce_scatter(all.data(), &own, 1);
+    CHECK(own == rank * size);
+    int32_t total = 1;
+    group.reduce(&total, 1, 0);
+    CHECK(total == (rank == 0 ? static_cast<int32_t>(size) : 1));
+    if (size > 1 && rank < 2) {
+        uint8_t sent = static_cast<uint8_t>(rank), got = 9;
+        rcomm::Work receive = group.recv_async(&got, 1, 1 - rank, 4);
+        group.send(&sent, 1, 1 - rank, 4);
+        receive.wait();
+        CHECK(got == 1 - rank);
+    }
+    group.barrier();
+}
+
+static void errors(const rcomm::World &world) {
+    const rcomm::Group alone = world.new_group({world.rank()}, "alone");
+    alone.set_timeout(5000);
+    CHECK(alone.status().find("\"alone\"") != std::string::npos);
+    alone.abort("enough");
+    try {
+        alone.barrier();
+        CHECK(!"an aborted group refuses operations");
+    } catch (const rcomm::Error &error) {
+        CHECK(error.code() == RCOMM_ABORTED);
+        CHECK(std::string(error.what()).find("enough") != std::string::npos);
+    }
+}
+
+static void training(const rcomm::Group &group) {
+    rcomm::Reducer<double> reducer(group, {{"hidden", 5}, {"output", 2}}, 16, 16);
+    for (int step = 1; step < 4; step++) {
+        for (std::size_t parameter : {1, 0}) {
+            auto [gradient, len] = reducer.gradient(parameter);
+            for (std::size_t at = 0; at < len; at++) gradient[at] = step * (group.rank() + 1.0);
+            reducer.ready(parameter);
+        }
+        reducer.finish();
+        auto [average, len] = reducer.average(0);
+        CHECK(len == 5 && average[4] == step * (group.size() + 1.0) / 2);
+    }
+}
+
+int main() {
+    rcomm::World world = rcomm::World::init();
+    world.phase("train");
+    world.step(3);
+    {
+        const rcomm::Group group = world.group();
+        collectives(group);
+        errors(world);
+        training(group);
+        const auto mesh = world.device_mesh({{"dp", world.size()}, {"tp", 1}});
+        CHECK(mesh.size() == 2 && mesh[0].size() == world.size() && mesh[1].size() == 1);
+        mesh[0].barrier();
+        CHECK(world.snapshot().find("\"reducer_steps\"") != std::string::npos);
+        group.barrier();
+    }
+    world.shutdown();
+    return 0;
+}

@@ -12,13 +12,13 @@ const RANKS: u32 = 4;
 /// What an allocator may add by chance over the last 15 of the worlds, in KiB: a leak of their rings would be much more.
 const SLACK_KIB: i64 = 4_096;
 
-fn make_worlds(what: &str, change: impl Fn(&mut Command)) {
+fn make_worlds(what: &str, ranks: u32, argument: &str, change: impl Fn(&mut Command)) {
     let program = env!("CARGO_BIN_EXE_rank");
-    let mut job = Job::start_as(program, RANKS, "again", |_, command| {
+    let mut job = Job::start_as(program, ranks, argument, |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "60000");
         change(command);
     });
-    for rank in 0..RANKS {
+    for rank in 0..ranks {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "{what}, rank {rank}: {ended:?}");
         let output = &ended.stderr;
@@ -36,7 +36,7 @@ fn make_worlds(what: &str, change: impl Fn(&mut Command)) {
 #[test]
 fn worlds_follow_each_other_over_shared_memory_and_tcp() {
     for transport in ["shm", "tcp"] {
-        make_worlds(transport, |command| {
+        make_worlds(transport, RANKS, "again", |command| {
             command.env("RCOMM_TRANSPORT", transport);
         });
     }
@@ -46,7 +46,19 @@ fn worlds_follow_each_other_over_shared_memory_and_tcp() {
 fn worlds_follow_each_other_on_a_store_that_outlives_them() {
     let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
     let port = server.port().to_string();
-    make_worlds("a launcher's store", |command| {
+    make_worlds("a launcher's store", RANKS, "again", |command| {
+        command
+            .env("MASTER_PORT", &port)
+            .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+    });
+}
+
+#[test]
+#[ignore = "takes up to a minute on a busy machine; .ci/long runs it"]
+fn fifty_worlds_live_at_once_in_one_process_and_leave_nothing() {
+    let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
+    let port = server.port().to_string();
+    make_worlds("fifty at once", 2, "together", |command| {
         command
             .env("MASTER_PORT", &port)
             .env("TORCHELASTIC_USE_AGENT_STORE", "True");

@@ -1,16 +1,17 @@
 //! One rank of a test job: trains in two groups until the culprit's fault ends it; or, in the shrinking
 //! scenario, sums in one group and goes on when the culprit is killed; or runs a monitored barrier that
-//! the culprit misses; or makes and shuts down one world after the other; or goes on with a replacement for the
-//! culprit, or is that replacement.
+//! the culprit misses; or makes and shuts down one world after the other, or many at once; or goes on with a replacement
+//! for the culprit, or is that replacement.
 //!
 //! `rank FAULT [STEP [PAUSE_MS]]`: in which step the fault happens, and how long each step loads data.
 #![allow(clippy::print_stderr)]
 
-use rcomm::{Config, GroupOptions, MissingRanks, ReduceOp, World};
+use rcomm::{Config, GroupOptions, MissingRanks, PrefixStore, ReduceOp, Store, World};
 use rcomm_tests::fault::Fault;
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const STEPS: i64 = 6;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         "grow-in-vain" => grow(Then::Shrink),
         "monitored-barrier" => run_monitored_barrier(),
         "again" => make_worlds(),
+        "together" => hold_worlds(),
         fault => run(fault, args),
     })
 }
@@ -155,14 +157,62 @@ fn make_worlds() -> Result<(), String> {
             settled = Some(Resources::at_rest());
         }
     }
-    let (before, after) = (settled.unwrap_or_default(), Resources::at_rest());
-    eprintln!(
-        "{} descriptors, {} threads, {} KiB",
-        after.descriptors - before.descriptors,
-        after.threads - before.threads,
-        after.resident_kib - before.resident_kib
-    );
+    settled.unwrap_or_default().report_growth();
     Ok(())
+}
+
+/// How many worlds a rank holds at once, and how often it does so.
+const AT_ONCE: u64 = 50;
+const ROUNDS: u64 = 3;
+
+/// Makes all worlds at once, works in each and shuts them down, several times, and reports how the process's resources
+/// have changed since the first time.
+fn hold_worlds() -> Result<(), String> {
+    let text = |error: rcomm::Error| error.to_string();
+    let config = Config::from_environment().map_err(text)?;
+    let limit = Duration::from_secs(60);
+    let store: Arc<dyn Store> = Arc::new(World::connect_store(&config, limit).map_err(text)?);
+    let mut settled = None;
+    for round in 0..ROUNDS {
+        // Worlds that live at the same time have keys of their own in one store.
+        let make = |at: u64| {
+            let store = PrefixStore::new(format!("{round}/{at}"), store.clone());
+            World::builder(config.clone()).store(Arc::new(store)).init()
+        };
+        let worlds: Result<Vec<World>, _> = (0..AT_ONCE).map(make).collect();
+        let worlds = worlds.map_err(text)?;
+        for (world, at) in worlds.iter().zip(0..) {
+            let mut sums = [at; 1_000];
+            world
+                .group()
+                .all_reduce(&mut sums, ReduceOp::Sum)
+                .map_err(text)?;
+            assert_eq!(
+                sums,
+                [at * u64::from(world.size()); 1_000],
+                "a sum of world {at}"
+            );
+        }
+        for world in worlds {
+            world.shutdown().map_err(text)?;
+        }
+        settled.get_or_insert_with(Resources::at_rest);
+    }
+    settled.unwrap_or_default().report_growth();
+    Ok(())
+}
+
+impl Resources {
+    /// Prints how the process's resources have grown since then.
+    fn report_growth(&self) {
+        let after = Self::at_rest();
+        eprintln!(
+            "{} descriptors, {} threads, {} KiB",
+            after.descriptors - self.descriptors,
+            after.threads - self.threads,
+            after.resident_kib - self.resident_kib
+        );
+    }
 }
 
 fn make_world(config: &Config, world: u64) -> Result<(), rcomm::Error> {

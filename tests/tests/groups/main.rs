@@ -397,6 +397,29 @@ fn one_rank_may_make_hundreds_of_groups_before_the_others_begin() {
 }
 
 #[test]
+#[ignore = "takes up to a minute on a busy machine; .ci/long runs it"]
+fn a_host_carries_4096_groups_at_once() {
+    const GROUPS: u32 = 4096;
+    let change = |config: &mut Config| {
+        failing(config);
+        config.timeout = Duration::from_secs(240);
+    };
+    on_threads(2, &Carrier::Cpu, change, |world| {
+        let make = |at| {
+            let options = GroupOptions::named(format!("group {at}"));
+            world.new_group(&[0, 1], &options).unwrap()
+        };
+        let groups: Vec<_> = (0..GROUPS).map(make).collect();
+        for group in &groups {
+            let mut sum = [group.rank()];
+            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [1]);
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
 fn a_rank_that_lists_more_members_times_out_and_names_whom_it_waited_for() {
     let change = |config: &mut Config| {
         failing(config);

@@ -1,62 +1,191 @@
-//! What the reducer itself costs in a step of 64 MiB of gradients: the group has one rank, so that no data is exchanged.
-//! `copied` gives each gradient as a slice and takes the averages as vectors; `in place` computes gradients in the memory
-//! that is sent, and reads the averages there. Both write every gradient once more, as a backward pass would.
+//! What a step of data-parallel training takes: 64 gradients of 1 MiB on each of two ranks, which are threads.
+//!
+//! | way | what it does |
+//! |---|---|
+//! | `all_reduce each` | computes all gradients, then averages one after the other: the plain loop |
+//! | `ready, finish` | the reducer with gradients that lie elsewhere: copied in and out |
+//! | `in place` | the reducer with gradients computed in the memory of their bucket |
+//!
+//! The backward pass of a layer either waits for a millisecond, as a program does whose device computes, or computes on
+//! the processor. The ways take turns in each round. Allocations are those of the thread that trains, in one step; the
+//! last column is the number of copies of all gradients that the way makes besides the averaging.
+//!
+//! ```text
+//! cargo bench -p rcomm --bench reducer [-- ROUNDS]
+//! ```
 
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
-use criterion::{Criterion, criterion_group, criterion_main};
 use rcomm::config::{EndpointChoice, RingDir};
 use rcomm::data_parallel::{Parameter, Reducer, ReducerOptions};
-use rcomm::{Config, Rendezvous, World};
+use rcomm::{Config, HashStore, ReduceOp, Rendezvous, World};
 use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+const RANKS: u32 = 2;
 const PARAMETERS: usize = 64;
 const LEN: usize = 256 << 10;
+/// Steps of one way in a round; the first is not counted.
+const STEPS: usize = 4;
 
-fn reducer(criterion: &mut Criterion) {
-    let config = Config {
-        rendezvous: Some(Rendezvous::explicit(0, 1, "127.0.0.1", 1).unwrap()),
-        ring_dir: RingDir::Memory,
-        endpoint: EndpointChoice::Off,
-        ..Config::default()
-    };
-    let store = std::sync::Arc::new(rcomm::HashStore::new());
-    let world = World::builder(config).store(store).init().unwrap();
+#[derive(Clone, Copy)]
+enum Backward {
+    /// A layer takes a millisecond on another device.
+    Waits,
+    /// A layer is computed by the thread that trains.
+    Computes,
+}
+
+const BACKWARDS: [(Backward, &str); 2] =
+    [(Backward::Waits, "waits"), (Backward::Computes, "computes")];
+const WAYS: [(&str, u32); 3] = [
+    ("all_reduce each", 0),
+    ("ready, finish", 2),
+    ("in place", 0),
+];
+
+impl Backward {
+    fn layer(self, gradient: &mut [f32]) {
+        match self {
+            Self::Waits => {
+                std::thread::sleep(Duration::from_millis(1));
+                gradient.fill(black_box(1.0));
+            }
+            Self::Computes => {
+                for (at, value) in gradient.iter_mut().enumerate() {
+                    *value = (black_box(at) as f32).sqrt();
+                }
+            }
+        }
+    }
+}
+
+/// The measurements of one way.
+#[derive(Clone, Default)]
+struct Measured {
+    step: Vec<Duration>,
+    exposed: Vec<Duration>,
+    /// Fewest in a step: queues grow in some of them.
+    allocations: Option<(u64, u64)>,
+}
+
+impl Measured {
+    fn add(&mut self, mut step: impl FnMut() -> Duration) {
+        for nth in 0..STEPS {
+            let since = Instant::now();
+            let mut exposed = Duration::ZERO;
+            let allocated = allocation_counter::measure(|| exposed = step());
+            if nth > 0 {
+                self.step.push(since.elapsed());
+                self.exposed.push(exposed);
+                let allocated = (allocated.count_total, allocated.bytes_total);
+                let fewest = self.allocations.get_or_insert(allocated);
+                *fewest = (*fewest).min(allocated);
+            }
+        }
+    }
+}
+
+fn median(times: &mut [Duration]) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e3
+}
+
+/// The measurements of this rank, by backward pass and way.
+fn rank(world: &World, rounds: usize) -> Vec<Measured> {
+    let group = world.group();
     let names = || {
         let names = (0..PARAMETERS).map(|at| Parameter::new(at.to_string(), &[LEN as u64]));
         names.collect::<Vec<_>>()
     };
-    let new = || Reducer::<f32>::new(world.group(), names(), ReducerOptions::default()).unwrap();
-    let mut own = vec![0.0_f32; LEN];
-    let mut group = criterion.benchmark_group("step of 64 MiB");
-    group.sample_size(20);
-    let mut copied = new();
-    group.bench_function("copied", |bencher| {
-        bencher.iter(|| {
-            for parameter in (0..PARAMETERS).rev() {
-                own.fill(black_box(1.0));
-                copied.ready(parameter, &own).unwrap();
-            }
-            black_box(copied.finish().unwrap());
-        });
-    });
-    let mut in_place = new();
-    group.bench_function("in place", |bencher| {
-        bencher.iter(|| {
-            for parameter in (0..PARAMETERS).rev() {
-                in_place
-                    .gradient_mut(parameter)
-                    .unwrap()
-                    .fill(black_box(1.0));
-                in_place.mark_ready(parameter).unwrap();
-            }
-            in_place.finish_in_place().unwrap();
-            black_box(in_place.average(0));
-        });
-    });
-    group.finish();
-    world.shutdown().unwrap();
+    let new = || Reducer::<f32>::new(group, names(), ReducerOptions::default()).unwrap();
+    let (mut copied, mut in_place) = (new(), new());
+    let mut own = vec![vec![0.0_f32; LEN]; PARAMETERS];
+    let mut measured = vec![Measured::default(); BACKWARDS.len() * WAYS.len()];
+    for _ in 0..rounds {
+        for ((backward, _), measured) in BACKWARDS.iter().zip(measured.chunks_mut(WAYS.len())) {
+            group.barrier().unwrap();
+            measured[0].add(|| {
+                for gradient in own.iter_mut().rev() {
+                    backward.layer(gradient);
+                }
+                let since = Instant::now();
+                for gradient in own.iter_mut().rev() {
+                    group.all_reduce(gradient, ReduceOp::Avg).unwrap();
+                }
+                since.elapsed()
+            });
+            group.barrier().unwrap();
+            measured[1].add(|| {
+                for (at, gradient) in own.iter_mut().enumerate().rev() {
+                    backward.layer(gradient);
+                    copied.ready(at, gradient).unwrap();
+                }
+                black_box(copied.finish().unwrap());
+                copied.statistics().exposed
+            });
+            group.barrier().unwrap();
+            measured[2].add(|| {
+                for at in (0..PARAMETERS).rev() {
+                    backward.layer(in_place.gradient_mut(at).unwrap());
+                    in_place.mark_ready(at).unwrap();
+                }
+                in_place.finish_in_place().unwrap();
+                in_place.statistics().exposed
+            });
+        }
+    }
+    measured
 }
 
-criterion_group!(benches, reducer);
-criterion_main!(benches);
+fn main() {
+    // Cargo passes `--bench`.
+    let rounds = std::env::args().find_map(|argument| argument.parse().ok());
+    let rounds = rounds.unwrap_or(10);
+    let store = Arc::new(HashStore::new());
+    let ranks: Vec<_> = (0..RANKS)
+        .map(|at| {
+            let store = store.clone();
+            std::thread::spawn(move || {
+                let config = Config {
+                    rendezvous: Some(Rendezvous::explicit(at, RANKS, "127.0.0.1", 1).unwrap()),
+                    ring_dir: RingDir::Memory,
+                    endpoint: EndpointChoice::Off,
+                    ..Config::default()
+                };
+                let world = World::builder(config).store(store).init().unwrap();
+                let measured = rank(&world, rounds);
+                world.shutdown().unwrap();
+                measured
+            })
+        })
+        .collect();
+    let mut first = ranks.into_iter().map(|rank| rank.join().unwrap());
+    let mut measured = first.next().unwrap();
+    first.for_each(drop);
+    println!(
+        "{RANKS} ranks, {PARAMETERS} gradients of 1 MiB, {rounds} rounds of {} steps, ms",
+        STEPS - 1
+    );
+    println!(
+        "{:<9} {:<16} {:>9} {:>9} {:>15} {:>12} {:>12} {:>7}",
+        "backward",
+        "way",
+        "least",
+        "median",
+        "exposed median",
+        "allocations",
+        "their bytes",
+        "copies"
+    );
+    let rows = BACKWARDS.iter().flat_map(|it| WAYS.map(|way| (it.1, way)));
+    for ((backward, (way, copies)), it) in rows.zip(&mut measured) {
+        let (step, exposed) = (median(&mut it.step), median(&mut it.exposed));
+        let least = it.step[0].as_secs_f64() * 1e3;
+        let (count, bytes) = it.allocations.unwrap_or_default();
+        println!(
+            "{backward:<9} {way:<16} {least:>9.1} {step:>9.1} {exposed:>15.1} {count:>12} {bytes:>12} {copies:>7}"
+        );
+    }
+}

@@ -42,7 +42,7 @@
 //! earlier collectives have ended. Issued collectives run on the group's thread `rcomm/cpu/<group>`, issued
 //! sends and receives on `rcomm/p2p/<group>`; both threads start with the first operation that needs them.
 
-// invariant 8
+// Invariant 8 of docs/ARCHITECTURE.md: `unsafe` only where that document lists it.
 #![deny(unsafe_code)]
 
 mod algorithm;

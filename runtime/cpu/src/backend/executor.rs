@@ -180,7 +180,8 @@ impl Executor {
     /// Queues an operation for the thread, which is started if it does not run yet.
     ///
     /// # Errors
-    /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started.
+    /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started; for a message also those of
+    /// [`CpuGroup::refuse_late_message`].
     pub(crate) fn issue(
         &self,
         group: &Arc<CpuGroup>,
@@ -307,7 +308,7 @@ impl ExecutorState {
             }
             drop(queue);
             while self.issued.load(Ordering::Acquire) == before {
-                // A stop ends the tasks, but not the thread.
+                // A stop ends the tasks, but not this thread: only `close` ends it.
                 if matches!(policy.pause(), Ok(Pause::Poll)) {
                     continue;
                 }

@@ -28,7 +28,8 @@ const REASON_TIME: Duration = Duration::from_millis(500);
 /// How long a rank waits for the reason of a rank that has given up the operation: that rank may itself
 /// first look for its peer's reason.
 const GIVEN_UP_TIME: Duration = Duration::from_millis(1500);
-/// How long a rank that knows who was absent waits for a store that may be silent, before it asks for that reason.
+/// How long a rank that knows who was absent waits for a first answer of the store, which may be silent, before it asks
+/// the store for the reason.
 const ANSWER_TIME: Duration = Duration::from_millis(250);
 /// How long a rank that has lost a peer checks whether other members are gone too.
 const OTHERS_TIME: Duration = Duration::from_millis(150);

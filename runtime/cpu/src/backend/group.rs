@@ -210,7 +210,7 @@ impl CpuGroup {
             .and_then(|()| self.end_collective(&call, began));
         let was_given_up = self.sequencer.pass();
         result?;
-        // The peers were told that this turn has not ended. Ranks that share memory have decided its end together.
+        // This rank's note says that this turn has not ended. Ranks that share memory have decided its end together.
         if was_given_up && !self.is_in_memory {
             self.refuse_if_stopped()?;
         }

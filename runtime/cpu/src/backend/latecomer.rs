@@ -6,8 +6,8 @@
 //! check, since their ranks decide each phase together. In all other operations, a member that has given up has cut
 //! its connections, or marked the shared memory, after it had left its reason in the store.
 //!
-//! A process that was stopped inside a collective may find there all that it needs, too. So one that lasted long is
-//! looked at once more before it is `Ok`.
+//! A process that was stopped inside a collective may find there all that it needs, too. So a collective that lasted
+//! long is checked once more before it returns `Ok`.
 
 use super::group::CpuGroup;
 use super::note::find_rank_that_gave_up;
@@ -22,11 +22,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A rank that begins an operation this soon after the end of a short one, or ends it this soon after its begin, is not
-/// late: its peers wait longer than that. So the sockets need not be looked at, which costs a system call.
+/// A rank that begins an operation this soon after the end of a short one, or ends it this soon after it has begun, is
+/// not late: its peers wait longer than that. So it does not poll its sockets, which would cost a system call.
 const PROMPT: Duration = Duration::from_millis(1);
-/// After a collective that has lasted this long, or past its deadline, the store is asked whether a member has given it
-/// up to which this rank has no connection. The request costs little beside this time.
+/// After a collective that has lasted this long, or past its deadline, this rank asks the store whether a member to
+/// which it has no connection has given the collective up. The request costs little compared with this time.
 const LONG: Duration = Duration::from_secs(1);
 /// How long a rank that knows of no closed connection waits for the store after such a collective.
 const LOOK_TIME: Duration = Duration::from_millis(100);
@@ -36,8 +36,8 @@ const REASON_TIME: Duration = Duration::from_millis(500);
 /// When this rank was last seen to be in time, and which members are known to have left.
 pub(crate) struct Punctuality {
     began: Instant,
-    /// When the last operation ended, ns since `began`. If that lasted [`PROMPT`] or longer, when it began: the next one
-    /// is looked at even if it follows at once.
+    /// When the last operation ended, ns since `began`. If that operation lasted [`PROMPT`] or longer, when it began,
+    /// so that the next operation is checked even if it follows at once.
     ended: AtomicU64,
     /// Members that have closed their connections without giving up.
     left: Mutex<Vec<Rank>>,
@@ -89,8 +89,8 @@ impl CpuGroup {
         }
     }
 
-    /// Fails if a member that the collective needs has left the group or given it up: it needs all of them. Returns when
-    /// the collective began, for [`end_collective`](Self::end_collective).
+    /// Fails if a member has left the group or given it up: a collective needs all members. Returns when the collective
+    /// began, for [`end_collective`](Self::end_collective).
     ///
     /// # Blocking
     /// As [`fail`](Self::fail), after such a member was found.
@@ -125,7 +125,8 @@ impl CpuGroup {
         }
     }
 
-    /// Fails if a member has given up this collective. One that gave up a later one had ended this one before.
+    /// Fails if a member has given up this collective. A member that gave up a later collective had ended this one
+    /// before.
     #[cold]
     fn refuse_given_up(&self, call: &Call, lasted: Duration) -> Result<()> {
         let closed = self.closed_members();

@@ -15,7 +15,7 @@ pub(crate) struct Neighbours {
 }
 
 impl Neighbours {
-    /// Makes the value for a group of `size` ranks; `ranks`, in this order, are those with these streams between them.
+    /// Makes the neighbours of a group of `size` ranks: `ranks`, in the order of their places in `streams`.
     pub(crate) fn new(streams: Streams, ranks: &[usize], size: usize) -> Self {
         let mut places = vec![None; size];
         for (place, &rank) in ranks.iter().enumerate() {
@@ -45,7 +45,7 @@ impl Neighbours {
     /// Makes the channel to `peer` over these sockets.
     pub(crate) fn channel(&self, peer: usize, mut sockets: Vec<Wire>) -> io::Result<Channel> {
         match (self.place_of(peer), sockets.pop()) {
-            // What a doorbell carries says nothing, so it needs no TLS once both ends know each other.
+            // A doorbell carries no data, so it needs no TLS after the handshake.
             (Some((streams, place)), Some(bell)) => {
                 streams.open(place, bell.socket).map(Channel::Shm)
             }

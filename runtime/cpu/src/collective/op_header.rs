@@ -97,7 +97,8 @@ impl OpHeader {
     /// Returns a hash of the fields on which ranks must agree. Ranks that agree have the same signature; others have
     /// different signatures with high probability.
     ///
-    /// The headers are compared only if two signatures differ.
+    /// Ranks that share memory exchange signatures, and compare headers only if two signatures differ. Over channels
+    /// ranks always exchange and compare headers.
     #[inline]
     pub(crate) fn signature(&self) -> u64 {
         // The multiplier, 2^64 divided by the golden ratio, spreads every bit; the salt makes equal values of

@@ -45,7 +45,7 @@ pub(crate) struct Mesh {
     local_ranks: u32,
     wait_mode: OnceLock<WaitMode>,
     watched: Mutex<HashMap<Rank, WatchedPeer>>,
-    /// The first failure of a group that this rank had when the failure occurred.
+    /// The first failure of one of the groups of this rank since the newest group was made.
     failure: Mutex<Option<Error>>,
     closed: AtomicBool,
     wake: Arc<OwnedFd>,
@@ -180,12 +180,12 @@ impl Mesh {
         lock(&self.failure).get_or_insert_with(|| error.clone());
     }
 
-    /// Why the first of this rank's groups failed; `None` if none did.
+    /// Why the first of this rank's groups that failed has failed; `None` if none has since the newest group was made.
     pub(crate) fn first_failure(&self) -> Option<Error> {
         lock(&self.failure).clone()
     }
 
-    /// Forgets the failure: a program that makes a group after it goes on.
+    /// Forgets the failure, when a group is made: a program that makes a group after a failure goes on.
     pub(crate) fn forget_failure(&self) {
         lock(&self.failure).take();
     }

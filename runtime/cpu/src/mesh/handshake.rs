@@ -9,8 +9,8 @@
 //!
 //! Numbers are little-endian. Both ends prove that they know the job's secret before either trusts the
 //! other; the labels prevent one end's proof from being replayed as the other's. Without TLS the bytes that
-//! follow are neither encrypted nor authenticated: the secret only restricts who can connect. With TLS all of
-//! this is inside of it, and the key of the proofs is tied to the connection.
+//! follow are neither encrypted nor authenticated: the secret only restricts who can connect. With TLS all of these
+//! bytes are sent inside the TLS session, and the key of the proofs is tied to that session.
 
 use rcomm_core::tuning::MAX_STREAMS;
 use rcomm_core::{ErrorKind, Secret};

@@ -152,7 +152,7 @@ impl Host {
         let leader = format!("cpu/host/{}", self.name);
         let cannot = |e| Error::io("cannot make memory for the ranks of this host", e);
         // Every rank listens before it writes to the store, so that the others can connect at once to the rank that
-        // is the first.
+        // wrote first.
         let (socket, listener) = listen().map_err(cannot)?;
         let own = format!("{} {socket}", world.rank);
         let stored = self.store.compare_set(&leader, b"", own.as_bytes())?;

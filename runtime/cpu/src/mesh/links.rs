@@ -155,7 +155,7 @@ impl Links {
     ) {
         let mut peers = lock(&self.peers);
         for &rank in ranks {
-            // A peer that shares memory with this rank has no connection, and a row from its first long wait on.
+            // A peer that shares memory with this rank has no connection; it gets a row at the first long wait for it.
             let Some(peer) = known(&mut peers, rank, recorder) else {
                 continue;
             };

@@ -373,7 +373,7 @@ impl PendingHandshake {
         }
     }
 
-    /// Tells a caller that does not use TLS that it must; others were told by TLS itself why it failed.
+    /// Answers a caller that does not use TLS that it must. Other callers learn from the alert of TLS why it failed.
     fn refuse_without_tls(&mut self, error: &io::Error) -> HandshakeProgress {
         tracing::warn!(%error, "no TLS with a caller");
         let Caller::Tcp(wire) = &mut self.stream else {

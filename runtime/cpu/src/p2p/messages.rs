@@ -58,7 +58,8 @@ impl P2p {
         Self { neighbours, ..self }
     }
 
-    /// The place of a rank of the group among those that share memory with this one; `None` if it does not.
+    /// The place of the rank `at` of the group among the ranks that share memory with this rank; `None` if `at` does
+    /// not.
     #[inline]
     pub(crate) fn place_in_memory(&self, at: usize) -> Option<usize> {
         self.neighbours.place_of(at).map(|(_, place)| place)
@@ -85,7 +86,8 @@ impl P2p {
         };
         let id = self.next_id();
         match stage {
-            // The core has copied a message from this rank to itself. It passes both halves in one block only.
+            // The core has already copied a message that this rank sends to itself. It passes the send and its receive
+            // in one coalesced block only.
             Stage::SendQueued { peer } | Stage::Receive { peer: Some(peer) }
                 if peer == self.own =>
             {

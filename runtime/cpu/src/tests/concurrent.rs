@@ -1,6 +1,6 @@
 //! Blocking sends and receives that share their channel with other requests.
 //!
-//! A single request on a channel takes a shorter path; these tests cover the others.
+//! A single request on a channel takes a shorter path (`p2p::direct`); these tests cover the ordinary one.
 
 use super::messages::{message, receive, send};
 use super::*;
@@ -168,7 +168,8 @@ fn kept_messages_of_a_tag_are_received_before_new_ones() {
 
 #[test]
 fn a_blocking_send_follows_issued_sends_and_overtakes_an_offered_message() {
-    /// Number of messages that are sent before any receive is posted: together more than any channel holds.
+    /// Elements of each of the `MANY` messages that are sent before any receive is posted: together they are more than
+    /// any channel holds.
     const EARLY: usize = 15_000;
     const MANY: u32 = 100;
     for &wiring in WIRINGS {

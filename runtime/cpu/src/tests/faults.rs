@@ -112,7 +112,7 @@ fn a_silent_rank_is_named_when_the_deadline_passes() {
             if rig.rank == 1 {
                 // This operation starts when rank 0 has given up, and must fail with rank 0's error.
                 rig.store.wait(&["gave up"], LONG).unwrap();
-                // Rank 0 took part in the first barrier, so that barrier may succeed, but no later one.
+                // Rank 0 began this barrier before it gave up, so the barrier may succeed here, but no later one.
                 let first = rig.run(Op::Barrier);
                 return first.and_then(|_| rig.run(Op::Barrier)).unwrap_err();
             }

@@ -52,7 +52,7 @@ fn messages_of_all_sizes_arrive_completely_and_in_order() {
 
 #[test]
 fn short_and_long_messages_keep_their_order_while_none_is_received() {
-    // More short messages than any transport holds.
+    // More short messages than a stream in shared memory has cells for.
     let count = |round: u32| if round.is_multiple_of(4) { 100 } else { 2 };
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {

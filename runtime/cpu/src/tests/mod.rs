@@ -112,7 +112,9 @@ fn group_context(
     };
     let store = PrefixStore::new(format!("{name}/"), store.clone());
     GroupContext {
-        group_rank: info.group_rank_of(rank).expect("a member"),
+        group_rank: info
+            .group_rank_of(rank)
+            .expect("the rank is a member of the group"),
         info,
         wire_id,
         store: Arc::new(store),

@@ -70,13 +70,17 @@ fn every_rank_maps_a_buffer_once_and_unmaps_it_after_it_was_freed() {
             run(rig, sum(buffer.lend()), LONG).unwrap();
             assert!(is_all(&buffer, expected));
             run(rig, Op::Barrier, LONG).unwrap();
-            assert_eq!(mappings(first), 3, "its own and two others'");
+            assert_eq!(
+                mappings(first),
+                3,
+                "mapped by its owner and by the two others"
+            );
             run(rig, Op::Barrier, LONG).unwrap();
         }
         let inode = inode_of(first).unwrap();
         drop(buffer);
         run(rig, Op::Barrier, LONG).unwrap();
-        assert_eq!(times_mapped(&inode), 2, "by the others, for the time being");
+        assert_eq!(times_mapped(&inode), 2, "still mapped by the two others");
         run(rig, Op::Barrier, LONG).unwrap();
         // The other ranks find the region empty when the next one is mapped.
         let mut next = filled(rig, 1.0);
@@ -161,7 +165,7 @@ fn after_a_rank_has_given_up_the_others_cannot_change_its_memory() {
             // The other rank arrives only after this rank has given up.
             let soon = Duration::from_millis(50);
             let error = run(rig, sum(buffer.lend()), soon).unwrap_err();
-            assert_eq!(mappings(address), 0, "still shared");
+            assert_eq!(mappings(address), 0, "the memory is still shared");
             assert!(is_all(&buffer, 3.0));
             buffer.as_mut_slice::<f32>().unwrap().fill(5.0);
             rig.store.set("gave up", b"").unwrap();
@@ -172,7 +176,7 @@ fn after_a_rank_has_given_up_the_others_cannot_change_its_memory() {
         rig.store.wait(&["gave up"], LONG).unwrap();
         // This rank sees the offer of the rank that has given up, but cannot change that rank's memory.
         let error = run(rig, sum(buffer.lend()), LONG).unwrap_err();
-        assert_eq!(mappings(address), 0, "still shared");
+        assert_eq!(mappings(address), 0, "the memory is still shared");
         rig.store.set("tried", b"").unwrap();
         error
     });
@@ -233,11 +237,7 @@ fn a_buffer_that_begins_inside_a_page_is_not_mapped_by_others() {
         let (left, right) = all.split_at_mut(1000);
         run(rig, sum(Buffer::from_mut(right)), LONG).unwrap();
         run(rig, Op::Barrier, LONG).unwrap();
-        assert_eq!(
-            mappings(address),
-            1,
-            "its last pages begin in the middle of one"
-        );
+        assert_eq!(mappings(address), 1, "mapped by its owner alone");
         run(rig, Op::Barrier, LONG).unwrap();
         assert!(left.iter().all(|&it| it == 1.0) && right.iter().all(|&it| it == 2.0));
         let (left, right) = all.split_at_mut(1024);

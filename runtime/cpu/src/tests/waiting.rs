@@ -30,8 +30,7 @@ fn cost_of_waiting(wiring: Wiring, size: u32) -> Duration {
 
 #[test]
 fn a_rank_that_waits_for_a_second_leaves_its_processor_to_others() {
-    // There is one case with a processor for each rank, and one with more ranks than most test machines
-    // have processors.
+    // Two ranks have a processor each on most machines; eight ranks outnumber the processors of many.
     for (wiring, size) in [(Wiring::Shm, 2), (Wiring::Shm, 8), (Wiring::Tcp, 2)] {
         let cost = cost_of_waiting(wiring, size);
         eprintln!("{size} ranks over {wiring:?}: {cost:?} of {LATE:?}");

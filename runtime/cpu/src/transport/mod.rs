@@ -74,7 +74,7 @@ impl Wire {
 
 /// A stream of bytes to and from one peer.
 pub(crate) enum Channel {
-    /// A socket.
+    /// One or more sockets.
     Tcp(tcp::TcpChannel),
     /// Shared memory.
     Shm(shm::ShmStream),

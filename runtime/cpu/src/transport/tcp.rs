@@ -5,7 +5,7 @@
 //! turn, [`STRIPE`] at a time. The position of a byte among the bytes of the channel determines its stream, so no
 //! bytes are marked or reordered: the reader reads the streams in the same turn, while bytes arrive on all of them.
 //!
-//! With TLS every stream has a session, and the positions count what is inside of it.
+//! With TLS every stream has a session, and the positions count the bytes inside the sessions.
 
 use super::{Interest, Wire, health};
 use rcomm_recorder::publish::TlsSession;

@@ -8,19 +8,19 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A yield that takes this long was no yield to a rank that has just arrived.
+/// A yield that takes this long is slow: another program had the processor, not a rank that has just arrived.
 const SLOW: Duration = Duration::from_micros(500);
 /// How many sleeps follow a slow yield, at least and at most.
 const LEAST: u32 = 32;
 const MOST: u32 = 1024;
-/// Part of the number of sleeps by which a fast yield lowers it. So as few as one slow yield in about fifty
-/// leads to the most sleeps between two yields.
+/// A fast yield lowers the number of sleeps by one part in this many, rounded up. So as few as one slow yield in about
+/// fifty leads to the most sleeps between two yields.
 const DECAY: u32 = 64;
 
 /// How a thread's yields have gone.
 #[derive(Clone, Copy, Debug, Default)]
 struct Yields {
-    /// The number of sleeps after the next slow yield is twice this.
+    /// The number of sleeps after the next slow yield is twice this, but at least [`LEAST`] and at most [`MOST`].
     sleeps: u32,
     /// Sleeps before the thread yields again.
     left: u32,

@@ -505,7 +505,7 @@ impl BackendWindow for CpuWindow {
                 send_end(shared, peer as u32, deadline)?;
             }
         }
-        // Each member learns whether its part is still mapped here: then its caller does not get the memory back.
+        // Each member learns whether its part is still mapped here; if it is, its caller does not get the memory back.
         let still_mapped = |(at, part): (usize, &PeerPart)| {
             let data = part.data.as_ref().filter(|_| at != shared.rank);
             u8::from(data.is_some_and(|data| !data.is_alone()))

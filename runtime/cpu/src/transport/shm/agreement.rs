@@ -15,7 +15,7 @@ const HASH: usize = 8;
 const LEN: usize = 16;
 const TEXT: usize = 24;
 const TEXT_LEN: usize = AGREEMENT_LEN - TEXT;
-/// A number is searched in this many consecutive entries, from that with the index number modulo `AGREEMENTS`.
+/// A number is searched in this many consecutive entries, from the one whose index is the number modulo `AGREEMENTS`.
 const PROBES: usize = 32;
 /// How long a rank waits until the rank that has decided has written the value.
 const WRITE_TIME: Duration = Duration::from_millis(200);

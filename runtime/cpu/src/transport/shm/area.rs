@@ -38,7 +38,7 @@ const SLOTS_LEAST: usize = 3 * SLOT;
 /// [`SLOTS_LEAST`].
 const SLOTS_ALL: usize = 24 << 20;
 
-/// Bytes before the data of a ring, for its counts.
+/// Bytes before the data of a ring, for its counts, marks and cells.
 pub(super) const RING_HEAD: usize = PAGE;
 /// Maximum and minimum number of bytes that a stream holds in each direction. A large ring is faster for the reason
 /// given at [`SLOTS_ROUND`].

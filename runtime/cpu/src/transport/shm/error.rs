@@ -13,8 +13,8 @@ pub(crate) enum ShmExchangeError {
     Late(usize),
     /// This rank of the group has left it, or its process has ended.
     Gone(usize),
-    /// The phase has failed for all ranks, since the rank `first` gave up this phase or an earlier one. `absent` have
-    /// not published this phase, if this is the one that was given up.
+    /// The phase has failed for all ranks, since the rank `first` gave up this phase or an earlier one. `absent` are
+    /// the ranks that have not published this phase; empty if an earlier phase was given up.
     GivenUp { first: usize, absent: Vec<usize> },
     /// A system call failed.
     Io(io::Error),

@@ -316,7 +316,7 @@ impl ShmExchange {
         };
         self.complete = true;
         // The other ranks' caches have this rank's line of the previous phase, which is written next. Fetching it now
-        // costs no time; later it would take half as long as a flag.
+        // costs no time; later it would take half as long as the load of another rank's flag.
         self.fetch(self.line(self.rank, self.phase.wrapping_add(1)), 64);
         Ok(equal)
     }

@@ -10,16 +10,16 @@
 //! assert_eq!(analyze(&dumps, &Policy::default()).verdict, Verdict::Inconclusive);
 //! ```
 //!
-//! The rooms, each of which uses only those below it:
+//! The modules, each of which uses only those below it:
 //!
-//! | room | holds |
+//! | module | holds |
 //! |---|---|
 //! | `logs` | what a job's logs show, alone and together with its records |
 //! | `judge` | which rank waits for which and why: the wait graph, the checks, the verdict |
 //! | `align` | the records of all ranks side by side, by group and sequence number |
 //! | `report` | what an analysis returns, and helpers to show it |
 #![forbid(unsafe_code)]
-// invariant 7: `clippy.toml` of this crate refuses clocks, files, sockets, threads and output.
+// Invariant 7 of docs/ARCHITECTURE.md: `clippy.toml` of this crate refuses clocks, files, sockets, threads and output.
 
 mod align;
 mod judge;

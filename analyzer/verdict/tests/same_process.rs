@@ -1,4 +1,4 @@
-//! A process that has rcomm's plug-in for NCCL beside its own recorder.
+//! A process that has rcomm's plug-in for NCCL in addition to its own recorder.
 
 use rcomm_recorder::model::{
     Communicator, DType, EntryState, GroupPlace, KernelProgress, LinkProgress, LinkWait, OpType,
@@ -80,7 +80,7 @@ fn process(rank: u32, name: &str, seen: &[OpType]) -> [Dump; 2] {
     let mut dump = plugin.snapshot();
     dump.recorder = Recorder::NcclProfiler;
     assert_eq!(dump.groups[0].place, Some(GroupPlace { rank, size: 2 }));
-    let record_id = dump.entries.last().expect("one").record_id;
+    let record_id = dump.entries.last().expect("an entry").record_id;
     let communicator = Communicator {
         group: dump.groups[0].info.name.clone(),
         hash: 0xab,

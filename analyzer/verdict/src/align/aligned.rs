@@ -142,8 +142,9 @@ impl<'a> Aligned<'a> {
         self.by_rank.len()
     }
 
-    /// The record that shows a rank's part in a group: the one with its operations; else, if recorders cover different
-    /// groups, one of the recorder that recorded a peer; else the newest. `None` if the rank left no such record.
+    /// The record that shows a rank's part in a group. If several recorders recorded the rank: the record with
+    /// operations in the group, else the one by the recorder that recorded a peer there; if no peer was recorded
+    /// either, the newest. `None` if the rank left no such record.
     pub(crate) fn record_in(&self, group: GroupIx, rank: Rank) -> Option<RecordIx> {
         let mut own = self.records_of(rank);
         if self.by_rank.len() == self.records.len() {
@@ -382,7 +383,8 @@ impl<'a> Aligned<'a> {
         lanes
     }
 
-    /// Whether the newest 64 collectives and messages of a member show when an operation starts on the device.
+    /// Whether the newest 64 collectives or the newest 64 messages of some member show when an operation starts on the
+    /// device.
     ///
     /// PyTorch's hook records start and completion at one moment and gloo records no start: for these, "not started"
     /// means nothing.

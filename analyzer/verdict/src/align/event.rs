@@ -72,9 +72,9 @@ impl Posted {
 pub(crate) enum Occurrence {
     /// Issued, but older than what its record holds.
     Lost,
-    /// Position in its operations.
+    /// Issued: the position in its record's operations.
     At(u32),
-    /// Not yet.
+    /// Not issued yet.
     Never,
 }
 
@@ -332,7 +332,7 @@ fn when_posted(
                     .filter(|&message| message > from)
                     .nth(after.since as usize)
             }
-            // A message that follows it may be in the record or not.
+            // The record may hold a message that follows this collective, or may lack it.
             Presence::Lost | Presence::Unknown(_) => return None,
             Presence::Absent => None,
         }

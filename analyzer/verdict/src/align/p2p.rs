@@ -52,7 +52,7 @@ pub(crate) type Ends = (u32, u32);
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
     pub(crate) pairs: HashMap<(GroupIx, Ends), Pair>,
-    /// By group and receiver: receives from any source, oldest first.
+    /// By group and receiver: receives from any source, and those whose record names no peer, oldest first.
     pub(crate) any: BTreeMap<(GroupIx, u32), Vec<Half>>,
     /// By record, then lane: for each message of the lane, the position of the entry that holds its state.
     status_ops: Vec<Vec<Vec<u32>>>,

@@ -16,10 +16,12 @@ const AHEAD: usize = 4;
 /// The most operations that only the plug-in records: a backend issues one itself to connect the ranks of a new
 /// communicator.
 const OWN: usize = 1;
-/// If either record has dropped operations, at least this many must agree, unless the times do, too.
+/// If either record has dropped operations, at least this many must agree; fewer are enough if both records are known
+/// to be of one process and the times agree, too. Where only times show that the process is the same, this many must
+/// agree in any case.
 const ENOUGH: usize = 8;
-/// The longest time between the records of one call by the program's recorder and by NCCL, ns, in records that do not
-/// hold their process.
+/// The longest time between the issue of one call as the program's recorder and as the plug-in recorded it, ns. It
+/// counts where the process or the number of operations does not show that the calls are the same.
 const NEAR_NS: u64 = 50_000_000;
 
 /// Joins the plug-in's records to the programs', and drops what has been joined.
@@ -31,7 +33,7 @@ pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
     let mut empty = Vec::new();
     for ats in of_rank.values() {
         let is_plugin = |at: &&usize| records[**at].recorder == Recorder::NcclProfiler;
-        // Records of several runs are sorted out elsewhere.
+        // `provenance` has left aside the records of other runs.
         let (&[plugin], [_, ..]) = (
             &*ats.iter().filter(is_plugin).copied().collect::<Vec<_>>(),
             &*ats.iter().filter(|at| !is_plugin(at)).collect::<Vec<_>>(),
@@ -132,8 +134,8 @@ fn communicator_of<'a>(
 
 /// The program's group that this communicator carries, with the operations that both records hold: by NCCL's number
 /// where the program's record has it, else by the communicator's name. Without the number, and unless
-/// `is_one_process`, the operations must also have been recorded at the same times. `None` unless exactly one such group
-/// has operations that agree.
+/// `is_one_process`, the operations must also have been recorded at the same times. `None` unless exactly one such
+/// group has operations that agree.
 fn partner(
     shared: &Shared,
     plugin: &Record,

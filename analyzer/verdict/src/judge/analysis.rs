@@ -68,8 +68,8 @@ impl Analysis {
         }
     }
 
-    /// States when a file was written whose record holds no time, ns since the epoch; `None` changes nothing. The newest of
-    /// these times counts.
+    /// States when a file was written whose record holds no time, ns since the epoch; `None` changes nothing. The
+    /// newest of these times counts.
     pub fn note_written(&mut self, written_ns: Option<i64>) {
         self.policy.written_ns = self.policy.written_ns.max(written_ns);
     }
@@ -124,7 +124,7 @@ fn count_ops(records: &[Record]) -> u64 {
     records.iter().map(|record| record.ops.len() as u64).sum()
 }
 
-// invariant 7: a function of its arguments alone.
+// Invariant 7 of docs/ARCHITECTURE.md: the report depends on these arguments alone.
 fn judge(
     policy: &Policy,
     shared: &Shared,

@@ -8,7 +8,7 @@ use rcomm_recorder::publish::LaunchRecord;
 use std::time::Duration;
 
 /// The inputs of an analysis other than the dumps.
-// invariant 7: the current time is one of them, since the analysis reads no clock.
+// Invariant 7 of docs/ARCHITECTURE.md: the current time is one of these inputs, since the analysis reads no clock.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// The time of judgment, wall clock, ns since the epoch.

@@ -1,12 +1,12 @@
 //! What causes cost: how much less time the job would take without one of them.
 //!
-//! Three causes have a price. A late rank (W220) costs the time that the others wait before it arrives. Uneven exchanges
-//! (W230) and small collectives (W240) cost a part of the time after the last member has arrived, and an operation that
-//! is small counts for W240 only. So no moment is paid for twice within a group, and where groups overlap in time, the
-//! prices of W230 and W240 are lowered until all prices together fit into the job's time.
+//! Three causes have a price. A late rank (W220) costs the time that the others wait before it arrives. Uneven
+//! exchanges (W230) and small collectives (W240) cost a part of the time after the last member has arrived, and an
+//! operation that is small counts for W240 only. So no moment is paid for twice within a group, and where groups
+//! overlap in time, the prices of W230 and W240 are lowered until all prices together fit into the job's time.
 //!
-//! Other causes have none. What a pipeline's schedule leaves idle, and what a slow link costs, looks in the records like
-//! any other wait in a message or a collective: they do not show how short it could have been.
+//! Other causes have no price. What a pipeline's schedule leaves idle, and what a slow link costs, looks in the records
+//! like any other wait in a message or a collective: the records do not show how short it could have been.
 
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
@@ -35,7 +35,7 @@ pub(crate) fn settle(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     }
 }
 
-/// Whether its sentence has its price: that of a late rank is part of what accuses it.
+/// Whether the finding is about a late rank (W220): its sentence states the price already, as a part of the accusation.
 fn is_lateness(draft: &FindingDraft) -> bool {
     draft.code == Code::W220
 }

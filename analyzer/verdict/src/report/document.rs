@@ -266,7 +266,7 @@ pub struct RankReport {
     pub step: Option<i64>,
     /// The number of operations that it has issued and not completed.
     pub pending: usize,
-    /// The number of records that its ring dropped or overwrote before this window.
+    /// The number of operations that its record no longer holds: its ring overwrote them, or could not keep them.
     pub lost: u64,
     /// Its newest recorded call as text (`all_gather #48211 on tp`).
     pub last_call: Option<String>,

@@ -1,8 +1,8 @@
 //! The checks: each looks for one kind of fault in the aligned records and the wait-for graph.
 //!
 //! A check returns drafts of findings; [`assemble`](crate::judge::assemble) ranks them, lists consequences under their
-//! causes and counts victims. Adding a check means adding a type that implements [`Check`] in a file of its own in one of
-//! the rooms, a line in [`ALL`] after the checks whose findings it needs to see, and, for a new kind of finding, a
+//! causes and counts victims. A new check is a type that implements [`Check`], in a new file in one of the folders
+//! here. It has a line in [`ALL`], after the checks whose findings it needs to see, and, for a new kind of finding, a
 //! [`Code`].
 
 mod calls;

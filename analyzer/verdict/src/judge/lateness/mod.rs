@@ -13,8 +13,7 @@
 //!
 //! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that causes too many of
 //! them is repeatedly late, unless it had no processor for as long ([`starved`]); if none does, ranks take turns at
-//! being late. Reports, screens, metrics and alerts all use
-//! this rule.
+//! being late. Reports, screens, metrics and alerts all use this rule.
 
 mod chance;
 mod rows;

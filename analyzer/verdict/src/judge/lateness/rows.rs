@@ -350,8 +350,8 @@ fn grain_ms(ops: &[Op]) -> f32 {
         }
         last = Some(end);
     }
-    // Rounds show if a quarter of the moments are shared. The lower quartile of the steps leaves out rounds that noticed
-    // nothing.
+    // Rounds show if a quarter of the moments are shared. The lower quartile of the steps leaves out rounds that
+    // noticed nothing.
     if shared * 4 < looks || steps.is_empty() {
         return 0.0;
     }

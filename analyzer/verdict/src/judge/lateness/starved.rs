@@ -14,8 +14,8 @@ use rcomm_recorder::model::{ProcessorWait, Rank};
 /// Waits for a processor explain a rank's lateness if they add up to at least this share of it: threads that issue no
 /// operations wait too, are not measured, and delay those that do.
 const EXPLAINS: f64 = 0.5;
-/// A rank that waits for a processor for at most this share of the time that each other rank of its host waits had more
-/// processor than they.
+/// A rank that waited for a processor for at most this share of the time that each other rank of its host waited got
+/// more processor time than they did.
 const WAITS_LESS: f64 = 0.75;
 
 /// A rank that came late and had no processor for as long.

@@ -105,7 +105,7 @@ impl Life {
         let order = went_first(aligned, &gone);
         let now = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
         let last_ns = gone.last().map_or(i64::MIN, |one| one.at_ns);
-        // A launcher writes down one end after the other: half of its account shows a wrong order.
+        // A launcher writes down one end after the other: an account that is only half written shows a wrong order.
         let is_being_noted = now.is_some_and(|now| now.saturating_sub(last_ns) < SETTLE_NS)
             && gone.iter().any(|one| is_awaited(aligned, one, launches));
         let end =
@@ -161,9 +161,9 @@ impl Life {
         self.gone.get(&rank)
     }
 
-    /// The policy for this job. If it is over, the time of judgment is its end, or when its launcher was asked to end it:
-    /// operations that were young at that time are not a hang. If the time of the end is unknown, all pending operations
-    /// count.
+    /// The policy for this job. If the job is over, the time of judgment is its end, or when its launcher was asked to
+    /// end it: operations that were young at that time are not a hang. If the time of the end is unknown, all pending
+    /// operations count.
     pub(crate) fn policy(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         if let Some(end) = &self.end {
@@ -312,7 +312,8 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
 }
 
 /// If the kernel killed one of these ranks because memory ran out, adds those that it killed at about the same time. A
-/// process that it kills ends once its memory is freed, the largest last: the order of the ends is not that of the kills.
+/// process that it kills ends once its memory is freed, the largest last: the order of the ends is not that of the
+/// kills.
 fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
     let killed = |one: &&&Gone| one.exit.is_some_and(|end| end.out_of_memory == Some(true));
     let killed: Vec<&Gone> = failed.iter().filter(killed).copied().collect();

@@ -98,8 +98,8 @@ fn is_lost(ctx: &Context<'_>, node: Node) -> bool {
     !missed.is_empty() && missed.iter().all(|&(_, why)| why == lost)
 }
 
-/// A rank that waits at each of two places, and the ns between the beginnings of the two waits; `None` if these are
-/// unknown.
+/// A rank that waits at the first place, one that waits at the second, and the time from the beginning of the first
+/// wait to that of the second, ns. `None` if a rank or a time is unknown.
 fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64)> {
     let rank = |place: usize| ctx.graph.arrived[place].first().map(|&node| ctx.rank(node));
     let gap = ctx

@@ -404,7 +404,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> Fin
     );
     draft.targets = nodes.to_vec();
     if is_from_any(ctx, place, op) {
-        // The waiting rank may have posted one too many.
+        // The waiting rank may have posted one message too many.
         draft.confidence = draft.confidence.min(0.6);
         draft.alternatives = vec![culprits.clone(), vec![waiting]];
         draft.doubts.push(format!(

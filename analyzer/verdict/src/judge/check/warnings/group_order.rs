@@ -50,7 +50,7 @@ type Lanes<'a> = (RecordIx, [&'a Lane; 2]);
 /// At most this many groups of a rank are compared with each other.
 const MOST_GROUPS: usize = 32;
 
-/// Pairs of groups on a device that have two ranks in common, and these ranks' lanes in them.
+/// Pairs of groups on a device that have at least two ranks in common, and these ranks' lanes in them.
 fn shared_pairs<'a>(ctx: &'a Context<'_>) -> BTreeMap<[GroupIx; 2], Vec<Lanes<'a>>> {
     let mut pairs: BTreeMap<[GroupIx; 2], Vec<Lanes<'a>>> = BTreeMap::new();
     for (record, lanes) in ctx.aligned.lanes.iter().enumerate() {

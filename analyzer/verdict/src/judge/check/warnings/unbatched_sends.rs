@@ -111,7 +111,8 @@ fn opposite(
     found
 }
 
-/// Whether a message was posted outside of any batch: no marker closes it, and no message beside it has its number.
+/// Whether a message was posted outside of any batch: no marker closes it, and neither the operation before it nor the
+/// one after it is a message with its number.
 ///
 /// Schedules of pipelines post batches of one message, and order these by other means.
 fn is_alone(ctx: &Context<'_>, record: RecordIx, half: Half) -> bool {

@@ -4,8 +4,8 @@
 //! and stores, whose effect on the caches is known.
 //!
 //! To write to a cache line that another core has, a core must first take it from that core's caches, and few
-//! such requests are under way at once. Two processors, in GB/s, for cores that share a last-level cache (near) and
-//! cores that do not (far):
+//! such requests are under way at once. The table has rates in GB/s that were measured on two processors, for cores
+//! that share a last-level cache (near) and cores that do not (far):
 //!
 //! | | through the caches | past the caches (streaming stores) |
 //! |---|---|---|
@@ -84,8 +84,8 @@ impl AdaptiveCopy {
     /// Pieces of at least this many bytes are measured, and streamed while streaming is on.
     const MIN_STREAMED: usize = 16 << 10;
     /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost. This
-    /// and the next two numbers make prime distances, so that an operation's regular pieces do not always put
-    /// the same one there.
+    /// and the next two numbers make prime distances: of an operation whose pieces repeat regularly, not always
+    /// the same piece is timed.
     const TIMED_INTERVAL: u32 = 6;
     /// How many pieces are copied through the caches, while that is slow, between two that are streamed for comparison.
     const TRIED_INTERVAL: u32 = 60;

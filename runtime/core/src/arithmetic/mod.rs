@@ -88,7 +88,8 @@ pub const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
 
 /// Combines `inputs` in their order into `out`, and into `also` where there is one.
 ///
-/// Lengths are in bytes, equal, and a multiple of the element's size.
+/// Lengths are in bytes, equal, and a multiple of the element's size. `PremulSum` is combined as `Sum`: the caller
+/// [scales](scale) the inputs first.
 ///
 /// # Panics
 /// If lengths differ or are not a multiple of the element's size, if there is no input, or if the reduction
@@ -199,9 +200,14 @@ fn combine_in_place_by_loops(
     }
 }
 
-/// Combines the contents of `buffers`, in their order, and writes the result to all of them.
+/// Combines the contents of `buffers`, in their order, and writes the result to all of them. Does nothing if there
+/// are no buffers.
 ///
 /// Lengths are in bytes, equal, and a multiple of the element's size.
+///
+/// # Panics
+/// If lengths differ or are not a multiple of the element's size, or if the reduction is not
+/// [supported](is_supported).
 pub fn combine_everywhere(op: ReduceOp, dtype: DType, buffers: &mut [&mut [u8]]) {
     let len = buffers.first().map_or(0, |buffer| buffer.len());
     let mut sources = Sources::new(buffers.len());

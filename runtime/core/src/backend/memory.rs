@@ -178,8 +178,8 @@ impl RemoteMemory {
     fn long_at(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset + WORD <= self.len);
         // SAFETY: `read` and `write` have had `range` check the eight bytes, so they lie inside the memory,
-        // which `owner` keeps mapped as long as `self` lives, and begin at a multiple of eight behind
-        // `lead`. This process accesses them only by atomic operations (`new`).
+        // which `owner` keeps mapped as long as `self` lives. They begin at a multiple of eight: the callers
+        // skip `lead` bytes first. This process accesses them only by atomic operations (`new`).
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
     }
 }

@@ -169,7 +169,7 @@ pub struct Call {
     pub hints: Hints,
 }
 
-/// The result of an operation besides the contents of its buffers.
+/// The result of an operation, without the contents of its buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Done {
     /// How long it ran, where the backend measures.

@@ -90,8 +90,8 @@ pub struct Config {
     pub ring_dir: RingDir,
     /// How many operations the ring holds.
     pub ring_entries: u32,
-    /// How many dead jobs keep their rings beside this job's, and how much memory those may take: older ones are
-    /// removed when this rank has made its ring.
+    /// How many dead jobs keep their rings, and how much memory these rings may take together. Once this rank has
+    /// made its ring, it removes the rings of older dead jobs.
     pub kept_jobs: KeptJobs,
     /// The directory of the dumps. It is made when the first dump is written.
     pub dump_dir: PathBuf,

@@ -32,8 +32,8 @@ pub fn assign_buckets(sizes: &[usize], limits: BucketSizes) -> Vec<Vec<usize>> {
     assign(&order, sizes, &|_| false, limits)
 }
 
-/// As [`assign_buckets`], but in this order of the parameters, and with a bucket of its own for each parameter that is
-/// `alone`.
+/// As [`assign_buckets`], but in this order of the parameters, and each parameter that is `alone` is the only one of
+/// its bucket.
 fn assign(
     order: &[usize],
     sizes: &[usize],
@@ -86,7 +86,7 @@ pub(super) struct Layout {
     pub(super) buckets: Vec<Vec<usize>>,
     /// By parameter.
     pub(super) places: Vec<Place>,
-    /// Position and number of elements of each parameter of a bucket.
+    /// For each bucket, its parameters: the position in the list of all parameters, and the number of elements.
     pub(super) parts: Vec<Arc<[(usize, usize)]>>,
     /// The number of elements of each bucket: 0 for that of a sparse parameter, which has no memory.
     pub(super) lens: Vec<usize>,

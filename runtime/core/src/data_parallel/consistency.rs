@@ -37,7 +37,7 @@ impl Parameter {
     }
 }
 
-/// Checks that all ranks have the same parameters in the same order, and the same of them as sparse ones.
+/// Checks that all ranks have the same parameters in the same order, and that the same ones are sparse on all ranks.
 ///
 /// # Errors
 /// `Mismatch`, on all ranks, describes the first difference from the group's first rank.

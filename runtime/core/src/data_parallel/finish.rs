@@ -21,10 +21,10 @@ impl<T: Gradient> Reducer<T> {
     /// Until the averages of all buckets are computed; the time-outs of the operations limit this.
     ///
     /// # Errors
-    /// With [`UnusedParameters::Refuse`], `InvalidArgument` names parameters without a gradient: other ranks
-    /// may then wait for this one, so it should end. So does a static graph if a parameter that had a gradient in the
-    /// first step has none now. `InvalidArgument` also if the hook returned a wrong number of averages. Otherwise
-    /// the error of the hook or the group; the reducer then needs [`regroup`](Self::regroup).
+    /// With [`UnusedParameters::Refuse`], `InvalidArgument` names parameters without a gradient; with a static graph,
+    /// parameters that had a gradient in the first step and have none now. Other ranks may then wait for this rank, so
+    /// it should end. `InvalidArgument` also if the hook returned a wrong number of averages. Otherwise the error of
+    /// the hook or the group; the reducer then needs [`regroup`](Self::regroup).
     pub fn finish_in_place(&mut self) -> Result<()> {
         self.check_used()?;
         self.begin()?;

@@ -1,9 +1,9 @@
 //! Sums whose elements travel as 8 bits: [`ProcessGroup::all_reduce_int8`] and [`Int8CompressHook`].
 //!
-//! Each rank sums one part of the elements: an `all_to_all` of quantized parts, a sum in `f32`, and an `all_gather` of the
-//! quantized sums. So each element crosses the network twice in one byte, in place of twice in four, whatever the
-//! number of ranks; where all ranks gather the quantized elements of all others, as PyTorch's quantization hooks do
-//! (`torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py`), what a rank receives grows with that number.
+//! Each rank sums one part of the elements: an `all_to_all` of quantized parts, a sum in `f32`, and an `all_gather` of
+//! the quantized sums. So each element crosses the network twice in one byte, in place of twice in four, whatever the
+//! number of ranks. PyTorch's quantization hooks (`torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py`)
+//! gather the quantized elements of all ranks on each rank: what a rank receives then grows with the number of ranks.
 
 use super::gradient::Gradient;
 use super::hook::{Averaging, Bucket, CommHook};
@@ -50,9 +50,9 @@ impl Parts {
         self.part.div_ceil(BLOCK) * SCALE_BYTES + self.part
     }
 
-    /// Writes the quantized values, which are those of one part, to its message, and leaves in `values` what the message
-    /// lacks. A block with a value that is not finite has no number as its scale, so that all of it is read as NaN; it
-    /// lacks nothing.
+    /// Quantizes `values`, the elements of one part, into `message`, and leaves in `values` what the rounding took. A
+    /// block with a value that is not finite gets NaN as its scale, so that all its elements are read as NaN; zeros are
+    /// left for it.
     fn quantize(&self, values: &mut [f32], message: &mut [u8]) {
         let scales = self.part.div_ceil(BLOCK) * SCALE_BYTES;
         let (scales, elements) = message.split_at_mut(scales);
@@ -86,7 +86,7 @@ impl Parts {
     }
 }
 
-/// What quantization took from the values of one rank, to be added to those that it quantizes next.
+/// What the rounding took from the values of one rank, to be added to the values that this rank quantizes next.
 #[derive(Default)]
 struct Lost {
     /// Of this rank's own elements.
@@ -103,7 +103,7 @@ struct Scattered {
     work: Work<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Quantizes `values` and sends each part to the rank that sums it. Leaves in `values` what was not sent.
+/// Quantizes `values` and sends each part to the rank that sums it. Leaves in `values` what the rounding took.
 #[track_caller]
 fn scatter(group: &ProcessGroup, values: &mut [f32]) -> Result<Scattered> {
     let parts = Parts::new(values.len(), group.size());
@@ -119,8 +119,9 @@ fn scatter(group: &ProcessGroup, values: &mut [f32]) -> Result<Scattered> {
     Ok(Scattered { parts, work })
 }
 
-/// The second half: waits for the parts of all ranks, adds `factor` times their sum to `lost`, which is what the
-/// last sums of this rank lacked, and calls `each` with the position and the value of each element of all sums.
+/// The second half: waits for the parts of all ranks, and adds `factor` times their sum to `lost`, which holds what the
+/// rounding took from this rank's last sums. Sends the quantized result to all ranks, leaves in `lost` what the
+/// rounding took, and calls `each` with the position and the value of each element of all results.
 fn gather(
     group: &ProcessGroup,
     scattered: Scattered,
@@ -135,7 +136,8 @@ fn gather(
     }
     let own = parts.range(group.rank() as usize);
     let mut sums = vec![0.0f32; own.len()];
-    // In the order of the ranks; only this rank sums the part, so that all have the same bits.
+    // The parts are added in the order of the ranks. Only this rank computes these sums, so all ranks get the same
+    // bits.
     for message in received.chunks_exact(parts.message()) {
         parts.dequantize(message, own.len(), |at, value| sums[at] += value);
     }
@@ -156,13 +158,13 @@ fn gather(
 }
 
 impl ProcessGroup {
-    /// Every rank's `buffer` ends as the sum or the average of all, of which each element was sent in 8 bits: a quarter of
-    /// the bytes of an `all_reduce` of `f32`. All ranks get the same bits.
+    /// Every rank's `buffer` ends as the sum or the average of all ranks' buffers. Each element is sent in 8 bits, so
+    /// this sends a quarter of the bytes of an `all_reduce` of `f32`. All ranks get the same bits.
     ///
-    /// Each 256 elements share a scale, the largest magnitude among them. Each rank's elements, and then their sums, are
-    /// rounded to 1/127 of that scale, so a result is off by at most 1/254 of the largest element that shares its scale
-    /// on each rank, summed over the ranks, and 1/254 of the largest sum. If one of the elements that share a scale is
-    /// infinite or NaN on any rank, all of them end as NaN. In the record it is an `all_to_all_single` and an
+    /// Each 256 elements share a scale, the largest magnitude among them. Each rank's elements, and then their sums,
+    /// are rounded to 1/127 of that scale. So a sum is off by at most 1/254 of the largest element that shares its
+    /// scale on each rank, summed over the ranks, and 1/254 of the largest sum. If one of the elements that share a
+    /// scale is infinite or NaN on any rank, all of them end as NaN. The record shows an `all_to_all_single` and an
     /// `all_gather_single` of bytes.
     ///
     /// # Errors

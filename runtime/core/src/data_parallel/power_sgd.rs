@@ -185,7 +185,7 @@ fn orthonormalize(matrix: &mut [f32], rank: usize) {
     }
 }
 
-/// The first elements of `all`, which then begins behind them.
+/// Takes the first `len` elements out of `all`, or all of them if there are fewer.
 fn split_front<'a, T>(all: &mut &'a [T], len: usize) -> &'a [T] {
     let (front, rest) = all.split_at(len.min(all.len()));
     *all = rest;
@@ -202,7 +202,7 @@ fn average<T: Gradient>(group: &ProcessGroup, values: Vec<T>) -> Result<Option<W
 
 impl<T: Gradient> CommHook<T> for PowerSgdHook {
     fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
-        // Buckets of sparse parameters do not come here, and the first one may be one.
+        // Buckets of sparse parameters are not passed to the hook, and the first bucket may be such a one.
         if bucket.index <= self.last {
             self.step += 1;
         }

@@ -16,12 +16,12 @@ use std::fmt;
 /// Averages the gradients of a model over the ranks of a group, while others are still computed. All
 /// gradients are of one type, `T`.
 ///
-/// One step: for each parameter, in any order, its gradient, as soon as it is computed; then
+/// In a step, the program gives the gradient of each parameter, in any order, as soon as it is computed, and then calls
 /// [`finish_in_place`](Self::finish_in_place) or [`finish`](Self::finish). All ranks make the same steps.
 ///
 /// A gradient is a part of its bucket, from the backward pass to the average: the program computes it in the memory of
 /// [`gradient_mut`](Self::gradient_mut), calls [`mark_ready`](Self::mark_ready), and reads the average at
-/// [`average`](Self::average). Buckets are allocated once. [`ready`](Self::ready) copies a gradient that lies elsewhere.
+/// [`average`](Self::average). Buckets are allocated once. [`ready`](Self::ready) copies a gradient from elsewhere.
 ///
 /// To accumulate gradients over several backward passes, call [`accumulate`](Self::accumulate) in each but the last:
 /// nothing is sent. In the last pass [`ready`](Self::ready) adds what it gets.
@@ -335,9 +335,9 @@ impl<T: Gradient> Reducer<T> {
         self.has_averages && used.is_some_and(|&used| used != 0)
     }
 
-    /// Goes on in another group, after ranks were lost or came: what was under way, and the step that is not finished,
-    /// are given up; buckets are as at the start. All ranks of `group` call this; those that are new in it make their
-    /// reducer meanwhile.
+    /// Continues in another group, after ranks were lost or have joined. Operations under way and the unfinished step
+    /// are given up, and the buckets are as at the start. All ranks of `group` call this, but for ranks that have
+    /// joined: these call [`new`](Self::new) at the same time.
     ///
     /// # Blocking
     /// As [`new`](Self::new).

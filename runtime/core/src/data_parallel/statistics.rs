@@ -1,4 +1,4 @@
-//! What a step of a reducer took.
+//! The times of a reducer's steps.
 
 use rcomm_recorder::model::{GroupId, ReducerBucket, ReducerSums, ReducerTimes};
 use rcomm_recorder::record::FlightRecorder;
@@ -52,18 +52,18 @@ pub struct BucketStatistics {
     pub ready: Duration,
     /// When it was sent, after the first gradient of the step: not before the buckets before it.
     pub sent: Duration,
-    /// For how long it was under way, without the time before the bucket before it had ended. With a hook:
-    /// until `finish` saw its end.
+    /// For how long it was under way, not counting the time until the bucket before it had ended. With a hook: until
+    /// `finish` saw its end.
     pub communication: Duration,
     /// For how long `finish` waited for it.
     pub exposed: Duration,
 }
 
-/// Measures the steps of a reducer. Allocates in the first step only.
+/// Measures the steps of a reducer. Allocates in the first steps only.
 pub(super) struct Meter {
     current: StepStatistics,
     last: StepStatistics,
-    /// The end of the step before, or the begin of the forward pass.
+    /// The end of the step before, or the beginning of the forward pass.
     since: Instant,
     /// The first gradient of the step.
     backward: Option<Instant>,
@@ -138,8 +138,8 @@ impl Meter {
         self.current.backward = backward.unwrap_or_default();
     }
 
-    /// Notes that `finish` has waited for a bucket since `waited`. `elapsed` is how long it was under way, if that is
-    /// known better than by now.
+    /// Notes that a bucket has ended, for which `finish` has waited since `waited`. `elapsed` is how long the bucket
+    /// was under way; `None` if that is not known, and now counts as its end.
     pub(super) fn ended(&mut self, bucket: usize, waited: Instant, elapsed: Option<Duration>) {
         let now = Instant::now();
         let (Some(&sent), Some(known)) =

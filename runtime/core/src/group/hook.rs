@@ -6,7 +6,7 @@ use rcomm_recorder::model::OpType;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One operation, as a [`OperationHook`] sees it.
+/// One operation, as an [`OperationHook`] sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HookedOperation<'a> {

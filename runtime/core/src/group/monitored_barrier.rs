@@ -182,7 +182,7 @@ impl ProcessGroup {
             }
         }
         let list: Vec<String> = absent.iter().map(Rank::to_string).collect();
-        // The list is in brackets, since the store treats an empty value as absent.
+        // The list is in brackets, since `compare_set` treats an empty value as absent.
         let list = format!("[{}]", list.join(","));
         // The first list counts; later ones are dropped.
         let agreed = store.compare_set(&result_key, b"", list.as_bytes())?;

@@ -1,4 +1,4 @@
-//! Sums of sparse tensors, of which each rank stores values at other indices.
+//! Sums of sparse tensors. Each rank may store values at different indices.
 //!
 //! Ranks exchange how many index tuples each of them stores (nnz), then the indices, then the values, as gloo's
 //! sparse all-reduce does. Each rank adds up the values of one index tuple in the order of ranks, so that the sums

@@ -9,8 +9,8 @@ use crate::op::buffer::{Buffer, Device};
 use crate::op::error::Result;
 
 impl<'a> Op<'a> {
-    /// Copies the inputs that share memory with the output as NCCL allows it, on rank `own` of `size`. Other memory that
-    /// overlaps is left as it is, and refused by [`validate`](Self::validate).
+    /// Copies the inputs that share memory with the output as NCCL allows it, on rank `own` of `size`. Other memory
+    /// that overlaps is left as it is, and refused by [`validate`](Self::validate).
     ///
     /// # Errors
     /// `InvalidArgument` if a copy cannot be allocated.

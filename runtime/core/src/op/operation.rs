@@ -288,7 +288,8 @@ operations! {
     /// One operation of a group. Ranks in it are ranks **of the group**.
     ///
     /// Where the fields are `inputs` or `outputs`, there is one buffer for each rank of the group, unless
-    /// noted otherwise. Inputs are only read, and outputs are written; the field `buffer` says which it is.
+    /// noted otherwise. Inputs are only read, and outputs are written. The description of a field `buffer` or `buffers`
+    /// says which of the two it is, or that it is both.
     pub enum Op<'a> {
         /// Every rank's `buffer` ends as the reduction of all.
         AllReduce {

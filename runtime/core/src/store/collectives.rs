@@ -1,4 +1,4 @@
-//! [`StoreCollectives`]: collectives of small values over a store, before there is a group or beside it.
+//! [`StoreCollectives`]: collectives of small values over a store, which need no group.
 
 use super::{BatchRequest, Store, which_are_set};
 use crate::op::error::{Error, ErrorKind, Result};
@@ -217,8 +217,8 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Waits for all ranks, and returns the sum of their numbers. The last one to come tells the others, so that the
-    /// store need not wake each rank for each other one.
+    /// Waits for all ranks, and returns the sum of their numbers. The last rank to arrive sets the key `done`, on which
+    /// the others wait: so the store wakes each of them once.
     fn meet(&mut self, value: &[u8], number: i64, timeout: Duration) -> Result<i64> {
         let (sum, count) = (
             format!("{}/sum", self.prefix),

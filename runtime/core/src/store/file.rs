@@ -1,9 +1,9 @@
 //! A store in a file that processes share.
 //!
-//! The file is a log of records, each a key and a value behind their `u32` little-endian lengths; the last record
-//! of a key holds its value. A key of the user is written as `/key`, its removal as a record named `-/key`. Writers
-//! append under an exclusive `flock`, readers read under a shared one. This is the layout of PyTorch's `FileStore`
-//! (2.x), so ranks of both kinds may share a file.
+//! The file is a log of records. A record is a key and a value, each after its length as a little-endian `u32`; the
+//! last record of a key holds its value. A key of the user is written as `/key`, its removal as a record named `-/key`.
+//! Writers append under an exclusive `flock`, readers read under a shared one. This is the layout of PyTorch's
+//! `FileStore` (2.x), so ranks of both kinds may share a file.
 
 use super::table::{Compared, Table, sum};
 use super::{Store, barrier_timed_out, timed_out};

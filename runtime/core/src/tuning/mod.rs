@@ -216,7 +216,8 @@ impl Tuning {
     /// Puts `lines` before those of the table; a line `streams` sets the number of streams.
     ///
     /// # Errors
-    /// `InvalidArgument` quotes what is invalid and says what is valid. The lines of the table are then as before.
+    /// `InvalidArgument` quotes what is invalid and says what is valid. The lines of the table are then as before; the
+    /// number of streams may have changed.
     pub fn prepend(&mut self, lines: &str) -> Result<()> {
         let mut choices = Vec::new();
         for line in lines

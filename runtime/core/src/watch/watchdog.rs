@@ -208,7 +208,7 @@ impl Running {
     }
 }
 
-/// The threads besides the watchdog, in the order in which they end.
+/// The other threads that supervise the world, in the order in which they end.
 pub(crate) struct Helpers {
     pub(crate) heartbeat: HeartbeatMonitor,
     pub(crate) broadcast: ResponderThread,
@@ -247,7 +247,7 @@ impl Watchdog {
             first_seen: HashMap::new(),
             ring_truncated: false,
         };
-        // invariant 10
+        // invariant 10 of docs/ARCHITECTURE.md: `stop` joins this thread.
         let thread = std::thread::Builder::new()
             .name("rcomm/watchdog".to_owned())
             .spawn(move || rounds.run())

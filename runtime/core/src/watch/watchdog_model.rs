@@ -29,7 +29,8 @@ fn fault(wire_id: u64) -> Fault {
     }
 }
 
-/// Two callers report a fault each. The watchdog has both, though no time-out ends its waits, and then it is stopped.
+/// Two callers report a fault each. The watchdog must find both, although no time-out ends its waits; then it is
+/// stopped.
 fn every_fault_is_found<W: Wakes + 'static>() -> usize {
     count_orders(|| {
         let inbox: Arc<Inbox<Model<Requests, W>>> = Arc::new(Inbox::default());

@@ -1,4 +1,4 @@
-//! [`WorldBuilder`]: makes a [`World`]: ring, store, rendezvous, backends, threads, the group of all ranks.
+//! [`WorldBuilder`] makes a [`World`]: its ring, store, rendezvous, backends, threads, and the group of all ranks.
 use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
 use crate::config::Config;
 use crate::config::rendezvous::{InitMethod, Rendezvous};
@@ -71,8 +71,8 @@ impl<B: BackendSet> WorldBuilder<B> {
         self
     }
 
-    /// Meets the other ranks where a URL says, as `init_method` of PyTorch's `init_process_group`: `tcp://HOST:PORT`, the
-    /// host and a free port of rank 0; `file://PATH`, a file that does not exist yet, in a folder that all ranks
+    /// Meets the other ranks where a URL says, as `init_method` of PyTorch's `init_process_group`: `tcp://HOST:PORT`,
+    /// the host and a free port of rank 0; `file://PATH`, a file that does not exist yet, in a folder that all ranks
     /// share; or `env://`, where the launcher's variables say. Rank and world size may be in the URL instead
     /// (`tcp://HOST:PORT?rank=0&world_size=4`).
     ///
@@ -100,7 +100,7 @@ impl<B: BackendSet> WorldBuilder<B> {
 
     /// Makes the world.
     ///
-    /// A process that joins a job that runs ([`Config::joins`]) first waits until the ranks of that job ask for its rank.
+    /// A process that joins a running job ([`Config::joins`]) first waits until the ranks of that job ask for its rank.
     ///
     /// # Blocking
     /// Until all ranks have arrived, for [`Config::init_timeout`] at most; then until the backends have

@@ -7,7 +7,7 @@
 //! | `gone_count/<remaining>` | how many ranks have left | each rank that leaves |
 //! | `all gone/<remaining>` | `1`, once all ranks have left | the last rank that leaves |
 //! | `lost/<remaining>` | the first rank that reported a failed shutdown, in four bytes, and its error | a rank that finds another lost, or whose wait has timed out |
-//! | `seen/<remaining>` | how many ranks have read how the shutdown ended | every rank that does not serve the store, once it has read that, or does not read it |
+//! | `seen/<remaining>` | how many ranks have read how the shutdown ended | every rank that does not serve the store: once it has read that, or as it leaves without reading it |
 //!
 //! `<remaining>` is the number of ranks that the program has not excluded. A store that does not reply does not
 //! make a rank wait longer than absent ranks would.
@@ -97,7 +97,7 @@ impl WorldShared {
     }
 
     /// Publishes that this rank leaves and does not read how the shutdown ends: the rank that serves the store need not
-    /// keep it for this one. Waits for the store for `limit` and a moment at most; a failure is only logged.
+    /// keep the store for this rank. Waits for the store for `limit` and a moment at most; a failure is only logged.
     pub(super) fn leave(&self, limit: Duration) {
         if !matches!(self.count_departure(limit), Some(Ok(()))) {
             tracing::debug!("the store may not have this rank's shutdown notice");

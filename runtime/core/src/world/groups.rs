@@ -28,9 +28,9 @@ impl<B> World<B> {
         groups.find(|group| group.name() == name)
     }
 
-    /// As [`new_group`](Self::new_group), but all calls with the same list and purpose return the same group: for parts of
-    /// a program that do not know of each other, as `pg_tag` of PyTorch. The group lives as long as the world, or until it
-    /// is destroyed or fails; the next call then makes a new one.
+    /// As [`new_group`](Self::new_group), but all calls with the same list and purpose return the same group: for parts
+    /// of a program that do not know of each other, as `pg_tag` of PyTorch. The group lives as long as the world, or
+    /// until it is destroyed or fails; the next call then makes a new one.
     ///
     /// # Blocking
     /// As [`new_group`](Self::new_group).

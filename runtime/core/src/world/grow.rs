@@ -26,8 +26,8 @@ impl<B: BackendSet> World<B> {
     /// All other groups have ended, and the program makes those that it needs anew, as the processes that joined do.
     /// These know nothing of the program's state: the program sends it to them.
     ///
-    /// The new world is an attempt of its own ([`Rendezvous::attempt`]), in records too: readers judge the newest. The
-    /// store must still be there: it must not be served by a rank that was lost.
+    /// The new world has a new attempt number ([`Rendezvous::attempt`]), in records too: readers judge the newest
+    /// attempt. The store must still be there: it must not be served by a rank that was lost.
     ///
     /// # Blocking
     /// Until all `size` ranks have come, for [`Config::init_timeout`] at most; then until the backends have connected,
@@ -35,10 +35,11 @@ impl<B: BackendSet> World<B> {
     ///
     /// # Errors
     /// `InvalidArgument` if the caller is in the list, if a listed rank is not in the group, or if `size` leaves no
-    /// place for a rank that is left; `Mismatch` if another rank gives another list or size. `Rendezvous` names the ranks that did not
-    /// come. After these the old world is as it was, but for the groups with a lost member, which are aborted, and the
-    /// call may be repeated, also with another list. After any other error the world has ended. A world whose
-    /// backends or dump writer are the program's own needs [`grow_with`](Self::grow_with).
+    /// place for a rank that is left; `Mismatch` if another rank gives another list or size. `Rendezvous` names the
+    /// ranks that did not come. After these the old world is as it was, but for the groups with a lost member, which
+    /// are aborted, and the call may be repeated, also with another list. After any other error the world may have
+    /// ended: a further call then returns `Closed`. A world whose backends or dump writer are the program's own needs
+    /// [`grow_with`](Self::grow_with).
     pub fn grow(&mut self, lost: &[Rank], size: u32) -> Result<()> {
         let builder = Self::builder(Config::clone(&self.shared.config));
         self.grow_with(lost, size, builder)

@@ -324,7 +324,7 @@ impl Settings {
     }
 }
 
-/// Opens this rank's ring, and removes the rings of old jobs beside it as configured. If the configured place
+/// Opens this rank's ring, and removes the rings of older dead jobs as configured. If the configured place
 /// cannot be used, other places and finally this process's memory are tried: a job must not fail because it
 /// cannot be recorded. Returns `None` if another living process records as this rank, unless `on_conflict`
 /// allows another place for the ring.

@@ -9,8 +9,8 @@ use std::fmt;
 
 /// The ranks of a world in named dimensions: pipeline stages by data-parallel replicas by tensor-parallel parts, say.
 ///
-/// A group along a dimension joins the ranks that differ in it alone. Its description says which of them it is, `tp of pp
-/// 3, dp 0`, and records, errors and verdicts show that.
+/// A group along a dimension joins the ranks that differ in that dimension alone. Its description says which of the
+/// groups along that dimension it is (`tp of pp 3, dp 0`), and records, errors and verdicts show the description.
 pub struct DeviceMesh {
     dimensions: Vec<Dimension>,
     /// In row-major order: the last dimension is the fastest.

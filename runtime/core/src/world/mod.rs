@@ -309,13 +309,13 @@ impl<B> World<B> {
         self.end(timeout, Others::MustCome)
     }
 
-    /// As [`shutdown_within`](Self::shutdown_within), for programs whose ranks end whenever they like: ranks that have not
-    /// shut down are no error, and only the rank that serves the store waits for them, since they still need it.
+    /// As [`shutdown_within`](Self::shutdown_within), for programs whose ranks end whenever they like: ranks that have
+    /// not shut down are no error. Only the rank that serves the store waits for them, since they still need the store.
     ///
     /// # Blocking
     /// Until pending operations have ended; on the rank that serves the store then until all ranks have shut down. Each
-    /// wait is for `timeout` at most, and 10 s longer on the rank that serves the store, until the others have read that
-    /// all have left.
+    /// wait is for `timeout` at most, and 10 s longer on the rank that serves the store, until the others have read
+    /// that all have left.
     ///
     /// # Errors
     /// The first error that a group reports. Everything is closed in any case; if a group has failed, the ring is kept.

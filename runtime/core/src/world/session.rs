@@ -1,9 +1,9 @@
 //! Which part of a store a world uses: a process may make one world after another, and the store of a launcher or of
 //! the program outlives them.
 //!
-//! The key `rcomm/worlds/<attempt>` counts the worlds whose ranks have all left. The first world uses the store as it is,
-//! a later one the keys below `rcomm/world/<count>`, so that it finds no key of an earlier one. Ranks of PyTorch see
-//! the dump flag of the first world only.
+//! The key `rcomm/worlds/<attempt>` counts the worlds whose ranks have all left. The first world uses the store as it
+//! is, a later one the keys below `rcomm/world/<count>`, so that it finds no key of an earlier one. Ranks of PyTorch
+//! see the dump flag of the first world only.
 
 use crate::config::Config;
 use crate::config::rendezvous::Rendezvous;
@@ -38,8 +38,8 @@ pub(super) fn part_for_next_world(store: &Arc<dyn Store>, attempt: u32) -> Resul
     })
 }
 
-/// Counts a world that all its ranks have left. Called before they learn that, so that none of them makes its next
-/// world before.
+/// Counts a world that all its ranks have left. Called before the ranks learn that all have left, so that none of them
+/// makes its next world before the count.
 ///
 /// # Errors
 /// Those of the store.
@@ -98,7 +98,8 @@ mod tests {
             assert_eq!(other.get("key", Duration::ZERO).unwrap(), [world]);
             count_ended_world(&*store, 0).unwrap();
         }
-        // Another attempt of the job has its own worlds, as it has its own keys.
+        // Worlds are counted for each attempt: the first world of another attempt uses the store as it is, and finds
+        // the key of the first world.
         assert!(
             part_for_next_world(&store, 1)
                 .unwrap()

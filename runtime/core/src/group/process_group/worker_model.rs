@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// A thread holds the queue, queues a job, and ends its hold, while another one waits until all is done.
+/// One thread queues a job and ends a hold that was begun before, while another one waits until all is done.
 fn jobs_are_done_after_drain<W: Wakes + 'static>() -> usize {
     count_orders(|| {
         let queue: Arc<JobQueue<Model<super::Queue, W>>> = Arc::new(JobQueue::default());

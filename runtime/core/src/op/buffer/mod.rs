@@ -424,8 +424,8 @@ impl Buffer<'static> {
     /// Takes ownership of the vector; [`into_vec`](Self::into_vec) returns it. Nothing is copied.
     pub fn from_vec<T: Element>(vec: Vec<T>) -> Self {
         let mut vec = ManuallyDrop::new(vec);
-        // The pointer is not taken from a slice: a slice's pointer must not be used for the capacity behind
-        // it.
+        // The pointer is not taken from a slice: a slice's pointer must not be used for the capacity beyond the
+        // slice.
         let data = NonNull::new(vec.as_mut_ptr()).map_or_else(NonNull::dangling, NonNull::cast);
         Self {
             data,

@@ -1,5 +1,5 @@
-//! Checks the alarm under the orders of the ranks' requests to the store that loom explores, and checks that a store whose
-//! compare-and-set is not one operation is detected.
+//! Checks the alarm under the orders of the ranks' requests to the store that loom explores, and checks that a store
+//! whose compare-and-set is not one operation is detected.
 //!
 //! The code is that of the product. A request is a point where loom changes between ranks; the store itself does not
 //! use loom's locks, and so runs each request whole, as its server does.
@@ -59,7 +59,7 @@ fn two_failures_are_one_alarm(is_atomic: bool) -> usize {
         let (first, second) = (raise(0), loom::thread::spawn(raise(1)));
         let results = [first(), second.join().expect("no panic")];
         let cause = store.store.get("rcomm/cause/0/1", Duration::ZERO);
-        let cause = String::from_utf8(cause.expect("a cause")).expect("text");
+        let cause = String::from_utf8(cause.expect("the alarm has a cause")).expect("UTF-8");
         for (rank, (alarm, announced)) in results.into_iter().enumerate() {
             assert_eq!(alarm, 1);
             let own = format!("rank {rank}: late");

@@ -33,7 +33,8 @@ pub(super) struct IncidentProgress {
     pub(super) raised: bool,
     /// The other ranks' status, or why it is not known; `None` until the exchange has ended.
     pub(super) answers: Option<StatusReplies>,
-    /// Whether the connection to the store has failed, since the process that serves it has ended.
+    /// Whether the request to the store failed with the kind `Store`, as it does once the process that serves the store
+    /// has ended.
     pub(super) store_gone: bool,
 }
 

@@ -103,8 +103,8 @@ impl FailureBroadcast {
         Instant::now() + self.parts.status_wait
     }
 
-    /// The moment until which it waits for this rank's dump, somewhat earlier: a disk that does not respond must not make
-    /// the error late.
+    /// The moment until which the handling of a fault that begins now waits for this rank's dump. It is earlier than
+    /// [`until`](Self::until): a disk that does not respond must not make the error late.
     pub(crate) fn dump_until(&self) -> Instant {
         Instant::now() + self.parts.status_wait * 3 / 4
     }
@@ -190,9 +190,9 @@ impl FailureBroadcast {
 
     /// Adds the other ranks' status to an error. A time-out that names ranks which wait for others themselves then
     /// names those at which the waits end; one that names no rank, or only ranks that have arrived, names the
-    /// absent ranks. If another process, rank 0, serves the store, the error names
-    /// rank 0 if that has ended; a time-out, and an error that names rank 0 among others, also if the store has left
-    /// the alarm unanswered, and has not replied for [`STORE_SILENT`].
+    /// absent ranks. If another process, rank 0, serves the store, the error names rank 0 if that process has ended. A
+    /// time-out, and an error that names rank 0 among others, names rank 0 also if the store has left the alarm
+    /// unanswered, and has not replied for [`STORE_SILENT`].
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.

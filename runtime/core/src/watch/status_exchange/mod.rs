@@ -167,8 +167,8 @@ impl StatusExchange {
         }
     }
 
-    /// Follows the waits of `roots`, from rank to rank, and returns them as text, and the ranks at which they end. `None`
-    /// if those ranks waited for no other, or if the waits form a cycle.
+    /// Follows the waits of `roots`, from rank to rank, and returns them as text, and the ranks at which they end.
+    /// `None` if `roots` wait for no other rank, or if the waits return to this rank or never leave a cycle.
     ///
     /// Reports that are not in `reports` are read from the store until `until`.
     fn follow_waits(

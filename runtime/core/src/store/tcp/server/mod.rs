@@ -27,15 +27,16 @@ const BACKLOG: i32 = 4096;
 /// # Security
 /// With [`StoreAccess::Secret`] clients must prove that they know the job's secret before anything else, and
 /// the server proves it to them. With [`StoreAccess::Open`], PyTorch's protocol, any client that reaches the
-/// port may use every key. In both cases it listens on the addresses it is given and on no other, and what
-/// is sent is not encrypted.
+/// port may use every key. In both cases what is sent is not encrypted. With [`StoreAccess::Tls`] it is, and
+/// clients need a certificate of the same CA. The server listens on the addresses that it is given and on no
+/// other; [`bind_any`](Self::bind_any) gives it all addresses of the host.
 ///
 /// # Limits
 /// Keys up to 8 KiB, values up to 8 MiB, 131,072 keys in one request, 256 MiB for one request or reply; for
 /// all clients together, [`StoreLimits`]. A client that breaks a limit, or the protocol, is disconnected. A
-/// client that does not read its replies is not served further while 1 MiB of them is unsent. A client that
-/// proved the secret gets the reason in its error. Where file descriptors run out, the soft limit of the
-/// process is raised to the hard one; beyond that, new connections wait until others have gone.
+/// client that does not read its replies is not served further while more than 1 MiB of them is unsent. A client
+/// that has proved the secret, or was to prove it, gets the reason in its error. Where file descriptors run out, the
+/// soft limit of the process is raised to the hard one; beyond that, new connections wait until others have gone.
 #[derive(Debug)]
 pub struct TcpStoreServer {
     /// The first address, with the port that was chosen.

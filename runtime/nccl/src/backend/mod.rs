@@ -256,7 +256,7 @@ impl Backend for NcclBackend {
             CommQueue::abandon_all(&queues);
             return;
         }
-        // invariant 10: `wait_for_abort` joins the thread, unless the call never returns.
+        // Invariant 10 of docs/ARCHITECTURE.md: `wait_for_abort` joins the thread, unless the call never returns.
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
         let spawned = thread.spawn(move || CommQueue::end_all(&queues));
         match spawned {

@@ -1,5 +1,5 @@
-//! Release of the device memory of a group's communicators while the program needs it for something else, and how much
-//! that is. Source: `ncclCommSuspend`, `ncclCommResume` and `ncclCommMemStats` in mem_manager.cc of NCCL 2.30.7.
+//! Release of the device memory of a group's communicators while the program needs it for something else, and the sizes
+//! of that memory. Source: `ncclCommSuspend`, `ncclCommResume` and `ncclCommMemStats` in mem_manager.cc of NCCL 2.30.7.
 
 use super::NcclBackend;
 use crate::library::NcclLibrary;
@@ -67,7 +67,7 @@ impl NcclBackend {
         for queue in &queues {
             begun.push(queue.begin_alone(name, call.clone(), deadline)?);
         }
-        // All are waited for, so that none goes on unseen; the first error counts.
+        // All calls are waited for, so that none is left running; the first error is returned.
         let ended: Vec<Result<()>> = begun
             .into_iter()
             .flatten()

@@ -399,7 +399,7 @@ mod tests {
         }
     }
 
-    /// The variables that PyTorch's ProcessGroupNCCL and flight recorder read, by their prefix.
+    /// The variables that PyTorch's ProcessGroupNCCL and flight recorder read: each prefix, and the rest of each name.
     const PYTORCH: [(&str, &[&str]); 2] = [
         (
             "TORCH_NCCL_",
@@ -446,7 +446,8 @@ mod tests {
             ],
         ),
     ];
-    /// Those that torchcomms reads, but for other vendors' devices and its own tests.
+    /// The variables that torchcomms reads, without the prefix `TORCHCOMM_`. Those for other vendors' devices and for
+    /// its own tests are left out.
     const TORCHCOMMS: &[&str] = &[
         "ABORT_ON_ERROR",
         "BACKEND_ABI_VERSION",

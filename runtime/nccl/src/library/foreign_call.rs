@@ -51,7 +51,8 @@ impl<T: Send + 'static> ForeignCall<T> {
                 Err(Error::new(ErrorKind::Backend, message))
             }
         };
-        // invariant 10: the call is over, so the thread ends by itself. A panic was reported as the error above.
+        // Invariant 10 of docs/ARCHITECTURE.md: the call is over, so the thread ends by itself. A panic was reported as
+        // the error above.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -49,7 +49,7 @@ enum Stage {
     Broken(Error),
 }
 
-/// The state behind the queue's lock, whose holder has exclusive use of the communicator.
+/// The state that the queue's lock protects. Who holds the lock has exclusive use of the communicator.
 pub(crate) struct QueueState {
     stage: Stage,
     waiting: VecDeque<Arc<Ticket>>,

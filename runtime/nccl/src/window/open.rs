@@ -232,7 +232,8 @@ impl CommQueue {
         Ok(())
     }
 
-    /// Registers memory as a window, together with all other ranks. The caller has the queue keep the memory.
+    /// Registers memory as a window, together with all other ranks. The queue must already keep the memory
+    /// ([`Registry::keep`](crate::queue::registry::Registry::keep)).
     fn register_window(
         &self,
         at: u64,

@@ -1,15 +1,16 @@
-//! Counters for tests: the driver calls of each thread, which show the host cost of an operation whatever the
-//! load of the machine, and the events that exist. The functions exported here are not part of CUDA.
+//! Counters for tests: the driver calls of each thread, which show the host cost of an operation whatever the load of
+//! the machine; and the process's live events, live allocations of the library, destroys after an error, and joins. The
+//! functions exported here are not part of CUDA.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) static LIVE_EVENTS: AtomicU64 = AtomicU64::new(0);
-/// Allocations of the library's that were not freed.
+/// Allocations of `ncclMemAlloc` that were not freed.
 pub(crate) static LIVE_MEMORY: AtomicU64 = AtomicU64::new(0);
 /// Communicators that were destroyed after an error, which leaves a group of calls open on the thread.
 pub(crate) static BAD_DESTROYS: AtomicU64 = AtomicU64::new(0);
-/// Communicators that this process has joined, also by splits.
+/// Communicators that this process has joined, also by splits and shrinks.
 pub(crate) static JOINED: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {

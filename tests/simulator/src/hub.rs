@@ -126,7 +126,8 @@ impl State {
             .members
             .iter()
             .find(|(_, member)| member.device == request.data_type);
-        // initTransportsRank, init.cc:1055: compared with every rank before it, by host and UUID.
+        // The device is compared with those of the ranks that joined before, as `initTransportsRank` (init.cc:1055)
+        // compares hosts and UUIDs.
         let shared = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
         if let Some((other, member)) = taken.filter(|_| !shared) {
             let text = format!(

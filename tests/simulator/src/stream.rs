@@ -21,7 +21,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Default)]
 struct Queue {
     work: VecDeque<Work>,
-    /// Enqueued and not finished.
+    /// Number of enqueued works that have not finished.
     pending: usize,
     closed: bool,
     capture: Option<Member>,
@@ -153,7 +153,7 @@ struct Marks {
     recorded: u64,
     completed: u64,
     at: Option<Instant>,
-    /// The newest record was made in a capture.
+    /// The capture in which the newest record was made, and what its stream had seen by then; `None` outside a capture.
     captured: Option<(Arc<Capture>, Seen)>,
 }
 

@@ -126,8 +126,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
 /// # Safety
 /// `parameters` holds `N` addresses of eight readable bytes each.
 unsafe fn words<const N: usize>(parameters: *mut *mut c_void) -> [u64; N] {
-    // SAFETY: `nth` is less than `N`, so the caller has an address there, with eight readable bytes behind
-    // it; the read asks for no alignment.
+    // SAFETY: `nth` is less than `N`, so the caller has an address there, at which eight bytes are readable; the read
+    // asks for no alignment.
     std::array::from_fn(|nth| unsafe { (*parameters.add(nth)).cast::<u64>().read_unaligned() })
 }
 

@@ -102,19 +102,19 @@ pub(super) struct Comm {
     pub(super) joined: AtomicI32,
     /// Operations that graphs hold (`localPersistentRefs`).
     captured: AtomicUsize,
-    /// Its work on the device ends, and no new work begins.
+    /// Whether the communicator was stopped: its work on the device ends, and no new work begins.
     pub(super) stopped: AtomicBool,
-    /// Only management calls are accepted.
+    /// Whether it was revoked: only management calls are accepted.
     pub(super) revoked: AtomicBool,
     pub(super) aborted: AtomicBool,
     /// `ncclCommFinalize` or `ncclCommRevoke` was called (`finalizeCalled`).
     pub(super) finalizing: AtomicBool,
-    /// The other ranks may leave without an error.
+    /// Whether it was finalized: the other ranks may leave without an error.
     pub(super) finalized: AtomicBool,
     pub(super) collectives: AtomicU64,
-    /// Splits, shrinks, and what else all ranks do together on the host.
+    /// Number of splits, shrinks and exchanges, which all ranks make together on the host.
     pub(super) derivations: AtomicU64,
-    /// Splits alone (`splitCount`).
+    /// Number of splits alone (`splitCount`).
     pub(super) splits: AtomicU32,
     /// Number of calls that have work in the background.
     jobs: AtomicUsize,
@@ -125,12 +125,12 @@ pub(super) struct Comm {
     pub(super) pending: AtomicUsize,
     /// The factors of the user's reductions, in order of creation.
     pub(super) factors: Mutex<Vec<f64>>,
-    /// Its memory is released (`memManager->released`).
+    /// Whether its memory is released (`memManager->released`).
     pub(super) suspended: AtomicBool,
 }
 
-/// Breaks the connections of all communicators of this process and returns how many there are. The error is that of the
-/// thread that serves the network (`proxyState->asyncResult`); no operation needs to be in progress.
+/// Breaks the connections of all communicators of this process; returns the number of these communicators. The error is
+/// that of the thread that serves the network (`proxyState->asyncResult`); no operation needs to be in progress.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_simulator_break_connections() -> u64 {
     let mut broken = 0;

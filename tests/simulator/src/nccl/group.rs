@@ -1,8 +1,8 @@
 //! `ncclGroupStart` and `ncclGroupEnd`, and how operations are launched and run on their streams.
 //!
 //! As in group.cc (`ncclGroupStart`, 97; `ncclGroupEndInternal`, 766; `doLaunches`, 309): groups belong to the
-//! thread that opened them and nest; nothing is launched before the outermost ends, and nothing at all where one
-//! call was refused; what a group holds for one communicator runs as one kernel, so that sends and receives do not
+//! thread that opened them and nest; nothing is launched before the outermost ends, and nothing at all if one call was
+//! refused; what a group holds for one communicator and stream runs as one kernel, so that sends and receives do not
 //! wait for each other.
 
 use super::comm::{Captured, Comm, WaitsFor};

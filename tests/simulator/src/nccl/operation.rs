@@ -1,7 +1,7 @@
-//! The functions of `nccl.h` for sends, receives and reductions of the caller's own, and what is behind those for
-//! collectives (`configured` exports them). Arguments are checked as in `ArgsCheck`
-//! (misc/argcheck.cc:201) and `ncclEnqueueCheck` (enqueue.cc:3124), and user reductions are made as in
-//! `ncclRedOpCreatePreMulSum` (enqueue.cc:3176).
+//! The functions of `nccl.h` for sends, receives and the caller's own reductions, and the implementations of the
+//! collectives, which `configured` exports. Arguments are checked as in `ArgsCheck` (misc/argcheck.cc:201) and
+//! `ncclEnqueueCheck` (enqueue.cc:3124), and user reductions are made as in `ncclRedOpCreatePreMulSum`
+//! (enqueue.cc:3176).
 
 use super::comm::{Comm, comm_of};
 use super::group::{Item, Launch, enqueue, note_refused};

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 /// `NCCL_SUSPEND_MEM`.
 const SUSPEND_MEM: c_int = 1;
-/// Bytes that a communicator of the simulator says to hold: those that can be released, and others.
+/// Bytes that a communicator of the simulator reports: those that a suspension releases, and those that it keeps.
 const RELEASABLE: u64 = 48 << 20;
 const PERSISTENT: u64 = 16 << 20;
 

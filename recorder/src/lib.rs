@@ -37,7 +37,7 @@
 //! # }
 //! ```
 
-// invariant 8: `unsafe` only where docs/ARCHITECTURE.md lists it.
+// Invariant 8 of docs/ARCHITECTURE.md: `unsafe` only where that document lists it.
 #![deny(unsafe_code)]
 
 mod error;

@@ -266,7 +266,7 @@ fn with_tls_an_endpoint_answers_only_clients_with_a_certificate_of_its_ca() {
     let listen = Listen::Tls(loopback, token.clone(), identity(&ca, "rank"));
     let endpoint = Endpoint::serve(recorder.clone(), listen).unwrap();
     let address = endpoint.address().clone();
-    // Callers that send nothing, or the begin of a handshake, do not keep others out.
+    // Clients that send nothing, or only the beginning of a handshake, do not keep others out.
     let EndpointAddress::Tcp(socket) = address else {
         panic!("{address}");
     };

@@ -468,8 +468,8 @@ fn analyzer_of_pytorch_reads_our_pickles_and_names_the_missing_rank() {
 fn rewritten_dumps_of_pytorch_are_equal_in_python() {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // The durations in the fixtures that a generator wrote have more digits than those of PyTorch's recorder, which keeps
-    // 32 bits.
+    // The durations in the fixtures that a generator wrote have more digits than those of PyTorch's recorder, which
+    // keeps 32 bits.
     let compare = r"
 import pickle, sys, struct
 def plain(path):

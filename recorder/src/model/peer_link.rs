@@ -40,7 +40,7 @@ pub struct PeerLink {
     pub sampled_ns: i64,
     /// Since when an operation, or a request to the store, waits for the other end; 0 = none does.
     pub waited_since_ns: i64,
-    /// The operation that waits, if `waited_since_ns` is not 0.
+    /// The operation that waits; `None` if none does, also while a request to the store waits.
     pub waiting: Option<WaitingOperation>,
     /// Bytes received.
     pub received: u64,
@@ -78,8 +78,8 @@ impl PeerLink {
         known.then(|| self.sampled_ns.saturating_sub(self.heard_ns).max(0))
     }
 
-    /// Whether the silence is longer than two intervals and half a second, since one lost sign of life and a late next
-    /// one can be chance. False if the silence is unknown.
+    /// Whether the silence is longer than two intervals plus half a second: one sign of life may be lost and the next
+    /// one late by chance. False if the silence is unknown.
     pub fn is_silent(&self) -> bool {
         const SLACK_NS: i64 = 500_000_000;
         let limit = 2 * i64::from(self.interval_ms) * 1_000_000 + SLACK_NS;

@@ -8,12 +8,13 @@
 //! | `GET /peers` | a list of [`PeerEndpoint`]: the other ranks' endpoints |
 //! | `POST /dump` | [`WrittenDump`]: the process has written its dump; 501 if it writes none |
 //!
-//! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of
-//! `GET /peers` and `POST /dump`, which may block. The endpoint reads the ring and takes no lock that operations take,
-//! so it answers while the program is stuck. Until the first connection it sleeps and holds only its socket. The mode
-//! 0600 of a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`), inside
-//! TLS if the job uses it ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] are served at a time, each for at most [`CONNECTION_TIME`]; if there
-//! are more, one that has not made an admitted request is closed ([`Places`]).
+//! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of `GET /peers`
+//! and `POST /dump`, which may block. The endpoint reads the ring and takes no lock that operations take, so it answers
+//! while the program is stuck. Until the first connection it sleeps and holds only its socket. The mode 0600 of a unix
+//! socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`), inside TLS if the
+//! job uses it ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are served at a time,
+//! each for at most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is closed
+//! ([`Places`]).
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
@@ -55,7 +56,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// Maximum number of connections served at a time; others wait.
+/// Maximum number of connections served at a time. A further one takes the place of one that has not made an admitted
+/// request; if there is none, it waits.
 pub const MAX_CONNECTIONS: usize = 32;
 /// Maximum number of connections of one host that have not made an admitted request.
 const STRANGERS_PER_HOST: usize = 16;

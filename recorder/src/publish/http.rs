@@ -53,7 +53,7 @@ pub enum HttpError {
     /// The connection failed.
     #[error("the connection failed: {0}")]
     Io(std::io::Error),
-    /// There is no TLS with the server.
+    /// TLS with the server could not be set up, or failed.
     #[cfg(feature = "tls")]
     #[error("{0}")]
     Tls(TlsError),
@@ -117,7 +117,7 @@ impl<'a> HttpRequest<'a> {
         self.send_over(Stream::connect(address, deadline)?, address, deadline)
     }
 
-    /// As [`send`](Self::send), with TLS if the address is one of TCP.
+    /// As [`send`](Self::send), with TLS if it is a TCP address.
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@ mod answer;
 mod client;
 mod dialect;
 mod dump_file;
-// Invariant 1 in docs/ARCHITECTURE.md: only this feature brings an async runtime.
+// Invariant 1 of docs/ARCHITECTURE.md: only this feature brings an async runtime.
 #[cfg(feature = "endpoint")]
 mod endpoint;
 mod follow;

@@ -1,8 +1,8 @@
 //! [`Places`]: the limited number of connections that a server serves at a time.
 //!
-//! A connection counts as a stranger's until it has made a request that the server admits. The strangers of one host have
-//! a limit of their own. If all places are taken, the host with the most strangers loses its oldest: half requests,
-//! however many, keep neither clients nor other hosts' strangers out.
+//! A connection counts as a stranger's until it has made a request that the server admits. The strangers of each
+//! host are limited in number. If all places are taken, the host with the most strangers loses its oldest one. So
+//! unfinished requests, however many, lock out neither admitted clients nor the strangers of other hosts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -73,8 +73,8 @@ impl Places {
     }
 
     /// Takes a place for a client of this host. If the host has as many strangers as it may have, its oldest stranger
-    /// loses its place; otherwise, if all places are taken, the oldest stranger of the host that has the most. `None` if
-    /// all places are taken by admitted clients.
+    /// loses its place; otherwise, if all places are taken, the oldest stranger of the host with the most strangers
+    /// does. `None` if all places are taken by admitted clients.
     pub fn try_enter(self: &Arc<Self>, host: Option<IpAddr>) -> Option<Arc<Place>> {
         let mut open = self.open();
         let own = open.strangers().filter(|&(_, other)| other == host);

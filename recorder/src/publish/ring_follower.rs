@@ -22,7 +22,7 @@ pub struct RingFollower {
     newest: u64,
     /// Records that may still change, each with the stamp of its slot when it was read last.
     open: BTreeMap<u64, u64>,
-    /// Fingerprint of all but the operations, and the state of the owner, at the last read.
+    /// The reader's fingerprint and the state of the owner at the last read.
     rest: Option<(u64, Owner)>,
     /// The anchor of the ring's times at the last read.
     anchor: Anchor,
@@ -31,7 +31,8 @@ pub struct RingFollower {
 /// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingPoll {
-    /// Whether something other than the heartbeat was written since the last read, or the owner's state has changed.
+    /// Whether something was written since the last read, except the heartbeat and the waits for a processor, or the
+    /// owner's state has changed.
     pub changed: bool,
     /// Whether the file still has its whole size. If not, nothing was read.
     pub whole: bool,

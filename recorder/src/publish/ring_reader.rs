@@ -125,7 +125,8 @@ impl RingReader {
         decode::identity(&self.view.words(), self.now_ns())
     }
 
-    /// Whether the process that writes the ring is alive: running, waiting or stopped.
+    /// Whether the process that writes the ring is alive: running, waiting or stopped. False once it has closed the
+    /// ring.
     ///
     /// The process holds a lock on the file while it is alive. Since a forked child keeps that lock, the process is
     /// also looked up by number and start time, if it is visible from here.
@@ -133,8 +134,8 @@ impl RingReader {
         !self.is_closed() && directory::owner_is_alive(self.view.file(), &self.owner)
     }
 
-    /// The id of the process that writes the ring, if it runs and the id is valid here: not for a process of
-    /// another host or container.
+    /// The id of the process that writes the ring; `None` if it has ended, or is a process of another host or
+    /// container, whose id means nothing here.
     pub fn process(&self) -> Option<u32> {
         let exists = self.owner.exists() == Some(true);
         exists.then_some(self.owner.pid)
@@ -149,7 +150,7 @@ impl RingReader {
         }
     }
 
-    /// Whether the owner closed the ring cleanly (and the file was removed since).
+    /// Whether the owner closed the ring cleanly. The file may have been removed since.
     pub fn is_closed(&self) -> bool {
         self.view.words().load(header::STATE) == layout::STATE_CLOSED
     }
@@ -165,8 +166,8 @@ impl RingReader {
         self.view.words().load(header::LAST_ID)
     }
 
-    /// A hash of everything but the operations: groups and their progress, phase, step, lost records, NCCL's links,
-    /// failures, connections and steps of reducers.
+    /// A hash of the groups and their progress, phase, step, lost records, NCCL's links, failures, connections and steps
+    /// of reducers: all but the operations, the heartbeat and the waits for a processor.
     pub(super) fn fingerprint(&self) -> u64 {
         let view = &self.view.words();
         let phases = rings::phases(&self.layout);
@@ -194,12 +195,12 @@ impl RingReader {
             })
     }
 
-    /// The ring's words from now on, and their layout.
+    /// The ring's words, read from the file anew, and their layout.
     pub(super) fn memory(&self) -> (Words<'_>, &RingLayout) {
         (self.view.words(), &self.layout)
     }
 
-    /// Whether the file still has its whole size. What was read before it was truncated may have parts that are empty.
+    /// Whether the file still has its whole size. If not, parts of what was read may be empty.
     pub fn is_whole(&self) -> bool {
         self.view.is_whole()
     }

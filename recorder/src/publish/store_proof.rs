@@ -62,7 +62,7 @@ impl StoreCaller {
         })
     }
 
-    /// A client with the key of this secret ([`Secret::store_key`]) as a TLS connection ties it to itself.
+    /// A client whose key is the [`store_key`](Secret::store_key) of this secret, tied to this TLS connection.
     ///
     /// # Errors
     /// As [`new`](Self::new).

@@ -1,8 +1,8 @@
 //! Data specific to one record: split sizes, and a signature that did not fit in a table.
 //!
-//! In the lap ring a record's words are: how many input and output splits (32 bits each); bytes of the
-//! signature, and above them 1 if a split needs 64 bits; the splits, two to a word unless they need one
-//! each; the signature's bytes; a hash of all words before it, seeded with the record's id.
+//! In the lap ring a record's words are: the numbers of input and output splits (32 bits each); the length of the
+//! signature in bytes (lower half), and 1 in the upper half if a split needs 64 bits; the splits, two to a word, or one
+//! if a split needs 64 bits; the signature's bytes; a hash of all words before it, seeded with the record's id.
 
 use super::bytes::Packer;
 use super::file::map::Map;

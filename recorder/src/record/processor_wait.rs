@@ -41,7 +41,7 @@ pub(super) struct Window {
 impl ProcessorWaits {
     pub(super) fn new() -> Self {
         Self {
-            // Threads that are added later are not to allocate.
+            // Adding a thread later must not allocate.
             threads: Vec::with_capacity(MAX_THREADS),
             total_ns: 0,
             window: None,
@@ -60,7 +60,8 @@ impl ProcessorWaits {
         }
     }
 
-    /// Reads the kernel's counts. `None` if the system does not report them.
+    /// Reads the kernel's counts and returns the window. `None` if no thread's count can be read: the system does not
+    /// report it, or all threads have ended.
     pub(super) fn measure(&mut self, now_ns: u64) -> Option<Window> {
         for (thread, last) in &mut self.threads {
             let Some(before) = *last else { continue };

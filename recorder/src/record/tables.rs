@@ -158,9 +158,9 @@ pub(super) struct Tables {
 
 impl Tables {
     pub(super) fn new(layout: RingLayout) -> Self {
-        // The exception to invariant 9. Numbers the recorders of this process, so that a thread's cached row
-        // (`OWN_ROW`) is not used with another recorder's tables; 0 means none. Relaxed: only uniqueness
-        // matters.
+        // An exception to invariant 9 of docs/ARCHITECTURE.md. It numbers the recorders of this process, so that a
+        // thread's cached row (`OWN_ROW`) is not used with another recorder's tables; 0 means none. Relaxed suffices:
+        // only uniqueness matters.
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self {
             layout,

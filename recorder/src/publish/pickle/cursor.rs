@@ -1,7 +1,7 @@
 //! Reads values in place, without the stack machine.
 //!
 //! A cursor handles only the forms in which picklers write plain data; on anything else it returns
-//! `None` and the machine reads the item. It must yield the same values as the machine and writes the
+//! `None` and the machine reads the item. It must yield the same values as the machine and write the
 //! same memo entries.
 //!
 //! Nearly all of it is inlined into its one caller. The functions that are not take the position and

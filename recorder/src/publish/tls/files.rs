@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The longest file that is read, in bytes.
+/// The most bytes that are read of a file.
 const MAX_FILE: u64 = 1 << 20;
 
 fn invalid(path: &Path, why: impl std::fmt::Display) -> Error {
@@ -41,7 +41,7 @@ pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     if let Ok(file) = &file
         && let Ok(about) = file.metadata()
     {
-        // A key that root owns may be for a group, as those that a cluster mounts into containers often are.
+        // A key that root owns may be readable by its group: keys that a cluster mounts into containers often are.
         let allowed = if about.uid() == 0 { 0o740 } else { 0o700 };
         let mode = about.mode() & 0o777;
         if mode & !allowed != 0 {

@@ -71,7 +71,7 @@ impl fmt::Display for TlsError {
             },
             Rustls::NoCertificatesPresented => f.write_str("it has no TLS certificate"),
             Rustls::AlertReceived(alert) => match alert {
-                // A CA of the same name with another key makes the second of these.
+                // The peer sends the second one if its CA has the same name and another key.
                 AlertDescription::UnknownCA | AlertDescription::DecryptError => write!(
                     f,
                     "it does not accept the TLS certificate of this process, which is not from its CA: {SAME}"
@@ -93,7 +93,7 @@ impl fmt::Display for TlsError {
     }
 }
 
-/// Whether the certificate is of another CA; of another with the same name, its signature is wrong.
+/// Whether another CA signed the certificate. If that CA has the same name, the signature is wrong.
 fn is_foreign(error: &CertificateError) -> bool {
     matches!(
         error,

@@ -16,7 +16,7 @@ const HANDSHAKE_RECORD: u8 = 0x16;
 const HEAD: usize = 5;
 /// The most bytes that are encrypted before they are given to the socket.
 const AHEAD: usize = 256 << 10;
-/// What the key that ties a proof to its connection is exported for.
+/// The label under which a connection exports the key that ties a proof to it.
 const LABEL: &[u8] = b"EXPORTER-rcomm-connection";
 
 /// How far a handshake is.
@@ -73,7 +73,7 @@ impl TlsSession {
         })
     }
 
-    /// Whether neither end may send yet.
+    /// Whether this end's handshake is not done yet.
     pub fn is_handshaking(&self) -> bool {
         self.connection.is_handshaking()
     }
@@ -118,7 +118,7 @@ impl TlsSession {
         self.incoming.buffer = vec![0; bytes].into_boxed_slice();
     }
 
-    /// Ties a secret to this connection: both ends get the same key, and whoever stands between them another. The
+    /// Ties a secret to this connection: both ends get the same key, and a man in the middle gets others. The
     /// handshake must be done.
     pub fn bind(&self, secret: &Secret) -> Secret {
         let exported = self.connection.export_keying_material([0; 32], LABEL, None);
@@ -170,9 +170,9 @@ impl TlsSession {
 
     /// Encrypts as much of `from` as fits, up to 256 KiB, and gives it to the socket; returns how many bytes it took.
     ///
-    /// If the socket does not take all, the last byte counts as not taken until it has: a caller who sends all its bytes
-    /// knows that none is left in the session. Such a caller must go on with the bytes after those that were taken; if
-    /// it wrote a single byte, with that byte.
+    /// If the socket does not take all, the last byte counts as not taken until it has: a caller who sends all its
+    /// bytes knows that none is left in the session. Such a caller must go on with the bytes after those that were
+    /// taken; if it wrote a single byte, with that byte.
     ///
     /// # Errors
     /// `WouldBlock` if nothing was taken; the system's error.

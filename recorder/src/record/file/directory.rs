@@ -1,9 +1,9 @@
 //! Paths, ownership and life cycle of ring files.
 //!
-//! A ring is `<dir>/<job>/<rank>.<attempt>.ring`. Its owner holds an exclusive `flock` on it while the
-//! process lives, so a file whose lock is free belongs to a dead process. A new ring gets its name only
-//! when it is complete and locked, so readers never see half of one. A dead ring of the same name is
-//! renamed to `<rank>.<attempt>.previous.ring`; of older rings of the rank the newest is kept and the
+//! A ring is `<dir>/<job>/<rank>.<attempt>.ring`, or `<rank>.<attempt>.nccl.ring` for the plug-in for NCCL. Its owner
+//! holds an exclusive `flock` on it while the process lives, so a file whose lock is free belongs to a dead process. A
+//! new ring gets its name only when it is complete and locked, so readers never see half of one. A dead ring of the
+//! same name is renamed to `<rank>.<attempt>.previous.ring`; of older rings of the rank the newest is kept and the
 //! others are removed.
 
 use crate::error::{Error, Result};
@@ -256,7 +256,7 @@ fn keep_previous(path: &Path, ring: RingId<'_>) -> Result<()> {
     }
 }
 
-/// Removes this rank's rings except the new one, the newest other one, and those of living processes.
+/// Removes this rank's rings of the same part except the new one, the newest other one, and those of living processes.
 fn prune(directory: &Path, ring: RingId<'_>) {
     let mut others: Vec<_> = ring_files(directory)
         .filter(|(name, _)| name.rank == ring.rank && name.part == ring.part)
@@ -370,8 +370,8 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the rings of earlier attempts than that of the ring at `path`: those of its rank, and those of dead processes.
-/// Errors are ignored: they leave a file that the next start removes.
+/// Removes the rings of earlier attempts than that of the ring at `path`: those of its rank, and those of dead
+/// processes. Errors are ignored: they leave a file that the next start removes.
 pub(crate) fn remove_earlier_attempts(path: &Path) {
     let name = path.file_name().and_then(|name| name.to_str());
     let (Some(own), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {

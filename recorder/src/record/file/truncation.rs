@@ -1,10 +1,10 @@
 //! Lets the owner of a ring live on when the ring's file is truncated.
 //!
-//! Once a file is shorter than its mapping, an access to a missing page raises `SIGBUS`, which ends the process. Whoever
-//! may write to the file can cause that: the user who owns it, or a script of theirs that empties `/dev/shm`. No seal
-//! prevents it, since a file that has a name and outlives its process cannot be sealed. So a handler of that signal puts
-//! private memory in place of a missing page of a ring, and the access is repeated. Every other `SIGBUS` goes to the
-//! handler that was there before, or ends the process as before.
+//! Once a file is shorter than its mapping, an access to a missing page raises `SIGBUS`, which ends the process.
+//! Whoever may write to the file can cause that: the user who owns it, or a script of theirs that empties `/dev/shm`.
+//! No seal prevents it, since a file that has a name and outlives its process cannot be sealed. So a handler of that
+//! signal puts private memory in place of a missing page of a ring, and the access is repeated. Every other `SIGBUS`
+//! goes to the handler that was there before, or ends the process as before.
 //!
 //! A handler that the program installs later, and that does not pass on what it does not know, ends this protection.
 
@@ -52,8 +52,8 @@ impl Range {
 pub(super) struct TruncationGuard(Option<usize>);
 
 impl TruncationGuard {
-    /// Guards `bytes` bytes from the address `start`, which this process has mapped from a file for reading and writing.
-    /// Nothing is guarded if [`MAX_GUARDED`] mappings are.
+    /// Guards `bytes` bytes from the address `start`, which this process has mapped from a file for reading and
+    /// writing. Nothing is guarded if [`MAX_GUARDED`] mappings are.
     pub(super) fn of(start: usize, bytes: usize) -> Self {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(install);
@@ -103,8 +103,8 @@ fn install() {
     let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = on_bus_error;
     action.sa_sigaction = handler as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the type that `SA_SIGINFO` asks for. It calls only what a signal handler may call: atomics,
-    // and the system calls `mmap`, `sigaction` and `raise`; and the handler that was there before.
+    // SAFETY: the handler has the type that `SA_SIGINFO` asks for. It calls only what a signal handler may call:
+    // atomics, and the system calls `mmap`, `sigaction` and `raise`; and the handler that was there before.
     let _ = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
 }
 
@@ -150,8 +150,8 @@ fn pass_on(code: c_int, signal: c_int, info: *mut siginfo_t, context: *mut c_voi
         // A signal that a process sent is ignored; one that an access raised ends the process even so.
         (libc::SIG_IGN, _) if code <= 0 => {}
         (libc::SIG_IGN | libc::SIG_DFL, _) => {
-            // SAFETY: as in `install`; zero is `SIG_DFL` and no flags. The signal is blocked while the handler runs, and
-            // ends the process when it returns.
+            // SAFETY: as in `install`; zero is `SIG_DFL` and no flags. The signal is blocked while the handler runs,
+            // and ends the process when it returns.
             unsafe {
                 let default: sigaction = MaybeUninit::zeroed().assume_init();
                 let _ = libc::sigaction(signal, &raw const default, ptr::null_mut());

@@ -1,7 +1,7 @@
 //! A reader's access to a ring's file.
 //!
 //! The file is read, not mapped: whoever truncates it cannot end a reader with `SIGBUS`, and reading a part that is not
-//! reserved yet allocates nothing. What is missing reads as zero; [`View::is_whole`] tells.
+//! reserved yet allocates nothing. Missing bytes read as zero; [`View::is_whole`] tells whether any are missing.
 
 use crate::record::sync::{self, Read};
 use rustix::fs::fstat;
@@ -39,9 +39,9 @@ impl View {
         usize::try_from(size / 8).is_ok_and(|words| words >= self.words)
     }
 
-    /// The words as they are from now on.
+    /// The words, read from the file anew.
     pub(crate) fn words(&self) -> Words<'_> {
-        // What another view read before was read before what this one will read.
+        // Orders the reads through earlier `Words` before those through this one.
         sync::fence(Ordering::Acquire);
         Words {
             view: self,
@@ -59,7 +59,7 @@ pub(crate) struct Words<'a> {
     block: RefCell<Block>,
 }
 
-/// Aligned like the words in the file's pages, so that the kernel copies words as wholes.
+/// Aligned like the words in the file's pages, so that the kernel copies whole words.
 #[repr(align(64))]
 struct Block {
     /// The first word that it holds; `None` if it holds none.

@@ -176,9 +176,9 @@ impl FlightRecorder {
     /// Records that the calling thread issued an operation at this time.
     #[inline(always)]
     pub fn begin_at(&self, operation: &Operation<'_>, at: Timestamp) -> Ticket {
-        // invariant 4: nothing here waits, and a known operation allocates nothing.
+        // Invariant 4 of docs/ARCHITECTURE.md: nothing here waits, and a known operation allocates nothing.
         let words = self.map.words();
-        // invariant 2: record ids are given here and nowhere else.
+        // Invariant 2 of docs/ARCHITECTURE.md: record ids are given here and nowhere else.
         let id = words[header::LAST_ID].fetch_add(1, Ordering::Relaxed) + 1;
         let sequence = if operation.is_p2p {
             0
@@ -530,10 +530,10 @@ impl FlightRecorder {
         true
     }
 
-    /// Marks the ring as closed and removes its file, at the end of a successful job; also what earlier attempts of the
-    /// job left on this host: this rank's rings, and those of processes that have ended. Recording continues to work but
-    /// is no longer visible from outside. Does nothing if the ring was closed before, also by
-    /// [`mark_closed`](Self::mark_closed), which keeps the file.
+    /// Marks the ring as closed and removes its file, at the end of a successful job. Also removes from the job's
+    /// directory the rings that earlier attempts left: those of this rank, and those of processes that have ended.
+    /// Recording continues to work but is no longer visible from outside. Does nothing if the ring was closed before,
+    /// also by [`mark_closed`](Self::mark_closed), which keeps the file.
     ///
     /// # Errors
     /// If the file cannot be removed.

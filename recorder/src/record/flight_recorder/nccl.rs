@@ -312,8 +312,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Releases the links of a communicator that was destroyed, and passes each to `released`. Takes time in proportion to
-    /// the number of links. If a transfer is reported at the same time, the record of its link may mix both.
+    /// Releases the links of a communicator that was destroyed, and passes each to `released`. Takes time in proportion
+    /// to the number of links. If a transfer is reported at the same time, the record of its link may mix both.
     pub fn release_links(&self, group: GroupHandle, mut released: impl FnMut(LinkHandle)) {
         let used = self.map.words()[header::LINKS_USED].load(Ordering::Relaxed) as usize;
         for (at, key) in self.links.keys.iter().enumerate().take(used) {

@@ -9,7 +9,7 @@ use crate::record::rings;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The row of one other end. Valid for the recorder that returned it.
+/// Refers to the record of the connections to one other end. Valid for the recorder that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerHandle(u32);
 

@@ -1,7 +1,8 @@
 //! Whether the terminal's background is light.
 //!
 //! The terminal is asked for its background (OSC 11), and then for its attributes (DA1). Nearly every terminal answers
-//! the second question, so that one which does not know the first is not waited for until the deadline.
+//! the second question: so a terminal that does not know the first question does not make the program wait until the
+//! deadline.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
@@ -15,8 +16,8 @@ const DEADLINE: Duration = Duration::from_millis(300);
 /// OSC 11 and DA1.
 const QUESTION: &[u8] = b"\x1b]11;?\x1b\\\x1b[c";
 
-/// Whether the background of the terminal is light. If the terminal does not say, `colorfgbg`, the value of `COLORFGBG`,
-/// decides; `None` if neither says. Blocks for at most 300 ms.
+/// Whether the background of the terminal is light. If the terminal does not say, `colorfgbg`, the value of
+/// `COLORFGBG`, decides; `None` if neither says. Blocks for at most 300 ms.
 ///
 /// Standard input and output must be a terminal that no other thread reads.
 pub fn is_light(colorfgbg: Option<&str>) -> Option<bool> {

@@ -167,6 +167,10 @@ mod tests {
             conflict.contains("`why`") && conflict.contains("`quit`"),
             "{conflict}"
         );
-        assert!(change("fly", "x").expect_err("no such").contains("`fly`"));
+        assert!(
+            change("fly", "x")
+                .expect_err("no such action")
+                .contains("`fly`")
+        );
     }
 }

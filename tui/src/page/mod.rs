@@ -141,8 +141,8 @@ pub struct Page {
     pub head: Vec<Line>,
     /// Panes, from top to bottom.
     pub panes: Vec<Pane>,
-    /// Indices of the panes that are drawn in a right column, ascending; the panes after them take the whole width below
-    /// both columns. Empty if all panes are drawn below each other.
+    /// Indices of the panes that are drawn in a right column, ascending; the panes after them take the whole width
+    /// below both columns. Empty if all panes are drawn below each other.
     pub right: Vec<usize>,
 }
 

@@ -192,9 +192,9 @@ mod tests {
 
     #[test]
     fn the_path_is_below_xdg_config_home_or_else_below_home() {
-        let path = default_path(Some("/c"), Some("/h")).expect("given");
+        let path = default_path(Some("/c"), Some("/h")).expect("a directory is given");
         assert_eq!(path, Path::new("/c/rcomm/top.toml"));
-        let path = default_path(None, Some("/h")).expect("given");
+        let path = default_path(None, Some("/h")).expect("a directory is given");
         assert_eq!(path, Path::new("/h/.config/rcomm/top.toml"));
         assert_eq!(default_path(None, None), None);
     }

@@ -352,7 +352,7 @@ fn usual_theme(cli: &Cli, depth: Depth, env: &impl Fn(&str) -> Option<String>) -
     }
 }
 
-/// Reads each source once, for at most ten seconds, and prints the result; returns the exit code.
+/// Reads each source once, for at most ten seconds each, and prints the result; returns the exit code.
 fn once(
     cli: &Cli,
     sources: Vec<Box<dyn Source>>,

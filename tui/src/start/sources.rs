@@ -13,8 +13,8 @@ use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 use std::path::PathBuf;
 
-/// The sources on the command line; without any, the rings of this node's newest job, or of one with an error, or, if no
-/// job has rings, the processes of one.
+/// The sources on the command line. Without any: the rings of this node's newest job, or of a job with an error; or, if
+/// no job has rings, the processes of a job.
 pub(crate) fn of(
     cli: &Cli,
     anchor: Anchor,
@@ -27,8 +27,8 @@ pub(crate) fn of(
             let window = LiveOptions::default().entry_budget / *ranks as usize;
             let simulation =
                 Simulation::new(*situation, *ranks, 0).with_window(window.clamp(64, 256));
-            // Start a few seconds before the fault, so that the healthy state is seen; in a script, start long after the
-            // fault.
+            // Start a few seconds before the fault, so that the healthy state is seen; in a script, start long after
+            // the fault.
             let lead = if cli.view.once || cli.view.json {
                 -60
             } else {
@@ -47,8 +47,7 @@ pub(crate) fn of(
 }
 
 /// The ranks that can be asked for dumps and call stacks, the processes whose surroundings can be read, and the choice
-/// of the job if rings are read. Empty for a
-/// replay or a demo.
+/// of the job if rings are read. Empty for a replay or a demo.
 pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
     let mut targets = RequestTargets::default();

@@ -131,7 +131,7 @@ pub struct State {
     pending: Option<String>,
     /// When surroundings were asked for last, and of which ranks; `None` before the first time.
     asked: Option<(Duration, Vec<Rank>)>,
-    /// Whether they are being read.
+    /// Whether surroundings are being read.
     asking: bool,
 }
 
@@ -387,7 +387,7 @@ impl State {
     }
 
     fn model<'a>(&'a self, snapshot: &'a Snapshot) -> ViewModel<'a> {
-        // The operations of a job that is over age no more.
+        // The operations of a job that has ended no longer age.
         let stands_still =
             self.history.is_paused() || self.options.still || snapshot.report.end.is_some();
         let later_ms = match stands_still {

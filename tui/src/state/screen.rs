@@ -42,7 +42,7 @@ pub enum Screen {
     Sources,
     /// The jobs of this node.
     Jobs,
-    /// What each rank's newest step of data-parallel training took.
+    /// The times of each rank's newest step of data-parallel training.
     Reducer,
     /// Help: keys, filter terms, commands and marks.
     Help,
@@ -172,8 +172,8 @@ impl Navigation {
         }
     }
 
-    /// The current screen and, if it is a detail, the screens on which it was opened, the view last: at most three
-    /// details.
+    /// The current screen and, if it is a detail, the screens on which it was opened, back to the view on which the
+    /// first detail was opened: at most four screens.
     pub fn trail(&self) -> impl Iterator<Item = &Screen> {
         let back = self.visited[..=self.at].iter().rev();
         let mut ended = false;

@@ -149,8 +149,8 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
     let mut widths: Vec<usize> = (0..kept.len())
         .map(|at| if kept[at] { natural[at] } else { 0 })
         .collect();
-    // Each growing column takes what it needs, up to an equal share of the width that is left; those that need the least
-    // come first, and leave the rest to the others.
+    // Each growing column takes what it needs, up to an equal share of the width that is left. The columns that need
+    // the least come first, and leave the rest to the others.
     growing.sort_by_key(|&at| natural[at]);
     let mut left = width.saturating_sub(MARK + fixed);
     for (done, &at) in growing.iter().enumerate() {

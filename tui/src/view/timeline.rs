@@ -66,8 +66,8 @@ struct Cell {
 /// Fewest columns of an operation in which its name is shown.
 const NAMED: usize = 8;
 
-/// Returns one character per column: within an operation, within a pending one, or neither. The name of a wide operation
-/// is written in inverse colors into its bar.
+/// Returns one character per column: within an operation, within a pending one, or neither. The name of a wide
+/// operation is written in inverse colors into its bar.
 fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<Cell> {
     let outside = Cell {
         glyph: '·',

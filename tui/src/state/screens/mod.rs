@@ -194,8 +194,8 @@ impl ViewModel<'_> {
         }
     }
 
-    /// Converts an age (ms) at the time of the snapshot to the current age; `None` if it is unknown when the records were
-    /// taken, since the age then ends at the newest operation.
+    /// Converts an age (ms) at the time of the snapshot to the current age; `None` if it is unknown when the records
+    /// were taken, since the age then ends at the newest operation.
     fn age(&self, ms: Option<f64>) -> Option<f64> {
         self.as_of_ns.and(ms).map(|ms| ms + self.later_ms)
     }

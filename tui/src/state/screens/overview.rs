@@ -51,7 +51,7 @@ pub enum OverviewPane {
 
 impl OverviewPane {
     /// The default panes on a terminal of this size; `blocked` = there are root causes. Below [`ROOMY`] rows, only
-    /// the most important ones; with [`WIDE`] columns, also the timeline.
+    /// the most important ones; from [`ROOMY`] rows and [`WIDE`] columns on, also the timeline.
     fn usual((columns, rows): (u16, u16), blocked: bool) -> &'static [Self] {
         use OverviewPane::{Groups, InFlight, Look, Ranks, Timeline, Trends, Warnings, Why};
         match (rows >= ROOMY, blocked) {
@@ -259,7 +259,7 @@ const BARS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
 /// `steps/s   ▁▂▃▅▇  9.8   max 12`: one line per figure, the newest value on the right.
 fn trends(model: &ViewModel<'_>) -> Vec<Line> {
     let trends = model.trends.until(model.snapshot.at.wall_ns);
-    // The figures are in a column of their own where there are two; 36 columns are for the texts around the bars.
+    // Where panes are in two columns, a line is half as wide. 36 of its characters are for the texts around the bars.
     let width = if is_beside(model) {
         model.size.0.saturating_sub(1) / 2
     } else {

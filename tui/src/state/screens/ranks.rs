@@ -111,7 +111,7 @@ pub(super) fn heat_map(model: &ViewModel<'_>) -> Body {
     Body::Grid(grid(model, &pending_ages(model)))
 }
 
-/// The age of each rank's oldest pending operation, ms; only ranks with one whose age is known.
+/// The age of each rank's oldest pending operation, ms. Ranks without a pending operation of known age are left out.
 fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
     let mut ages: HashMap<Rank, f64> = HashMap::new();
     for instance in &model.snapshot.report.in_flight {

@@ -1,5 +1,5 @@
 //! The timeline of ranks: marked ranks first, then root causes, late, silent and waiting ranks. A cursor goes from
-//! operation to operation of the selected rank, and a line describes the one under it.
+//! operation to operation of the selected rank, and a line describes the operation under the cursor.
 
 use super::ViewModel;
 use super::rank::{group_of, op_name};
@@ -36,8 +36,8 @@ impl Default for Scale {
 }
 
 impl Scale {
-    /// Multiplies the width by `factor`, within 1 ms and 1 h. If the range ends at `to_ns`, the time under the cursor
-    /// stays in its place.
+    /// Multiplies the width by `factor`, within 1 ms and 1 h. `to_ns` is the end of the range, if it is known: the time
+    /// under the cursor then stays in its place.
     pub fn zoom(&mut self, factor: f64, to_ns: Option<i64>) {
         let before = self.width_ns;
         let width = (before as f64 * factor) as i64;

@@ -150,7 +150,7 @@ mod tests {
             ..Policy::default()
         };
         let report = analyze(&simulation.dumps_at(now), &policy);
-        selected(&report, &Filter::parse(filter).expect("readable"))
+        selected(&report, &Filter::parse(filter).expect("a valid filter"))
     }
 
     #[test]

@@ -206,7 +206,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     fn timeline_of(filter: &str, ranks: u32) -> Timeline {
-        let filter = Filter::parse(filter).expect("readable");
+        let filter = Filter::parse(filter).expect("a valid filter");
         build_timeline(&snapshot(ranks), &filter, 2_000_000_000)
     }
 

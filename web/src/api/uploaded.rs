@@ -134,8 +134,8 @@ impl Uploads {
     }
 }
 
-/// A directory that only this user can read, whatever the umask.
-/// A server locks its new directory within much less than this time.
+/// A server locks its new directory within much less than this time. A younger directory may belong to a server that
+/// has not locked it yet, so it is not removed.
 const UNLOCKED_TIME: Duration = Duration::from_secs(60);
 
 /// Removes the directories that servers of this user left when they were killed. Errors are ignored: another server
@@ -160,6 +160,7 @@ fn remove_abandoned(directory: &Path, own: u32) {
 /// The beginning of the names of directories for uploads.
 const PREFIX: &str = "rcomm-web-";
 
+/// Returns a builder of directories that only this user can read, whatever the umask.
 fn private_directory() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
     builder
@@ -190,8 +191,8 @@ fn plain_name(path: &str, number: usize) -> String {
     }
 }
 
-/// How many times its size an upload may unpack to, if that is more than the largest upload. A larger archive is one
-/// for `rcomm-fr`.
+/// An upload may unpack to this many times its size, or to the size of the largest upload if that is more. A larger
+/// archive is one for `rcomm-fr`.
 const MAX_UNPACKED_RATIO: u64 = 20;
 
 /// Reads and analyzes the files in the directory.

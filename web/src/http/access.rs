@@ -196,7 +196,7 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
         ];
         return with_security_headers((StatusCode::SEE_OTHER, moved).into_response());
     }
-    // Whoever only probes is no client that keeps its place.
+    // A client that only probes keeps no place among the connections.
     if let (false, Some(place)) = (probe, request.extensions().get::<Arc<Place>>()) {
         place.admit();
     }

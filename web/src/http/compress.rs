@@ -9,9 +9,11 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::io::Write as _;
 
-/// Minimum size of a compressed body, in bytes: smaller ones fit into one packet as they are.
+/// Minimum size of a body that is compressed, in bytes before compression: smaller ones fit into one packet as they
+/// are.
 const LEAST: u64 = 1024;
-/// Maximum size of a compressed body, in bytes: of a larger one, both forms would take too much memory.
+/// Maximum size of a body that is compressed, in bytes before compression: both forms of a larger one would take too
+/// much memory.
 const MOST: u64 = 64 << 20;
 
 /// Compresses text and JSON whose length is known; never a stream, whose events the encoder would hold back.

@@ -110,10 +110,16 @@ mod tests {
         let slow = tokio::spawn(async move {
             let mut all = [0; 128];
             tokio::time::sleep(Duration::from_secs(4)).await;
-            client.read_exact(&mut all).await.expect("sent");
+            client
+                .read_exact(&mut all)
+                .await
+                .expect("the server sends 128 bytes");
             client
         });
-        server.write_all(&[0; 64]).await.expect("in time");
+        server
+            .write_all(&[0; 64])
+            .await
+            .expect("the client reads in time");
         let _client = slow.await.expect("it read");
         let error = server
             .write_all(&[0; 128])

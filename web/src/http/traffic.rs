@@ -17,7 +17,7 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// Counts a connection that was refused because there were too many.
+    /// Counts a connection that was refused, or that lost its place to another one, because there were too many.
     pub(crate) fn refused(&self) {
         self.refused.fetch_add(1, Relaxed);
     }

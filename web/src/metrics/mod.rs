@@ -3,8 +3,8 @@
 //! Sequence numbers and sizes are values, never labels, and no series has both a rank and a group. With D
 //! descriptions of groups (at most 65) and O operations (a fixed set), there are at most D × O × (4 + 2 × 16) series
 //! of counters and histograms, 512 × 9 of single groups, one for each code of a finding, [`MAX_RANKS`] × 3 of single
-//! ranks, [`MAX_SOURCES`] × 3 of sources, D × 7 of reducers, and some forty of the job. `rcomm_groups_omitted` counts the groups beyond
-//! the limit; further descriptions share one series.
+//! ranks, [`MAX_SOURCES`] × 3 of sources, D × 7 of reducers, and some forty of the job. The metric
+//! `rcomm_groups_omitted` counts the groups beyond the limit; further descriptions share one series.
 
 mod collectives;
 pub(crate) mod counters;

@@ -1,7 +1,7 @@
 //! Derives trace ids, so that all ranks agree on them without communication.
 //!
-//! The id is a hash of job, group, kind and sequence number: the spans of all members of one collective get the same
-//! trace id although no context is propagated.
+//! The id is a hash of job, group, ranks, kind and sequence number: the spans of all members of one collective get the
+//! same trace id although no context is propagated.
 
 use rcomm_recorder::model::Rank;
 use sha2::{Digest, Sha256};

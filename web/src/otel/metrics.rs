@@ -115,7 +115,7 @@ impl Context<'_> {
         metric(listed, Data::Gauge(Gauge { data_points }))
     }
 
-    /// `None` if there is no reducer.
+    /// Returns a gauge with one point for each description of groups with reducers; `None` if there is no reducer.
     fn reducer_gauge(
         &self,
         listed: &list::Metric,
@@ -135,7 +135,7 @@ impl Context<'_> {
         metric(listed, Data::Gauge(Gauge { data_points }))
     }
 
-    /// `None` if there is no reducer.
+    /// Returns the number of steps, by description of the group; `None` if there is no reducer.
     fn reducer_steps(&self) -> Option<Metric> {
         let series = self.counters.reducers().series().iter();
         let points = series.map(|(desc, series)| {
@@ -146,7 +146,7 @@ impl Context<'_> {
         self.reducer_sum(&list::REDUCER_STEPS, points)
     }
 
-    /// `None` if there is no reducer.
+    /// Returns the time of the parts of steps in seconds, by description of the group; `None` if there is no reducer.
     fn reducer_seconds(&self) -> Option<Metric> {
         let series = self.counters.reducers().series().iter();
         let points = series.flat_map(|(desc, series)| {

@@ -223,12 +223,15 @@ mod tests {
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
             ("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=p-0"),
         ]);
-        let settings = settings.expect("readable").expect("endpoints");
-        let traces = settings.traces.expect("exported");
+        let settings = settings.expect("valid values").expect("an endpoint is set");
+        let traces = settings.traces.expect("traces are exported");
         assert_eq!(traces.url, "http://c:4318/v1/traces");
         assert_eq!(traces.timeout, Duration::from_millis(250));
         assert_eq!(traces.headers[0], ("api-key".into(), "a b".into()));
-        assert_eq!(settings.logs.expect("exported").url, "https://logs/in");
+        assert_eq!(
+            settings.logs.expect("logs are exported").url,
+            "https://logs/in"
+        );
         assert_eq!((settings.metrics, settings.ratio), (None, 0.25));
         assert_eq!(settings.resource, [("k8s.pod.name".into(), "p-0".into())]);
     }

@@ -106,8 +106,11 @@ mod tests {
         }
         assert_eq!(history.points().len(), MAX_SNAPSHOTS);
         assert!(history.deflated(3).is_none());
-        let kept = history.deflated(4).expect("kept");
-        assert_eq!(inflate(&kept).expect("ours"), "snapshot 4");
+        let kept = history.deflated(4).expect("snapshot 4 is kept");
+        assert_eq!(
+            inflate(&kept).expect("it was compressed here"),
+            "snapshot 4"
+        );
         assert!(history.deflated(u64::MAX).is_none());
     }
 

@@ -333,8 +333,9 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
 ) -> c_int {
     crate::calls::note();
     // "The function will return once the pageable buffer has been copied to the staging memory" ("API
-    // synchronization behavior" in the driver's manual); all host memory is treated as pageable here. SAFETY: the
-    // caller's `from` is not null and holds `size` bytes that stay as they are during this call, which copies them.
+    // synchronization behavior" in the driver's manual); all host memory is treated as pageable here.
+    // SAFETY: the caller's `from` is not null and holds `size` bytes that stay as they are during this
+    // call, which copies them.
     let staged = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) }.to_vec();
     stream_of(stream).push(Arc::new(move || {
         check(to as usize, staged.len());

@@ -24,7 +24,7 @@ pub struct ReducerStep {
 pub struct ReducerTimes {
     /// The step's number in its reducer, from 1.
     pub step: u64,
-    /// From the begin of the forward pass, or the end of the step before, to the first gradient.
+    /// From the beginning of the forward pass, or the end of the step before, to the first gradient.
     pub forward_ns: u64,
     /// From the first gradient to the wait for the averages.
     pub backward_ns: u64,
@@ -64,11 +64,11 @@ pub struct ReducerBucket {
     pub parameters: u32,
     /// The size of its gradients, in bytes.
     pub bytes: u64,
-    /// When its last gradient was computed, after the first gradient of the step.
+    /// When its last gradient was computed, counted from the first gradient of the step.
     pub ready_ns: u64,
-    /// When it was sent, after the first gradient of the step.
+    /// When it was sent, counted from the first gradient of the step.
     pub sent_ns: u64,
-    /// For how long it was under way, without the time before the bucket before it had ended.
+    /// For how long it was under way, not counting the time until the bucket before it had ended.
     pub communication_ns: u64,
     /// For how long the rank waited for it.
     pub exposed_ns: u64,
@@ -89,7 +89,7 @@ impl ReducerStep {
 }
 
 impl ReducerTimes {
-    /// From the begin of the forward pass to the last average, ns.
+    /// From the beginning of the forward pass to the last average, ns.
     pub fn total_ns(&self) -> u64 {
         self.forward_ns
             .saturating_add(self.backward_ns)

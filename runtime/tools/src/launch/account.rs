@@ -24,8 +24,8 @@ pub(super) struct Account {
     record: LaunchRecord,
     /// The place in the record of each process, in the order in which they were started.
     places: Vec<usize>,
-    /// Processes that are to join in place of another one, with their ids, until the ranks have taken them up: the record is that of
-    /// one attempt.
+    /// Processes that are to join in place of others: the index of each, and its process id. The record is of one
+    /// attempt, so they enter it once the ranks have begun an attempt with them.
     joining: Vec<(usize, u32)>,
     changed: bool,
     kills: OutOfMemoryKills,
@@ -102,8 +102,8 @@ impl Account {
         self.changed = true;
     }
 
-    /// The place in the record of the process at this index; `None` if it has not joined, so that its rank is still another
-    /// process's.
+    /// The place in the record of the process at this index; `None` if it has not joined, so that its rank is still
+    /// another process's.
     fn rank_at(&mut self, at: usize) -> Option<&mut LaunchedRank> {
         if self.joining.iter().any(|&(joining, _)| joining == at) {
             return None;

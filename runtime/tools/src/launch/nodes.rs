@@ -62,11 +62,11 @@ pub(super) struct Nodes {
     pub(super) wake: Arc<OwnedFd>,
     /// The attempt of the job; `None` before the first.
     attempt: Option<u32>,
-    /// If the number of hosts may change.
+    /// The rounds of the launchers, if the number of hosts may change.
     rounds: Option<Rounds>,
     keys: Arc<PrefixStore<TcpStore>>,
     remote: Arc<RemoteFailure>,
-    /// What this launcher has seen of the others.
+    /// The pulses of the other launchers, as this one last saw them.
     pulses: Arc<Mutex<Pulses>>,
     listener: Option<JoinHandle<()>>,
 }
@@ -311,7 +311,7 @@ impl Nodes {
                 .unwrap_or_else(PoisonError::into_inner) = Some(failure);
             // A write to an eventfd fails only when it is full, and then it is readable.
             let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
-            // While the ranks end, this launcher is not silent.
+            // While its ranks end, this launcher keeps its pulse going.
             while !remote.stop.load(Ordering::Relaxed) && keys.add(&pulse_key(own), 1).is_ok() {
                 std::thread::sleep(PULSE / 5);
             }
@@ -365,8 +365,8 @@ impl Nodes {
     /// launcher decides so.
     ///
     /// # Blocking
-    /// Until all launchers have ended their ranks: for the time that these may take, and the launchers' own time-out. Not
-    /// at all if the number of hosts may change: [`begin`](Self::begin) then waits.
+    /// Until all launchers have ended their ranks: for the time that these may take, and the launchers' own time-out.
+    /// Not at all if the number of hosts may change: [`begin`](Self::begin) then waits.
     pub(super) fn agree_to_restart(
         &mut self,
         wants: bool,

@@ -1,8 +1,8 @@
-//! Jobs whose number of hosts may change (`--nnodes MIN:MAX`): the launchers meet in rounds, and each round is an attempt
-//! of the job with the hosts that are there.
+//! Jobs whose number of hosts may change (`--nnodes MIN:MAX`): the launchers meet in rounds, and each round is an
+//! attempt of the job with the hosts that are there.
 //!
-//! The launcher with the store decides who is in a round. A launcher that comes later, or is not needed, waits for a round
-//! that has a place for it.
+//! The launcher with the store decides who is in a round. A launcher that comes later, or is not needed, waits for a
+//! round that has a place for it.
 //!
 //! | key, below the launchers' prefix | holds | writer |
 //! |---|---|---|
@@ -59,7 +59,7 @@ pub(super) struct Rounds {
     failure: Option<Failure>,
     /// Whether this launcher has left the job, which goes on without it.
     has_left: AtomicBool,
-    /// What this launcher has seen of the others, also while ranks run.
+    /// The pulses of the other launchers, as this one last saw them, also while ranks run.
     pulses: Arc<Mutex<Pulses>>,
 }
 
@@ -81,7 +81,7 @@ impl Rounds {
             };
             keys.set("job", id.as_bytes())?;
         }
-        // Whoever reads the job's name first has waited for the launcher with the store, which is thus the first.
+        // Waits for the launcher with the store, which publishes the job's name before it registers.
         keys.get("job", options.timeout)?;
         let count = keys.add("members", 1)?;
         if count > MAX_LAUNCHERS {
@@ -127,15 +127,15 @@ impl Rounds {
         others.map(label).collect()
     }
 
-    /// The number of launchers beyond which another one has come that the current round has a place for; `None` if it has
-    /// no place, or if another launcher decides that.
+    /// The number of launchers that had come when the current round was decided: if more have come since, the round has
+    /// a place for another one. `None` if it has no place, or if another launcher decides.
     pub(super) fn full_at(&self, options: &Options) -> Option<i64> {
         let members = self.round.as_ref().map_or(0, |(_, members)| members.len());
         (self.serves_store && members < options.nnodes.most as usize).then_some(self.seen)
     }
 
-    /// What this launcher tells the others of a failure. A signal to a launcher ends its own ranks only, unless it has the
-    /// store.
+    /// What this launcher tells the others of a failure. A signal to a launcher ends its own ranks only, unless it has
+    /// the store.
     pub(super) fn as_told(&self, keys: &Keys, failure: &Failure) -> rcomm::Result<Failure> {
         if failure.restart != Restart::Never || self.serves_store {
             return Ok(failure.clone());
@@ -153,8 +153,8 @@ impl Rounds {
         keys.set(&format!("gone/{}", self.id), b"1")
     }
 
-    /// Notes how the attempt has ended, and that this launcher's ranks have. Returns whether this launcher takes part in
-    /// what follows.
+    /// Notes how the attempt has ended, and that this launcher's ranks have ended. Returns whether this launcher takes
+    /// part in what follows.
     pub(super) fn ended(&mut self, keys: &Keys, failure: &Failure) -> Result<bool> {
         self.failure = Some(failure.clone());
         if self.has_left.load(Ordering::Relaxed) {
@@ -302,8 +302,8 @@ impl Rounds {
         Ok(format!("{attempt}\n{job}\n{}", ids.join(" ")))
     }
 
-    /// Waits until enough launchers are there, and the ranks of the last attempt have ended; returns who is in the round,
-    /// or why the job is over.
+    /// Waits until enough launchers are there, and the ranks of the last attempt have ended; returns who is in the
+    /// round, or why the job is over.
     fn gather(
         &mut self,
         keys: &Keys,
@@ -353,8 +353,8 @@ impl Rounds {
         }
     }
 
-    /// The launchers that are there: this one, those of the last round in their order, then others as they came; and whether
-    /// one of them has yet to end its ranks, or to show that it lives.
+    /// The launchers that are there: this one, those of the last round in their order, then others as they came; and
+    /// whether one of them has yet to end its ranks, or to show that it lives.
     fn there(
         &mut self,
         keys: &Keys,
@@ -394,8 +394,8 @@ impl Rounds {
         Ok((there, ends))
     }
 
-    /// Tells the others how the job ended, if this launcher decides that, and waits until they know, for [`LEAVE_TIME`] at
-    /// most.
+    /// Tells the others how the job ended, if this launcher decides that, and waits until they know, for [`LEAVE_TIME`]
+    /// at most.
     pub(super) fn finish(
         &mut self,
         keys: &Keys,

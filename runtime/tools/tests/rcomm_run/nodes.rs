@@ -171,7 +171,7 @@ impl Elastic {
         }
     }
 
-    /// Starts a launcher with one rank, which says its numbers.
+    /// Starts a launcher with one rank, which prints the world size, its node and the attempt.
     fn start(&self, options: &[&str]) -> Running {
         let script = "echo $WORLD_SIZE $GROUP_RANK $TORCHELASTIC_RESTART_COUNT; \
                       until [ -e $MARKS/end ]; do sleep 0.05; done";

@@ -246,8 +246,8 @@ fn measure(plugin: &Plugin, shape: Shape, rounds: usize) -> Cost {
     }
 }
 
-/// Prints the least of several measurements of each part: other programs only add to it. `baseline` is that of a plug-in
-/// that does nothing, on the same events, measured in turn with this one.
+/// Prints the least of several measurements of each part: other programs only add to it. `baseline` is that of a
+/// plug-in that does nothing, on the same events, measured in turn with this one.
 fn print(name: &str, costs: &[Cost], baseline: &[Cost]) {
     let least = |costs: &[Cost], part: fn(Cost) -> u64| {
         costs.iter().map(|&cost| part(cost)).min().unwrap_or(0)
@@ -397,7 +397,7 @@ fn main() {
     }
     if let Ok(words) = std::env::var("RCOMM_NCCL_EVENTS") {
         let mask = MASKS.iter().find(|it| it.words == words);
-        let mask = mask.expect("none of the masks");
+        let mask = mask.expect("RCOMM_NCCL_EVENTS has the words of a mask");
         let plugin = ours(&words);
         for channels in CHANNELS {
             compare(&words, &plugin, mask.shape(channels), ROUNDS);
@@ -419,7 +419,7 @@ fn main() {
             ROUNDS / 20,
         );
     }
-    let directory = tempfile::tempdir_in("/dev/shm").expect("memory for a ring");
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in /dev/shm");
     for mask in &MASKS {
         let status = std::process::Command::new(std::env::current_exe().expect("a file"))
             .env("RCOMM_NCCL_EVENTS", mask.words)

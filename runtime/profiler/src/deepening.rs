@@ -1,9 +1,10 @@
 //! More events for some time after a hang.
 //!
 //! NCCL fixes the events of an operation when it is called, so nothing more can be learned of one that hangs. But it
-//! reads the mask of events at each call (`ncclProfilerEventMask`, plugin/profiler.cc:219 and 280 of NCCL 2.30.7; in 2.26
-//! as well), and a plug-in may change it at any time, as NVIDIA's example does (plugins/profiler/example/plugin.cc, 1063).
-//! A hang or a stall often comes again: the operations after it are recorded with the steps of their transfers.
+//! reads the mask of events at each call (`ncclProfilerEventMask`, plugin/profiler.cc:219 and 280 of NCCL 2.30.7; in
+//! 2.26 as well), and a plug-in may change it at any time, as NVIDIA's example does
+//! (plugins/profiler/example/plugin.cc, 1063). A hang or a stall often comes again: the operations after it are
+//! recorded with the steps of their transfers.
 
 use crate::abi::event;
 use crate::process::Process;

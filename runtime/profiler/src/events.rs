@@ -212,7 +212,8 @@ impl Process {
             return NONE;
         };
         let ticket = op.ticket();
-        // One proxy thread reports the channels of an operation, so loads and stores do, which cost less than exchanges.
+        // One proxy thread reports the channels of an operation, so loads and stores suffice: they cost less than
+        // exchanges.
         if let Some(timer) = timer.filter(|&timer| timer > 0) {
             let known = op.first_start.load(Relaxed);
             if known == 0 || timer < known {

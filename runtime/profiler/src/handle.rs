@@ -159,7 +159,7 @@ impl<T: Default, U: Uses> Pool<T, U> {
     pub(crate) fn take(&self, fill: impl FnOnce(&T)) -> Option<SlotUse> {
         let mask = self.slots.len() - 1;
         for _ in 0..PROBES.min(self.slots.len()) {
-            // Only where to look first: two threads may look at one slot, and the exchange below decides.
+            // `next` only says where to look first: two threads may look at one slot, and the exchange below decides.
             let index = self.next.load(Ordering::Relaxed) & mask;
             self.next.store(index + 1, Ordering::Relaxed);
             let slot = &self.slots[index];

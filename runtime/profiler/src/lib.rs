@@ -122,8 +122,9 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 /// Answers the start of a communicator.
 ///
 /// # Safety
-/// `context` and `mask` are each null or valid for writes, `mask` until all communicators of the process have ended: it is
-/// one static variable of NCCL's. The communicator's name is null or ends with a zero and stays as it is during the call.
+/// `context` and `mask` are each null or valid for writes, `mask` until all communicators of the process have ended: it
+/// is one static variable of NCCL's. The communicator's name is null or ends with a zero and stays as it is during the
+/// call.
 unsafe fn init(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -140,8 +141,8 @@ unsafe fn init(
         };
         let at = process.add_communicator();
         if at.is_some() {
-            // SAFETY: `mask` is null or valid until all communicators have ended, by this function's contract; NCCL reads
-            // and writes it by atomic operations alone once a communicator exists.
+            // SAFETY: `mask` is null or valid until all communicators have ended, by this function's contract; NCCL
+            // reads and writes it by atomic operations alone once a communicator exists.
             unsafe { process.mask_place.begins(mask) };
         }
         if let (Some(at), Some((name, first))) = (at, communicator)
@@ -424,7 +425,8 @@ unsafe extern "C" fn start_v4(
 /// The texts of `p2p` are null or end with a zero, and stay as they are while the task is used.
 unsafe fn p2p_task<'t>(p2p: &'t abi::P2p) -> Task<'t, impl FnOnce() -> Call> {
     Task {
-        // SAFETY: both texts are null or end with a zero, and the caller leaves them as they are while the task is used.
+        // SAFETY: both texts are null or end with a zero, and the caller leaves them as they are while the task is
+        // used.
         call: move || unsafe { call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)) },
         peer: u32::try_from(p2p.peer).ok(),
         plan: KernelPlan {

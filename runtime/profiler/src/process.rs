@@ -2,8 +2,8 @@
 //!
 //! All of it is created with the first communicator and has a fixed size. After that an event takes no lock, allocates
 //! no memory and makes no system call, except where it adds something new to the ring's tables: a communicator, its
-//! group of graph replays, a shape, or a thread, and where a hang changes what is asked for. Events without a free slot are not followed. The ring counts groups
-//! and links for which its tables have no row.
+//! group of graph replays, a shape, or a thread, and where a hang or a stall changes the events that NCCL is asked for.
+//! Events without a free slot are not followed. The ring counts groups and links for which its tables have no row.
 
 use crate::deepening::{MaskPlace, STALL};
 use crate::handle::{Kind, Pool, SlotUse};
@@ -26,7 +26,7 @@ const TRANSFERS: usize = 8_192;
 /// The largest number of group calls in progress: one for each thread that is inside one.
 const GROUPS: usize = 256;
 
-/// Stands for a group that does not exist yet. `NO_GROUP - 1` stands for one that a thread is creating.
+/// Value for a group that does not exist yet. `NO_GROUP - 1` is the value for one that a thread is creating.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
 
 /// One ring, and the state that belongs to it.
@@ -37,8 +37,8 @@ pub(crate) struct Process {
     pub(crate) operations: Pool<Op>,
     pub(crate) transfers: Pool<Transfer>,
     pub(crate) groups: Pool<GroupCall>,
-    /// Number of transfers in progress on each link. The proxy thread of the communicator changes it, so a load and a
-    /// store do.
+    /// Number of transfers in progress on each link. Only the proxy thread of the communicator changes it, so a load
+    /// and a store suffice.
     pub(crate) active: Box<[AtomicU32]>,
     next_group: AtomicU32,
     pub(crate) pid: u32,

@@ -211,7 +211,7 @@ pub(crate) fn rank() {
     std::process::exit(3);
 }
 
-/// Processes that act as ranks. Those that are left are killed when it is dropped.
+/// Processes that act as ranks. Those that still run are killed when the job is dropped.
 pub(crate) struct Job {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) ranks: Vec<(Child, Option<ChildStdin>)>,

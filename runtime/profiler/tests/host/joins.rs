@@ -1,4 +1,4 @@
-//! The plug-in's rings beside NCCL's own reports on the same processes.
+//! The plug-in's rings together with NCCL's own reports on the same processes.
 
 use crate::faults::with_one;
 use crate::job::{Job, Until};

@@ -5,9 +5,9 @@ use crate::library::{Call, Comm, Handle, NONE, Plugin};
 /// The most handles that are kept at a time.
 const HANDLES: usize = 64;
 
-/// Reports events until `next` gives no byte: of every kind, with parents of every kind, also parents that have ended and
-/// parents of communicators that have ended. `fresh` makes a communicator in place of one that ends; if it gives none,
-/// that one goes on. Events that are still open are stopped at the end.
+/// Reports events until `next` gives no byte: of every kind, with parents of every kind, also parents that have ended
+/// and parents of communicators that have ended. `fresh` makes a communicator in place of one that ends; if it gives
+/// none, that one goes on. Events that are still open are stopped at the end.
 pub(crate) fn play(
     plugin: &Plugin,
     comms: &mut [Comm],
@@ -27,7 +27,8 @@ pub(crate) fn play(
     }
 }
 
-/// Reports one event, and returns its handle if it begins.
+/// Reports one event, or the end of one. Returns the handle of an event that began, else [`NONE`]; `None` once `next`
+/// gives no byte.
 fn event(
     plugin: &Plugin,
     comms: &mut [Comm],

@@ -187,7 +187,7 @@ fn bring_about(job: &mut Job, fault: &Fault) {
 fn first_lines(report: &rcomm_analyzer::Report) -> String {
     let mut text = Vec::new();
     let layout = print::human::Layout::default();
-    print::human::write(report, &layout, &mut text).expect("memory");
+    print::human::write(report, &layout, &mut text).expect("a vector takes every byte");
     let text = String::from_utf8(text).expect("text");
     text.lines().take(2).collect::<Vec<_>>().join("\n")
 }

@@ -28,8 +28,8 @@ const LIBRARY_COPY_MAX: usize = 1 << 10;
 /// Copies for another core that reads the copy next: through the caches, or past them for a while where that was
 /// measured to be faster.
 ///
-/// What a copy through the caches takes depends on where the lines are: those that were streamed before, and read
-/// since by this core, are in no other cache. So single copies through the caches tell nothing while streaming is on.
+/// What a copy through the caches takes depends on where the lines are: those that were streamed before, and read since
+/// by this core, are in no other core's caches. So single copies through the caches tell nothing while streaming is on.
 /// Instead, streaming ends by itself, and begins anew after many slow copies in a row.
 #[derive(Debug, Default)]
 pub struct AdaptiveCopy {

@@ -76,11 +76,11 @@ impl<B> World<B> {
         }
     }
 
-    /// Measures, or does not measure, in all groups that exist how long operations run:
-    /// [`ProcessGroup::set_timing`].
+    /// Sets in all groups that exist whether they measure how long operations run
+    /// ([`ProcessGroup::set_timing`]).
     ///
     /// # Errors
-    /// As [`ProcessGroup::set_timing`]; groups before the one that refuses are then changed.
+    /// As [`ProcessGroup::set_timing`]; the groups that were made before the one that refuses are then changed.
     pub fn set_timing(&self, timing: Timing) -> Result<()> {
         let groups = self.groups();
         groups.iter().try_for_each(|group| group.set_timing(timing))

@@ -1,4 +1,4 @@
-//! [`World::merge`]: one group of the members of several.
+//! [`World::merge`]: one group of the members of several groups.
 
 use crate::group::maker::GroupOptions;
 use crate::group::process_group::ProcessGroup;
@@ -9,20 +9,22 @@ use rcomm_recorder::model::{Rank, text};
 use std::sync::PoisonError;
 
 impl<B> World<B> {
-    /// Makes one group of the members of several that do not know each other, as `merge_remote_group` of PyTorch: all
-    /// members of these groups call this, each with the group that it is in, the same purpose, and the number of all
-    /// members. The order is that of the groups by their smallest rank, and in each the group's own. The groups stay.
+    /// Makes one group of the members of several groups that do not know each other, as `merge_remote_group` of
+    /// PyTorch. All members of these groups call this, each with the group that it is in, the same purpose
+    /// ([`GroupOptions::desc`]), and `size`, the number of all members together. In the new group the old groups follow
+    /// each other by their smallest rank in the world; the members of each keep their order. The old groups stay open.
     ///
-    /// Of several merges for the same purpose the first of each group belong together, then the second, and so on.
+    /// Of several merges for the same purpose, the first calls of all groups belong together, then the second, and so
+    /// on.
     ///
     /// # Blocking
-    /// Until the first rank of each group has called this, for the group's time-out at most; otherwise as
+    /// Until rank 0 of each group has called this, for the group's time-out at most; then as
     /// [`new_group`](Self::new_group).
     ///
     /// # Errors
-    /// `InvalidArgument` if the options name no purpose, if the groups have more members than `size`, or if a rank is in
-    /// two of them; `Timeout` says which ranks have come. Otherwise as [`new_group`](Self::new_group), or the error of
-    /// the store.
+    /// `InvalidArgument` if the options name no purpose, if the groups have more members than `size`, or if a rank is
+    /// in two of the groups. `Timeout` names the members of the groups whose rank 0 has called this. Otherwise as
+    /// [`new_group`](Self::new_group), or the store's error.
     pub fn merge(
         &self,
         group: &ProcessGroup,

@@ -146,8 +146,8 @@ impl ProcessGroup {
         self.group.set_timeout(timeout);
     }
 
-    /// Measures, or does not measure, how long the group's operations run, from those on that are issued now, on this
-    /// rank. It costs two looks at the clock for each. Off at the start.
+    /// Sets whether the group measures how long operations run that begin from now on, on this rank. Measuring reads
+    /// the clock two or three times for each operation. A new group does not measure.
     ///
     /// # Errors
     /// `Unsupported` if a backend of the group does not run its operations on the host's threads. The NCCL backend

@@ -8,7 +8,8 @@
 //! |---|---|---|
 //! | headers and small data | [`agree`]: doubling | n × s in ⌈log2 n⌉ messages |
 //! | all_reduce of two ranks | [`swap`]: each sends all, and both combine | s |
-//! | all_reduce, reduce | [`exchange`]: direct reduce-scatter, then gather | 2 s (n-1)/n |
+//! | all_reduce | [`exchange`]: direct reduce-scatter, then all-gather | 2 s (n-1)/n |
+//! | reduce | [`exchange`]: direct reduce-scatter, then gather at the root | s |
 //! | reduce_scatter, all_gather, all_to_all, gather, scatter | [`exchange`]: direct | s (n-1)/n, or s (n-1) |
 //! | broadcast | [`chain`]: pipeline | s |
 //!

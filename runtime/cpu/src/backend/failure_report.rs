@@ -183,7 +183,8 @@ impl CpuGroup {
         let mut is_first_look = true;
         loop {
             // The peer is checked before its note is read: a peer that is gone has already written any
-            // note that it leaves. On a busy host the check may take all of its time, so the note has half of the whole.
+            // note that it leaves. On a busy host the check may take all of its time, so it has only half of the whole
+            // time, and the note has the rest.
             let half = deadline.min(Instant::now() + REASON_TIME / 2);
             let mut looking = WaitPolicy::new(&stop, Deadline::At(half), self.wait_mode);
             let gone = self.mesh.find_gone(rank, &mut looking);

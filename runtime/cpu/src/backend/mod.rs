@@ -204,12 +204,12 @@ impl Backend for CpuBackend {
         "cpu"
     }
 
-    /// An operation ends at its deadline, with an error of what this rank itself knows. The three seconds are
-    /// for a busy machine.
     fn runs_on_host(&self) -> bool {
         true
     }
 
+    /// An operation ends at its deadline, with an error of what this rank itself knows. The three seconds are
+    /// for a busy machine.
     fn ends_overdue_within(&self) -> Duration {
         Duration::from_secs(3)
     }

@@ -26,7 +26,8 @@ impl Neighbours {
         }
     }
 
-    /// The streams, and the place of `peer` among the ranks that have one; `None` if it shares no memory with this rank.
+    /// The streams, and the place of `peer` among the ranks that have one; `None` if `peer` shares no memory with this
+    /// rank.
     #[inline]
     pub(crate) fn place_of(&self, peer: usize) -> Option<(&Streams, usize)> {
         let (streams, places) = self.shared.as_ref()?;

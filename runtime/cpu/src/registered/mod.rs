@@ -2,11 +2,11 @@
 //!
 //! Data of an ordinary buffer moves from rank to rank through slots of shared memory. A buffer that was
 //! allocated by [`Backend::allocate`](rcomm_core::backend::Backend::allocate) is in a file that the other
-//! processes of this host can map. In a long operation all ranks show where their bytes are. If the bytes of all
-//! ranks can be mapped, each rank reads, or reads and writes, the others' bytes in place, without avoidable
-//! copies. Otherwise the operation runs as with ordinary buffers. [`algorithm`](crate::algorithm) divides the
-//! work; this module has the agreement between the ranks, and ensures that no caller gets back memory that
-//! other ranks may still access.
+//! processes of this host can map. In a long operation all ranks show where their bytes are. If all bytes that the
+//! operation needs can be mapped, each rank reads, or reads and writes, the others' bytes in place, without avoidable
+//! copies. Otherwise the operation runs as with ordinary buffers. [`algorithm`](crate::algorithm) divides the work;
+//! this module has the agreement between the ranks, and ensures that no caller gets back memory that other ranks may
+//! still access.
 //!
 //! | file | holds |
 //! |---|---|

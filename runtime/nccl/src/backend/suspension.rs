@@ -25,7 +25,7 @@ impl NcclBackend {
         let suspended = self.on_all("ncclCommSuspend", deadline, move |comm| unsafe {
             suspend(comm, SUSPEND_MEM)
         });
-        // A refusal changes nothing, for example where a split shares its parent's memory. After a time-out the group is
+        // A refusal changes nothing, for example if a split shares its parent's memory. After a time-out the group is
         // unusable.
         if suspended.is_err() {
             self.shared.suspended.store(false, Ordering::Release);
@@ -52,8 +52,8 @@ impl NcclBackend {
         Ok(())
     }
 
-    /// Makes a call that all ranks make, on all communicators of the group at once: another rank may have them in another
-    /// order.
+    /// Makes a call that all ranks make, on all communicators of the group at once: another rank may have the
+    /// communicators in another order.
     fn on_all(
         &self,
         name: &'static str,

@@ -84,8 +84,8 @@ pub enum PairComms {
     /// One for each direction: two ranks that both send first do not wait for each other.
     #[default]
     PerDirection,
-    /// One for both directions, as in c10d. It takes half the memory and half the time to make, but its messages run one
-    /// after the other: where both ranks send a large message first and receive then, both hang.
+    /// One for both directions, as in c10d. It takes half the memory and half the time to make, but its messages run
+    /// one after the other: if both ranks first send a large message and then receive, both hang.
     PerPair,
 }
 

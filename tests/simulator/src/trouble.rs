@@ -21,6 +21,8 @@
 //! | `local_peers=1` | the ranks share a host: the death of one is not reported, and operations that wait for it hang |
 //! | `capability=8` | the devices' major compute capability |
 //! | `no_device=1` | `cuInit` answers `CUDA_ERROR_NO_DEVICE` |
+//!
+//! The calls of a group on one communicator and stream count as one operation.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of concurrent connections. Beyond it, a new connection takes the place of one that has not made an
-    /// admitted request; if there is none, the new connection is closed.
+    /// Maximum number of concurrent connections. Beyond it, a new connection takes the place of one that has not made
+    /// an admitted request; if there is no such connection, the new connection is closed.
     pub connections: usize,
     /// Maximum number of concurrent connections of one host that have not made an admitted request. Beyond it, a new
     /// connection takes the place of the host's oldest.

@@ -151,8 +151,8 @@ impl Spans {
         }
     }
 
-    /// If the report has an overdue operation, adds the overdue operations and those that have been pending for at least
-    /// [`STUCK`], each once.
+    /// If the report has an overdue operation, adds the overdue operations and those that have been pending for
+    /// [`STUCK`] or longer, each once.
     fn add_stuck<'a>(&mut self, snapshot: &'a Snapshot, candidates: &mut Vec<Candidate<'a>>) {
         let now = snapshot.at.wall_ns;
         let limit = i64::try_from(STUCK.as_nanos()).unwrap_or(i64::MAX);

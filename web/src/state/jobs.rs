@@ -1,7 +1,7 @@
 //! The jobs with rings in one directory: their list, and the snapshots of those that clients look at.
 //!
-//! The server shows one job. Another job is watched from the first request for it until no client has requested it
-//! for a minute. The list is made on request. So jobs that no client looks at cost nothing.
+//! The server shows one job. Another job is watched from the first request for it until no client has requested it for
+//! a minute, or another job needs its place. The list is made on request. So jobs that no client looks at cost nothing.
 
 use super::store::SnapshotStore;
 use rcomm_analyzer::print::human::one_line;

@@ -54,7 +54,7 @@ fn worlds_follow_each_other_on_a_store_that_outlives_them() {
 }
 
 #[test]
-#[ignore = "takes up to a minute on a busy machine; .ci/long runs it"]
+#[ignore = "takes a minute or two on a busy machine; .ci/long runs it"]
 fn fifty_worlds_live_at_once_in_one_process_and_leave_nothing() {
     let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
     let port = server.port().to_string();

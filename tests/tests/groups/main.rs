@@ -397,7 +397,7 @@ fn one_rank_may_make_hundreds_of_groups_before_the_others_begin() {
 }
 
 #[test]
-#[ignore = "takes up to a minute on a busy machine; .ci/long runs it"]
+#[ignore = "takes a minute or two on a busy machine; .ci/long runs it"]
 fn a_host_carries_4096_groups_at_once() {
     const GROUPS: u32 = 4096;
     let change = |config: &mut Config| {

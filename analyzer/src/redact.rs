@@ -1,9 +1,9 @@
 //! [`Redactor`]: pseudonyms in place of paths, hosts and frames, so that a report or an archive can be shown to others.
 //!
-//! One redactor gives one name always the same pseudonym, so that a report still reads: what was on one host, in one
-//! file or at one line still is. Pseudonyms are keyed hashes; the key is random and is stored nowhere, so a reader
-//! cannot find a name by trying names. Names of groups, operations, jobs and phases, ranks, times and sizes stay, and
-//! so do the frames of packages and of the standard libraries, which everyone has.
+//! A redactor always gives a name the same pseudonym, so that a report can still be understood: what was on one host,
+//! in one file or at one line still is. Pseudonyms are keyed hashes; the key is random and is stored nowhere, so a
+//! reader cannot find a name by trying names. Names of groups, operations, jobs and phases, ranks, times and sizes
+//! stay, and so do the frames of packages and of the standard libraries, which everyone has.
 
 use crate::load::LoadedDump;
 use rcomm_recorder::model::{Frame, text};
@@ -139,7 +139,7 @@ impl Redactor {
             let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
             let (token, after) = rest.split_at(end);
             rest = after;
-            // The end of a clause is no part of a name.
+            // Punctuation at the end of a clause is no part of a name.
             let name = token.trim_end_matches([':', '.']);
             match self.pseudonym(name, &hosts) {
                 Some(pseudonym) => redacted.push_str(&pseudonym),

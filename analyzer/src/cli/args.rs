@@ -324,8 +324,8 @@ pub(crate) struct CollectArgs {
     ///
     /// Takes the rings of ranks that record. Of the others it asks the worker servers that the job's store lists, and
     /// then NCCL's pipes (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The job goes on. Python stacks come from the worker servers
-    /// or, without these, from `py-spy` if it is in PATH. Then the native stack of the rank at fault is taken by `py-spy`,
-    /// `eu-stack` or `gdb`, whichever is there first: that holds its process for a moment.
+    /// or, without these, from `py-spy` if it is in PATH. Then the native stack of the rank at fault is taken by
+    /// `py-spy`, `eu-stack` or `gdb`, whichever is there first: that holds its process for a moment.
     #[arg(long)]
     pub(crate) ask: bool,
     /// With --ask: do not take native stacks.
@@ -369,8 +369,8 @@ pub(crate) struct CollectArgs {
     /// How many hosts are asked at once.
     #[arg(long, value_name = "N", default_value = "16")]
     pub(crate) jobs: NonZeroUsize,
-    /// Put pseudonyms in place of paths, hosts and the program's own frames into the archive. Summaries, RAS reports and
-    /// other files that are no dumps are left out.
+    /// Put pseudonyms in place of paths, hosts and the program's own frames into the archive. Summaries, RAS reports
+    /// and other files that are no dumps are left out.
     #[arg(long)]
     pub(crate) redact: bool,
 }
@@ -537,8 +537,8 @@ pub(crate) struct ExplainArgs {
 
 /// Read the logs of NCCL's Inspector, and show how the times of operations develop.
 ///
-/// Trends only: Inspector writes an operation once it has completed, so what hangs is not in its log. A path is a file or
-/// a folder with the log of each process, as `NCCL_INSPECTOR_DUMP_DIR` names it.
+/// Trends only: Inspector writes an operation once it has completed, so what hangs is not in its log. A path is a file
+/// or a folder with the log of each process, as `NCCL_INSPECTOR_DUMP_DIR` names it.
 #[derive(Debug, Args)]
 #[command(after_help = "Exit codes: 0 shown; 2 no readable log, or the output is not writable.")]
 pub(crate) struct TrendsArgs {

@@ -1,4 +1,4 @@
-//! Reads paths and makes a report, for `analyze`, `watch`, `diff`, `collect` and `query`.
+//! Reads paths and makes a report, for `analyze`, `watch`, `diff`, `collect`, `query` and a call without a sub-command.
 
 use super::on_node::{self, OnNode};
 use crate::cli::args::JudgeArgs;

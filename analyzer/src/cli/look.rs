@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-/// At most this many other records are listed beside the newest.
+/// At most this many other records are listed in addition to the newest.
 const MOST_LISTED: usize = 9;
 
 /// A path that was searched for records, and what was found there.
@@ -281,7 +281,7 @@ pub(super) fn advice_for_paths() -> String {
     )
 }
 
-/// How the variables that control recording are set, and how records are had from a job that hangs and from the next.
+/// How the variables that control recording are set, and how to get records of a job that hangs and of the next one.
 fn how_to_get_records(
     processes: &[RankProcess],
     environment: &dyn Fn(&str) -> Option<OsString>,

@@ -2,8 +2,8 @@
 //!
 //! [`args`] defines the command line, [`failure`] maps errors to messages and exit codes, [`output`] writes to files
 //! and terminals, [`progress`] shows how far long work is. [`judge`] judges records for several sub-commands, and
-//! [`on_node`] finds those of this node. [`look`] runs if there is no sub-command. Every other file is a sub-command; it
-//! takes its arguments and returns an exit code.
+//! [`on_node`] finds those of this node. [`look`] runs if there is no sub-command. Every other file is a sub-command;
+//! it takes its arguments and returns an exit code.
 
 mod analyze;
 mod args;

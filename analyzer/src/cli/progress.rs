@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Progress appears after this time: for faster work it would only flicker.
 const AFTER: Duration = Duration::from_secs(1);
-/// The time between two pictures of a wait.
+/// The time between two updates of a [`Wait`]'s line.
 const TICK: Duration = Duration::from_millis(200);
 
 /// A target that draws nothing if standard error is not a terminal.
@@ -58,9 +58,9 @@ impl Drop for Meter {
     }
 }
 
-/// A line that says what the program waits for, and for how long it has. It is removed when this is dropped.
+/// A line that shows what the program waits for, and how long it has waited. It is removed when this is dropped.
 pub(super) struct Wait {
-    /// Its end wakes the thread.
+    /// Dropping it wakes the thread.
     over: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }

@@ -18,8 +18,8 @@ pub struct LoadedDump {
 }
 
 impl LoadedDump {
-    /// When the file was written, ns since the epoch, if the dump states no time of its own. `None` if it does, or if the
-    /// time of the file is unknown, as of a member of an archive.
+    /// When the file was written, ns since the epoch, if the dump itself states no time. `None` if it does, or if the
+    /// time of the file is unknown, as for a member of an archive.
     pub fn written_ns(&self) -> Option<i64> {
         if self.dump.identity.dump_time_ns != 0 {
             return None;

@@ -75,7 +75,7 @@ pub struct RankStacks {
 }
 
 impl RankStacks {
-    /// The stacks in a file of this path, which [`is_stacks`].
+    /// The stacks in the file at this path, whose text [`is_stacks`] accepts.
     pub fn parse(path: &str, rank: Rank, text: &str) -> Self {
         Self {
             path: path.to_owned(),

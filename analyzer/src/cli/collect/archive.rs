@@ -119,8 +119,8 @@ impl Manifest {
     }
 }
 
-/// A file's name with `x` in place of every word but `rank`. Its numbers are the only place of the rank of PyTorch's
-/// dumps.
+/// A file's name with `x` in place of every word but `rank`. PyTorch's dumps state their rank only in the numbers of
+/// the file's name.
 fn numbers_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut plain = String::new();

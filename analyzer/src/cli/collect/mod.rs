@@ -122,8 +122,8 @@ fn judge_args(args: &CollectArgs, asked: Option<&Asked>) -> JudgeArgs {
     }
 }
 
-/// Adds an absence for each rank that should exist, according to the user, its processes or other ranks' groups, but has
-/// no record. Returns the ranks at fault.
+/// Adds an absence for each rank that should exist, according to the user, its processes or other ranks' groups, but
+/// has no record. Returns the ranks at fault.
 fn note_absent_ranks(
     args: &CollectArgs,
     asked: &Asked,

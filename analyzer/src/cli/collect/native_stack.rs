@@ -1,9 +1,10 @@
 //! The native stack of a process of this node: what the code below Python waits in.
 //!
-//! To walk a native stack the process has to be held for a moment. So it is taken of ranks at fault only, by the first of
-//! these programs that is installed: py-spy, which reads the frames in about a tenth of a second, then elfutils' eu-stack,
-//! then gdb, which first reads the symbols of all libraries. A process that is stopped, traced or inside the kernel is not
-//! touched; then, and where no program may trace it, the kernel's own view is what there is.
+//! To walk a native stack, a program has to hold the process for a moment. So the stack is taken only of ranks at
+//! fault, by the first of these programs that is installed and gives one: py-spy, which reads the frames in about a
+//! tenth of a second, then elfutils' eu-stack, then gdb, which first reads the symbols of all libraries. A process that
+//! is stopped, traced or inside the kernel is not touched. For such a process, and where no program may trace, only the
+//! kernel's own view is taken.
 
 use super::py_spy::{self, PROGRAM as PY_SPY};
 use rcomm_analyzer::stacks::{NATIVE_HEADER, NativeFrame};
@@ -66,8 +67,8 @@ const TOOLS: [Tool; 3] = [
     },
 ];
 
-/// The native stack of the main thread as text that [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native) reads,
-/// with what each program said that gave none. Blocks for [`LIMIT`] a program at most.
+/// The native stack of the main thread as text that [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native)
+/// reads, and for each program that gave none, the reason. Blocks for at most [`LIMIT`] and [`LET_GO`] per program.
 pub(super) fn take(pid: u32) -> (String, Vec<String>) {
     let mut refused = Vec::new();
     match state(pid) {
@@ -101,7 +102,8 @@ fn text(by: &str, pid: u32, frames: &[NativeFrame]) -> String {
     text
 }
 
-/// The frames of the main thread; `Err(None)` if there is no such program.
+/// The frames of the main thread, or of the thread printed last if the main thread has none. `Err(None)` if there is no
+/// such program.
 fn run(tool: &Tool, pid: u32) -> Result<Vec<NativeFrame>, Option<String>> {
     let name = tool.name;
     let arguments = tool.arguments.iter();
@@ -152,7 +154,7 @@ fn wait(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     }
 }
 
-/// Ends a program that traces a process: first by a signal on which it lets go.
+/// Ends a program that traces a process: first by SIGTERM, on which it lets the process go.
 fn end(child: &mut Child) {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::TERM);
@@ -174,8 +176,8 @@ fn state(pid: u32) -> Option<char> {
         .filter(|it| !matches!(*it, 'Z' | 'X'))
 }
 
-/// What the main thread waits in, as the kernel shows it: its functions for root, the function and the system call
-/// else.
+/// What the main thread waits in, as the kernel shows it: the kernel's functions, which only root may read, or else the
+/// one function it sleeps in; then the system call.
 fn kernel(pid: u32) -> Vec<NativeFrame> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let frame = |name: &str| NativeFrame::new(name, "kernel");
@@ -199,7 +201,7 @@ fn kernel(pid: u32) -> Vec<NativeFrame> {
     frames
 }
 
-/// The native frames of each thread: those of Python have a line, and are taken without a stop.
+/// The native frames of each thread. Frames of Python are left out: those are taken without a stop of the process.
 fn read_py_spy(printed: &str) -> Threads {
     let threads = py_spy::threads(printed).unwrap_or_default();
     let threads = threads.into_iter().map(|thread| {
@@ -224,8 +226,8 @@ fn is_library(path: &str) -> bool {
     !name.ends_with(".py") && !name.starts_with('<')
 }
 
-/// The frames in the output of eu-stack (`TID 7:`) and gdb (`Thread 1 (Thread 0x7f (LWP 7) "python")`), both with a line
-/// like `#0  0x00007f in name ...` for each frame.
+/// The frames in the output of eu-stack (`TID 7:`) and gdb (`Thread 1 (Thread 0x7f (LWP 7) "python")`), both with a
+/// line like `#0  0x00007f in name ...` for each frame.
 fn read_lines(printed: &str) -> Threads {
     let mut threads = Threads::new();
     let id = |text: &str| -> Option<u64> {
@@ -328,7 +330,7 @@ mod tests {
         }
     }
 
-    /// Waits until the process is in this state; the state that it was in last.
+    /// Waits up to 30 s until the process is in this state, and returns the state that it was in last.
     fn wait_for_state(pid: u32, wanted: char) -> Option<char> {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -342,7 +344,10 @@ mod tests {
 
     #[test]
     fn a_sleeping_process_has_a_stack_and_sleeps_on_afterwards() {
-        let mut child = Command::new("sleep").arg("600").spawn().expect("a program");
+        let mut child = Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .expect("the program `sleep` starts");
         let pid = child.id();
         wait_for_state(pid, 'S');
         let (text, refused) = take(pid);
@@ -358,7 +363,10 @@ mod tests {
 
     #[test]
     fn a_stopped_process_is_not_traced() {
-        let mut child = Command::new("sleep").arg("600").spawn().expect("a program");
+        let mut child = Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .expect("the program `sleep` starts");
         let pid = child.id();
         kill_process(Pid::from_child(&child), Signal::STOP).expect("our own child");
         wait_for_state(pid, 'T');

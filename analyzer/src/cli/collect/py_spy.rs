@@ -65,7 +65,7 @@ pub(super) fn dump(
                 Ok(None) if Instant::now() < deadline => still.push((rank, child, output)),
                 Ok(Some(_)) => answers.push((rank, read(output))),
                 _ => {
-                    // Errors mean that it has ended by now.
+                    // An error of these two calls means that it has ended by now.
                     let _ = child.kill();
                     let _ = child.wait();
                     answers.push((rank, Err(format!("{PROGRAM} did not end in time"))));
@@ -105,7 +105,7 @@ pub(super) fn read_output(mut output: std::fs::File) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The threads in the output of `py-spy dump --json`; `None` if it is none.
+/// The threads in the output of `py-spy dump --json`; `None` if the text is not such output.
 pub(super) fn threads(printed: &str) -> Option<Vec<Thread>> {
     let begin = printed.find('[')?;
     serde_json::from_str(&printed[begin..]).ok()

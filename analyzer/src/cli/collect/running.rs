@@ -1,8 +1,8 @@
 //! `collect --ask`: takes the records of a running PyTorch job from its ranks.
 //!
 //! PyTorch's worker servers are asked first. A rank that gave no record there, and has no ring on this node, is then
-//! asked for a dump in a file, by the store's flag if the user wants that, and by NCCL's pipe. Each step has a deadline,
-//! and a rank that does not answer delays no other: the archive lists why it is absent.
+//! asked for a dump in a file, by the store's flag if the user wants that, and by NCCL's pipe. Each step has a
+//! deadline, and a rank that does not answer delays no other: the archive lists why it is absent.
 
 use super::archive::Archive;
 use super::{native_stack, py_spy, this_host};
@@ -201,7 +201,7 @@ fn ask_servers(
                 continue;
             }
         };
-        // Of the two recorders of a rank one is usually empty, and says nothing beside the other.
+        // Of the two recorders of a rank one is usually empty, and adds nothing to the other.
         let holds = |observation: &Observation| match &observation.seen {
             Seen::Changed(dump) if !dump.entries.is_empty() => Some(observation.rank),
             _ => None,
@@ -351,8 +351,8 @@ impl Gathered<'_> {
     }
 }
 
-/// The innermost frame of a stack that is of the program, not of an installed package or of Python; the innermost of all if
-/// there is none. `None` for an empty stack.
+/// The innermost frame of a stack that is of the program, not of an installed package or of Python; the innermost of
+/// all if there is none. `None` for an empty stack.
 fn place_in_program(stack: &[Frame]) -> Option<String> {
     let is_library = |frame: &&Frame| {
         let parts = ["/site-packages/", "/dist-packages/", "/lib/python3"];

@@ -61,8 +61,8 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// Parses a line; `None` if it is not one of this log. `above` holds the newest header, for the lines after it that have
-/// none.
+/// Parses a line; `None` if it is not one of this log. `above` holds the newest header, for the lines after it that
+/// have none.
 pub(super) fn parse(bytes: &[u8], above: &mut Record) -> Option<Line> {
     let record: Record = serde_json::from_slice(bytes).ok()?;
     if record.header.is_some() {

@@ -1,10 +1,9 @@
 //! Loads records from files, and with them the reports of NCCL's RAS and logs.
 //!
-//! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring files, partial
-//! summaries, reports of NCCL's RAS, logs, Python stacks, or `-` for standard input; the kind of a file is recognized
-//! by its content, never by its name. Files are read in parallel and passed on one by one, so memory is bounded by the
-//! files in flight and not by their total. A file that cannot be used becomes a [`Problem`]; the others are not
-//! affected.
+//! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring files, summaries,
+//! reports of NCCL's RAS, logs, stacks, or `-` for standard input. The kind of a file is recognized by its content,
+//! never by its name. Files are read in parallel and passed on one by one, so memory is bounded by the files in flight
+//! and not by their total. A file that cannot be used becomes a [`Problem`]; the others are not affected.
 //!
 //! Each file is judged alone here. Whether a dump belongs to the same job as the others, and which one counts if a rank
 //! has several, is known only after all are read: the analysis decides.
@@ -243,7 +242,7 @@ impl Worker<'_> {
         self.problem(Problem::stale_dump(path, sentence));
     }
 
-    /// Reads the buffer as a report of NCCL's RAS, a dump or a log, and empties it.
+    /// Reads the buffer as a report of NCCL's RAS, stacks, a dump or a log, and empties it.
     fn dump(&mut self, path: &str, rank_of_name: Option<Rank>) {
         if let Some(report) = RasReport::parse(&self.buffer) {
             self.buffer.clear();

@@ -14,11 +14,11 @@ const MAX_STORED: usize = 1 << 16;
 pub(super) struct Signs {
     /// Ranks that have created their default group.
     started: BTreeSet<Rank>,
-    /// For each rank and group: the newest operation that had completed, and the index behind its fact.
+    /// For each rank and group: the newest operation that had completed, and the index after its fact.
     completed: BTreeMap<(Rank, String), (u64, usize)>,
-    /// For each of torchrun's agents that reported a failed worker: the index behind that fact.
+    /// For each of torchrun's agents that reported a failed worker: the index after that fact.
     failed: BTreeMap<u32, usize>,
-    /// The index behind the newest report of a failed worker.
+    /// The index after the newest report of a failed worker.
     last_failed: usize,
 }
 
@@ -71,7 +71,7 @@ impl Signs {
         let went_back = progress.enqueued.is_none_or(|newest| newest < completed)
             || progress.failed.is_some_and(|failed| failed <= completed);
         // The earlier processes ended where a launcher reported a failed worker. If none did since this rank's last
-        // line, they ended behind that line.
+        // line, they ended after that line.
         went_back.then(|| behind.max(self.last_failed))
     }
 }

@@ -2,7 +2,7 @@ use super::*;
 use rcomm_verdict::logs::{Absent, Ended, TimedOut};
 
 fn read_text(text: &str) -> Log {
-    read("job.log", None, text.as_bytes()).expect("memory")
+    read("job.log", None, text.as_bytes()).expect("reading from memory does not fail")
 }
 
 const TIMEOUT: &str = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, \
@@ -228,7 +228,8 @@ fn no_bytes_make_the_reader_panic() {
                 }
             }
         }
-        let log = read("noise", Some(1), bytes.as_slice()).expect("memory");
+        let log =
+            read("noise", Some(1), bytes.as_slice()).expect("reading from memory does not fail");
         let mut report = rcomm_verdict::analyze::<rcomm_recorder::publish::Dump>(
             &[],
             &rcomm_verdict::Policy::default(),
@@ -292,7 +293,7 @@ fn a_process_that_fails_twice_was_restarted() {
     let three = failed(7, 10) + &failed(7, 20) + &failed(7, 30);
     assert_eq!(lengths(three), [1, 1, 1]);
     assert_eq!(lengths(failed(7, 10) + &failed(8, 20)), [2]);
-    // A counter that went back is that of another process, which began behind the report of the first one's end.
+    // A counter that went back is that of another process, which began after the report of the first one's end.
     let text = counter(41, 40) + &failed(7, 10) + &format!("[rank1]:{TIMEOUT}\n") + &counter(9, 8);
     assert_eq!(lengths(text), [2, 2]);
     assert_eq!(lengths(counter(41, 40) + &counter(9, 8)), [1, 1]);

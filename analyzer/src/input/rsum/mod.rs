@@ -1,4 +1,4 @@
-//! Partial summaries: one small file (`.rsum`) with the parts of many records that the verdict needs.
+//! Summaries: a summary is one small file (`.rsum`) with the parts of many records that the verdict needs.
 //!
 //! In a fleet the dumps are on thousands of nodes. Each node packs its own, and the analysis reads the summaries like
 //! the dumps themselves: the report is the same. Nothing is judged when packing, since a rank's record cannot be judged
@@ -58,14 +58,18 @@ mod tests {
     }
 
     fn pack(dump: &Dump) -> Vec<u8> {
-        let mut writer = Writer::new(Vec::new()).expect("memory");
+        let mut writer = Writer::new(Vec::new()).expect("writing to memory does not fail");
         let loaded = LoadedDump {
             dump: dump.clone(),
             path: "rank_0.json".to_owned(),
             cut: false,
         };
-        writer.add(&loaded).expect("memory");
-        writer.finish(&Loaded::default()).expect("memory")
+        writer
+            .add(&loaded)
+            .expect("writing to memory does not fail");
+        writer
+            .finish(&Loaded::default())
+            .expect("writing to memory does not fail")
     }
 
     fn unpack(bytes: &[u8]) -> Vec<Dump> {

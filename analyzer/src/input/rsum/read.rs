@@ -78,7 +78,7 @@ pub fn read(reader: impl Read, take: impl FnMut(Piece)) -> Result<(), RsumError>
     read_within(reader, &mut |_| Ok(()), take)
 }
 
-/// Works as [`read`], and passes the numbers of bytes that are unpacked to `count`, whose error ends the reading.
+/// Works as [`read`], and passes to `count` how many bytes each part unpacks to; an error of `count` ends the reading.
 pub(crate) fn read_within(
     reader: impl Read,
     count: Count<'_>,

@@ -144,7 +144,7 @@ impl DumpOfProcess {
     }
 }
 
-/// A path of another process, as this process reaches it: a container has files of its own.
+/// A path of another process, as this process reaches it: a process in a container has another root folder.
 fn seen_by(pid: u32, path: &Path) -> PathBuf {
     let folder = if path.is_absolute() { "root" } else { "cwd" };
     let inside = path.strip_prefix("/").unwrap_or(path);

@@ -10,8 +10,8 @@ use std::time::Instant;
 /// The newest job of this node: the rings that [`RingSource`] shows or, if no process of that job is alive, the living
 /// processes of a job that keeps no rings ([`ProcessSource`]).
 ///
-/// A shown job is not replaced at once: rings stay for five minutes after their last process ended, processes until all
-/// have ended. If the user has chosen a job, only its rings are read.
+/// A shown job is not replaced at once: rings are shown for five minutes after their last process ended, processes
+/// until all have ended. If the user has chosen a job, only its rings are read.
 pub struct LocalSource {
     directory: PathBuf,
     choice: JobChoice,

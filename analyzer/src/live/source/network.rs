@@ -89,7 +89,7 @@ impl NetworkSources {
         requests
     }
 
-    /// The ranks that can be requests for their call stacks.
+    /// The ranks that can be asked for their call stacks.
     pub fn stack_requests(&self) -> Vec<Box<dyn StackRequests>> {
         let in_stores = self.store.iter().map(|store| self.workers_in(store));
         let servers = self.worker_servers().chain(in_stores);
@@ -119,9 +119,9 @@ impl NetworkSources {
     }
 }
 
-/// The token of the endpoints of the job whose secret `RCOMM_JOB_SECRET` states; `None` if it is not set. The user's own
-/// secret, by which jobs on one host are known, is not used here: a server that is no rank of theirs would learn the token
-/// of all of them.
+/// The token of the endpoints of the job whose secret `RCOMM_JOB_SECRET` states; `None` if it is not set. The user's
+/// own secret, by which jobs on one host are known, is not used here: with it, a server that is no rank of these jobs
+/// would learn the token of all of them.
 fn token_of_job() -> Option<EndpointToken> {
     let secret = std::env::var("RCOMM_JOB_SECRET").ok()?;
     (!secret.is_empty()).then(|| Secret::from_text(&secret).endpoint_token())

@@ -52,8 +52,8 @@ pub(super) const NO_ANSWER_YET: &str = "it has not answered yet";
 /// Once half of the ranks have answered, the others get a quarter of the poll's time, or three times what the first
 /// half took if this is longer, but never past the deadline. A later answer is kept for the next poll.
 ///
-/// The thread that waits for it ends by the deadline of its poll. Nothing waits for the thread: a program that has its
-/// verdict must not stay because of a rank that is frozen.
+/// The thread that waits for an answer ends by the deadline of its poll. Nothing waits for the thread: a program that
+/// has its verdict must not keep running because of a rank that is frozen.
 pub(super) struct Looks<A> {
     late: Arc<Mutex<Vec<A>>>,
 }

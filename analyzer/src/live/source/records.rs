@@ -220,7 +220,7 @@ impl RecordsFollower {
             let status = status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped));
             (status, dump.groups.len(), dump.identity.reason.clone())
         };
-        // Pending operations are sent every time, so the record has changed only if one of them did.
+        // Pending operations are sent every time, so an operation is a change only if it is new or its state differs.
         let moved = newer.entries.iter().any(|entry| {
             let at = before
                 .entries

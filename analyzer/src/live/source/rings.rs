@@ -457,7 +457,7 @@ mod tests {
             drop(ended);
             let _second = recorder(directory.path(), "second", 0);
             source.listed = None;
-            source.poll(soon()).expect("as it was");
+            source.poll(soon()).expect("the first job is still shown");
             assert_eq!(choice.shown(), Some((first.clone(), chosen)));
             source.ended = source
                 .ended
@@ -476,7 +476,7 @@ mod tests {
     /// Shifts a ring's clock, as if the wall clock had jumped after the ring was created.
     fn shift_clock(recorder: &FlightRecorder, by_ns: i64) {
         use std::os::unix::fs::FileExt as _;
-        /// The offset of the wall time that the ring's times are relative to; see docs/FORMAT.md.
+        /// The offset in the file of the wall time that the ring's times are relative to; see docs/FORMAT.md.
         const ANCHOR_WALL: u64 = 88;
         let path = recorder.storage().path().expect("a file");
         let file = std::fs::File::options().read(true).write(true).open(path);

@@ -46,7 +46,7 @@ pub(super) struct StoreEndpoints {
     pub(super) notices: Vec<(Rank, EndpointNotice)>,
 }
 
-/// The endpoints of the newest attempt from `from` on that has any; an empty list is not an error.
+/// The endpoints of the newest attempt from `from` on that has any; the list is empty if none has.
 pub(super) fn endpoints(
     store: &HostPort,
     from: u32,
@@ -134,7 +134,7 @@ pub fn raise_exception_dump(store: &HostPort, deadline: Instant) -> Result<(), S
     let raise = || {
         let mut stream = connect(store, deadline)?;
         set(&mut stream, EXCEPTION_DUMP, &(-1i32).to_le_bytes())?;
-        // The answer to a request after it proves that the server has read both.
+        // The answer to a second request proves that the server has read both.
         add(&mut stream, "rcomm/exception_dump", 1).map(drop)
     };
     raise().map_err(|source| SourceError::Io {
@@ -171,7 +171,7 @@ fn connect(store: &HostPort, deadline: Instant) -> io::Result<Line> {
         NONCE => Ok(stream),
         _ if STORE_REFUSAL.starts_with(&answer) => {
             let mut reason = Vec::new();
-            // The line ends with the connection.
+            // The reason ends where the server closes the connection.
             let _ = stream.take(MOST_REASON).read_to_end(&mut reason);
             match String::from_utf8_lossy(&reason).contains(STORE_TAKES_TLS) {
                 true => Err(io::Error::new(

@@ -29,7 +29,7 @@ impl StackRequests for RingThreads {
     }
 }
 
-/// The threads of the processes of ranks; `None` for a process that is not on this node.
+/// The threads of the processes of ranks; a process is `None` if it is gone or not on this node.
 pub(super) fn threads_of_ranks(
     processes: impl IntoIterator<Item = (Rank, Option<u32>)>,
     deadline: Instant,

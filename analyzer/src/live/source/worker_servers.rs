@@ -5,9 +5,9 @@
 //! rank are read, NCCL's and the generic one, which are different rings of one process; pickles are parsed without
 //! executing anything. A rank that does not answer fails alone and does not delay the others.
 //!
-//! A whole ring is about 1 MB, so from the second look on NCCL's recorder is asked for the operations under way only: if
-//! these and the progress of the groups are as they were, nothing new was issued. An answer that is the same to the byte
-//! is not parsed again.
+//! A whole ring is about 1 MB, so from the second look on NCCL's recorder is asked only for the operations under way:
+//! if these and the progress of the groups are as they were, nothing new was issued. An answer that is the same to the
+//! byte is not parsed again.
 
 use super::net::{HostPort, HttpAddress};
 use super::questions::{Looks, NO_ANSWER_YET, ask_all, unless_asked};
@@ -26,8 +26,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The time between two searches of the store for ranks that joined.
 const LISTING: Duration = Duration::from_secs(10);
-/// The time after which a whole ring is read again, though its operations under way are the same: a message may have been
-/// issued and completed, which NCCL's counters leave out.
+/// The time after which a whole ring is read again, though its operations under way are the same: a message may have
+/// been issued and completed, which NCCL's counters leave out.
 const WHOLE: Duration = Duration::from_secs(10);
 /// The prefix of the keys with the servers' addresses; the rank follows.
 const KEY: &str = "debug_server/rank";
@@ -104,24 +104,24 @@ struct WorkerState {
 /// A ring that was read as a whole.
 struct LastRing {
     dump: Dump,
-    /// Of the answer's bytes.
+    /// The hash of the answer's bytes.
     hash: u64,
-    /// What of it could not be used.
+    /// The parts of the ring that could not be used.
     lost: Vec<String>,
     read: Instant,
 }
 
 impl LastRing {
-    /// Whether a look at the operations under way shows that nothing was issued since; not for a recorder that counts no
-    /// progress.
+    /// Whether a look at the operations under way can show that nothing was issued since: not long after the ring was
+    /// read, and not for a recorder that counts no progress.
     fn can_tell(&self, rank: Rank) -> bool {
-        // The ranks are read again at different times.
+        // The ranks are read as a whole at different times.
         let due = WHOLE + Duration::from_millis(u64::from(rank % 64) * 100);
         let counts = self.dump.groups.iter().any(|group| group.status.is_some());
         counts && self.read.elapsed() < due
     }
 
-    /// Whether the ring with these operations under way is still this one.
+    /// Whether the operations under way and the progress of the groups are still those of this ring.
     fn is_same(&self, under_way: &Dump) -> bool {
         let operations = |dump: &Dump| {
             let pending = dump.entries.iter();
@@ -234,7 +234,7 @@ impl WorkerServerSource {
     ///
     /// # Errors
     ///
-    /// [`SourceError`] if no rank is known.
+    /// [`SourceError`] if no rank is known: the store cannot be read or lists none.
     pub fn tracebacks(&mut self, deadline: Instant) -> Result<Vec<RankText>, SourceError> {
         let answers = self.ask_each("/handler/dump_traceback", deadline)?;
         let text = |body: Vec<u8>| String::from_utf8_lossy(&body).into_owned();
@@ -266,7 +266,7 @@ impl WorkerServerSource {
     }
 }
 
-/// Requests every rank to write a dump file, if PyTorch is configured for it (`TORCH_FR_DUMP_TEMP_FILE`).
+/// Asks every rank to write a dump file, if PyTorch is configured for it (`TORCH_FR_DUMP_TEMP_FILE`).
 ///
 /// The files are written after the answers; a rank refuses if none of its groups has registered its recorder.
 pub struct WorkerServerDumps(Mutex<WorkerServerSource>);
@@ -489,7 +489,8 @@ impl WorkerState {
     }
 }
 
-/// The handler with the parameters that leave out completed operations and call stacks; `None` if it has no such.
+/// The handler with the parameters that leave out completed operations and call stacks; `None` if it has no such
+/// parameters.
 fn only_under_way(handler: &str) -> Option<String> {
     let stacks = ("includestacktraces=true", "includestacktraces=false");
     let under_way = handler.replace("onlyactive=false", "onlyactive=true");

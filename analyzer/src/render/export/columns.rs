@@ -98,9 +98,9 @@ pub fn tables(dumps: &[Dump], report: &Report) -> [Table; 4] {
     ]
 }
 
-/// Writes all four tables as one JSON object, `rcomm.columns/1`: `tables` is a list of objects with `name` and `columns`,
-/// and a column has a `name` and `values`, an object whose one key is the type: `int64`, `float32`, `float64`, `bool` or
-/// `text`. Its value is the list of values, `null` where nothing was recorded.
+/// Writes all four tables as one JSON object, `rcomm.columns/1`: `tables` is a list of objects with `name` and
+/// `columns`, and a column has a `name` and `values`, an object whose one key is the type: `int64`, `float32`,
+/// `float64`, `bool` or `text`. Its value is the list of values, `null` where nothing was recorded.
 ///
 /// # Errors
 ///
@@ -272,7 +272,7 @@ struct Instance<'a> {
 #[derive(Default)]
 struct Joined {
     op: &'static str,
-    /// Whether each rank with an entry has completed all its entries: of a coalesced block it has several.
+    /// Whether each rank with an entry has completed all its entries; a coalesced block gives it several.
     ranks: BTreeMap<Option<Rank>, bool>,
     bytes: Option<i64>,
     first_created: Option<i64>,

@@ -23,7 +23,7 @@ const FIELDS: [&str; 10] = [
 ];
 /// At most this many bytes of an answer are read.
 const MOST_BYTES: u64 = 1024 * 1024;
-/// The time between two looks whether the program has ended.
+/// The time between two checks whether the program has ended.
 const ROUND: Duration = Duration::from_millis(10);
 
 /// Why the state of the GPUs is not known.
@@ -101,8 +101,8 @@ impl Gpus {
     }
 }
 
-/// The GPU that an environment gives its process, as an index or a UUID: the one with its `LOCAL_RANK` among
-/// `CUDA_VISIBLE_DEVICES`; `None` if it has no local rank.
+/// The GPU that an environment gives its process, as an index or a UUID: entry number `LOCAL_RANK` of
+/// `CUDA_VISIBLE_DEVICES` or, if that is not set, the index `LOCAL_RANK`. `None` without a local rank or such an entry.
 fn given(environment: &[u8]) -> Option<String> {
     let value = |name: &str| {
         let mut pairs = environment.split(|&byte| byte == 0);
@@ -219,8 +219,8 @@ mod tests {
         path
     }
 
-    /// A written program may be open for writing in a child that another test forks at that moment, and then cannot be
-    /// started yet.
+    /// Tries repeatedly: a program just written may be open for writing in a child that another test forks at that
+    /// moment, and then cannot be started yet.
     fn read(program: &Path) -> Gpus {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {

@@ -16,11 +16,11 @@ const BYTES: u64 = 8 * 1024;
 const MOST_MESSAGES: usize = 65_536;
 /// The most messages of the kernel that are shown.
 const SHOWN_MESSAGES: usize = 2;
-/// The age, in ms, from which on a message of the kernel is not shown: it has nothing to do with a hang of now.
+/// A message of the kernel that is older than this, in ms, is not shown: it has nothing to do with a hang that lasts.
 const MOST_AGE_MS: f64 = 3_600_000.0;
 
-/// The last lines of a process's standard error or, if that has none, of its standard output; empty if they do not go to
-/// files of this node. Output into a pipe cannot be read here.
+/// The last lines of a process's standard error or, if that has none, of its standard output; empty if they do not go
+/// to files of this node. Output into a pipe cannot be read here.
 pub(super) fn end_of(proc: &Path, pid: u32) -> Vec<String> {
     for descriptor in [2, 1] {
         let link = proc.join(format!("{pid}/fd/{descriptor}"));
@@ -60,11 +60,11 @@ fn last_lines(path: &Path) -> std::io::Result<Vec<String>> {
         .collect())
 }
 
-/// The newest messages of the kernel within an hour on failures of GPUs (Xid) and on processes that it killed for want of
-/// memory; none if this user may not read them.
+/// The newest messages of the kernel from the last hour on failures of GPUs (Xid) and on processes that it killed
+/// because memory ran out; none if this user may not read them.
 pub(super) fn kernel() -> Vec<Fact> {
     let mut open = OpenOptions::new();
-    // The file gives one message for each read, and at its end waits for the next unless reported not to.
+    // The file gives one message for each read. At its end a read waits for the next message, except with this flag.
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits();
     let opened = open
         .read(true)
@@ -104,7 +104,8 @@ fn is_failure(message: &str) -> bool {
     .any(|known| message.contains(known))
 }
 
-/// The newest of these messages, each a line `priority,number,microseconds since the start,flags;text`.
+/// The newest of these messages that are not too old. Each is a line
+/// `priority,number,microseconds since the start,flags;text`.
 fn failures(messages: &str, uptime: &str) -> Vec<Fact> {
     let up_ms = uptime
         .split_whitespace()

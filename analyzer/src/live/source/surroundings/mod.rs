@@ -1,6 +1,6 @@
 //! What surrounds a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the end
-//! of the process's own log. All of it is read from files and from `nvidia-smi`; no process of the job is asked, stopped
-//! or traced.
+//! of the process's own log. All of it is read from files and from `nvidia-smi`; no process of the job is asked,
+//! stopped or traced.
 //!
 //! `nvidia-smi` is NVML's own program. The library itself is not loaded: a statically linked program cannot do that,
 //! and a call into a driver that hangs cannot be ended, while a program can be left behind.
@@ -64,7 +64,7 @@ pub struct RingSurroundings {
     source: Mutex<RingSource>,
     proc: PathBuf,
     program: PathBuf,
-    /// Whether `nvidia-smi` did not answer once: then it is not started again, since it cannot always be ended.
+    /// Whether `nvidia-smi` failed to answer once. Then it is not started again, since it cannot always be ended.
     gpu_hangs: AtomicBool,
 }
 
@@ -83,11 +83,11 @@ impl RingSurroundings {
     ///
     /// # Blocking
     ///
-    /// About 200 ms, after the time that `nvidia-smi`, if it is installed, takes to answer: at most until the deadline.
+    /// About 200 ms, then as long as `nvidia-smi`, if it is installed, takes to answer, at most until the deadline.
     ///
     /// # Errors
     ///
-    /// If there is no ring.
+    /// If there is no ring, or the directory of the rings cannot be read.
     pub fn take(
         &self,
         ranks: &[Rank],

@@ -246,7 +246,8 @@ mod tests {
             "op" => ["send", "all_reduce", "tab\there"],
             "late" => [true, false, false],
         );
-        write(&table.expect("columns fit"), TableFormat::Text, &mut file).expect("memory");
+        write(&table.expect("columns fit"), TableFormat::Text, &mut file)
+            .expect("writing to memory does not fail");
         let text = String::from_utf8(file.into_inner()).expect("text");
         let expected = "\
 rank  op            late

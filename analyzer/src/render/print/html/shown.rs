@@ -13,7 +13,7 @@ const MAX_RANKS: usize = 24;
 /// The records, with the groups and ranks of them to show.
 pub(super) struct ShownRecords<'a> {
     pub(super) dumps: Vec<(Rank, &'a Dump)>,
-    /// Groups with a matrix: those that findings above notes or their evidence name, then those with operations in
+    /// Groups with a matrix: those that errors and warnings or their evidence name, then those with operations in
     /// flight, then the others in the report's order.
     pub(super) groups: Vec<&'a GroupRef>,
     /// The number of groups with collectives that [`MAX_GROUPS`] leaves out.

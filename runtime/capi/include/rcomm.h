@@ -533,7 +533,8 @@ int32_t rcomm_group_named(const struct rcomm_world *world,
                           const char *name,
                           struct rcomm_group **group);
 
-// Divides the group into groups of `size` members with consecutive ranks, and gives the caller's. All members call this.
+// Divides the group into groups of `size` members with consecutive ranks, and writes the one of this rank to `*part`.
+// All members call this.
 //
 // # Safety
 // `group` is a valid handle; `purpose` is a text that ends with a zero byte; `part` may be written.
@@ -555,8 +556,8 @@ int32_t rcomm_set_timeouts(const struct rcomm_world *world, uint64_t timeout_ms)
 int32_t rcomm_extend_timeouts(const struct rcomm_world *world,
                               uint64_t extra_ms);
 
-// Measures how long the operations of all groups that exist run, if `on` is not 0, or does not: `duration_ms` in
-// records. RCOMM_UNSUPPORTED if a group's backend cannot be timed on the host.
+// Measures from now on how long the operations of all groups that exist run (`duration_ms` in records); stops that if
+// `on` is 0. RCOMM_UNSUPPORTED if a group's backend cannot be timed on the host.
 //
 // # Safety
 // `world` is a valid handle.

@@ -9,8 +9,8 @@ use std::ffi::c_char;
 use std::time::Duration;
 
 /// Makes a group along each of `count` named dimensions of all ranks, in row-major order: the last dimension has
-/// neighbouring ranks. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp of pp
-/// 3, dp 0`. All ranks call this with the same dimensions.
+/// neighbouring ranks. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp of
+/// pp 3, dp 0`. All ranks call this with the same dimensions.
 ///
 /// # Safety
 /// `world` is a valid handle; `names` holds `count` texts that end with a zero byte, `sizes` holds `count` numbers;
@@ -125,7 +125,8 @@ pub unsafe extern "C" fn rcomm_group_named(
     })
 }
 
-/// Divides the group into groups of `size` members with consecutive ranks, and gives the caller's. All members call this.
+/// Divides the group into groups of `size` members with consecutive ranks, and writes the one of this rank to `*part`.
+/// All members call this.
 ///
 /// # Safety
 /// `group` is a valid handle; `purpose` is a text that ends with a zero byte; `part` may be written.
@@ -177,8 +178,8 @@ pub unsafe extern "C" fn rcomm_extend_timeouts(world: *const World, extra_ms: u6
     })
 }
 
-/// Measures how long the operations of all groups that exist run, if `on` is not 0, or does not: `duration_ms` in
-/// records. RCOMM_UNSUPPORTED if a group's backend cannot be timed on the host.
+/// Measures from now on how long the operations of all groups that exist run (`duration_ms` in records); stops that if
+/// `on` is 0. RCOMM_UNSUPPORTED if a group's backend cannot be timed on the host.
 ///
 /// # Safety
 /// `world` is a valid handle.

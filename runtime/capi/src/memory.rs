@@ -33,7 +33,7 @@ impl Drop for Released {
     }
 }
 
-/// An owner that C releases itself.
+/// An owner that a function of C releases.
 ///
 /// # Safety
 /// `release` may be called once with `owner`, on any thread.

@@ -225,7 +225,8 @@ pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_text_free(text: *mut c_char) {
     if !text.is_null() {
-        // SAFETY: not NULL, so it came from `CString::into_raw` in `give_value`, and the caller gives it up.
+        // SAFETY: not NULL, so it came from `CString::into_raw` in `give_json` or in `give_text` of `world`, and the
+        // caller gives it up.
         drop(unsafe { CString::from_raw(text) });
     }
 }

@@ -319,7 +319,7 @@ fn the_table_of_functions_has_no_gap() {
     assert!(uncalled.is_empty(), "no test calls {uncalled:?}");
 }
 
-/// Unlike Rust's, a C program does not ignore SIGPIPE.
+/// Unlike a Rust program, a C program does not ignore SIGPIPE.
 #[test]
 fn clients_of_the_endpoint_that_hang_up_do_not_end_a_c_program() {
     let folder = tempfile::tempdir().unwrap();

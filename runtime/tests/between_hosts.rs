@@ -111,7 +111,8 @@ fn an_unknown_interface_is_refused_with_a_list_of_the_existing_ones() {
     assert!(message.contains("lo (127.0.0.1"), "{message}");
 }
 
-/// Runs `rank` as each of four ranks on two simulated hosts, on threads, each with an identity of this CA.
+/// Runs `rank` as each of four ranks on two simulated hosts, on threads. Each has an identity of the CA that `ca_of`
+/// gives for it, or no TLS.
 fn on_two_hosts(ca_of: impl Fn(u32) -> Option<&'static Ca> + Sync, rank: impl Fn(Config) + Sync) {
     let folder = tempfile::tempdir().unwrap();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -88,7 +88,7 @@ fn rank_process() {
     }
     let own = Rank::open(&folder, (rank, RANKS), Config::default());
     let mut group = own.connect(1);
-    // The ranks share memory already; rank 1 can only make no more of it.
+    // The ranks share memory already. From here on rank 1 cannot make more of it.
     if refused == "memory"
         && rank == 1
         && let Err(error) = refuse(libc::SYS_memfd_create, None, libc::EPERM)

@@ -1,5 +1,5 @@
 //! A rank that comes after the others have given up the group is refused: whatever operation it calls, and however
-//! little that needs of the others. Both transports are tested, and a first and a last rank that is late.
+//! little that operation needs from the others. Both transports are tested, and a first and a last rank that is late.
 //!
 //! Ranks are processes: this program starts itself once for each rank. A job goes through all cases, each in a group
 //! of its own.
@@ -129,7 +129,7 @@ fn run(case: Case, group: &mut Group, rank: u32, ranks: u32) -> Result<()> {
         Call::ReceiveLate if rank == case.late => message(group, time, false, Some(other)),
         Call::ReceiveAnyLate if rank == case.late => message(group, time, false, None),
         Call::ReceiveLate | Call::ReceiveAnyLate if rank == other => {
-            // Complete as far as the sender is concerned; what it waits for next is not.
+            // The send is complete for its sender; the operation that it waits for next is not.
             let sent = message(group, time, true, Some(case.late));
             if case.is_used || rank > case.late {
                 sent.unwrap();
@@ -175,7 +175,7 @@ fn rank_process() {
         let outcome = run(case, &mut group, rank, ranks);
         let text = outcome.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
         own.store.set(&key(number, rank), text.as_bytes()).unwrap();
-        // The group is kept, since dropping it would close its connections: given up groups keep them.
+        // The group is kept, since dropping it would close its connections: groups that were given up keep them.
         groups.push(group);
     }
     own.store.set(&format!("end/{rank}"), b"").unwrap();

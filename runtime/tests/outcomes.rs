@@ -101,8 +101,8 @@ impl Drop for Ranks {
     }
 }
 
-/// Runs a scenario. Returns for each rank what its operation returned (empty if the rank was killed) and the failures in
-/// its ring.
+/// Runs a scenario. Returns for each rank what its operation returned (empty if the rank was killed) and the failures
+/// in its ring.
 fn run_scenario(scenario: &str, transport: &str) -> Vec<(String, Vec<Failure>)> {
     let folder = tempfile::tempdir().unwrap();
     let job = format!("outcomes-{scenario}-{transport}");

@@ -1,6 +1,6 @@
 //! A process that is stopped inside a collective and resumed after the others have timed out: the collective that they
-//! have given up fails there too, although all that it needs may have come; one that they have completed completes there
-//! too. Both transports are tested.
+//! have given up fails there too, although all that it needs may have come; one that they have completed completes
+//! there too. Both transports are tested.
 //!
 //! Ranks are processes: this program starts itself once for each rank. A job goes through all cases, each in a group
 //! of its own.
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// The time-out of the ranks that run, while they wait for the stopped one.
 const TIMEOUT: Duration = Duration::from_millis(200);
-/// The sleeps of a thread after which it is inside the collective's wait: the store's client sleeps less often before.
+/// After this many sleeps a thread is inside the collective's wait: the store's client sleeps less often before it.
 const SLEEPS: u64 = 20;
 
 /// The collectives, all of them too small for a channel to be full.
@@ -100,7 +100,7 @@ fn rank_process() {
         own.store
             .set(&format!("outcomes/{number}/{rank}"), outcomes.as_bytes())
             .unwrap();
-        // The group is kept, since dropping it would close its connections: given up groups keep them.
+        // The group is kept, since dropping it would close its connections: groups that were given up keep them.
         groups.push(group);
     }
     own.store.set(&format!("end/{rank}"), b"").unwrap();

@@ -414,7 +414,7 @@ fn a_store_and_a_client_of_which_one_has_no_tls_or_another_ca_say_so_at_once() {
 /// An identity of this CA that was valid when it was read, and no longer is.
 fn expired(ca: &Ca) -> Tls {
     let folder = tempfile::tempdir().unwrap();
-    // On a busy machine the first has expired before it is read.
+    // On a busy machine the first certificates may expire before they are read.
     for seconds in [1, 4, 60] {
         let end = SystemTime::now() + Duration::from_secs(seconds);
         let Ok(tls) = Tls::from_files(&ca.issue_until(folder.path(), "old", end)) else {
@@ -461,7 +461,7 @@ fn clients_that_stop_in_the_handshake_of_tls_are_dropped_and_others_are_served()
     };
     let access = StoreAccess::Tls(identity(&Ca::new(), "rank"), None);
     let server = server(&access, limits);
-    // The begin of a record of TLS of 512 bytes, and bytes that are no handshake.
+    // Nothing, the beginning of a TLS record, and the beginning of one with a client's first message of the handshake.
     let starts: [&[u8]; 3] = [&[], &[0x16, 3, 1], &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC]];
     let stalled: Vec<_> = (0..48)
         .map(|at| connect_raw(&server, starts[at % 3]))

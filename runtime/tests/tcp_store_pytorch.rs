@@ -118,7 +118,7 @@ fn check_our_client_with_pytorchs_server(kind: &str) {
     // The key does not exist yet, so that the client must wait, which it does differently with the legacy server.
     let late = store
         .get("from_torch", SHORT)
-        .expect_err("the key is never set");
+        .expect_err("the key is not set yet");
     assert_eq!(late.kind(), ErrorKind::Timeout, "{late}");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| store.get("from_torch", LONG).unwrap());

@@ -80,7 +80,7 @@ impl RingSource {
         }
     }
 
-    /// Searches for rings and returns whether another job than before is shown now.
+    /// Searches for rings and returns whether another job, or a later attempt of it, is shown than before.
     fn list(&mut self) -> Result<bool, SourceError> {
         let listing = list_rings(&self.directory).map_err(|error| SourceError::Unusable {
             place: self.directory.display().to_string(),
@@ -122,14 +122,22 @@ impl RingSource {
             self.rings.clear();
             self.ended = None;
         }
-        for (path, key, attempt, created_ns) in found.remove(&job).unwrap_or_default() {
+        let of_job = found.remove(&job).unwrap_or_default();
+        // A process that ended in an earlier attempt is no rank of this one.
+        let newest = of_job.iter().map(|&(_, _, attempt, _)| attempt).max();
+        let known = self.rings.len();
+        self.rings
+            .retain(|_, ring| newest.is_none_or(|newest| ring.attempt >= newest));
+        let attempt_changed = self.rings.len() < known;
+        let of_attempt = |candidate: &Candidate| Some(candidate.2) >= newest;
+        for (path, key, attempt, created_ns) in of_job.into_iter().filter(of_attempt) {
             let newer = |ring: &Ring| (ring.attempt, ring.created_ns) < (attempt, created_ns);
             if self.rings.get(&key).is_none_or(newer) {
                 self.attach(path, key, attempt, created_ns);
             }
         }
         self.job = Some(job);
-        Ok(job_changed)
+        Ok(job_changed || attempt_changed)
     }
 
     /// The job to show; `newest` is whether the newest job is alive, its creation time, and its name.

@@ -92,3 +92,64 @@ fn ranks_of_slurm_find_each_other_without_further_variables() {
     let output = run(srun.arg(env!("CARGO_BIN_EXE_rank")).arg("none"));
     assert!(output.status.success(), "{}", text(&output));
 }
+
+const RECIPES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/several-hosts");
+
+/// Runs a job of four ranks by a script of `examples/several-hosts`, on hosts that it imitates as these arguments say.
+fn run_recipe(script: &str, hosts: &[&str], change: impl FnOnce(&mut Command)) -> Output {
+    let mut command = Command::new(format!("{RECIPES}/{script}"));
+    command
+        .args(hosts)
+        .args([env!("CARGO_BIN_EXE_rank"), "none"])
+        .env("MASTER_PORT", rcomm_tests::process::free_port().to_string());
+    change(&mut command);
+    run(&mut command)
+}
+
+#[test]
+fn the_recipe_for_several_hosts_under_open_mpi_works() {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        return skip("mpirun is not installed");
+    }
+    let output = run_recipe("mpi.sh", &["imitate:2x2"], |mpirun| {
+        mpirun
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    });
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn the_recipe_for_several_hosts_under_rcomm_run_works() {
+    let test = std::env::current_exe().expect("the path of this test");
+    let build = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+    if !build.join("rcomm-run").exists() {
+        return skip("rcomm-run is not built; cargo build -p rcomm-tools builds it");
+    }
+    let output = run_recipe("rcomm-run.sh", &["imitate", "2", "2"], |command| {
+        command.env("RCOMM_RUN", build.join("rcomm-run"));
+    });
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn the_recipe_for_several_hosts_under_torchrun_works() {
+    let Some(python) = std::env::var_os("RCOMM_TEST_PYTHON") else {
+        return skip("RCOMM_TEST_PYTHON names no Python with torch");
+    };
+    let output = run_recipe("torchrun.sh", &["imitate", "2", "2"], |command| {
+        command.env("PYTHON", python);
+    });
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn the_recipes_for_several_hosts_are_valid_scripts() {
+    for script in ["mpi.sh", "torchrun.sh", "rcomm-run.sh", "slurm.sbatch"] {
+        let checked = Command::new("bash")
+            .args(["-n", &format!("{RECIPES}/{script}")])
+            .output();
+        let checked = checked.expect("bash");
+        assert!(checked.status.success(), "{script}: {}", text(&checked));
+    }
+}

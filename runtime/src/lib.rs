@@ -36,6 +36,8 @@ pub mod fuzzing;
 pub use backends::Backends;
 pub use half::{bf16, f16};
 pub use num_complex::Complex;
+#[cfg(feature = "endpoint")]
+pub use rcomm_core::HandlerParameters;
 pub use rcomm_core::{
     Access, Backend, BackendFactory, Buffer, Bus, Coalescer, Config, DType, Deadline, Device,
     DeviceKind, DeviceMesh, Done, DumpWriter, Element, EndpointAddress, EndpointToken, Error,

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{DebugLevel, NanCheck};
-use rcomm::{Config, ErrorKind, FakeFabric, ReduceOp, World};
+use rcomm::{Config, ErrorKind, FakeFabric, GroupOptions, ReduceOp, World};
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
 
@@ -190,6 +190,50 @@ fn a_rank_that_does_not_arrive_is_named_before_the_operation_starts() {
         } else {
             let done = world.store().wait(&["test/done"], Duration::from_secs(30));
             done.unwrap();
+        }
+    });
+}
+
+#[test]
+fn groups_made_after_the_debug_level_was_changed_compare_or_do_not() {
+    let off = |config: &mut Config| {
+        checked(config);
+        config.debug = DebugLevel::Off;
+        config.nan_check = NanCheck::Off;
+    };
+    on_threads(2, &Carrier::Cpu, off, |world| {
+        let rank = world.rank();
+        let differ = |group: &rcomm::ProcessGroup| {
+            // Without a comparison, the messages of these have one length: the backend sees no difference.
+            let op = if rank == 0 {
+                ReduceOp::Max
+            } else {
+                ReduceOp::Min
+            };
+            group.all_reduce(&mut [rank], op)
+        };
+        let make = || world.new_group(&[0, 1], &GroupOptions::default());
+        assert_eq!(world.debug_level(), DebugLevel::Off);
+        world.set_debug_level(DebugLevel::Detail);
+        let compared = make().unwrap();
+        world.set_debug_level(DebugLevel::Off);
+        let plain = make().unwrap();
+        plain.barrier().unwrap();
+        let error = differ(&compared).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        plain.barrier().unwrap();
+        // A member that comes later with another level is refused.
+        let (store, limit) = (world.store(), Duration::from_secs(30));
+        if rank == 0 {
+            let _alone = make().unwrap();
+            store.set("test/made", b"1").unwrap();
+            store.wait(&["test/refused"], limit).unwrap();
+        } else {
+            store.wait(&["test/made"], limit).unwrap();
+            world.set_debug_level(DebugLevel::Detail);
+            let error = make().unwrap_err();
+            store.set("test/refused", b"1").unwrap();
+            assert!(error.to_string().contains("cpu with checks"), "{error}");
         }
     });
 }

@@ -11,6 +11,7 @@ use rcomm_tests::fault::Fault;
 use rcomm_tests::process::{CULPRIT, Job, wait_until};
 use rcomm_tests::world::{Carrier, on_threads};
 use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
@@ -91,6 +92,72 @@ fn over_tcp_an_endpoint_requires_the_token_and_lists_its_peers() {
         let ranks: Vec<Rank> = peers.iter().map(|peer| peer.rank).collect();
         assert_eq!(ranks, [1 - world.rank()]);
         world.group().barrier().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+/// The status and the body of the answer to a request without a body.
+fn ask(address: &EndpointAddress, token: &str, request: &str) -> (u16, String) {
+    let EndpointAddress::Tcp(address) = address else {
+        panic!("{address}: not over TCP");
+    };
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    let text = format!(
+        "{request} HTTP/1.1\r\nHost: rank\r\nAuthorization: Bearer {token}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(text.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
+}
+
+#[test]
+fn an_endpoint_answers_by_the_programs_own_handlers_and_changes_time_outs() {
+    const TOKEN: &str = "the-token-of-this-test";
+    let change = |config: &mut rcomm::Config| {
+        config.endpoint_token = Some(EndpointToken::new(TOKEN).unwrap());
+        config.endpoint = EndpointChoice::Tcp(([127, 0, 0, 1], 0).into());
+    };
+    on_threads(1, &Carrier::Cpu, change, |world| {
+        let address = world.endpoint().unwrap().clone();
+        let ask = |request: &str| ask(&address, TOKEN, request);
+        assert_eq!(ask("GET /ping"), (200, "pong\n".to_owned()));
+        world
+            .handle("rate", |parameters| {
+                let rate = parameters.get("set").ok_or("set=RATE is missing")?;
+                Ok(format!("the rate is {rate}"))
+            })
+            .unwrap();
+        assert_eq!(ask("GET /handlers").1, r#"["rate","timeouts"]"#);
+        assert_eq!(
+            ask("POST /handlers/rate?set=0.1"),
+            (200, "the rate is 0.1".to_owned())
+        );
+        assert_eq!(
+            ask("POST /handlers/rate"),
+            (400, "set=RATE is missing".to_owned())
+        );
+        assert_eq!(ask("POST /handlers/other").0, 404);
+        // What changes something is not asked by GET.
+        assert_eq!(ask("GET /handlers/rate?set=1").0, 405);
+
+        let (status, answer) = ask("POST /handlers/timeouts?ms=12345");
+        assert_eq!(
+            (status, answer.as_str()),
+            (200, "time-out of 1 of this rank's groups: 12345 ms\n")
+        );
+        assert_eq!(world.group().timeout(), Duration::from_millis(12345));
+        assert_eq!(ask("POST /handlers/timeouts?ms=0").0, 400);
+        let refusal = |name: &str| {
+            let error = world.handle(name, |_| Ok(String::new())).unwrap_err();
+            error.to_string()
+        };
+        assert!(refusal("timeouts").contains("the world's own"));
+        for name in ["Rate", "", "a/b", &"x".repeat(65)] {
+            assert!(refusal(name).contains("cannot name a handler"), "{name:?}");
+        }
         world.shutdown().unwrap();
     });
 }

@@ -6,20 +6,24 @@
 //! | `GET /dump` | the whole record as JSON; header `rcomm-change` numbers the answer, `rcomm-entries` is the ring's capacity |
 //! | `GET /dump?since=N` | what changed since answer N, with header `rcomm-since: N`; the whole record if N is unknown |
 //! | `GET /peers` | a list of [`PeerEndpoint`]: the other ranks' endpoints |
+//! | `GET /ping` | `pong`: the process serves its endpoint |
+//! | `GET /handlers` | the names of the program's own handlers, as a list |
+//! | `POST /handlers/NAME?key=value` | the text that the program's handler returns; 400 with its text if it fails, 404 if there is none |
 //! | `POST /dump` | [`WrittenDump`]: the process has written its dump; 501 if it writes none |
 //!
-//! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of `GET /peers`
-//! and `POST /dump`, which may block. The endpoint reads the ring and takes no lock that operations take, so it answers
-//! while the program is stuck. Until the first connection it sleeps and holds only its socket. The mode 0600 of a unix
-//! socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`), inside TLS if the
-//! job uses it ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are served at a time,
-//! each for at most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is closed
-//! ([`Places`]).
+//! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of `GET /peers`,
+//! `POST /dump` and `POST /handlers/NAME`, which may block. The endpoint reads the ring and takes no lock that operations
+//! take, so it answers while the program is stuck. Until the first connection it sleeps and holds only its socket. The
+//! mode 0600 of a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`),
+//! inside TLS if the job uses it ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are
+//! served at a time, each for at most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is
+//! closed ([`Places`]).
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
     RankAnswer, SINCE_HEADER, WrittenDump,
 };
+use super::handlers::{self, HandlerParameters, OwnHandlers};
 use super::places::{Place, Places};
 use super::tls::Tls;
 use crate::error::{Error, Result};
@@ -30,7 +34,7 @@ use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -98,6 +102,7 @@ struct Handlers {
 pub struct Endpoint {
     address: EndpointAddress,
     handlers: Arc<Mutex<Handlers>>,
+    own: Arc<OwnHandlers>,
     /// Dropping this end of the pair stops the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -142,7 +147,8 @@ impl Endpoint {
             Ok((stop, stopped))
         });
         let (stop, stopped) = pair.map_err(|error| listen_error(address.to_string(), error))?;
-        let served = handlers.clone();
+        let own = Arc::new(OwnHandlers::default());
+        let served = (handlers.clone(), own.clone());
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
@@ -162,6 +168,7 @@ impl Endpoint {
         Ok(Self {
             address,
             handlers,
+            own,
             stop: Some(stop),
             thread: Some(thread),
         })
@@ -194,6 +201,29 @@ impl Endpoint {
         write: impl Fn() -> std::result::Result<String, String> + Send + Sync + 'static,
     ) {
         self.handlers().dump = Some(Arc::new(write));
+    }
+
+    /// Adds a handler of the program's own, which answers `POST /handlers/NAME`, or replaces the one of this name. It gets
+    /// the pairs of the request's query, and returns a text, or why it failed.
+    ///
+    /// It runs on a separate thread, as the one of [`find_peers`](Self::find_peers) does; two callbacks run at a time.
+    ///
+    /// # Errors
+    /// If the name is empty, longer than 64 bytes, or holds anything but lower-case letters, digits, `-` and `_`; or if
+    /// there are 64 others.
+    pub fn handle(
+        &self,
+        name: &str,
+        handler: impl Fn(&HandlerParameters) -> std::result::Result<String, String>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Result<()> {
+        let added = self.own.add(name, Arc::new(handler));
+        added.map_err(|why| Error::Endpoint {
+            address: self.address.to_string(),
+            why,
+        })
     }
 
     fn handlers(&self) -> MutexGuard<'_, Handlers> {
@@ -403,15 +433,16 @@ where
     }
 }
 
-struct Served {
+pub(super) struct Served {
     recorder: Arc<FlightRecorder>,
     changes: Mutex<Changes>,
     handlers: Arc<Mutex<Handlers>>,
+    pub(super) own: Arc<OwnHandlers>,
 }
 
 fn router(
     recorder: Arc<FlightRecorder>,
-    handlers: Arc<Mutex<Handlers>>,
+    (handlers, own): (Arc<Mutex<Handlers>>, Arc<OwnHandlers>),
     token: Option<EndpointToken>,
 ) -> Router {
     // Answers are numbered from the current time in microseconds. A read of the ring takes longer than a
@@ -422,11 +453,15 @@ fn router(
         recorder,
         changes,
         handlers,
+        own,
     });
     let router = Router::new()
         .route("/status", get(status))
         .route("/dump", get(dump).post(write_dump))
         .route("/peers", get(list_peers))
+        .route("/ping", get(async || "pong\n"))
+        .route("/handlers", get(handlers::list))
+        .route("/handlers/{name}", post(handlers::run))
         .with_state(served);
     router.layer(middleware::from_fn(move |request, next| {
         let token = token.clone();

@@ -9,6 +9,8 @@ mod dump_file;
 #[cfg(feature = "endpoint")]
 mod endpoint;
 mod follow;
+#[cfg(feature = "endpoint")]
+mod handlers;
 mod http;
 mod launch_record;
 mod pickle;
@@ -35,6 +37,8 @@ pub use dump_file::{DumpFileError, write_dump_file};
 #[cfg(feature = "endpoint")]
 pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MAX_CONNECTIONS};
 pub use follow::{EndpointFollower, FollowedDump};
+#[cfg(feature = "endpoint")]
+pub use handlers::HandlerParameters;
 pub use http::{HttpAnswer, HttpError, HttpRequest};
 pub use launch_record::{LaunchRecord, LaunchSignal, LaunchedRank, RankEnd};
 #[cfg(feature = "endpoint")]

@@ -78,6 +78,8 @@ pub use op::{Op, Reduction, Sides};
 pub use rcomm_recorder::model::{
     Bus, DType, Layout, OpType, Parts, Pattern, Peer, ProcessGroupInfo, Rank, ReduceOp, WaitsFor,
 };
+#[cfg(feature = "endpoint")]
+pub use rcomm_recorder::publish::HandlerParameters;
 pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken, Secret, Tls, TlsFiles};
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
 pub use watch::dump_writer::{DumpWriter, FileDumpWriter};

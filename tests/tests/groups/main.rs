@@ -5,6 +5,7 @@ mod blocks;
 mod monitored_barrier;
 mod together;
 
+use rcomm::config::TransportChoice;
 use rcomm::{
     Buffer, Config, DeviceKind, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, GroupOptions,
     ReduceOp, WorkStatus, World,
@@ -91,6 +92,33 @@ fn an_abort_from_another_thread_ends_a_pending_operation() {
             done.unwrap();
         }
     });
+}
+
+#[test]
+fn the_other_ranks_learn_who_aborted_a_group_and_why() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let change = |config: &mut Config| {
+            failing(config);
+            config.transport = transport;
+        };
+        on_threads(2, &Carrier::Cpu, change, |world| {
+            let group = world.group();
+            group.barrier().unwrap();
+            let (store, limit) = (world.store(), Duration::from_secs(30));
+            if world.rank() == 0 {
+                store.wait(&["test/issued"], limit).unwrap();
+                group.abort("by hand");
+                store.wait(&["test/learned"], limit).unwrap();
+                return;
+            }
+            let work = group.all_reduce_async(vec![1u32; 8], ReduceOp::Sum);
+            store.set("test/issued", b"1").unwrap();
+            let error = work.unwrap().wait().unwrap_err();
+            store.set("test/learned", b"1").unwrap();
+            let said = "rank 0 aborted the group: by hand";
+            assert!(error.to_string().contains(said), "{transport:?}: {error}");
+        });
+    }
 }
 
 #[test]

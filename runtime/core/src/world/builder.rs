@@ -1,7 +1,7 @@
 //! [`WorldBuilder`] makes a [`World`]: its ring, store, rendezvous, backends, threads, and the group of all ranks.
 use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
-use crate::config::Config;
 use crate::config::rendezvous::{InitMethod, Rendezvous};
+use crate::config::{Config, DebugLevel};
 use crate::group::maker::{GroupOptions, Origin};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -14,6 +14,8 @@ use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::watchdog::{Helpers, Watch, Watchdog};
 use crate::world::failed_init::FailedInit;
+#[cfg(feature = "endpoint")]
+use crate::world::handlers;
 use crate::world::init::{
     RendezvousResult, open_recorder, rendezvous, ring_place, run_name, write_notes,
 };
@@ -24,7 +26,7 @@ use rcomm_recorder::model::{LinkEnd, Rank};
 use rcomm_recorder::record::{FlightRecorder, OnConflict};
 use std::marker::PhantomData;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 /// Builds a [`World`] with a store, backends or a dump writer that the program supplies.
@@ -260,6 +262,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             server,
         };
         let shared = Arc::new(WorldShared {
+            checks: AtomicBool::new(config.debug != DebugLevel::Off),
             failed_rounds: AtomicU32::new(0),
             remaining: AtomicU32::new(place.world_size),
             place,
@@ -276,6 +279,10 @@ impl<B: BackendSet> WorldBuilder<B> {
             registry: Mutex::default(),
             reused: Mutex::default(),
         });
+        #[cfg(feature = "endpoint")]
+        if let Some(endpoint) = &threads.endpoint {
+            handlers::handle_timeouts(endpoint, &shared);
+        }
         let ranks = (0..shared.place.world_size).collect();
         let options = GroupOptions::named("default_pg");
         let group = shared.make_group("0".to_owned(), ranks, &options, Origin::New)?;

@@ -2,7 +2,7 @@
 
 use crate::backend::wrapper::Wrapper;
 use crate::backend::{Agreement, Backend, BackendFactory, GroupContext};
-use crate::config::{DebugLevel, NanCheck};
+use crate::config::NanCheck;
 use crate::group::maker::{GroupMaker, GroupOptions, Origin};
 use crate::group::process_group::{Group, GroupParts, Lane, ProcessGroup};
 use crate::op::deadline::Deadline;
@@ -107,8 +107,14 @@ impl WorldShared {
         let spec = options.backend.as_ref().unwrap_or(&self.config.backend);
         let store = self.notes(wire_id);
         let deadline = Deadline::In(self.config.init_timeout).started();
+        let checks = self.checks.load(Ordering::Relaxed);
+        // A rank that compares would wait for ranks that do not.
+        let wanted = match checks {
+            true => format!("{spec} with checks"),
+            false => spec.clone(),
+        };
         if info.ranks.len() > 1 {
-            let value = spec.as_bytes();
+            let value = wanted.as_bytes();
             let factory = self.factories.first();
             let agreed = factory.map_or(Ok(None), |factory| {
                 factory.agree(wire_id, value, &info.ranks, group_rank, deadline)
@@ -125,7 +131,7 @@ impl WorldShared {
                 return Err(named(Error::new(
                     ErrorKind::Rendezvous,
                     format!(
-                        "this rank wants the backends {spec:?}, another member {:?}",
+                        "this rank wants the backends {wanted:?}, another member {:?}",
                         String::from_utf8_lossy(&other)
                     ),
                 )));
@@ -150,7 +156,7 @@ impl WorldShared {
                 store: &store,
                 deadline,
             };
-            let backend = self.wrap(backend, &info, params).map_err(named)?;
+            let backend = self.wrap(backend, &info, checks, params).map_err(named)?;
             lanes.push(Lane {
                 device: factory.device(),
                 backend,
@@ -176,17 +182,18 @@ impl WorldShared {
         Ok(ProcessGroup::over(group))
     }
 
-    /// If the configuration asks for a debug level or for a check for NaN, wraps this backend: ranks then
+    /// If the ranks are to compare what they issue (`checks`), or the configuration asks for a check for NaN, wraps this backend: ranks then
     /// compare what they issue to it, and check for NaN where configured. Otherwise returns the backend as it
     /// is.
     fn wrap(
         &self,
         backend: Arc<dyn Backend>,
         info: &ProcessGroupInfo,
+        checks: bool,
         params: BackendParams<'_>,
     ) -> Result<Arc<dyn Backend>> {
         let config = &self.config;
-        if config.debug == DebugLevel::Off && config.nan_check == NanCheck::Off {
+        if !checks && config.nan_check == NanCheck::Off {
             return Ok(backend);
         }
         let name = format!("{}/{}/checks", info.name, params.name);

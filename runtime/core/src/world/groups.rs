@@ -1,11 +1,13 @@
 //! The groups of a world: found by name, made once for each purpose, and changed together.
 
+use crate::config::DebugLevel;
 use crate::group::maker::GroupOptions;
 use crate::group::process_group::{ProcessGroup, Timing};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::world::World;
+use crate::world::{World, WorldShared};
 use rcomm_recorder::model::{Rank, text};
+use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, Weak};
 use std::time::Duration;
 
@@ -15,11 +17,7 @@ const LOOK: Duration = Duration::from_millis(1);
 impl<B> World<B> {
     /// The groups of this world that still exist on this rank, in order of creation; the first is that of all ranks.
     pub fn groups(&self) -> Vec<ProcessGroup> {
-        let made = self.shared.registry.lock();
-        let mut made = made.unwrap_or_else(PoisonError::into_inner);
-        made.retain(|group| group.strong_count() > 0);
-        let alive = made.iter().filter_map(Weak::upgrade);
-        alive.map(ProcessGroup::over).collect()
+        self.shared.groups()
     }
 
     /// The group with this [name](ProcessGroup::name), if it still exists on this rank.
@@ -60,6 +58,22 @@ impl<B> World<B> {
             .unwrap_or_else(PoisonError::into_inner);
         shared.push((options.desc.clone(), group.clone()));
         Ok(group)
+    }
+
+    /// Sets whether ranks compare what they issue ([`Config::debug`](crate::Config::debug)) in the groups that are made from
+    /// now on: a program may make a group with comparisons while it looks for an error, and go on in one without. All members
+    /// of a group set the same before they make it; one that comes later with another level gets an error.
+    pub fn set_debug_level(&self, level: DebugLevel) {
+        let checks = level != DebugLevel::Off;
+        self.shared.checks.store(checks, Ordering::Relaxed);
+    }
+
+    /// Whether ranks compare what they issue in the groups that are made from now on.
+    pub fn debug_level(&self) -> DebugLevel {
+        match self.shared.checks.load(Ordering::Relaxed) {
+            true => DebugLevel::Detail,
+            false => DebugLevel::Off,
+        }
     }
 
     /// Sets the time-out of operations issued from now on, on this rank, in all groups that exist.
@@ -125,5 +139,16 @@ impl<B> World<B> {
             }
             std::thread::sleep(LOOK.min(left));
         }
+    }
+}
+
+impl WorldShared {
+    /// As [`World::groups`].
+    pub(super) fn groups(&self) -> Vec<ProcessGroup> {
+        let made = self.registry.lock();
+        let mut made = made.unwrap_or_else(PoisonError::into_inner);
+        made.retain(|group| group.strong_count() > 0);
+        let alive = made.iter().filter_map(Weak::upgrade);
+        alive.map(ProcessGroup::over).collect()
     }
 }

@@ -10,6 +10,8 @@ mod failed_init;
 pub(crate) mod group_init;
 mod groups;
 mod grow;
+#[cfg(feature = "endpoint")]
+mod handlers;
 pub(crate) mod init;
 pub(crate) mod job_secret;
 mod join;
@@ -42,7 +44,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -106,6 +108,8 @@ pub(crate) struct WorldShared {
     pub(crate) next_id: AtomicU32,
     /// How many ranks the program has not excluded.
     remaining: AtomicU32,
+    /// Whether groups that are made from now on compare what their ranks issue.
+    checks: AtomicBool,
     /// How many rounds to make this world anew have failed.
     failed_rounds: AtomicU32,
     /// How many groups were made with each name and list of members.

@@ -1,0 +1,73 @@
+//! Handlers of the program's own, by which an endpoint answers further requests.
+
+use super::endpoint::Served;
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The most handlers of a program's own.
+const MAX_HANDLERS: usize = 64;
+/// The longest name of a handler, in bytes.
+const MAX_NAME: usize = 64;
+
+/// The parameters of a request to a program's own handler: the pairs of its query.
+pub type HandlerParameters = BTreeMap<String, String>;
+
+type Handler = Arc<dyn Fn(&HandlerParameters) -> std::result::Result<String, String> + Send + Sync>;
+
+/// The program's own handlers, by name.
+#[derive(Default)]
+pub(super) struct OwnHandlers(Mutex<BTreeMap<String, Handler>>);
+
+impl OwnHandlers {
+    /// Adds a handler, or replaces the one of this name.
+    ///
+    /// # Errors
+    /// Why it is not taken.
+    pub(super) fn add(&self, name: &str, handler: Handler) -> std::result::Result<(), String> {
+        let may = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+        if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(may) {
+            return Err(format!(
+                "{name:?} cannot name a handler: 1 to {MAX_NAME} lower-case letters, digits, - and _"
+            ));
+        }
+        let mut handlers = self.lock();
+        if handlers.len() >= MAX_HANDLERS && !handlers.contains_key(name) {
+            return Err(format!(
+                "there are {MAX_HANDLERS} handlers: no more are taken"
+            ));
+        }
+        handlers.insert(name.to_owned(), handler);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Handler>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Answers `GET /handlers`: the names.
+pub(super) async fn list(State(served): State<Arc<Served>>) -> Json<Vec<String>> {
+    Json(served.own.lock().keys().cloned().collect())
+}
+
+/// Answers `POST /handlers/NAME?key=value`: what the handler returns.
+pub(super) async fn run(
+    State(served): State<Arc<Served>>,
+    Path(name): Path<String>,
+    Query(parameters): Query<HandlerParameters>,
+) -> Response {
+    let handler = served.own.lock().get(&name).cloned();
+    let Some(handler) = handler else {
+        let why = "there is no such handler: GET /handlers lists them\n";
+        return (StatusCode::NOT_FOUND, why).into_response();
+    };
+    match tokio::task::spawn_blocking(move || handler(&parameters)).await {
+        Ok(Ok(text)) => text.into_response(),
+        Ok(Err(why)) => (StatusCode::BAD_REQUEST, why).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}

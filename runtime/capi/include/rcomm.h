@@ -491,8 +491,8 @@ int32_t rcomm_group_destroy(struct rcomm_group *group);
 void rcomm_group_free(struct rcomm_group *group);
 
 // Makes a group along each of `count` named dimensions of all ranks, in row-major order: the last dimension has
-// neighbouring ranks. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp of pp
-// 3, dp 0`. All ranks call this with the same dimensions.
+// neighbouring ranks. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp of
+// pp 3, dp 0`. All ranks call this with the same dimensions.
 //
 // # Safety
 // `world` is a valid handle; `names` holds `count` texts that end with a zero byte, `sizes` holds `count` numbers;

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import secrets
 import socket
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +31,9 @@ NAME = "rcomm"
 # How long destroy_process_group() waits for operations under way, and on the rank that serves the store for
 # the others: PyTorch's ranks do not destroy their groups at the same time.
 _DESTROY_WITHIN = timedelta(seconds=5)
+
+# PyTorch's SHRINK_ABORT: end what is pending first.
+_SHRINK_ABORT = 1
 
 # Every operation by the name that it has in Rust, with all names that versions of PyTorch call it by.
 _OPERATIONS = {
@@ -104,6 +109,8 @@ class _Inner(c10d.Backend):
     """The backend that PyTorch's C++ calls."""
 
     supports_coalescing = False
+    # Set to true by `register` where PyTorch's own code lets a `Group` be the shrunk group.
+    supports_shrinking = False
 
     @property
     def supports_splitting(self) -> bool:
@@ -116,6 +123,8 @@ class _Inner(c10d.Backend):
         self._group = group
         # The `Group` of this backend, if PyTorch's own process group holds this backend and not the `Group`.
         self._outer: Group | None = None
+        # Makes the group of the ranks that remain.
+        self._shrink: Callable[[list[int]], _Inner] | None = None
         _kept.add(self)
 
     def getBackendName(self) -> str:  # noqa: N802, PyTorch's name
@@ -132,6 +141,14 @@ class _Inner(c10d.Backend):
 
     def abort(self) -> None:
         self._group.abort()
+
+    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> _Inner:
+        """The backend of the group without these of its ranks; all others call `torch.distributed.shrink_group`."""
+        if shrink_flags & _SHRINK_ABORT:
+            self._group.abort()
+        if self._shrink is None:
+            raise RuntimeError("rcomm: the process group was destroyed")
+        return self._shrink(ranks_to_exclude)
 
     def start_coalescing(self) -> None:
         self._group.start_coalescing()
@@ -182,6 +199,7 @@ class Group(dist.ProcessGroup):
         self._owns_world = owns_world
         kind = dist.Backend.backend_type_map.get(NAME, dist.ProcessGroup.BackendType.CUSTOM)
         self._inner = _Inner(group, group.rank(), group.size())
+        self._inner._shrink = self._shrink
         self._set_default_backend(kind)
         self._register_backend(torch.device("cpu"), kind, self._inner)
         # In the instance, so that a call reaches Rust without a Python function between.
@@ -224,12 +242,23 @@ class Group(dist.ProcessGroup):
         part._set_group_desc(group_desc or f"{self.group_desc}:split")
         return part
 
+    def _shrink(self, ranks: list[int]) -> _Inner:
+        """The backend of the group without these of its ranks. This group gives up the world, if it has it, and is
+        destroyed by PyTorch."""
+        lost = [self._group.ranks[rank] for rank in ranks]
+        rest = (self._rcomm_world if self._owns_world else self._group).shrink(lost)
+        outer = Group(rest, self.get_group_store(), self._rcomm_world, self._owns_world)
+        self._owns_world = False
+        outer._inner._outer = outer
+        return outer._inner
+
     def abort(self) -> None:
         self._group.abort()
 
     def shutdown(self) -> None:
         """Waits for the operations under way, for a few seconds at most, and ends the group."""
         _kept.discard(self._inner)
+        self._inner._shrink = None
         if self._owns_world:
             _worlds.discard(self._rcomm_world)
             self._rcomm_world.shutdown(_DESTROY_WITHIN)
@@ -256,7 +285,9 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
         group, owns = made.group(), True
     elif world() is not None:
         made, owns = world(), False
-        group = made.new_group(ranks, str(opts.group_id), opts.timeout)
+        # PyTorch numbers the ranks of a default group that was shrunk anew.
+        members = made.group().ranks
+        group = made.new_group([members[rank] for rank in ranks], str(opts.group_id), opts.timeout)
     else:
         # The default group is of another backend: this group is a world of its own.
         made = _join(opts, ranks)
@@ -266,6 +297,20 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
         # PyTorch's own group has a backend for each device.
         outer._inner._outer = outer
         return outer._inner
+    return outer
+
+
+def _create_shrunk(
+    of_torch: Callable[..., Any], backend: Any, ranks: list[int], metadata: Any, is_default: bool
+) -> Any:
+    """The group of a backend that `_Inner.shrink` returned: its `Group`. PyTorch's `of_torch` would hold the backend in a
+    group of the type gloo, whose C++ (the logger of DDP, at 2.15) takes each backend of that type for its own."""
+    outer = backend._outer if isinstance(backend, _Inner) else None
+    if outer is None:
+        return of_torch(backend, ranks, metadata, is_default)
+    backend._outer = None
+    outer._set_group_name(metadata["new_group_name"])
+    outer._set_group_desc("default:shrunken" if is_default else f"{metadata['original_group_name']}:shrunk")
     return outer
 
 
@@ -335,6 +380,10 @@ def register() -> None:
     if NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    create_shrunk = getattr(dist.distributed_c10d, "_create_shrunk_process_group", None)
+    if create_shrunk is not None:
+        dist.distributed_c10d._create_shrunk_process_group = functools.partial(_create_shrunk, create_shrunk)
+        _Inner.supports_shrinking = True
     # This backend records its operations. PyTorch's recorder would see only what its C++ issues, and takes 30 ms a
     # group.
     getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)

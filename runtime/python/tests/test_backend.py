@@ -382,6 +382,43 @@ def test_killed_peer_is_named_at_once(ranks):
     assert time.monotonic() - begun < TIME_LIMIT / 2
 
 
+def test_remaining_ranks_go_on_in_a_shrunk_group(ranks):
+    def body(rank):
+        x = torch.full((4,), float(rank))
+        dist.all_reduce(x)
+        part = dist.new_group([1, 2, 3])
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dist.DistError, match="rank 1"):
+            dist.all_reduce(x)
+        dist.shrink_group([1], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
+        # PyTorch numbers the ranks anew, from 0 without gaps.
+        new = {0: 0, 2: 1, 3: 2}[rank]
+        assert (dist.get_rank(), dist.get_world_size()) == (new, 3)
+        for _ in range(2):
+            x = torch.tensor([float(rank)])
+            dist.all_reduce(x)
+            assert x.item() == 5
+        pair = dist.new_group([1, 2])
+        if new:
+            x = torch.tensor([float(rank)])
+            dist.broadcast(x, 2, group=pair)
+            assert x.item() == 3
+            smaller = dist.shrink_group([0], group=pair) if new == 2 else None
+            if smaller is not None:
+                x = torch.tensor([7.0])
+                dist.all_reduce(x, group=smaller)
+                assert x.item() == 7
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        model(torch.ones(1, 3)).sum().backward()
+        dist.barrier()
+        dist.destroy_process_group()
+        del part
+
+    codes = ranks(4, body).wait()
+    assert codes == [0, -signal.SIGKILL, 0, 0]
+
+
 def test_absent_rank_is_named_at_the_timeout(ranks, tmp_path, until):
     over = tmp_path / "over"
 

@@ -11,7 +11,7 @@ use super::work::{Work, as_list};
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use rcomm::Op;
+use rcomm::{GroupOptions, Op};
 use std::time::Duration;
 
 type Any<'a, 'py> = &'a Bound<'py, PyAny>;
@@ -569,6 +569,19 @@ impl Group {
         let group = self.own(py)?;
         py.detach(|| group.abort("torch.distributed.ProcessGroup.abort()"));
         Ok(())
+    }
+
+    /// Makes a group of the members that remain without these ranks, numbered as in the world: all of them call this with
+    /// the same list.
+    fn shrink(&self, py: Python<'_>, excluding: Vec<u32>) -> PyResult<Self> {
+        let group = self.own(py)?;
+        let options = GroupOptions {
+            timeout: Some(group.timeout()),
+            ..GroupOptions::named(group.desc())
+        };
+        let rest = py.detach(|| group.shrink(&excluding, &options));
+        let rest = rest.map_err(|error| raise(py, &error, None))?;
+        Ok(Self::new(rest, self.shared.clone()))
     }
 
     /// Waits for what is pending, for this long at most, and refuses everything later.

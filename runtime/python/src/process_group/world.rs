@@ -67,7 +67,7 @@ impl World {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        use_it: impl FnOnce(&rcomm::World) -> Result<T, Error> + Send,
+        use_it: impl FnOnce(&mut rcomm::World) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         let gone = |message: &str| Error::new(ErrorKind::Closed, message);
         let used = match self.world.is_own() {
@@ -75,8 +75,8 @@ impl World {
                 "this process is a fork of the one that made the group",
             )),
             true => py.detach(|| {
-                let world = self.lock();
-                let world = world.as_ref();
+                let mut world = self.lock();
+                let world = world.as_mut();
                 let world = world.ok_or_else(|| gone("the process group was destroyed"))?;
                 use_it(world)
             }),
@@ -163,9 +163,22 @@ impl World {
         })
     }
 
-    /// The group of all ranks.
+    /// The group of all ranks, or of those that remain.
     fn group(&self) -> Group {
-        Group::new((*self.group).clone(), self.shared.clone())
+        let world = self.world.is_own().then(|| self.lock());
+        let now = world.as_ref().and_then(|world| world.as_ref());
+        let group = now.map_or(&*self.group, rcomm::World::group);
+        Group::new(group.clone(), self.shared.clone())
+    }
+
+    /// Continues without these ranks, numbered as in the world, and returns the group of the others, which all call this
+    /// with the same list.
+    fn shrink(&self, py: Python<'_>, excluding: Vec<u32>) -> PyResult<Group> {
+        let group = self.with(py, |world| {
+            world.shrink(&excluding)?;
+            Ok(world.group().clone())
+        })?;
+        Ok(Group::new(group, self.shared.clone()))
     }
 
     /// A group of these ranks of the world. Exactly its members call this, all with the same list.
@@ -238,6 +251,6 @@ impl World {
 
     /// Writes this rank's dump and returns where it is.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, rcomm::World::dump)
+        self.with(py, |world| world.dump())
     }
 }

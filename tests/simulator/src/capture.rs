@@ -5,7 +5,8 @@
 //! `cuEventQuery` of the driver's manual: a wait on an event of a capture adds the waiting stream to the capture; all
 //! streams must have been joined to the first again when the capture ends; an event of a capture cannot be
 //! queried; and while a capture of mode "global" is active, calls that may wait or allocate are refused on
-//! every thread that has not relaxed its own mode, and invalidate the capture.
+//! every thread that has not relaxed its own mode, and invalidate the capture. A capture of mode "thread local" forbids
+//! nothing here; CUDA forbids the same calls on the thread that captures.
 
 use crate::cuda::graph;
 use crate::stream::{Event, Stream, Work, lock};

@@ -7,7 +7,7 @@
 
 use crate::number::{self, Reduction};
 use crate::stream::lock;
-use crate::wire::{Ask, FAILED, Reply, Request};
+use crate::wire::{FAILED, Reply, Request, RequestKind};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -104,7 +104,7 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) {
     let mut joined = None;
     while let Ok((request, payload)) = Request::receive(&mut stream) {
         let mut state = lock(state);
-        if request.ask == Ask::Join {
+        if request.kind == RequestKind::Join {
             joined = state.join(&request, &writer);
             continue;
         }
@@ -177,24 +177,24 @@ impl State {
         let Some(communicator) = self.communicators.get_mut(&key) else {
             return;
         };
-        match request.ask {
-            Ask::Send => {
+        match request.kind {
+            RequestKind::Send => {
                 communicator.send(rank, &request, payload);
                 communicator.fail_if_gone();
             }
-            Ask::Recv => {
+            RequestKind::Recv => {
                 communicator.receive(rank, &request);
                 communicator.fail_if_gone();
             }
-            Ask::Leave => {
+            RequestKind::Leave => {
                 communicator.members.remove(&rank);
             }
-            Ask::Split | Ask::Shrink | Ask::Exchange => {
+            RequestKind::Split | RequestKind::Shrink | RequestKind::Exchange => {
                 let contributions = communicator.derivations.entry(request.seq).or_default();
                 contributions.insert(rank, (request, payload));
                 if let Some(all) = communicator.complete_derivation(request.seq) {
-                    match request.ask {
-                        Ask::Exchange => communicator.exchange(&all),
+                    match request.kind {
+                        RequestKind::Exchange => communicator.exchange(&all),
                         _ => communicator.derive(&all, &mut self.last_key),
                     }
                 }
@@ -308,7 +308,7 @@ impl Communicator {
         let contributions = self.derivations.get(&seq)?;
         let mut excluded = Vec::new();
         for (request, payload) in contributions.values() {
-            if request.ask == Ask::Shrink {
+            if request.kind == RequestKind::Shrink {
                 let ranks = payload.chunks_exact(4);
                 let ranks = ranks.map(|it| i32::from_le_bytes(it.try_into().expect("four bytes")));
                 excluded = ranks
@@ -368,7 +368,7 @@ impl Communicator {
             return;
         };
         let agree = all.values().all(|(request, payload)| {
-            request.ask == first.ask
+            request.kind == first.kind
                 && request.data_type == first.data_type
                 && request.rank == first.rank
                 && request.length == first.length
@@ -401,20 +401,24 @@ impl Communicator {
             let length = whole.len() / all.len();
             whole[number * length..(number + 1) * length].to_vec()
         };
-        let common = match first.ask {
-            Ask::AllReduce | Ask::ReduceScatter | Ask::Reduce => reduced(),
-            Ask::AllGather | Ask::Gather => inputs.concat(),
-            Ask::Broadcast | Ask::Scatter => inputs
+        let common = match first.kind {
+            RequestKind::AllReduce | RequestKind::ReduceScatter | RequestKind::Reduce => reduced(),
+            RequestKind::AllGather | RequestKind::Gather => inputs.concat(),
+            RequestKind::Broadcast | RequestKind::Scatter => inputs
                 .get(root)
                 .map_or_else(Vec::new, |input| input.to_vec()),
             _ => Vec::new(),
         };
         for (rank, (request, _)) in all {
-            let payload = match first.ask {
-                Ask::AllReduce | Ask::AllGather | Ask::Broadcast => common.clone(),
-                Ask::Reduce | Ask::Gather if *rank == root => common.clone(),
-                Ask::ReduceScatter | Ask::Scatter => part(&common, *rank),
-                Ask::AllToAll => inputs.iter().flat_map(|input| part(input, *rank)).collect(),
+            let payload = match first.kind {
+                RequestKind::AllReduce | RequestKind::AllGather | RequestKind::Broadcast => {
+                    common.clone()
+                }
+                RequestKind::Reduce | RequestKind::Gather if *rank == root => common.clone(),
+                RequestKind::ReduceScatter | RequestKind::Scatter => part(&common, *rank),
+                RequestKind::AllToAll => {
+                    inputs.iter().flat_map(|input| part(input, *rank)).collect()
+                }
                 _ => Vec::new(),
             };
             self.answer(*rank, request.id, payload);

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 /// What a rank asks of the hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Ask {
+pub(crate) enum RequestKind {
     Join = 0,
     AllReduce = 1,
     Reduce = 2,
@@ -25,7 +25,7 @@ pub(crate) enum Ask {
     Exchange = 14,
 }
 
-impl Ask {
+impl RequestKind {
     const ALL: [Self; 15] = [
         Self::Join,
         Self::AllReduce,
@@ -48,7 +48,7 @@ impl Ask {
 /// The head of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
-    pub(crate) ask: Ask,
+    pub(crate) kind: RequestKind,
     /// The reply has the same number.
     pub(crate) id: u64,
     /// Number of the collective in the communicator, or of the split, shrink or exchange; the communicator's
@@ -68,9 +68,9 @@ pub(crate) struct Request {
 const REQUEST: usize = 1 + 8 + 8 + 4 + 4 + 4 + 8 + 8 + 8;
 
 impl Request {
-    pub(crate) fn new(ask: Ask, id: u64, seq: u64) -> Self {
+    pub(crate) fn new(kind: RequestKind, id: u64, seq: u64) -> Self {
         Self {
-            ask,
+            kind,
             id,
             seq,
             rank: 0,
@@ -83,7 +83,7 @@ impl Request {
 
     pub(crate) fn send(&self, to: &mut UnixStream, payload: &[u8]) -> io::Result<()> {
         let mut head = Vec::with_capacity(REQUEST + payload.len());
-        head.push(self.ask as u8);
+        head.push(self.kind as u8);
         head.extend(self.id.to_le_bytes());
         head.extend(self.seq.to_le_bytes());
         head.extend(self.rank.to_le_bytes());
@@ -99,14 +99,14 @@ impl Request {
     pub(crate) fn receive(from: &mut UnixStream) -> io::Result<(Self, Vec<u8>)> {
         let mut head = [0; REQUEST];
         from.read_exact(&mut head)?;
-        let ask = Ask::ALL
+        let kind = RequestKind::ALL
             .get(usize::from(head[0]))
             .ok_or(io::ErrorKind::InvalidData)?;
         let word =
             |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
         let int = |at: usize| i32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes"));
         let request = Self {
-            ask: *ask,
+            kind: *kind,
             id: word(1),
             seq: word(9),
             rank: int(17),

@@ -12,7 +12,7 @@ use crate::handles::{Handles, end_process};
 use crate::hub;
 use crate::stream::lock;
 use crate::trouble;
-use crate::wire::{Ask, FAILED, Reply, Request};
+use crate::wire::{FAILED, Reply, Request, RequestKind};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::unix::net::UnixStream;
@@ -209,7 +209,7 @@ impl Comm {
         if let Err(error) = listening {
             return self.set_state(fail(SYSTEM_ERROR, &format!("bootstrap: {error}")));
         }
-        let mut request = Request::new(Ask::Join, self.next_id(), key);
+        let mut request = Request::new(RequestKind::Join, self.next_id(), key);
         request.rank = self.rank;
         request.op = self.size;
         request.data_type = self.device;

@@ -8,7 +8,7 @@ use super::comm::{Comm, WaitsFor, admit, comm_of};
 use super::lifecycle::{ConfigHead, Name, is_blocking, run_or_spawn};
 use super::profiler::hash_of;
 use super::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS, fail, no_comm};
-use crate::wire::{Ask, Request};
+use crate::wire::{Request, RequestKind};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn ncclCommSplit(
     if color < NO_COLOR {
         return fail(INVALID_ARGUMENT, &format!("invalid color {color}"));
     }
-    let mut request = Request::new(Ask::Split, 0, 0);
+    let mut request = Request::new(RequestKind::Split, 0, 0);
     request.rank = color;
     request.op = key;
     // SAFETY: the caller keeps `out` for a handle until the parent is no longer in progress, and `config`
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn ncclCommShrink(
         parent.stopped.store(false, Ordering::Release);
     }
     let payload = excluded.iter().flat_map(|rank| rank.to_le_bytes());
-    let request = Request::new(Ask::Shrink, 0, 0);
+    let request = Request::new(RequestKind::Shrink, 0, 0);
     // SAFETY: the caller keeps `out` for a handle until the parent is no longer in progress, and `config`
     // is null or an `ncclConfig_t`.
     unsafe { derive(&parent, request, payload.collect(), out, config) }
@@ -118,8 +118,8 @@ unsafe fn derive(
     unsafe { *out = std::ptr::null_mut() };
     let new_handle = HandleOut(out);
     // A shrink has neither number nor color.
-    let (nth, color) = match request.ask {
-        Ask::Split => (
+    let (nth, color) = match request.kind {
+        RequestKind::Split => (
             parent.splits.fetch_add(1, Ordering::AcqRel) + 1,
             request.rank,
         ),

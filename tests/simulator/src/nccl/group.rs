@@ -14,7 +14,7 @@ use super::{
 use crate::cuda::memory::check;
 use crate::stream::Stream;
 use crate::trouble::{self, Outcome};
-use crate::wire::{Ask, Request};
+use crate::wire::{Request, RequestKind};
 use std::cell::RefCell;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn carry_out(comm: &Comm, items: &[Item], outcome: Outcome) -> bool {
     for item in items {
         let mut request = item.request;
         request.id = comm.next_id();
-        if !matches!(request.ask, Ask::Send | Ask::Recv) {
+        if !matches!(request.kind, RequestKind::Send | RequestKind::Recv) {
             request.seq = comm.collectives.fetch_add(1, Ordering::AcqRel);
         }
         let payload = item

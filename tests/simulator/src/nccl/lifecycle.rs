@@ -9,7 +9,7 @@ use crate::calls::BAD_DESTROYS;
 use crate::cuda;
 use crate::hub;
 use crate::trouble;
-use crate::wire::{Ask, Request};
+use crate::wire::{Request, RequestKind};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
     run_or_defer(move || {
         let status = reclaim(&comm);
         // The hub removes the rank, so that the other ranks see no failure.
-        comm.ask(&Request::new(Ask::Leave, 0, 0), &[]);
+        comm.ask(&Request::new(RequestKind::Leave, 0, 0), &[]);
         comm.abort();
         status
     })

@@ -10,25 +10,26 @@ use crate::cuda;
 use crate::handles::end_process;
 use crate::number::size_of_type;
 use crate::stream::lock;
-use crate::wire::{Ask, Request};
+use crate::wire::{Request, RequestKind};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// First value of a reduction that was made at run time (`ncclNumOps`).
+/// The smallest value of a user-defined reduction (`ncclNumOps`).
 const FIRST_USER_OP: c_int = 5;
 
 /// The arguments of one call.
 struct Call {
-    ask: Ask,
+    kind: RequestKind,
     send: *const c_void,
     receive: *mut c_void,
     /// Elements of this rank's input; 0 if it has none.
     input: usize,
-    /// Elements of each input, which the hub compares between the ranks.
+    /// Elements of an input on a rank that has one; the hub compares this number between the ranks.
     length: usize,
     data_type: c_int,
     op: c_int,
+    /// The root or the peer; 0 if the operation has none.
     rank: c_int,
     comm: *mut c_void,
     stream: *mut c_void,
@@ -37,13 +38,13 @@ struct Call {
 impl Call {
     /// A call in which all ranks have an input of `count` elements.
     fn new(
-        ask: Ask,
+        kind: RequestKind,
         (send, receive): (*const c_void, *mut c_void),
         (count, data_type): (usize, c_int),
         (comm, stream): (*mut c_void, *mut c_void),
     ) -> Self {
         Self {
-            ask,
+            kind,
             send,
             receive,
             input: count,
@@ -94,7 +95,7 @@ impl Call {
             let text = format!("invalid reduction operation {}", self.op);
             return Err(fail(INVALID_ARGUMENT, &text));
         };
-        let mut request = Request::new(self.ask, 0, 0);
+        let mut request = Request::new(self.kind, 0, 0);
         request.rank = self.rank;
         request.data_type = self.data_type;
         request.op = if self.op >= FIRST_USER_OP { 0 } else { self.op };
@@ -192,7 +193,7 @@ pub(super) fn all_reduce(
     Call {
         op,
         ..Call::new(
-            Ask::AllReduce,
+            RequestKind::AllReduce,
             (send, receive),
             (count, data_type),
             (comm, stream),
@@ -216,7 +217,7 @@ pub(super) fn reduce(
         op,
         rank: root,
         ..Call::new(
-            Ask::Reduce,
+            RequestKind::Reduce,
             (send, receive),
             (count, data_type),
             (comm, stream),
@@ -239,7 +240,7 @@ pub(super) fn broadcast(
         input,
         rank: root,
         ..Call::new(
-            Ask::Broadcast,
+            RequestKind::Broadcast,
             (send, receive),
             (count, data_type),
             (comm, stream),
@@ -257,7 +258,7 @@ pub(super) fn all_gather(
     stream: *mut c_void,
 ) -> c_int {
     Call::new(
-        Ask::AllGather,
+        RequestKind::AllGather,
         (send, receive),
         (count, data_type),
         (comm, stream),
@@ -278,7 +279,7 @@ pub(super) fn reduce_scatter(
     Call {
         op,
         ..Call::new(
-            Ask::ReduceScatter,
+            RequestKind::ReduceScatter,
             (send, receive),
             (all, data_type),
             (comm, stream),
@@ -297,7 +298,7 @@ pub(super) fn all_to_all(
 ) -> c_int {
     let all = count * ranks_of(comm);
     Call::new(
-        Ask::AllToAll,
+        RequestKind::AllToAll,
         (send, receive),
         (all, data_type),
         (comm, stream),
@@ -318,7 +319,7 @@ pub(super) fn gather(
     Call {
         rank: root,
         ..Call::new(
-            Ask::Gather,
+            RequestKind::Gather,
             (send, receive),
             (count, data_type),
             (comm, stream),
@@ -343,7 +344,7 @@ pub(super) fn scatter(
         input,
         rank: root,
         ..Call::new(
-            Ask::Scatter,
+            RequestKind::Scatter,
             (send, receive),
             (all, data_type),
             (comm, stream),
@@ -364,7 +365,7 @@ pub unsafe extern "C" fn ncclSend(
     Call {
         rank: peer,
         ..Call::new(
-            Ask::Send,
+            RequestKind::Send,
             (send, std::ptr::null_mut()),
             (count, data_type),
             (comm, stream),
@@ -386,7 +387,7 @@ pub unsafe extern "C" fn ncclRecv(
         input: 0,
         rank: peer,
         ..Call::new(
-            Ask::Recv,
+            RequestKind::Recv,
             (std::ptr::null(), receive),
             (count, data_type),
             (comm, stream),

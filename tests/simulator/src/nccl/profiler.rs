@@ -9,7 +9,7 @@
 
 use super::comm::Comm;
 use crate::number::name_of_type;
-use crate::wire::{Ask, Request};
+use crate::wire::{Request, RequestKind};
 use libloading::Library;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
@@ -448,7 +448,7 @@ fn device_clock() -> u64 {
 fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
     let (size, datatype) = name_of_type(request.data_type);
     // A communicator of one rank has no task, but a copy on the stream (`taskAppend`, enqueue.cc:3039).
-    if comm.size == 1 && !matches!(request.ask, Ask::Send | Ask::Recv) {
+    if comm.size == 1 && !matches!(request.kind, RequestKind::Send | RequestKind::Recv) {
         return Vec::new();
     }
     let ranks = usize::try_from(comm.size).unwrap_or(1);
@@ -466,18 +466,18 @@ fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
     let one = all / ranks;
     let send = |count, to| part(c"Send", count, Some(to));
     let receive = |count, from| part(c"Recv", count, Some(from));
-    let parts = match request.ask {
-        Ask::AllReduce => whole(c"AllReduce", all),
-        Ask::Reduce => whole(c"Reduce", all),
-        Ask::Broadcast => whole(c"Broadcast", all),
-        Ask::AllGather => whole(c"AllGather", all),
-        Ask::ReduceScatter => whole(c"ReduceScatter", one),
-        Ask::Send => vec![send(all, request.rank)],
-        Ask::Recv => vec![receive(all, request.rank)],
-        Ask::AllToAll => (0..comm.size)
+    let parts = match request.kind {
+        RequestKind::AllReduce => whole(c"AllReduce", all),
+        RequestKind::Reduce => whole(c"Reduce", all),
+        RequestKind::Broadcast => whole(c"Broadcast", all),
+        RequestKind::AllGather => whole(c"AllGather", all),
+        RequestKind::ReduceScatter => whole(c"ReduceScatter", one),
+        RequestKind::Send => vec![send(all, request.rank)],
+        RequestKind::Recv => vec![receive(all, request.rank)],
+        RequestKind::AllToAll => (0..comm.size)
             .flat_map(|peer| [send(one, peer), receive(one, peer)])
             .collect(),
-        Ask::Gather => {
+        RequestKind::Gather => {
             let mut parts = vec![send(all, request.rank)];
             parts.extend(
                 (0..comm.size)
@@ -486,17 +486,21 @@ fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
             );
             parts
         }
-        Ask::Scatter => {
+        RequestKind::Scatter => {
             let to = (0..comm.size).filter(|_| is_root);
             let mut parts: Vec<Part> = to.map(|peer| send(one, peer)).collect();
             parts.push(receive(one, request.rank));
             parts
         }
-        Ask::Join | Ask::Leave | Ask::Split | Ask::Shrink | Ask::Exchange => Vec::new(),
+        RequestKind::Join
+        | RequestKind::Leave
+        | RequestKind::Split
+        | RequestKind::Shrink
+        | RequestKind::Exchange => Vec::new(),
     };
     // Empty collectives are dropped.
     match all {
-        0 if !matches!(request.ask, Ask::Send | Ask::Recv) => Vec::new(),
+        0 if !matches!(request.kind, RequestKind::Send | RequestKind::Recv) => Vec::new(),
         _ => parts,
     }
 }

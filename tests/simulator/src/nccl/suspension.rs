@@ -5,7 +5,7 @@ use super::comm::{Comm, WaitsFor, comm_of};
 use super::lifecycle::run_or_spawn;
 use super::{INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, fail, no_comm};
 use crate::handles::end_process;
-use crate::wire::{Ask, Request};
+use crate::wire::{Request, RequestKind};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ const PERSISTENT: u64 = 16 << 20;
 
 /// Waits for all ranks (`bootstrapBarrier`, mem_manager.cc:418 and 651).
 fn meet(comm: &Comm) -> c_int {
-    let mut request = Request::new(Ask::Exchange, comm.next_id(), 0);
+    let mut request = Request::new(RequestKind::Exchange, comm.next_id(), 0);
     request.seq = comm.derivations.fetch_add(1, Ordering::AcqRel);
     if !comm.ask(&request, &[]) {
         return fail(REMOTE_ERROR, "the connection to the other ranks broke");

@@ -22,7 +22,7 @@ use crate::handles::{Handles, end_process};
 use crate::number::size_of_type;
 use crate::stream::{Stream, Work, lock};
 use crate::trouble;
-use crate::wire::{Ask, Request};
+use crate::wire::{Request, RequestKind};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,7 +80,7 @@ fn description(file: (c_int, u64), offset: u64, size: u64) -> Vec<u8> {
 /// Exchanges the descriptions of all ranks and maps their memory: where each part is in this process, and how long.
 #[allow(clippy::type_complexity, reason = "addresses and what keeps them")]
 fn exchange(comm: &Comm, description: &[u8]) -> Result<(Vec<(u64, u64)>, Vec<Mapping>), c_int> {
-    let mut request = Request::new(Ask::Exchange, comm.next_id(), 0);
+    let mut request = Request::new(RequestKind::Exchange, comm.next_id(), 0);
     request.seq = comm.derivations.fetch_add(1, Ordering::AcqRel);
     if !comm.ask(&request, description) {
         return Err(fail(

@@ -1,8 +1,8 @@
 //! `rcomm-fr query` on real dumps: the feature `tables`.
 
-#[path = "../../tests/fuzz/targets/doors/sql.rs"]
+#[path = "../../tests/fuzz/targets/readers/sql.rs"]
 #[allow(unreachable_pub)]
-mod door;
+mod reader;
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -87,13 +87,13 @@ fn no_query_of_the_corpus_and_no_variant_of_one_panics() {
         count += 1;
         let query = std::fs::read(file.path()).expect("a query");
         println!("{}", file.path().display());
-        door::query_sql(&query);
+        reader::query_sql(&query);
         for at in (0..query.len()).step_by(6) {
             // Cut there, without the byte there, and with another one.
-            door::query_sql(&query[..at]);
+            reader::query_sql(&query[..at]);
             let (before, after) = (&query[..at], &query[at + 1..]);
-            door::query_sql(&[before, after].concat());
-            door::query_sql(&[before, b"(", after].concat());
+            reader::query_sql(&[before, after].concat());
+            reader::query_sql(&[before, b"(", after].concat());
         }
     }
     assert!(count >= 4, "{count} queries in the corpus");

@@ -1,17 +1,17 @@
-//! Every reader of bytes from outside ([`doors::DOORS`]) gets the inputs of its corpus, and each of them cut in half and
+//! Every reader of bytes from outside ([`readers::READERS`]) gets the inputs of its corpus, and each of them cut in half and
 //! with one byte changed, as an ordinary test. The fuzz targets next to the corpora go further.
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../fuzz/targets/doors/mod.rs"]
-mod doors;
+#[path = "../fuzz/targets/readers/mod.rs"]
+mod readers;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn inputs(door: &str) -> Vec<(PathBuf, Vec<u8>)> {
+fn inputs(reader: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let files = fs::read_dir(corpus.join(door)).unwrap().flatten();
+    let files = fs::read_dir(corpus.join(reader)).unwrap().flatten();
     let inputs = files.map(|file| (file.path(), fs::read(file.path()).unwrap()));
     inputs.collect()
 }
@@ -32,7 +32,7 @@ fn variants(input: &[u8]) -> Vec<Vec<u8>> {
 
 #[test]
 fn no_reader_panics_on_its_corpus_or_on_variants_of_it() {
-    for (name, door) in doors::DOORS {
+    for (name, reader) in readers::READERS {
         let inputs = inputs(name);
         let count = inputs.len();
         assert!(
@@ -42,7 +42,7 @@ fn no_reader_panics_on_its_corpus_or_on_variants_of_it() {
         for (path, input) in inputs {
             for variant in variants(&input) {
                 println!("{}: {} bytes", path.display(), variant.len());
-                door(&variant);
+                reader(&variant);
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Any bytes as what is written to the FIFO that asks for dumps. `doors` says what must hold.
+//! Any bytes as what is written to the FIFO that asks for dumps. `readers` says what must hold.
 #![no_main]
 
-#[allow(dead_code, reason = "each target is one of the doors")]
-mod doors;
+#[allow(dead_code, reason = "each target is one of the readers")]
+mod readers;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| doors::dump_pipe(bytes));
+fuzz_target!(|bytes: &[u8]| readers::dump_pipe(bytes));

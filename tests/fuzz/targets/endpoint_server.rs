@@ -1,9 +1,9 @@
-//! Any bytes as requests to a rank's endpoint. `doors` says what must hold.
+//! Any bytes as requests to a rank's endpoint. `readers` says what must hold.
 #![no_main]
 
-#[allow(dead_code, reason = "each target is one of the doors")]
-mod doors;
+#[allow(dead_code, reason = "each target is one of the readers")]
+mod readers;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| doors::endpoint_server(bytes));
+fuzz_target!(|bytes: &[u8]| readers::endpoint_server(bytes));

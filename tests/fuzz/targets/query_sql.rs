@@ -1,7 +1,7 @@
 //! Answers any text as a query of `rcomm-fr query`. It must not panic.
 #![no_main]
 
-#[path = "doors/sql.rs"]
+#[path = "readers/sql.rs"]
 mod sql;
 
 use libfuzzer_sys::fuzz_target;

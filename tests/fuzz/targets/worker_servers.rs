@@ -1,9 +1,9 @@
-//! Any bytes as the answers of PyTorch's worker servers. `doors` says what must hold.
+//! Any bytes as the answers of PyTorch's worker servers. `readers` says what must hold.
 #![no_main]
 
-#[allow(dead_code, reason = "each target is one of the doors")]
-mod doors;
+#[allow(dead_code, reason = "each target is one of the readers")]
+mod readers;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| doors::worker_servers(bytes));
+fuzz_target!(|bytes: &[u8]| readers::worker_servers(bytes));

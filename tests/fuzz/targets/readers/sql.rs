@@ -1,4 +1,4 @@
-//! The SQL of `rcomm-fr query`, over the records of a small job. Separate from the other doors: it needs the feature
+//! The SQL of `rcomm-fr query`, over the records of a small job. Separate from the other readers: it needs the feature
 //! `tables`, which costs minutes of build.
 
 use rcomm_analyzer::export::tables::{TableFormat, Tables, write};

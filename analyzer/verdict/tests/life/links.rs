@@ -58,7 +58,7 @@ fn a_rank_that_the_others_do_not_hear_while_they_hear_each_other_is_cut_off() {
     assert_eq!(root(&report), (Verdict::Stuck, Code::E152, &[2][..]));
     assert_eq!(
         report.findings[0].sentence,
-        "rank 2 (host n2) and ranks 0, 1 and 3 had no sign of life of each other since 13:00:02 UTC, while \
+        "rank 2 (host n2) and ranks 0, 1 and 3 heard nothing from each other after 13:00:02 UTC, while \
          ranks 0, 1 and 3 received from each other"
     );
     // The record of the rank that is cut off may be lost with its host.
@@ -108,7 +108,7 @@ fn a_link_that_works_in_one_direction_is_known_by_what_arrived() {
 }
 
 #[test]
-fn two_ranks_alone_show_no_side() {
+fn a_silent_link_between_two_ranks_alone_accuses_neither() {
     let mut dumps = dumps();
     for dump in &mut dumps[..2] {
         let other = 1 - dump.identity.rank.unwrap();

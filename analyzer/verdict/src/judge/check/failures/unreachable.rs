@@ -265,7 +265,7 @@ fn cut_off(
         some => format!(", while {} received from each other", format_ranks(some)),
     };
     let sentence = format!(
-        "{}{} and {} had no sign of life of each other since {}{others}{direction}",
+        "{}{} and {} heard nothing from each other after {}{others}{direction}",
         format_ranks(&culprits),
         hosts(ctx, &culprits),
         format_ranks(&witnesses),
@@ -317,11 +317,11 @@ fn broken(ctx: &Context<'_>, links: &Links<'_>, pairs: &[Pair]) -> FindingDraft 
     let ranks: Vec<Rank> = ranks.into_iter().collect();
     let sentence = match pairs {
         [(a, b)] => format!(
-            "ranks {a} and {b} had no sign of life of each other since {}; the records do not show which end is at fault",
+            "ranks {a} and {b} heard nothing from each other after {}; the records do not show which end is at fault",
             since(links, pairs)
         ),
         _ => format!(
-            "{} links between {} had no sign of life since {}; the records do not show which end is at fault",
+            "{} links between {} were silent after {}; the records do not show which end is at fault",
             pairs.len(),
             format_ranks(&ranks),
             since(links, pairs)

@@ -131,22 +131,22 @@ fn the_core_links_no_backend_and_backends_do_not_link_each_other() {
     }
 }
 
-/// The rooms of `docs/ARCHITECTURE.md`, by the folder that holds them, in the page's order: each uses only those below
+/// The modules of `docs/ARCHITECTURE.md`, by the folder that holds them, in the page's order: each uses only those below
 /// it.
-fn rooms() -> BTreeMap<String, Vec<String>> {
+fn modules() -> BTreeMap<String, Vec<String>> {
     let page = std::fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
-    let (_, after) = page.split_once("\n## Rooms\n").unwrap();
+    let (_, after) = page.split_once("\n## Modules\n").unwrap();
     let (section, _) = after.split_once("\n## ").unwrap();
-    let mut rooms: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut modules: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for row in section.lines().filter_map(|line| line.strip_prefix("| `")) {
         let (path, _) = row.split_once('`').unwrap();
-        let (folder, room) = path.rsplit_once('/').unwrap();
-        rooms
+        let (folder, module) = path.rsplit_once('/').unwrap();
+        modules
             .entry(folder.to_owned())
             .or_default()
-            .push(room.to_owned());
+            .push(module.to_owned());
     }
-    rooms
+    modules
 }
 
 fn root() -> PathBuf {
@@ -156,11 +156,11 @@ fn root() -> PathBuf {
         .to_owned()
 }
 
-/// The Rust files of a room, whether it is a folder or a file.
-fn files_of(room: &Path) -> Vec<PathBuf> {
-    let file = room.with_extension("rs");
+/// The Rust files of a module, whether it is a folder or a file.
+fn files_of(module: &Path) -> Vec<PathBuf> {
+    let file = module.with_extension("rs");
     let mut found: Vec<PathBuf> = file.exists().then_some(file).into_iter().collect();
-    let mut folders = vec![room.to_owned()];
+    let mut folders = vec![module.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten() {
             let path = entry.unwrap().path();
@@ -232,20 +232,20 @@ fn names_after_crate_are_found_in_paths_and_lists() {
 }
 
 #[test]
-fn rooms_use_only_those_below_them() {
-    let mut arrows = 0;
+fn modules_use_only_those_below_them() {
+    let mut uses = 0;
     let mut upward = Vec::new();
-    for (folder, rooms) in rooms() {
-        for (at, room) in rooms.iter().enumerate() {
-            for file in files_of(&root().join(&folder).join(room)) {
+    for (folder, modules) in modules() {
+        for (at, module) in modules.iter().enumerate() {
+            for file in files_of(&root().join(&folder).join(module)) {
                 let used = names_used(&std::fs::read_to_string(&file).unwrap());
-                arrows += rooms[at + 1..]
+                uses += modules[at + 1..]
                     .iter()
                     .filter(|it| used.contains(*it))
                     .count();
-                let above = rooms[..at].iter().filter(|it| used.contains(*it));
+                let above = modules[..at].iter().filter(|it| used.contains(*it));
                 upward.extend(above.map(|above| format!("{} uses {above}", file.display())));
-                // A type that the crate's root re-exports would hide the room that defines it.
+                // A type that the crate's root re-exports would hide the module that defines it.
                 let hidden = used.iter().filter(|it| it.starts_with(char::is_uppercase));
                 upward
                     .extend(hidden.map(|name| {
@@ -254,6 +254,6 @@ fn rooms_use_only_those_below_them() {
             }
         }
     }
-    assert!(arrows > 100, "only {arrows} uses of rooms were found");
+    assert!(uses > 100, "only {uses} uses of modules were found");
     assert!(upward.is_empty(), "{}", upward.join("\n"));
 }

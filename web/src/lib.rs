@@ -10,9 +10,9 @@
 //! # }
 //! ```
 //!
-//! The rooms, each of which uses only those below it:
+//! The modules, each of which uses only those below it:
 //!
-//! | room | holds |
+//! | module | holds |
 //! |---|---|
 //! | `serve` | the server and its routes |
 //! | `api` | the handlers of the API |

@@ -5,7 +5,7 @@
 //! programs use. A backend implements [`BackendFactory`], [`Backend`] and
 //! [`Pending`], and [`Stream`] and [`BackendWindow`](backend::BackendWindow) where its device has these.
 //!
-//! | room | holds |
+//! | module | holds |
 //! |---|---|
 //! | `op` | an operation as data: [`Op`], [`Buffer`], [`Deadline`], hints, [`Error`] |
 //! | [`arithmetic`] | element-wise reductions of host memory |

@@ -23,7 +23,7 @@ pub(crate) enum Refusal {
     #[error("method {0} is not allowed on this route; GET /api/v1 lists the routes")]
     NoMethod(String),
     #[error("the request URI has {0} bytes; the limit is {1}")]
-    LongAddress(usize, usize),
+    LongUri(usize, usize),
     #[error("the request timed out")]
     TookTooLong,
     #[error("{0}")]
@@ -73,7 +73,7 @@ impl Refusal {
             | Self::NoUpload(_)
             | Self::NoJob(_) => StatusCode::NOT_FOUND,
             Self::NoMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Self::LongAddress(..) => StatusCode::URI_TOO_LONG,
+            Self::LongUri(..) => StatusCode::URI_TOO_LONG,
             Self::TookTooLong => StatusCode::GATEWAY_TIMEOUT,
             Self::Query(_) => StatusCode::BAD_REQUEST,
             Self::Upload(_) => StatusCode::UNPROCESSABLE_ENTITY,

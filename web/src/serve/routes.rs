@@ -73,15 +73,16 @@ pub(crate) const API: [&str; 20] = [
 ];
 
 /// Maximum length of a URI, in bytes.
-const LONGEST_ADDRESS: usize = 8 * 1024;
+const MAX_URI: usize = 8 * 1024;
 /// Maximum length of a request body other than an upload, in bytes.
-const LONGEST_BODY: usize = 64 * 1024;
+const MAX_BODY: usize = 64 * 1024;
 /// Maximum size of an upload's form in addition to its files, in bytes.
-const FORM: u64 = 8 << 20;
+const MAX_FORM_OVERHEAD: u64 = 8 << 20;
 
 /// The whole server without its socket: routes, limits and access control.
 pub(crate) fn router(app: AppState, access: Access, limits: Limits) -> Router {
-    let form = usize::try_from(limits.upload.saturating_add(FORM)).unwrap_or(usize::MAX);
+    let form =
+        usize::try_from(limits.upload.saturating_add(MAX_FORM_OVERHEAD)).unwrap_or(usize::MAX);
     let bounds = Bounds {
         limits,
         traffic: app.traffic.clone(),
@@ -120,7 +121,7 @@ pub(crate) fn router(app: AppState, access: Access, limits: Limits) -> Router {
         .method_not_allowed_fallback(async |method: Method| {
             Refusal::NoMethod(method.as_str().chars().take(16).collect())
         })
-        .layer(DefaultBodyLimit::max(LONGEST_BODY))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(app)
         .layer(from_fn_with_state(access, guard))
         .layer(from_fn(compressed))
@@ -143,9 +144,9 @@ async fn bounded(State(bounds): State<Bounds>, request: Request, next: Next) -> 
         .uri()
         .path_and_query()
         .map_or(0, |it| it.as_str().len());
-    if length > LONGEST_ADDRESS {
+    if length > MAX_URI {
         bounds.traffic.request(false);
-        return Refusal::LongAddress(length, LONGEST_ADDRESS).into_response();
+        return Refusal::LongUri(length, MAX_URI).into_response();
     }
     // Large uploads may arrive over slow connections: give them ten times as long.
     let times = if request.method() == Method::POST {

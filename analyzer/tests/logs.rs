@@ -359,7 +359,7 @@ fn the_json_of_a_log_keeps_to_the_schema() {
     let validator = jsonschema::validator_for(&schema).expect("a schema");
     let report = judge_lines(&all_reduce(0..7));
     let mut out = Vec::new();
-    json::write(&report, &mut out).expect("memory");
+    json::write(&report, &mut out).expect("a write to memory does not fail");
     let value: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
     assert!(validator.is_valid(&value), "{value}");
     assert_eq!(value["input"]["logs"]["ranks"], 7);

@@ -31,10 +31,10 @@
 //! | `window` | one-sided windows: memory that the others read and write |
 //! | `p2p` | tagged messages |
 //! | `algorithm` | which bytes go to which rank |
-//! | `channels` | all streams of a group, and transfers that run over them at once |
+//! | `channels` | all channels of one group and kind, and transfers that run over several of them at the same time |
 //! | `mesh` | how ranks find each other, which of them share memory, and how connections without the job's secret are refused |
 //! | `registered` | memory that a rank has allocated and that other ranks of its host access directly |
-//! | `collective` | operations split into patterns, and what ranks compare before data moves |
+//! | `collective` | an operation as one or more `Collective`s, the few kinds that the algorithms implement; what ranks compare before data moves |
 //! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
 //! | `wait` | how a thread waits, whether ranks have a processor each, and why a wait fails |
 //!

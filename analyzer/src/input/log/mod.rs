@@ -155,7 +155,7 @@ impl LogReader {
             self.state.signs.begins(line);
         }
         if let Some(size) = torch::world_size(line.text) {
-            self.state_size(size);
+            self.note_world_size(size);
         }
         if let Some(about) = nccl::communicator(line.text) {
             self.learn(about);
@@ -188,14 +188,14 @@ impl LogReader {
         }
     }
 
-    /// Adds the ranks to the facts that NCCL's processes stated.
+    /// Sets the rank of each fact of which only the process was known.
     fn resolve_processes(&mut self) {
         for (at, process) in self.state.of_process.drain(..) {
             self.attempt.facts[at].rank = self.state.ranks.get(&process).copied();
         }
     }
 
-    fn state_size(&mut self, size: u32) {
+    fn note_world_size(&mut self, size: u32) {
         let known = self.attempt.world_size.unwrap_or(0);
         self.attempt.world_size = Some(known.max(size));
     }
@@ -213,7 +213,7 @@ impl LogReader {
         if state.ranks.len() < MAX_PROCESSES {
             state.ranks.insert(about.process, about.rank);
         }
-        self.state_size(about.nranks);
+        self.note_world_size(about.nranks);
     }
 
     fn keep(&mut self, line: &Line<'_>, rank: Option<Rank>, event: Event, process: Option<&str>) {

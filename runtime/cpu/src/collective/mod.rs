@@ -1,6 +1,6 @@
-//! Splits an operation into the patterns that the engines ([`algorithm`](crate::algorithm)) implement.
+//! Splits an operation into the few kinds of collectives that the algorithms ([`algorithm`](crate::algorithm)) implement.
 //!
-//! There are many operations, but few patterns: those of [`Collective`]. Each [`Op`](rcomm_core::Op) is one
+//! There are many operations, but few kinds: those of [`Collective`]. Each [`Op`](rcomm_core::Op) is one
 //! `Collective`, or several if it is coalesced or has several buffers. Before each `Collective` runs, all ranks
 //! compare its [`OpHeader`].
 

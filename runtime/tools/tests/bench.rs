@@ -137,6 +137,28 @@ fn a_root_that_does_not_exist_is_refused_with_the_facts() {
 }
 
 #[test]
+fn wrong_usage_is_told_once_and_says_what_to_do() {
+    let told = |args: &[&str]| {
+        let output = bench(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        String::from_utf8(output.stderr).expect("text")
+    };
+    assert_eq!(
+        told(&["all_reduce,barrier", "-n", "2", "--calls", "async"]),
+        "rcomm-bench: --calls async and --calls overlap measure all_reduce only: leave out barrier\n"
+    );
+    assert_eq!(
+        told(&["all_reduce", "-n", "2", "-b", "2K", "-e", "1K"]),
+        "rcomm-bench: the smallest size, 2048, is above the largest, 1024\n"
+    );
+    let alone = told(&["all_reduce"]);
+    assert!(
+        alone.starts_with("rcomm-bench: -n is not given, so a launcher"),
+        "{alone}"
+    );
+}
+
+#[test]
 fn the_table_in_use_is_printed_with_the_lines_of_the_environment_first() {
     let output = Command::new(env!("CARGO_BIN_EXE_rcomm-bench"))
         .args(["tune", "--print"])

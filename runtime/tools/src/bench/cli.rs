@@ -7,17 +7,26 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-const EXIT_CODES: &str = "\
+const AFTER_HELP: &str = "\
+The table has a line for each size: the median (p50) and the 99th percentile (p99) of the time of a call on the slowest \
+rank, in microseconds, and algbw and busbw, defined as in nccl-tests, in 10^9 bytes per second. Buffers are in host \
+memory.
+
+Without -n, the ranks are those of a launcher: rcomm-run, torchrun, mpirun or srun.
+
+Examples:
+  rcomm-bench all_reduce -n 4
+  rcomm-bench all_reduce,all_gather -n 4 -b 1K -e 16M --check
+  rcomm-run -n 4 rcomm-bench broadcast
+
 Exit codes:
   0  measured, and every checked result was right
   1  a result was wrong
-  2  could not measure: wrong usage, a rank failed
+  2  could not measure: wrong usage, a rank failed";
 
-Without -n, the ranks are those of a launcher: rcomm-run, torchrun, mpirun or srun.";
-
-/// Measures collectives: latency and bandwidth by size, in the manner of nccl-tests.
+/// Measures the latency and bandwidth of collectives for a range of sizes, like nccl-tests.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "rcomm-bench", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "rcomm-bench", version, after_help = AFTER_HELP, max_term_width = 100)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
     #[command(subcommand)]
@@ -25,7 +34,7 @@ pub struct Args {
     /// Operations to measure, separated by commas.
     #[arg(value_enum, value_delimiter = ',', required = true)]
     pub(crate) operations: Vec<Operation>,
-    /// Starts this many ranks on this machine.
+    /// Start this many ranks on this machine.
     #[arg(
         short = 'n',
         visible_short_alias = 'g',
@@ -36,40 +45,40 @@ pub struct Args {
     /// Smallest size, in bytes; K, M and G are powers of 1024.
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "8", value_parser = parse_size)]
     pub(crate) min_bytes: usize,
-    /// Largest size.
+    /// Largest size, in bytes.
     #[arg(short = 'e', long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
     pub(crate) max_bytes: usize,
-    /// Factor between two sizes.
+    /// Each size is this many times the size before it.
     #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) factor: u32,
-    /// Type of an element.
+    /// Type of the elements.
     #[arg(short = 'd', long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
-    /// How values are combined.
+    /// How reductions combine values.
     #[arg(short = 'o', long, value_enum, default_value_t = Reduction::Sum)]
     pub(crate) op: Reduction,
-    /// Root of rooted operations.
+    /// Root of broadcast, reduce, gather and scatter.
     #[arg(short = 'r', long, default_value_t = 0)]
     pub(crate) root: u32,
-    /// Compares every result with the expected one.
+    /// Compare every result with the expected one, and count the elements that differ.
     #[arg(short = 'c', long)]
     pub(crate) check: bool,
-    /// Measures buffers allocated by the group, on which the ranks of a host operate directly.
+    /// Use registered buffers: memory that the group allocates and that all ranks of the host can access.
     #[arg(short = 'R', long)]
     pub(crate) registered: bool,
-    /// Time for each size; the number of iterations follows from it.
+    /// How long to measure each size; the number of iterations follows from it.
     #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = humantime::parse_duration)]
     pub(crate) time: Duration,
-    /// Exact number of iterations for each size.
+    /// Measure each size with exactly this many iterations.
     #[arg(long, value_name = "N")]
     pub(crate) iterations: Option<NonZeroU32>,
-    /// Number of calls before those that are measured [default: a tenth of the iterations].
+    /// Number of calls that are not measured, before those that are [default: a tenth of the iterations].
     #[arg(short = 'w', long, value_name = "N")]
     pub(crate) warmup: Option<usize>,
-    /// How the operations are called.
+    /// How to call the operations; `async` and `overlap` are for all_reduce only.
     #[arg(long, value_enum, default_value_t = Calls::Blocking)]
     pub(crate) calls: Calls,
-    /// How ranks are placed: pinned to a core each, shared if there are too few, or unpinned.
+    /// Whether to pin the ranks that -n starts to cores.
     #[arg(long, value_enum, default_value_t = Bind::Core)]
     pub(crate) bind: Bind,
     /// Output format.
@@ -80,17 +89,18 @@ pub struct Args {
 /// Other commands.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Measures which algorithm is fastest in which case on this machine, and writes a table for RCOMM_TUNING_FILE.
+    /// Measure which algorithm is fastest on this machine for which operation and size, and write the table for
+    /// RCOMM_TUNING_FILE.
     Tune(TuneArgs),
 }
 
 /// Options of the measurement of a machine.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TuneArgs {
-    /// Only prints the table in force: the built-in one, RCOMM_TUNING_FILE and RCOMM_TUNING.
+    /// Only print the table that is in use: RCOMM_TUNING and RCOMM_TUNING_FILE, then the built-in one.
     #[arg(long)]
     pub(crate) print: bool,
-    /// Numbers of ranks to measure, with commas.
+    /// Numbers of ranks to measure, separated by commas.
     #[arg(
         short = 'n',
         long = "ranks",
@@ -99,22 +109,23 @@ pub(crate) struct TuneArgs {
         default_value = "2,4"
     )]
     pub(crate) ranks: Vec<NonZeroU32>,
-    /// Topologies to measure; sockets and hosts are simulated over this machine's loopback interface.
+    /// Topologies to measure, separated by commas: all ranks share memory, none do, or only those of one host;
+    /// the last two are simulated over this machine's loopback interface.
     #[arg(long, value_name = "TOPOLOGY", value_delimiter = ',', default_value = "memory,sockets,hosts", value_parser = parse_topology)]
     pub(crate) topologies: Vec<Topology>,
     /// Smallest size, in bytes; K, M and G are powers of 1024.
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "1K", value_parser = parse_size)]
     pub(crate) min_bytes: usize,
-    /// Largest size.
+    /// Largest size, in bytes.
     #[arg(short = 'e', long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
     pub(crate) max_bytes: usize,
-    /// Time for each size of each algorithm in each round.
+    /// How long to measure each size of each algorithm in each round.
     #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = humantime::parse_duration)]
     pub(crate) time: Duration,
-    /// Number of rounds, in which everything is measured in turn; the best time counts.
+    /// Number of rounds; each measures everything once, and the best time counts.
     #[arg(long, value_name = "N", default_value = "3")]
     pub(crate) rounds: NonZeroU32,
-    /// File for the table [default: standard output].
+    /// Write the table to this file [default: standard output].
     #[arg(short = 'o', long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }
@@ -151,19 +162,20 @@ pub(crate) enum Dtype {
 pub(crate) enum Calls {
     /// The call returns when the operation has ended.
     Blocking,
-    /// The call returns at once and is waited for; adds a column with the time of the call alone.
+    /// The call returns at once, and the caller waits for the operation; adds the column `issue`, the time of the call
+    /// alone.
     Async,
-    /// The call returns at once, and the caller computes for as long as the operation takes alone before it waits; adds
-    /// a column with the share of the shorter of the two that was hidden, from 0 to 1.
+    /// The call returns at once, and before the caller waits it computes for as long as the operation takes alone; adds
+    /// the column `overlap`: 0 if operation and computation ran one after the other, 1 if both ran at the same time.
     Overlap,
 }
 
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Bind {
-    /// Rank r on core r, starting over after the last core.
+    /// Rank r runs on core r; if there are more ranks than cores, several share a core.
     Core,
-    /// Unpinned: the system places the ranks.
+    /// The system places the ranks.
     None,
 }
 

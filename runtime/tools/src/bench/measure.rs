@@ -4,8 +4,8 @@ use super::cli::{Args, Calls, Dtype};
 use super::operation::{BufferOwner, Case, Operation, Whole};
 use super::print::{Printer, Row};
 use super::ranks;
-use anyhow::{Context, ensure};
-use rcomm::{Config, ProcessGroup, ReduceOp, World};
+use anyhow::{bail, ensure};
+use rcomm::{Config, ErrorKind, ProcessGroup, ReduceOp, World};
 use std::time::Instant;
 
 /// Maximum number of iterations per size, unless `--iterations` sets it.
@@ -13,28 +13,45 @@ const MAX_ITERATIONS: usize = 100_000;
 /// Minimum number of iterations per size, unless `--iterations` sets it.
 const MIN_ITERATIONS: usize = 8;
 
-/// Runs all requested measurements; returns the number of wrong elements.
-pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
-    ranks::pin_to_core()?;
+/// Checks what does not depend on the number of ranks, before any of them starts.
+pub(crate) fn check(args: &Args) -> anyhow::Result<()> {
     ensure!(
         args.min_bytes <= args.max_bytes,
         "the smallest size, {}, is above the largest, {}",
         args.min_bytes,
         args.max_bytes
     );
-    ensure!(
-        args.calls == Calls::Blocking
-            || args
-                .operations
-                .iter()
-                .all(|&operation| operation == Operation::AllReduce),
-        "--calls async and overlap measure all_reduce"
-    );
-    ensure!(
-        args.calls == Calls::Blocking || !args.registered,
-        "--calls async and overlap measure buffers of the caller's, not --registered ones"
-    );
-    let world = World::init(Config::from_environment()?).context("failed to start")?;
+    if args.calls != Calls::Blocking {
+        let other = args
+            .operations
+            .iter()
+            .find(|&&operation| operation != Operation::AllReduce);
+        if let Some(other) = other {
+            bail!(
+                "--calls async and --calls overlap measure all_reduce only: leave out {}",
+                other.name()
+            );
+        }
+        ensure!(
+            !args.registered,
+            "--calls async and --calls overlap do not measure registered buffers: leave out --registered"
+        );
+    }
+    Ok(())
+}
+
+/// Runs all requested measurements; returns the number of wrong elements.
+pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
+    ranks::pin_to_core()?;
+    let world = World::init(Config::from_environment()?).map_err(|error| {
+        let what = match error.kind() {
+            ErrorKind::Rendezvous if args.ranks.is_none() => {
+                "-n is not given, so a launcher must start the ranks"
+            }
+            _ => "failed to start",
+        };
+        anyhow::Error::new(error).context(what)
+    })?;
     ensure!(
         args.root < world.size(),
         "root {} is not one of {} ranks",

@@ -25,6 +25,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(cli::Command::Tune(args)) = &args.command {
         return tune::run(args).map(|()| ExitCode::SUCCESS);
     }
+    measure::check(args)?;
     match args.ranks {
         Some(count) if !ranks::is_child() => ranks::start(count.get(), args.bind),
         _ => measure::run(args).map(|errors| {

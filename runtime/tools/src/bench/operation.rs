@@ -8,19 +8,19 @@ use std::ops::{Deref, DerefMut};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Operation {
-    /// Every rank gets the reduction of all.
+    /// Every rank gets the combined values of all ranks.
     AllReduce,
-    /// Every rank gets the parts of all.
+    /// Every rank gets the parts of all ranks.
     AllGather,
-    /// Every rank gets its part of the reduction.
+    /// Every rank gets its part of the combined values.
     ReduceScatter,
-    /// Every rank sends a part to every rank.
+    /// Every rank sends a part of its buffer to every rank.
     AllToAll,
     /// Every rank gets the root's buffer.
     Broadcast,
-    /// The root gets the reduction of all.
+    /// The root gets the combined values of all ranks.
     Reduce,
-    /// The root gets the parts of all.
+    /// The root gets the parts of all ranks.
     Gather,
     /// Every rank gets its part of the root's buffer.
     Scatter,

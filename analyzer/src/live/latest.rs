@@ -141,8 +141,17 @@ impl LatestRecords {
         feed.problems = poll.problems;
         feed.world_size = poll.world_size;
         feed.written_ns = poll.written_ns;
-        changed |= feed.launches != poll.launches;
-        feed.launches = poll.launches;
+        let mut launches = poll.launches;
+        if !poll.restart {
+            // Like a ring that was removed, the record of a launcher that was removed still shows how the job ended.
+            let replaced = |old: &LaunchRecord| launches.iter().any(|new| new.node == old.node);
+            let kept = feed.launches.iter().filter(|old| !replaced(old));
+            let kept: Vec<LaunchRecord> = kept.cloned().collect();
+            launches.extend(kept);
+            launches.sort_by_key(|launch| launch.node);
+        }
+        changed |= feed.launches != launches;
+        feed.launches = launches;
         let communicators = Watched::update(&feed.communicators, poll.communicators, at.elapsed);
         let same = |a: &Watched, b: &Watched| a.communicator == b.communicator;
         let known = &feed.communicators;

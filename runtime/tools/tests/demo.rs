@@ -6,6 +6,7 @@ use rcomm_analyzer::{Anchor, Code, Live, LiveOptions, Report, Verdict, analyze};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const TIME_LIMIT: Duration = Duration::from_secs(120);
@@ -32,36 +33,68 @@ impl Demo {
     }
 
     /// Polls the rings as rcomm-top does, until `wanted` accepts a report.
-    fn wait_for(&self, wanted: impl Fn(&Report) -> bool) -> std::sync::Arc<Report> {
-        let anchor = Anchor::now();
-        let mut source = RingSource::new(self.rings.path().to_owned(), None);
-        let judge = |dumps: &[std::sync::Arc<_>], policy: &_| analyze(dumps, policy);
-        let mut live = Live::new(LiveOptions::default(), judge, vec![source.name()]);
-        let deadline = Instant::now() + TIME_LIMIT;
-        let mut last = String::new();
-        while Instant::now() < deadline {
-            let poll = source.poll(Instant::now() + Duration::from_secs(10));
-            live.observe(0, poll, anchor.moment());
-            if let Some(snapshot) = live.refresh(anchor.moment()) {
-                let report = &snapshot.report;
-                if wanted(report) {
-                    return report.clone();
-                }
-                last = first_line(report);
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        panic!("after {TIME_LIMIT:?} the report is still: {last}");
+    fn wait_for(&self, wanted: impl Fn(&Report) -> bool) -> Arc<Report> {
+        View::of(self.rings.path()).wait_for(wanted)
     }
 
     /// Ends the job as ctrl-c does, but by SIGTERM: a process in the background may ignore SIGINT.
-    fn end(mut self) {
+    fn end(self) {
+        self.ask_to_end();
+        self.has_ended();
+    }
+
+    fn ask_to_end(&self) {
         kill_process(Pid::from_child(&self.launcher), Signal::TERM).unwrap();
+    }
+
+    fn has_ended(mut self) {
         let status = self.launcher.wait().unwrap();
         // The exit code is that of the first rank that failed: of the killed rank, if one was killed.
         let codes = [Signal::TERM, Signal::KILL].map(|signal| Some(128 + signal.as_raw()));
         assert!(codes.contains(&status.code()), "{status}");
         assert_eq!(rings_below(self.rings.path()), 0, "rings are left");
+    }
+}
+
+/// A view beside the job.
+struct View {
+    anchor: Anchor,
+    source: RingSource,
+    live: Live,
+}
+
+impl View {
+    fn of(rings: &Path) -> Self {
+        let source = RingSource::new(rings.to_owned(), None);
+        let judge = |dumps: &[Arc<_>], policy: &_| analyze(dumps, policy);
+        Self {
+            anchor: Anchor::now(),
+            live: Live::new(LiveOptions::default(), judge, vec![source.name()]),
+            source,
+        }
+    }
+
+    /// The report after another poll, if it can have changed.
+    fn poll(&mut self) -> Option<Arc<Report>> {
+        let poll = self.source.poll(Instant::now() + Duration::from_secs(10));
+        self.live.observe(0, poll, self.anchor.moment());
+        let snapshot = self.live.refresh(self.anchor.moment())?;
+        Some(snapshot.report.clone())
+    }
+
+    fn wait_for(&mut self, wanted: impl Fn(&Report) -> bool) -> Arc<Report> {
+        let deadline = Instant::now() + TIME_LIMIT;
+        let mut last = String::new();
+        while Instant::now() < deadline {
+            if let Some(report) = self.poll() {
+                if wanted(&report) {
+                    return report;
+                }
+                last = first_line(&report);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("after {TIME_LIMIT:?} the report is still: {last}");
     }
 }
 
@@ -104,10 +137,24 @@ fn a_healthy_job_has_no_faulty_verdict() {
         let steps = report.ranks.iter().filter_map(|rank| rank.step);
         report.ranks.len() == 4 && steps.min() >= Some(20)
     };
-    let report = demo.wait_for(has_made_20_steps);
+    let mut view = View::of(demo.rings.path());
+    let report = view.wait_for(has_made_20_steps);
     let wrong = [Verdict::Stuck, Verdict::Mismatch, Verdict::Crashed];
     assert!(!wrong.contains(&report.verdict), "{}", first_line(&report));
-    demo.end();
+    // The view shows that the job was cancelled, and still does when its records have been removed.
+    demo.ask_to_end();
+    view.wait_for(|report| report.verdict == Verdict::Cancelled);
+    demo.has_ended();
+    for _ in 0..3 {
+        if let Some(report) = view.poll() {
+            assert_eq!(
+                report.verdict,
+                Verdict::Cancelled,
+                "{}",
+                first_line(&report)
+            );
+        }
+    }
 }
 
 #[test]

@@ -20,6 +20,8 @@ use std::time::Duration;
 
 /// How long the ranks may take to end after ctrl-c, before they are killed. A stopped rank does not end by itself.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long the records stay after the end, for a view beside the job to read how it ended.
+const LAST_LOOK: Duration = Duration::from_secs(2);
 /// How long a demonstration continues after one of its ranks has died, unless ctrl-c ends it.
 const LINGER: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -48,6 +50,7 @@ pub fn run(demo: &Demo) -> Result<ExitCode> {
         introduction(demo, &job, &program).as_bytes(),
     );
     let code = launch::run(&options);
+    std::thread::sleep(LAST_LOOK);
     clean_up(&job);
     Ok(code)
 }

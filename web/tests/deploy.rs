@@ -145,3 +145,52 @@ fn the_monitor_is_valid_for_prometheus_operator() {
     let soon = validate(&monitor.replace("interval: 15s", "interval: soon"));
     assert!(soon.contains("interval must match"), "{soon}");
 }
+
+#[test]
+fn the_schema_of_grafana_accepts_the_dashboards() {
+    if !runs(Path::new("node"), &["--version"]) {
+        return skip("node is not installed");
+    }
+    let packages = ["@grafana/schema@13.2.3", "typescript@5.9.3"];
+    let Some(modules) = installed_by_npm("grafana-schema", &packages) else {
+        return;
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/validate_dashboards.mjs");
+    let validate = |folder: &Path| {
+        let output = Command::new("node")
+            .args([&script, &modules, folder])
+            .output();
+        let output = output.expect("node runs");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(errors, "");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let dashboards = deploy().join("grafana/dashboards");
+    assert_eq!(validate(&dashboards), "valid\n");
+    // The check itself finds an unknown value, a misspelled field, and a type of panel without a schema.
+    let folder = tempfile::tempdir().expect("a directory");
+    let text = std::fs::read_to_string(dashboards.join("job-overview.json")).expect("readable");
+    for (number, (right, wrong)) in [
+        (r#""colorMode": "value""#, r#""colorMode": "valu""#),
+        (r#""gridPos""#, r#""gridpos""#),
+        (r#""type": "table""#, r#""type": "tabel""#),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let changed = text.replacen(right, wrong, 1);
+        assert_ne!(changed, text, "{right}");
+        std::fs::write(folder.path().join(format!("{number}.json")), changed).expect("writable");
+    }
+    let found = validate(folder.path());
+    for (file, what) in [
+        ("0.json", "valu"),
+        ("1.json", "gridpos"),
+        ("2.json", "tabel"),
+    ] {
+        let told = found
+            .lines()
+            .any(|line| line.starts_with(file) && line.contains(what));
+        assert!(told, "{file}: {found}");
+    }
+}

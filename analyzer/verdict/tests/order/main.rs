@@ -4,6 +4,7 @@
 mod job;
 
 use job::{Call, job};
+use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Finding, Policy, analyze};
 
@@ -182,4 +183,56 @@ fn opposite_sends_are_named_unless_one_side_receives_first_or_both_are_batched()
     );
     let on_host = [[send(1, 1), receive(1, 2)], [send(0, 1), receive(0, 2)]];
     assert_eq!(world("gloo", on_host), []);
+}
+
+/// All ranks issue one all_reduce of each of these numbers of elements, and only the first two end.
+fn of_sizes(sizes: &[&[u64]]) -> Vec<Dump> {
+    let calls = |sizes: &&[u64]| vec![Call::AllReduce { group: 0, line: 10 }; sizes.len()];
+    let mut dumps = job("nccl", &sizes.iter().map(calls).collect::<Vec<_>>());
+    for (dump, sizes) in dumps.iter_mut().zip(sizes) {
+        for (entry, &size) in dump.entries.iter_mut().zip(*sizes) {
+            let mut signature = dump.signatures[0].clone();
+            (signature.input_sizes, signature.output_sizes) = (vec![vec![size]], vec![vec![size]]);
+            entry.signature = dump.signatures.len() as u32;
+            dump.signatures.push(signature);
+            // Nothing ends from the third collective on.
+            if entry.collective_seq_id > 2 {
+                (entry.state, entry.retired) = (EntryState::Started, false);
+                entry.time_discovered_completed_ns = 0;
+            }
+        }
+    }
+    dumps
+}
+
+#[test]
+fn a_rank_whose_collectives_are_shifted_is_told_from_which_one_on() {
+    let usual: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8];
+    for (other, code, told) in [
+        (
+            &[1, 2, 4, 3, 5, 6, 7, 8][..],
+            Code::E113,
+            "rank 2 issued the collectives on group default_pg in another order, beginning with #3: ",
+        ),
+        (
+            &[1, 2, 4, 5, 6, 7, 8, 9],
+            Code::E103,
+            "#3 on group default_pg: the collectives that follow (train.py:10) are one ahead",
+        ),
+        (
+            &[1, 2, 5, 6, 7, 8, 9, 10],
+            Code::E103,
+            "rank 2 left out 2 collectives on group default_pg, beginning with all_reduce",
+        ),
+        (
+            &[1, 2, 21, 22, 3, 4, 5, 6],
+            Code::E104,
+            "rank 2 issued 2 collectives on group default_pg, beginning with all_reduce",
+        ),
+    ] {
+        let dumps = of_sizes(&[usual, usual, other, usual]);
+        let first = analyze(&dumps, &Policy::default()).findings.remove(0);
+        assert_eq!((first.code, &*first.culprit_ranks), (code, &[2][..]));
+        assert!(first.sentence.contains(told), "{}", first.sentence);
+    }
 }

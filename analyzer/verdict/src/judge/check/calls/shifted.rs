@@ -76,12 +76,12 @@ fn draft(
             Code::E103,
             if n == 1 {
                 format!(
-                    "{who} left out {right} #{seq} on group {group}: what it issued from there on{site} is one ahead"
+                    "{who} left out {right} #{seq} on group {group}: the collectives that follow{site} are one ahead"
                 )
             } else {
                 format!(
-                    "{who} left out {n} collectives from {right} #{seq} on group {group} on: what it issued from \
-                     there on{site} is {n} ahead"
+                    "{who} left out {n} collectives on group {group}, beginning with {right} #{seq}: those that follow{site} \
+                     are {n} ahead"
                 )
             },
             "op_mismatch: later operations match shifted",
@@ -94,7 +94,7 @@ fn draft(
                 )
             } else {
                 format!(
-                    "{who} issued {n} collectives from {odd} #{seq} on group {group} on{site}, which no other member did"
+                    "{who} issued {n} collectives on group {group}, beginning with {odd} #{seq}{site}, which no other member did"
                 )
             },
             "op_mismatch: later operations match shifted",
@@ -102,7 +102,7 @@ fn draft(
         _ => (
             Code::E113,
             format!(
-                "{who} issued the collectives from #{seq} on group {group} on in another order: {odd} first{site}, where the others issued {right}"
+                "{who} issued the collectives on group {group} in another order, beginning with #{seq}: {odd} first{site}, where the others issued {right}"
             ),
             match shift {
                 Shift::Reordered(_) => "skipped_collective: the same operations are all there",

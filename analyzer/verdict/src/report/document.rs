@@ -50,7 +50,8 @@ impl Report {
         let ranks = self.ranks.iter().filter(|report| late(&report.rank));
         ranks
             .filter_map(|report| report.lag_share)
-            .sum::<f64>()
+            // The sum of no numbers is -0.0.
+            .fold(0.0, |sum: f64, share| sum + share)
             .min(1.0)
     }
 

@@ -7,7 +7,7 @@ import { listJobs } from "./jobs.js";
 import { drawMatrix } from "./matrix.js";
 import { chooseMetric, describe, drawRanks, walk } from "./ranks.js";
 import { refreshReducers } from "./reducers.js";
-import { drawGroups, drawInFlight, drawSources, drawStacks, drawStragglers } from "./tables.js";
+import { drawGroups, drawInFlight, drawSources, drawStacks, drawStragglers, namer } from "./tables.js";
 import { openInPerfetto, paint as paintTimeline, prepareTimeline, refresh as refreshTimeline } from "./timeline.js";
 import { prepareUpload } from "./upload.js";
 import { asText, drawFindings, drawVerdict, since } from "./verdict.js";
@@ -74,7 +74,7 @@ function drawNow({ status, report, focus }) {
   unlessHeld("stacks", () => drawStacks(report));
   unlessHeld("ranks", () => drawRanks(report, status, passes, openRank));
   unlessHeld("graph", () => drawGraph(report));
-  if (!state.group) unlessHeld("matrix", () => drawMatrix(focus));
+  if (!state.group) unlessHeld("matrix", () => drawMatrix(focus, namer(report)));
   if (state.rank != null) at("rank-facts").replaceChildren(describe(report, state.rank));
   showAge();
   document.body.dataset.number = status.number;
@@ -212,7 +212,8 @@ async function openGroup(group) {
   const again = state.group === group;
   state.group = group;
   try {
-    drawMatrix(await ask("matrix", { group: group.name, rank: group.ranks[0], columns: 32, upload }));
+    const focus = await ask("matrix", { group: group.name, rank: group.ranks[0], columns: 32, upload });
+    drawMatrix(focus, namer(state.shown.report));
     if (!again) at("matrix-title").scrollIntoView({ block: "nearest" });
   } catch (error) {
     at("note").textContent = error.message;

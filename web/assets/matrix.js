@@ -1,6 +1,6 @@
 // One group's rank × sequence matrix; members with equal cells share a row.
 
-import { at, label, make, rankSet } from "./format.js";
+import { at, make, rankSet } from "./format.js";
 
 const CELLS = {
   completed: ["C", "completed"], started: ["S", "started"], queued: ["Q", "queued"], never_issued: ["–", "never issued"],
@@ -9,12 +9,12 @@ const CELLS = {
 
 let drawn;
 
-/** @param {?object} focus */
-export function drawMatrix(focus) {
+/** @param {?object} focus @param {(group: object) => string} name */
+export function drawMatrix(focus, name) {
   const form = JSON.stringify(focus);
   if (form === drawn) return;
   drawn = form;
-  at("matrix-title").textContent = focus ? `Group ${label(focus.group)}: ${focus.group.ranks.length} ranks` : "Group";
+  at("matrix-title").textContent = focus ? `Group ${name(focus.group)}: ${focus.group.ranks.length} ranks` : "Group";
   if (!focus || focus.seqs.length === 0) {
     const none = focus ? "No collective on this group was recorded." : "No group was recorded.";
     at("matrix").replaceChildren(make("p", { class: "empty" }, none));

@@ -13,7 +13,7 @@ function passing(rows, section, passes) {
 
 /** Names groups; a group that shares its label with others gets its ranks appended.
  * @param {object} report */
-function namer(report) {
+export function namer(report) {
   const count = new Map();
   for (const { group } of report.groups) count.set(label(group), (count.get(label(group)) ?? 0) + 1);
   return (group) => (count.get(label(group)) > 1 ? `${label(group)} of ${rankSet(group.ranks, 4)}` : label(group));
@@ -84,7 +84,8 @@ export function drawStragglers(report, passes) {
     shown.slice(0, 12).map((r) => [r.rank, r.host, age(r.lag_p50_ms), percent(r.lag_share),
       make("meter", { min: 0, max: 1, low: 0.02, high: 0.05, optimum: 0, value: r.lag_share,
         "aria-label": `rank ${r.rank}: ${percent(r.lag_share)} of the job's time` })]),
-    "No collective has been measured on all its members.");
+    report.findings.some((finding) => finding.severity === "error") ? "Not judged: the job has an error."
+      : "No share is known: too few collectives were measured on all their members.");
 }
 
 /** @param {object} status */

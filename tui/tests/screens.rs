@@ -308,6 +308,36 @@ fn trends_are_shown_without_root_causes_and_on_high_terminals() {
 }
 
 #[test]
+fn trends_get_the_rows_that_no_pane_needs() {
+    let mut snapshot = recorded(Situation::Healthy);
+    let mut state = showing(snapshot.clone(), (120, 60));
+    for second in [1, 2, 4, 8] {
+        snapshot.at.wall_ns += 1_000_000_000;
+        let mut report = Report::clone(&snapshot.report);
+        for rank in &mut report.ranks {
+            rank.step = rank.step.map(|step| step + second);
+        }
+        snapshot.report = Arc::new(report);
+        update(&mut state, Event::Observed(Arc::new(snapshot.clone())));
+    }
+    let screen = text::of(&state);
+    let rows: Vec<&str> = screen
+        .lines()
+        .skip_while(|line| !line.contains("─ trends"))
+        .skip(1)
+        .take_while(|line| !line.contains("bus GB/s"))
+        .collect();
+    // Only the highest bar reaches the first row.
+    assert!(rows[0].contains("steps/s"), "{screen}");
+    assert_eq!(
+        (rows.len(), rows[0].matches('▇').count()),
+        (3, 1),
+        "{screen}"
+    );
+    assert_eq!(rows[2].matches('█').count(), 2, "{screen}");
+}
+
+#[test]
 fn a_problem_has_a_color_and_a_glyph_and_without_colors_only_the_glyph() {
     let mut state = showing(recorded(Situation::StuckRank), (100, 30));
     press(&mut state, "2");
@@ -420,6 +450,25 @@ fn the_age_of_a_hang_ends_with_its_job() {
     let below = |screen: &str| screen.split_once('\n').map(|(_, rest)| rest.to_owned());
     assert!(before.contains("00:01:4"), "{before}");
     assert_eq!(below(&before), below(&after));
+}
+
+#[test]
+fn a_warning_about_a_job_that_ended_has_its_own_sentence() {
+    let mut snapshot = recorded(Situation::Straggler);
+    let mut report = Report::clone(&snapshot.report);
+    assert!(text::of(&showing(snapshot.clone(), (80, 24))).contains("the first line above"));
+    report.verdict = Verdict::Ended;
+    report.end = Some(JobEnd {
+        how: EndKind::Ended,
+        at_ns: snapshot.at.wall_ns,
+        first_ranks: Vec::new(),
+        sentence: "all 32 ranks ended in order".to_owned(),
+    });
+    snapshot.report = Arc::new(report);
+    let screen = text::of(&showing(snapshot, (80, 24)));
+    assert!(screen.contains("ENDED all 32 ranks ended"), "{screen}");
+    assert!(!screen.contains("the first line above"), "{screen}");
+    assert!(screen.contains("are repeatedly last"), "{screen}");
 }
 
 #[test]

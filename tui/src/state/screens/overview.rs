@@ -1,6 +1,7 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
 use super::{ViewModel, groups, in_flight, jobs, look_further, ranks, timeline, warnings, why};
+use crate::page::layout::needed;
 use crate::page::table::{Cell, Headings, Row, Table, Target};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
@@ -97,7 +98,7 @@ impl OverviewPane {
                 ("ranks: host by host".into(), ranks::heat_map(model))
             }
             Self::Ranks => (strip_title(model), Body::Strip(strip(model))),
-            Self::Trends => ("trends".into(), Body::Text(trends(model))),
+            Self::Trends => ("trends".into(), Body::Text(trends(model, 1))),
             Self::Why => ("why".into(), Body::Table(why::whole(model))),
             Self::Timeline => ("timeline".into(), timeline::of_first(model, LANES)),
             Self::Look => {
@@ -131,11 +132,13 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         use OverviewPane::{Groups, InFlight, Trends};
         beside && matches!(pane, Groups | InFlight | Trends)
     });
-    Page {
+    let mut page = Page {
         head,
         right: right.map(|(at, _)| at).collect(),
         panes: panes.iter().map(|pane| pane.pane(model)).collect(),
-    }
+    };
+    enlarge_trends(model, panes, &mut page);
+    page
 }
 
 /// Whether panes are drawn in two columns. A user's own order of panes is kept: one below the other.
@@ -162,11 +165,17 @@ pub(super) fn verdict(verdict: Verdict) -> (&'static str, Tone) {
     }
 }
 
+/// The finding that the first line shows. The end of a job is shown in place of warnings about its run.
+fn head_finding<'a>(model: &ViewModel<'a>) -> Option<&'a Finding> {
+    let report = &model.snapshot.report;
+    let shown = report.end.is_none() || report.lead().is_some();
+    let at = model.index.head.filter(|_| shown)?;
+    Some(&report.findings[at])
+}
+
 fn headline(model: &ViewModel<'_>) -> Line {
     let report = &model.snapshot.report;
-    let head = model.index.head.map(|at| &report.findings[at]);
-    // The end of a job is shown in place of warnings about its run.
-    let head = head.filter(|_| report.end.is_none() || report.lead().is_some());
+    let head = head_finding(model);
     let (word, tone) = match (report.verdict, head) {
         // No problem with the collectives, but a finding of another kind.
         (Verdict::Healthy | Verdict::Running, Some(_)) => ("WARNING", Tone::Late),
@@ -230,10 +239,8 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
 /// The line with the next step: `next: look at what rank 2 does after train.py:64`. `None` if the headline is not
 /// about a finding, or the finding has no next step.
 fn next_line(model: &ViewModel<'_>) -> Option<Line> {
-    let report = &model.snapshot.report;
-    let finding = &report.findings[model.index.head?];
-    let over = report.end.is_some() && report.lead().is_none();
-    (!over && !finding.next.is_empty()).then(|| {
+    let finding = head_finding(model)?;
+    (!finding.next.is_empty()).then(|| {
         vec![
             styled("   next: ", Tone::Accent),
             plain(finding.next.clone()),
@@ -243,8 +250,9 @@ fn next_line(model: &ViewModel<'_>) -> Option<Line> {
 
 /// In the row of the finding that the first line shows, replaces the sentence with a reference to that line.
 fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
-    let Some(at) = model.index.head else { return };
-    let id = model.snapshot.report.findings[at].id;
+    let Some(id) = head_finding(model).map(|finding| finding.id) else {
+        return;
+    };
     let about = |row: &&mut Row| row.target == Some(Target::Finding(id));
     if let Some(row) = table.rows.iter_mut().find(about)
         && let Some(cell) = row.cells.last_mut()
@@ -253,11 +261,30 @@ fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
     }
 }
 
-/// Characters of a sparkline, from low to high.
-const BARS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
+/// Characters of a bar, from low to high. The last one fills its cell, so that a bar can go on in the cell above.
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// `steps/s   ▁▂▃▅▇  9.8   max 12`: one line per figure, the newest value on the right.
-fn trends(model: &ViewModel<'_>) -> Vec<Line> {
+/// The largest number of rows of one figure.
+const HIGHEST: u16 = 3;
+
+/// On high terminals, gives the trends the rows that no pane needs, evenly among the figures.
+fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page) {
+    let trends_at = panes.iter().position(|pane| *pane == OverviewPane::Trends);
+    let Some(at) = trends_at.filter(|_| is_roomy(model)) else {
+        return;
+    };
+    let spare = model.size.1.saturating_sub(needed(page, model.size));
+    let figures = match &page.panes[at].body {
+        Body::Text(lines) => u16::try_from(lines.len()).unwrap_or(u16::MAX).max(1),
+        _ => return,
+    };
+    let height = (1 + spare / figures).min(HIGHEST);
+    page.panes[at].body = Body::Text(trends(model, usize::from(height)));
+}
+
+/// `steps/s   9.8  ▁▂▃▅▇  max 12`: one figure after the other, each with bars of `height` rows, the newest value on the
+/// right. The highest bar ends below the top, so that the bars of two figures do not touch.
+fn trends(model: &ViewModel<'_>, height: usize) -> Vec<Line> {
     let trends = model.trends.until(model.snapshot.at.wall_ns);
     // Where panes are in two columns, a line is half as wide. 36 of its characters are for the texts around the bars.
     let width = if is_beside(model) {
@@ -272,28 +299,45 @@ fn trends(model: &ViewModel<'_>) -> Vec<Line> {
         Some(value) => format!("{value:.2}"),
         None => "--".to_owned(),
     };
-    let line = |trend: &Trend| {
+    let lines = |trend: &Trend| {
         let newest = &trend.values[trend.values.len().saturating_sub(room)..];
         let max = newest.iter().flatten().copied().reduce(f64::max);
-        let bar = |value: &Option<f64>| match (value, max) {
-            (Some(value), Some(max)) if max > 0.0 => {
-                let height = (value / max * (BARS.len() - 1) as f64).round();
-                BARS[(height as usize).min(BARS.len() - 1)]
-            }
-            (Some(_), _) => BARS[0],
-            (None, _) => ' ',
+        // In eighths of a row, of which the lowest bar has one and the highest all but one.
+        let most = BARS.len() * height - 1;
+        let eighths = |value: f64| match max {
+            Some(max) if max > 0.0 => 1 + (value / max * (most - 1) as f64).round() as usize,
+            _ => 1,
         };
-        let bars: String = newest.iter().map(bar).collect();
+        let bar = |value: &Option<f64>, row: usize| {
+            let above = value.map_or(0, |value| eighths(value).min(most));
+            match above.saturating_sub(row * BARS.len()) {
+                0 => ' ',
+                filled => BARS[filled.min(BARS.len()) - 1],
+            }
+        };
         let blank = " ".repeat(room.saturating_sub(newest.len()));
         let now = number(trend.values.last().copied().flatten());
-        vec![
-            styled(format!("  {:<9}", trend.name), Tone::Dim),
-            plain(format!("{now:>7}  ")),
-            styled(format!("{blank}{bars}"), Tone::Accent),
-            styled(format!("  max {}", number(max)), Tone::Dim),
-        ]
+        (0..height)
+            .rev()
+            .map(move |row| {
+                let bars: String = newest.iter().map(|value| bar(value, row)).collect();
+                let first = row + 1 == height;
+                let mut line = match first {
+                    true => vec![
+                        styled(format!("  {:<9}", trend.name), Tone::Dim),
+                        plain(format!("{now:>7}  ")),
+                    ],
+                    false => vec![plain(" ".repeat(20))],
+                };
+                line.push(styled(format!("{blank}{bars}"), Tone::Accent));
+                if first {
+                    line.push(styled(format!("  max {}", number(max)), Tone::Dim));
+                }
+                line
+            })
+            .collect::<Vec<Line>>()
     };
-    trends.iter().map(line).collect()
+    trends.iter().flat_map(lines).collect()
 }
 
 /// `why: 517 <- dp_5 #9133 (15 wait) <- tp_64..71 (56 wait), pp_3 #7 (1 waits)`: the ranks right of an arrow wait for

@@ -63,7 +63,8 @@ pub fn format_time(ms: f64) -> String {
     }
 }
 
-/// An age in ms as text: `0.4s`, `102s`, `12m` (from ten minutes), `12h` (from ten hours); `--` if unknown.
+/// An age in ms for a narrow column: `0.4s`, `102s`, from two minutes `2m44s`, from an hour `1h30m`, from ten hours
+/// `12h`; `--` if unknown. Seconds and minutes change to the next unit where those of sentences do.
 pub fn age(ms: Option<f64>) -> String {
     match ms.filter(|ms| ms.is_finite()) {
         None => "--".into(),
@@ -71,9 +72,17 @@ pub fn age(ms: Option<f64>) -> String {
             let seconds = (ms / 1e3).max(0.0);
             match seconds {
                 s if s < 9.95 => format!("{s:.1}s"),
-                s if s < 600.0 => format!("{s:.0}s"),
-                s if s < 36_000.0 => format!("{:.0}m", s / 60.0),
-                s => format!("{:.0}h", s / 3600.0),
+                s if s < 119.5 => format!("{s:.0}s"),
+                s => {
+                    let whole = s.round() as u64;
+                    let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
+                    match hours {
+                        0 if seconds == 0 => format!("{minutes}m"),
+                        0 => format!("{minutes}m{seconds:02}s"),
+                        1..10 if minutes > 0 => format!("{hours}h{minutes:02}m"),
+                        _ => format!("{hours}h"),
+                    }
+                }
             }
         }
     }
@@ -207,9 +216,20 @@ mod tests {
 
     #[test]
     fn ages_are_shortened_and_unknown_ones_are_two_dashes() {
-        let ages = [400.0, 9_960.0, 102_400.0, 720_000.0, 36_000_000.0];
+        let ages = [
+            400.0,
+            9_960.0,
+            102_400.0,
+            164_000.0,
+            720_000.0,
+            5_400_000.0,
+            36_900_000.0,
+        ];
         let shown: Vec<_> = ages.map(|ms| age(Some(ms))).into();
-        assert_eq!(shown, ["0.4s", "10s", "102s", "12m", "10h"]);
+        assert_eq!(
+            shown,
+            ["0.4s", "10s", "102s", "2m44s", "12m", "1h30m", "10h"]
+        );
         assert_eq!(age(None), "--");
         assert_eq!(age(Some(-5.0)), "0.0s");
         assert_eq!(clock_age(102_000.0), "00:01:42");

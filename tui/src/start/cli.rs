@@ -16,8 +16,8 @@ Exit codes of --once and --json:
 
 /// Shows a job's collectives live: whether it is stuck, which rank is the cause, and since when.
 ///
-/// Without a command it reads the newest job on this node, or one that is in trouble. The job does
-/// not have to cooperate: rings of frozen and dead processes are read as well.
+/// Without a command it shows a job of this node: one that is in trouble, else the newest. The job does not have to
+/// cooperate: the rings of frozen and dead processes are read as well. Inside, `?` lists the keys and `q` quits.
 #[derive(Debug, Parser)]
 #[command(name = "rcomm-top", version, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(
@@ -31,7 +31,7 @@ pub struct Cli {
     /// The sources of the live view.
     #[command(flatten)]
     pub from: SourceOptions,
-    /// Presentation options.
+    /// What is shown, and how.
     #[command(flatten)]
     pub view: ViewOptions,
 }
@@ -43,7 +43,7 @@ pub struct SourceOptions {
     /// Directory of the rings [default: RCOMM_RING_DIR, else /dev/shm/rcomm-UID]
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub ring_dir: Option<PathBuf>,
-    /// Job whose rings to read [default: the newest, or one with an error]
+    /// Job whose rings to read [default: one that is in trouble, else the newest]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
     /// Read this node's rings in addition to the other sources
@@ -87,16 +87,21 @@ pub enum CliCommand {
         ranks: u32,
     },
     /// Print the configuration file with every setting
+    #[command(help_template = "{about-with-newline}\n{usage-heading} {usage}")]
     GenConfig,
     /// Print a completion script for a shell
+    #[command(
+        help_template = "{about-with-newline}\n{usage-heading} {usage}\n\nArguments:\n{positionals}"
+    )]
     Completions {
         /// Shell to complete for
         shell: clap_complete::Shell,
     },
 }
 
-/// Presentation options.
+/// What is shown, and how.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "View")]
 pub struct ViewOptions {
     /// Print the first screen once; the exit code is its verdict
     #[arg(long, global = true)]
@@ -120,12 +125,17 @@ pub struct ViewOptions {
     #[arg(long, global = true, env = "RCOMM_TOP_THEME")]
     pub theme: Option<ThemeName>,
     /// Color depth [default: what the terminal supports; NO_COLOR is honored]
-    #[arg(long, global = true, env = "RCOMM_TOP_COLOURS")]
+    #[arg(
+        long,
+        visible_alias = "colors",
+        global = true,
+        env = "RCOMM_TOP_COLOURS"
+    )]
     pub colours: Option<Depth>,
     /// Draw with ASCII characters only
     #[arg(long, global = true, env = "RCOMM_TOP_ASCII")]
     pub ascii: bool,
-    /// Wheel and clicks; while on, hold shift to select text [default: on]
+    /// Use the mouse: wheel and clicks; hold shift to select text [default: on]
     #[arg(
         long,
         global = true,

@@ -50,7 +50,7 @@ pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u
     let terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
     if !cli.view.once && !cli.view.json {
         if !terminal {
-            bail!("rcomm-top draws on a terminal; in a script use --once or --json");
+            bail!("this is not a terminal; in a script use --once or --json");
         }
         if env("TERM").as_deref() == Some("dumb") {
             bail!("this terminal (TERM=dumb) cannot move its cursor; use --once or --json");

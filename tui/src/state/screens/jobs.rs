@@ -21,7 +21,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                 Cell::text(job.name.as_str()),
                 Cell::text(word).toned(tone),
                 Cell::number(format!("{}/{}", job.alive, job.ranks), job.alive as f64),
-                Cell::number(age(Some(old)), old),
+                Cell::number(format!("{} ago", age(Some(old))), old),
                 Cell::text(job.report.as_deref().map(sentence).unwrap_or_default()),
             ],
             tone: Tone::Plain,

@@ -1,5 +1,6 @@
 //! One rank: identity, current operation, the ranks it waits for and those that wait for it.
 
+use super::timeline::end_of;
 use super::{ViewModel, in_flight, look_further, overview};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
@@ -170,13 +171,21 @@ pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
     })
 }
 
+/// The newest operations. Where no backend measured how long they ran, the time from the issue to the end is shown.
 fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
-    let rows = view.dumps.iter().flat_map(|dump| {
-        dump.entries
-            .iter()
-            .rev()
-            .take(LAST)
-            .map(|entry| operation(model, dump, entry))
+    let newest = || {
+        view.dumps.iter().flat_map(|dump| {
+            let entries = dump.entries.iter().rev().take(LAST);
+            entries.map(move |entry| (dump, entry))
+        })
+    };
+    let measured = newest().any(|(_, entry)| entry.duration_ms.is_some());
+    let rows = newest().map(|(dump, entry)| {
+        let ms = match measured {
+            true => entry.duration_ms.map(f64::from),
+            false => end_of(entry).map(|end_ns| (end_ns - entry.time_created_ns) as f64 / 1e6),
+        };
+        operation(model, dump, entry, ms)
     });
     Table {
         columns: vec![
@@ -185,7 +194,7 @@ fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
             number("seq", 0),
             text("op", 0),
             text("state", 0),
-            number("ran", 1),
+            number(if measured { "ran" } else { "took" }, 1),
             rest("where", 1),
         ],
         rows: rows.collect(),
@@ -194,7 +203,8 @@ fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
     }
 }
 
-fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Row {
+/// The row of one operation; `ran` is its duration, ms.
+fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, ran: Option<f64>) -> Row {
     let (state, tone) = match entry.state {
         EntryState::Completed => ("completed", Tone::Plain),
         EntryState::Failed => ("failed", Tone::Bad),
@@ -210,7 +220,6 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Row {
     let call_site = innermost(dump, entry).map_or_else(String::new, |frame| {
         format!("{}:{} {}", frame.filename, frame.line, frame.name)
     });
-    let ran = entry.duration_ms.map(f64::from);
     let state = match entry.graph_id {
         // The operation runs whenever the graph is launched; launches are not recorded, so its state is unknown.
         Some(graph) => Cell::text(format!("in graph {graph}")),

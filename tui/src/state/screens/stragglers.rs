@@ -6,7 +6,7 @@ use crate::page::theme::Tone;
 use crate::page::{Page, plain};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::{format_percent, rank_set};
-use rcomm_analyzer::{Code, RankReport};
+use rcomm_analyzer::{Code, RankReport, Severity};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::millis;
 use std::collections::{BTreeSet, HashMap};
@@ -70,7 +70,14 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         ],
         rows,
         headings: Headings::Shown,
-        empty: "no stragglers found".into(),
+        empty: match report
+            .findings
+            .iter()
+            .any(|it| it.severity == Severity::Error)
+        {
+            true => "not judged: the job has an error".into(),
+            false => "no stragglers found".into(),
+        },
     };
     Page::of(head, "stragglers", table)
 }

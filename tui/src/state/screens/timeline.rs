@@ -275,7 +275,7 @@ fn number(entry: &Entry) -> u64 {
 }
 
 /// When the end of an operation was noticed, ns since the epoch; `None` while it is pending.
-fn end_of(entry: &Entry) -> Option<i64> {
+pub(super) fn end_of(entry: &Entry) -> Option<i64> {
     let pending = entry.state < EntryState::Completed && !entry.retired;
     (!pending).then(|| {
         entry

@@ -10,11 +10,12 @@ use std::time::Duration;
 const HELP: &str = "\
 Exit codes:
   0  stopped by a signal
-  2  an error: wrong usage, or for example the address is in use";
+  2  an error: wrong usage, or the address is in use, for example";
 
 /// Shows a job's collectives in a browser and exports their metrics to Prometheus.
 ///
-/// Without a path it reads the rings of this node; with paths, dumps.
+/// Without a path it reads the rings of this node; with paths, dumps. It prints the address to open, which contains the
+/// access token. With OTEL_EXPORTER_OTLP_ENDPOINT set, it also sends traces, metrics and logs.
 #[derive(Debug, Parser)]
 #[command(name = "rcomm-web", version, after_help = HELP, max_term_width = 100)]
 #[command(group = ArgGroup::new("directory").args(["nodes_dns", "nodes_store"]))]
@@ -22,11 +23,11 @@ pub struct Cli {
     /// Dump files, directories or archives to show instead of this node's rings.
     #[arg(value_name = "PATH", conflicts_with_all = ["demo", "network"])]
     pub paths: Vec<PathBuf>,
-    /// Address to listen on; port 0 picks a free one. On other than loopback addresses,
-    /// a token (--token-file or RCOMM_WEB_TOKEN) and TLS are required.
+    /// Address to listen on; port 0 picks a free one. Unless it is a loopback address, a token (--token-file or
+    /// RCOMM_WEB_TOKEN) and TLS are required.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8765")]
     pub listen: SocketAddr,
-    /// Read only the rings of this job [default: the newest, or one with an error].
+    /// Read only the rings of this job [default: one that is in trouble, else the newest].
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
     /// Directory of the rings.
@@ -71,7 +72,7 @@ pub struct Cli {
     /// generated at every start.
     #[arg(long, value_name = "FILE", conflicts_with = "no_token")]
     pub token_file: Option<PathBuf>,
-    /// Require no token. Only on a loopback address.
+    /// Require no token; allowed on a loopback address only.
     #[arg(long)]
     pub no_token: bool,
     /// PEM file with the server's certificate chain.
@@ -80,7 +81,7 @@ pub struct Cli {
     /// PEM file with the certificate's private key.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Serve plain HTTP beyond loopback: TLS is terminated in front of this program.
+    /// Serve plain HTTP on other than loopback addresses, for use behind a proxy that terminates TLS.
     #[arg(long, conflicts_with = "tls_cert")]
     pub plain_http: bool,
     /// Accept requests for this host name as well; repeatable.

@@ -24,7 +24,14 @@ Exit codes:
 )]
 pub(crate) struct Cli {
     /// When to color the output; `auto` obeys NO_COLOR and CLICOLOR_FORCE.
-    #[arg(long, value_enum, global = true, default_value_t = Color::Auto, value_name = "WHEN")]
+    #[arg(
+        long,
+        value_enum,
+        global = true,
+        default_value_t = Color::Auto,
+        value_name = "WHEN",
+        display_order = 900
+    )]
     pub(crate) color: Color,
 
     /// The sub-command; without one, the newest records of this node are judged.
@@ -35,11 +42,11 @@ pub(crate) struct Cli {
 /// When to color the output.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Color {
-    /// On a terminal.
+    /// On a terminal only.
     Auto,
-    /// Also into files and pipes.
+    /// Also in files and pipes.
     Always,
-    /// Not at all.
+    /// Without color.
     Never,
 }
 
@@ -144,7 +151,7 @@ pub(crate) enum Format {
 /// How records are read and judged.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct JudgeArgs {
-    /// The records are a snapshot of a running job: pending operations are no finding.
+    /// The records are a snapshot of a running job: an operation that is pending, but not overdue, is no finding.
     #[arg(long)]
     pub(crate) snapshot: bool,
     /// With --snapshot or --as-of: the age from which a pending operation is overdue; half of its own time-out if that
@@ -234,7 +241,7 @@ impl std::str::FromStr for ByteSize {
     }
 }
 
-/// Analyze a folder while dumps arrive in it, and report when the last rank's is there.
+/// Watch a folder while dumps arrive in it, and report once the dumps of all ranks are there.
 ///
 /// Each change of the verdict is a line on standard error; the report follows at the end, as with
 /// `analyze`. It ends when every expected rank has left a record and nothing has changed for a
@@ -297,9 +304,7 @@ pub(crate) enum DiffFormat {
 /// From folders only records are taken; a file that is named itself is taken without a check.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 all there; 1 something is absent and named; 2 nothing could be gathered.
-
-With --analyze: the exit code of the verdict, as of `analyze`.
+Exit codes: 0 all there; 1 something is absent and named; 2 nothing could be gathered. With --analyze, those of `analyze`.
 
 Example, a PyTorch job that hangs on this node:
   rcomm-fr collect --ask --analyze -o job.rcap
@@ -384,7 +389,8 @@ pub(crate) struct CollectArgs {
 Exit codes: 0 all packed; 1 some input could not be used, which the summary lists; 2 nothing was packed.
 
 Example, on every node of a Slurm job, then once:
-  srun --ntasks-per-node=1 sh -c 'rcomm-fr summarize /tmp/dumps -o /shared/$SLURM_NODEID.rsum'
+  srun --ntasks-per-node=1 sh -c \\
+    'rcomm-fr summarize /tmp/dumps -o /shared/$SLURM_NODEID.rsum'
   rcomm-fr analyze /shared/*.rsum")]
 pub(crate) struct SummarizeArgs {
     /// Records, as for `analyze`.
@@ -398,7 +404,7 @@ pub(crate) struct SummarizeArgs {
     pub(crate) jobs: Option<NonZeroUsize>,
 }
 
-/// List, show or clear the rings of this node: the records of jobs that run, hang, or died.
+/// List, show or remove the rings of this node: the records of jobs that run, hang, or died.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct RingsArgs {
@@ -430,7 +436,7 @@ pub(crate) struct RingPlace {
         hide_env_values = true
     )]
     pub(crate) dir: Option<PathBuf>,
-    /// Only those of this job.
+    /// Only the rings of this job.
     #[arg(long, value_name = "JOB")]
     pub(crate) job: Option<String>,
 }
@@ -497,7 +503,9 @@ pub(crate) enum DumpFormat {
 Exit codes: 0 answered; 2 a wrong query, or no readable input.
 
 Example, the ranks that moved most bytes:
-  rcomm-fr query 'select rank, sum(input_bytes) as b from entries group by rank order by b desc' dumps/")]
+  rcomm-fr query \\
+    'select rank, sum(input_bytes) as b from entries group by rank order by b desc' \\
+    dumps/")]
 pub(crate) struct QueryArgs {
     /// A select statement.
     #[arg(value_name = "SQL")]
@@ -577,7 +585,7 @@ pub(crate) struct CompletionsArgs {
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// Print the man page (roff), or write one page for each command into a folder.
+/// Print the manual page (roff), or write one page for each command into a folder.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
     /// Write the pages of all commands into this folder, which is created if it does not exist.

@@ -230,7 +230,7 @@ const VARIABLES: [(&str, &str, &str); 5] = [
     (
         "TORCH_FR_BUFFER_SIZE",
         "TORCH_NCCL_TRACE_BUFFER_SIZE",
-        "operations kept: 2000 by default, 0 up to about 2.6; 0 is off",
+        "operations kept: 2000 by default; 0, which is off, by default up to PyTorch 2.6",
     ),
     (
         "TORCH_FR_DUMP_ON_TIMEOUT",

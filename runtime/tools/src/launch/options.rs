@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const EXIT_CODES: &str = "\
 rcomm-run demo healthy|slow|stuck|kill|freeze|mismatch|deadlock|pipeline starts \
-such a job, to look at with rcomm-top and rcomm-web; rcomm-run demo --help explains it.
+a job with that fault, to watch with rcomm-top or rcomm-web; see rcomm-run demo --help.
 
 Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, \
 GROUP_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...), RCOMM_JOB_SECRET and \
@@ -23,8 +23,8 @@ failure. Then they get SIGTERM, and SIGKILL if they still run after --grace.
 SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace; a second one \
 kills at once. SIGUSR1 and SIGUSR2 are only passed on.
 
-With --max-restarts, all ranks are then started again: a program that saves its state goes on \
-from there. A signal to the launcher ends the job for good.
+With --max-restarts, all ranks are started again after a failure: a program that saves its state \
+goes on from there. A signal to the launcher ends the job for good.
 
 With --replace, the others go on when a rank fails, and a process joins in its place \
 (RCOMM_JOIN=1): they take it up with World::grow.
@@ -54,7 +54,7 @@ pub struct Options {
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub nproc: u32,
 
-    /// Number of hosts of the job, or MIN:MAX; one rcomm-run is started on each. Hosts beyond MAX wait until one is lost.
+    /// Number of hosts of the job, or MIN:MAX; start one rcomm-run on each. Hosts beyond MAX wait until one is lost.
     #[arg(long, default_value_t, value_name = "N|MIN:MAX")]
     pub nnodes: NodeCount,
 
@@ -109,12 +109,11 @@ pub struct Options {
     #[arg(long, env = "RCOMM_TLS_CA", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
     pub tls_ca: Option<PathBuf>,
 
-    /// Time for ranks to end after SIGTERM, in seconds.
+    /// Time that ranks have to end after SIGTERM, in seconds.
     #[arg(long, default_value = "10", value_parser = seconds, value_name = "SECONDS")]
     pub grace: Duration,
 
-    /// Time for the other ranks after one has failed, in seconds, in which they notice it themselves and write their
-    /// dumps. The default suffices for the default values of RCOMM_SIGNAL_INTERVAL_MS and RCOMM_STATUS_WAIT_MS; 0 ends
+    /// Time that the other ranks have, after one has failed, to notice it and to write their dumps, in seconds. The default suffices for the default values of RCOMM_SIGNAL_INTERVAL_MS and RCOMM_STATUS_WAIT_MS; 0 ends
     /// the others at once.
     #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
     pub linger: Duration,

@@ -337,6 +337,7 @@ fn options() -> Options {
         surroundings: false,
         still: false,
         dumps: false,
+        fault_ns: None,
         history: 256 << 20,
         keymap: Keymap::default(),
         muted: Default::default(),

@@ -472,6 +472,24 @@ fn a_warning_about_a_job_that_ended_has_its_own_sentence() {
 }
 
 #[test]
+fn a_simulated_job_says_when_its_fault_begins_until_it_is_found() {
+    let mut state = showing(recorded(Situation::Healthy), (80, 24));
+    state.options.fault_ns = Some(state.now.wall_ns + 3_500_000_000);
+    let snapshot = Arc::new(recorded(Situation::Healthy));
+    update(&mut state, Event::Observed(snapshot));
+    let screen = text::of(&state);
+    assert!(screen.contains("its fault begins in 4 s"), "{screen}");
+    let mut found = showing(recorded(Situation::StuckRank), (80, 24));
+    found.options.fault_ns = Some(found.now.wall_ns);
+    update(
+        &mut found,
+        Event::Observed(Arc::new(recorded(Situation::StuckRank))),
+    );
+    let screen = text::of(&found);
+    assert!(!screen.contains("its fault"), "{screen}");
+}
+
+#[test]
 fn nothing_is_drawn_again_while_nothing_changes() {
     let mut state = showing(recorded(Situation::Healthy), (80, 24));
     state.changed = false;

@@ -137,6 +137,7 @@ fn view_sources(
 ) -> anyhow::Result<u8> {
     let job = JobChoice::of(cli.from.job.clone());
     let sources = sources::of(cli, anchor, &job)?;
+    let fault_ns = sources::simulated_fault_ns(cli, anchor);
     let still = sources.iter().all(|source| source.is_still());
     let recorded = match cli.command {
         Some(CliCommand::Replay {
@@ -148,6 +149,7 @@ fn view_sources(
     let live = live(cli, config, names, recorded)?;
     let mut state = state(cli, config, env, still, anchor)?;
     state.options.dumps = still;
+    state.options.fault_ns = fault_ns;
     let targets = Arc::new(sources::request_targets(cli, &job)?);
     state.options.askable = !targets.dumps.is_empty();
     state.options.stacks_askable = !targets.stacks.is_empty();
@@ -325,6 +327,7 @@ fn state(
         surroundings: false,
         still,
         dumps: false,
+        fault_ns: None,
         history: config.history_mib.unwrap_or(256) << 20,
         keymap,
         muted,

@@ -3,7 +3,7 @@
 use crate::app::writer::RequestTargets;
 use crate::start::cli::{Cli, CliCommand, SourceOptions};
 use anyhow::Context as _;
-use rcomm_analyzer::simulate::Simulation;
+use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::source::{
     CollectorSource, FileSource, JobChoice, LocalDumps, LocalSource, ProcessStacks, RingDumps,
     RingSource, RingSurroundings, RingThreads, SimulatedSource,
@@ -43,6 +43,27 @@ pub(crate) fn of(
             Ok(vec![Box::new(FileSource::new(paths.clone()))])
         }
         _ => live(&cli.from, anchor, job),
+    }
+}
+
+/// Time from the start of the program to the fault of a simulated job, ns: a few seconds, so that the healthy state is
+/// seen; in a script the fault is long past.
+fn lead_ns(cli: &Cli) -> i64 {
+    let is_script = cli.view.once || cli.view.json;
+    if is_script {
+        -60_000_000_000
+    } else {
+        4_000_000_000
+    }
+}
+
+/// When the fault of the simulated job begins, wall clock, ns since the epoch; `None` without such a job or fault.
+pub(crate) fn simulated_fault_ns(cli: &Cli, anchor: Anchor) -> Option<i64> {
+    match &cli.command {
+        Some(CliCommand::Demo { situation, .. }) if *situation != Situation::Healthy => {
+            Some(anchor.moment().wall_ns + lead_ns(cli))
+        }
+        _ => None,
     }
 }
 

@@ -57,6 +57,8 @@ pub struct Options {
     pub still: bool,
     /// Whether dumps are replayed: a snapshot then bears the time at which they were read.
     pub dumps: bool,
+    /// When the fault of a simulated job begins, wall clock, ns since the epoch; `None` if there is none.
+    pub fault_ns: Option<i64>,
     /// Memory for the snapshots that are kept, in bytes.
     pub history: usize,
     /// The key bindings.
@@ -423,6 +425,7 @@ impl State {
             jobs: &self.jobs,
             trends: &self.trends,
             wall_ns: self.now.wall_ns,
+            fault_ns: self.options.fault_ns,
         }
     }
 

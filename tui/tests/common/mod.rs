@@ -92,6 +92,7 @@ pub(crate) fn options() -> Options {
         surroundings: false,
         still: false,
         dumps: false,
+        fault_ns: None,
         history: 64 << 20,
         keymap: Keymap::default(),
         muted: Default::default(),

@@ -101,6 +101,7 @@ fn show(
         surroundings: false,
         still: false,
         dumps: false,
+        fault_ns: None,
         history: 1 << 20,
         keymap: Keymap::default(),
         muted: Default::default(),

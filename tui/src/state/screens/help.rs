@@ -52,9 +52,11 @@ pub(super) fn page(keymap: &Keymap) -> Page {
         ]);
     }
     title(&mut lines, "commands");
+    let width = COMMANDS.iter().map(|(usage, _)| usage.len()).max();
+    let width = width.unwrap_or_default();
     for (usage, meaning) in COMMANDS {
         lines.push(vec![
-            styled(format!("  :{usage:<24}"), Tone::Accent),
+            styled(format!("  :{usage:<width$}  "), Tone::Accent),
             plain(*meaning),
         ]);
     }

@@ -92,6 +92,8 @@ pub struct ViewModel<'a> {
     pub trends: &'a Trends,
     /// The current time, wall clock, ns since the epoch.
     pub wall_ns: i64,
+    /// When the fault of a simulated job begins, wall clock, ns since the epoch; `None` if there is none.
+    pub fault_ns: Option<i64>,
 }
 
 impl ViewModel<'_> {

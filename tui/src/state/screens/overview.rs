@@ -127,6 +127,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         head.extend(why_line(model));
     }
     head.extend(jobs::others(model));
+    head.extend(simulated_fault(model));
     let beside = is_beside(model);
     let right = panes.iter().enumerate().filter(|(_, pane)| {
         use OverviewPane::{Groups, InFlight, Trends};
@@ -139,6 +140,21 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     };
     enlarge_trends(model, panes, &mut page);
     page
+}
+
+/// For a simulated job without a verdict yet, a line that says when its fault begins or began.
+fn simulated_fault(model: &ViewModel<'_>) -> Option<Line> {
+    let fault_ns = model.fault_ns.filter(|_| model.index.head.is_none())?;
+    let left_s = (fault_ns - model.wall_ns) as f64 / 1e9;
+    let text = if left_s > 0.0 {
+        format!("simulated job: its fault begins in {:.0} s", left_s.ceil())
+    } else {
+        format!(
+            "simulated job: its fault began {:.0} s ago and is not found yet",
+            -left_s
+        )
+    };
+    Some(vec![styled(text, Tone::Dim)])
 }
 
 /// Whether panes are drawn in two columns. A user's own order of panes is kept: one below the other.

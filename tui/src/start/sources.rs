@@ -27,14 +27,7 @@ pub(crate) fn of(
             let window = LiveOptions::default().entry_budget / *ranks as usize;
             let simulation =
                 Simulation::new(*situation, *ranks, 0).with_window(window.clamp(64, 256));
-            // Start a few seconds before the fault, so that the healthy state is seen; in a script, start long after
-            // the fault.
-            let lead = if cli.view.once || cli.view.json {
-                -60
-            } else {
-                4
-            };
-            let start = now + lead * 1_000_000_000 - simulation.fault_ns();
+            let start = now + lead_ns(cli) - simulation.fault_ns();
             let simulation = simulation.begun_at(start);
             let source = SimulatedSource::new(simulation, move || anchor.moment().wall_ns);
             Ok(vec![Box::new(source)])

@@ -455,8 +455,9 @@ int32_t rcomm_find_absent(const struct rcomm_group *group,
                           uint64_t within_ms,
                           char **json);
 
-// Writes to `*json` the group's progress on this rank: name, purpose, members, and the numbers of the newest operation
-// that was issued, that has started and that has completed. Takes no lock, also while operations hang.
+// Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest operation that
+// was issued, that has started and that has completed, and why the group refuses operations (null if it does not).
+// Takes no lock, also while operations hang.
 //
 // # Safety
 // `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
@@ -985,8 +986,8 @@ const char *rcomm_last_error(void);
 // Puts `length` bytes, which are copied, into the value that a function of a store was given.
 //
 // # Safety
-// `value` is the pointer that the function got, which has not returned; `length` bytes lie at `bytes`, which may be
-// NULL if there are none.
+// `value` is the pointer that the function got, and the function has not returned; `length` bytes lie at `bytes`, which
+// may be NULL if there are none.
 int32_t rcomm_value_set(const struct rcomm_value *value,
                         const uint8_t *bytes,
                         size_t length);

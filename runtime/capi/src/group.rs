@@ -187,9 +187,9 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
     })
 }
 
-/// Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is called
-/// once, on any thread, when the handle is freed and every operation called with it has let go of its memory, also
-/// after an error. So the owner of buffers can be handed over, instead of asking `rcomm_work_released`.
+/// Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is
+/// called once, on any thread, when the handle is freed and every operation called with it has let go of its memory,
+/// also after an error. So the owner of buffers can be handed over, instead of asking `rcomm_work_released`.
 ///
 /// # Safety
 /// `group` is a valid handle; `release` may be called once with `owner`, on any thread; `handle` may be written.
@@ -303,8 +303,9 @@ pub unsafe extern "C" fn rcomm_find_absent(
     })
 }
 
-/// Writes to `*json` the group's progress on this rank: name, purpose, members, and the numbers of the newest operation
-/// that was issued, that has started and that has completed. Takes no lock, also while operations hang.
+/// Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest operation
+/// that was issued, that has started and that has completed, and why the group refuses operations (null if it does
+/// not). Takes no lock, also while operations hang.
 ///
 /// # Safety
 /// `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.

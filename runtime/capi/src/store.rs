@@ -16,8 +16,8 @@ const MOST_BYTES: usize = 64 << 20;
 /// Where a function of a store puts the value that it read: `rcomm_value_set`.
 pub struct Value(Mutex<Option<Vec<u8>>>);
 
-/// The functions of a store of the caller, and the argument that each of them gets first. Keys are texts that end with a
-/// zero byte; values are any bytes. A function returns 0, or another number if the store failed.
+/// The functions of a store of the caller, and the argument that each of them gets first. Keys are texts that end with
+/// a zero byte; values are any bytes. A function returns 0, or another number if the store failed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct StoreCalls {
@@ -32,7 +32,8 @@ pub struct StoreCalls {
             length: usize,
         ) -> i32,
     >,
-    /// Puts the value of a key, once it is there, into `value`; nothing, if it is not there after `timeout_ms` (0 = now).
+    /// Puts the value of a key, once it is there, into `value`; nothing, if it is not there after `timeout_ms` (0 =
+    /// now).
     pub get: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -74,8 +75,8 @@ pub struct StoreCalls {
 /// Puts `length` bytes, which are copied, into the value that a function of a store was given.
 ///
 /// # Safety
-/// `value` is the pointer that the function got, which has not returned; `length` bytes lie at `bytes`, which may be
-/// NULL if there are none.
+/// `value` is the pointer that the function got, and the function has not returned; `length` bytes lie at `bytes`,
+/// which may be NULL if there are none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_value_set(
     value: *const Value,

@@ -1,4 +1,4 @@
-//! Certificates for tests and benchmarks of TLS: a CA of their own, and what it signs.
+//! Certificates for tests and benchmarks of TLS: a CA, and the identities that it issues.
 #![allow(clippy::unwrap_used, dead_code, missing_docs, unreachable_pub)]
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};

@@ -429,7 +429,7 @@ impl Nodes {
     }
 }
 
-/// Pulses of other launchers, as far as they were looked at.
+/// The pulses of the launchers that were looked at.
 #[derive(Default)]
 pub(super) struct Pulses(HashMap<u32, Pulse>);
 

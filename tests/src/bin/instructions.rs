@@ -1,13 +1,13 @@
-//! Counts the instructions of hot paths with callgrind and compares them with stored counts. Time depends on what else a
-//! machine does; the number of instructions does not, so a path that became longer shows even on a busy one.
+//! Counts the instructions of hot paths with callgrind and compares them with stored counts. Time depends on what else
+//! a machine does; the number of instructions does not, so a path that became longer shows even on a busy one.
 //!
 //! ```sh
 //! cargo build --release -p rcomm-tests --bin instructions
 //! target/release/instructions check tests/instructions.tsv
 //! ```
 //!
-//! Each path runs twice in a process of its own, once with so many repetitions and once with twice as many. The
-//! difference is what the repetitions cost, without start and preparation.
+//! Each path runs twice, each time in its own process: once with a number of repetitions and once with twice as many.
+//! The difference is what the repetitions cost, without start and preparation.
 //!
 //! Counts belong to the compiler that made the program: with another one, `check` prints them and compares nothing.
 //!
@@ -166,7 +166,7 @@ fn count(path: &HotPath) -> anyhow::Result<u64> {
     Ok(twice.saturating_sub(once) / path.repetitions)
 }
 
-/// Instructions of a process that runs the path so many times.
+/// Instructions of a process that runs the path this many times.
 fn collected(name: &str, repetitions: u64) -> anyhow::Result<u64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])

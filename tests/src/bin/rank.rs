@@ -1,7 +1,7 @@
 //! One rank of a test job: trains in two groups until the culprit's fault ends it; or, in the shrinking
 //! scenario, sums in one group and goes on when the culprit is killed; or runs a monitored barrier that
-//! the culprit misses; or makes and shuts down one world after the other, or many at once; or goes on with a replacement
-//! for the culprit, or is that replacement.
+//! the culprit misses; or makes and shuts down one world after the other, or many at once; or goes on with a
+//! replacement for the culprit, or is that replacement.
 //!
 //! `rank FAULT [STEP [PAUSE_MS]]`: in which step the fault happens, and how long each step loads data.
 #![allow(clippy::print_stderr)]
@@ -81,7 +81,7 @@ fn survive() -> Result<(), String> {
     world.shutdown().map_err(text)
 }
 
-/// What a rank does after its world was to be made anew.
+/// What a rank does after it has tried to make its world anew.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
     End,
@@ -91,7 +91,7 @@ enum Then {
     Shrink,
 }
 
-/// Sums until the culprit is killed, and goes on with a process that joins in its place; or joins.
+/// Runs barriers until the culprit is killed, and goes on with a process that joins in its place; or is that process.
 fn grow(then: Then) -> Result<(), String> {
     let text = |error: rcomm::Error| error.to_string();
     let config = Config::from_environment().map_err(text)?;
@@ -142,7 +142,7 @@ fn grow(then: Then) -> Result<(), String> {
 
 /// How many worlds a rank makes.
 const WORLDS: u64 = 24;
-/// The world, counted from 0, after which its resources must no longer grow.
+/// The world, counted from 0, after which the process's resources must no longer grow.
 const SETTLED: u64 = 8;
 
 /// Makes a world, works and shuts it down, again and again, and reports how the process's resources have changed since

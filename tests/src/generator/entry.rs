@@ -1,4 +1,4 @@
-//! One operation in the manner of each recorder.
+//! Writes one operation in the manner of each recorder.
 
 use super::program::Call;
 use super::record::Writer;

@@ -458,7 +458,8 @@ fn try_at(
     }
 }
 
-/// The acts with which the steps begin, each with a lateness of 200 ms; `None` if there are fewer than three.
+/// The acts with which each step but the first begins, each with a lateness of 200 ms; `None` if there are fewer than
+/// three.
 fn step_starts(program: &Program) -> Option<Vec<(usize, u64)>> {
     let late: Vec<(usize, u64)> = step_begins(program).map(|at| (at, 200)).collect();
     (late.len() >= 3).then_some(late)

@@ -62,7 +62,7 @@ pub struct Spec {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mix {
     /// Parameters are sharded over the data-parallel replicas, and over half of them where there are
-    /// enough: gathered ahead of each layer, reduced behind it.
+    /// enough: gathered before each layer, reduced after it.
     pub sharded: bool,
     /// Tensor-parallel groups pass blocks around a ring, a send and a receive in each batch.
     pub rings: bool,
@@ -131,7 +131,8 @@ impl Spec {
         };
         let (dp, ep) = if tp * pp * dp < 2 { (2, 1) } else { (dp, ep) };
         let window = *random.pick(&[Window::Whole, Window::Whole, Window::Last, Window::Unequal]);
-        // Torchcomms numbers all operations with one counter: if a ring has lost its beginning, it identifies nothing.
+        // Torchcomms numbers all operations with one counter: if a ring has lost its beginning, the counter identifies
+        // no operation.
         let window = match recorder {
             Recorder::Torchcomms => Window::Whole,
             _ => window,
@@ -142,7 +143,7 @@ impl Spec {
         } else {
             &[0, 3, 8]
         };
-        // Drawn from a second generator, so that a seed still gives the same job as before.
+        // Drawn from other generators, so that these parts do not change what the first one gives for a seed.
         let mut second = Random::new(seed ^ 0xbe51_de00);
         let peers = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
         let mix = Mix {

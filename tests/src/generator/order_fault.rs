@@ -1,7 +1,7 @@
 //! Operations in an order that does no harm yet.
 //!
-//! In the simulation, no operation of a rank ends while another one of it waits. The programs therefore run in
-//! the harmless order, and the records show the other order as that of issue.
+//! In the simulation, no operation of a rank ends while another operation of that rank waits. The programs therefore
+//! run in the harmless order, and the records show the other order as that of issue.
 
 use super::fault::{Fault, step_begins, waits_for_all};
 use super::mesh::Mesh;

@@ -36,7 +36,7 @@ impl Run {
     }
 }
 
-/// The receive and the send of a message: which rank posted it, when, and how many elements.
+/// The receive and the send of a message: for each, which rank posted it, when, and with how many elements.
 type Halves = [Option<(Rank, i64, u64)>; 2];
 
 /// Messages that a receiver takes in any order: the ranks with a posted half that is not matched, by group and

@@ -97,7 +97,7 @@ impl MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// How many processes of the group the kernel has killed since memory ran out; 0 if it does not say.
+    /// How many processes of the group the kernel has killed because memory ran out; 0 if it does not say.
     fn killed(&self) -> u64 {
         let count = |file: &str| {
             let text = std::fs::read_to_string(self.0.join(file)).ok()?;
@@ -151,7 +151,7 @@ impl Job {
         };
         let mut command = Command::new(program);
         command.args(["launch", "-n", &RANKS.to_string(), "--job-id", JOB]);
-        // Time for the others to time out, however busy the host, and little for a stopped rank.
+        // The others have time to time out, however busy the host; a stopped rank is killed soon.
         command.args(["--linger", "15", "--grace", "2", "--"]);
         command.arg(program).args(["rank", row.act.name()]);
         command.arg(folder.path());
@@ -189,9 +189,9 @@ impl Job {
         self.folder.path().join("dumps")
     }
 
-    /// Whether what happened is what its row describes. The kernel may kill a second rank before the memory of the first
-    /// is free: then two ranks are to blame. On a busy host the deaths of all ranks may be so far apart that some of them
-    /// did go first.
+    /// Whether what happened is what its row describes. The kernel may kill a second rank before the memory of the
+    /// first is free: then two ranks are to blame. On a busy host the deaths of all ranks may be so far apart that some
+    /// of them did go first.
     pub(super) fn is_of_its_row(&self) -> bool {
         let one_was_killed = self.group.as_ref().is_none_or(|group| group.killed() <= 1);
         one_was_killed && self.killing.is_none_or(|took| took <= TOGETHER)

@@ -33,7 +33,7 @@ impl Source {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Live, Self::Rings, Self::Dumps, Self::DumpsAlone];
 
-    /// Its name on the command line.
+    /// Its name in the printed results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Live => "live",

@@ -215,7 +215,8 @@ fn exhaust() {
     }
 }
 
-/// Puts this thread, and those that it starts, behind threads that never sleep, on one processor.
+/// Puts this thread, and those that it starts later, on one processor that threads which never sleep keep busy, with a
+/// lower priority than theirs.
 fn starve() {
     let Ok(all) = sched_getaffinity(None) else {
         return;

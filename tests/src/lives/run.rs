@@ -26,7 +26,7 @@ pub struct Cell {
     pub first: Option<TimedAnswer>,
     /// The last answer; `None` if there was none.
     pub last: Option<TimedAnswer>,
-    /// The answers, the last one included or not, that are not true.
+    /// The answers that are not true; the last one may be among them.
     pub wrong: Vec<TimedAnswer>,
     /// Whether the last answer is right.
     pub is_right: bool,
@@ -35,7 +35,7 @@ pub struct Cell {
 /// How long the live view continues after the end of the job: longer than answers usually take to settle; up to three
 /// times as long while its answer is not right.
 const AFTER: Duration = Duration::from_secs(4);
-/// How often a job is started until its fault is the only one.
+/// How often at most a job is started until what happened to it is what its row describes.
 const MOST_TRIES: u32 = 3;
 
 /// Runs the job of a row once and judges it from all sources; `program` is the one that calls

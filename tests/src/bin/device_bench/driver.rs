@@ -80,7 +80,7 @@ impl Events {
     fn record(&self, mark: usize, stream: &CudaStream) {
         let record: Symbol<'_, unsafe extern "C" fn(Handle, Handle) -> c_int> =
             self.driver.find("cuEventRecord");
-        // SAFETY: this has the event until the process ends, and the stream is borrowed.
+        // SAFETY: the event lives until the process ends, and the stream is borrowed.
         check("cuEventRecord", unsafe {
             record(self.marks[mark], stream.as_raw())
         });
@@ -99,7 +99,7 @@ impl Events {
         self.record(2, from);
         let wait: Symbol<'_, unsafe extern "C" fn(Handle, Handle, c_uint) -> c_int> =
             self.driver.find("cuStreamWaitEvent");
-        // SAFETY: this has the event until the process ends, and the stream is borrowed.
+        // SAFETY: the event lives until the process ends, and the stream is borrowed.
         check("cuStreamWaitEvent", unsafe {
             wait(to.as_raw(), self.marks[2], 0)
         });
@@ -110,8 +110,7 @@ impl Events {
         let mut time = 0f32;
         let elapsed: Symbol<'_, unsafe extern "C" fn(*mut f32, Handle, Handle) -> c_int> =
             self.driver.find("cuEventElapsedTime");
-        // SAFETY: this has both events until the process ends; the call writes one float through a
-        // reference.
+        // SAFETY: both events live until the process ends; the call writes one float through a reference.
         let status = unsafe { elapsed(&mut time, self.marks[0], self.marks[1]) };
         check("cuEventElapsedTime", status);
         f64::from(time)

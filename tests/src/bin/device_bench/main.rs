@@ -218,7 +218,7 @@ impl Bench {
         ] {
             let comm = self.time(|| self.communicate(way, &buffer, &apart))?;
             let both = self.time(|| {
-                // The product first: what follows must not wait for it.
+                // The product is enqueued first, and the all-reduce must not wait for it.
                 gemm.launch(&self.stream);
                 self.communicate(way, &buffer, &apart)
             })?;

@@ -1,5 +1,5 @@
 //! What a program asks of communicators besides operations: to release their memory for some time, to pass numbers to
-//! profiler plug-ins, to take one communicator for both directions of a pair. And ends after an error.
+//! profiler plug-ins, to take one communicator for both directions of a pair. Also their end after an error.
 
 use super::ends::counter;
 use super::{Gpu, all_reduce, count};
@@ -56,7 +56,7 @@ pub(super) fn suspension(world: &World, gpu: &Gpu) -> Result<()> {
     assert!(!before.is_released && before.releasable > 0);
     assert_eq!(before.total, before.releasable + before.persistent);
     for _ in 0..2 {
-        // What is issued before ends before.
+        // An operation that is issued before the suspension ends before it.
         let numbers = gpu.buffer(&[1i64; 100])?;
         let work = group.execute_async(all_reduce(&numbers)?)?;
         backend.suspend(LIMIT)?;
@@ -75,7 +75,7 @@ pub(super) fn suspension(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// The library has no such functions.
+/// The library has no functions that release the memory of communicators.
 pub(super) fn no_suspension(world: &World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     let backend = backend(world);
@@ -117,7 +117,8 @@ pub(super) fn pairs(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// The connections break after the last operation, so that none sees the error: the communicator is aborted then.
+/// The connections break after the last operation, so that no operation sees the error: the communicator is aborted
+/// then.
 pub(super) fn broken_at_the_end(world: World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     world.group().barrier()?;

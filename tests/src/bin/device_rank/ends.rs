@@ -12,7 +12,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Captures an all-reduce, and leaves the graph.
+/// Captures an all-reduce into a graph, which is never destroyed.
 fn capture(world: &World, gpu: &Gpu, numbers: &DeviceBuffer) -> Result<()> {
     let graphs = Graphs::of(world);
     let stream = gpu.stream.as_raw();
@@ -54,7 +54,7 @@ pub(super) fn two_hung(world: World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let peer = group.rank() ^ 1;
     let (sent, summed) = (gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?);
-    // The pair's communicator exists, and its first message has arrived.
+    // A first message makes the pair's communicator before anything hangs.
     let message = |first: bool| -> Result<Op<'static>> {
         let buffer = sent.buffer()?;
         Ok(match first {
@@ -86,8 +86,8 @@ pub(super) fn two_hung(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// One rank stays away from an operation on each of two communicators, so that the kernels of the others hang on both, on
-/// a device as on the simulator.
+/// One rank stays away from an operation on each of two communicators, so that the kernels of the others hang on both,
+/// on a device as on the simulator.
 pub(super) fn two_absent(world: World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let second = group.split(Some(0), 0, &GroupOptions::named("second"))?;
@@ -161,7 +161,7 @@ pub(super) fn many_hung(world: World, gpu: &Gpu) -> Result<()> {
         }
         Ok(works)
     };
-    // All communicators exist.
+    // First messages make the communicators of all pairs before anything hangs.
     let first = [messages(true)?, messages(false)?];
     first
         .into_iter()
@@ -195,7 +195,7 @@ pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
     until("the end of memory beside a hang", || {
         let before = memory();
         let allocated = backend.allocate(DType::F32, 1 << 10);
-        // Memory that is not zeroed yet would be freed by a later operation.
+        // Memory that is dropped before it is zeroed is freed only by a later operation.
         std::thread::sleep(Duration::from_millis(5));
         allocated.map(drop).is_ok() && memory() == before
     });
@@ -220,8 +220,8 @@ pub(super) fn refused_first(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Prints whether the clean-up that the abort began has finished: the world waits ten seconds for that, then
-/// continues.
+/// Drops the world, and prints whether the clean-up that the abort began has finished in time: the world waits at most
+/// ten seconds for it.
 fn end_in_time(world: World) {
     let begun = Instant::now();
     drop(world);

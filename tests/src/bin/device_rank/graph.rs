@@ -98,7 +98,7 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     let (group, graphs) = (world.group(), Graphs::of(world));
     let stream = gpu.stream.as_raw();
     let size = i64::from(world.size());
-    // The communicator does its work on the host before the capture.
+    // The first operation does the communicator's work on the host, which must be over before the capture.
     count(group, gpu)?;
     let summed = gpu.buffer(&[1i64; 100])?;
     let gathered = gpu.buffer(&vec![0i64; 100 * world.size() as usize])?;

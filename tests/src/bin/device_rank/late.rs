@@ -112,7 +112,7 @@ pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
         group.abort("it takes too long");
         issuing.join().expect("the thread that issues")
     })?;
-    // What is on the device by now is done, which implies nothing about what is still to come.
+    // Waits only for what is on the device by now: the operation may still be launched later.
     wait_for_device(world, gpu);
     let error = work
         .wait()

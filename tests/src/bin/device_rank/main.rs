@@ -305,7 +305,7 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     let again = registration.clone();
     backend.deregister(registration)?;
     refused("what was undone", backend.deregister(again));
-    // The library counts what is registered twice, and so do we.
+    // The library counts how often memory is registered, and so does rcomm.
     let twice = [
         backend.register(&ours.buffer()?)?,
         backend.register(&ours.buffer()?)?,

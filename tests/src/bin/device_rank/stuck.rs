@@ -1,4 +1,4 @@
-//! A device stream that never progresses: an operation behind it times out, is dumped and aborted.
+//! A device stream that never progresses: an operation that waits for it times out, is dumped and aborted.
 
 use super::{Gpu, all_reduce};
 use libloading::{Library, Symbol};

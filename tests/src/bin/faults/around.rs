@@ -45,7 +45,7 @@ pub(crate) fn observe(folder: &Path) -> ! {
 }
 
 /// Serves an endpoint once: a program in which another crate uses tokio's signals keeps two descriptors from its first
-/// one on, which are no leak of a world.
+/// endpoint on, which are no leak of a world.
 pub(crate) fn serve_once(folder: &Path) -> anyhow::Result<()> {
     let mut config = RecorderConfig::new("once", 0, 1);
     (config.placement, config.entries) = (Placement::Memory, 16);
@@ -98,7 +98,7 @@ pub(crate) fn mount_disk(folder: &Path, at: &Path) -> anyhow::Result<()> {
         .arg(at))
 }
 
-/// A file system on which every write waits, until it is dropped.
+/// A file system on which every write waits, until this value is dropped.
 pub(crate) struct Stalled {
     at: PathBuf,
     /// Ends the stall after a minute, also if this program is killed: a process that waits for the file system cannot
@@ -155,7 +155,7 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Overwrites every third block of 4 KiB with arbitrary bytes, behind the first 64 KiB: the header is kept.
+/// Overwrites every third block of 4 KiB with arbitrary bytes, from 64 KiB on: the header is kept.
 pub(crate) fn overwrite(ring: &Path) -> anyhow::Result<()> {
     let file = std::fs::File::options().write(true).open(ring)?;
     let length = file.metadata()?.len();

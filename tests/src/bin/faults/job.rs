@@ -241,7 +241,7 @@ impl<'a> Job<'a> {
     /// Prepares the file systems with their fault, before the job starts.
     fn prepare(&self) -> anyhow::Result<()> {
         match self.scenario.fault {
-            // The driver runs in a separate mount namespace.
+            // This program runs in a separate mount namespace.
             Fault::Memory(shm) => {
                 let options = match shm {
                     Shm::Full => "size=4k,mode=1777",

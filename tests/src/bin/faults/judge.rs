@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// One line of the table. `None`: the row does not check this.
+/// One line of the table. A result is `None` if the row does not check it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
@@ -20,7 +20,7 @@ pub(crate) struct Row {
     /// did, and how many had to.
     pub(crate) got_error: Option<(f64, usize, usize)>,
     pub(crate) in_time: Option<bool>,
-    /// How many of them got an error that named the right ranks, and how many were expected to.
+    /// How many of these ranks got an error that named the right ranks, and how many were expected to.
     pub(crate) named: Option<(usize, usize)>,
     /// The verdict's culprits, and whether they are right.
     pub(crate) verdict: Option<(String, bool)>,
@@ -65,7 +65,7 @@ impl Row {
         if expected_ranks.is_empty() {
             return;
         }
-        // The ranks make a group when they need the store, for which they have as long as for the start.
+        // Ranks that need the store make a group, which may take as long as the start.
         let is_start = matches!(scenario.expect, Expect::Refused(_) | Expect::StoreLost);
         let limit = if is_start { INIT_TIMEOUT } else { TIMEOUT } + slack;
         let (mut latest, mut got, mut named, mut blaming) = (0, 0, 0, 0);
@@ -200,8 +200,8 @@ impl Row {
     }
 }
 
-/// Whether an error names the culprits and no other rank: its `ranks` must be some of them, and its text must
-/// have all of them.
+/// Whether an error names the culprits and no other rank: its `ranks` must be some of them, and its text must name all
+/// of them.
 fn names(culprits: &[u32], ranks: &[u32], text: &str) -> bool {
     let words: BTreeSet<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     let to_text = culprits

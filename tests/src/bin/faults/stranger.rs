@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// The user without rights of most systems, `nobody`.
 const USER: u32 = 65_534;
-/// Connections to each port of the job that the user holds.
+/// How many connections to each port of the job the user keeps open.
 const HELD: usize = 64;
 
 #[derive(Debug, Args)]
@@ -70,7 +70,7 @@ pub(crate) fn probe() -> anyhow::Result<()> {
 /// Has another user try everything in [`run`] on the job.
 ///
 /// # Errors
-/// Lists what worked.
+/// If any of it worked; the error lists that.
 pub(crate) fn attack(folder: &Path, job: &str, store: u16, pids: &[u32]) -> anyhow::Result<()> {
     // All users may enter the test's own folder, so that only what rcomm makes there protects the job.
     fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;

@@ -8,7 +8,7 @@
 //!
 //! The ranks are the same processes all the time. A round measures every size under every observer, in an order that
 //! changes from round to round. It measures twice without an observer: these two differ by the noise of the machine,
-//! and an effect that is not larger than their difference is not shown. The table has, for each observer, the median
+//! and an effect that is not larger than their difference proves nothing. The table has, for each observer, the median
 //! over the rounds of the ratio to the mean of these two.
 #![expect(
     clippy::print_stdout,

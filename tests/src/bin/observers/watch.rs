@@ -51,7 +51,7 @@ impl Kind {
         Ok(Some(std::env::current_exe()?.with_file_name(name)))
     }
 
-    /// The program of this observer, if it is not beside this one.
+    /// The program of this observer, if it is not in the folder of this program.
     pub(crate) fn missing_program(self) -> anyhow::Result<Option<PathBuf>> {
         Ok(self.program()?.filter(|program| !program.exists()))
     }
@@ -200,7 +200,7 @@ impl Watching {
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        // After an error, which the caller already has.
+        // Does something only after an error, which the caller already has.
         let _ = self.stop();
     }
 }

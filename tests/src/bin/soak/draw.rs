@@ -11,8 +11,8 @@ impl Draw {
         let mut draw = Self(0);
         for &part in parts {
             draw.0 ^= part;
-            // The number, not the state after it: seeds that differ in a few bits would otherwise have the same rounds in
-            // another order.
+            // The number that is drawn becomes the state: otherwise seeds that differ in a few bits would have the same
+            // rounds in another order.
             draw.0 = draw.next();
         }
         draw

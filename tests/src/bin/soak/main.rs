@@ -5,9 +5,9 @@
 //! ```
 //!
 //! Every result is checked against what the ranks' inputs must give. In a round with a fault, every other rank must get
-//! an error in time that names the culprit; in one without, no rank may get any. After its world no rank may hold more
-//! descriptors or threads than before. Everything follows from the seed and
-//! the number of the round, and a round that was wrong is printed as the command that repeats it.
+//! an error in time that names the culprit; in a round without a fault, no rank may get an error. After its world no
+//! rank may hold more descriptors or threads than before. Everything follows from the seed and the number of the round,
+//! and a round that was wrong is printed as the command that repeats it.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,

@@ -32,7 +32,8 @@ const KINDS: [Kind; 9] = [
     Kind::Barrier,
     Kind::Ring,
 ];
-/// How long the threads of a world may take to end: one that waits for a store that does not answer, as long as that may.
+/// How long the threads of a world may take to end: a thread that waits for a store that does not answer ends only with
+/// the store's time-out.
 const ENDING: Duration = Duration::from_secs(70);
 /// The numbers of elements per rank.
 const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
@@ -40,7 +41,7 @@ const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
 /// Works through the plan as the rank that the environment names, and prints what came of it.
 ///
 /// # Errors
-/// If there is no such rank, or its world cannot be made.
+/// If the environment names no rank, or the rank's world cannot be made or shut down.
 #[expect(
     clippy::print_stdout,
     reason = "the report goes to the program that started this one"

@@ -17,7 +17,7 @@ use rcomm_recorder::publish::Dump;
 pub enum Layout {
     /// Replicas that add up their gradients in buckets while they compute.
     Replicas,
-    /// Sharded parameters: gathered before each layer, reduced behind it.
+    /// Sharded parameters: gathered before each layer, reduced after it.
     Sharded,
     /// Tensor and data parallel in a pipeline of this many chunks per stage.
     Pipeline(u32),

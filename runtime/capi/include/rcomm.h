@@ -184,14 +184,15 @@ typedef struct rcomm_reduction {
   double factor;
 } rcomm_reduction;
 
-// The functions of a store of the caller, and the argument that each of them gets first. Keys are texts that end with a
-// zero byte; values are any bytes. A function returns 0, or another number if the store failed.
+// The functions of a store of the caller, and the argument that each of them gets first. Keys are texts that end with
+// a zero byte; values are any bytes. A function returns 0, or another number if the store failed.
 typedef struct rcomm_store_calls {
   // Passed to each function.
   void *context;
   // Sets a key.
   int32_t (*set)(void *context, const char *key, const uint8_t *value, size_t length);
-  // Puts the value of a key, once it is there, into `value`; nothing, if it is not there after `timeout_ms` (0 = now).
+  // Puts the value of a key, once it is there, into `value`; nothing, if it is not there after `timeout_ms` (0 =
+  // now).
   int32_t (*get)(void *context,
                  const char *key,
                  uint64_t timeout_ms,
@@ -410,9 +411,9 @@ int32_t rcomm_group_on_terms(const struct rcomm_group *group,
                              uint8_t wait,
                              struct rcomm_group **handle);
 
-// Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is called
-// once, on any thread, when the handle is freed and every operation called with it has let go of its memory, also
-// after an error. So the owner of buffers can be handed over, instead of asking `rcomm_work_released`.
+// Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is
+// called once, on any thread, when the handle is freed and every operation called with it has let go of its memory,
+// also after an error. So the owner of buffers can be handed over, instead of asking `rcomm_work_released`.
 //
 // # Safety
 // `group` is a valid handle; `release` may be called once with `owner`, on any thread; `handle` may be written.
@@ -455,9 +456,9 @@ int32_t rcomm_find_absent(const struct rcomm_group *group,
                           uint64_t within_ms,
                           char **json);
 
-// Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest operation that
-// was issued, that has started and that has completed, and why the group refuses operations (null if it does not).
-// Takes no lock, also while operations hang.
+// Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest operation
+// that was issued, that has started and that has completed, and why the group refuses operations (null if it does
+// not). Takes no lock, also while operations hang.
 //
 // # Safety
 // `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
@@ -986,8 +987,8 @@ const char *rcomm_last_error(void);
 // Puts `length` bytes, which are copied, into the value that a function of a store was given.
 //
 // # Safety
-// `value` is the pointer that the function got, and the function has not returned; `length` bytes lie at `bytes`, which
-// may be NULL if there are none.
+// `value` is the pointer that the function got, and the function has not returned; `length` bytes lie at `bytes`,
+// which may be NULL if there are none.
 int32_t rcomm_value_set(const struct rcomm_value *value,
                         const uint8_t *bytes,
                         size_t length);

@@ -179,8 +179,33 @@ impl<const N: usize> SlotRing<N> {
         Err(Missed::Held)
     }
 
-    /// Does the same as [`update`](Self::update) for a slot that only one thread at a time writes, without an exchange.
-    /// If two threads do, the record may mix their words.
+    /// Does the same as [`write`](Self::write) for a slot that only one thread at a time writes, without an exchange. If
+    /// two threads do, the record may mix their words.
+    #[inline]
+    pub(crate) fn write_alone<M: Memory>(
+        &self,
+        memory: &M,
+        id: u64,
+        fill: impl FnOnce(&[M::Word; N]),
+    ) -> Result<(), Missed> {
+        let slot = self.slot(memory, id)?;
+        let old = slot[0].load(Ordering::Relaxed);
+        if id_of(old) >= id {
+            return Err(Missed::Reused);
+        }
+        if old & BUSY != 0 {
+            return self.write(memory, id, fill);
+        }
+        slot[0].store(stamp_of(id) | BUSY, Ordering::Relaxed);
+        memory.fence(Ordering::Release);
+        fill(slot);
+        slot[0].store(stamp_of(id), Ordering::Release);
+        Ok(())
+    }
+
+    /// Does the same as [`update`](Self::update) for a slot that, in all but rare cases, only one thread at a time writes,
+    /// without an exchange. It waits for a writer that it sees. If two threads begin at once, the record may mix their
+    /// words, and its stamp may be that of one of the two changes.
     #[inline]
     pub(crate) fn update_alone<M: Memory>(
         &self,
@@ -193,8 +218,40 @@ impl<const N: usize> SlotRing<N> {
         if id_of(old) != id {
             return Err(Missed::Reused);
         }
+        if old & BUSY != 0 {
+            return self.update(memory, id, change);
+        }
         slot[0].store(old | BUSY, Ordering::Relaxed);
         memory.fence(Ordering::Release);
+        change(slot);
+        slot[0].store(next_revision(old), Ordering::Release);
+        Ok(())
+    }
+
+    /// Changes one word of record `id`, if its slot still contains it, as [`update_alone`](Self::update_alone) does. A reader
+    /// gets the word as it was or as it is, so the slot is not claimed.
+    #[inline]
+    pub(crate) fn update_word<M: Memory>(
+        &self,
+        memory: &M,
+        id: u64,
+        word: usize,
+        change: impl FnOnce(u64) -> u64,
+    ) -> Result<(), Missed> {
+        let slot = self.slot(memory, id)?;
+        let old = slot[0].load(Ordering::Relaxed);
+        if id_of(old) != id {
+            return Err(Missed::Reused);
+        }
+        let change = |slot: &[M::Word; N]| {
+            slot[word].store(
+                change(slot[word].load(Ordering::Relaxed)),
+                Ordering::Relaxed,
+            );
+        };
+        if old & BUSY != 0 {
+            return self.update(memory, id, change);
+        }
         change(slot);
         slot[0].store(next_revision(old), Ordering::Release);
         Ok(())

@@ -108,6 +108,13 @@ fn put(memory: &ModelMemory, id: u64) {
     });
 }
 
+fn put_alone(memory: &ModelMemory, id: u64) {
+    let _ = slot().write_alone(memory, id, |slot| {
+        slot[1].store(id, Ordering::Relaxed);
+        slot[2].store(id, Ordering::Relaxed);
+    });
+}
+
 fn add_ten_to(slot: &[ModelWord; 3]) {
     for word in &slot[1..] {
         word.store(word.load(Ordering::Relaxed) + 10, Ordering::Relaxed);
@@ -144,10 +151,11 @@ fn one_writer(honor: Honor, action: fn(&ModelMemory)) -> impl Fn() {
 }
 
 /// The actions of a writer on a slot that contains a record.
-const ACTIONS: [fn(&ModelMemory); 3] = [
+const ACTIONS: [fn(&ModelMemory); 4] = [
     |memory| add_ten(memory, 1),
     |memory| add_ten_alone(memory, 1),
     |memory| put(memory, 2),
+    |memory| put_alone(memory, 2),
 ];
 
 #[test]

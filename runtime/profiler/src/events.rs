@@ -7,11 +7,12 @@
 //!
 //! A function for an event that begins returns the event's handle; null if the event is not followed.
 
+use crate::abi::event;
 use crate::handle::{Handle, Kind, SlotUse};
 use crate::process::{Call, Communicator, Op, Process, flag, naming};
 use rcomm_recorder::model::LinkWait;
 use rcomm_recorder::record::{
-    ChannelEvent, GroupHandle, KernelPlan, LinkHandle, LinkPlace, Ticket,
+    ChannelEvent, GroupHandle, KernelPlan, LinkHandle, LinkPlace, Ticket, Timestamp,
 };
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -174,7 +175,9 @@ impl Process {
         if let (Some(peer), true) = (task.peer, known.is_some()) {
             self.recorder.set_peer(ticket, peer);
         }
-        self.recorder.kernel_planned(ticket, &task.plan);
+        let now = self.now();
+        op.planned.store(now.as_ns(), Relaxed);
+        self.recorder.kernel_planned_at(ticket, &task.plan, now);
         op_at.handle(Kind::Task, 0)
     }
 
@@ -192,8 +195,10 @@ impl Process {
 
     fn task_stops(&self, at: SlotUse, op: &Op) {
         let ticket = op.ticket();
-        self.recorder.kernel_launched(ticket);
-        if self.events.mask & crate::abi::event::KERNEL_CH == 0 {
+        // Its kernel was launched before its task began, which the end of the task confirms.
+        let planned = Timestamp::from_ns(op.planned.load(Relaxed));
+        self.recorder.kernel_launched_at(ticket, planned);
+        if self.events.mask & event::KERNEL_CH == 0 {
             // No event will report its end.
             self.recorder.retired(ticket);
             self.release(at, op);
@@ -249,11 +254,13 @@ impl Process {
         }
     }
 
-    /// Handles the beginning of a network transfer.
+    /// Handles the beginning of a network transfer. `has_progress` tells whether NCCL reports its progress without being
+    /// asked for steps, as version 3 does.
     pub(crate) fn transfer_starts(
         &self,
         parent: *mut c_void,
         facts: &TransferFacts,
+        has_progress: bool,
     ) -> *mut c_void {
         // A handle of another process, whose transfers this process carries out, has no meaning here.
         if facts.pid != self.pid {
@@ -273,6 +280,24 @@ impl Process {
             is_send: facts.is_send,
         });
         let Some(link) = link else { return NONE };
+        // NCCL passes transfers to its proxy thread when it puts the operation into a plan: a transfer waits since then, or
+        // for less if it follows others of its link.
+        let since = Timestamp::from_ns(op.planned.load(Relaxed));
+        let post = |handle| {
+            let active = &self.active[link.index()];
+            active.store(active.load(Relaxed) + 1, Relaxed);
+            let waits = (LinkWait::Posted, since);
+            self.recorder
+                .link_since(link, Some(ticket), (0, facts.steps), waits);
+            handle
+        };
+        if !has_progress && self.current_mask() & event::PROXY_STEP == 0 {
+            let whole = SlotUse {
+                index: link.index() as u32,
+                generation: self.released[link.index()].load(Relaxed),
+            };
+            return post(whole.handle(Kind::Whole, 0));
+        }
         let taken = self.transfers.take(|transfer| {
             transfer.link.store(link.index() as u32, Relaxed);
             transfer.communicator.store(at.to_word(), Relaxed);
@@ -282,13 +307,7 @@ impl Process {
             transfer.steps.store(facts.steps, Relaxed);
             transfer.done.store(0, Relaxed);
         });
-        let Some(at) = taken else { return NONE };
-        let active = &self.active[link.index()];
-        active.store(active.load(Relaxed) + 1, Relaxed);
-        let steps = (0, facts.steps);
-        self.recorder
-            .link_at(link, Some(ticket), steps, LinkWait::Posted);
-        at.handle(Kind::Transfer, 0)
+        taken.map_or(NONE, |at| post(at.handle(Kind::Transfer, 0)))
     }
 
     fn update_transfer(&self, at: SlotUse, done: Option<u32>, wait: LinkWait) {
@@ -310,20 +329,28 @@ impl Process {
             return;
         };
         let link = transfer.link.load(Relaxed);
-        let steps = transfer.steps.load(Relaxed);
-        let words = [0, 1, 2].map(|word| transfer.operation[word].load(Relaxed));
-        if !self.transfers.give_back(at) {
-            return;
+        if self.transfers.give_back(at) {
+            self.leave(link);
         }
+    }
+
+    /// Handles the end of a transfer whose steps are not reported.
+    fn whole_stops(&self, at: SlotUse) {
+        let released = self.released.get(at.index as usize);
+        // Not if its communicator has ended.
+        if released.is_some_and(|it| it.load(Relaxed) == at.generation) {
+            self.leave(at.index);
+        }
+    }
+
+    /// Counts a transfer of this link as over.
+    fn leave(&self, link: u32) {
         let active = &self.active[link as usize];
         let left = active.load(Relaxed).saturating_sub(1);
         active.store(left, Relaxed);
         // A newer transfer of the link may be in progress.
         if left == 0 {
-            let link = LinkHandle::from_index(link);
-            let ticket = Ticket::of_words(words);
-            self.recorder
-                .link_at(link, Some(ticket), (steps, steps), LinkWait::Idle);
+            self.recorder.link_idle(LinkHandle::from_index(link));
         }
     }
 
@@ -349,6 +376,7 @@ impl Process {
         match kind {
             Kind::Group => self.group_stops(at),
             Kind::Transfer => self.transfer_stops(at),
+            Kind::Whole => self.whole_stops(at),
             Kind::Step => self.step_stops(at),
             Kind::Task | Kind::Kernel => {
                 if let Some(op) = self.operations.get(at) {
@@ -393,5 +421,78 @@ impl Process {
         if let Some((at, _)) = self.communicator(context) {
             self.forget(at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Events;
+    use rcomm_recorder::model::{DType, OpType};
+    use rcomm_recorder::record::{Placement, RecorderConfig, RingPart};
+
+    /// The number of transfers that are under way, in each communicator.
+    fn under_way(process: &Process) -> Vec<usize> {
+        let communicators = process.recorder.snapshot().communicators();
+        communicators.iter().map(|it| it.links.len()).collect()
+    }
+
+    #[test]
+    fn a_transfer_that_ends_after_its_communicator_changes_no_other_transfer() {
+        let config = RecorderConfig {
+            placement: Placement::Memory,
+            entries: 64,
+            groups: 8,
+            // Both communicators have the same row.
+            links: 1,
+            part: RingPart::NcclProfiler,
+            ..RecorderConfig::new("job", 0, 2)
+        };
+        let events = Events::parse(None).expect("the default");
+        let process = Process::open(&config, events).expect("memory for a ring");
+        let post = |hash| {
+            let at = process.add_communicator().expect("a free slot");
+            let communicator = process.communicators.get(at).expect("in use");
+            process.name(communicator, "", hash, 0, Some(2));
+            let context = Process::context(at);
+            let call = || Call {
+                op: OpType::AllReduce,
+                dtype: DType::F32,
+                count: 8,
+                root: None,
+                peer: None,
+            };
+            let task = Task {
+                call,
+                peer: None,
+                plan: KernelPlan::default(),
+                at_most: false,
+                named: None,
+            };
+            let task = process.task_starts(context, NONE, task);
+            let facts = TransferFacts {
+                pid: process.pid,
+                channel: 0,
+                peer: 1,
+                steps: 4,
+                is_send: true,
+            };
+            let [first, second] = [0, 1].map(|_| process.transfer_starts(task, &facts, false));
+            assert!(first != NONE && second != NONE);
+            (context, [first, second])
+        };
+        let (ended, old) = post(1);
+        assert_eq!(under_way(&process), [1]);
+        process.communicator_ends(ended);
+        let (_, [first, second]) = post(2);
+        for handle in old {
+            process.stops(handle);
+        }
+        assert_eq!(under_way(&process), [0, 1]);
+        // A link is idle once the last of its transfers has ended.
+        process.stops(first);
+        assert_eq!(under_way(&process), [0, 1]);
+        process.stops(second);
+        assert_eq!(under_way(&process), [0, 0]);
     }
 }

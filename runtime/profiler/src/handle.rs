@@ -26,6 +26,9 @@ pub(crate) enum Kind {
     Group = 7,
     /// The call of an operation that was captured into a graph; the slot is that of its communicator.
     Captured = 8,
+    /// A network transfer whose steps are not reported; the slot is its link, and the generation that of the link's
+    /// communicator.
+    Whole = 9,
 }
 
 impl Kind {
@@ -39,6 +42,7 @@ impl Kind {
             6 => Self::Step,
             7 => Self::Group,
             8 => Self::Captured,
+            9 => Self::Whole,
             _ => return None,
         })
     }

@@ -23,6 +23,7 @@ mod handle;
 mod names;
 mod process;
 mod settings;
+mod shapes;
 
 use abi::{
     DescriptorV3, DescriptorV4, DescriptorV5, INVALID_USAGE, InitV3, InitV4, InitV5, Logger,
@@ -386,7 +387,9 @@ unsafe extern "C" fn start_v3(
                 process.task_starts(context, it.parent, task)
             }
             event::KERNEL_CH => process.kernel_starts(it.parent, it.facts.kernel_ch.channel, None),
-            event::PROXY_OP => process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op)),
+            event::PROXY_OP => {
+                process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op), true)
+            }
             event::PROXY_STEP => process.step_starts(it.parent),
             _ => std::ptr::null_mut(),
         })
@@ -414,7 +417,9 @@ unsafe extern "C" fn start_v4(
                 let kernel = &it.facts.kernel_ch;
                 process.kernel_starts(it.parent, kernel.channel, Some(kernel.timer))
             }
-            event::PROXY_OP => process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op)),
+            event::PROXY_OP => {
+                process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op), false)
+            }
             event::PROXY_STEP => process.step_starts(it.parent),
             _ => std::ptr::null_mut(),
         })
@@ -470,7 +475,9 @@ unsafe extern "C" fn start_v5(
                 let kernel = &it.facts.kernel_ch;
                 process.kernel_starts(it.parent, kernel.channel, Some(kernel.timer))
             }
-            event::PROXY_OP => process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op)),
+            event::PROXY_OP => {
+                process.transfer_starts(it.parent, &transfer_of(&it.facts.proxy_op), false)
+            }
             event::PROXY_STEP => process.step_starts(it.parent),
             _ => std::ptr::null_mut(),
         })

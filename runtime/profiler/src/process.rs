@@ -8,6 +8,7 @@
 use crate::deepening::{MaskPlace, STALL};
 use crate::handle::{Kind, Pool, SlotUse};
 use crate::settings::Events;
+use crate::shapes::Shape;
 use rcomm_recorder::model::{DType, OpType, Pattern, Peer};
 use rcomm_recorder::record::{
     CommunicatorInfo, FlightRecorder, GroupHandle, Operation, RecorderConfig, SignatureKey,
@@ -40,6 +41,8 @@ pub(crate) struct Process {
     /// Number of transfers in progress on each link. Only the proxy thread of the communicator changes it, so a load
     /// and a store suffice.
     pub(crate) active: Box<[AtomicU32]>,
+    /// How often each link was released, by which the handles of [whole](Kind::Whole) transfers are known.
+    pub(crate) released: Box<[AtomicU32]>,
     next_group: AtomicU32,
     pub(crate) pid: u32,
     pub(crate) mask_place: MaskPlace,
@@ -53,6 +56,14 @@ pub(crate) struct Counts {
     collectives: AtomicU64,
     messages: AtomicU64,
     operations: AtomicU64,
+}
+
+/// Adds one to a count that one thread at a time changes, and returns it.
+#[inline]
+fn next(count: &AtomicU64) -> u64 {
+    let value = count.load(Relaxed) + 1;
+    count.store(value, Relaxed);
+    value
 }
 
 impl Counts {
@@ -104,6 +115,8 @@ pub(crate) struct Op {
     pub(crate) first_start: AtomicU64,
     /// When the last channel ended, by the device's clock, ns; 0 = unknown.
     pub(crate) last_end: AtomicU64,
+    /// When it was reported to be in a plan, by the clock of the records, ns.
+    pub(crate) planned: AtomicU64,
 }
 
 /// Flags of an operation.
@@ -135,8 +148,9 @@ impl Op {
         for count in [&self.channels, &self.started, &self.finished] {
             count.store(0, Relaxed);
         }
-        self.first_start.store(0, Relaxed);
-        self.last_end.store(0, Relaxed);
+        for time in [&self.first_start, &self.last_end, &self.planned] {
+            time.store(0, Relaxed);
+        }
     }
 }
 
@@ -168,10 +182,46 @@ pub(crate) struct Call {
     pub(crate) peer: Option<u32>,
 }
 
+/// Passes on the signature of this call in a communicator of this size; 0 = unknown.
+fn with_key<T>(call: &Call, size: u32, then: impl FnOnce(&SignatureKey<'_>) -> T) -> T {
+    let one = [call.count];
+    let all = [call.count.saturating_mul(size.into())];
+    let dtype = call.dtype;
+    let (one, all) = (
+        [Tensor { dtype, shape: &one }],
+        [Tensor { dtype, shape: &all }],
+    );
+    // Without the size of the communicator, the full sizes of the tensors are unknown.
+    let all: &[Tensor<'_>] = if size > 0 { &all } else { &[] };
+    let (inputs, outputs): (&[Tensor<'_>], &[Tensor<'_>]) = match call.op.pattern() {
+        Pattern::AllGather | Pattern::Gather => (&one, all),
+        Pattern::ReduceScatter | Pattern::Scatter => (all, &one),
+        Pattern::AllToAll => (all, all),
+        Pattern::Send => (&one, &[]),
+        Pattern::Recv => (&[], &one),
+        Pattern::AllReduce
+        | Pattern::Reduce
+        | Pattern::Broadcast
+        | Pattern::Barrier
+        | Pattern::Block
+        | Pattern::Agreement
+        | Pattern::OneSided
+        | Pattern::Unknown => (&one, &one),
+    };
+    then(&SignatureKey {
+        backend: "nccl",
+        op_name: call.op.name(),
+        inputs,
+        outputs,
+    })
+}
+
 impl Process {
     /// Creates the ring. The error is a complete sentence.
     pub(crate) fn open(config: &RecorderConfig, events: Events) -> Result<Self, String> {
         let recorder = FlightRecorder::create(config).map_err(|error| error.to_string())?;
+        let links = config.links.next_power_of_two();
+        let zeros = || (0..links).map(|_| AtomicU32::new(0)).collect();
         Ok(Self {
             recorder,
             events,
@@ -179,9 +229,8 @@ impl Process {
             operations: Pool::new(OPERATIONS),
             transfers: Pool::new(TRANSFERS),
             groups: Pool::new(GROUPS),
-            active: (0..config.links.next_power_of_two())
-                .map(|_| AtomicU32::new(0))
-                .collect(),
+            active: zeros(),
+            released: zeros(),
             next_group: AtomicU32::new(0),
             pid: std::process::id(),
             mask_place: MaskPlace::default(),
@@ -266,58 +315,31 @@ impl Process {
             return None;
         }
         self.count_deep();
+        // NCCL wants a program's calls on a communicator one at a time.
         let is_p2p = call.op.is_p2p();
         let (collective, message) = match is_p2p {
-            true => (
-                counts.collectives.load(Relaxed),
-                counts.messages.fetch_add(1, Relaxed) + 1,
-            ),
-            false => (
-                counts.collectives.fetch_add(1, Relaxed) + 1,
-                counts.messages.load(Relaxed),
-            ),
+            true => (counts.collectives.load(Relaxed), next(&counts.messages)),
+            false => (next(&counts.collectives), counts.messages.load(Relaxed)),
         };
-        let size = u64::from(communicator.size.load(Relaxed));
-        let one = [call.count];
-        let all = [call.count.saturating_mul(size)];
-        let dtype = call.dtype;
-        let (one, all) = (
-            [Tensor { dtype, shape: &one }],
-            [Tensor { dtype, shape: &all }],
-        );
-        // Without the size of the communicator, the full sizes of the tensors are unknown.
-        let all: &[Tensor<'_>] = if size > 0 { &all } else { &[] };
-        let (inputs, outputs): (&[Tensor<'_>], &[Tensor<'_>]) = match call.op.pattern() {
-            Pattern::AllGather | Pattern::Gather => (&one, all),
-            Pattern::ReduceScatter | Pattern::Scatter => (all, &one),
-            Pattern::AllToAll => (all, all),
-            Pattern::Send => (&one, &[]),
-            Pattern::Recv => (&[], &one),
-            Pattern::AllReduce
-            | Pattern::Reduce
-            | Pattern::Broadcast
-            | Pattern::Barrier
-            | Pattern::Block
-            | Pattern::Agreement
-            | Pattern::OneSided
-            | Pattern::Unknown => (&one, &one),
+        let size = communicator.size.load(Relaxed);
+        let operation = |signature: SignatureRef<'_>| {
+            let operation = Operation {
+                collective_seq_id: collective,
+                p2p_seq_id: message,
+                op_id: next(&counts.operations),
+                is_p2p,
+                peer: call.peer.map_or(Peer::None, Peer::Rank),
+                root: call.root,
+                ..Operation::new(GroupHandle::of_row(group), call.op, signature)
+            };
+            self.recorder.begin(&operation)
         };
-        let key = SignatureKey {
-            backend: "nccl",
-            op_name: call.op.name(),
-            inputs,
-            outputs,
-        };
-        let operation = Operation {
-            collective_seq_id: collective,
-            p2p_seq_id: message,
-            op_id: counts.operations.fetch_add(1, Relaxed) + 1,
-            is_p2p,
-            peer: call.peer.map_or(Peer::None, Peer::Rank),
-            root: call.root,
-            ..Operation::new(GroupHandle::of_row(group), call.op, SignatureRef::Key(&key))
-        };
-        Some(self.recorder.begin(&operation))
+        let known = Shape::of(self, call, size)
+            .known(|| with_key(call, size, |key| self.recorder.intern(key)));
+        Some(match known {
+            Some(id) => operation(SignatureRef::Id(id)),
+            None => with_key(call, size, |key| operation(SignatureRef::Key(key))),
+        })
     }
 
     /// Follows an operation that was begun; if there is no slot for it, marks it as no longer watched.
@@ -377,6 +399,7 @@ impl Process {
             if number < NO_GROUP - 1 {
                 let row = GroupHandle::of_row(number);
                 self.recorder.release_links(row, |link| {
+                    self.released[link.index()].fetch_add(1, Relaxed);
                     self.active[link.index()].store(0, Relaxed);
                 });
             }

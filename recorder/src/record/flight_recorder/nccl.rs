@@ -106,10 +106,24 @@ impl Links {
     }
 
     /// The row of this key, which is added if it is missing. `None` if all rows for it are in use.
-    fn row_of(&self, key: u64) -> Option<usize> {
+    #[inline]
+    fn row_of(&self, key: u64, used: &AtomicU64) -> Option<usize> {
         let mask = self.keys.len().checked_sub(1)?;
         let spread = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (spread >> 32) as usize;
+        // Nearly all keys are in the first row of theirs.
+        if self.keys[first & mask].load(Ordering::Relaxed) == key {
+            return Some(first & mask);
+        }
+        let at = self.search(key, first, mask)?;
+        if used.load(Ordering::Relaxed) <= at as u64 {
+            used.fetch_max(at as u64 + 1, Ordering::Relaxed);
+        }
+        Some(at)
+    }
+
+    #[inline(never)]
+    fn search(&self, key: u64, first: usize, mask: usize) -> Option<usize> {
         let rows = (0..PROBES.min(self.keys.len())).map(|i| (first + i) & mask);
         let mut free = None;
         for at in rows.clone() {
@@ -165,56 +179,64 @@ impl FlightRecorder {
         }))
     }
 
-    /// Records that NCCL has put an operation into a plan, now.
-    pub fn kernel_planned(&self, ticket: Ticket, plan: &KernelPlan) {
+    /// Records that NCCL has put an operation into a plan at this time.
+    #[inline]
+    pub fn kernel_planned_at(&self, ticket: Ticket, plan: &KernelPlan, at: Timestamp) {
         if self.layout.kernels.rows == 0 {
             return;
         }
-        let now = self.clock.now();
-        let written = self.kernels.write(&self.map, ticket.id & MAX_ID, |words| {
+        let fill = |words: &[AtomicU64; kernel::WORDS]| {
             let store = |word: usize, value| words[word].store(value, Ordering::Relaxed);
             let facts = u64::from(plan.channels)
                 | u64::from(plan.algorithm) << 8
                 | u64::from(plan.protocol) << 16;
             store(kernel::PLAN, facts);
-            store(kernel::ENQUEUED, now.0);
+            store(kernel::ENQUEUED, at.0);
             store(kernel::LAUNCHED, 0);
             store(kernel::STARTED, 0);
             store(kernel::FINISHED, 0);
-        });
+        };
+        // An operation is planned once, before anything else is reported of it.
+        let written = (self.kernels).write_alone(&self.map, ticket.id & MAX_ID, fill);
         if written.is_err() {
             self.count(header::UPDATES_LOST);
         }
     }
 
-    /// Records that the plan of an operation was launched on the device, now.
-    pub fn kernel_launched(&self, ticket: Ticket) {
-        let now = self.clock.now().0;
-        self.update_kernel(ticket, |words| {
-            words[kernel::LAUNCHED].store(now, Ordering::Relaxed);
-        });
+    /// Records that the plan of an operation was launched on the device at this time.
+    #[inline]
+    pub fn kernel_launched_at(&self, ticket: Ticket, at: Timestamp) {
+        if self.layout.kernels.rows == 0 {
+            return;
+        }
+        let launched = |words: &[AtomicU64; kernel::WORDS]| {
+            words[kernel::LAUNCHED].store(at.0, Ordering::Relaxed);
+        };
+        // A channel may be reported on another thread meanwhile.
+        if (self.kernels)
+            .update(&self.map, ticket.id & MAX_ID, launched)
+            .is_err()
+        {
+            self.count(header::UPDATES_LOST);
+        }
     }
 
-    /// Records a channel's progress in an operation that was [planned](Self::kernel_planned).
+    /// Records a channel's progress in an operation that was [planned](Self::kernel_planned_at). Only one thread at a time
+    /// may call this for an operation.
+    #[inline]
     pub fn kernel_channel(&self, ticket: Ticket, channel: u8, event: ChannelEvent) {
         let word = match event {
             ChannelEvent::Started => kernel::STARTED,
             ChannelEvent::Finished => kernel::FINISHED,
         };
-        self.update_kernel(ticket, |words| {
-            let bits = words[word].load(Ordering::Relaxed) | 1 << (channel & 63);
-            words[word].store(bits, Ordering::Relaxed);
-        });
-    }
-
-    #[inline]
-    fn update_kernel(&self, ticket: Ticket, change: impl FnOnce(&[AtomicU64; kernel::WORDS])) {
         if self.layout.kernels.rows == 0 {
             return;
         }
-        if self
-            .kernels
-            .update(&self.map, ticket.id & MAX_ID, change)
+        // An exchange would cost more than the rest.
+        if (self.kernels)
+            .update_word(&self.map, ticket.id & MAX_ID, word, |bits| {
+                bits | 1 << (channel & 63)
+            })
             .is_err()
         {
             self.count(header::UPDATES_LOST);
@@ -239,6 +261,7 @@ impl FlightRecorder {
 
     /// A handle to the link at this place, for recording its progress; `None` if there are too many links, or the group
     /// is not in the table.
+    #[inline]
     pub fn link(&self, place: LinkPlace) -> Option<LinkHandle> {
         let row = u64::from(u16::try_from(place.group.0).ok()?);
         let key = row
@@ -246,19 +269,15 @@ impl FlightRecorder {
             | if place.is_send { link::SEND } else { 0 }
             | TAKEN
             | u64::from(place.peer) << 32;
-        let Some(at) = self.links.row_of(key) else {
+        let used = &self.map.words()[header::LINKS_USED];
+        let Some(at) = self.links.row_of(key, used) else {
             self.count(header::LINKS_LOST);
             return None;
         };
-        let used = &self.map.words()[header::LINKS_USED];
-        // A load costs less than the exchange, which is needed once for a link.
-        if used.load(Ordering::Relaxed) <= at as u64 {
-            used.fetch_max(at as u64 + 1, Ordering::Relaxed);
-        }
         Some(LinkHandle(at as u32))
     }
 
-    /// Records the progress of a link's transfer for this operation: the completed steps and their total, and what the
+    /// Records the progress of a link's transfer for this operation, now: the completed steps and their total, and what the
     /// transfer waits for. Does nothing for a released link. Only one thread at a time may call this for a link: the
     /// records of two could be mixed.
     #[inline]
@@ -266,8 +285,20 @@ impl FlightRecorder {
         &self,
         handle: LinkHandle,
         ticket: Option<Ticket>,
-        (step, steps): (u32, u32),
+        steps: (u32, u32),
         wait: LinkWait,
+    ) {
+        self.link_since(handle, ticket, steps, (wait, self.clock.now()));
+    }
+
+    /// Does the same as [`link_at`](Self::link_at), for a transfer that waits since this time.
+    #[inline]
+    pub fn link_since(
+        &self,
+        handle: LinkHandle,
+        ticket: Option<Ticket>,
+        (step, steps): (u32, u32),
+        (wait, since): (LinkWait, Timestamp),
     ) {
         let at = handle.0 as usize;
         let key = self
@@ -278,17 +309,13 @@ impl FlightRecorder {
         if key & TAKEN == 0 {
             return;
         }
-        // No reader needs the time at which a link became idle.
-        let now = match wait {
-            LinkWait::Idle => Timestamp(0),
-            _ => self.clock.now(),
-        };
         // Seven bits hold what the link waits for: from `WAIT_SHIFT` up to the peer in the upper half.
         let wait_bits = u64::from(wait.code()) << link::WAIT_SHIFT;
         let place = key & !(0x7f << link::WAIT_SHIFT) | wait_bits;
-        self.write_link(at, place, ticket, join(step, steps), now);
+        self.write_link(at, place, ticket, join(step, steps), since);
     }
 
+    #[inline]
     fn write_link(
         &self,
         at: usize,
@@ -310,6 +337,27 @@ impl FlightRecorder {
         if self.links.ring.update_alone(&self.map, id, fill) == Err(Missed::Reused) {
             let _ = self.links.ring.write(&self.map, id, fill);
         }
+    }
+
+    /// Records that no transfer of a link is in progress. Does nothing for a released link. Only one thread at a time may
+    /// call this for a link.
+    #[inline]
+    pub fn link_idle(&self, handle: LinkHandle) {
+        let Some(key) = self.links.keys.get(handle.index()) else {
+            return;
+        };
+        if key.load(Ordering::Relaxed) & TAKEN == 0 {
+            return;
+        }
+        let idle = u64::from(LinkWait::Idle.code()) << link::WAIT_SHIFT;
+        let id = (handle.index() + self.links.keys.len()) as u64;
+        // A row that was never written is idle.
+        let _ = self
+            .links
+            .ring
+            .update_word(&self.map, id, link::PLACE, |place| {
+                place & !(0x7f << link::WAIT_SHIFT) | idle
+            });
     }
 
     /// Releases the links of a communicator that was destroyed, and passes each to `released`. Takes time in proportion
@@ -387,7 +435,7 @@ mod tests {
         };
         assert_eq!((one.channel, one.peer, one.step, one.steps), (3, 1, 2, 16));
         assert_eq!((one.wait, one.is_send), (LinkWait::Peer, true));
-        recorder.link_at(link, None, (16, 16), LinkWait::Idle);
+        recorder.link_idle(link);
         assert_eq!(recorder.snapshot().communicators()[0].links, []);
     }
 

@@ -3,6 +3,7 @@
 use super::groups::lines;
 use super::libraries::without;
 use super::{over, run};
+use rcomm_tests::process::CULPRIT;
 
 #[test]
 fn data_put_into_a_window_is_visible_after_the_signal() {
@@ -84,5 +85,19 @@ fn a_window_of_a_library_without_one_sided_operations_refuses_them_by_name() {
                 "{what} {output}"
             );
         }
+    }
+}
+
+#[test]
+fn ranks_that_share_a_device_have_windows() {
+    let (_job, outputs) = run("windows", |rank, command| {
+        // Two of the four ranks.
+        let device = if rank == CULPRIT { 0 } else { rank };
+        command
+            .env("RCOMM_CUDA_DEVICE", device.to_string())
+            .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+    });
+    for output in outputs {
+        assert!(output.contains("put, got and closed"), "{output}");
     }
 }

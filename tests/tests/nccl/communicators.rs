@@ -2,7 +2,8 @@
 
 use super::groups::lines;
 use super::libraries::without;
-use super::{over, run};
+use super::{RANKS, fail, over, run, start};
+use rcomm_tests::process::CULPRIT;
 
 #[test]
 fn the_memory_of_communicators_is_released_and_made_again() {
@@ -103,5 +104,54 @@ fn a_communicator_is_not_destroyed_after_an_error_that_no_operation_has_seen() {
                 "{output}"
             );
         }
+    }
+}
+
+#[test]
+fn collectives_are_limited_to_the_algorithms_that_are_selected() {
+    const RING: &str = "2";
+    // Where none of those that are selected is available, the library chooses by itself.
+    for (selection, used) in [
+        ("ring", RING),
+        ("^tree", RING),
+        ("Tree,RING", "3"),
+        ("nvls", "0"),
+    ] {
+        let (_job, outputs) = run("algorithms", |_, command| {
+            command.env("RCOMM_NCCL_ALGORITHMS", selection);
+        });
+        for output in outputs {
+            assert_eq!(
+                lines(&output, "algorithms:"),
+                [used],
+                "{selection}: {output}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_selection_of_algorithms_is_refused_where_ranks_differ_or_the_library_has_none() {
+    let job = start("algorithms", |rank, command| {
+        let selection = if rank == CULPRIT { "tree" } else { "ring" };
+        command
+            .env("RCOMM_NCCL_ALGORITHMS", selection)
+            // Each rank stays until all have reported their status.
+            .env("RCOMM_STATUS_WAIT_MS", "20000");
+    });
+    for (_, ended) in fail(job, 0..RANKS).1 {
+        let error = ended.stderr;
+        let sentence = "different algorithms: rank 0 has ring, rank 2 has tree";
+        assert!(error.contains(sentence), "{error}");
+    }
+    let (_folder, old) = without(&["ncclAllReduceConfig"]);
+    let job = start("algorithms", |_, command| {
+        over(&old, command);
+        command.env("RCOMM_NCCL_ALGORITHMS", "ring");
+    });
+    for (_, ended) in fail(job, 0..1).1 {
+        let error = ended.stderr;
+        let sentence = "a selection of algorithms needs ncclAllReduceConfig (NCCL 2.32)";
+        assert!(error.contains(sentence), "{error}");
     }
 }

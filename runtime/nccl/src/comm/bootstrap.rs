@@ -50,6 +50,7 @@ impl Bootstrap {
             device: shared.device.ordinal(),
             uuid: shared.device.uuid(),
             version: shared.library.version().0,
+            algorithms: shared.options.algorithms.clone(),
             id,
         };
         peer_info::publish_info(&members, &info)?;

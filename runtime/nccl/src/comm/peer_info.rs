@@ -27,6 +27,8 @@ pub(crate) struct PeerInfo {
     pub(crate) uuid: String,
     /// `NCCL_VERSION_CODE`.
     pub(crate) version: i32,
+    /// The algorithms that its library may use, if they are limited.
+    pub(crate) algorithms: Option<String>,
     /// A unique id, if this rank makes one.
     pub(crate) id: Option<Vec<u8>>,
 }
@@ -49,6 +51,17 @@ impl PeerInfo {
                     Version(first.version),
                     info.rank,
                     Version(info.version)
+                ));
+            }
+            if info.algorithms != first.algorithms {
+                let named = |it: &Self| it.algorithms.clone().unwrap_or_else(|| "all".to_owned());
+                return Err(format!(
+                    "the ranks let NCCL use different algorithms: rank {} has {}, rank {} has {}: set \
+                     RCOMM_NCCL_ALGORITHMS to the same on all",
+                    first.rank,
+                    named(first),
+                    info.rank,
+                    named(info)
                 ));
             }
             // Only the UUID is compared: two containers of one machine may have different host names. MIG instances
@@ -204,6 +217,7 @@ mod tests {
             device: 0,
             uuid: uuid.to_owned(),
             version,
+            algorithms: None,
             id: None,
         }
     }

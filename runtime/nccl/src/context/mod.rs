@@ -16,6 +16,7 @@ use rcomm_core::backend::WorldContext;
 use rcomm_core::{Buffer, Device};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) library: Arc<NcclLibrary>,
     pub(crate) device: Arc<CudaDevice>,
     pub(crate) options: Arc<NcclOptions>,
+    /// [`NcclOptions::algorithms`] for the library.
+    pub(crate) algorithms: Option<&'static CStr>,
     pub(crate) host: String,
     /// Events that mark the start and the end of operations.
     pub(crate) marks: Arc<EventPool>,
@@ -60,6 +63,13 @@ impl Shared {
             ?device,
             "NCCL loaded"
         );
+        let algorithms = match &options.algorithms {
+            Some(_) if library.table().all_reduce_config.is_none() => {
+                return Err(library.lacks("a selection of algorithms", "ncclAllReduceConfig"));
+            }
+            Some(names) => Some(library.static_name(names)?),
+            None => None,
+        };
         let system = rustix::system::uname();
         let host = system.nodename().to_string_lossy();
         // Two ranks query the job's report, so that a dump has it even if one of them has ended.
@@ -73,6 +83,7 @@ impl Shared {
             library,
             device,
             options: Arc::new(options),
+            algorithms,
             host: host.into_owned(),
             aborted: OnceLock::new(),
             suspended: AtomicBool::new(false),
@@ -89,6 +100,7 @@ impl Shared {
             library: self.library.clone(),
             device: self.device.clone(),
             options: self.options.clone(),
+            algorithms: self.algorithms,
             host: self.host.clone(),
             marks: EventPool::new(&self.device, self.options.event_timing()),
             sync_events: EventPool::new(&self.device, EventTiming::Untimed),

@@ -34,6 +34,7 @@ const DEFAULT_RAS: &str = "localhost:28028";
 /// | `NCCL_MULTI_RANK_GPU_ENABLE` | [`device_sharing`](Self::device_sharing) | refused |
 /// | `RCOMM_NCCL_COMMS_PER_PAIR`: 1 or 2 | [`pairs`](Self::pairs) | 2 |
 /// | `NCCL_PROFILER_PLUGIN` | [`tags`](Self::tags) | off |
+/// | `RCOMM_NCCL_ALGORITHMS` | [`algorithms`](Self::algorithms) | NCCL chooses |
 ///
 /// NCCL reads its own variables (`NCCL_*`) by itself.
 #[derive(Clone, Debug)]
@@ -64,6 +65,10 @@ pub struct NcclOptions {
     pub pairs: PairComms,
     /// Whether collectives pass their sequence number to NCCL's profiler plug-ins (2.32): on where a plug-in is named.
     pub tags: bool,
+    /// The algorithms that NCCL may use for each collective (`algSelection` of NCCL 2.32), the same on all ranks: names with
+    /// commas between them, such as `ring,tree`, or `^` and those that it may not use. For a collective that none of them
+    /// can carry out NCCL chooses by itself. With an older library the backend is refused.
+    pub algorithms: Option<String>,
     /// The NCCL configuration of each communicator.
     pub comm: CommOptions,
 }
@@ -163,6 +168,7 @@ impl Default for NcclOptions {
             device_sharing: DeviceSharing::Refused,
             pairs: PairComms::PerDirection,
             tags: false,
+            algorithms: None,
             comm: CommOptions::default(),
         }
     }
@@ -246,6 +252,14 @@ impl NcclOptions {
             };
         }
         options.tags = text("NCCL_PROFILER_PLUGIN").is_some();
+        if let Some(value) = text("RCOMM_NCCL_ALGORITHMS") {
+            let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_,^".contains(&byte);
+            if value.len() > 256 || !value.bytes().all(is_name) {
+                let expected = "names of NCCL's algorithms with commas between them";
+                return Err(refused("RCOMM_NCCL_ALGORITHMS", &value, expected));
+            }
+            options.algorithms = Some(value);
+        }
         Ok(options)
     }
 
@@ -521,5 +535,6 @@ mod tests {
         );
         assert!(refusal("RCOMM_NCCL_RANKS_PER_ID", "0").contains("at least 1"));
         assert!(refusal("RCOMM_NCCL_COMMS_PER_PAIR", "3").contains("must be 1 or 2"));
+        assert!(refusal("RCOMM_NCCL_ALGORITHMS", "ring tree").contains("commas"));
     }
 }

@@ -19,7 +19,7 @@ pub(super) struct Calls<'a> {
     /// Number of bytes of the staging memory in use.
     staged: Cell<usize>,
     copies: RefCell<Vec<Move>>,
-    /// The configuration of each collective, where the operation has a tag.
+    /// The configuration of each collective, where the operation has a tag or the algorithms are limited.
     config: Option<CollConfig>,
 }
 
@@ -45,7 +45,8 @@ impl<'a> Calls<'a> {
             is_pending: Cell::new(false),
             staged: Cell::new(0),
             copies: RefCell::default(),
-            config: target.tag.map(CollConfig::tagged),
+            config: (target.tag.is_some() || target.algorithms.is_some())
+                .then(|| CollConfig::new(target.tag.unwrap_or(0), target.algorithms)),
         }
     }
 

@@ -26,7 +26,7 @@ use parts::{Move, Part};
 use rcomm_core::{Buffer, Error, ErrorKind, Result};
 use rcomm_core::{Op, Reduction};
 use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 
 /// Refuses an operation that NCCL, this release of it, or the device does not support. Sends no data.
 ///
@@ -89,6 +89,8 @@ pub(crate) struct LaunchTarget<'a> {
     pub(crate) staging: *mut c_void,
     /// The operation's number for profiler plug-ins, if it is to be passed on.
     pub(crate) tag: Option<u64>,
+    /// The algorithms that the library may use, if they are limited.
+    pub(crate) algorithms: Option<&'static CStr>,
 }
 
 /// Whether all work of a call is enqueued.

@@ -83,7 +83,7 @@ pub struct NcclLibrary {
     table: NcclTable,
     version: Version,
     path: PathBuf,
-    /// The names of communicators that were given to the library, which are never freed.
+    /// The names of communicators and algorithms that were given to the library, which are never freed.
     names: Mutex<BTreeSet<&'static CStr>>,
     // The library is never unloaded: NCCL leaves threads and atexit handlers behind.
     _library: Option<ManuallyDrop<Library>>,
@@ -178,7 +178,7 @@ impl NcclLibrary {
     /// `InvalidArgument` for a name with a NUL byte.
     pub(crate) fn static_name(&self, name: &str) -> Result<&'static CStr> {
         let name = CString::new(name).map_err(|_| {
-            let message = "the communicator's name holds a NUL byte";
+            let message = "a name for NCCL holds a NUL byte";
             Error::new(ErrorKind::InvalidArgument, message)
         })?;
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,7 +9,7 @@
 //! (`docs/NCCL.md`).
 
 use libloading::Library;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// `ncclResult_t`.
 pub(crate) type NcclResult = c_int;
@@ -309,9 +309,9 @@ pub(crate) struct CollConfig {
 }
 
 impl CollConfig {
-    /// `NCCL_COLLCONFIG_INITIALIZER` with a tag for profiler plug-ins. NCCL reserves tags with the highest bit, which is
-    /// left out.
-    pub(crate) const fn tagged(tag: u64) -> Self {
+    /// `NCCL_COLLCONFIG_INITIALIZER` with a tag for profiler plug-ins (0 = none) and the algorithms to choose from. NCCL
+    /// reserves tags with the highest bit, which is left out.
+    pub(crate) fn new(tag: u64, algorithms: Option<&'static CStr>) -> Self {
         Self {
             size: size_of::<Self>(),
             magic: Config::MAGIC,
@@ -321,8 +321,9 @@ impl CollConfig {
             max_ctas: UNDEF_INT,
             nvls_ctas: UNDEF_INT,
             cga_cluster_size: UNDEF_INT,
-            alg_selection: std::ptr::null(),
-            force_alg_selection: 1,
+            alg_selection: algorithms.map_or(std::ptr::null(), CStr::as_ptr),
+            // With 1, the initializer's value, a collective that none of the algorithms can carry out would be refused.
+            force_alg_selection: c_int::from(algorithms.is_none()),
             cta_policy: UNDEF_INT,
             user_profiler_tag: tag & (u64::MAX >> 1),
             launch_completion_event: std::ptr::null_mut(),

@@ -101,6 +101,7 @@ impl CommQueue {
                 barrier: address_of(&self.barrier),
                 staging: staging.as_ref().map_or(null_mut(), address_of),
                 tag: shared.options.tags.then_some(seq),
+                algorithms: shared.algorithms,
             };
             // SAFETY: the communicator is live and locked while it is lent, and the queue owns the stream. The
             // group has validated the operation, and `check_place` the device of its buffers. The ticket keeps

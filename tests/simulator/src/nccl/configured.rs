@@ -1,11 +1,11 @@
 //! The collectives as `nccl.h` exports them: without a configuration and, since NCCL 2.32, with one. Contracts are those
-//! of `nccl.h` 2.32.3: of a configuration only the tag for profiler plug-ins is used here.
+//! of `nccl.h` 2.32.3. Of a configuration the tag for profiler plug-ins and the selection of algorithms are used here.
 
 use super::operation::{
     all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter,
 };
 use super::{INVALID_ARGUMENT, fail};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// `ncclCollConfig_t`.
@@ -34,6 +34,53 @@ pub extern "C" fn rcomm_simulator_last_tag() -> u64 {
     LAST_TAG.load(Ordering::Acquire)
 }
 
+static LAST_ALGORITHMS: AtomicU64 = AtomicU64::new(0);
+
+/// The algorithms to which the latest call with a configuration was limited, one bit each as in [`ALGORITHMS`], for tests;
+/// 0 if it was not limited.
+#[unsafe(no_mangle)]
+pub extern "C" fn rcomm_simulator_last_algorithms() -> u64 {
+    LAST_ALGORITHMS.load(Ordering::Acquire)
+}
+
+/// Algorithms with the protocols that each has (`config/algorithm_registry.cc` of 2.31.2).
+const ALGORITHMS: [&str; 7] = [
+    "TREE",
+    "RING",
+    "COLLNETDIRECT",
+    "COLLNETCHAIN",
+    "NVLS",
+    "NVLSTREE",
+    "PAT",
+];
+/// What two and more ranks have without NVLink SHARP and a switch that reduces: an all-reduce has both.
+const AVAILABLE: u64 = 0b11;
+
+/// The algorithms that a selection names, one bit each; `None` if it is not valid (`ncclAlgParse`,
+/// `config/algorithm_parser.cc` of 2.31.2): names with commas between them, in any case, each the beginning of the name of an
+/// algorithm, or `^` and those that are left out.
+fn selected(text: &str) -> Option<u64> {
+    let (is_negated, names) = match text.strip_prefix('^') {
+        Some(names) => (true, names),
+        None => (false, text),
+    };
+    let mut mask = 0;
+    for name in names.split(',') {
+        let name = name.to_ascii_uppercase();
+        let found = (ALGORITHMS.iter().enumerate())
+            .filter(|(_, known)| !name.is_empty() && known.starts_with(&name))
+            .fold(0, |mask, (at, _)| mask | 1 << at);
+        if found == 0 {
+            return None;
+        }
+        mask |= found;
+    }
+    Some(match is_negated {
+        true => !mask & ((1 << ALGORITHMS.len()) - 1),
+        false => mask,
+    })
+}
+
 /// Checks a configuration and keeps its tag; returns whether the call goes on.
 ///
 /// # Safety
@@ -48,9 +95,8 @@ unsafe fn accept(config: *const CollConfig) -> bool {
         && config.magic == 0xcafe_beef
         && config.version >= 23_200
         && config.ext.is_null()
-        && config.alg_selection.is_null()
         && config.launch_completion_event.is_null()
-        && config.force_alg_selection == 1
+        && matches!(config.force_alg_selection, 0 | 1)
         && [
             config.min_ctas,
             config.max_ctas,
@@ -61,7 +107,21 @@ unsafe fn accept(config: *const CollConfig) -> bool {
         .iter()
         .all(|&it| it == c_int::MIN)
         && config.user_profiler_tag >> 63 == 0;
+    // A selection that is not valid or leaves nothing is an error, unless the caller lets the library choose then
+    // (`ncclCollConfigGetAlgMask`, enqueue/enqueue.cc of 2.31.2).
+    let selection = match config.alg_selection.is_null() {
+        true => Some(0),
+        // SAFETY: nccl.h wants null or a text that ends with a zero.
+        false => unsafe { CStr::from_ptr(config.alg_selection) }
+            .to_str()
+            .ok()
+            .and_then(selected)
+            .map(|mask| mask & AVAILABLE)
+            .filter(|&mask| mask != 0),
+    };
+    let is_valid = is_valid && (selection.is_some() || config.force_alg_selection == 0);
     if is_valid {
+        LAST_ALGORITHMS.store(selection.unwrap_or(0), Ordering::Release);
         LAST_TAG.store(config.user_profiler_tag, Ordering::Release);
     }
     is_valid

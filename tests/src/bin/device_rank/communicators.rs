@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const LIMIT: Deadline = Deadline::In(Duration::from_secs(60));
 
-fn backend(world: &World) -> &Arc<dyn Backend> {
+pub(super) fn backend(world: &World) -> &Arc<dyn Backend> {
     let backend = world.group().backend(DeviceKind::Cuda);
     backend.expect("the CUDA backend is configured")
 }
@@ -97,6 +97,15 @@ pub(super) fn tags(world: &World, gpu: &Gpu) -> Result<()> {
         let seq = world.group().status().last_enqueued;
         eprintln!("tag: {} of #{seq}", tag());
     }
+    Ok(())
+}
+
+/// Prints the algorithms to which the library was limited, as bits.
+pub(super) fn algorithms(world: &World, gpu: &Gpu) -> Result<()> {
+    let algorithms = counter(world, "last_algorithms");
+    count(world.group(), gpu)?;
+    world.group().barrier()?;
+    eprintln!("algorithms: {}", algorithms());
     Ok(())
 }
 

@@ -54,6 +54,7 @@ fn run(scenario: &str) -> Result<()> {
         "suspension" => communicators::suspension(&world, &gpu)?,
         "no_suspension" => communicators::no_suspension(&world, &gpu)?,
         "tags" => communicators::tags(&world, &gpu)?,
+        "algorithms" => communicators::algorithms(&world, &gpu)?,
         "pairs" => communicators::pairs(&world, &gpu)?,
         "beside_hung" => return ends::beside_hung(&world, &gpu),
         "refused_first" => ends::refused_first(&world, &gpu)?,

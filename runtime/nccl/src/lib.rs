@@ -41,6 +41,7 @@
 //! |---|---|
 //! | `backend` | the factory, the backend of a group, and groups derived from groups |
 //! | `window` | one-sided windows |
+//! | `pool` | memory of NCCL's for the allocator of a framework |
 //! | `queue` | a communicator with its stream, and the operations in progress on it |
 //! | `launch` | an operation as calls of NCCL |
 //! | `comm` | communicators: how ranks find each other over the store, creation, calls, the end |
@@ -58,6 +59,7 @@ mod context;
 mod cuda;
 mod launch;
 mod library;
+mod pool;
 mod queue;
 mod window;
 
@@ -72,3 +74,4 @@ pub use cuda::memory::DeviceBuffer;
 pub use cuda::stream::{CudaStream, Priority};
 pub use library::config::{Blocking, CommOptions};
 pub use library::{NcclLibrary, Search, Version};
+pub use pool::{AllocatorFunctions, MemoryPool};

@@ -108,6 +108,45 @@ fn a_communicator_is_not_destroyed_after_an_error_that_no_operation_has_seen() {
 }
 
 #[test]
+fn segments_of_a_pool_are_registered_with_its_groups_until_they_are_freed() {
+    for blocking in ["0", "1"] {
+        let (_job, outputs) = run("pool", |_, command| {
+            command.env("RCOMM_NCCL_BLOCKING", blocking);
+        });
+        for output in outputs {
+            assert!(output.contains("the pool is empty"), "{output}");
+            for (what, sentence) in [
+                (
+                    "a group that is not registered",
+                    "is not registered with this group",
+                ),
+                ("a segment that is gone", "has no segment at 0x"),
+                ("no bytes", "a segment of 0 bytes is not allocated"),
+                (
+                    "a second pool of the device",
+                    "another pool is installed for cuda:",
+                ),
+            ] {
+                let refused = lines(&output, &format!("refused {what}:"));
+                assert!(refused[0].contains(sentence), "{output}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pool_is_refused_by_name_where_the_library_cannot_allocate_or_register() {
+    for function in ["ncclMemAlloc", "ncclCommRegister"] {
+        let (_folder, library) = without(&[function]);
+        let (_job, outputs) = run("no_pool", |_, command| over(&library, command));
+        for output in outputs {
+            let sentence = format!("a pool of memory needs {function} (NCCL 2.19)");
+            assert!(output.contains(&sentence), "{output}");
+        }
+    }
+}
+
+#[test]
 fn collectives_are_limited_to_the_algorithms_that_are_selected() {
     const RING: &str = "2";
     // Where none of those that are selected is available, the library chooses by itself.

@@ -97,6 +97,27 @@ struct LibraryAllocation {
 }
 
 impl LibraryAllocation {
+    /// Allocates `bytes` bytes, more than 0. The context must be current.
+    fn new(library: &Arc<NcclLibrary>, device: &Arc<CudaDevice>, bytes: usize) -> Result<Self> {
+        let (Some(alloc), Some(free)) = (library.table().mem_alloc, library.table().mem_free)
+        else {
+            return Err(library.lacks("memory that the library allocates", "ncclMemAlloc"));
+        };
+        let mut at: *mut c_void = std::ptr::null_mut();
+        // SAFETY: the call writes one address to a local that outlives it.
+        let status = unsafe { alloc(&mut at, bytes) };
+        library
+            .check("ncclMemAlloc", status)
+            .map_err(|error| error.with_more(&format!("{bytes} bytes on {device:?}")))?;
+        Ok(Self {
+            device: device.clone(),
+            library: library.clone(),
+            free,
+            at: at.expose_provenance() as CuDevicePtr,
+            zeroed: None,
+        })
+    }
+
     /// Whether the fill with zeros is complete. This type enqueues no other work.
     fn is_zeroed(&self) -> bool {
         let Some(mark) = &self.zeroed else {
@@ -124,7 +145,7 @@ impl Drop for LibraryAllocation {
         }
         let free = || -> Result<()> {
             let _entered = self.device.enter()?;
-            // SAFETY: `DeviceBuffer::from_library` allocated the memory, and it is freed once: memory that was
+            // SAFETY: `new` allocated the memory, and it is freed once: memory that was
             // deferred above does not reach this line. The fill with zeros is complete, and operations keep a
             // buffer until they are done.
             let status =
@@ -237,28 +258,12 @@ impl DeviceBuffer {
         stream: &Arc<CudaStream>,
         (dtype, len): (DType, usize),
     ) -> Result<Self> {
-        let (Some(alloc), Some(free)) = (library.table().mem_alloc, library.table().mem_free)
-        else {
-            return Err(library.lacks("memory that the library allocates", "ncclMemAlloc"));
-        };
         let bytes = size_of(dtype, len)?.max(1);
         let device = stream.device();
         let _entered = device.enter()?;
         refuse_to_zero(stream)?;
-        let mut at: *mut c_void = std::ptr::null_mut();
-        // SAFETY: the call writes one address to a local that outlives it.
-        let status = unsafe { alloc(&mut at, bytes) };
-        library
-            .check("ncclMemAlloc", status)
-            .map_err(|error| error.with_more(&format!("{bytes} bytes on {device:?}")))?;
-        let at = at.expose_provenance() as CuDevicePtr;
-        let mut memory = LibraryAllocation {
-            device: device.clone(),
-            library: library.clone(),
-            free,
-            at,
-            zeroed: None,
-        };
+        let mut memory = LibraryAllocation::new(library, device, bytes)?;
+        let at = memory.at;
         // SAFETY: the bytes were just allocated at this address, and are freed only after the mark below is reached.
         unsafe { zero(copies, at, bytes)? };
         // The mark is on `copies`, not on the buffer's own stream, whose work may wait for a peer.
@@ -275,6 +280,28 @@ impl DeviceBuffer {
             stream.wait_for(mark)?;
         }
         Ok(Self::at_address(stream, at, (dtype, len), Arc::new(memory)))
+    }
+
+    /// Allocates bytes through the library (`ncclMemAlloc`), with undefined contents, that the program uses on this stream.
+    ///
+    /// # Errors
+    /// As [`from_library`](Self::from_library), except that a stream that is being captured is accepted.
+    pub(crate) fn segment_from_library(
+        library: &Arc<NcclLibrary>,
+        stream: &Arc<CudaStream>,
+        bytes: usize,
+    ) -> Result<Self> {
+        let bytes = size_of(DType::U8, bytes)?;
+        let device = stream.device();
+        let _entered = device.enter()?;
+        let memory = LibraryAllocation::new(library, device, bytes)?;
+        let at = memory.at;
+        Ok(Self::at_address(
+            stream,
+            at,
+            (DType::U8, bytes),
+            Arc::new(memory),
+        ))
     }
 
     /// Allocates memory with a copy of these elements.

@@ -27,6 +27,17 @@ pub(crate) fn is_registered(at: u64, size: u64) -> bool {
     REGISTERED.any(|it| at < it.end && it.begin < at + size)
 }
 
+/// The number of ranges that are registered with live communicators, for tests.
+#[unsafe(no_mangle)]
+pub extern "C" fn rcomm_simulator_registered() -> u64 {
+    let mut count = 0;
+    REGISTERED.any(|_| {
+        count += 1;
+        false
+    });
+    count
+}
+
 /// Ends the registrations of a communicator that is freed (`ncclRegCleanup`, register/register.cc:141).
 pub(super) fn forget_registrations(comm: &Comm) {
     let own = std::ptr::from_ref(comm).addr();

@@ -8,6 +8,7 @@ mod ends;
 mod graph;
 mod late;
 mod lists;
+mod pool;
 mod stuck;
 mod window;
 
@@ -55,6 +56,8 @@ fn run(scenario: &str) -> Result<()> {
         "no_suspension" => communicators::no_suspension(&world, &gpu)?,
         "tags" => communicators::tags(&world, &gpu)?,
         "algorithms" => communicators::algorithms(&world, &gpu)?,
+        "pool" => pool::pool(&world, &gpu)?,
+        "no_pool" => pool::no_pool(&world, &gpu)?,
         "pairs" => communicators::pairs(&world, &gpu)?,
         "beside_hung" => return ends::beside_hung(&world, &gpu),
         "refused_first" => ends::refused_first(&world, &gpu)?,

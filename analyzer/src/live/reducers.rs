@@ -1,4 +1,4 @@
-//! The newest step of each reducer: a data-parallel training's gradients, averaged in buckets.
+//! The newest step of each reducer, which averages the gradients of a data-parallel training in buckets.
 
 use super::snapshot::Snapshot;
 use rcomm_recorder::model::{GroupId, Rank, ReducerStep};

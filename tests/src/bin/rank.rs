@@ -174,7 +174,7 @@ fn hold_worlds() -> Result<(), String> {
     let store: Arc<dyn Store> = Arc::new(World::connect_store(&config, limit).map_err(text)?);
     let mut settled = None;
     for round in 0..ROUNDS {
-        // Worlds that live at the same time have keys of their own in one store.
+        // Each world has its own keys in the one store, since several worlds live at the same time.
         let make = |at: u64| {
             let store = PrefixStore::new(format!("{round}/{at}"), store.clone());
             World::builder(config.clone()).store(Arc::new(store)).init()
@@ -203,7 +203,7 @@ fn hold_worlds() -> Result<(), String> {
 }
 
 impl Resources {
-    /// Prints how the process's resources have grown since then.
+    /// Prints how the process's resources have grown since `self` was counted.
     fn report_growth(&self) {
         let after = Self::at_rest();
         eprintln!(

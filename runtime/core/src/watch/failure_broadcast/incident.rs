@@ -33,8 +33,7 @@ pub(super) struct IncidentProgress {
     pub(super) raised: bool,
     /// The other ranks' status, or why it is not known; `None` until the exchange has ended.
     pub(super) answers: Option<StatusReplies>,
-    /// Whether the request to the store failed with the kind `Store`, as it does once the process that serves the store
-    /// has ended.
+    /// Whether the store answers no request any more, since the process that serves it has ended.
     pub(super) store_gone: bool,
 }
 

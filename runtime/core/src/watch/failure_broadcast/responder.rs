@@ -322,7 +322,9 @@ impl Responder {
                 answers
             }
             Err(error) => {
-                store_gone = error.kind() == ErrorKind::Store;
+                // A store that refuses a request, such as a full one, still answers others.
+                let answers_others = || self.broadcast.parts.root.check(&["rcomm/alive"]).is_ok();
+                store_gone = error.kind() == ErrorKind::Store && !answers_others();
                 StatusReplies::text(format!(
                     "the status of the other ranks is not known: {error}"
                 ))

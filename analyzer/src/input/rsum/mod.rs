@@ -4,7 +4,7 @@
 //! the dumps themselves: the report is the same. Nothing is judged when packing, since a rank's record cannot be judged
 //! without its peers.
 //!
-//! # Format, version 5
+//! # Format, version 6
 //!
 //! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and that many bytes
 //! of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>). Integers outside of postcard are
@@ -14,7 +14,8 @@
 //!
 //! Version 2 adds a kind of part for records with operations in CUDA graphs; version 3 adds one for the failures and
 //! the end of the process of the record that follows; version 4 adds one for the connections of that record; version 5
-//! adds one for its waits for a processor.
+//! adds one for its waits for a processor; version 6 adds one for the process's places in groups whose members the record
+//! does not have.
 //!
 //! Readers trust no length: parts, tables and the references of a record to the tables are bounded, and a record is
 //! checked before it is passed on.
@@ -30,7 +31,7 @@ pub use write::{SummarizeError, Writer};
 /// The first bytes of every summary.
 const MAGIC: &[u8; 8] = b"rcommsum";
 /// Raised when the parts in [`wire`] change; older files remain readable.
-const VERSION: u16 = 5;
+const VERSION: u16 = 6;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;
 /// The longest part, bytes: enough for a record of a million operations.
@@ -40,7 +41,9 @@ const MAX_PART: usize = 32 << 20;
 mod tests {
     use super::*;
     use crate::input::load::{Loaded, LoadedDump};
-    use rcomm_recorder::model::{Failure, FailureKind, LinkEnd, PeerLink, ProcessorWait};
+    use rcomm_recorder::model::{
+        Failure, FailureKind, GroupPlace, LinkEnd, PeerLink, ProcessorWait,
+    };
     use rcomm_recorder::publish::Dump;
 
     fn dump(more: &str) -> Dump {
@@ -106,6 +109,7 @@ mod tests {
             since_ns: 3,
             waited_ns: 8,
         });
+        failed.groups[0].place = Some(GroupPlace { rank: 3, size: 8 });
         assert_eq!(unpack(&pack(&failed)), [failed]);
     }
 

@@ -4,7 +4,7 @@ use super::wire::{Part, Record, WireTables};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};
 use crate::input::ras::RasReport;
 use flate2::read::GzDecoder;
-use rcomm_recorder::model::{Failure, PeerLink, ProcessorWait};
+use rcomm_recorder::model::{Failure, GroupPlace, PeerLink, ProcessorWait};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Problem};
 use std::io::{self, Read};
@@ -137,6 +137,7 @@ struct PartReader<'a, R> {
     /// The connections of the next record.
     peers: Vec<PeerLink>,
     processor_wait: Option<ProcessorWait>,
+    places: Vec<(u32, GroupPlace)>,
     buffer: Vec<u8>,
 }
 
@@ -162,6 +163,7 @@ impl<'a, R: Read> PartReader<'a, R> {
             ended: (Vec::new(), 0),
             peers: Vec::new(),
             processor_wait: None,
+            places: Vec::new(),
             buffer: Vec::new(),
         })
     }
@@ -227,6 +229,10 @@ impl<'a, R: Read> PartReader<'a, R> {
                 self.processor_wait = Some(wait);
                 return Ok(None);
             }
+            Part::Places(places) => {
+                self.places = places;
+                return Ok(None);
+            }
             Part::Record(record) => self.record(*record, &[])?,
             Part::Captured(record, captured) => self.record(*record, &captured)?,
             Part::Problem(code, path, sentence) => {
@@ -251,6 +257,12 @@ impl<'a, R: Read> PartReader<'a, R> {
         (dump.failures, dump.closed_ns) = std::mem::take(&mut self.ended);
         dump.peers = std::mem::take(&mut self.peers);
         dump.processor_wait = self.processor_wait.take();
+        for (at, place) in std::mem::take(&mut self.places) {
+            let group = dump.groups.get_mut(at as usize);
+            let group =
+                group.ok_or_else(|| damaged("a place in a group that the record does not have"))?;
+            group.place = Some(place);
+        }
         let dump = Box::new(dump);
         Ok(Piece::Record { dump, path, cut })
     }

@@ -3,7 +3,7 @@
 
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::{
-    Entry, EntryState, Failure, Frame, OpType, Peer, PeerLink, ProcessGroupInfo,
+    Entry, EntryState, Failure, Frame, GroupPlace, OpType, Peer, PeerLink, ProcessGroupInfo,
     ProcessGroupStatus, ProcessorWait, Rank, RankStatus, ReduceOp, Signature,
 };
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
@@ -29,6 +29,9 @@ pub(super) enum Part {
     Peers(Vec<PeerLink>),
     /// How long the threads of the next record waited for a processor (since version 5).
     ProcessorWait(ProcessorWait),
+    /// By index of a group of the next record: its rank there and the group's size, for a group whose members the record
+    /// does not have (since version 6).
+    Places(Vec<(u32, GroupPlace)>),
 }
 
 /// Rows that are appended to the tables of earlier parts.

@@ -79,6 +79,12 @@ impl<W: Write> Writer<W> {
         if let Some(wait) = dump.processor_wait {
             self.part(&Part::ProcessorWait(wait), path)?;
         }
+        let places = (0..).zip(&dump.groups);
+        let places = places.filter_map(|(at, group)| Some((at, group.place?)));
+        let places: Vec<_> = places.collect();
+        if !places.is_empty() {
+            self.part(&Part::Places(places), path)?;
+        }
         let record = Box::new(Record::new(path, *cut, dump, rows));
         self.records += 1;
         let captured = captured(dump);

@@ -333,7 +333,7 @@ fn listen_in(server: &TcpStoreServer) -> (u16, std::thread::JoinHandle<Vec<u8>>)
 }
 
 #[test]
-fn with_tls_values_of_any_size_arrive_and_nobody_can_read_them_on_the_way() {
+fn with_tls_values_of_any_size_arrive_and_cannot_be_read_on_the_way() {
     let ca = Ca::new();
     let words = b"what only the ranks may read".as_slice();
     for secret in [None, Some(Secret::from_text("ours"))] {

@@ -332,7 +332,7 @@ fn connection_can_set_the_key_that_it_waits_for() {
 }
 
 #[test]
-fn request_behind_a_wait_is_answered_before_it() {
+fn request_after_a_wait_is_answered_before_it() {
     let server = server();
     let mut raw = Raw::new(&server);
     raw.ask(&[wait(&[b"/k"]), get(b"/k")].concat(), &s(b""));

@@ -160,7 +160,7 @@ metrics! {
     WEB_REQUESTS_DENIED Counter "rcomm_web_requests_denied"
         "Requests denied: no token, unknown host name, or foreign origin.";
     WEB_CONNECTIONS_REFUSED Counter "rcomm_web_connections_refused"
-        "Connections refused over --max-connections.";
+        "Connections refused or closed since there were too many, in all or of one host.";
     WEB_SLOW_CLIENTS_DROPPED Counter "rcomm_web_slow_clients_dropped"
         "Clients dropped because they did not read their answer in time.";
     OTEL_SPANS_SENT Counter "rcomm_otel_spans_sent"

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn blanks_behind_an_open_quote_belong_to_the_term() {
+    fn blanks_after_an_open_quote_belong_to_the_term() {
         let filter = Filter::parse(" two \"words ").expect("readable");
         assert_eq!(filter.text(), "two \"words ");
         assert_eq!(Filter::parse(" two ").expect("readable").text(), "two");

@@ -330,9 +330,6 @@ mod tests {
     }
 
     #[test]
-    fn bytes_never_show_a_thousand_of_a_unit() {}
-
-    #[test]
     fn escape_sequences_do_not_reach_the_terminal() {
         assert_eq!(
             printable("dp\u{1b}[2J\n\u{202e}x"),

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_signature_takes_the_row_of_an_older() {
+    fn a_newer_signature_takes_the_row_of_an_older_one() {
         let (op, backend) = (OpType::AllReduce, "cpu");
         let mut cache = SignatureCache::default();
         let newer = SignatureId { row: 4, ..ID };

@@ -123,7 +123,7 @@ pub struct Options {
     #[arg(long, alias = "max_restarts", default_value_t = 0, value_name = "N")]
     pub max_restarts: u32,
 
-    /// How many ranks of this host that have failed a process takes the place of, while the others go on.
+    /// How many failed ranks of this host are replaced by new processes, while the other ranks go on.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub replace: u32,
 

@@ -23,7 +23,9 @@ pub enum TableError {
     #[error("no table {0:?}; the tables are entries, collectives, groups and findings")]
     NoTable(String),
     /// A statement that is not a query.
-    #[error("{0:?} is no query; a query begins with `select`, `with` or `show tables`")]
+    #[error(
+        "{0:?} is no query; a query begins with `select`, `with`, `from`, `explain` or `show tables`"
+    )]
     NotAQuery(String),
 }
 

@@ -22,8 +22,8 @@ pub(super) const E120: Prose = Prose {
 };
 
 pub(super) const E121: Prose = Prose {
-    meaning: "Both halves of a message were posted and they disagree on the number of bytes. Some backends \
-             complete one side and never the other, so no watchdog on the completed side fires.",
+    meaning: "Both halves of a message were posted and they disagree on the number of bytes, or on an element type \
+             where a backend refused it. Some backends complete one side and never the other, so no watchdog on the completed side fires.",
     causes: &[
         "activations whose shape depends on the batch, with the receiver assuming the usual one",
         "a dtype that differs between the stages",

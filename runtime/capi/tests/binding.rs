@@ -173,6 +173,7 @@ const LISTED: [(&str, &[&str]); 8] = [
             "world/mod.rs",
             "world/groups.rs",
             "world/grow.rs",
+            "world/handlers.rs",
             "world/merge.rs",
             "world/mesh.rs",
         ],

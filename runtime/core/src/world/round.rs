@@ -153,8 +153,8 @@ mod tests {
         let error = other.publish(&store).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "this rank wants a world of 3 with the processes of ranks 0, 1 and 3, another rank a world of 4 with the \
-             processes of ranks 0, 1 and 3"
+            "this rank wants a world of 3 with the processes of ranks 0, 1, 3, another rank a world of 4 with the \
+             processes of ranks 0, 1, 3"
         );
         let second = Round {
             attempt: 2,

@@ -531,7 +531,7 @@ fn a_ring_of_the_first_version_is_read_as_before() {
         .unwrap();
     let mut version = [0; 8];
     file.read_exact_at(&mut version, VERSION).unwrap();
-    assert_eq!(version, [1, 0, 0, 0, 7, 0, 0, 0], "1.7");
+    assert_eq!(version, [1, 0, 0, 0, 8, 0, 0, 0], "1.8");
     file.write_all_at(&[1, 0, 0, 0, 0, 0, 0, 0], VERSION)
         .unwrap();
     // A ring of 1.0 has no reserved size in its header.
@@ -546,6 +546,9 @@ fn a_ring_of_the_first_version_is_read_as_before() {
     // It has no connections.
     const CONNECTIONS: u64 = 1616;
     file.write_all_at(&[0; 16], CONNECTIONS).unwrap();
+    // It has no steps of reducers.
+    const REDUCERS: u64 = 1648;
+    file.write_all_at(&[0; 24], REDUCERS).unwrap();
     assert_eq!(read(), now);
 }
 

@@ -13,7 +13,7 @@
 //! the rank were not read, by the rank in a communicator as large as the world.
 
 mod communicator;
-mod facts;
+mod faults;
 mod join;
 mod json;
 mod text;
@@ -83,7 +83,7 @@ impl RasReport {
         }
         let communicators = communicators(bytes).ok()?;
         Some(Self {
-            facts: facts::of(&communicators),
+            facts: faults::of(&communicators),
         })
     }
 }

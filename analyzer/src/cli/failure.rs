@@ -44,6 +44,9 @@ pub(crate) enum Failure {
     /// A dump file could not be written.
     #[error(transparent)]
     DumpFile(#[from] rcomm_recorder::publish::DumpFileError),
+    /// A summary cannot hold a part of the input.
+    #[error(transparent)]
+    Summarize(rcomm_analyzer::rsum::SummarizeError),
     /// A query failed.
     #[cfg(feature = "tables")]
     #[error(transparent)]
@@ -83,6 +86,7 @@ impl Failure {
             | Self::NothingArrived { .. }
             | Self::Ring(_)
             | Self::DumpFile(_)
+            | Self::Summarize(_)
             | Self::Write { .. } => None,
         }
     }
@@ -105,6 +109,7 @@ impl Failure {
             | Self::NoRing { .. }
             | Self::SeveralRings { .. }
             | Self::DumpFile(_)
+            | Self::Summarize(_)
             | Self::Write { .. } => ExitCode::from(2),
         }
     }

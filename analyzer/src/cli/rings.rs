@@ -58,7 +58,9 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
     };
     output::write_to(None, color, |out| {
         if rings.is_empty() {
-            return writeln!(out, "no rings in {}", directory(place).display());
+            let of_job = place.job.as_ref().map(|job| format!(" of job {job}"));
+            let of_job = of_job.unwrap_or_default();
+            return writeln!(out, "no rings{of_job} in {}", directory(place).display());
         }
         human::write_table(
             "",
@@ -70,7 +72,7 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
                 "pid",
                 "host",
                 "last heartbeat",
-                "records",
+                "operations",
                 "size",
                 "file",
             ],
@@ -127,7 +129,7 @@ fn show(args: &ShowArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
         let process = if alive { "is alive" } else { "is gone" };
         writeln!(
             out,
-            "{}: {}, {}, its process {process}",
+            "{}: {} issued, {}, its process {process}",
             path.display(),
             count(ring.records(), "operation"),
             bytes(ring.size_bytes() as u64),
@@ -137,7 +139,7 @@ fn show(args: &ShowArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The ring of the rank's newest attempt; an error if no ring or rings of several jobs match.
+/// The ring of the rank's newest attempt. Fails if no ring matches, or if the rings that match are of several jobs.
 fn newest_of(rank: u32, place: &RingPlace) -> Result<PathBuf, Failure> {
     let wanted = match &place.job {
         Some(job) => format!("rank {rank} of job {job}"),

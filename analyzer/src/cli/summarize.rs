@@ -12,51 +12,59 @@ use rcomm_analyzer::rsum::{SummarizeError, Writer};
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
+/// The most problems that are shown; the summary has all.
+const MAX_SHOWN: usize = 20;
+
 pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
-    let failed = |error: SummarizeError| match error {
+    let to_failure = |error: SummarizeError| match error {
         SummarizeError::Io(source) => Failure::Write {
             target: args.output.clone(),
             source,
         },
-        SummarizeError::TooLarge { .. } => Failure::Usage {
-            sentence: error.to_string(),
-        },
+        SummarizeError::TooLarge { .. } => Failure::Summarize(error),
     };
-    let wrote = |result: io::Result<()>| result.map_err(SummarizeError::Io).map_err(failed);
+    let io_to_failure = |error: io::Error| to_failure(SummarizeError::Io(error));
     let (loaded, size) = if is_stdout(&args.output) {
         let mut counted = Counted(io::stdout().lock(), 0);
-        let loaded = summarize(args, &mut counted, &failed)?;
+        let loaded = summarize(args, &mut counted, &to_failure)?;
         (loaded, counted.1)
     } else {
         // Only the owner can read the file, and it is complete once it has its name.
-        let partial = output::partial_file(&args.output);
-        let partial = partial.map_err(SummarizeError::Io).map_err(&failed)?;
+        let partial = output::partial_file(&args.output).map_err(io_to_failure)?;
         let mut counted = Counted(BufWriter::new(partial.as_file()), 0);
-        let loaded = summarize(args, &mut counted, &failed)?;
-        wrote(counted.0.flush())?;
+        let loaded = summarize(args, &mut counted, &to_failure)?;
+        counted.0.flush().map_err(io_to_failure)?;
         let size = counted.1;
         drop(counted);
         if loaded.dumps > 0 || !loaded.problems.is_empty() {
             let kept = partial.persist(&args.output);
-            wrote(kept.map(drop).map_err(|failed| failed.error))?;
+            kept.map_err(|error| io_to_failure(error.error))?;
         }
         (loaded, size)
     };
     // Standard output may be the summary: messages about it go to standard error.
     let mut stderr = AutoStream::new(io::stderr(), color);
-    let _ = writeln!(
-        stderr,
-        "{} ({}) of {}",
-        count(loaded.dumps as u64, "record"),
-        bytes(size),
-        count(loaded.files as u64, "file"),
-    );
-    for problem in loaded.problems.iter().take(20) {
+    let dumps = count(loaded.dumps as u64, "dump");
+    let files = count(loaded.files as u64, "file");
+    let _ = if is_stdout(&args.output) {
+        writeln!(stderr, "wrote {} of {dumps} from {files}", bytes(size))
+    } else if loaded.dumps > 0 || !loaded.problems.is_empty() {
+        let (file, size) = (args.output.display(), bytes(size));
+        writeln!(stderr, "wrote {file} ({size}): {dumps} from {files}")
+    } else {
+        writeln!(stderr, "wrote nothing: {dumps} from {files}")
+    };
+    for problem in loaded.problems.iter().take(MAX_SHOWN) {
         let _ = writeln!(
             stderr,
             "{}  {}: {}",
             problem.code, problem.path, problem.sentence
         );
+    }
+    let more = loaded.problems.len().saturating_sub(MAX_SHOWN);
+    if more > 0 {
+        let more = count(more as u64, "more problem");
+        let _ = writeln!(stderr, "... and {more}; the summary has all");
     }
     Ok(match (loaded.dumps, loaded.problems.is_empty()) {
         (0, _) => ExitCode::from(2),
@@ -68,7 +76,7 @@ pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, 
 fn summarize(
     args: &SummarizeArgs,
     out: impl Write,
-    failed: &impl Fn(SummarizeError) -> Failure,
+    to_failure: &impl Fn(SummarizeError) -> Failure,
 ) -> Result<Loaded, Failure> {
     let meter = Meter::new("reading", "files");
     let progress = |it: Progress| meter.show(it.done, it.files);
@@ -77,7 +85,7 @@ fn summarize(
         progress: Some(&progress),
         ..LoadOptions::default()
     };
-    let mut writer = Writer::new(out).map_err(failed)?;
+    let mut writer = Writer::new(out).map_err(to_failure)?;
     let mut result = Ok(());
     let mut loaded = load::load(&args.paths, &options, |dump| {
         if result.is_ok() {
@@ -85,15 +93,18 @@ fn summarize(
         }
     })?;
     drop(meter);
-    for log in std::mem::take(&mut loaded.logs) {
-        let sentence = "left aside: a summary holds no logs; give the log itself to analyze";
-        loaded
-            .problems
-            .push(Problem::stale_dump(log.path, sentence));
+    let logs = std::mem::take(&mut loaded.logs).into_iter();
+    let stacks = std::mem::take(&mut loaded.stacks).into_iter();
+    let logs = logs.map(|log| (log.path, "logs"));
+    for (path, what) in logs.chain(stacks.map(|stacks| (stacks.path, "stacks"))) {
+        let sentence = format!(
+            "left aside: a summary cannot hold {what}; pass this file to `rcomm-fr analyze` together with the summary"
+        );
+        loaded.problems.push(Problem::stale_dump(path, sentence));
     }
     result
         .and_then(|()| writer.finish(&loaded).map(drop))
-        .map_err(failed)?;
+        .map_err(to_failure)?;
     Ok(loaded)
 }
 

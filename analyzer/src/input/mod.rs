@@ -1,4 +1,5 @@
-//! Readers of files: dumps and archives, summaries, NCCL's RAS reports and Inspector logs, logs, stacks.
+//! Readers of input files: dumps, rings, archives, summaries (`.rsum`), NCCL's RAS reports, NCCL's Inspector logs, job
+//! logs and stacks.
 
 pub mod inspector;
 pub mod load;

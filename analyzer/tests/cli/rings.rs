@@ -113,6 +113,12 @@ fn directory_without_rings_says_so() {
         listed.stdout,
         format!("no rings in {}\n", dir.path().display())
     );
+    let of_job = rings(dir.path(), &["list", "--job", "dead"]);
+    assert_eq!(of_job.code, Some(0));
+    assert_eq!(
+        of_job.stdout,
+        format!("no rings of job dead in {}\n", dir.path().display())
+    );
 }
 
 #[test]

@@ -31,7 +31,11 @@ fn summarize(folder: &Path, output: &Path) {
     ];
     let packed = run(&args);
     assert_eq!(packed.code, Some(0), "{}", packed.stderr);
-    assert!(packed.stderr.contains("4 records"), "{}", packed.stderr);
+    assert!(
+        packed.stderr.contains("4 dumps from 4 files"),
+        "{}",
+        packed.stderr
+    );
 }
 
 fn report(paths: &[&Path]) -> Value {
@@ -111,6 +115,32 @@ fn nothing_to_pack_is_exit_code_two_and_leaves_no_file() {
     ];
     assert_eq!(run(&args).code, Some(2));
     assert!(!output.exists());
+}
+
+#[test]
+fn stacks_are_named_as_left_aside_and_so_are_problems_that_are_not_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let [one, _] = nodes(dir.path());
+    let stacks = "Thread 0x1 (most recent call first):\n  File \"train.py\", line 13 in load\n";
+    for rank in 0..22 {
+        fs::write(one.join(format!("rank_{rank}.txt")), stacks).unwrap();
+    }
+    let output = dir.path().join("0.rsum");
+    let args = [
+        "summarize",
+        one.to_str().unwrap(),
+        "-o",
+        output.to_str().unwrap(),
+    ];
+    let packed = run(&args);
+    assert_eq!(packed.code, Some(1), "{}", packed.stderr);
+    for text in [
+        "4 dumps from 26 files",
+        "a summary cannot hold stacks",
+        "... and 2 more problems; the summary has all",
+    ] {
+        assert!(packed.stderr.contains(text), "{text}: {}", packed.stderr);
+    }
 }
 
 /// `srun` here is a script that runs the step once for each of two nodes.

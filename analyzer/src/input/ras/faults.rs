@@ -1,42 +1,42 @@
-//! Finds the faults in the states of all processes in a RAS report.
+//! Lists the faults of the communicators' members: bad states, and members that launched fewer operations than most.
 
 use super::communicator::{Communicator, Member, MemberState};
-use super::{Fact, RasState, RasSubject};
+use super::{RasFault, RasFaultKind, RasSubject};
 
-/// The faults in the order of the communicators.
-pub(super) fn of(communicators: &[Communicator]) -> Vec<Fact> {
-    let mut facts = Vec::new();
+/// The faults by communicator; within one, bad states before members that are behind.
+pub(super) fn of(communicators: &[Communicator]) -> Vec<RasFault> {
+    let mut faults = Vec::new();
     for communicator in communicators {
-        let fact = |member: &Member, what| Fact {
-            who: who(member, communicator),
-            what,
+        let fault = |member: &Member, kind| RasFault {
+            process: process_of(member, communicator),
+            kind,
         };
         for member in &communicator.members {
-            let what = match &member.state {
-                MemberState::Dead => RasState::Dead,
-                MemberState::Unresponsive => RasState::Unresponsive,
-                MemberState::Failed(error) => RasState::Error(error.clone()),
-                MemberState::Aborted => RasState::Aborted,
+            let kind = match &member.state {
+                MemberState::Dead => RasFaultKind::Dead,
+                MemberState::Unresponsive => RasFaultKind::Unresponsive,
+                MemberState::Failed(error) => RasFaultKind::Error(error.clone()),
+                MemberState::Aborted => RasFaultKind::Aborted,
                 MemberState::Running
                 | MemberState::Initializing
                 | MemberState::Finalizing
                 | MemberState::Absent => continue,
             };
-            facts.push(fact(member, what));
+            faults.push(fault(member, kind));
         }
         for late in communicator.behind() {
-            let what = RasState::Behind {
+            let kind = RasFaultKind::Behind {
                 function: late.kind.to_owned(),
                 launched: late.launched,
                 others: late.others,
             };
-            facts.push(fact(late.member, what));
+            faults.push(fault(late.member, kind));
         }
     }
-    facts
+    faults
 }
 
-fn who(member: &Member, communicator: &Communicator) -> RasSubject {
+fn process_of(member: &Member, communicator: &Communicator) -> RasSubject {
     let process = &member.process;
     RasSubject {
         host: process.host.clone(),

@@ -1,52 +1,52 @@
-//! Adds facts of RAS to the findings of a report.
+//! Adds faults of RAS to the findings of a report.
 
-use super::{Fact, RasReport, RasState, RasSubject};
+use super::{RasFault, RasFaultKind, RasReport, RasSubject};
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::{Code, Finding, RankReport, Report, Severity, Verdict};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Appends the most severe fact of RAS reports about each rank to the sentence of the first error that names the rank
+/// Appends the most severe fault of RAS reports about each rank to the sentence of the first error that names the rank
 /// as a culprit. If NCCL considers the rank dead, an error E102 or E150 also gains confidence.
 ///
 /// A dead or failed rank that no error names becomes a finding E150, and a verdict `healthy`, `inconclusive`, `running`
 /// or `slow` then becomes `stuck`.
 pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport>) {
-    let mut of_rank: BTreeMap<Rank, Vec<&Fact>> = BTreeMap::new();
-    for fact in ras.into_iter().flat_map(|one| &one.facts) {
-        if let Some(rank) = rank_of(&fact.who, report) {
-            of_rank.entry(rank).or_default().push(fact);
+    let mut of_rank: BTreeMap<Rank, Vec<&RasFault>> = BTreeMap::new();
+    for fault in ras.into_iter().flat_map(|one| &one.faults) {
+        if let Some(rank) = rank_of(&fault.process, report) {
+            of_rank.entry(rank).or_default().push(fault);
         }
     }
-    for (rank, mut facts) in of_rank {
-        // The most severe fact is enough: a dead process does not answer either.
-        facts.sort_by_key(|fact| order_of_severity(&fact.what));
+    for (rank, mut faults) in of_rank {
+        // The most severe fault is enough: a dead process does not answer either.
+        faults.sort_by_key(|fault| order_of_severity(&fault.kind));
         let named = report.findings.iter_mut().find(|finding| {
             finding.severity == Severity::Error && finding.culprit_ranks.contains(&rank)
         });
         match named {
-            Some(finding) => support(finding, rank, facts[0]),
-            None if order_of_severity(&facts[0].what) <= LAST_FAILURE => {
-                accuse(report, rank, facts[0])
+            Some(finding) => support(finding, rank, faults[0]),
+            None if order_of_severity(&faults[0].kind) <= LAST_FAILURE => {
+                accuse(report, rank, faults[0])
             }
             None => {}
         }
     }
 }
 
-/// Facts up to this position are enough to report the rank as failed: dead processes and errors. Silence, lower
+/// Faults up to this position are enough to report the rank as failed: dead processes and errors. Silence, lower
 /// operation counts and an abort are not.
 const LAST_FAILURE: u8 = 1;
 
-/// The position of a fact in the order of severity; 0 is the most severe.
-fn order_of_severity(what: &RasState) -> u8 {
-    match what {
-        RasState::Dead => 0,
-        RasState::Error(_) => 1,
-        RasState::Unresponsive => 2,
-        RasState::Behind { .. } => 3,
+/// The position of a fault in the order of severity; 0 is the most severe.
+fn order_of_severity(kind: &RasFaultKind) -> u8 {
+    match kind {
+        RasFaultKind::Dead => 0,
+        RasFaultKind::Error(_) => 1,
+        RasFaultKind::Unresponsive => 2,
+        RasFaultKind::Behind { .. } => 3,
         // A program aborts if it waits too long, so this may be a victim.
-        RasState::Aborted => 4,
+        RasFaultKind::Aborted => 4,
     }
 }
 
@@ -92,21 +92,21 @@ fn short(host: &str) -> &str {
     }
 }
 
-fn format_fact(fact: &Fact) -> String {
-    let what = match &fact.what {
-        RasState::Dead => "is considered dead".to_owned(),
-        RasState::Unresponsive => "did not answer".to_owned(),
-        RasState::Error(error) => format!("reported {error}"),
-        RasState::Behind {
+fn format_fault(fault: &RasFault) -> String {
+    let what = match &fault.kind {
+        RasFaultKind::Dead => "is considered dead".to_owned(),
+        RasFaultKind::Unresponsive => "did not answer".to_owned(),
+        RasFaultKind::Error(error) => format!("reported {error}"),
+        RasFaultKind::Behind {
             function,
             launched,
             others,
         } => format!("launched {launched} {function} operations where most launched {others}"),
-        RasState::Aborted => "aborted its communicator".to_owned(),
+        RasFaultKind::Aborted => "aborted its communicator".to_owned(),
     };
     let RasSubject {
         host, pid, device, ..
-    } = &fact.who;
+    } = &fault.process;
     let mut process = if *pid == 0 {
         "its process".to_owned()
     } else {
@@ -118,7 +118,7 @@ fn format_fact(fact: &Fact) -> String {
     format!("{process} {what}")
 }
 
-fn support(finding: &mut Finding, rank: Rank, fact: &Fact) {
+fn support(finding: &mut Finding, rank: Rank, fault: &RasFault) {
     let of = if finding.culprit_ranks.len() > 1 {
         format!("rank {rank}: ")
     } else {
@@ -126,15 +126,15 @@ fn support(finding: &mut Finding, rank: Rank, fact: &Fact) {
     };
     finding
         .sentence
-        .push_str(&format!("; NCCL RAS: {of}{}", format_fact(fact)));
+        .push_str(&format!("; NCCL RAS: {of}{}", format_fault(fault)));
     // A missing record (E102) or a process that seems gone (E150) proves less than NCCL's statement that it cannot
     // reach the process.
-    if matches!(finding.code, Code::E102 | Code::E150) && fact.what == RasState::Dead {
+    if matches!(finding.code, Code::E102 | Code::E150) && fault.kind == RasFaultKind::Dead {
         finding.confidence = finding.confidence.max(0.97);
     }
 }
 
-fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
+fn accuse(report: &mut Report, rank: Rank, fault: &RasFault) {
     let after_errors = report
         .findings
         .iter()
@@ -157,7 +157,7 @@ fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
                 vec![rank],
                 format!(
                     "rank {rank} seems to have failed; NCCL RAS: {}",
-                    format_fact(fact)
+                    format_fault(fault)
                 ),
             )
         },
@@ -185,20 +185,20 @@ mod tests {
         analyze(&dumps, &Policy::default())
     }
 
-    fn ras(host: &str, pid: u32, rank: Option<(u32, u32)>, what: RasState) -> RasReport {
-        let who = RasSubject {
+    fn ras(host: &str, pid: u32, rank: Option<(u32, u32)>, kind: RasFaultKind) -> RasReport {
+        let process = RasSubject {
             host: host.into(),
             pid,
             device: "1".into(),
             rank,
         };
         RasReport {
-            facts: vec![Fact { who, what }],
+            faults: vec![RasFault { process, kind }],
         }
     }
 
     #[test]
-    fn a_fact_on_the_process_of_a_culprit_extends_the_sentence_of_its_finding() {
+    fn a_fault_on_the_process_of_a_culprit_extends_the_sentence_of_its_finding() {
         let mut report = report_of(Situation::StuckRank);
         let before = report.clone();
         let rank = before.findings[0].culprit_ranks[0];
@@ -206,7 +206,7 @@ mod tests {
         // The rank in a smaller communicator does not matter if the process is identified.
         join(
             &mut report,
-            &[ras(&host, pid, Some((1, 2)), RasState::Unresponsive)],
+            &[ras(&host, pid, Some((1, 2)), RasFaultKind::Unresponsive)],
         );
         let expected = format!("NCCL RAS: its process {pid} on {host} (GPU 1) did not answer");
         assert!(
@@ -218,19 +218,22 @@ mod tests {
     }
 
     #[test]
-    fn a_fact_on_a_process_that_is_not_in_the_job_changes_nothing() {
+    fn a_fault_on_a_process_that_is_not_in_the_job_changes_nothing() {
         let before = report_of(Situation::StuckRank);
-        for who in [
-            ras("n7", 101, None, RasState::Dead),
-            ras("n0", 999, None, RasState::Dead),
+        for foreign in [
+            ras("n7", 101, None, RasFaultKind::Dead),
+            ras("n0", 999, None, RasFaultKind::Dead),
         ] {
             let mut report = before.clone();
-            join(&mut report, &[who]);
+            join(&mut report, &[foreign]);
             assert_eq!(report, before);
         }
         // Two ranks have this process id, on two hosts: an address cannot distinguish them.
         let mut report = before.clone();
-        join(&mut report, &[ras("10.0.0.7", 101, None, RasState::Dead)]);
+        join(
+            &mut report,
+            &[ras("10.0.0.7", 101, None, RasFaultKind::Dead)],
+        );
         assert_eq!(report, before);
     }
 
@@ -238,9 +241,12 @@ mod tests {
     fn a_dead_process_that_no_error_names_becomes_a_finding_and_a_silent_one_does_not() {
         let mut report = report_of(Situation::Healthy);
         let before = report.clone();
-        join(&mut report, &[ras("n1", 102, None, RasState::Unresponsive)]);
+        join(
+            &mut report,
+            &[ras("n1", 102, None, RasFaultKind::Unresponsive)],
+        );
         assert_eq!(report, before);
-        join(&mut report, &[ras("n1", 102, None, RasState::Dead)]);
+        join(&mut report, &[ras("n1", 102, None, RasFaultKind::Dead)]);
         assert_eq!(report.findings[0].code, Code::E150);
         assert_eq!(report.findings[0].culprit_ranks, [10]);
         assert_eq!(report.verdict, Verdict::Stuck);

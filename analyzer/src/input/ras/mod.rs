@@ -2,14 +2,14 @@
 //!
 //! RAS reports what no flight recorder shows: which processes its network no longer reaches, and which communicators
 //! ended with an error. It does not show what hangs: it counts only launches, and only of five functions. So it is
-//! further evidence: [`join`] adds its facts to the findings on a rank. Only a rank that is dead or failed and that no
+//! further evidence: [`join`] adds its faults to the findings on a rank. Only a rank that is dead or failed and that no
 //! error names becomes a separate finding (E150), which turns the verdicts `healthy`, `running`, `slow` and
 //! `inconclusive` into `stuck`.
 //!
 //! `communicators` reads both forms for live views (see [`RasSource`](crate::live::source::RasSource)), [`RasReport`]
 //! for reports that are stored with dumps.
 //!
-//! Facts are joined to ranks by host and process id; if the dumps name neither (PyTorch's do not), or the records of
+//! Faults are joined to ranks by host and process id; if the dumps name neither (PyTorch's do not), or the records of
 //! the rank were not read, by the rank in a communicator as large as the world.
 
 mod communicator;
@@ -28,16 +28,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RasReport {
     /// Each fault and its process, in the order of the report.
-    pub facts: Vec<Fact>,
+    pub faults: Vec<RasFault>,
 }
 
-/// One fault of one process.
+/// One fault of one process: of a process in several communicators there may be several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fact {
+pub struct RasFault {
     /// The process.
-    pub who: RasSubject,
+    pub process: RasSubject,
     /// The fault.
-    pub what: RasState,
+    pub kind: RasFaultKind,
 }
 
 /// A process or a rank of a communicator as RAS names it.
@@ -53,9 +53,9 @@ pub struct RasSubject {
     pub rank: Option<(u32, u32)>,
 }
 
-/// A fault that RAS reports.
+/// What is wrong with a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RasState {
+pub enum RasFaultKind {
     /// The RAS network has not reached the process for a minute.
     Dead,
     /// It did not answer this query.
@@ -83,7 +83,7 @@ impl RasReport {
         }
         let communicators = communicators(bytes).ok()?;
         Some(Self {
-            facts: faults::of(&communicators),
+            faults: faults::of(&communicators),
         })
     }
 }

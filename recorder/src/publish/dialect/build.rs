@@ -399,7 +399,7 @@ impl Builder {
             None => super::recorder::detect(&self.dump),
         };
         if self.dump.recorder == Recorder::NativeGloo {
-            super::recorder::name_gloo_world(&mut self.dump);
+            super::recorder::merge_unnamed_gloo_group(&mut self.dump);
         }
         self.dump
     }

@@ -3,7 +3,8 @@
 use crate::model::EntryState;
 use crate::model::dump::{Dump, Recorder};
 
-/// Decides by the entries' backends and by the fields that each recorder omits.
+/// Decides by the backends, states, point-to-point fields and group descriptions of all entries; without entries, by
+/// the groups.
 pub(super) fn detect(dump: &Dump) -> Recorder {
     if dump.entries.is_empty() {
         // Gloo's recorder notes the world's ranks before the world has a name.
@@ -16,7 +17,8 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     }
     let backend = |signature: u32| dump.signatures[signature as usize].backend.as_str();
     let all = |holds: &dyn Fn(&crate::model::Entry) -> bool| dump.entries.iter().all(holds);
-    // torchcomms describes a communicator by its backend, and has no separate count of messages.
+    // torchcomms describes a communicator by its backend, counts collectives and messages together (`p2p_seq_id` is 0),
+    // and does not set `is_p2p`.
     if all(&|entry| {
         let info = &dump.groups[entry.group as usize].info;
         entry.p2p_seq_id == 0 && !entry.is_p2p && info.desc == backend(entry.signature)
@@ -32,8 +34,8 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     }) {
         return Recorder::NativeGloo;
     }
-    // These backends have recorders of their own, with states from device events; every other backend is
-    // recorded by the hook.
+    // These backends have a recorder of their own, with states from device events. What is left (gloo too, unless its
+    // own recorder wrote the dump) was written by PyTorch's hook, which records any backend.
     if all(&|entry| {
         matches!(
             backend(entry.signature),
@@ -45,8 +47,9 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     Recorder::Hook
 }
 
-/// Gives the ranks and the status of gloo's unnamed group to the world that entries name.
-pub(super) fn name_gloo_world(dump: &mut Dump) {
+/// Moves the ranks and the status of gloo's unnamed group to `default_pg`, and removes the unnamed group. Does nothing
+/// if an entry refers to it, if it is not the last group, or if there is no `default_pg` without ranks.
+pub(super) fn merge_unnamed_gloo_group(dump: &mut Dump) {
     let Some(unnamed) = dump.groups.iter().position(|group| {
         group.info.name.is_empty() && group.info.desc.is_empty() && !group.info.ranks.is_empty()
     }) else {
@@ -60,7 +63,8 @@ pub(super) fn name_gloo_world(dump: &mut Dump) {
         .groups
         .iter()
         .position(|group| group.info.desc == "default_pg" && group.info.ranks.is_empty());
-    // Groups without entries come last. Only if the unnamed group is the last one, removing it shifts no index.
+    // Groups without entries come last. Removing the unnamed group keeps the indices of the others only if it is the
+    // last.
     if let (false, Some(world), true) = (used, world, unnamed + 1 == dump.groups.len())
         && let Some(group) = dump.groups.pop()
     {

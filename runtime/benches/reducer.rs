@@ -6,9 +6,11 @@
 //! | `ready, finish` | the reducer with gradients that lie elsewhere: copied in and out |
 //! | `in place` | the reducer with gradients computed in the memory of their bucket |
 //!
-//! The backward pass of a layer either waits for a millisecond, as a program does whose device computes, or computes on
-//! the processor. The ways take turns in each round. Allocations are those of the thread that trains, in one step; the
-//! last column is the number of copies of all gradients that the way makes besides the averaging.
+//! The backward pass of a layer either waits for a millisecond, as if an accelerator computed it, or computes on the
+//! processor. The ways take turns in each round. The table has the times of rank 0, in ms. `exposed` is how long the
+//! step waits for communication: all of it for `all_reduce each`, the wait in `finish` for the reducer. Allocations
+//! (count, bytes) are those of the training thread in the step that had the fewest. `copies` is how often all gradients
+//! are copied in a step, apart from the averaging.
 //!
 //! ```text
 //! cargo bench -p rcomm --bench reducer [-- ROUNDS]
@@ -33,7 +35,7 @@ const STEPS: usize = 4;
 enum Backward {
     /// A layer takes a millisecond on another device.
     Waits,
-    /// A layer is computed by the thread that trains.
+    /// A layer is computed by the training thread.
     Computes,
 }
 
@@ -66,7 +68,7 @@ impl Backward {
 struct Measured {
     step: Vec<Duration>,
     exposed: Vec<Duration>,
-    /// Fewest in a step: queues grow in some of them.
+    /// Count and bytes in the step with the fewest: in some steps queues grow.
     allocations: Option<(u64, u64)>,
 }
 
@@ -93,7 +95,7 @@ fn median(times: &mut [Duration]) -> f64 {
 }
 
 /// The measurements of this rank, by backward pass and way.
-fn rank(world: &World, rounds: usize) -> Vec<Measured> {
+fn measure_rank(world: &World, rounds: usize) -> Vec<Measured> {
     let group = world.group();
     let names = || {
         let names = (0..PARAMETERS).map(|at| Parameter::new(at.to_string(), &[LEN as u64]));
@@ -144,10 +146,11 @@ fn main() {
     let rounds = std::env::args().find_map(|argument| argument.parse().ok());
     let rounds = rounds.unwrap_or(10);
     let store = Arc::new(HashStore::new());
-    let ranks: Vec<_> = (0..RANKS)
+    let threads: Vec<_> = (0..RANKS)
         .map(|at| {
             let store = store.clone();
             std::thread::spawn(move || {
+                // Nothing listens at this address: the ranks meet in `store`. The job is named after it.
                 let config = Config {
                     rendezvous: Some(Rendezvous::explicit(at, RANKS, "127.0.0.1", 1).unwrap()),
                     ring_dir: RingDir::Memory,
@@ -155,37 +158,37 @@ fn main() {
                     ..Config::default()
                 };
                 let world = World::builder(config).store(store).init().unwrap();
-                let measured = rank(&world, rounds);
+                let measured = measure_rank(&world, rounds);
                 world.shutdown().unwrap();
                 measured
             })
         })
         .collect();
-    let mut first = ranks.into_iter().map(|rank| rank.join().unwrap());
-    let mut measured = first.next().unwrap();
-    first.for_each(drop);
+    let mut results = threads.into_iter().map(|thread| thread.join().unwrap());
+    let mut measured = results.next().unwrap();
+    results.for_each(drop);
     println!(
-        "{RANKS} ranks, {PARAMETERS} gradients of 1 MiB, {rounds} rounds of {} steps, ms",
+        "{RANKS} ranks, {PARAMETERS} gradients of 1 MiB, {rounds} rounds of {} steps, times of rank 0 in ms",
         STEPS - 1
     );
     println!(
         "{:<9} {:<16} {:>9} {:>9} {:>15} {:>12} {:>12} {:>7}",
         "backward",
         "way",
-        "least",
+        "min",
         "median",
         "exposed median",
         "allocations",
-        "their bytes",
+        "alloc bytes",
         "copies"
     );
     let rows = BACKWARDS.iter().flat_map(|it| WAYS.map(|way| (it.1, way)));
     for ((backward, (way, copies)), it) in rows.zip(&mut measured) {
         let (step, exposed) = (median(&mut it.step), median(&mut it.exposed));
-        let least = it.step[0].as_secs_f64() * 1e3;
+        let min = it.step[0].as_secs_f64() * 1e3;
         let (count, bytes) = it.allocations.unwrap_or_default();
         println!(
-            "{backward:<9} {way:<16} {least:>9.1} {step:>9.1} {exposed:>15.1} {count:>12} {bytes:>12} {copies:>7}"
+            "{backward:<9} {way:<16} {min:>9.1} {step:>9.1} {exposed:>15.1} {count:>12} {bytes:>12} {copies:>7}"
         );
     }
 }

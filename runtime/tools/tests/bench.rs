@@ -149,11 +149,13 @@ fn wrong_usage_is_told_once_and_says_what_to_do() {
     );
     assert_eq!(
         told(&["all_reduce", "-n", "2", "-b", "2K", "-e", "1K"]),
-        "rcomm-bench: the smallest size, 2048, is above the largest, 1024\n"
+        "rcomm-bench: --min-bytes 2048 is larger than --max-bytes 1024\n"
     );
     let alone = told(&["all_reduce"]);
     assert!(
-        alone.starts_with("rcomm-bench: -n is not given, so a launcher"),
+        alone.starts_with(
+            "rcomm-bench: -n is not given, and the variables of a launcher are missing or wrong"
+        ),
         "{alone}"
     );
 }

@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, Weak};
 use std::time::Duration;
 
-/// The pause between two looks at the pending operations.
-const LOOK: Duration = Duration::from_millis(1);
+/// How often `wait_for_pending` checks.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl<B> World<B> {
     /// The groups of this world that still exist on this rank, in order of creation; the first is that of all ranks.
@@ -26,9 +26,11 @@ impl<B> World<B> {
         groups.find(|group| group.name() == name)
     }
 
-    /// As [`new_group`](Self::new_group), but all calls with the same list and purpose return the same group: for parts
-    /// of a program that do not know of each other, as `pg_tag` of PyTorch. The group lives as long as the world, or
-    /// until it is destroyed or fails; the next call then makes a new one.
+    /// The group that an earlier call of this function on this rank made for the same ranks, in the same order, and the
+    /// same [`desc`](GroupOptions::desc), whatever the other options are; a new one, as of
+    /// [`new_group`](Self::new_group), if there is none. For parts of a program that do not know of each other, as
+    /// `pg_tag` of PyTorch. The group lives as long as the world, or until it is destroyed, aborted or fails; the next
+    /// call then makes a new one.
     ///
     /// # Blocking
     /// As [`new_group`](Self::new_group).
@@ -61,8 +63,8 @@ impl<B> World<B> {
     }
 
     /// Sets whether ranks compare what they issue ([`Config::debug`](crate::Config::debug)) in the groups that are made from
-    /// now on: a program may make a group with comparisons while it looks for an error, and go on in one without. All members
-    /// of a group set the same before they make it; one that comes later with another level gets an error.
+    /// now on; groups that exist keep theirs. All members must have set the same level when they make a group: one that
+    /// finds that another member has another level gets [`ErrorKind::Rendezvous`].
     pub fn set_debug_level(&self, level: DebugLevel) {
         let checks = level != DebugLevel::Off;
         self.shared.checks.store(checks, Ordering::Relaxed);
@@ -114,7 +116,7 @@ impl<B> World<B> {
     /// For `timeout` at most. Operations that are issued meanwhile count too.
     ///
     /// # Errors
-    /// `Timeout` names the groups in which operations are pending.
+    /// `Timeout` names the groups in which operations are pending, and how many are.
     pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
         let deadline = Deadline::In(timeout).started();
         loop {
@@ -137,7 +139,7 @@ impl<B> World<B> {
                 );
                 return Err(Error::new(ErrorKind::Timeout, message));
             }
-            std::thread::sleep(LOOK.min(left));
+            std::thread::sleep(POLL_INTERVAL.min(left));
         }
     }
 }

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const AFTER_HELP: &str = "\
-The table has a line for each size: the median (p50) and the 99th percentile (p99) of the time of a call on the slowest \
-rank, in microseconds, and algbw and busbw, defined as in nccl-tests, in 10^9 bytes per second. Buffers are in host \
-memory.
+The table has a line for each size: the median (p50) and the 99th percentile (p99) of the time of a call, each the \
+maximum over the ranks, in microseconds, and algbw and busbw, defined as in nccl-tests, in 10^9 bytes per second. \
+Buffers are in host memory.
 
 Without -n, the ranks are those of a launcher: rcomm-run, torchrun, mpirun or srun.
 

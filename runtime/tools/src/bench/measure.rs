@@ -1,11 +1,11 @@
-//! The measurement: every rank times every call, and the slowest rank's percentiles are reported.
+//! The measurement: every rank times every call, and the maximum over the ranks of each percentile is reported.
 
 use super::cli::{Args, Calls, Dtype};
 use super::operation::{BufferOwner, Case, Operation, Whole};
 use super::print::{Printer, Row};
 use super::ranks;
 use anyhow::{bail, ensure};
-use rcomm::{Config, ErrorKind, ProcessGroup, ReduceOp, World};
+use rcomm::{Config, ProcessGroup, ReduceOp, Rendezvous, World};
 use std::time::Instant;
 
 /// Maximum number of iterations per size, unless `--iterations` sets it.
@@ -17,7 +17,7 @@ const MIN_ITERATIONS: usize = 8;
 pub(crate) fn check(args: &Args) -> anyhow::Result<()> {
     ensure!(
         args.min_bytes <= args.max_bytes,
-        "the smallest size, {}, is above the largest, {}",
+        "--min-bytes {} is larger than --max-bytes {}",
         args.min_bytes,
         args.max_bytes
     );
@@ -44,11 +44,11 @@ pub(crate) fn check(args: &Args) -> anyhow::Result<()> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
     ranks::pin_to_core()?;
     let world = World::init(Config::from_environment()?).map_err(|error| {
-        let what = match error.kind() {
-            ErrorKind::Rendezvous if args.ranks.is_none() => {
-                "-n is not given, so a launcher must start the ranks"
-            }
-            _ => "failed to start",
+        let launched = Rendezvous::from_environment(|name| std::env::var(name).ok()).is_ok();
+        let what = if args.ranks.is_none() && !launched {
+            "-n is not given, and the variables of a launcher are missing or wrong"
+        } else {
+            "failed to start"
         };
         anyhow::Error::new(error).context(what)
     })?;
@@ -82,7 +82,8 @@ fn sweep<T: Whole>(
     for &operation in &args.operations {
         ensure!(
             operation != Operation::SendRecv || group.size() >= 2,
-            "send_recv needs two ranks"
+            "send_recv needs at least two ranks; this job has {}",
+            group.size()
         );
         let mut bytes = args.min_bytes.max(size_of::<T>());
         loop {
@@ -116,23 +117,22 @@ fn one_size<T: Whole>(
         // Every rank counts its wrong elements; one rank reports the sum.
         let mut wrong = [case.errors() as f64];
         group.all_reduce(&mut wrong, ReduceOp::Sum)?;
-        case.refill();
         Some(wrong[0] as u64)
     } else {
         None
     };
-    // The buffers hold zeros, which stay zeros: sums that grow from call to call would be slower on denormals
-    // and infinities.
     let count = case.count();
     let mut case = Case::<T>::new(group, operation, op, args.root, bytes, owner)?;
+    // Zeros stay zeros: sums that grow from call to call would overflow to infinity, which changes the time of a call.
     case.clear();
     let iterations = match args.iterations {
         Some(iterations) => iterations.get() as usize,
         None => iterations_within(args, group, &mut case)?,
     };
-    let (mut calls, mut issues) = (Vec::with_capacity(iterations), Vec::new());
-    // The time of the operation alone, and the time for which the caller computes.
-    let (mut alone, mut computing) = (0.0, 0.0);
+    let (mut call_us, mut issue_us) = (Vec::with_capacity(iterations), Vec::new());
+    // Microseconds per call: the operation without computation (median, slowest rank), and the computation without
+    // operation.
+    let (mut alone_us, mut compute_us) = (0.0, 0.0);
     // Calls that are not measured, to warm up.
     for _ in 0..args.warmup.unwrap_or(iterations / 10) {
         case.run()?;
@@ -144,7 +144,7 @@ fn one_size<T: Whole>(
             for _ in 0..iterations {
                 case.run()?;
                 let now = Instant::now();
-                calls.push((now - start).as_secs_f64() * 1e6);
+                call_us.push((now - start).as_secs_f64() * 1e6);
                 start = now;
             }
         }
@@ -160,20 +160,20 @@ fn one_size<T: Whole>(
                 }
                 let mut slowest = [percentile(&mut times, 0.5)];
                 group.all_reduce(&mut slowest, ReduceOp::Max)?;
-                alone = slowest[0];
-                loops = loops_within(alone);
+                alone_us = slowest[0];
+                loops = loops_within(alone_us);
                 let start = Instant::now();
                 (0..iterations).for_each(|_| compute(loops));
-                computing = micros_since(start) / iterations as f64;
+                compute_us = micros_since(start) / iterations as f64;
                 group.barrier()?;
             }
             for _ in 0..iterations {
                 let start = Instant::now();
                 let work = group.all_reduce_async(buffer, op)?;
-                issues.push(micros_since(start));
+                issue_us.push(micros_since(start));
                 compute(loops);
                 buffer = work.wait()?;
-                calls.push(micros_since(start));
+                call_us.push(micros_since(start));
             }
         }
     }
@@ -187,16 +187,16 @@ fn one_size<T: Whole>(
         [0.0; 6]
     } else {
         [
-            percentile(&mut calls, 0.5) / operations_per_call,
-            percentile(&mut calls, 0.99) / operations_per_call,
-            calls[0] / operations_per_call,
-            percentile(&mut issues, 0.5),
-            alone,
-            computing,
+            percentile(&mut call_us, 0.5) / operations_per_call,
+            percentile(&mut call_us, 0.99) / operations_per_call,
+            percentile(&mut call_us, 0.0) / operations_per_call,
+            percentile(&mut issue_us, 0.5),
+            alone_us,
+            compute_us,
         ]
     };
     group.all_reduce(&mut times, ReduceOp::Max)?;
-    let [p50_us, p99_us, min_us, issue_us, alone, computing] = times;
+    let [p50_us, p99_us, min_us, issue_us, alone_us, compute_us] = times;
     let moved = if operation == Operation::Barrier {
         0
     } else {
@@ -215,7 +215,7 @@ fn one_size<T: Whole>(
         p99_us,
         min_us,
         issue_us: (args.calls != Calls::Blocking).then_some(issue_us),
-        overlap: (args.calls == Calls::Overlap).then(|| overlap(alone, computing, p50_us)),
+        overlap: (args.calls == Calls::Overlap).then(|| overlap(alone_us, compute_us, p50_us)),
         errors,
     })
 }

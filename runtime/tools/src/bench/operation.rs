@@ -209,7 +209,7 @@ impl<'a, T: Whole> Case<'a, T> {
             output: Memory::new(group, owner, output)?,
             part,
         };
-        case.refill();
+        case.fill_input();
         Ok(case)
     }
 
@@ -218,8 +218,8 @@ impl<'a, T: Whole> Case<'a, T> {
         self.input.len().max(self.output.len())
     }
 
-    /// Restores this rank's input.
-    pub(crate) fn refill(&mut self) {
+    /// Fills this rank's input.
+    fn fill_input(&mut self) {
         let rank = self.group.rank();
         let fill = |values: &mut [T]| {
             for (at, value) in values.iter_mut().enumerate() {

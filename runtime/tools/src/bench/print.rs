@@ -6,7 +6,7 @@ use rcomm::ReduceOp;
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// The results for one size; times are those of the slowest rank.
+/// The results for one size; each time is the maximum over the ranks.
 pub(crate) struct Row {
     pub(crate) operation: Operation,
     pub(crate) bytes: usize,
@@ -122,7 +122,7 @@ impl Printer {
                     let head: String = columns().map(|(name, _)| format!("{name:>10}")).collect();
                     writeln!(
                         out,
-                        "# {} ranks; times in us, slowest rank; bandwidth in GB/s (1e9 bytes)",
+                        "# {} ranks; times in us, maximum over ranks; bandwidth in GB/s (1e9 bytes)",
                         self.ranks
                     )?;
                     writeln!(

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     }
     ensure!(
         args.min_bytes <= args.max_bytes,
-        "the smallest size, {}, is above the largest, {}",
+        "--min-bytes {} is larger than --max-bytes {}",
         args.min_bytes,
         args.max_bytes
     );

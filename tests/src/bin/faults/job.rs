@@ -19,7 +19,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 pub(crate) const INIT_TIMEOUT: Duration = Duration::from_secs(6);
 /// An error that is reported later than this after its time-out is late.
 pub(crate) const SLACK: Duration = Duration::from_secs(2);
-/// How long a job may take until all ranks work, and to end by itself.
+/// Limit of each wait of the driver: until all ranks are ready, until the survivors have left, until the job has
+/// ended.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// How long a launcher may need to end the ranks of a job that has failed: `--linger`, `--grace` and slack.
 pub(crate) const LAUNCHER_ENDS: Duration = Duration::from_secs(15);
@@ -59,7 +60,7 @@ impl<'a> Job<'a> {
         &self.name
     }
 
-    /// The folders that may hold its rings, the first choice first.
+    /// The folders that may hold the job's rings, in no order.
     pub(crate) fn ring_folders(&self) -> Vec<PathBuf> {
         let name = fallback_directory();
         let name = name.file_name().unwrap_or_default();
@@ -94,8 +95,8 @@ impl<'a> Job<'a> {
         events
     }
 
-    /// The processes' standard error.
-    pub(crate) fn stderr(&self) -> String {
+    /// Standard output and standard error of the processes, file by file.
+    pub(crate) fn output(&self) -> String {
         let files = std::fs::read_dir(self.folder.join("out"))
             .into_iter()
             .flatten();
@@ -125,14 +126,14 @@ impl<'a> Job<'a> {
                 _ => RANKS,
             };
             let name = self.name.clone();
-            let child = self.spawn(rank, size, &name, &self.own_arguments())?;
+            let child = self.spawn(rank, size, &name, &self.self_fault_arguments())?;
             self.children.push(child);
         }
         Ok(())
     }
 
     /// Starts a healthy job of the same name at the same port, and waits for its end; returns whether every
-    /// rank ended in order.
+    /// rank has shut down cleanly.
     pub(crate) fn restart(&mut self) -> anyhow::Result<bool> {
         self.end();
         self.hosts = None;
@@ -150,17 +151,18 @@ impl<'a> Job<'a> {
         Ok(ended.count() == RANKS as usize)
     }
 
-    fn own_arguments(&self) -> Vec<String> {
+    /// The arguments by which the culprits apply the fault to themselves.
+    fn self_fault_arguments(&self) -> Vec<String> {
         let ranks: Vec<String> = self.scenario.culprits.iter().map(u32::to_string).collect();
         let mut arguments = vec!["--ranks".to_owned(), ranks.join(",")];
-        let mut own = |act: Act, at: At| {
+        let mut add = |act: Act, at: At| {
             arguments.extend(["--act".to_owned(), format!("{act:?}")]);
             arguments.extend(["--at".to_owned(), format!("{at:?}")]);
         };
         match self.scenario.fault {
-            Fault::Own(act, at) => own(act, at),
-            Fault::Memory(_) | Fault::RingFolder => own(Act::Kill, At::Between),
-            Fault::DumpFolder | Fault::DiskStalls => own(Act::Freeze, At::Between),
+            Fault::Own(act, at) => add(act, at),
+            Fault::Memory(_) | Fault::RingFolder => add(Act::Kill, At::Between),
+            Fault::DumpFolder | Fault::DiskStalls => add(Act::Freeze, At::Between),
             Fault::Descriptors(limit) => {
                 arguments.extend(["--descriptors".to_owned(), limit.to_string()]);
             }
@@ -169,11 +171,17 @@ impl<'a> Job<'a> {
         arguments
     }
 
-    fn spawn(&self, rank: u32, size: u32, name: &str, own: &[String]) -> anyhow::Result<Child> {
+    fn spawn(
+        &self,
+        rank: u32,
+        size: u32,
+        name: &str,
+        arguments: &[String],
+    ) -> anyhow::Result<Child> {
         let program = std::env::current_exe()?;
         let program = program
             .to_str()
-            .context("the path of this program is no text")?;
+            .context("the path of this program is not valid UTF-8")?;
         let (mut command, address) = match &self.hosts {
             None => (Command::new(program), "127.0.0.1".to_owned()),
             Some(hosts) => {
@@ -191,11 +199,11 @@ impl<'a> Job<'a> {
             .env("MASTER_ADDR", address)
             .env("MASTER_PORT", self.port.to_string())
             .env("TORCHELASTIC_RUN_ID", name);
-        self.finish(command, own, &rank.to_string())
+        self.spawn_with(command, arguments, &rank.to_string())
     }
 
     fn launched(&self) -> anyhow::Result<Child> {
-        let own = std::env::current_exe()?;
+        let program = std::env::current_exe()?;
         let mut command = Command::new(launcher()?);
         command.args(["-n", &RANKS.to_string(), "--grace", "1"]);
         command.args([
@@ -204,18 +212,24 @@ impl<'a> Job<'a> {
             "--master-port",
             &self.port.to_string(),
         ]);
-        command.arg("--").arg(own);
-        self.finish(command, &self.own_arguments(), "launcher")
+        command.arg("--").arg(program);
+        self.spawn_with(command, &self.self_fault_arguments(), "launcher")
     }
 
-    fn finish(&self, mut command: Command, own: &[String], what: &str) -> anyhow::Result<Child> {
+    /// Adds what all ranks of the job are given, and starts the command; `what` names the file of its output.
+    fn spawn_with(
+        &self,
+        mut command: Command,
+        arguments: &[String],
+        what: &str,
+    ) -> anyhow::Result<Child> {
         let nth = std::fs::read_dir(self.folder.join("out"))?.count();
         let out = std::fs::File::create(self.folder.join("out").join(format!("{what}.{nth}")))?;
         let ms = |duration: Duration| duration.as_millis().to_string();
         command
             .arg("rank")
             .arg(&self.folder)
-            .args(own)
+            .args(arguments)
             .env("RCOMM_TIMEOUT_MS", ms(TIMEOUT))
             .env("RCOMM_INIT_TIMEOUT_MS", ms(INIT_TIMEOUT))
             .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
@@ -238,7 +252,8 @@ impl<'a> Job<'a> {
         Ok(command.spawn()?)
     }
 
-    /// Prepares the file systems with their fault, before the job starts.
+    /// Prepares faults of file systems (a full, read-only or stalled mount, a file in place of a folder) before the job
+    /// starts.
     fn prepare(&self) -> anyhow::Result<()> {
         match self.scenario.fault {
             // This program runs in a separate mount namespace.
@@ -267,8 +282,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Waits until every rank works. Returns whether they do.
-    pub(crate) fn wait_for_work(&mut self) -> bool {
+    /// Waits until every rank has logged `Ready`. Returns false at the time limit, or if all processes ended before.
+    pub(crate) fn wait_until_ready(&mut self) -> bool {
         self.wait(TIME_LIMIT, |events| {
             let ready = events.iter().filter(|event| event.what == What::Ready);
             ready.count() >= RANKS as usize
@@ -295,7 +310,8 @@ impl<'a> Job<'a> {
         self.children.iter_mut().all(ended)
     }
 
-    /// Applies the fault, unless the job causes it by itself; returns when it happened, in ms since 1970.
+    /// Applies the fault. Returns when it was applied, in ms since 1970; for a fault that the job causes itself, the
+    /// time of the call.
     pub(crate) fn apply_fault(&mut self) -> anyhow::Result<u64> {
         let culprit = self.scenario.culprits.first().copied().unwrap_or(0);
         let now = now_ms();
@@ -303,15 +319,15 @@ impl<'a> Job<'a> {
             Fault::Store => {
                 let launcher = self.children[0].id();
                 send(launcher, Signal::STOP)?;
-                // The launcher must have stopped before the ranks ask its store.
-                wait_for_stop(launcher);
+                // The launcher must be stopped before the ranks ask its store.
+                wait_until_stopped_or_gone(launcher);
                 std::fs::write(group_file(&self.folder), "")?;
             }
             Fault::Launcher(act, then) => {
                 let launcher = self.children[0].id();
                 send(launcher, signal_of(act))?;
-                // The launcher must have stopped before the rank is hit.
-                wait_for_stop(launcher);
+                // The launcher must be stopped or gone before the rank is signalled.
+                wait_until_stopped_or_gone(launcher);
                 let Some(then) = then else {
                     if act == Act::Freeze {
                         // Longer than operations may take: none of them needs the launcher.
@@ -325,7 +341,8 @@ impl<'a> Job<'a> {
                 return Ok(now);
             }
             Fault::Network(cut) => {
-                let hosts = self.hosts.as_ref().context("the job has hosts")?;
+                let hosts = self.hosts.as_ref();
+                let hosts = hosts.context("a network fault needs a scenario with Start::Hosts")?;
                 hosts.apply(culprit as usize, cut, TIMEOUT)?;
                 if cut == crate::scenario::Cut::Vanished {
                     send(self.pid_of(culprit)?, Signal::KILL)?;
@@ -333,7 +350,7 @@ impl<'a> Job<'a> {
             }
             Fault::Clock(seconds) => {
                 around::move_clock(&self.ring(culprit), seconds)?;
-                // The rank must have recorded after the jump.
+                // Gives the rank time to record after the jump; it is not certain that it does.
                 std::thread::sleep(Duration::from_millis(300));
                 let now = now_ms();
                 send(self.pid_of(culprit)?, Signal::KILL)?;
@@ -370,7 +387,7 @@ impl<'a> Job<'a> {
                     }
                     Damage::Scribbled => around::overwrite(&ring)?,
                 }
-                // The rank must have used the damaged ring.
+                // Gives the rank time to use the damaged ring; it is not certain that it does.
                 std::thread::sleep(Duration::from_millis(300));
                 let now = now_ms();
                 // The damage may have ended the process.
@@ -422,13 +439,13 @@ impl<'a> Job<'a> {
     /// The process id that a rank logged when it began.
     fn pid_of(&self, rank: u32) -> anyhow::Result<u32> {
         let events = self.events();
-        let own = events.iter().find(|event| event.rank == rank);
-        Ok(own
+        let first = events.iter().find(|event| event.rank == rank);
+        Ok(first
             .with_context(|| format!("rank {rank} has not begun"))?
             .pid)
     }
 
-    /// Asks the job to end in order.
+    /// Asks the ranks to shut down cleanly.
     pub(crate) fn ask_to_stop(&self) -> anyhow::Result<()> {
         Ok(std::fs::write(stop_file(&self.folder), "")?)
     }
@@ -439,13 +456,14 @@ impl<'a> Job<'a> {
             (0..RANKS)
                 .filter(|rank| !without.contains(rank))
                 .all(|rank| {
-                    let mut own = events.iter().filter(|event| event.rank == rank);
-                    own.any(|event| matches!(event.what, What::Left { .. }))
+                    let mut of_rank = events.iter().filter(|event| event.rank == rank);
+                    of_rank.any(|event| matches!(event.what, What::Left { .. }))
                 })
         })
     }
 
-    /// Waits until the processes that this driver started have ended.
+    /// Waits until the children (the ranks, or the launcher; not the observers) have ended, up to the limit. Returns
+    /// whether they have.
     pub(crate) fn wait_for_end(&mut self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         while !self.has_ended() && Instant::now() < until {
@@ -502,12 +520,13 @@ fn signal_of(act: Act) -> Signal {
 }
 
 fn send(pid: u32, signal: Signal) -> anyhow::Result<()> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    kill_process(pid.context("a process has a number")?, signal)?;
+    let checked = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let checked = checked.with_context(|| format!("process id {pid} is out of range"))?;
+    kill_process(checked, signal)?;
     Ok(())
 }
 
-/// The state of a process, as the system shows it; `None` if it has ended.
+/// The letter of a process's state in `/proc` (`Z`: ended, but not reaped); `None` if there is no such process.
 fn state_of(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(')').next()?.trim().chars().next()
@@ -517,7 +536,8 @@ fn is_alive(pid: u32) -> bool {
     state_of(pid).is_some_and(|state| state != 'Z')
 }
 
-fn wait_for_stop(pid: u32) {
+/// Waits until the process is stopped by a signal or has ended, up to [`TIME_LIMIT`].
+fn wait_until_stopped_or_gone(pid: u32) {
     let until = Instant::now() + TIME_LIMIT;
     while state_of(pid).is_some_and(|state| !matches!(state, 'T' | 'Z')) && Instant::now() < until {
         std::thread::sleep(POLL_INTERVAL);

@@ -264,10 +264,10 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     }
     let starts = !matches!(scenario.expect, Expect::Refused(_) | Expect::Own(_));
     let happens_early = matches!(scenario.fault, Fault::Own(..));
-    if starts && !happens_early && !job.wait_for_work() {
+    if starts && !happens_early && !job.wait_until_ready() {
         row.wrong.push(format!(
             "not every rank completed its first steps: {}",
-            job.stderr().trim()
+            job.output().trim()
         ));
     }
     let mut fault_ms = match job.apply_fault() {
@@ -313,7 +313,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         Fault::Own(_, At::Between | At::Call | At::End)
     ) {
         row.wrong
-            .push(format!("the fault did not happen: {}", job.stderr().trim()));
+            .push(format!("the fault did not happen: {}", job.output().trim()));
     }
     row.judge_errors(scenario, &events, fault_ms, slack);
     row.judge_records(scenario, &job);
@@ -323,7 +323,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     row.restart = Some(job.restart()?);
     if row.restart == Some(false) {
         row.wrong
-            .push(format!("the restart failed: {}", job.stderr().trim()));
+            .push(format!("the restart failed: {}", job.output().trim()));
     }
     Ok(row)
 }
@@ -336,7 +336,7 @@ fn judge_launcher(row: &mut Row, scenario: &Scenario, job: &mut Job<'_>) {
     }
 }
 
-/// Checks that every rank has ended in order, or that only the culprit was refused, with the right text.
+/// Checks that every rank has shut down cleanly, or that only the culprit was refused, with the right text.
 fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
     let events = job.events();
     let ended = events
@@ -359,12 +359,12 @@ fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
     }
     let Expect::Own(words) = scenario.expect else {
         row.wrong.push(format!(
-            "{ended} of {all} ranks ended in order: {}",
-            job.stderr().trim()
+            "{ended} of {all} ranks shut down cleanly: {}",
+            job.output().trim()
         ));
         return;
     };
-    if !job.stderr().contains(words) {
+    if !job.output().contains(words) {
         row.wrong.push(format!("no error says {words:?}"));
     }
     for (rank, ranks, text) in blames {

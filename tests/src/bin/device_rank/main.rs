@@ -221,9 +221,13 @@ fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
 
 fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {
     for step in 0..STEPS {
-        if world.rank() == CULPRIT && step == STEP_OF_FAULT {
-            // A signal to the own process cannot fail.
-            let _ = kill_process(getpid(), Signal::KILL);
+        if step == STEP_OF_FAULT {
+            // An operation that has ended on the culprit can still run on the others, which would lose it too.
+            stay_for(&world, "fault", 0..world.size());
+            if world.rank() == CULPRIT {
+                // A signal to the own process cannot fail.
+                let _ = kill_process(getpid(), Signal::KILL);
+            }
         }
         let sum = match count(world.group(), gpu) {
             Ok(sum) => sum,

@@ -185,7 +185,11 @@ impl AdaptiveCopy {
 /// If the lengths differ.
 #[inline]
 pub fn copy(to: &mut [u8], from: &[u8]) {
-    assert_eq!(to.len(), from.len(), "a copy is as long as its original");
+    assert_eq!(
+        to.len(),
+        from.len(),
+        "the copy and the original differ in length"
+    );
     if to.len() < LIBRARY_COPY_MAX {
         to.copy_from_slice(from);
     } else {
@@ -199,7 +203,11 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
 /// # Panics
 /// If the lengths differ.
 pub fn copy_past_caches(to: &mut [u8], from: &[u8]) {
-    assert_eq!(to.len(), from.len(), "a copy is as long as its original");
+    assert_eq!(
+        to.len(),
+        from.len(),
+        "the copy and the original differ in length"
+    );
     // SAFETY: `detect` returns only a level that this processor has.
     unsafe { copy_at(Level::detect(), to, from, Stores::Streaming) }
 }
@@ -338,9 +346,9 @@ mod tests {
     fn streaming_begins_where_it_is_faster_after_many_slow_bytes_and_ends_after_its_bytes() {
         let mut copier = AdaptiveCopy::default();
         feed(&mut copier, false, 5.5, 20);
-        assert!(!copier.streams(PIECE), "nothing is known of streaming");
+        assert!(!copier.streams(PIECE), "no streamed copy was timed");
         feed(&mut copier, true, 20.0, 3);
-        assert!(!copier.streams(PIECE), "too little is known of it");
+        assert!(!copier.streams(PIECE), "too few streamed copies were timed");
         feed(&mut copier, true, 20.0, 1);
         assert!(copier.streams(PIECE) && !copier.streams(100));
         assert_eq!(copier.bytes_to_stream, AdaptiveCopy::STREAMED_BYTES);
@@ -354,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn few_slow_bytes_between_fast_ones_do_not_begin_it() {
+    fn few_slow_bytes_between_fast_ones_do_not_begin_streaming() {
         let mut copier = AdaptiveCopy::default();
         feed(&mut copier, true, 20.0, 4);
         for _ in 0..10 {
@@ -367,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_copies_alone_do_not_begin_it() {
+    fn slow_copies_do_not_begin_streaming_that_is_not_faster() {
         let mut copier = AdaptiveCopy::default();
         // The original comes from memory, either way.
         feed(&mut copier, true, 6.0, 4);

@@ -10,8 +10,8 @@ use rcomm_recorder::model::{DType, ReduceOp};
 pub(super) const MAX_BYTES: usize = 64;
 
 /// Combines `other` into `out`, which is the first or the second of the two operands, if the reduction is the sum,
-/// min or max of 32- or 64-bit floats or signed integers. Returns `false` for every other reduction, and then
-/// leaves `out` as it was.
+/// min or max of 32- or 64-bit floats or signed integers. Returns `false` for every other reduction, and if the
+/// length is not a multiple of the element's size; `out` is then left as it was.
 ///
 /// `out` and `other` have the same length.
 #[inline]

@@ -72,8 +72,8 @@ impl Level {
 
 /// Whether this module can combine elements of type `dtype` by `op`.
 ///
-/// Complex numbers have no order, floats have no bitwise reductions, and booleans have neither an average nor a
-/// scaled sum.
+/// Complex numbers have no order, floats and complex numbers have no bitwise reductions, and booleans have neither an
+/// average nor a scaled sum.
 pub const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
     use DType::*;
     match op {
@@ -105,7 +105,11 @@ pub fn combine(
     if let (&[first, second], None) = (inputs, &also)
         && out.len() <= few::MAX_BYTES
     {
-        assert_eq!(second.len(), out.len(), "inputs are as long as the output");
+        assert_eq!(
+            second.len(),
+            out.len(),
+            "an input and the output differ in length"
+        );
         out.copy_from_slice(first);
         if few::combine(op, dtype, out, second, true) {
             return;
@@ -123,7 +127,11 @@ fn combine_by_loops(
 ) {
     let mut sources = Sources::new(inputs.len());
     for input in inputs {
-        assert_eq!(input.len(), out.len(), "inputs are as long as the output");
+        assert_eq!(
+            input.len(),
+            out.len(),
+            "an input and the output differ in length"
+        );
         sources.push(input.as_ptr());
     }
     let also = also_at(also, out.len());
@@ -155,7 +163,11 @@ pub fn combine_in_place(
     if let (&[other], None) = (others, &also)
         && out.len() <= few::MAX_BYTES
     {
-        assert_eq!(other.len(), out.len(), "inputs are as long as the output");
+        assert_eq!(
+            other.len(),
+            out.len(),
+            "an input and the output differ in length"
+        );
         if few::combine(op, dtype, out, other, own == 0) {
             return;
         }
@@ -175,7 +187,11 @@ fn combine_in_place_by_loops(
     let out: *mut [u8] = out;
     let mut sources = Sources::new(others.len() + 1);
     for (at, input) in others.iter().enumerate() {
-        assert_eq!(input.len(), out.len(), "inputs are as long as the output");
+        assert_eq!(
+            input.len(),
+            out.len(),
+            "an input and the output differ in length"
+        );
         if at == own {
             sources.push(out.cast::<u8>());
         }
@@ -213,7 +229,7 @@ pub fn combine_everywhere(op: ReduceOp, dtype: DType, buffers: &mut [&mut [u8]])
     let mut sources = Sources::new(buffers.len());
     let mut outputs = Vec::with_capacity(buffers.len());
     for buffer in buffers {
-        assert_eq!(buffer.len(), len, "all buffers are equally long");
+        assert_eq!(buffer.len(), len, "the buffers differ in length");
         // Read and written by one pointer, as in `combine_in_place`.
         let start = buffer.as_mut_ptr();
         sources.push(start);
@@ -231,7 +247,7 @@ pub fn combine_everywhere(op: ReduceOp, dtype: DType, buffers: &mut [&mut [u8]])
 /// The address of the second output, if there is one. Checks that it is as long as the first.
 fn also_at(also: Option<&mut [u8]>, len: usize) -> Option<*mut u8> {
     also.map(|also| {
-        assert_eq!(also.len(), len, "both outputs are equally long");
+        assert_eq!(also.len(), len, "the two outputs differ in length");
         also.as_mut_ptr()
     })
 }
@@ -298,10 +314,14 @@ unsafe fn run(
     out: *mut [u8],
     also: &[*mut u8],
 ) {
-    assert!(is_supported(op, dtype), "{op} of {dtype} is refused before");
-    assert!(!sources.is_empty(), "a reduction has at least one input");
+    assert!(is_supported(op, dtype), "{op} is not supported for {dtype}");
+    assert!(!sources.is_empty(), "the reduction has no input");
     let Some(size) = dtype.size() else { return };
-    assert_eq!(out.len() % size, 0, "whole elements");
+    assert_eq!(
+        out.len() % size,
+        0,
+        "the length is not a multiple of the element size"
+    );
     let job = FoldJob {
         sources,
         out: out.cast(),

@@ -36,7 +36,7 @@ impl Partial {
         }
     }
 
-    /// Combines `before` (unless this is the first step) and then `inputs` in their order into `after`.
+    /// Combines `before`, which is `None` in the first step, and then `inputs` in their order into `after`.
     ///
     /// `scratch` keeps its memory from call to call.
     ///
@@ -98,7 +98,11 @@ impl Partial {
             Conversion::Narrow => (to.len(), from.len()),
         };
         let size = self.dtype.size().unwrap_or(1);
-        assert_eq!(self.len(narrow), wide, "as many elements on both sides");
+        assert_eq!(
+            self.len(narrow),
+            wide,
+            "the two sides differ in their number of elements"
+        );
         // SAFETY: `from` and `to` are borrowed for reading and writing, so they do not overlap. The
         // assertion above has both hold `narrow / size` elements, one of the narrow type and one of `f32`.
         // The level is this processor's (`detect`).

@@ -1,4 +1,4 @@
-//! What a backend tells of its communicators.
+//! What a backend reports about its communicators.
 
 /// The state of one of a backend's communicators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,10 +1,9 @@
 //! The interface between a group and what moves the bytes: a [`Backend`] starts or runs operations; a [`Pending`]
 //! is an operation that was started.
 //!
-//! A backend gives no sequence numbers (it gets them in a [`Call`]), records nothing and dumps nothing: the
-//! group does. It guarantees three things. Operations of a group happen in the order of their turns. A buffer
-//! is returned only when neither code nor a device can still access it. And every wait ends, by completion,
-//! deadline or abort.
+//! A backend gives no sequence numbers (it gets them in a [`Call`]), records nothing and dumps nothing: the group does.
+//! It guarantees three things. Operations of a group happen in the order of their turns. A buffer is returned only when
+//! neither code nor a device can still access it. And every wait ends, by completion, deadline or abort.
 
 mod communicator;
 pub mod fake;
@@ -156,8 +155,7 @@ pub trait BackendSet {
 /// What the group gives a backend along with an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// The sequence number: `collective_seq_id`, or `p2p_seq_id` for sends and receives. For
-    /// messages, and for checking that all ranks are at the same operation.
+    /// The sequence number (`collective_seq_id`, or `p2p_seq_id`), for error messages and comparisons of ranks.
     pub seq: u64,
     /// Position in the order of this backend's collectives: 1, 2, 3, ... without gaps. Of any two, the one with the
     /// smaller turn comes first, whichever thread arrives first. 0 for sends and receives: they wait for no
@@ -203,8 +201,7 @@ impl Progress {
 
 /// A queue of work on a device, which [`Pending::wait_stream`] makes wait.
 ///
-/// A backend implements it for its own type of streams, and finds that type again by
-/// [`as_any`](Self::as_any).
+/// A backend implements it for its own type of streams, and finds that type again by [`as_any`](Self::as_any).
 pub trait Stream: fmt::Debug + Send + Sync {
     /// The stream as its own type.
     fn as_any(&self) -> &dyn Any;
@@ -255,8 +252,7 @@ pub trait Observer: Send + Sync {
     /// The operation has ended: [`Pending::progress`] returns how.
     fn ended(&self);
 
-    /// Where the program issued the operation; `None` if that is not recorded. For errors and debugging: this
-    /// allocates.
+    /// Where the program issued the operation; `None` if that is not recorded. Allocates: for errors and debugging.
     fn call_site(&self) -> Option<Frame> {
         None
     }
@@ -305,12 +301,10 @@ pub trait Backend: Send + Sync {
 
     /// Runs `op` on the caller's thread, over the caller's memory.
     ///
-    /// The backend no longer uses any of the buffers when this returns, also with an error. The provided
-    /// method issues the operation over copies that the backend owns; a fast backend implements this method
-    /// itself.
+    /// The backend no longer uses any of the buffers when this returns, also with an error. The provided method issues
+    /// the operation over copies that the backend owns; a fast backend implements this method itself.
     ///
-    /// Calls `observer.started` if the operation had to wait for its turn, and never `observer.ended`: the
-    /// operation has ended when this returns.
+    /// It calls `observer.started` if the operation had to wait for its turn, and never `observer.ended`.
     ///
     /// # Blocking
     /// Until the end of the operation, the call's deadline, or an abort.
@@ -490,7 +484,7 @@ pub trait BackendWindow: Send + Sync {
         deadline: Deadline,
     ) -> Result<()>;
 
-    /// Adds one to the count of signals that `peer` has from this rank, after everything put before.
+    /// Adds one to the count of signals that `peer` has from this rank, after all that this rank has put there before.
     fn signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 
     /// Consumes one signal of `peer`, and waits for it if there is none.
@@ -514,8 +508,7 @@ pub trait BackendWindow: Send + Sync {
     /// Ends the window at once, for this rank alone, even if other ranks still hold it: when this returns, only
     /// holders of a [mapping](Self::map_remote) use its memory.
     ///
-    /// The default does nothing. That is enough for memory which its owner keeps alive for as long as any rank
-    /// can reach it.
+    /// The default does nothing: enough for memory that its owner keeps alive as long as any rank can reach it.
     fn give_up(&self) {}
 }
 

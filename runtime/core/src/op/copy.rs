@@ -7,7 +7,7 @@ impl<'a> Op<'a> {
     /// The same operation over copies of the buffers.
     ///
     /// # Errors
-    /// `InvalidArgument` if a buffer is not in host memory.
+    /// `InvalidArgument` if a buffer is not in host memory, or if a copy cannot be allocated.
     pub fn to_owned(&self) -> Result<Op<'static>> {
         self.map_buffers(&|buffer| buffer.to_owned())
     }

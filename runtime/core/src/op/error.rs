@@ -215,11 +215,11 @@ impl Error {
     /// (`InvalidArgument`, `Unsupported`), or the exchange was complete when the error was found (a monitored
     /// barrier that failed, an object of another type).
     pub fn is_recoverable(&self) -> bool {
-        let before_it_was_sent = matches!(
+        let nothing_was_sent = matches!(
             self.0.kind,
             ErrorKind::InvalidArgument | ErrorKind::Unsupported
         );
-        before_it_was_sent || self.0.spares_group
+        nothing_was_sent || self.0.spares_group
     }
 }
 

@@ -110,8 +110,8 @@ mod tests {
     fn a_time_out_that_is_passed_on_is_no_loss() {
         let late = Error::new(ErrorKind::Timeout, "waited for rank 2").with_rank(2);
         let lost = Error::new(ErrorKind::PeerLost, "rank 2 is gone").with_rank(2);
-        for (own, is_time_out) in [(late, true), (lost, false)] {
-            for error in [Error::from_note(&own.to_note(0), 0, 1), own] {
+        for (original, is_time_out) in [(late, true), (lost, false)] {
+            for error in [Error::from_note(&original.to_note(0), 0, 1), original] {
                 assert_eq!(
                     (error.is_time_out(), error.is_loss()),
                     (is_time_out, !is_time_out),
@@ -123,9 +123,9 @@ mod tests {
 
     #[test]
     fn the_reason_of_an_abort_reaches_every_rank() {
-        let own = Error::aborted(0, "by hand");
-        assert_eq!(own.to_string(), "aborted by the program: by hand");
-        let received = Error::from_note(&own.to_note(0), 0, 1);
+        let original = Error::aborted(0, "by hand");
+        assert_eq!(original.to_string(), "aborted by the program: by hand");
+        let received = Error::from_note(&original.to_note(0), 0, 1);
         assert_eq!(received.to_string(), "rank 0 aborted the group: by hand");
         assert_eq!(
             (received.kind(), received.rank()),

@@ -101,7 +101,7 @@ fn round<const MANTISSA: u32>(magnitude: f32, min_exponent: i32) -> u32 {
             magnitude * f32::from_bits(((MANTISSA as i32 - min_exponent + 127) as u32) << 23);
         return units.round_ties_even() as u32;
     }
-    // Half a unit less one, and one more if the last bit that is kept is odd, rounds ties to even.
+    // Adding half a unit less one, and one more if the last bit that is kept is odd, rounds ties to even.
     let shift = 23 - MANTISSA;
     let half = (1u32 << (shift - 1)) - 1 + ((bits >> shift) & 1);
     let rounded = (bits + half) >> shift;

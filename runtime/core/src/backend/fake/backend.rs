@@ -120,11 +120,11 @@ impl FakeBackend {
                 ticket.end(Progress::Failed(error.clone()));
                 return;
             }
-            let other = group_state.unmatched.iter().position(|message| {
-                let theirs = end_of(&message.ticket.lock(), message.part);
-                own_end.matches_with(owner, &theirs, message.owner)
+            let found = group_state.unmatched.iter().position(|message| {
+                let other_end = end_of(&message.ticket.lock(), message.part);
+                own_end.matches_with(owner, &other_end, message.owner)
             });
-            match other {
+            match found {
                 Some(at) => {
                     let other = group_state.unmatched.remove(at);
                     let mine = (ticket, part, owner);
@@ -260,10 +260,11 @@ struct MessageEnd {
 }
 
 impl MessageEnd {
-    fn matches_with(&self, own: u32, other: &MessageEnd, owner: u32) -> bool {
+    /// Whether this end, of group rank `own`, and `other`, of group rank `other_rank`, are the two ends of one message.
+    fn matches_with(&self, own: u32, other: &MessageEnd, other_rank: u32) -> bool {
         self.is_send != other.is_send
             && self.tag == other.tag
-            && self.peer.is_none_or(|peer| peer == owner)
+            && self.peer.is_none_or(|peer| peer == other_rank)
             && other.peer.is_none_or(|peer| peer == own)
     }
 }
@@ -296,8 +297,8 @@ fn end_of(state: &TicketState, part: usize) -> MessageEnd {
     }
 }
 
-/// Copies a message from its sender to its receiver. An operation ends when its last message has been copied, or
-/// with an error as soon as one does not fit its receiver.
+/// Copies a message from its sender to its receiver; each is a ticket, the part of its block and the group rank. An
+/// operation ends when its last message has been copied, or with an error as soon as one does not fit its receiver.
 fn deliver(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
     let (sender, send_part, source) = send;
     let (receiver, recv_part, _) = recv;

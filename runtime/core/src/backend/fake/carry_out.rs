@@ -31,8 +31,7 @@ pub(super) fn carry_out(tickets: &[Arc<Ticket>], ranks: &[Rank]) {
 
 fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
     if let Some(Op::Coalesced(first)) = ops.first() {
-        let parts = first.len();
-        let mut columns: Vec<Vec<Op<'static>>> = (0..parts).map(|_| Vec::new()).collect();
+        let mut columns: Vec<Vec<Op<'static>>> = first.iter().map(|_| Vec::new()).collect();
         for op in &mut *ops {
             if let Op::Coalesced(parts) = op
                 && parts.len() == columns.len()
@@ -66,7 +65,8 @@ fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
     })
 }
 
-/// The properties that must be equal on all members; sizes that may differ are left out.
+/// The properties that must be equal on all members. Types and sizes are left out where sizes may differ, and where
+/// only the root has a buffer for each rank.
 fn comparable(op: &Op<'_>) -> (OpType, Option<u32>, Option<ReduceOp>, Option<String>) {
     let kind = op.op_type();
     // Only the root has the list of all parts.

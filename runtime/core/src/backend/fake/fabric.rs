@@ -44,7 +44,7 @@ pub(super) struct FabricState {
     faults: Vec<FakeFault>,
     /// For each fault, whether it has happened.
     happened: Vec<bool>,
-    /// The groups that were made, by name.
+    /// The ranks of each group that was made, by its name.
     made: BTreeMap<String, Arc<[Rank]>>,
     pub(super) groups: HashMap<u64, FabricGroup>,
 }
@@ -69,7 +69,8 @@ impl FabricState {
         }
     }
 
-    /// The kind of the fault of a rank at a collective, which now happens.
+    /// Marks the fault of a rank at a collective as having happened, and returns its kind; `None` if the rank has no
+    /// fault there.
     pub(super) fn take_fault(
         &mut self,
         rank: Rank,

@@ -368,8 +368,8 @@ impl Pending for ComparedOp {
         }
     }
 
-    /// Blocks the host until the comparison has ended: only then does the wrapped backend have an operation for
-    /// which a stream can wait.
+    /// Blocks the host until the comparison has ended, or the operation's deadline has passed (`Timeout`): the wrapped
+    /// backend has an operation for which a stream can wait only after the comparison.
     fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         loop {
             self.poll();

@@ -151,7 +151,9 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> 
     let mut with_nan = None;
     for (bytes, &rank) in statements.chunks_exact(STATEMENT_LEN).zip(ranks) {
         let statement = Statement::decode(bytes).ok_or_else(|| {
-            let message = format!("rank {rank} sent no statement where ranks compare operations");
+            let message = format!(
+                "rank {rank} sent bytes that cannot be read as a statement of its operation"
+            );
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
         if with_nan.is_none() {

@@ -3,7 +3,8 @@
 //! The typed interface turns slices and vectors into a [`Buffer`], and a backend sees only that. A buffer's
 //! lifetime is that of the borrow (the *loan*): a blocking call passes `Buffer<'_>` over the caller's slices,
 //! and the borrow checker ensures that no backend keeps one; an asynchronous operation needs
-//! `Buffer<'static>`, which owns its memory or keeps the owner alive. Making a buffer allocates nothing.
+//! `Buffer<'static>`, which owns its memory or keeps the owner alive. A buffer over existing memory is made without
+//! an allocation.
 
 mod device;
 #[cfg(test)]
@@ -343,8 +344,8 @@ impl<'a> Buffer<'a> {
             ));
         }
         let bytes = other.as_bytes()?;
-        self.fill(|own| {
-            own.copy_from_slice(bytes);
+        self.fill(|target| {
+            target.copy_from_slice(bytes);
             Ok(())
         })
     }
@@ -404,11 +405,12 @@ impl<'a> Buffer<'a> {
         ))
     }
 
-    /// Makes every `Bool` byte 0 or 1, since a `bool` of another value is undefined behavior.
+    /// Makes every byte of lent or owned `Bool` elements 0 or 1, since a `bool` of another value is undefined
+    /// behavior. Foreign memory and memory that may only be read are left as they are.
     #[inline]
     fn normalize_bools(&mut self) {
-        let rust_owns_it = matches!(self.memory, Memory::Lent | Memory::Owned { .. });
-        if self.dtype != DType::Bool || !rust_owns_it {
+        let is_lent_or_owned = matches!(self.memory, Memory::Lent | Memory::Owned { .. });
+        if self.dtype != DType::Bool || !is_lent_or_owned {
             return;
         }
         // SAFETY: only 0 and 1 are written, so that a loan of `bool`s holds values that its lender may see.

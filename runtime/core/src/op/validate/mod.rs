@@ -328,11 +328,11 @@ impl<'a> Op<'a> {
             "a coalesced block holds another".to_owned()
         })?;
         messages_to_self(ops, own)?;
-        // A group has no rank of this number.
-        let other = u32::MAX;
+        // No group has a rank of this number, so a message of this rank to itself passes the check of its peer.
+        let no_rank = u32::MAX;
         ops.iter().try_for_each(|op| {
             let is_to_self = op.is_p2p() && op.peer() == Peer::Rank(own);
-            op.check(if is_to_self { other } else { own }, size)
+            op.check(if is_to_self { no_rank } else { own }, size)
         })
     }
 

@@ -47,7 +47,7 @@ use rendezvous::Rendezvous;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use values::{endpoint, in_variable, is_on, number, refused};
+use values::{endpoint, in_variable, is_on, number, wrong_value};
 
 /// All options of a world. Plain data: it can be filled in by hand.
 #[derive(Clone, Debug)]
@@ -287,7 +287,7 @@ impl Config {
             if let Some(value) = text(name) {
                 let ms: u64 = number(name, &value)?;
                 if ms == 0 {
-                    return Err(refused(name, &value, "at least 1"));
+                    return Err(wrong_value(name, &value, "at least 1"));
                 }
                 *option = Duration::from_millis(ms);
             }
@@ -301,7 +301,7 @@ impl Config {
         if let Some(timeout) = seconds("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")? {
             config.heartbeat_timeout = timeout;
         }
-        // PyTorch uses a negative value for no time-out, which rcomm does not have: its own value applies.
+        // A negative value means no time-out in PyTorch. rcomm has no such setting and ignores the value.
         let nonblocking = text("TORCH_NCCL_NONBLOCKING_TIMEOUT");
         if nonblocking.is_some_and(|value| !value.trim().starts_with('-'))
             && let Some(timeout) = seconds("TORCH_NCCL_NONBLOCKING_TIMEOUT")?
@@ -339,7 +339,7 @@ impl Config {
                 "auto" => TransportChoice::Auto,
                 "shm" => TransportChoice::Shm,
                 "tcp" => TransportChoice::Tcp,
-                _ => return Err(refused("RCOMM_TRANSPORT", &value, "auto, shm or tcp")),
+                _ => return Err(wrong_value("RCOMM_TRANSPORT", &value, "auto, shm or tcp")),
             };
         }
         let first_of_gloo = || {
@@ -371,7 +371,7 @@ impl Config {
             config.store = match value.as_str() {
                 "secret" => StoreChoice::Secret,
                 "open" => StoreChoice::Open,
-                _ => return Err(refused("RCOMM_STORE", &value, "secret or open")),
+                _ => return Err(wrong_value("RCOMM_STORE", &value, "secret or open")),
             };
         }
         if let Some(value) = text("RCOMM_RING_DIR") {
@@ -383,7 +383,7 @@ impl Config {
         if let Some(value) = text("RCOMM_RING_ENTRIES") {
             config.ring_entries = number("RCOMM_RING_ENTRIES", &value)?;
             if config.ring_entries == 0 {
-                return Err(refused("RCOMM_RING_ENTRIES", &value, "at least 1"));
+                return Err(wrong_value("RCOMM_RING_ENTRIES", &value, "at least 1"));
             }
         }
         if let Some(value) = text("RCOMM_RING_KEEP_JOBS") {
@@ -401,7 +401,13 @@ impl Config {
                 "json" => DumpFormat::Json,
                 "pickle" => DumpFormat::Pickle,
                 "both" => DumpFormat::Both,
-                _ => return Err(refused("RCOMM_DUMP_FORMAT", &value, "json, pickle or both")),
+                _ => {
+                    return Err(wrong_value(
+                        "RCOMM_DUMP_FORMAT",
+                        &value,
+                        "json, pickle or both",
+                    ));
+                }
             };
         }
         // The variable of rcomm has precedence over PyTorch's, so it is read last.
@@ -410,7 +416,7 @@ impl Config {
                 config.debug = match value.to_ascii_lowercase().as_str() {
                     "off" | "info" => DebugLevel::Off,
                     "detail" => DebugLevel::Detail,
-                    _ => return Err(refused(name, &value, "off, info or detail")),
+                    _ => return Err(wrong_value(name, &value, "off, info or detail")),
                 };
             }
         }
@@ -419,7 +425,7 @@ impl Config {
                 config.nan_check = match value.to_ascii_lowercase().as_str() {
                     "0" | "false" | "off" => NanCheck::Off,
                     "1" | "true" | "on" => NanCheck::On,
-                    _ => return Err(refused(name, &value, "0 or 1")),
+                    _ => return Err(wrong_value(name, &value, "0 or 1")),
                 };
             }
         }

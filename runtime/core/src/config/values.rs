@@ -1,4 +1,4 @@
-//! The values of variables, and the errors of those that an option cannot have.
+//! Parses the values of variables, and makes the errors for values that an option cannot have.
 
 use super::EndpointChoice;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -7,14 +7,14 @@ use std::str::FromStr;
 
 pub(super) fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
     let parsed = value.trim().parse();
-    parsed.map_err(|_| refused(name, value, "a whole number that is not too large"))
+    parsed.map_err(|_| wrong_value(name, value, "a whole number that is not too large"))
 }
 
 pub(super) fn is_on(name: &str, value: &str) -> Result<bool> {
     match value.trim().to_ascii_lowercase().as_str() {
         "1" | "y" | "yes" | "true" | "on" => Ok(true),
         "0" | "n" | "no" | "false" | "off" => Ok(false),
-        _ => Err(refused(name, value, "0 or 1")),
+        _ => Err(wrong_value(name, value, "0 or 1")),
     }
 }
 
@@ -28,7 +28,7 @@ pub(super) fn endpoint(value: &str) -> Result<EndpointChoice> {
     let address = value.trim().strip_prefix("tcp:");
     let address: Option<SocketAddr> = address.and_then(|address| address.parse().ok());
     let address = address.ok_or_else(|| {
-        refused(
+        wrong_value(
             NAME,
             value,
             "unix, off, or tcp:ADDRESS:PORT as tcp:10.0.0.1:0",
@@ -36,7 +36,7 @@ pub(super) fn endpoint(value: &str) -> Result<EndpointChoice> {
     })?;
     if address.ip().is_unspecified() {
         let expected = "the address of one interface, which the other ranks connect to";
-        return Err(refused(NAME, value, expected));
+        return Err(wrong_value(NAME, value, expected));
     }
     Ok(EndpointChoice::Tcp(address))
 }
@@ -46,7 +46,7 @@ pub(super) fn in_variable(error: Error, name: &str) -> Error {
     Error::new(error.kind(), format!("{name}: {}", error))
 }
 
-pub(super) fn refused(name: &str, value: &str, expected: &str) -> Error {
+pub(super) fn wrong_value(name: &str, value: &str, expected: &str) -> Error {
     Error::new(
         ErrorKind::InvalidArgument,
         format!("{name} is {value:?}: it must be {expected}"),

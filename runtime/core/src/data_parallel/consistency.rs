@@ -49,7 +49,10 @@ pub(super) fn check_parameters(
     let own = (own.to_vec(), is_sparse.to_vec());
     let all: Vec<(Vec<Parameter>, Vec<bool>)> = group.all_gather_object(&own)?;
     let sparse: Vec<&[bool]> = all.iter().map(|(_, sparse)| sparse.as_slice()).collect();
-    let all: Vec<&[Parameter]> = all.iter().map(|(own, _)| own.as_slice()).collect();
+    let all: Vec<&[Parameter]> = all
+        .iter()
+        .map(|(parameters, _)| parameters.as_slice())
+        .collect();
     let first = &all[0];
     for ((theirs, theirs_sparse), &rank) in all.iter().zip(&sparse).zip(group.ranks()) {
         let differs = |message: String| {
@@ -64,11 +67,11 @@ pub(super) fn check_parameters(
                 first.len()
             ));
         }
-        for (at, (their, own)) in theirs.iter().zip(*first).enumerate() {
-            if their != own {
+        for (at, (their, expected)) in theirs.iter().zip(*first).enumerate() {
+            if their != expected {
                 return differs(format!(
                     "parameter {at} is {} {:?} on rank {rank}, {} {:?} on rank {first_rank}",
-                    their.name, their.shape, own.name, own.shape
+                    their.name, their.shape, expected.name, expected.shape
                 ));
             }
         }

@@ -74,15 +74,15 @@ impl<T: Gradient> Reducer<T> {
         }))
     }
 
-    /// Starts the vote on how many ranks have input.
-    pub(super) fn vote(&mut self, own: u32) -> Result<Work<Vec<u32>>> {
+    /// Starts the vote on how many ranks have input; `own_vote` is 1 if this rank has input, else 0.
+    pub(super) fn vote(&mut self, own_vote: u32) -> Result<Work<Vec<u32>>> {
         let mut vote = std::mem::take(&mut self.vote);
         vote.clear();
-        vote.push(own);
+        vote.push(own_vote);
         self.group.all_reduce_async(vote, ReduceOp::Sum)
     }
 
-    /// The result of the vote.
+    /// Waits for the vote; returns how many ranks have input.
     pub(super) fn count(&mut self, vote: Work<Vec<u32>>) -> Result<u32> {
         self.vote = vote.wait()?;
         Ok(self.vote.first().copied().unwrap_or(0))

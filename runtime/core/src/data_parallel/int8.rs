@@ -247,7 +247,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_and_what_it_lacks_are_the_values(
+        fn quantized_values_and_what_the_rounding_took_add_up_to_the_values(
             values in proptest::collection::vec(-1e6f32..1e6, 0..700),
             ranks in 1u32..5,
         ) {
@@ -257,9 +257,9 @@ mod tests {
                 let range = parts.range(rank);
                 prop_assert_eq!(range.start, covered);
                 covered = range.end;
-                let mut lacks = values[range.clone()].to_vec();
+                let mut lost = values[range.clone()].to_vec();
                 let mut message = vec![0xFF; parts.message()];
-                parts.quantize(&mut lacks, &mut message);
+                parts.quantize(&mut lost, &mut message);
                 let mut read = Vec::new();
                 parts.dequantize(&message, range.len(), |_, value| read.push(value));
                 prop_assert_eq!(read.len(), range.len());
@@ -269,7 +269,7 @@ mod tests {
                     let block = &own[begin..(begin + BLOCK).min(own.len())];
                     let largest = block.iter().fold(0.0f32, |most, it| most.max(it.abs()));
                     prop_assert!((read - value).abs() <= largest / 254.0 * 1.001);
-                    prop_assert!((read + lacks[at] - value).abs() <= largest * 1e-6);
+                    prop_assert!((read + lost[at] - value).abs() <= largest * 1e-6);
                 }
             }
             prop_assert_eq!(covered, values.len());

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A matrix is compressed only if both factors together have at most one `MIN_GAIN`-th of its elements.
 const MIN_GAIN: usize = 2;
-/// Added to the length of a column before the division by it, so that a column of zeros stays one.
+/// Added to the length of a column before the column is divided by it, so that a column of zeros stays zero.
 const TINY: f32 = 1e-8;
 
 /// Sends the gradient of a parameter of two or more dimensions, as a matrix M, as two thin ones: P = MQ and Q = MᵀP,
@@ -149,7 +149,7 @@ impl LowRank {
         }
     }
 
-    /// Takes the averaged Q, writes PQᵀ to `gradient`, and keeps what it lacks.
+    /// Takes the averaged Q, writes PQᵀ to `gradient`, and leaves in `error` what PQᵀ lacks.
     fn restore<T: Gradient>(&mut self, q: &[f32], gradient: &mut [T], rank: usize) {
         self.q.copy_from_slice(q);
         for (row, p) in self.p.chunks_exact(rank).enumerate() {
@@ -192,7 +192,8 @@ fn split_front<'a, T>(all: &mut &'a [T], len: usize) -> &'a [T] {
     front
 }
 
-/// An operation that is left out if it has no elements: on all ranks, since all have the same parameters.
+/// Starts to average `values` over the ranks. Without values no operation is issued, and the result is `None`: on all
+/// ranks, since all have the same parameters.
 fn average<T: Gradient>(group: &ProcessGroup, values: Vec<T>) -> Result<Option<Work<Vec<T>>>> {
     if values.is_empty() {
         return Ok(None);

@@ -39,7 +39,7 @@ pub struct Reducer<T = f32> {
     pub(super) layout: Layout,
     /// The memory of each bucket; empty while its averaging has it.
     pub(super) memory: Vec<Vec<T>>,
-    /// The sum of each sparse parameter, by bucket.
+    /// For each sparse parameter, by bucket: this rank's gradient until it is sent, and the average after the step.
     pub(super) sparse: Vec<Option<SparseTensor<T>>>,
     pub(super) narrow: Narrow,
     pub(super) step: Step<T>,

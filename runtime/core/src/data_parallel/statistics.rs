@@ -69,6 +69,7 @@ pub(super) struct Meter {
     backward: Option<Instant>,
     /// By bucket, when its last gradient was given.
     ready: Vec<Instant>,
+    /// By bucket, when it was sent.
     sent: Vec<Instant>,
     /// The end of the bucket before.
     ended: Option<Instant>,

@@ -252,13 +252,13 @@ impl Tuning {
 
     /// The lines that apply to a group of this many ranks.
     pub fn plan(&self, topology: Topology, ranks: usize) -> Plan {
-        let counts = |choice: &&Choice| {
+        let applies = |choice: &&Choice| {
             choice.topology == topology
                 && choice.ranks.is_none_or(|max| ranks <= max)
                 && choice.algorithm.allows_ranks(ranks)
         };
         Plan {
-            choices: self.choices.iter().filter(counts).copied().collect(),
+            choices: self.choices.iter().filter(applies).copied().collect(),
         }
     }
 }
@@ -341,7 +341,7 @@ fn format_size(size: Option<usize>) -> String {
 impl FromStr for Tuning {
     type Err = Error;
 
-    /// The default table with `lines` before the default ones.
+    /// The default table, with `lines` before its own lines.
     fn from_str(lines: &str) -> Result<Self> {
         let mut tuning = Self::default();
         tuning.prepend(lines)?;

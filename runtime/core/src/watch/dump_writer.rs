@@ -98,7 +98,7 @@ impl Dumps {
     /// Faults within this time of a dump count as the same fault: several threads of a rank notice one fault
     /// at about the same time.
     const ONE_FAULT: Duration = Duration::from_secs(10);
-    /// The most dumps that may be under way. Each has a thread, which a disk that does not respond keeps.
+    /// The most announced dumps that may be under way. Each has a thread, which a disk that does not respond blocks.
     const MOST_UNDER_WAY: usize = 8;
 
     pub(crate) fn new(

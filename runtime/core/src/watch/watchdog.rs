@@ -432,8 +432,8 @@ impl Rounds {
             for op_info in group.running().under_way() {
                 let since = *self.first_seen.get(&op_info.record_id).unwrap_or(&now);
                 seen.insert(op_info.record_id, since);
-                let due = op_info.timeout.saturating_add(Self::GRACE);
-                if now.duration_since(since) > due && !group.has_failed() {
+                let limit = op_info.timeout.saturating_add(Self::GRACE);
+                if now.duration_since(since) > limit && !group.has_failed() {
                     self.handle(Fault {
                         wire_id: group.wire_id(),
                         op_info,
@@ -470,11 +470,13 @@ impl Rounds {
             "an operation failed: dumping pending operations"
         );
         let incident = Incident::new(group.info(), group.wire_id(), op_info, &finding, &error);
-        let (until, written) = (self.broadcast.until(), self.broadcast.dump_until());
+        let (until, dump_until) = (self.broadcast.until(), self.broadcast.dump_until());
         self.broadcast.raise(&incident, until);
-        let dumps = self.broadcast.dump_for_fault(&error.to_string(), written);
+        let dump_text = self
+            .broadcast
+            .dump_for_fault(&error.to_string(), dump_until);
         let error = self.broadcast.complete(error, &incident, until);
-        let error = error.with_more(&dumps);
+        let error = error.with_more(&dump_text);
         let message = error.to_string();
         group.close(Some(op_info), error);
         if group.ends_process() {

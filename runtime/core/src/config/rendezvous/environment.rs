@@ -261,7 +261,7 @@ mod tests {
     ];
 
     #[test]
-    fn torchrun_sets_every_value() {
+    fn every_value_is_read_from_torchruns_variables() {
         let rendezvous = from(&TORCHRUN).unwrap();
         assert_eq!(
             rendezvous,

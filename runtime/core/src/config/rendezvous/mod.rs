@@ -15,9 +15,10 @@
 //! | attempt | `TORCHELASTIC_RESTART_COUNT` | | | `SLURM_RESTART_COUNT` |
 //!
 //! The launchers are tried in this order, and the first that sets a rank is used: `mpirun` inside a Slurm
-//! allocation is Open MPI. `MASTER_ADDR` and `MASTER_PORT` are read under every launcher. Where they are missing: a
-//! job whose ranks are all on one host uses `127.0.0.1`, a Slurm step the first host of its node list, and the port
-//! is derived from the job's id (20000 to 29999).
+//! allocation is Open MPI. `MASTER_ADDR` and `MASTER_PORT` are read under every launcher. Under torchrun,
+//! `MASTER_ADDR` must be set. Under the other launchers, a job without it uses `127.0.0.1` if all of its ranks are on
+//! one host, and a Slurm step uses the first host of its node list. Without `MASTER_PORT` the port is derived from the
+//! job's id (20000 to 29999); a job without an id must set it.
 
 #![forbid(unsafe_code)]
 

@@ -33,7 +33,7 @@ pub(super) struct IncidentProgress {
     pub(super) raised: bool,
     /// The other ranks' status, or why it is not known; `None` until the exchange has ended.
     pub(super) answers: Option<StatusReplies>,
-    /// Whether the store answers no request any more, since the process that serves it has ended.
+    /// Whether the store has failed the alarm and then another request, so that its server is taken to have ended.
     pub(super) store_gone: bool,
 }
 

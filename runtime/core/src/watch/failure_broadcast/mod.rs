@@ -65,16 +65,17 @@ pub(crate) struct FailureBroadcast {
     parts: FailureBroadcastParts,
     incidents: Mutex<Vec<Arc<Incident>>>,
     stopped: AtomicBool,
+    /// The eventfd that wakes the thread `rcomm/dump`.
     bell: OwnedFd,
     /// The row of the ring in which the store's replies are recorded; `None` if this process serves the
     /// store, or there is no row left.
     store_row: Option<PeerHandle>,
     /// Since when the store has not replied to requests, on the clock of the records; 0 if it has replied to
     /// the last one.
-    asked: AtomicU64,
+    unanswered_since: AtomicU64,
 }
 
-/// How long another rank's alarm, or a FIFO, waits for this rank's dump before the status is published.
+/// How long the thread `rcomm/dump` waits at most for a dump that another rank's alarm or a FIFO has requested.
 const DUMPING: Duration = Duration::from_secs(1);
 /// A store that has not answered for this long counts as down: a working one answers in microseconds.
 const STORE_SILENT: Duration = Duration::from_secs(2);
@@ -86,7 +87,7 @@ impl FailureBroadcast {
         let store_row = parts.store_end.and_then(|end| parts.recorder.peer(end));
         Ok(Arc::new(Self {
             store_row,
-            asked: AtomicU64::new(0),
+            unanswered_since: AtomicU64::new(0),
             parts,
             incidents: Mutex::default(),
             stopped: AtomicBool::new(false),
@@ -254,7 +255,7 @@ impl FailureBroadcast {
 
     /// For how long the store has not replied to requests; zero if it has replied to the last one.
     fn store_silence(&self) -> Duration {
-        match self.asked.load(Ordering::Relaxed) {
+        match self.unanswered_since.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
             since => {
                 let now = self.parts.recorder.now().as_ns();
@@ -266,9 +267,12 @@ impl FailureBroadcast {
     /// Notes that a request is sent to the store.
     fn store_asked(&self) {
         let now = self.parts.recorder.now();
-        let first =
-            self.asked
-                .compare_exchange(0, now.as_ns(), Ordering::Relaxed, Ordering::Relaxed);
+        let first = self.unanswered_since.compare_exchange(
+            0,
+            now.as_ns(),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
         if let (Ok(_), Some(row)) = (first, self.store_row) {
             let interval = self.parts.interval;
             self.parts.recorder.update_peer(row, |facts| {
@@ -285,7 +289,7 @@ impl FailureBroadcast {
         };
         let answered = reply.is_ok();
         if answered {
-            self.asked.store(0, Ordering::Relaxed);
+            self.unanswered_since.store(0, Ordering::Relaxed);
         }
         if let Some(row) = self.store_row {
             let now = self.parts.recorder.now();

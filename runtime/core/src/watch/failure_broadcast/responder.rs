@@ -120,7 +120,7 @@ impl Responder {
                     .unwrap_or_else(PoisonError::into_inner),
             );
             for incident in incidents {
-                self.respond_to_own(&incident);
+                self.respond_to_own_fault(&incident);
             }
             for at in 0..self.pipes.len() {
                 if self.pipes[at].was_written() {
@@ -179,8 +179,8 @@ impl Responder {
     /// Answers new alarms; if there is none, makes a dump if PyTorch's flag is newly set.
     pub(super) fn read_store(&mut self) -> Result<()> {
         let parts = &self.broadcast.parts;
-        // A rank of ours sets the flag after its alarm. Read in the other order, an alarm between the two reads would
-        // look like a rank of PyTorch, whose cause is not known.
+        // A rank of rcomm sets the flag after it has raised the alarm. If the alarm were read first, one that is raised
+        // between the two reads would look like a failure of a PyTorch rank, whose cause is not known.
         let flag = parts.root.check(&[FLAG])?;
         let raised = parts.root.add(&self.key(), 0)?;
         if raised > self.answered {
@@ -256,10 +256,10 @@ impl Responder {
     }
 
     /// Writes the cause of an alarm, unless another rank already has; returns the cause that is stored.
-    fn publish_cause(&self, alarm: i64, own: &str) -> Result<String> {
+    fn publish_cause(&self, alarm: i64, cause: &str) -> Result<String> {
         let root = &self.broadcast.parts.root;
-        let first = root.compare_set(&self.cause_key(alarm), b"", own.as_bytes())?;
-        Ok(String::from_utf8_lossy(&first).into_owned())
+        let stored = root.compare_set(&self.cause_key(alarm), b"", cause.as_bytes())?;
+        Ok(String::from_utf8_lossy(&stored).into_owned())
     }
 
     /// The cause of an alarm; `None` if the store does not hold it or does not reply.
@@ -305,7 +305,7 @@ impl Responder {
 
     /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the status
     /// of the others.
-    fn respond_to_own(&mut self, incident: &Incident) {
+    fn respond_to_own_fault(&mut self, incident: &Incident) {
         let mut store_gone = false;
         let answers = match self.raise(incident) {
             Ok(alarm) => {
@@ -354,8 +354,8 @@ impl Responder {
         } else if !self.had_recent_alarm() {
             let next = alarm + 1;
             // The cause is written before the alarm: a rank that reads the number must find its cause.
-            let own = format!("rank {}: {}", parts.rank, incident.cause);
-            let mut first = self.publish_cause(next, &own)?;
+            let own_cause = format!("rank {}: {}", parts.rank, incident.cause);
+            let mut stored_cause = self.publish_cause(next, &own_cause)?;
             // All members raise the alarm at about the same time after a time-out: the compare-and-set makes
             // it one alarm.
             let held = parts.root.compare_set(
@@ -371,10 +371,10 @@ impl Responder {
             })?;
             if alarm != next {
                 // More than one alarm was raised since the count was read.
-                first = self.publish_cause(alarm, &own)?;
+                stored_cause = self.publish_cause(alarm, &own_cause)?;
             }
-            if first != own {
-                self.announced = Some((Instant::now(), first));
+            if stored_cause != own_cause {
+                self.announced = Some((Instant::now(), stored_cause));
             }
         }
         let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);

@@ -343,7 +343,7 @@ fn a_time_out_names_the_rank_that_serves_the_store_once_that_has_been_silent() {
     broadcast.store_asked();
     assert_eq!(complete().ranks(), [3]);
     let since = broadcast.recorder().now().as_ns() - 4_000_000_000;
-    broadcast.asked.store(since, Ordering::Relaxed);
+    broadcast.unanswered_since.store(since, Ordering::Relaxed);
     let error = complete();
     assert_eq!(error.ranks(), [0]);
     let text = error.to_string();

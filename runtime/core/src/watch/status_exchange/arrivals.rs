@@ -36,19 +36,19 @@ impl Arrivals {
             self.arrived.push(rank);
             return;
         }
-        let mut place = match (status, last) {
+        let mut progress = match (status, last) {
             (None, _) => "has not made this group".to_owned(),
             (_, ..=0) => "has called no collective here yet".to_owned(),
             (_, last) => format!("last collective here is #{last}"),
         };
         if !report.phase.is_empty() {
             let lasted = text::duration(Duration::from_millis(report.phase_ms));
-            let _ = write!(place, ", in phase {:?} for {lasted}", report.phase);
+            let _ = write!(progress, ", in phase {:?} for {lasted}", report.phase);
         }
         if report.step >= 0 {
-            let _ = write!(place, ", in step {}", report.step);
+            let _ = write!(progress, ", in step {}", report.step);
         }
-        self.missing.push((rank, place));
+        self.missing.push((rank, progress));
     }
 
     /// The members that are not known to have arrived, ascending. Of a message, those without an answer: an answer
@@ -78,9 +78,9 @@ impl Arrivals {
         if !self.missing.is_empty() {
             let what = if is_p2p { "members" } else { "not arrived" };
             let mut text = format!("{what}: ");
-            for (at, (rank, place)) in self.missing.iter().take(MAX_RANKS).enumerate() {
+            for (at, (rank, progress)) in self.missing.iter().take(MAX_RANKS).enumerate() {
                 let comma = if at == 0 { "" } else { ", " };
-                let _ = write!(text, "{comma}rank {rank} ({place})");
+                let _ = write!(text, "{comma}rank {rank} ({progress})");
             }
             if let Some(more) = self.missing.len().checked_sub(MAX_RANKS + 1) {
                 let _ = write!(text, " and {} more", more + 1);

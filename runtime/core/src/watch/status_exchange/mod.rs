@@ -475,11 +475,11 @@ mod tests {
             .collect(&*store, &query(&members))
             .text;
         assert!(first.starts_with("arrived: ranks 0, 1, 2, 3,"), "{first}");
-        for published in [
+        for expected in [
             " and 4075 more; not arrived: rank 300 (last collective here is #40)",
             "; no answer: ranks 17, 18, 1000, 4095 (4092 of 4096 members answered)",
         ] {
-            assert!(first.contains(published), "{first}");
+            assert!(first.contains(expected), "{first}");
         }
         // The second rank does not read the answers again: late ones change nothing.
         exchange(17, Duration::ZERO)

@@ -1,4 +1,4 @@
-//! [`RankReport`]: what one rank publishes of its progress.
+//! [`RankReport`]: what one rank publishes about its progress.
 
 use super::SMALL_GROUP;
 use rcomm_recorder::model::{

@@ -81,11 +81,11 @@ impl Launched {
         let names = DIALECTS.iter().find(|names| text(names.rank).is_some())?;
         let rank = number(names.rank)?;
         let world_size = names.world_size.iter().find_map(|name| number(name))?;
-        let rendezvous = || Some(format!("{}-{}", text("MASTER_ADDR")?, text("MASTER_PORT")?));
+        let of_master = || Some(format!("{}-{}", text("MASTER_ADDR")?, text("MASTER_PORT")?));
         (rank < world_size).then(|| Self {
             rank,
             world_size,
-            job: (names.job)(&text).or_else(rendezvous),
+            job: (names.job)(&text).or_else(of_master),
             attempt: number(names.attempt).unwrap_or(0),
         })
     }

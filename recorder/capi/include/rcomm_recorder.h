@@ -111,7 +111,7 @@
 // One-sided read from a window.
 #define RCOMM_RECORDER_GET 29
 
-// A signal to a window's other end.
+// A signal to another rank of a window.
 #define RCOMM_RECORDER_SIGNAL 30
 
 // Waiting for a signal.
@@ -303,8 +303,10 @@ void rcomm_recorder_step(const struct rcomm_recorder *recorder, int64_t step);
 // `recorder` is NULL or a valid handle.
 void rcomm_recorder_heartbeat(const struct rcomm_recorder *recorder);
 
-// Opens the ring of this rank and attempt. Blocks for some milliseconds while it creates a file of some MiB. Fails if
-// another living process records as the same rank of the same attempt.
+// Opens the ring of this rank and attempt, and removes the rings of dead jobs from its directory, except the newest
+// (32 jobs, 1 GiB). Blocks for some milliseconds while it creates a file of some MiB. Fails if another living
+// process records as the same rank of the same attempt, if the configuration is not valid, if no ring can be created
+// in `directory`, and on Linux before 4.14.
 //
 // # Safety
 // `config` points to a configuration whose texts are NULL or end with a zero byte; `recorder` may be
@@ -312,7 +314,8 @@ void rcomm_recorder_heartbeat(const struct rcomm_recorder *recorder);
 int32_t rcomm_recorder_open(const struct rcomm_recorder_config *config,
                             struct rcomm_recorder **recorder);
 
-// Closes the ring, removes its file and frees the handle: for a rank that ends cleanly. NULL has no effect.
+// Closes the ring, removes its file and frees the handle: for a rank that ends cleanly. NULL has no effect. Fails if
+// the file cannot be removed; the handle is freed even then.
 //
 // # Safety
 // `recorder` is NULL or a valid handle that no thread uses any more.
@@ -342,8 +345,8 @@ size_t rcomm_recorder_path(const struct rcomm_recorder *recorder,
 uint32_t rcomm_recorder_group(const struct rcomm_recorder *recorder,
                               const struct rcomm_recorder_group_info *group);
 
-// Sets the members of a group that was added without them, once. Fails if they are already set, if their number
-// differs from the group's size, or if the ring has no space for them.
+// Sets the members of a group that was added without them, once. Fails if the ring has no such group, if the members
+// are already set, if their number is 0 or differs from the group's size, or if the ring has no space for them.
 //
 // # Safety
 // `recorder` is NULL or a valid handle; `ranks` holds `count` ranks.

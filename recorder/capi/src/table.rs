@@ -83,8 +83,10 @@ pub struct SignatureNumber {
     pub words: [u64; 3],
 }
 
-/// Opens the ring of this rank and attempt. Blocks for some milliseconds while it creates a file of some MiB. Fails if
-/// another living process records as the same rank of the same attempt.
+/// Opens the ring of this rank and attempt, and removes the rings of dead jobs from its directory, except the newest
+/// (32 jobs, 1 GiB). Blocks for some milliseconds while it creates a file of some MiB. Fails if another living
+/// process records as the same rank of the same attempt, if the configuration is not valid, if no ring can be created
+/// in `directory`, and on Linux before 4.14.
 ///
 /// # Safety
 /// `config` points to a configuration whose texts are NULL or end with a zero byte; `recorder` may be
@@ -124,7 +126,8 @@ pub unsafe extern "C" fn rcomm_recorder_open(
     })
 }
 
-/// Closes the ring, removes its file and frees the handle: for a rank that ends cleanly. NULL has no effect.
+/// Closes the ring, removes its file and frees the handle: for a rank that ends cleanly. NULL has no effect. Fails if
+/// the file cannot be removed; the handle is freed even then.
 ///
 /// # Safety
 /// `recorder` is NULL or a valid handle that no thread uses any more.
@@ -223,8 +226,8 @@ pub unsafe extern "C" fn rcomm_recorder_group(recorder: *const Handle, group: *c
     })
 }
 
-/// Sets the members of a group that was added without them, once. Fails if they are already set, if their number
-/// differs from the group's size, or if the ring has no space for them.
+/// Sets the members of a group that was added without them, once. Fails if the ring has no such group, if the members
+/// are already set, if their number is 0 or differs from the group's size, or if the ring has no space for them.
 ///
 /// # Safety
 /// `recorder` is NULL or a valid handle; `ranks` holds `count` ranks.
@@ -247,8 +250,8 @@ pub unsafe extern "C" fn rcomm_recorder_group_members(
         match recorder.set_group_members(group, ranks) {
             true => Ok(()),
             false => Err(format!(
-                "the {count} members were not stored: the group already has members, has another size, or \
-                 the ring has no space for them"
+                "the {count} members were not stored: the ring has no such group or no space for them, \
+                 or the group already has members or another size"
             )),
         }
     })

@@ -147,7 +147,7 @@ pub struct Identity {
 pub struct DumpGroup {
     /// Name, description, members.
     pub info: ProcessGroupInfo,
-    /// The rank's number in the group and the group's size, if the record has these instead of the members.
+    /// The process's rank in the group and the group's size, if the record has these instead of the members.
     pub place: Option<GroupPlace>,
     /// Progress of the group on this rank, if recorded.
     pub status: Option<ProcessGroupStatus>,

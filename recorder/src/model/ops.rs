@@ -309,7 +309,7 @@ operations! {
     Put = 28, "put":                                           OneSided      Single   Equal   NoOther  Unmeasured;
     /// One-sided read from a window.
     Get = 29, "get":                                           OneSided      Single   Equal   NoOther  Unmeasured;
-    /// A signal to a window's other end.
+    /// A signal to another rank of a window.
     Signal = 30, "signal":                                     OneSided      Absent   Equal   NoOther  Unmeasured;
     /// Waiting for a signal.
     WaitSignal = 31, "wait_signal":                            OneSided      Absent   Equal   Peer     Unmeasured;

@@ -132,7 +132,7 @@ pub fn bytes(n: u64) -> String {
     )
 }
 
-/// A size: `512`, `64K`, `1.5M`.
+/// A size in bytes for a narrow column: `512`, `64K`, `1.5M`.
 pub fn narrow_bytes(n: u64) -> String {
     let mut value = n as f64;
     let mut unit = "";

@@ -11,19 +11,19 @@
 //! | `POST /handlers/NAME?key=value` | the text that the program's handler returns; 400 with its text if it fails, 404 if there is none |
 //! | `POST /dump` | [`WrittenDump`]: the process has written its dump; 501 if it writes none |
 //!
-//! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of `GET /peers`,
-//! `POST /dump` and `POST /handlers/NAME`, which may block. The endpoint reads the ring and takes no lock that operations
-//! take, so it answers while the program is stuck. Until the first connection it sleeps and holds only its socket. The
-//! mode 0600 of a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`),
-//! inside TLS if the job uses it ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are
-//! served at a time, each for at most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is
-//! closed ([`Places`]).
+//! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of `GET
+//! /peers`, `POST /dump` and `POST /handlers/NAME`, which may block. The endpoint reads the ring and takes no lock
+//! that operations take, so it answers while the program is stuck. Until the first connection it sleeps and holds
+//! only its socket. The mode 0600 of a unix socket restricts access; over TCP every request carries the token
+//! (`Authorization: Bearer ...`), inside TLS if the job uses it ([`Listen::Tls`]). Requests have no body. At most
+//! [`MAX_CONNECTIONS`] connections are served at a time, each for at most [`CONNECTION_TIME`]; if there are more, one
+//! that has not made an admitted request is closed ([`Places`]).
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
     RankAnswer, SINCE_HEADER, WrittenDump,
 };
-use super::handlers::{self, HandlerParameters, OwnHandlers};
+use super::handlers::{self, HandlerParameters, ProgramHandlers};
 use super::places::{Place, Places};
 use super::tls::Tls;
 use crate::error::{Error, Result};
@@ -92,17 +92,17 @@ impl Listen {
 type FindPeers = Arc<dyn Fn() -> Vec<PeerEndpoint> + Send + Sync>;
 type WriteDump = Arc<dyn Fn() -> std::result::Result<String, String> + Send + Sync>;
 
-/// Callbacks of the process that owns the endpoint.
-struct Handlers {
+/// Callbacks of the process that owns the endpoint, for the endpoint's own routes.
+struct Callbacks {
     peers: FindPeers,
     dump: Option<WriteDump>,
 }
 
-/// A running status server. Dropping it waits for callbacks to return, stops the server and removes its socket.
+/// A running status server. Dropping it stops the server, waits for callbacks that run, and removes its socket.
 pub struct Endpoint {
     address: EndpointAddress,
-    handlers: Arc<Mutex<Handlers>>,
-    own: Arc<OwnHandlers>,
+    callbacks: Arc<Mutex<Callbacks>>,
+    program_handlers: Arc<ProgramHandlers>,
     /// Dropping this end of the pair stops the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -121,7 +121,7 @@ impl Endpoint {
     ///
     /// If another process answers on the socket, the address is not available, or the thread cannot be started.
     pub fn serve(recorder: Arc<FlightRecorder>, listen: Listen) -> Result<Self> {
-        let handlers = Arc::new(Mutex::new(Handlers {
+        let callbacks = Arc::new(Mutex::new(Callbacks {
             peers: Arc::new(Vec::new),
             dump: None,
         }));
@@ -147,8 +147,8 @@ impl Endpoint {
             Ok((stop, stopped))
         });
         let (stop, stopped) = pair.map_err(|error| listen_error(address.to_string(), error))?;
-        let own = Arc::new(OwnHandlers::default());
-        let served = (handlers.clone(), own.clone());
+        let program_handlers = Arc::new(ProgramHandlers::default());
+        let served = (callbacks.clone(), program_handlers.clone());
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
@@ -167,8 +167,8 @@ impl Endpoint {
             .map_err(|error| listen_error(address.to_string(), error))?;
         Ok(Self {
             address,
-            handlers,
-            own,
+            callbacks,
+            program_handlers,
             stop: Some(stop),
             thread: Some(thread),
         })
@@ -189,7 +189,7 @@ impl Endpoint {
     /// It runs on a separate thread and may block without delaying `/status` and `GET /dump`. Dropping the
     /// endpoint waits for it to return.
     pub fn find_peers(&self, find: impl Fn() -> Vec<PeerEndpoint> + Send + Sync + 'static) {
-        self.handlers().peers = Arc::new(find);
+        self.callbacks().peers = Arc::new(find);
     }
 
     /// Sets the function that writes this rank's dump on `POST /dump`. It returns the dump's location, or why there
@@ -200,11 +200,11 @@ impl Endpoint {
         &self,
         write: impl Fn() -> std::result::Result<String, String> + Send + Sync + 'static,
     ) {
-        self.handlers().dump = Some(Arc::new(write));
+        self.callbacks().dump = Some(Arc::new(write));
     }
 
-    /// Adds a handler of the program's own, which answers `POST /handlers/NAME`, or replaces the one of this name. It gets
-    /// the pairs of the request's query, and returns a text, or why it failed.
+    /// Adds a handler of the program's own, which answers `POST /handlers/NAME`, or replaces the one of this name. It
+    /// gets the pairs of the request's query, and returns a text, or why it failed.
     ///
     /// It runs on a separate thread, as the one of [`find_peers`](Self::find_peers) does; two callbacks run at a time.
     ///
@@ -219,15 +219,17 @@ impl Endpoint {
         + Sync
         + 'static,
     ) -> Result<()> {
-        let added = self.own.add(name, Arc::new(handler));
+        let added = self.program_handlers.add(name, Arc::new(handler));
         added.map_err(|why| Error::Endpoint {
             address: self.address.to_string(),
             why,
         })
     }
 
-    fn handlers(&self) -> MutexGuard<'_, Handlers> {
-        self.handlers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn callbacks(&self) -> MutexGuard<'_, Callbacks> {
+        self.callbacks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -305,7 +307,7 @@ impl Listener {
 fn serve(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Threads for `GET /peers` and `POST /dump`, which may block on the network and on a disk.
+        // Threads for `GET /peers`, `POST /dump` and the program's own handlers, which may block.
         .thread_name("rcomm/endpoint")
         .max_blocking_threads(2)
         .build()?;
@@ -405,7 +407,7 @@ async fn secure(
         WHY.len()
     );
     stream.writable().await?;
-    // It fits the buffer of a new socket.
+    // The answer fits into the send buffer of a new socket.
     stream.try_write(answer.as_bytes())?;
     Ok(None)
 }
@@ -416,9 +418,9 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = TowerToHyperService::new(router);
-    let own = place.clone();
+    let place_of_requests = place.clone();
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-        request.extensions_mut().insert(own.clone());
+        request.extensions_mut().insert(place_of_requests.clone());
         service.call(request)
     });
     let connection = http1::Builder::new()
@@ -436,24 +438,24 @@ where
 pub(super) struct Served {
     recorder: Arc<FlightRecorder>,
     changes: Mutex<Changes>,
-    handlers: Arc<Mutex<Handlers>>,
-    pub(super) own: Arc<OwnHandlers>,
+    callbacks: Arc<Mutex<Callbacks>>,
+    pub(super) program_handlers: Arc<ProgramHandlers>,
 }
 
 fn router(
     recorder: Arc<FlightRecorder>,
-    (handlers, own): (Arc<Mutex<Handlers>>, Arc<OwnHandlers>),
+    (callbacks, program_handlers): (Arc<Mutex<Callbacks>>, Arc<ProgramHandlers>),
     token: Option<EndpointToken>,
 ) -> Router {
     // Answers are numbered from the current time in microseconds. A read of the ring takes longer than a
     // microsecond, so the numbers are above those of an earlier process of this rank.
-    let first = wall_now().cast_unsigned() / 1_000;
-    let changes = Mutex::new(Changes::numbered_from(first, recorder.memory().1));
+    let before_first = wall_now().cast_unsigned() / 1_000;
+    let changes = Mutex::new(Changes::numbered_after(before_first, recorder.memory().1));
     let served = Arc::new(Served {
         recorder,
         changes,
-        handlers,
-        own,
+        callbacks,
+        program_handlers,
     });
     let router = Router::new()
         .route("/status", get(status))
@@ -541,12 +543,12 @@ async fn dump(
         .unwrap_or_else(PoisonError::into_inner);
     // An unknown number comes from an earlier process of this rank: everything is new.
     let since = query.since.filter(|&since| changes.knows(since));
-    let (mut dump, poll) =
+    let (mut dump, number) =
         changes.since(memory, layout, since.unwrap_or(0), served.recorder.now_ns());
     drop(changes);
     dump.identity.reason = "requested at its endpoint".to_owned();
     let mut headers = HeaderMap::new();
-    headers.insert(CHANGE_HEADER, HeaderValue::from(poll));
+    headers.insert(CHANGE_HEADER, HeaderValue::from(number));
     headers.insert(ENTRIES_HEADER, HeaderValue::from(served.recorder.entries()));
     if let Some(since) = since {
         headers.insert(SINCE_HEADER, HeaderValue::from(since));
@@ -560,11 +562,11 @@ async fn dump(
 
 async fn list_peers(State(served): State<Arc<Served>>) -> Response {
     let find = {
-        let handlers = served
-            .handlers
+        let callbacks = served
+            .callbacks
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        handlers.peers.clone()
+        callbacks.peers.clone()
     };
     match tokio::task::spawn_blocking(move || find()).await {
         Ok(peers) => Json(peers).into_response(),
@@ -574,11 +576,11 @@ async fn list_peers(State(served): State<Arc<Served>>) -> Response {
 
 async fn write_dump(State(served): State<Arc<Served>>) -> Response {
     let write = {
-        let handlers = served
-            .handlers
+        let callbacks = served
+            .callbacks
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        handlers.dump.clone()
+        callbacks.dump.clone()
     };
     let Some(write) = write else {
         let why = "this process does not write dumps\n";

@@ -8,9 +8,9 @@ use axum::response::{IntoResponse, Response};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The most handlers of a program's own.
+/// Maximum number of a program's own handlers.
 const MAX_HANDLERS: usize = 64;
-/// The longest name of a handler, in bytes.
+/// Maximum length of a handler's name, in bytes.
 const MAX_NAME: usize = 64;
 
 /// The parameters of a request to a program's own handler: the pairs of its query.
@@ -20,13 +20,13 @@ type Handler = Arc<dyn Fn(&HandlerParameters) -> std::result::Result<String, Str
 
 /// The program's own handlers, by name.
 #[derive(Default)]
-pub(super) struct OwnHandlers(Mutex<BTreeMap<String, Handler>>);
+pub(super) struct ProgramHandlers(Mutex<BTreeMap<String, Handler>>);
 
-impl OwnHandlers {
+impl ProgramHandlers {
     /// Adds a handler, or replaces the one of this name.
     ///
     /// # Errors
-    /// Why it is not taken.
+    /// The reason why the handler was not added, as a sentence.
     pub(super) fn add(&self, name: &str, handler: Handler) -> std::result::Result<(), String> {
         let may = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
         if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(may) {
@@ -51,7 +51,7 @@ impl OwnHandlers {
 
 /// Answers `GET /handlers`: the names.
 pub(super) async fn list(State(served): State<Arc<Served>>) -> Json<Vec<String>> {
-    Json(served.own.lock().keys().cloned().collect())
+    Json(served.program_handlers.lock().keys().cloned().collect())
 }
 
 /// Answers `POST /handlers/NAME?key=value`: what the handler returns.
@@ -60,7 +60,7 @@ pub(super) async fn run(
     Path(name): Path<String>,
     Query(parameters): Query<HandlerParameters>,
 ) -> Response {
-    let handler = served.own.lock().get(&name).cloned();
+    let handler = served.program_handlers.lock().get(&name).cloned();
     let Some(handler) = handler else {
         let why = "there is no such handler: GET /handlers lists them\n";
         return (StatusCode::NOT_FOUND, why).into_response();

@@ -112,7 +112,7 @@ impl LaunchRecord {
             .flatten()
             .flatten()
             .map(|entry| entry.path())
-            .filter(|path| is_named_so(path))
+            .filter(|path| has_record_name(path))
             .take(MAX_FILES)
             .collect();
         paths.sort();
@@ -180,8 +180,8 @@ impl LaunchRecord {
     }
 
     /// Whether a file has the name of a launch record.
-    pub fn is_named_so(path: &Path) -> bool {
-        is_named_so(path)
+    pub fn has_record_name(path: &Path) -> bool {
+        has_record_name(path)
     }
 
     /// Removes the records of ended jobs below a directory of rings, with their directories, except the
@@ -198,7 +198,7 @@ impl LaunchRecord {
                     .ok()?;
                 let newest = files.iter().filter_map(|file| modified(file)).max()?;
                 let is_over = |file: &PathBuf| {
-                    is_named_so(file) && Self::read(file).is_ok_and(|record| record.is_over())
+                    has_record_name(file) && Self::read(file).is_ok_and(|record| record.is_over())
                 };
                 files.iter().all(is_over).then_some((newest, job, files))
             })
@@ -237,7 +237,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
     metadata.and_then(|metadata| metadata.modified()).ok()
 }
 
-fn is_named_so(path: &Path) -> bool {
+fn has_record_name(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     let node = name.and_then(|name| name.strip_prefix("launch.")?.strip_suffix(".json"));
     node.is_some_and(|node| node.parse::<u32>().is_ok())

@@ -77,8 +77,8 @@ impl Places {
     /// does. `None` if all places are taken by admitted clients.
     pub fn try_enter(self: &Arc<Self>, host: Option<IpAddr>) -> Option<Arc<Place>> {
         let mut open = self.open();
-        let own = open.strangers().filter(|&(_, other)| other == host);
-        let (count, oldest) = own.fold((0, None), |(count, oldest), (number, _)| {
+        let of_host = open.strangers().filter(|&(_, other)| other == host);
+        let (count, oldest) = of_host.fold((0, None), |(count, oldest), (number, _)| {
             (count + 1, oldest.or(Some(number)))
         });
         if let Some(oldest) = oldest.filter(|_| count >= self.strangers_per_host) {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_stranger_makes_room_and_no_client_that_was_admitted() {
+    fn the_oldest_stranger_makes_room_and_admitted_clients_stay() {
         let places = Places::new(3, 3);
         let enter = || places.try_enter(None).unwrap();
         let (admitted, first, second) = (enter(), enter(), enter());

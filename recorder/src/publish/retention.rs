@@ -136,7 +136,7 @@ fn remove(job: &DeadJob) {
     }
     let files = fs::read_dir(&job.directory).into_iter().flatten().flatten();
     for file in files.map(|entry| entry.path()) {
-        if LaunchRecord::is_named_so(&file) {
+        if LaunchRecord::has_record_name(&file) {
             let _ = fs::remove_file(file);
         }
     }

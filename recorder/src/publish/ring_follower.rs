@@ -22,8 +22,8 @@ pub struct RingFollower {
     newest: u64,
     /// Records that may still change, each with the stamp of its slot when it was read last.
     open: BTreeMap<u64, u64>,
-    /// The reader's fingerprint and the state of the owner at the last read.
-    rest: Option<(u64, Owner)>,
+    /// What can change besides the slots: the reader's fingerprint and the state of the owner at the last read.
+    besides_slots: Option<(u64, Owner)>,
     /// The anchor of the ring's times at the last read.
     anchor: Anchor,
 }
@@ -40,7 +40,7 @@ pub struct RingPoll {
     pub alive: bool,
     /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub heartbeat_ns: i64,
-    /// The time of the record: now, or the last time at which the owner wrote if it is dead or has closed the ring.
+    /// The time of the record: now, or its newest time if the owner is dead or has closed the ring.
     pub as_of_ns: i64,
 }
 
@@ -55,7 +55,7 @@ impl RingFollower {
             record: FollowedDump::default(),
             newest: 0,
             open: BTreeMap::new(),
-            rest: None,
+            besides_slots: None,
         }
     }
 
@@ -81,7 +81,7 @@ impl RingFollower {
             };
         }
         // Fingerprint and owner are read before the ring, so that the next poll finds a concurrent write.
-        let rest = (self.reader.fingerprint(), self.reader.owner());
+        let besides_slots = (self.reader.fingerprint(), self.reader.owner());
         let anchor = layout::load_anchor(&self.reader.memory().0);
         if anchor != self.anchor {
             // With the new anchor, all times that were read before are different.
@@ -89,9 +89,9 @@ impl RingFollower {
             self.forget();
         }
         let (picked, is_written) = self.pick();
-        let changed = is_written || self.rest != Some(rest);
-        self.rest = Some(rest);
-        let owner = rest.1;
+        let changed = is_written || self.besides_slots != Some(besides_slots);
+        self.besides_slots = Some(besides_slots);
+        let owner = besides_slots.1;
         if changed {
             self.take_in(picked, owner);
         }
@@ -112,7 +112,7 @@ impl RingFollower {
         self.record = FollowedDump::default();
         self.newest = 0;
         self.open.clear();
-        self.rest = None;
+        self.besides_slots = None;
     }
 
     /// The slots to read, and whether one of them was written to.
@@ -130,16 +130,16 @@ impl RingFollower {
         let mut picked = Vec::new();
         for (&id, known) in &mut self.open {
             let index = slots.index_of(id);
-            let own = slots.stamp(&view, index);
+            let slot_stamp = slots.stamp(&view, index);
             let stamp = match layout.kernels.rows {
-                0 => own,
+                0 => slot_stamp,
                 // The record's row in the table of kernels counts too. Its stamp changes only the upper half: the low
                 // bits still show whether the record is busy.
-                _ => own ^ rings::kernels(layout).stamp(&view, index) << 32,
+                _ => slot_stamp ^ rings::kernels(layout).stamp(&view, index) << 32,
             };
             // The stamp is noted before its slot is read, so that the next poll finds a concurrent write. A slot
             // whose writer died stays busy and is read every time.
-            if stamp != *known || is_busy(own) {
+            if stamp != *known || is_busy(slot_stamp) {
                 is_written |= stamp != *known;
                 *known = stamp;
                 picked.push(index);
@@ -156,7 +156,8 @@ impl RingFollower {
         if self.record.is_overgrown() {
             self.record = FollowedDump::of(decode::dump(&view, layout, self.reader.now_ns()));
         }
-        self.reader.finish(self.record.dump_mut(), owner);
+        self.reader
+            .set_time_and_reason(self.record.dump_mut(), owner);
         let entries = &self.record.dump().entries;
         self.open.retain(|&id, _| {
             let at = entries.binary_search_by_key(&id, |entry| entry.record_id);

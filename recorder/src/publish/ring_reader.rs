@@ -166,8 +166,8 @@ impl RingReader {
         self.view.words().load(header::LAST_ID)
     }
 
-    /// A hash of the groups and their progress, phase, step, lost records, NCCL's links, failures, connections and steps
-    /// of reducers: all but the operations, the heartbeat and the waits for a processor.
+    /// A hash of the groups and their progress, phase, step, lost records, NCCL's links, failures, connections and
+    /// steps of reducers: all but the operations, the heartbeat and the waits for a processor.
     pub(super) fn fingerprint(&self) -> u64 {
         let view = &self.view.words();
         let phases = rings::phases(&self.layout);
@@ -239,17 +239,17 @@ impl RingReader {
     /// again; entries that stay unreadable (half-written by a process that was killed) are counted in
     /// [`RankStatus::dropped`](crate::model::RankStatus::dropped).
     ///
-    /// The dump's time is now if the owner is alive, else the last time that the owner wrote to the ring, so
-    /// that operations pending when the process died do not age.
+    /// The dump's time is now if the owner is alive, else the newest time among its heartbeat, its phase and its
+    /// operations, so that operations pending when the process died do not age.
     pub fn snapshot(&self) -> Dump {
         let owner = self.owner();
         let mut dump = decode::dump(&self.view.words(), &self.layout, self.now_ns());
-        self.finish(&mut dump, owner);
+        self.set_time_and_reason(&mut dump, owner);
         dump
     }
 
     /// Sets a dump's time and reason from the state of the owner.
-    pub(super) fn finish(&self, dump: &mut Dump, owner: Owner) {
+    pub(super) fn set_time_and_reason(&self, dump: &mut Dump, owner: Owner) {
         let reason = match owner {
             Owner::Alive => Self::OWNER_LIVES,
             Owner::Stopped => Self::OWNER_IS_STOPPED,

@@ -1,6 +1,6 @@
 //! How a process and a job's store prove to each other that they know the secret.
 //!
-//! Two requests that PyTorch's TCPStore does not have, sent before any other:
+//! Two requests that PyTorch's TCPStore does not have follow the client's `VALIDATE`, before any other request:
 //!
 //! | from | bytes | what |
 //! |---|---|---|
@@ -110,16 +110,16 @@ impl StoreChallenge {
     /// [`Io`](crate::Error::Io) if the system's random source cannot be read.
     pub fn new(key: &Secret, client_nonce: &[u8; 32]) -> Result<(Self, Vec<u8>)> {
         let nonces = Box::new([*client_nonce, random()?]);
-        let [client_nonce, own] = &*nonces;
-        let proof = key.tag(&[SERVER, client_nonce, own]);
-        let answer = [&MAGIC[..], own, &proof].concat();
+        let [client_nonce, server_nonce] = &*nonces;
+        let proof = key.tag(&[SERVER, client_nonce, server_nonce]);
+        let answer = [&MAGIC[..], server_nonce, &proof].concat();
         Ok((Self { nonces }, answer))
     }
 
     /// Whether `proof` comes from a client that knows the secret. Compares in constant time.
     pub fn is_met(&self, key: &Secret, proof: &[u8]) -> bool {
-        let [client_nonce, own] = &*self.nonces;
-        key.verify(&[CLIENT, client_nonce, own], proof)
+        let [client_nonce, server_nonce] = &*self.nonces;
+        key.verify(&[CLIENT, client_nonce, server_nonce], proof)
     }
 }
 

@@ -19,25 +19,25 @@ struct SlotSeen {
 #[derive(Debug)]
 pub(crate) struct Changes {
     slots: Vec<SlotSeen>,
-    /// The number before the first read. Not 0, so that numbers of an earlier process are recognized.
-    first: u64,
+    /// The number before the first poll's. Not 0, so that numbers of an earlier process are recognized.
+    before_first: u64,
     poll: u64,
 }
 
 impl Changes {
-    /// The first poll gets the number after `first`, which must not be below any number of an earlier process of this
-    /// rank.
-    pub(crate) fn numbered_from(first: u64, layout: &RingLayout) -> Self {
+    /// The first poll gets the number after `before_first`, which must not be below any number of an earlier process of
+    /// this rank.
+    pub(crate) fn numbered_after(before_first: u64, layout: &RingLayout) -> Self {
         Self {
             slots: vec![SlotSeen::default(); layout.slots.rows],
-            first,
-            poll: first,
+            before_first,
+            poll: before_first,
         }
     }
 
     /// Whether this number was given to a poll.
     pub(crate) fn knows(&self, poll: u64) -> bool {
-        (self.first + 1..=self.poll).contains(&poll)
+        (self.before_first + 1..=self.poll).contains(&poll)
     }
 
     /// Polls the ring: returns a dump with the entries that changed after poll number `since`, and the number of this

@@ -124,7 +124,8 @@ struct Decoder<'a, R> {
     /// words written during the read.
     lap_left: usize,
     signature_rows: HashMap<u32, Option<u32>>,
-    own_signatures: HashMap<Signature, u32>,
+    /// Signatures that are not in the ring's table, or have splits; with their indices in the dump.
+    other_signatures: HashMap<Signature, u32>,
     stack_rows: HashMap<u32, u32>,
     lost_group: Option<u32>,
     dump: Dump,
@@ -139,7 +140,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             arena_left: layout.arena.rows,
             ranks_left: MAX_RANKS,
             signature_rows: HashMap::new(),
-            own_signatures: HashMap::new(),
+            other_signatures: HashMap::new(),
             stack_rows: HashMap::new(),
             lap_left: layout.lap.rows.saturating_mul(2),
             lost_group: None,
@@ -352,17 +353,17 @@ impl<'a, R: Read> Decoder<'a, R> {
             words: words[slot::LAP_WORDS],
         };
         let from_table = self.table_signature(row);
-        let own = if range.words > 0 {
-            self.own_facts(id, range)
+        let facts = if range.words > 0 {
+            self.lap_facts(id, range)
         } else {
             None
         };
-        let (mut signature, splits) = match (own, from_table) {
+        let (mut signature, splits) = match (facts, from_table) {
             (None, Some(index)) => return index,
-            (Some(own), table) => {
-                let splits = Some((own.input_splits, own.output_splits));
+            (Some(facts), table) => {
+                let splits = Some((facts.input_splits, facts.output_splits));
                 let table = table.map(|index| self.dump.signatures[index as usize].clone());
-                (own.signature.or(table), splits)
+                (facts.signature.or(table), splits)
             }
             (None, None) => (None, None),
         };
@@ -379,12 +380,12 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
         let signatures = &mut self.dump.signatures;
         *self
-            .own_signatures
+            .other_signatures
             .entry(signature)
             .or_insert_with_key(|signature| push(signatures, signature.clone()))
     }
 
-    fn own_facts(&mut self, id: u64, range: LapRange) -> Option<lap::OwnFacts> {
+    fn lap_facts(&mut self, id: u64, range: LapRange) -> Option<lap::LapFacts> {
         let ring = rings::lap_ring(self.layout);
         let words = usize::try_from(range.words).ok()?;
         if !ring.holds(self.memory, range.position, words) {

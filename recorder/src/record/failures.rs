@@ -31,10 +31,10 @@ pub(super) fn write<M: Memory>(memory: &M, layout: &RingLayout, failure: &Failur
     let Some([first, newest]) = rings(layout) else {
         return;
     };
-    let Some(count) = memory.words().get(header::LAST_FAILURE) else {
+    let Some(last_id) = memory.words().get(header::LAST_FAILURE) else {
         return;
     };
-    let id = count.fetch_add(1, Ordering::Relaxed) + 1;
+    let id = last_id.fetch_add(1, Ordering::Relaxed) + 1;
     let ring = if id <= first.slots() as u64 {
         first
     } else {

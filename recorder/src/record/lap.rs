@@ -16,7 +16,7 @@ const HEAD_WORDS: usize = 2;
 
 /// The data specific to one record, as it was read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct OwnFacts {
+pub(super) struct LapFacts {
     pub(super) input_splits: Vec<u64>,
     pub(super) output_splits: Vec<u64>,
     pub(super) signature: Option<Signature>,
@@ -94,7 +94,7 @@ pub(super) fn read(
     ring: &LapRing,
     id: u64,
     range: LapRange,
-) -> Option<OwnFacts> {
+) -> Option<LapFacts> {
     let len = usize::try_from(range.words).ok()?;
     let words = ring.read(memory, range.position, len)?;
     let (&written, words) = words.split_last()?;
@@ -129,7 +129,7 @@ pub(super) fn read(
         unpacked.truncate(bytes);
         Some(signature::decode(&unpacked)?)
     };
-    Some(OwnFacts {
+    Some(LapFacts {
         input_splits: splits,
         output_splits,
         signature,

@@ -79,14 +79,14 @@ impl ProcessorWaits {
             at_ns: now_ns,
             total_ns: self.total_ns,
         };
-        let (first, second) = self.window.get_or_insert((mark, mark));
+        let (current, next) = self.window.get_or_insert((mark, mark));
         let length = WINDOW.as_nanos() as u64;
-        if now_ns.saturating_sub(second.at_ns) >= length {
-            (*first, *second) = (*second, mark);
+        if now_ns.saturating_sub(next.at_ns) >= length {
+            (*current, *next) = (*next, mark);
         }
         Window {
-            since_ns: first.at_ns,
-            waited_ns: self.total_ns.saturating_sub(first.total_ns),
+            since_ns: current.at_ns,
+            waited_ns: self.total_ns.saturating_sub(current.total_ns),
         }
     }
 }

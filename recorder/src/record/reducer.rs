@@ -26,10 +26,10 @@ pub(super) fn write<M: Memory>(
     if layout.reducer.rows == 0 {
         return;
     }
-    let Some(count) = memory.words().get(header::LAST_REDUCER_STEP) else {
+    let Some(last_id) = memory.words().get(header::LAST_REDUCER_STEP) else {
         return;
     };
-    let id = count.fetch_add(1, Ordering::Relaxed) + 1;
+    let id = last_id.fetch_add(1, Ordering::Relaxed) + 1;
     let (kept, count) = longest(buckets);
     let written: Result<(), Missed> = rings::reducer(layout).write(memory, id, |words| {
         fill(words, group, times, &kept[..count], at);

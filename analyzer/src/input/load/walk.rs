@@ -45,7 +45,7 @@ fn descend(
         }
         let path = item.path();
         // Launch records hold no operations and are read separately.
-        if LaunchRecord::is_named_so(&path) {
+        if LaunchRecord::has_record_name(&path) {
             continue;
         }
         match item.file_type() {

@@ -466,12 +466,12 @@ impl Builder {
             group.status = status_of.get(&group.info.id).copied();
         }
         let numbered = self.config.iter().all(|config| config.id.is_some());
-        let first = if numbered {
+        let in_file_order = if numbered {
             of_config.into_iter().flatten().collect()
         } else {
             Vec::new()
         };
-        self.settle_groups(first);
+        self.settle_groups(in_file_order);
     }
 
     /// Sets the numbers in `ids` of groups that no entry mentions, where they can be inferred.
@@ -500,14 +500,14 @@ impl Builder {
         }
     }
 
-    /// Puts the groups at `first` first, in that order, and merges those that turn out to be equal (an entry
-    /// may leave out the description).
-    fn settle_groups(&mut self, first: Vec<usize>) {
+    /// Puts the groups with the indices `leading` before the others, in that order, and merges groups that turn out
+    /// to be equal (an entry may leave out the description).
+    fn settle_groups(&mut self, leading: Vec<usize>) {
         let count = self.dump.groups.len();
         let mut new_of_old = vec![u32::MAX; count];
         let mut groups: Vec<_> = self.dump.groups.drain(..).map(Some).collect();
         let mut known = HashMap::new();
-        for old in first.into_iter().chain(0..count) {
+        for old in leading.into_iter().chain(0..count) {
             if let Some(group) = groups[old].take() {
                 let info = &group.info;
                 let key = (info.id, info.name.clone(), info.desc.clone());

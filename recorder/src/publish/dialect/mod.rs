@@ -6,7 +6,8 @@
 //! is untrusted: the module `pickle` limits what a pickle may do and how many values it may have, and `serde_json`
 //! limits the depth of JSON.
 //!
-//! The keys and spellings of the dialect stay in this module: others see a [`Dump`], and what was lost in reading it.
+//! The keys and spellings of the dialect stay in this module: other modules see a [`Dump`], and what was lost in
+//! reading it.
 
 mod build;
 mod intern;
@@ -59,7 +60,7 @@ pub enum ReadError {
     /// The file has more values than this reader accepts, or 4 GiB or more.
     #[error("too many values for a dump of one rank, at byte {at}")]
     TooLarge {
-        /// Where the limit was reached.
+        /// Where the limit was reached, in bytes.
         at: usize,
     },
     /// The dump has a newer major version than this build reads.

@@ -13,7 +13,7 @@ impl Dump {
     pub fn to_json(&self) -> Vec<u8> {
         let mut out = JsonWriter {
             bytes: Vec::with_capacity(512 * (self.entries.len() + 8)),
-            first: true,
+            needs_no_comma: true,
         };
         write::dump(self, &mut out);
         out.bytes
@@ -23,24 +23,24 @@ impl Dump {
 struct JsonWriter {
     bytes: Vec<u8>,
     /// Whether nothing was written since the last opening bracket or key, so that no comma is needed.
-    first: bool,
+    needs_no_comma: bool,
 }
 
 impl JsonWriter {
     /// Writes a comma if one is needed before the next value or key.
     fn separate(&mut self) {
-        if !self.first {
+        if !self.needs_no_comma {
             self.bytes.push(b',');
         }
-        self.first = false;
+        self.needs_no_comma = false;
     }
 
     fn bracketed(&mut self, [open, close]: [u8; 2], fill: impl FnOnce(&mut Self)) {
         self.separate();
         self.bytes.push(open);
-        self.first = true;
+        self.needs_no_comma = true;
         fill(self);
-        self.first = false;
+        self.needs_no_comma = false;
         self.bytes.push(close);
     }
 
@@ -65,7 +65,7 @@ impl Encoder for JsonWriter {
         self.separate();
         self.quoted(key);
         self.bytes.push(b':');
-        self.first = true;
+        self.needs_no_comma = true;
     }
 
     fn list(&mut self, fill: impl FnOnce(&mut Self)) {

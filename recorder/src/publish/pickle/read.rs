@@ -182,7 +182,7 @@ impl Pickle {
                     (&[root], []) => return Ok(root),
                     _ => {
                         return Err(Fault::Damaged {
-                            what: "the end, with unused values left",
+                            what: "the end, where not exactly one value is left",
                             at: here,
                         });
                     }

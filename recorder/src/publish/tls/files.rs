@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The most bytes that are read of a file.
+/// Maximum number of bytes that are read from a file; the rest is ignored.
 const MAX_FILE: u64 = 1 << 20;
 
 fn invalid(path: &Path, why: impl std::fmt::Display) -> Error {

@@ -108,16 +108,16 @@ impl Tls {
         let invalid = |path: &PathBuf, why: String| {
             Error::Tls(format!("the TLS file {} {why}", path.display()))
         };
-        let own = |error: rustls::Error| {
+        let refused = |error: rustls::Error| {
             let why = reason::of_own_certificate(&error, &files.ca);
             invalid(&files.certificate, why)
         };
-        let [first, others @ ..] = &chain[..] else {
+        let [certificate, intermediates @ ..] = &chain[..] else {
             return Err(invalid(&files.certificate, "holds no certificate".into()));
         };
         verifier
-            .verify(first, others, UnixTime::now())
-            .map_err(own)?;
+            .verify(certificate, intermediates, UnixTime::now())
+            .map_err(refused)?;
         let unusable = |error: rustls::Error| {
             let why = format!("does not fit {}: {error}", files.certificate.display());
             invalid(&files.key, why)
@@ -132,12 +132,14 @@ impl Tls {
         client.enable_sni = false;
         // Connections are few and long: every one proves both identities.
         client.resumption = Resumption::disabled();
-        let callers = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
-        let callers = callers.map_err(|error| invalid(&files.ca, format!("is no CA: {error}")))?;
+        let client_verifier =
+            WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
+        let client_verifier =
+            client_verifier.map_err(|error| invalid(&files.ca, format!("is no CA: {error}")))?;
         let server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
-            .with_client_cert_verifier(callers)
+            .with_client_cert_verifier(client_verifier)
             .with_single_cert(chain, key);
         let mut server = server.map_err(unusable)?;
         // Nothing follows the handshake that the peer did not ask for, so a socket can be used without TLS after it.
@@ -148,7 +150,7 @@ impl Tls {
         })
     }
 
-    /// The identity of which the environment names the files; `None` if it names none.
+    /// The identity whose files the environment names; `None` if it names none.
     ///
     /// # Errors
     /// As [`from_files`](Self::from_files).
@@ -181,7 +183,7 @@ impl SameCa {
     fn verify(
         &self,
         certificate: &CertificateDer<'_>,
-        between: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<(), rustls::Error> {
         let certificate = ParsedCertificate::try_from(certificate)?;
@@ -189,7 +191,7 @@ impl SameCa {
         verify_server_cert_signed_by_trust_anchor(
             &certificate,
             &self.roots,
-            between,
+            intermediates,
             now,
             algorithms,
         )
@@ -200,12 +202,12 @@ impl ServerCertVerifier for SameCa {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
-        between: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         _name: &ServerName<'_>,
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        self.verify(certificate, between, now)?;
+        self.verify(certificate, intermediates, now)?;
         Ok(ServerCertVerified::assertion())
     }
 

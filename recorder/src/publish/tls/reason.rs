@@ -25,7 +25,7 @@ impl From<TlsError> for io::Error {
 }
 
 impl TlsError {
-    /// The failure of TLS that is the cause of this error, if it is one.
+    /// The failure of TLS that this error carries; `None` if it has another cause.
     pub fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }

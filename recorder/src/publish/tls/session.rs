@@ -14,12 +14,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 const HANDSHAKE_RECORD: u8 = 0x16;
 /// Bytes before each record, the last two of which are its length.
 const HEAD: usize = 5;
-/// The most bytes that are encrypted before they are given to the socket.
+/// Maximum number of bytes that are encrypted before they are given to the socket.
 const AHEAD: usize = 256 << 10;
 /// The label under which a connection exports the key that ties a proof to it.
 const LABEL: &[u8] = b"EXPORTER-rcomm-connection";
 
-/// How far a handshake is.
+/// The state of a handshake that does not block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handshake {
     /// Both ends may send.
@@ -242,8 +242,9 @@ impl TlsSession {
 /// What arrived and was not decrypted.
 #[derive(Default)]
 struct Incoming {
-    /// Bytes that were read ahead; empty if none are.
+    /// Space for bytes that are read ahead; empty unless [`TlsSession::read_ahead`] was called.
     buffer: Box<[u8]>,
+    /// The bytes of `buffer` that were not decrypted yet.
     unread: std::ops::Range<usize>,
     /// Without a buffer, the bytes of the current record's head, and how many bytes of the record are left: no byte of
     /// the next record is taken.

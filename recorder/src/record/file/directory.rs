@@ -374,11 +374,11 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 /// processes. Errors are ignored: they leave a file that the next start removes.
 pub(crate) fn remove_earlier_attempts(path: &Path) {
     let name = path.file_name().and_then(|name| name.to_str());
-    let (Some(own), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {
+    let (Some(kept), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {
         return;
     };
-    for (name, path) in ring_files(directory).filter(|(name, _)| name.attempt < own.attempt) {
-        let _ = match name.rank == own.rank {
+    for (name, path) in ring_files(directory).filter(|(name, _)| name.attempt < kept.attempt) {
+        let _ = match name.rank == kept.rank {
             true => remove(&path),
             false => remove_if_dead(&path).map(drop),
         };

@@ -25,7 +25,7 @@ struct Pages {
 // SAFETY: this value owns the pages until it is dropped, and they are accessed only through atomics,
 // which any thread may use.
 unsafe impl Send for Pages {}
-// SAFETY: shared references give access only to atomics (see `first`).
+// SAFETY: shared references give access only to atomics (see `first_words`).
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -53,7 +53,7 @@ impl Pages {
 
     /// The first words, at most as many as there are.
     #[inline]
-    fn first(&self, words: usize) -> &[AtomicU64] {
+    fn first_words(&self, words: usize) -> &[AtomicU64] {
         let words = words.min(self.words);
         // SAFETY: `start` is page-aligned and `self.words` words from it stay mapped, initialized (zero or
         // the file's) and readable until `self` is dropped. Another process may store there at any time, but the words
@@ -155,7 +155,7 @@ impl Memory for Map {
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        self.pages.first(self.usable.load(Ordering::Acquire))
+        self.pages.first_words(self.usable.load(Ordering::Acquire))
     }
 
     #[inline]

@@ -17,14 +17,14 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
-/// The most mappings of a process that are guarded.
+/// Maximum number of mappings of a process that are guarded.
 const MAX_GUARDED: usize = 64;
 /// The start of a range that is being set up. No mapping starts there.
 const TAKEN: usize = 1;
 
 /// The guarded ranges, which the handler searches. A handler can reach nothing but statics.
 static GUARDED: [Range; MAX_GUARDED] = [const { Range::free() }; MAX_GUARDED];
-/// What was done about the signal before.
+/// The action for `SIGBUS` that this module's handler replaced; not set until the handler is installed.
 static EARLIER: OnceLock<sigaction> = OnceLock::new();
 /// The size of a page, which a handler must not look up.
 static PAGE: AtomicUsize = AtomicUsize::new(0);

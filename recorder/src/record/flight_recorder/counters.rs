@@ -20,7 +20,8 @@ pub struct Counters {
     pub groups_lost: u64,
     /// Records whose shapes or splits did not fit: their element counts were kept.
     pub shapes_lost: u64,
-    /// Records whose call site did not fit in the table.
+    /// Call sites that did not fit in the table: one for each record that gave its location, and one for each call of
+    /// [`intern_call_site`](FlightRecorder::intern_call_site).
     pub call_sites_lost: u64,
     /// Records whose thread did not fit in the table.
     pub threads_lost: u64,

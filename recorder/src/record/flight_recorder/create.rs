@@ -99,12 +99,12 @@ impl FlightRecorder {
         on_conflict: OnConflict,
     ) -> Result<(Self, Option<String>)> {
         config.check()?;
-        let own = |directory| (directory, true);
+        let checked = |directory| (directory, true);
         let shared = [
             directory::default_directory(),
             directory::fallback_directory(),
         ];
-        let shared = shared.into_iter().map(own);
+        let shared = shared.into_iter().map(checked);
         let locations: Vec<_> = match &config.placement {
             Placement::Memory => return Ok((Self::create(config)?, None)),
             Placement::Dir(directory) => {
@@ -114,10 +114,10 @@ impl FlightRecorder {
             Placement::Shared => shared.collect(),
         };
         let mut why: Option<String> = None;
-        for (directory, is_own) in locations {
+        for (directory, must_be_private) in locations {
             for config in [config.clone(), smaller(config)] {
                 // The caller is responsible for the permissions of a directory that it configured.
-                let usable = match is_own {
+                let usable = match must_be_private {
                     true => directory::ensure_private(&directory),
                     false => Ok(()),
                 };
@@ -155,16 +155,16 @@ impl FlightRecorder {
         let layout = RingLayout::plan(config);
         // The sections before the slots are written to at any position, so all of them are reserved now. Slots and
         // lap ring are used from their beginning on and can be reserved step by step.
-        let first = match config.touch {
+        let reserved = match config.touch {
             Touch::AtOnce => layout.bytes,
             Touch::Ahead => (layout.slots.word * 8 + GROWTH).min(layout.bytes),
         };
-        let unnamed = Unnamed::create(directory, ring_id, first, layout.bytes)?;
+        let unnamed = Unnamed::create(directory, ring_id, reserved, layout.bytes)?;
         let map = Map::of_file(unnamed.file.as_fd(), layout.bytes, config.touch)
             .map_err(|error| Error::io(format!("map a ring of {} bytes", layout.bytes), error))?;
-        map.admit(first / 8);
+        map.admit(reserved / 8);
         initialize(&map, &layout, config);
-        map.words()[header::RESERVED].store(first as u64, Ordering::Relaxed);
+        map.words()[header::RESERVED].store(reserved as u64, Ordering::Relaxed);
         let (path, lock) = unnamed.publish(ring_id)?;
         Ok(Self::over(map, layout, Storage::File(path), Some(lock)))
     }

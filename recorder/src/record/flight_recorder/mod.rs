@@ -50,8 +50,8 @@ use std::time::Duration;
 /// Writes one rank's operations and status to its ring.
 ///
 /// All methods take `&self` and may be called from any thread. Those that record operations never fail. They neither
-/// block nor allocate in steady state: a new signature, call site or thread takes a lock for the time of a copy, and a
-/// slot of a file that is not reserved yet waits for the system. Calls of [`begin`](Self::begin) for one group must be
+/// block nor allocate in steady state: a new signature, call site or thread takes a lock for the time of a copy, and
+/// a record whose slot is not reserved yet waits for the system. Calls of [`begin`](Self::begin) for one group must be
 /// made one at a time, in the order of issue.
 ///
 /// A ring in a file outlives its process: the recorder removes the file only in [`close`](Self::close). A child made
@@ -140,8 +140,8 @@ impl FlightRecorder {
     /// Sets the members of a group that was added without them: global ranks in order of group rank. Takes a lock, like
     /// adding a group.
     ///
-    /// Returns false and stores nothing if the members are already set, if their number differs from the recorded group
-    /// size, or if the ring has no space for them.
+    /// Returns false and stores nothing if the ring has no row for the group, if the members are already set, if their
+    /// number is 0 or differs from the recorded group size, or if the ring has no space for them.
     pub fn set_group_members(&self, group: GroupHandle, ranks: &[Rank]) -> bool {
         self.group_words(group.0)
             .is_some_and(|row| self.tables.set_members(&self.map, row, ranks))
@@ -190,13 +190,13 @@ impl FlightRecorder {
             sequence,
             group: operation.group.0,
         };
-        let (signature, own) = match operation.signature {
+        let (signature, lap_range) = match operation.signature {
             SignatureRef::Id(known)
                 if operation.input_splits.is_empty() && operation.output_splits.is_empty() =>
             {
                 (known, LapRange::default())
             }
-            _ => self.own_facts(id, operation),
+            _ => self.signature_and_range(id, operation),
         };
         let call_site = match operation.call_site {
             None => NO_ROW,
@@ -244,8 +244,8 @@ impl FlightRecorder {
             store(slot::STATE, state as u64);
             store(slot::ENDS, join(peer, root));
             store(slot::CALL, join(timeout_ms, call_site));
-            store(slot::LAP_POSITION, own.position);
-            store(slot::LAP_WORDS, own.words);
+            store(slot::LAP_POSITION, lap_range.position);
+            store(slot::LAP_WORDS, lap_range.words);
             store(slot::INPUT_ELEMENTS, signature.input_elements);
             store(slot::OUTPUT_ELEMENTS, signature.output_elements);
         };
@@ -282,8 +282,9 @@ impl FlightRecorder {
         }
     }
 
-    /// The row of the signature, and the position in the lap ring of the data specific to this record.
-    fn own_facts(&self, id: u64, operation: &Operation<'_>) -> (SignatureId, LapRange) {
+    /// Stores the signature if it is new, and the data specific to this record. Returns the id of the signature, and
+    /// the range of the data in the lap ring.
+    fn signature_and_range(&self, id: u64, operation: &Operation<'_>) -> (SignatureId, LapRange) {
         let splits = [operation.input_splits, operation.output_splits];
         let (signature, key) = match operation.signature {
             SignatureRef::Id(id) => (id, None),

@@ -111,7 +111,7 @@ impl Links {
         let mask = self.keys.len().checked_sub(1)?;
         let spread = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (spread >> 32) as usize;
-        // Nearly all keys are in the first row of theirs.
+        // Nearly all keys are in the first of the rows where they may be.
         if self.keys[first & mask].load(Ordering::Relaxed) == key {
             return Some(first & mask);
         }
@@ -221,8 +221,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Records a channel's progress in an operation that was [planned](Self::kernel_planned_at). Only one thread at a time
-    /// may call this for an operation.
+    /// Records a channel's progress in an operation that was [planned](Self::kernel_planned_at). Only one thread at a
+    /// time may call this for an operation.
     #[inline]
     pub fn kernel_channel(&self, ticket: Ticket, channel: u8, event: ChannelEvent) {
         let word = match event {
@@ -277,9 +277,9 @@ impl FlightRecorder {
         Some(LinkHandle(at as u32))
     }
 
-    /// Records the progress of a link's transfer for this operation, now: the completed steps and their total, and what the
-    /// transfer waits for. Does nothing for a released link. Only one thread at a time may call this for a link: the
-    /// records of two could be mixed.
+    /// Records the progress of a link's transfer for this operation, now: the completed steps and their total, and
+    /// what the transfer waits for. Does nothing for a released link. Only one thread at a time may call this for a
+    /// link: the records of two could be mixed.
     #[inline]
     pub fn link_at(
         &self,
@@ -339,8 +339,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Records that no transfer of a link is in progress. Does nothing for a released link. Only one thread at a time may
-    /// call this for a link.
+    /// Records that no transfer of a link is in progress. Does nothing for a released link. Only one thread at a time
+    /// may call this for a link.
     #[inline]
     pub fn link_idle(&self, handle: LinkHandle) {
         let Some(key) = self.links.keys.get(handle.index()) else {

@@ -116,7 +116,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The field of the `at`-th key of an entry, which `recall` refers to.
+    /// The field of the `at`-th key of an entry. Notes `recall`, which reads the same key from the memo, so that the
+    /// key is recognized by position in the next entry.
     fn field_of(&mut self, at: usize, key: Span, recall: Recall) -> Field {
         if let Some(planned) = self.plan.get_mut(at)
             && planned.key == key

@@ -48,7 +48,7 @@ fn entries_read_in_place_are_those_that_the_machine_reads() {
         let bytes = std::fs::read(path).unwrap();
         let name = path.display();
         check_both_ways(&bytes, &name.to_string());
-        // Each file is truncated and changed at other positions.
+        // The positions of the truncations and changes differ from file to file.
         for n in 0..8 {
             let at = (file * 7919 + n * 104_729) % bytes.len();
             check_both_ways(&bytes[..at], &format!("{name} cut at {at}"));
@@ -119,7 +119,7 @@ fn an_entry_that_occurs_twice_in_its_list_is_two_entries() {
 }
 
 #[test]
-fn two_lists_of_entries_are_read_in_their_order() {
+fn two_lists_of_entries_give_the_same_dump_both_ways() {
     let (entries, name) = (text("entries"), text("profiling_name"));
     let mut lists = Vec::new();
     for op in ["gloo:barrier", "gloo:broadcast"] {
@@ -130,7 +130,7 @@ fn two_lists_of_entries_are_read_in_their_order() {
 }
 
 #[test]
-fn invalid_items_keep_their_indices() {
+fn invalid_items_are_counted_alike_both_ways() {
     let (entries, name, barrier) = (
         text("entries"),
         text("profiling_name"),

@@ -175,7 +175,7 @@ const STEPS_A_SECOND: u32 = 100;
 /// Time limit of a read, longer than any takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Eight ranks that each begin and complete a hundred operations a second.
+/// Eight ranks that each begin and complete operations: the first [`BEFORE`] without a pause, then a hundred a second.
 fn run_job(members: Vec<(FlightRecorder, GroupHandle)>, stop: &AtomicBool) {
     let mut seq = 0;
     while !stop.load(Ordering::SeqCst) {
@@ -207,6 +207,7 @@ fn step(members: &[(FlightRecorder, GroupHandle)], seq: &mut u64) {
     }
 }
 
+/// The recorder of one rank of eight, with its ring in `directory`, and its group.
 fn member(directory: &Path, rank: u32) -> (FlightRecorder, GroupHandle) {
     let mut config = RecorderConfig::new("bench-job", rank, 8);
     config.placement = Placement::Dir(directory.to_owned());

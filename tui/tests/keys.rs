@@ -125,7 +125,7 @@ fn following_goes_to_the_suspect_as_soon_as_there_is_one() {
 }
 
 #[test]
-fn sorting_goes_by_columns_and_back_to_the_views_own_order() {
+fn sorting_goes_by_columns_and_back_to_the_default_order() {
     let mut state = stuck();
     press(&mut state, "2:sort ranks<enter>");
     let largest = |state: &State| state.table().expect("a table").rows[0].cells[2].value;
@@ -228,7 +228,7 @@ fn an_operation_of_a_graph_is_listed_with_the_graph_id() {
 }
 
 #[test]
-fn every_quit_key_ends_the_program() {
+fn quit_and_suspend_are_commands_to_the_event_loop() {
     let mut state = stuck();
     assert_eq!(press(&mut state, "q"), Some(Command::Quit));
     assert_eq!(press(&mut state, ":quit<enter>"), Some(Command::Quit));

@@ -38,25 +38,25 @@ proptest! {
                 fault + at.next().expect("one time for each read") * 1_000_000
             })
         };
-        let mut seen = None;
+        let mut newest = None;
         let mut now = 0;
         for ms in looks {
             now = simulation.fault_ns() + ms * 1_000_000;
             let at = moment(&simulation, now);
             live.observe(0, source.poll(Instant::now()), at);
-            seen = live.refresh(at).map(|snapshot| snapshot.report).or(seen);
+            newest = live.refresh(at).map(|snapshot| snapshot.report).or(newest);
         }
-        let live = seen.expect("the first read gives a report");
+        let live = newest.expect("the first read gives a report");
         let mut policy = LiveOptions::default().policy;
         policy.now_ns = Some(now);
         policy.world_size = Some(16);
         let dumps = simulation.dumps_at(now);
-        let cut = analyze(&dumps, &policy);
+        let expected = analyze(&dumps, &policy);
         // A report is renewed only when something changes or becomes overdue; until then, the old report holds.
-        prop_assert_eq!(live.verdict, cut.verdict, "{:?}", situation);
+        prop_assert_eq!(live.verdict, expected.verdict, "{:?}", situation);
         let blamed = |report: &rcomm_analyzer::Report| -> Vec<_> {
             report.findings.iter().map(|f| (f.code, f.culprit_ranks.clone())).collect()
         };
-        prop_assert_eq!(blamed(&live), blamed(&cut), "{:?}", situation);
+        prop_assert_eq!(blamed(&live), blamed(&expected), "{:?}", situation);
     }
 }

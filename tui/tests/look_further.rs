@@ -54,14 +54,22 @@ fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
     let at = snapshot.at;
     let mut state = State::new(options(), (120, 40), at);
     state.options.surroundings = true;
-    assert_eq!(state.due_surroundings(), None, "no job is known yet");
+    assert_eq!(
+        state.due_surroundings(),
+        None,
+        "asked before a job is known"
+    );
     update(&mut state, Event::Observed(Arc::new(snapshot)));
     let rank = state.roots()[0];
     assert_eq!(
         state.due_surroundings(),
         Some(Command::LookAround(vec![rank]))
     );
-    assert_eq!(state.due_surroundings(), None, "they are being read");
+    assert_eq!(
+        state.due_surroundings(),
+        None,
+        "asked again while they are read"
+    );
     let around = Surroundings {
         rank,
         facts: vec![
@@ -76,7 +84,11 @@ fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
         wall_ns: at.wall_ns + seconds as i64 * 1_000_000_000,
     };
     update(&mut state, Event::Tick(later(5)));
-    assert_eq!(state.due_surroundings(), None, "they are new");
+    assert_eq!(
+        state.due_surroundings(),
+        None,
+        "asked again after five seconds"
+    );
     for screen in [
         String::new(),
         format!(":rank {rank}<enter>"),
@@ -100,7 +112,7 @@ fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
         state.due_surroundings(),
         Some(Command::LookAround(vec![rank]))
     );
-    // A program that only replays has no processes to look at.
+    // Where surroundings cannot be read, as in a replay, they are not asked for.
     let mut replay = stuck((120, 40));
     assert_eq!(replay.due_surroundings(), None);
 }
@@ -134,7 +146,11 @@ fn the_cursor_of_the_timeline_goes_from_operation_to_operation() {
         "{newest}"
     );
     press(&mut state, "(");
-    assert_eq!(readout(&state), newest, "the cursor begins at the newest");
+    assert_eq!(
+        readout(&state),
+        newest,
+        "the cursor does not begin at the newest operation"
+    );
     press(&mut state, "((((");
     let earlier = readout(&state);
     assert_ne!(earlier, newest);
@@ -164,7 +180,7 @@ fn a_wide_terminal_has_two_columns_and_a_narrow_one_has_one() {
     let wide = stuck((200, 50));
     let (warnings, groups) = (title(&wide, "warnings:"), title(&wide, "groups ─"));
     let ((warnings, _), (groups, _)) = (warnings.expect("a pane"), groups.expect("a pane"));
-    assert_eq!(warnings, groups, "side by side");
+    assert_eq!(warnings, groups, "the panes are not in one row");
     let narrow = stuck((120, 50));
     let (warnings, groups) = (title(&narrow, "warnings:"), title(&narrow, "groups ─"));
     assert!(warnings.expect("a pane").0 < groups.expect("a pane").0);

@@ -68,7 +68,7 @@ fn hours_of_frames_stay_within_the_budget_and_the_newest_stay_whole() {
     );
     assert!(
         held * 10 > state.history.bytes() * 9,
-        "most of it is operations"
+        "operations are less than nine tenths of what is counted"
     );
 }
 

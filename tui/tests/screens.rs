@@ -2,10 +2,9 @@
 
 mod common;
 
-use common::{START_NS, judged, moment, press, recorded, showing, simulation};
+use common::{START_NS, judged, moment, press, recorded, showing, simulation, with_reducer_steps};
 use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::{Code, EndKind, JobEnd, NodeJob, Report, Snapshot, Verdict};
-use rcomm_recorder::model::{ReducerBucket, ReducerStep, ReducerTimes};
 use rcomm_recorder::publish::Dump;
 use rcomm_top::page::theme::Tone;
 use rcomm_top::state::event::{Command, Event};
@@ -107,7 +106,7 @@ fn no_view_panics_at_tiny_sizes_and_the_verdict_is_dropped_last() {
     assert!(text::of(&state).contains("STUCK"));
 }
 
-/// Another job of this node with the report of a recorded situation.
+/// A job of this node with the report of a recorded situation.
 fn job(name: &str, situation: Situation) -> NodeJob {
     NodeJob {
         name: name.into(),
@@ -120,13 +119,13 @@ fn job(name: &str, situation: Situation) -> NodeJob {
 
 #[test]
 fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
-    let own = recorded(Situation::Healthy);
+    let shown = recorded(Situation::Healthy);
     let jobs = [
         job("other", Situation::StuckRank),
-        job(&own.job, Situation::Healthy),
+        job(&shown.job, Situation::Healthy),
         job("third", Situation::Healthy),
     ];
-    let mut state = showing(own, (100, 30));
+    let mut state = showing(shown, (100, 30));
     assert!(!text::of(&state).contains("on this node"));
     update(&mut state, Event::Jobs(jobs.into()));
     let screen = text::of(&state);
@@ -141,51 +140,11 @@ fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
     assert_eq!(*state.screen(), Screen::Overview);
 }
 
-/// The snapshot with the steps of a reducer on each rank of the group `dp`.
-fn training(mut snapshot: Snapshot) -> Snapshot {
-    let mut ranks = snapshot.ranks.to_vec();
-    for view in &mut ranks {
-        let slow = u64::from(view.rank % 4) * 3_000_000;
-        let bucket = |index: u32| ReducerBucket {
-            index,
-            parameters: 12,
-            bytes: 25 << 20,
-            ready_ns: 20_000_000 * u64::from(index + 1),
-            sent_ns: 20_000_000 * u64::from(index + 1),
-            communication_ns: 9_000_000 + slow * u64::from(index),
-            exposed_ns: if index == 2 { 9_000_000 + slow } else { 0 },
-        };
-        let step = |number| ReducerStep {
-            id: number,
-            group: 2,
-            ended_ns: START_NS,
-            times: ReducerTimes {
-                step: number,
-                forward_ns: 31_400_000,
-                backward_ns: 61_000_000 + slow,
-                communication_ns: 27_000_000 + 3 * slow,
-                exposed_ns: 9_000_000 + slow,
-                bytes: 75 << 20,
-                bucket_count: 3,
-                ..ReducerTimes::default()
-            },
-            buckets: (0..3).map(bucket).collect(),
-        };
-        for dump in &mut view.dumps {
-            let mut changed = Dump::clone(dump);
-            changed.reducer_steps = vec![step(557), step(558)];
-            *dump = Arc::new(changed);
-        }
-    }
-    snapshot.ranks = ranks.into();
-    snapshot
-}
-
 #[test]
 fn the_newest_step_of_each_reducer_is_shown() {
     let mut all = String::new();
     for size in [(80, 24), (120, 40)] {
-        let mut state = showing(training(recorded(Situation::Healthy)), size);
+        let mut state = showing(with_reducer_steps(recorded(Situation::Healthy)), size);
         press(&mut state, "0");
         let _ = writeln!(all, "=== {size:?}\n{}", text::of(&state));
         press(&mut state, "/rank:0-3<enter>");

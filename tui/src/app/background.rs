@@ -22,7 +22,7 @@ const QUESTION: &[u8] = b"\x1b]11;?\x1b\\\x1b[c";
 /// Standard input and output must be a terminal that no other thread reads.
 pub fn is_light(colorfgbg: Option<&str>) -> Option<bool> {
     let answer = ask().unwrap_or_default();
-    answered(&answer).or_else(|| indicated(colorfgbg?))
+    light_in_answer(&answer).or_else(|| light_in_colorfgbg(colorfgbg?))
 }
 
 /// The terminal's answer, as far as it arrived before the deadline.
@@ -67,7 +67,7 @@ fn is_complete(answer: &[u8]) -> bool {
 
 /// Whether the color in `ESC ] 11 ; rgb:RRRR/GGGG/BBBB` is light; each component has one to four hexadecimal digits.
 /// `None` if there is no such color.
-fn answered(answer: &[u8]) -> Option<bool> {
+fn light_in_answer(answer: &[u8]) -> Option<bool> {
     let text = String::from_utf8_lossy(answer);
     let (_, color) = text.split_once("\x1b]11;rgb:")?;
     let end = color.find(['\x1b', '\x07'])?;
@@ -87,7 +87,7 @@ fn answered(answer: &[u8]) -> Option<bool> {
 
 /// The last field of `COLORFGBG`, `foreground;background` or `foreground;default;background`, is one of the sixteen
 /// colors: 7 and those from 9 are light.
-fn indicated(colorfgbg: &str) -> Option<bool> {
+fn light_in_colorfgbg(colorfgbg: &str) -> Option<bool> {
     let background: u8 = colorfgbg.rsplit(';').next()?.trim().parse().ok()?;
     (background < 16).then_some(matches!(background, 7 | 9..))
 }
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_color_that_a_terminal_answers_is_light_or_dark() {
-        let light = |answer: &str| answered(answer.as_bytes());
+        let light = |answer: &str| light_in_answer(answer.as_bytes());
         assert_eq!(
             light("\x1b]11;rgb:ffff/ffff/ffff\x1b\\\x1b[?62c"),
             Some(true)
@@ -173,12 +173,12 @@ mod tests {
 
     #[test]
     fn the_variable_names_the_background_last() {
-        assert_eq!(indicated("0;15"), Some(true));
-        assert_eq!(indicated("0;default;7"), Some(true));
-        assert_eq!(indicated("15;0"), Some(false));
-        assert_eq!(indicated("15;8"), Some(false));
-        assert_eq!(indicated("15;default"), None);
-        assert_eq!(indicated(""), None);
-        assert_eq!(indicated("0;99"), None);
+        assert_eq!(light_in_colorfgbg("0;15"), Some(true));
+        assert_eq!(light_in_colorfgbg("0;default;7"), Some(true));
+        assert_eq!(light_in_colorfgbg("15;0"), Some(false));
+        assert_eq!(light_in_colorfgbg("15;8"), Some(false));
+        assert_eq!(light_in_colorfgbg("15;default"), None);
+        assert_eq!(light_in_colorfgbg(""), None);
+        assert_eq!(light_in_colorfgbg("0;99"), None);
     }
 }

@@ -55,7 +55,7 @@ impl Inbox {
 }
 
 /// Runs the view until the user quits or a signal ends it. `targets` holds the ranks to which requests for dumps and
-/// call stacks can be sent, and the choice of the job.
+/// call stacks can be sent, the processes whose surroundings can be read, and the choice of the job.
 ///
 /// # Errors
 ///
@@ -180,9 +180,9 @@ fn copy(text: &str) -> Result<String, String> {
 fn suspend(guard: &mut Guard, suspended: &AtomicBool) -> anyhow::Result<()> {
     suspended.store(true, Ordering::SeqCst);
     guard.lend(|| {
-        let own = rustix::process::getpid();
+        let this_process = rustix::process::getpid();
         // If the stop is refused, the program continues.
-        let _ = rustix::process::kill_process(own, rustix::process::Signal::STOP);
+        let _ = rustix::process::kill_process(this_process, rustix::process::Signal::STOP);
     })?;
     suspended.store(false, Ordering::SeqCst);
     Ok(())

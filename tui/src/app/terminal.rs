@@ -27,7 +27,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Takes the terminal over: raw mode, the alternate screen.
+    /// Takes the terminal over: raw mode, the alternate screen, no cursor, and the mouse if `mouse` is on.
     ///
     /// # Errors
     ///

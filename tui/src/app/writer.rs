@@ -37,14 +37,14 @@ const WAIT_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts `command` on a new thread, with the snapshot and the screen that `state` shows now. The result arrives as
-/// [`Event::Done`], call stacks before it as [`Event::Stacks`], and what surrounds processes as
-/// [`Event::Surroundings`] only. Commands that neither write nor ask are ignored.
+/// [`Event::Done`]; call stacks arrive before it, as [`Event::Stacks`]. What surrounds processes arrives as
+/// [`Event::Surroundings`] alone. Commands that neither write nor ask are ignored.
 ///
 /// The thread ends once the command has finished; the caller joins it.
 ///
 /// # Errors
 ///
-/// If there is nothing to write, or the thread cannot be started.
+/// If no snapshot is shown yet, or the thread cannot be started.
 pub fn start(
     state: &State,
     command: Command,
@@ -53,7 +53,7 @@ pub fn start(
     sender: Sender<Event>,
 ) -> io::Result<JoinHandle<()>> {
     let Some(snapshot) = state.snapshot().cloned() else {
-        return Err(io::Error::other("there is nothing to write yet"));
+        return Err(io::Error::other("no records have been read yet"));
     };
     let screen = text::of(state);
     let targets = targets.clone();
@@ -140,7 +140,8 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
     }
 }
 
-/// Asks ranks for dumps. Returns a sentence with the number of ranks that wrote one, or an error with the first reason.
+/// Asks ranks for dumps. Returns a sentence with the number of ranks that wrote one or are writing it. If a rank
+/// refused, or a source could not be asked, returns an error with the first reason.
 fn ask_for_dumps(targets: &[Box<dyn DumpRequests>]) -> Result<String, String> {
     let mut all_answers = DumpAnswers::default();
     let deadline = Instant::now() + WAIT_LIMIT;
@@ -154,16 +155,16 @@ fn ask_for_dumps(targets: &[Box<dyn DumpRequests>]) -> Result<String, String> {
     format_answers(&all_answers)
 }
 
-fn format_answers(all_answers: &DumpAnswers) -> Result<String, String> {
-    let (written, agreed) = (all_answers.written.len(), all_answers.agreed.len());
-    let all = written + agreed + all_answers.requested.len() + all_answers.refused.len();
+fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
+    let (written, agreed) = (answers.written.len(), answers.agreed.len());
+    let all = written + agreed + answers.requested.len() + answers.refused.len();
     let mut text = match (written, agreed) {
         (0, 1..) => format!("{agreed} of {all} ranks are writing their dumps"),
         (_, 0) => format!("{written} of {all} ranks wrote their dumps"),
         _ => format!("{written} of {all} ranks wrote their dumps, {agreed} are writing them"),
     };
-    if let Some(first) = all_answers.requested.first() {
-        let n = all_answers.requested.len();
+    if let Some(first) = answers.requested.first() {
+        let n = answers.requested.len();
         let who = match n {
             1 => format!("rank {first} does"),
             _ => format!("{n} ranks do"),
@@ -174,10 +175,10 @@ fn format_answers(all_answers: &DumpAnswers) -> Result<String, String> {
         ));
     }
     // A rank's failure is more useful than the location of the others' dumps.
-    if let Some((rank, reason)) = all_answers.refused.first() {
+    if let Some((rank, reason)) = answers.refused.first() {
         return Err(format!("{text}; rank {rank} did not: {reason}"));
     }
-    if let Some((rank, path)) = all_answers.written.first() {
+    if let Some((rank, path)) = answers.written.first() {
         text.push_str(&format!("; rank {rank}: {path}"));
     }
     Ok(text)

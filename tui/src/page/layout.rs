@@ -45,9 +45,9 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
         .unwrap_or(u16::MAX)
         .min(max_head_height);
     let top = area.y + header + head_height;
-    let left = available - head_height;
+    let rest = available - head_height;
     Layout {
-        panes: panes(page, row(top, left)),
+        panes: panes(page, row(top, rest)),
         header: row(area.y, header),
         head,
         head_area: row(area.y + header, head_height),
@@ -82,9 +82,9 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
         rows.fold(0, u16::saturating_add)
     };
     // The columns get two thirds, or more if the panes below them need less than the rest.
-    let most =
+    let max_height =
         (area.height - area.height / 3).max(area.height.saturating_sub(sum(&below, area.width)));
-    let height = sum(&left, width).max(sum(&right, width)).min(most);
+    let height = sum(&left, width).max(sum(&right, width)).min(max_height);
     let x = area.x + area.width - width;
     let spare = |column: &[usize]| column.len().saturating_sub(1);
     stack(
@@ -107,7 +107,8 @@ fn lines_for_one(rows: u16) -> usize {
     }
 }
 
-/// Wraps a line to at most `max_lines` lines; the last one may be too wide. Below 20 columns, lines are not wrapped.
+/// Wraps a line to at most `max_lines` lines; the last one may be too wide. Lines after the first begin with three
+/// spaces. Below 20 columns, the line is not wrapped.
 fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
     let whole: usize = line.iter().map(|w| text_width(&w.text)).sum();
     if whole <= width || width < 20 {
@@ -117,8 +118,8 @@ fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
     let mut used = 0;
     for part in line {
         for word in part.text.split_inclusive(' ') {
-            let wide = text_width(word.trim_end());
-            if used + wide > width && used > 0 && lines.len() < max_lines {
+            let word_width = text_width(word.trim_end());
+            if used + word_width > width && used > 0 && lines.len() < max_lines {
                 lines.push(vec![styled("   ", part.tone)]);
                 used = 3;
             }
@@ -156,7 +157,8 @@ fn wanted_rows(pane: &Pane, width: u16) -> u16 {
     u16::try_from(title + rows).unwrap_or(u16::MAX)
 }
 
-/// Number of rows that a terminal needs to show everything, except that a strip gets at most three.
+/// Number of rows that a terminal of this width needs to show everything, except that a strip gets at most three.
+/// `rows` is the number that the terminal has: it limits how many rows a line of the head may take.
 pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
     let head: usize = (page.head.iter())
         .map(|line| wrap(line, usize::from(width), lines_for_one(rows)).len())
@@ -171,18 +173,18 @@ pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
     let left = sum(&|at| !is_below(at) && !page.right.contains(&at));
     let right = sum(&|at| page.right.contains(&at));
     // 2 rows: the header and the footer.
-    let rows = sum(&is_below)
+    let without_head = sum(&is_below)
         .saturating_add(left.max(right))
         .saturating_add(2);
-    rows.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
+    without_head.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
 }
 
 /// Distributes `available` rows: small panes get what they need, the others share the rest. Rows that no pane needs go
 /// to the pane with the index `spare`.
 fn share(wanted: &[u16], available: u16, spare: usize) -> Vec<u16> {
     let mut given = vec![0u16; wanted.len()];
-    let mut left = available;
-    while left > 0 {
+    let mut rest = available;
+    while rest > 0 {
         let unsatisfied: Vec<usize> = (0..wanted.len())
             .filter(|&i| given[i] < wanted[i])
             .collect();
@@ -191,14 +193,14 @@ fn share(wanted: &[u16], available: u16, spare: usize) -> Vec<u16> {
         }
         // Distribute row by row, from the bottom up: the short panes at the bottom are served first.
         for &i in unsatisfied.iter().rev() {
-            if left > 0 {
+            if rest > 0 {
                 given[i] += 1;
-                left -= 1;
+                rest -= 1;
             }
         }
     }
     if let Some(pane) = given.get_mut(spare) {
-        *pane += left;
+        *pane += rest;
     }
     given
 }
@@ -230,10 +232,10 @@ pub fn hit(
     let pane = page.panes.get(at)?;
     let body = below_title(pane, layout.panes[at]);
     let mut row = usize::from(y.checked_sub(body.y)?);
-    let mut height = usize::from(body.height);
-    if let Body::Table(rows) = &pane.body {
-        row = row.checked_sub(headings(rows))?;
-        height = height.saturating_sub(headings(rows));
+    let mut shown_rows = usize::from(body.height);
+    if let Body::Table(table) = &pane.body {
+        row = row.checked_sub(headings(table))?;
+        shown_rows = shown_rows.saturating_sub(headings(table));
     }
     let selected = if selection.pane == at {
         selection.row
@@ -241,7 +243,7 @@ pub fn hit(
         0
     };
     let rows = page.rows(at);
-    let row = row + first_shown(selected, rows, height);
+    let row = row + first_shown(selected, rows, shown_rows);
     (row < rows).then_some((at, row))
 }
 

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_differ_from_each_other_in_every_theme_and_depth() {
+    fn good_bad_late_and_silent_differ_in_every_theme_with_colors() {
         for name in [ThemeName::Dark, ThemeName::Light, ThemeName::Contrast] {
             for depth in [Depth::Ansi, Depth::Indexed, Depth::True] {
                 let theme = Theme::new(name, depth);

@@ -70,7 +70,7 @@ impl Default for FindingSettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Actions {
-    /// Allow actions that write files.
+    /// Allow saving the records of all ranks, and asking ranks for their dumps.
     pub allow: bool,
 }
 
@@ -131,7 +131,7 @@ pub fn generated() -> String {
     }
     text.push_str(TABLES);
     text.push_str(
-        "\n[actions]\n# Allow actions that write files: saving the records of all ranks to a folder.\n",
+        "\n[actions]\n# Allow actions that write: save the records of all ranks to a folder, ask ranks for dumps.\n",
     );
     text.push_str("#allow = false\n");
     text

@@ -1,4 +1,5 @@
-//! Runs the command line: an interactive screen, or one report for a script.
+//! Runs the command line: an interactive screen, one report for a script, or the text of a configuration file or of
+//! completions.
 
 pub mod cli;
 pub mod config;
@@ -27,7 +28,7 @@ use std::io::{self, IsTerminal as _, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Executes the command line; returns the exit code.
+/// Executes the command line; returns the exit code. Blocks until the user quits or the report is printed.
 ///
 /// # Errors
 ///
@@ -217,7 +218,7 @@ enum RecordedJob {
 }
 
 fn read_config(cli: &Cli, env: &impl Fn(&str) -> Option<String>) -> anyhow::Result<Config> {
-    let (path, wanted) = match &cli.view.config {
+    let (path, is_given) = match &cli.view.config {
         Some(path) => (Some(path.clone()), true),
         None => {
             let (xdg, home) = (env("XDG_CONFIG_HOME"), env("HOME"));
@@ -229,7 +230,7 @@ fn read_config(cli: &Cli, env: &impl Fn(&str) -> Option<String>) -> anyhow::Resu
     };
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !wanted => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !is_given => {
             return Ok(Config::default());
         }
         Err(error) => {

@@ -70,16 +70,16 @@ pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<Requ
     }
     targets.dumps = from.network.dump_requests(token(from)?.as_ref());
     targets.stacks = from.network.stack_requests();
-    let is_named = from.rings || from.job.is_some() || from.ring_dir.is_some();
+    let asks_for_rings = from.rings || from.job.is_some() || from.ring_dir.is_some();
     if let Some(source) = rings(from, job) {
-        targets.dumps.push(match is_named {
+        targets.dumps.push(match asks_for_rings {
             true => Box::new(RingDumps::new(source)),
             false => Box::new(LocalDumps::new(source)),
         });
     }
     if let Some(source) = rings(from, job) {
         targets.stacks.push(Box::new(RingThreads::new(source)));
-        if !is_named {
+        if !asks_for_rings {
             targets.stacks.push(Box::new(ProcessStacks));
         }
         targets.job = Some(job.clone());
@@ -100,11 +100,11 @@ fn live(
         let source = CollectorSource::new(address.clone(), token(from)?);
         sources.push(Box::new(source));
     }
-    let is_named = from.rings || from.job.is_some() || from.ring_dir.is_some();
+    let asks_for_rings = from.rings || from.job.is_some() || from.ring_dir.is_some();
     if rings(from, job).is_some() {
         NodeJobs::begin(ring_directory(from), job, anchor);
     }
-    if sources.is_empty() && !is_named {
+    if sources.is_empty() && !asks_for_rings {
         sources.push(Box::new(LocalSource::new(
             ring_directory(from),
             job.clone(),

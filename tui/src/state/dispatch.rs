@@ -523,7 +523,10 @@ impl State {
         if self.options.allow_actions {
             self.confirm = Some(folder);
         } else {
-            self.show_message("writing records needs --allow-actions", Tone::Bad);
+            self.show_message(
+                "saving or requesting dumps needs --allow-actions",
+                Tone::Bad,
+            );
         }
     }
 

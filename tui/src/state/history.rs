@@ -16,7 +16,7 @@ const NEWEST: usize = 256;
 pub struct History {
     frames: VecDeque<Frame>,
     /// The frame that was cut last: the original and the cut one.
-    cut: Option<(Arc<Snapshot>, Arc<Snapshot>)>,
+    newest_cut: Option<(Arc<Snapshot>, Arc<Snapshot>)>,
     bytes: usize,
     budget: usize,
     /// Index of the displayed frame; `None` is always the newest.
@@ -36,7 +36,7 @@ impl History {
     pub fn new(budget: usize) -> Self {
         Self {
             frames: VecDeque::new(),
-            cut: None,
+            newest_cut: None,
             bytes: 0,
             budget,
             at: None,
@@ -56,7 +56,7 @@ impl History {
             bytes: 0,
             is_whole: true,
         });
-        self.count(self.frames.len() - 1);
+        self.estimate(self.frames.len() - 1);
         self.cut_old();
         // The displayed frame is kept, and so is the newest.
         while self.bytes > self.budget && self.frames.len() > 1 && self.at != Some(0) {
@@ -74,10 +74,11 @@ impl History {
             self.bytes -= frame.bytes;
         }
         // Data shared with the next frame is now held by that frame alone.
-        self.count(at);
+        self.estimate(at);
     }
 
-    fn count(&mut self, at: usize) {
+    /// Estimates the bytes of a frame anew; no effect if there is no such frame.
+    fn estimate(&mut self, at: usize) {
         let before = at.checked_sub(1).map(|at| self.frames[at].snapshot.clone());
         if let Some(frame) = self.frames.get_mut(at) {
             self.bytes -= frame.bytes;
@@ -89,8 +90,8 @@ impl History {
     /// Drops the oldest operations of frames that are not among the newest [`WHOLE`], except the displayed frame.
     fn cut_old(&mut self) {
         let old = self.frames.len().saturating_sub(WHOLE);
-        let first = (0..old).rev().take_while(|&at| self.frames[at].is_whole);
-        let first = first.last().unwrap_or(old);
+        let uncut = (0..old).rev().take_while(|&at| self.frames[at].is_whole);
+        let first = uncut.last().unwrap_or(old);
         for at in first..old {
             if self.at == Some(at) {
                 continue;
@@ -100,11 +101,11 @@ impl History {
             if whole.dumps().all(|(_, dump)| dump.entries.len() <= NEWEST) {
                 continue;
             }
-            let cut = Arc::new(cut(&whole, self.cut.as_ref()));
+            let cut = Arc::new(cut(&whole, self.newest_cut.as_ref()));
             self.frames[at].snapshot = cut.clone();
-            self.cut = Some((whole, cut));
-            self.count(at);
-            self.count(at + 1);
+            self.newest_cut = Some((whole, cut));
+            self.estimate(at);
+            self.estimate(at + 1);
         }
     }
 

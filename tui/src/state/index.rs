@@ -104,8 +104,8 @@ pub struct FrameIndex {
     pub states: Vec<RankState>,
     /// Ranks that are root causes, ascending.
     pub roots: Vec<Rank>,
-    /// Index in the report of the gravest finding that is neither muted, a note, nor the consequence of another; the
-    /// headline is about it, unless the job has ended. `None` if there is none.
+    /// Index in the report of the gravest finding that is neither muted, a note, nor the consequence of another. The
+    /// headline is about it, unless how the job ended comes first. `None` if there is none.
     pub head: Option<usize>,
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,
@@ -125,10 +125,10 @@ impl FrameIndex {
             .iter()
             .filter(|finding| !muted.contains(&finding.code))
             .collect();
-        let root = |f: &&&Finding| f.caused_by.is_none() && f.severity != Severity::Note;
+        let is_cause = |f: &&&Finding| f.caused_by.is_none() && f.severity != Severity::Note;
         let head = unmuted
             .iter()
-            .filter(root)
+            .filter(is_cause)
             .min_by_key(|finding| finding.severity)
             .and_then(|head| report.findings.iter().position(|f| f.id == head.id));
         let mut by_rank: HashMap<Rank, RankState> = HashMap::new();
@@ -288,15 +288,16 @@ pub(super) fn is_blocked(instance: &InstanceReport) -> bool {
 /// the largest age of a blocked operation; `None` if there is none.
 pub fn since_ms(snapshot: &Snapshot, finding: &Finding) -> Option<f64> {
     let report = &snapshot.report;
-    let own = report.in_flight.iter().find(|instance| {
+    let its_instance = report.in_flight.iter().find(|instance| {
         finding.group.as_ref() == Some(&instance.group) && finding.seq == Some(instance.seq)
     });
-    let oldest = || {
+    let blocked = || {
         report
             .in_flight
             .iter()
             .filter(|instance| is_blocked(instance))
     };
-    own.and_then(|instance| instance.age_ms)
-        .or_else(|| oldest().filter_map(|i| i.age_ms).reduce(f64::max))
+    its_instance
+        .and_then(|instance| instance.age_ms)
+        .or_else(|| blocked().filter_map(|i| i.age_ms).reduce(f64::max))
 }

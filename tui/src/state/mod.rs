@@ -96,7 +96,7 @@ pub struct State {
     pub confirm: Option<PathBuf>,
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
-    /// What surrounds the processes of the ranks at fault, as read last.
+    /// What surrounds the processes of the ranks at fault and of the rank on display, as read last.
     pub surroundings: Vec<Surroundings>,
     /// The jobs of this node, those in trouble first; empty if the sources are not rings.
     pub jobs: Arc<[NodeJob]>,

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn esc_closes_a_detail_where_it_was_opened_and_else_goes_up() {
+    fn up_closes_a_detail_and_leads_from_a_view_to_its_parent() {
         let mut nav = Navigation::default();
         nav.go(Screen::InFlight);
         nav.go(Screen::Rank(3));

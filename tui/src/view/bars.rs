@@ -50,7 +50,7 @@ fn name(state: &State, screen: &Screen) -> String {
     }
 }
 
-/// Draws the view, job, size, connection, filter, step and time.
+/// Draws the view, job, size, connection, what hides or selects rows, step and time.
 pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if area.height == 0 {
         return;
@@ -100,11 +100,11 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         }
     }
     let time = clock(state);
-    let wide = u16::try_from(time.len()).unwrap_or(0);
-    let room = area.width.saturating_sub(wide + 1);
+    let time_width = u16::try_from(time.len()).unwrap_or(0);
+    let room = area.width.saturating_sub(time_width + 1);
     put_line(&line, Rect::new(area.x, area.y, room, 1), theme, buffer);
-    if area.width > 2 * wide {
-        let x = area.right() - wide;
+    if area.width > 2 * time_width {
+        let x = area.right() - time_width;
         buffer.set_stringn(x, area.y, &time, time.len(), theme.style(Tone::Dim));
     }
 }

@@ -11,7 +11,7 @@ pub(super) fn draw(strip: &Strip, area: Rect, theme: &Theme, buffer: &mut Buffer
     let cells = width * usize::from(area.height);
     let each = strip.dots.len().div_ceil(cells.max(1)).max(1);
     for (at, sharing) in strip.dots.chunks(each).enumerate() {
-        let Some((_, dot)) = sharing.iter().max_by_key(|(worth, _)| *worth) else {
+        let Some((_, dot)) = sharing.iter().max_by_key(|(severity, _)| *severity) else {
             continue;
         };
         let x = area.x + 1 + u16::try_from(at % width).unwrap_or(0);

@@ -7,6 +7,8 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::source::{SimulatedSource, SourceError};
 use rcomm_analyzer::{Live, LiveOptions, Moment, Report, Snapshot, Source};
+use rcomm_recorder::model::{ReducerBucket, ReducerStep, ReducerTimes};
+use rcomm_recorder::publish::Dump;
 use rcomm_top::keys::Keymap;
 use rcomm_top::page::theme::{Depth, Theme, ThemeName};
 use rcomm_top::state::event::{Command, Event};
@@ -99,6 +101,46 @@ pub(crate) fn options() -> Options {
         columns: Default::default(),
         layout: vec![],
     }
+}
+
+/// The snapshot with the steps of a reducer on each rank of the group `dp`.
+pub(crate) fn with_reducer_steps(mut snapshot: Snapshot) -> Snapshot {
+    let mut ranks = snapshot.ranks.to_vec();
+    for view in &mut ranks {
+        let slow = u64::from(view.rank % 4) * 3_000_000;
+        let bucket = |index: u32| ReducerBucket {
+            index,
+            parameters: 12,
+            bytes: 25 << 20,
+            ready_ns: 20_000_000 * u64::from(index + 1),
+            sent_ns: 20_000_000 * u64::from(index + 1),
+            communication_ns: 9_000_000 + slow * u64::from(index),
+            exposed_ns: if index == 2 { 9_000_000 + slow } else { 0 },
+        };
+        let step = |number| ReducerStep {
+            id: number,
+            group: 2,
+            ended_ns: START_NS,
+            times: ReducerTimes {
+                step: number,
+                forward_ns: 31_400_000,
+                backward_ns: 61_000_000 + slow,
+                communication_ns: 27_000_000 + 3 * slow,
+                exposed_ns: 9_000_000 + slow,
+                bytes: 75 << 20,
+                bucket_count: 3,
+                ..ReducerTimes::default()
+            },
+            buckets: (0..3).map(bucket).collect(),
+        };
+        for dump in &mut view.dumps {
+            let mut changed = Dump::clone(dump);
+            changed.reducer_steps = vec![step(557), step(558)];
+            *dump = Arc::new(changed);
+        }
+    }
+    snapshot.ranks = ranks.into();
+    snapshot
 }
 
 /// A state that shows `snapshot` on a terminal of `size`.

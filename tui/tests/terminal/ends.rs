@@ -85,7 +85,7 @@ fn healthy(anchor: Anchor) -> SimulatedSource {
     SimulatedSource::new(simulation, move || anchor.moment().wall_ns)
 }
 
-/// The program with this source, drawn by `draw`; returns its exit status.
+/// Runs the view with this source, drawn by `draw`, until it ends; returns the error with which it ended.
 fn show(
     anchor: Anchor,
     source: Box<dyn Source>,
@@ -153,10 +153,10 @@ fn a_program_that_panics_while_it_draws() {
 
 /// Runs one of this program's tests on a terminal.
 fn run_test(name: &str, directory: &Path) -> Session {
-    let own = std::env::current_exe().expect("this test's program");
+    let program = std::env::current_exe().expect("this test's program");
     let arguments = ["--exact", name, "--ignored", "--nocapture"];
-    let own = own.to_str().expect("a path of text");
-    Session::start_program(own, &arguments, directory)
+    let program = program.to_str().expect("a path of text");
+    Session::start_program(program, &arguments, directory)
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_panic_while_drawing_restores_the_terminal_and_the_status_says_so() {
                 .contents()
                 .contains("the third frame cannot be drawn")
     });
-    // The exit status of every program whose main thread panicked.
+    // The exit status of a test program with a test that panicked.
     assert_eq!(session.end(), 101);
 }
 

@@ -13,10 +13,11 @@ use std::process::Command;
 use std::time::Duration;
 
 const RANKS: u32 = 4;
-/// Environment variable with the behavior of the culprit.
+/// Environment variable with the behavior of the culprit, or `trains` for that of all ranks.
 const WHAT: &str = "RCOMM_TOP_TEST_CULPRIT";
 
-/// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, on request.
+/// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, on request. In a job that `trains`,
+/// all ranks average gradients instead.
 pub(crate) fn run_as_a_rank() {
     let config = Config::from_environment().expect("the environment of a rank");
     let world = World::init(config).expect("a world");
@@ -67,12 +68,13 @@ fn train(world: &World) {
     }
 }
 
-/// Starts a job with these variables besides; returns it with the address of its store.
+/// Starts a job whose culprit behaves like this, with further environment variables; returns it with the address of its
+/// store.
 fn start(culprit: &str, variables: &[(&str, &str)]) -> (Job, String) {
-    let own = std::env::current_exe().expect("this test's program");
+    let program = std::env::current_exe().expect("this test's program");
     let port = free_port().to_string();
     let job = Job::start_as(
-        own.to_str().expect("text"),
+        program.to_str().expect("text"),
         RANKS,
         "a_rank",
         |_, command| {
@@ -87,10 +89,10 @@ fn start(culprit: &str, variables: &[(&str, &str)]) -> (Job, String) {
     (job, format!("127.0.0.1:{port}"))
 }
 
-/// A job that runs until it is dropped, and the address of its store.
+/// A job that runs until it is dropped, once all ranks have endpoints, and the address of its store.
 fn job(culprit: &str) -> (Job, String) {
     let (job, store) = start(culprit, &[]);
-    wait_until("the rings of all ranks", || {
+    wait_until("the endpoints of all ranks", || {
         let rings = job.folder().join("rings");
         let jobs = std::fs::read_dir(rings).ok()?.flatten();
         let files = jobs
@@ -142,8 +144,9 @@ fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store
     session.wait_text("rank 1 does not answer and was asked through the store");
     wait_until("the dump of rank 1", || {
         let dumps = job.dumps();
-        let own = dumps.iter().find(|(_, dump)| dump.identity.rank == Some(1));
-        own.filter(|(_, dump)| dump.identity.reason.contains("asked for from outside"))
+        let found = dumps.iter().find(|(_, dump)| dump.identity.rank == Some(1));
+        found
+            .filter(|(_, dump)| dump.identity.reason.contains("asked for from outside"))
             .map(drop)
     });
     session.press("q");
@@ -216,7 +219,7 @@ fn endpoints_over_tcp_are_read_with_the_secret_of_the_job_and_a_refusal_is_repor
             .envs([secret])
             .envs(token.map(|token| ("RCOMM_TOP_TOKEN", token)));
         let output = command.output().expect("rcomm-top starts");
-        // There is no store yet, or it lists no rank.
+        // There may be no store yet, or it lists no rank.
         serde_json::from_slice(&output.stdout).ok()
     };
     let stuck = wait_until("a verdict through endpoints over TCP", || {
@@ -315,7 +318,7 @@ fn a_rank_that_is_late_in_a_running_job_is_named() {
     session.end();
 }
 
-/// The body of an answer of `rcomm-web`.
+/// Asks `rcomm-web` for a path; returns the body of its answer.
 fn get(address: SocketAddr, token: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a server");
     let head = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n");

@@ -1,4 +1,5 @@
-//! Runs the program on a terminal and checks that it leaves the terminal as it was.
+//! Runs the program on a pseudo-terminal and in scripts: what it shows, what its keys do, and that it leaves the
+//! terminal as it was.
 
 mod ends;
 mod job;

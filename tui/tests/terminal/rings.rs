@@ -17,6 +17,7 @@ pub(crate) fn stuck_job(directory: &Path) -> Vec<FlightRecorder> {
         .collect()
 }
 
+/// The ring of one rank that has issued all_reduce #1 to #`last`, and completed those up to #40.
 pub(crate) fn ring(directory: &Path, rank: Rank, last: u64) -> FlightRecorder {
     let mut config = RecorderConfig::new("pty-job", rank, WORLD);
     config.placement = Placement::Dir(directory.to_owned());

@@ -121,7 +121,7 @@ fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
     written(Duration::from_secs(60));
     let (status, old, _) = look();
     assert_eq!(status, Some(1), "{old}");
-    let lines: Vec<&str> = old.split_whitespace().collect();
+    let words: Vec<&str> = old.split_whitespace().collect();
     let first = "STUCK since 05:41:35Z, 60 s before the files were written rank 1 never issued";
-    assert!(lines.join(" ").contains(first), "{old}");
+    assert!(words.join(" ").contains(first), "{old}");
 }

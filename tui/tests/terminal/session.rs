@@ -19,7 +19,7 @@ pub(crate) enum Hangup {
     Silent,
 }
 
-/// The program on a pseudo-terminal of 100 × 30.
+/// A program on a pseudo-terminal.
 pub(crate) struct Session {
     child: Box<dyn Child + Send + Sync>,
     keys: Box<dyn Write + Send>,
@@ -29,6 +29,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// Starts the program on a terminal of 100 × 30, with `directory` as its working and configuration directory.
     pub(crate) fn start(arguments: &[&str], directory: &Path) -> Self {
         Self::start_on(Hangup::Signal, (30, 100), arguments, directory)
     }
@@ -62,7 +63,7 @@ impl Session {
         )
     }
 
-    /// Starts any program.
+    /// Starts any program on a terminal of 100 × 30.
     pub(crate) fn start_program(program: &str, arguments: &[&str], directory: &Path) -> Self {
         Self::start_command(
             Hangup::Signal,
@@ -211,7 +212,8 @@ impl Session {
         }
     }
 
-    /// Waits for the end and asserts that the terminal is restored; returns the exit code.
+    /// Waits for the end and asserts that the program has left the alternate screen and shows the cursor; returns the
+    /// exit code.
     pub(crate) fn end(mut self) -> u32 {
         let deadline = Instant::now() + WAIT_LIMIT;
         let status = loop {
@@ -270,6 +272,8 @@ impl Drop for Session {
     }
 }
 
+/// Runs the program without a terminal, with its configuration in `directory`; returns its exit code, its standard
+/// output and its standard error.
 pub(crate) fn run(arguments: &[&str], directory: &Path) -> (Option<i32>, String, String) {
     let output = Command::new(BINARY)
         .args(arguments)

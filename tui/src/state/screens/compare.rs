@@ -25,8 +25,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         };
     }
     // (group, sequence number) → when the collective was first issued (ns), and the operation and state of each rank.
-    type Done = HashMap<Rank, (String, EntryState)>;
-    let mut operations: BTreeMap<(GroupRef, u64), (i64, Done)> = BTreeMap::new();
+    type States = HashMap<Rank, (String, EntryState)>;
+    let mut operations: BTreeMap<(GroupRef, u64), (i64, States)> = BTreeMap::new();
     for &rank in &ranks {
         let Some(dump) = model.snapshot.rank(rank).and_then(|view| view.first_dump()) else {
             continue;
@@ -41,17 +41,17 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             let Some(group) = group_of(dump, entry) else {
                 continue;
             };
-            let (first, done) = operations
+            let (first_ns, states) = operations
                 .entry((group, entry.collective_seq_id))
                 .or_insert((entry.time_created_ns, HashMap::new()));
-            *first = (*first).min(entry.time_created_ns);
-            done.insert(rank, (op_name(dump, entry).to_owned(), entry.state));
+            *first_ns = (*first_ns).min(entry.time_created_ns);
+            states.insert(rank, (op_name(dump, entry).to_owned(), entry.state));
         }
     }
     let mut ordered: Vec<_> = operations.into_iter().collect();
-    ordered.sort_by_key(|(_, (first, _))| std::cmp::Reverse(*first));
-    let rows = ordered.iter().map(|((group, seq), (_, done))| {
-        let mut ops: Vec<&str> = done.values().map(|(op, _)| op.as_str()).collect();
+    ordered.sort_by_key(|(_, (first_ns, _))| std::cmp::Reverse(*first_ns));
+    let rows = ordered.iter().map(|((group, seq), (_, states))| {
+        let mut ops: Vec<&str> = states.values().map(|(op, _)| op.as_str()).collect();
         ops.sort_unstable();
         ops.dedup();
         let mut odd = ops.len() > 1;
@@ -61,7 +61,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         ];
         for rank in &ranks {
             let member = group.ranks.is_empty() || group.ranks.contains(rank);
-            cells.push(match done.get(rank) {
+            cells.push(match states.get(rank) {
                 Some((_, EntryState::Completed)) => Cell::text("C").toned(Tone::Good),
                 Some((_, EntryState::Started)) => Cell::text("S").toned(Tone::Waiting),
                 Some((_, EntryState::Scheduled)) => Cell::text("Q").toned(Tone::Waiting),

@@ -123,12 +123,12 @@ fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
         .iter()
         .map(|&r| row(r, "waits", Tone::Waiting));
     let mut rows: Vec<Row> = culprits.chain(victims).collect();
-    let cut = finding
+    let left_out = finding
         .victim_count
         .saturating_sub(finding.victim_ranks.len());
-    if cut > 0 {
+    if left_out > 0 {
         let mut more = row(0, "wait", Tone::Waiting);
-        more.cells[0] = Cell::text(format!("+{cut}"));
+        more.cells[0] = Cell::text(format!("+{left_out}"));
         more.cells[1] = Cell::text("");
         more.cells[3] = Cell::text("");
         more.target = None;

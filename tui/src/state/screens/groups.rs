@@ -110,7 +110,7 @@ fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Ro
     let groups: Vec<&GroupRef> = reports.iter().map(|r| &r.group).collect();
     let members = groups.first().map_or(0, |group| group.ranks.len());
     let in_flight: usize = reports.iter().map(|r| r.in_flight).sum();
-    // Of the folded groups, the oldest operation with the fewest members that have joined.
+    // Of the oldest operations of the folded groups, the one that the fewest members have joined.
     let joined = groups
         .iter()
         .filter_map(|group| model.index.oldest(model.snapshot, group))
@@ -126,7 +126,7 @@ fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Ro
     let p99 = reports.iter().filter_map(|r| r.lag_p99_ms).reduce(f64::max);
     let bandwidth = median(reports.iter().filter_map(|r| r.busbw_gbs).collect());
     let waited = model.age(oldest(reports));
-    let fold = if reports.len() > 1 {
+    let many = if reports.len() > 1 {
         format!("x{}", reports.len())
     } else {
         String::new()
@@ -136,7 +136,7 @@ fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Ro
         mark: state.mark(),
         cells: vec![
             Cell::text(model.labels(groups.iter().copied())),
-            Cell::text(fold).toned(Tone::Dim),
+            Cell::text(many).toned(Tone::Dim),
             Cell::number(members.to_string(), members as f64),
             Cell::number(
                 format!("{}/{}", seq(last), seq(lowest)),

@@ -49,7 +49,8 @@ fn shown_command(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
     view.and_then(command)
 }
 
-/// The line of the first screen with the command for a rank at fault.
+/// The line of the first screen with the command for the first rank at fault; `None` if there is no such rank, or no
+/// command for it.
 pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
     let rank = *model.index.roots.first()?;
     let command = shown_command(model, rank)?;

@@ -62,7 +62,7 @@ pub struct ViewModel<'a> {
     pub muted: &'a BTreeSet<Code>,
     /// Ranks that the user marked.
     pub marks: &'a BTreeSet<Rank>,
-    /// Time since the snapshot, ms, added to the ages of pending operations.
+    /// Time since the snapshot, ms, added to the ages of pending operations; 0 while the display stands still.
     pub later_ms: f64,
     /// When the records were taken, ns since the epoch; `None` if they do not note it.
     pub as_of_ns: Option<i64>,
@@ -82,7 +82,7 @@ pub struct ViewModel<'a> {
     pub layout: &'a [OverviewPane],
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
-    /// What surrounds the processes of ranks at fault.
+    /// What surrounds the processes of the ranks at fault and of the rank on display, as read last.
     pub surroundings: &'a [Surroundings],
     /// Whether dumps are replayed, whose processes are likely to have ended.
     pub is_replay: bool,
@@ -105,7 +105,7 @@ impl ViewModel<'_> {
             Screen::GroupsOf(some) => groups::page(self, Some(some)),
             Screen::Group(group) => matrix::page(self, group),
             Screen::Ranks => ranks::page(self),
-            Screen::RanksOf(some) => ranks::some(self, some),
+            Screen::RanksOf(some) => ranks::page_of(self, some),
             Screen::Rank(rank) => rank::page(self, *rank),
             Screen::InFlight => in_flight::page(self),
             Screen::Stragglers => stragglers::page(self),
@@ -196,8 +196,8 @@ impl ViewModel<'_> {
         }
     }
 
-    /// Converts an age (ms) at the time of the snapshot to the current age; `None` if it is unknown when the records
-    /// were taken, since the age then ends at the newest operation.
+    /// Converts an age (ms) at the time of the snapshot to the current age. `None` if the age is unknown, or if the
+    /// records do not note when they were taken: the given age then ends at the newest operation.
     fn age(&self, ms: Option<f64>) -> Option<f64> {
         self.as_of_ns.and(ms).map(|ms| ms + self.later_ms)
     }

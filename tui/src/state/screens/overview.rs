@@ -51,8 +51,8 @@ pub enum OverviewPane {
 }
 
 impl OverviewPane {
-    /// The default panes on a terminal of this size; `blocked` = there are root causes. Below [`ROOMY`] rows, only
-    /// the most important ones; from [`ROOMY`] rows and [`WIDE`] columns on, also the timeline.
+    /// The default panes on a terminal of this size; `blocked` says whether there are root causes. Below [`ROOMY`]
+    /// rows, only the most important ones; from [`ROOMY`] rows and [`WIDE`] columns on, also the timeline.
     fn usual((columns, rows): (u16, u16), blocked: bool) -> &'static [Self] {
         use OverviewPane::{Groups, InFlight, Look, Ranks, Timeline, Trends, Warnings, Why};
         match (rows >= ROOMY, blocked) {
@@ -128,10 +128,10 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     }
     head.extend(jobs::others(model));
     head.extend(simulated_fault(model));
-    let beside = is_beside(model);
+    let two_columns = has_two_columns(model);
     let right = panes.iter().enumerate().filter(|(_, pane)| {
         use OverviewPane::{Groups, InFlight, Trends};
-        beside && matches!(pane, Groups | InFlight | Trends)
+        two_columns && matches!(pane, Groups | InFlight | Trends)
     });
     let mut page = Page {
         head,
@@ -142,7 +142,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     page
 }
 
-/// For a simulated job without a verdict yet, a line that says when its fault begins or began.
+/// For a simulated job whose fault has not been found yet, a line that says when its fault begins or began.
 fn simulated_fault(model: &ViewModel<'_>) -> Option<Line> {
     let fault_ns = model.fault_ns.filter(|_| model.index.head.is_none())?;
     let left_s = (fault_ns - model.wall_ns) as f64 / 1e9;
@@ -158,7 +158,7 @@ fn simulated_fault(model: &ViewModel<'_>) -> Option<Line> {
 }
 
 /// Whether panes are drawn in two columns. A user's own order of panes is kept: one below the other.
-fn is_beside(model: &ViewModel<'_>) -> bool {
+fn has_two_columns(model: &ViewModel<'_>) -> bool {
     is_roomy(model) && model.size.0 >= WIDE && model.layout.is_empty()
 }
 
@@ -303,7 +303,7 @@ fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page
 fn trends(model: &ViewModel<'_>, height: usize) -> Vec<Line> {
     let trends = model.trends.until(model.snapshot.at.wall_ns);
     // Where panes are in two columns, a line is half as wide. 36 of its characters are for the texts around the bars.
-    let width = if is_beside(model) {
+    let width = if has_two_columns(model) {
         model.size.0.saturating_sub(1) / 2
     } else {
         model.size.0
@@ -422,9 +422,9 @@ fn strip(model: &ViewModel<'_>) -> Strip {
     let dot = |state: RankState, visible: bool| {
         let mark = state.mark();
         let tone = if visible { mark.tone } else { Tone::Dim };
-        let worth = if visible { state as u8 + 1 } else { 0 };
+        let severity = if visible { state as u8 + 1 } else { 0 };
         (
-            worth,
+            severity,
             crate::page::Dot {
                 glyph: mark.glyph,
                 tone,

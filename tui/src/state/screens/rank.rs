@@ -203,8 +203,8 @@ fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
     }
 }
 
-/// The row of one operation; `ran` is its duration, ms.
-fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, ran: Option<f64>) -> Row {
+/// The row of one operation; `took_ms` is how long it ran or took, `None` if that is unknown or it has not ended.
+fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<f64>) -> Row {
     let (state, tone) = match entry.state {
         EntryState::Completed => ("completed", Tone::Plain),
         EntryState::Failed => ("failed", Tone::Bad),
@@ -241,10 +241,10 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, ran: Option<f64>
             Cell::text(op_name(dump, entry)),
             state,
             Cell::number(
-                ran.map_or_else(String::new, |ms| {
+                took_ms.map_or_else(String::new, |ms| {
                     format!("{}ms", rcomm_recorder::model::text::millis(Some(ms)))
                 }),
-                ran.unwrap_or(f64::NAN),
+                took_ms.unwrap_or(f64::NAN),
             ),
             Cell::text(call_site),
         ],

@@ -71,7 +71,8 @@ impl Metric {
         self.steps().iter().filter(|&&step| value >= step).count()
     }
 
-    fn unit(self, value: f64) -> String {
+    /// A value with its unit.
+    fn format(self, value: f64) -> String {
         match self {
             Self::Lag => format!("{}ms", millis(Some(value))),
             Self::Age => age(Some(value)),
@@ -126,11 +127,11 @@ fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
 }
 
 fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
-    let worth = |host: &&Host| {
+    let is_listed = |host: &&Host| {
         let bad = |&at: &usize| model.index.states[at] != RankState::Ok;
         !model.problems_only || host.ranks.iter().any(bad)
     };
-    let hosts: Vec<&Host> = model.index.hosts.iter().filter(worth).collect();
+    let hosts: Vec<&Host> = model.index.hosts.iter().filter(is_listed).collect();
     let named = hosts.iter().any(|host| !host.name.is_empty()) && model.index.hosts.len() > 1;
     let dot = |at: usize| (model.snapshot.ranks[at].rank, dot(model, at, ages));
     if named && hosts.iter().any(|host| host.ranks.len() > 1) {
@@ -230,8 +231,8 @@ fn legend(model: &ViewModel<'_>) -> Line {
     for (at, (glyph, tone)) in SHADES.iter().enumerate() {
         line.push(styled(glyph.to_string(), *tone));
         let bound = match steps.get(at) {
-            Some(&step) => format!(" <{}  ", model.metric.unit(step)),
-            None => format!(" >={}  ", model.metric.unit(steps[2])),
+            Some(&step) => format!(" <{}  ", model.metric.format(step)),
+            None => format!(" >={}  ", model.metric.format(steps[2])),
         };
         line.push(plain(bound));
     }
@@ -241,7 +242,7 @@ fn legend(model: &ViewModel<'_>) -> Line {
 }
 
 /// Describes what the conspicuous ranks (by state, or of the two highest shades) have in common: a host, a local rank
-/// on several hosts, or nothing. `None` if no rank or every rank is conspicuous.
+/// on several hosts, or nothing. A single one is named. `None` if no rank or every rank is conspicuous.
 fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     let ranks = &model.snapshot.ranks;
     let stands_out = |at: usize| {
@@ -282,8 +283,8 @@ fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     })
 }
 
-/// The page of the ranks `some`, one row each.
-pub(super) fn some(model: &ViewModel<'_>, some: &[Rank]) -> Page {
+/// The page of some ranks, one row each.
+pub(super) fn page_of(model: &ViewModel<'_>, some: &[Rank]) -> Page {
     let ages = pending_ages(model);
     let rows = some
         .iter()

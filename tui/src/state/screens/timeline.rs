@@ -50,7 +50,7 @@ impl Scale {
         }
     }
 
-    /// Moves the range by quarters of its width, earlier (+) or later (-), but not later than at the start.
+    /// Moves the range by quarters of its width, earlier (+) or later (-), but not later than where `back_ns` is 0.
     pub fn pan(&mut self, quarters: i64) {
         let back = self.back_ns + quarters * self.width_ns / 4;
         self.back_ns = back.max(0);
@@ -88,10 +88,10 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let mut head = vec![legend];
     let selected = shown.get(model.row).or(shown.first());
     head.extend(selected.map(|&at| readout(model, &ranks[at])));
-    let left = shown.len().saturating_sub(LANES);
-    if left > 0 {
+    let hidden = shown.len().saturating_sub(LANES);
+    if hidden > 0 {
         head.push(vec![plain(format!(
-            "{left} ranks not shown: filter, or mark the ranks to keep"
+            "{hidden} ranks not shown: filter, or mark the ranks to keep"
         ))]);
     }
     Page {
@@ -123,7 +123,7 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
                 && model.passes_rank(ranks[at].rank, &subject)
         })
         .map(|at| {
-            let first = match model.index.states[at] {
+            let priority = match model.index.states[at] {
                 _ if model.marks.contains(&ranks[at].rank) => 0,
                 RankState::Root => 1,
                 RankState::Late => 2,
@@ -131,7 +131,7 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
                 RankState::Waits => 4,
                 RankState::Ok => 5,
             };
-            (first, at)
+            (priority, at)
         })
         .collect();
     shown.sort_unstable();
@@ -200,8 +200,8 @@ fn operations(view: &RankView) -> Vec<(&Dump, &Entry)> {
     all
 }
 
-/// The time of issue of the rank's operation before (`forward` false) or after the one at this time; `None` if it has
-/// none. Without a time, that of its newest operation.
+/// The time of issue of the last operation that the rank issued before this time or, if `forward`, of the first after
+/// it; `None` if there is none. Without a time, that of the rank's newest operation.
 pub(in crate::state) fn neighbour(
     snapshot: &Snapshot,
     rank: Rank,
@@ -217,7 +217,7 @@ pub(in crate::state) fn neighbour(
     }
 }
 
-/// What the rank does at the time of the cursor, else its newest operation.
+/// Describes what the rank does at the time of the cursor or, without a cursor, its newest operation.
 fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     let operations = operations(view);
     let at_ns = model.scale.cursor_ns.unwrap_or(i64::MAX);
@@ -231,7 +231,7 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     let group = group.map_or_else(String::new, |group| {
         format!(" on {}", model.labels([&group]))
     });
-    let mut text = format!("{} #{}{group}", op_name(dump, entry), number(entry));
+    let mut text = format!("{} #{}{group}", op_name(dump, entry), seq_of(entry));
     let signature = dump.signatures.get(entry.signature as usize);
     let size = signature.map_or(0, |signature| signature.input_bytes());
     if size > 0 {
@@ -266,7 +266,7 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     line
 }
 
-fn number(entry: &Entry) -> u64 {
+fn seq_of(entry: &Entry) -> u64 {
     if entry.op.is_p2p() {
         entry.p2p_seq_id
     } else {
@@ -301,7 +301,7 @@ fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &
                 Span {
                     from_ns: entry.time_created_ns,
                     to_ns: end,
-                    label: format!("{} #{} {label}", op_name(dump, entry), number(entry)),
+                    label: format!("{} #{} {label}", op_name(dump, entry), seq_of(entry)),
                     tone: TONES[kind.unwrap_or(0).min(TONES.len() - 1)],
                 }
             })

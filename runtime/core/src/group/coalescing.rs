@@ -85,8 +85,8 @@ impl<'a> Coalescer<'a> {
 }
 
 impl ProcessGroup {
-    /// Runs the operations that `fill` adds as one operation, over the caller's memory. A block without operations
-    /// is none: every member may leave it out.
+    /// Runs the operations that `fill` adds as one operation, over the caller's memory. If `fill` adds none, no
+    /// operation is issued: other members need not call this.
     ///
     /// # Errors
     /// `InvalidArgument` if `fill` adds a block, or both collectives and messages.

@@ -36,14 +36,14 @@ fn owned<T: Element>(vecs: Vecs<T>) -> Vec<Buffer<'static>> {
     vecs.into_iter().map(Buffer::from_vec).collect()
 }
 
-fn read<'a, T: Element>(slices: &'a [&'a [T]]) -> Vec<Buffer<'a>> {
+fn readable<'a, T: Element>(slices: &'a [&'a [T]]) -> Vec<Buffer<'a>> {
     slices
         .iter()
         .map(|slice| Buffer::from_slice(slice))
         .collect()
 }
 
-fn write<'a, T: Element>(slices: &'a mut [&mut [T]]) -> Vec<Buffer<'a>> {
+fn writable<'a, T: Element>(slices: &'a mut [&mut [T]]) -> Vec<Buffer<'a>> {
     let slices = slices.iter_mut();
     slices.map(|slice| Buffer::from_mut(slice)).collect()
 }
@@ -84,9 +84,9 @@ macro_rules! lone {
 /// `&mut [&mut [T]]` when lent, `Vec<Vec<T>>` when owned.
 macro_rules! in_out {
     (@lend in one $x:ident) => { Buffer::from_slice($x) };
-    (@lend in list $x:ident) => { read($x) };
+    (@lend in list $x:ident) => { readable($x) };
     (@lend out one $x:ident) => { Buffer::from_mut($x) };
-    (@lend out list $x:ident) => { write($x) };
+    (@lend out list $x:ident) => { writable($x) };
     (@own one $x:ident) => { Buffer::from_vec($x) };
     (@own list $x:ident) => { owned($x) };
     (@back one $x:ident) => { vec_of($x) };
@@ -159,7 +159,7 @@ impl ProcessGroup {
         buffers: &mut [&mut [T]],
         op: impl Into<Reduction>,
     ) -> Result<()> {
-        let buffers = write(buffers);
+        let buffers = writable(buffers);
         self.run(Op::AllReduceCoalesced {
             buffers,
             op: op.into(),

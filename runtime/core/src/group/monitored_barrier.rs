@@ -52,8 +52,8 @@ impl ProcessGroup {
     /// As [`monitored_barrier`](Self::monitored_barrier), at once. Some ranks may call the blocking form and
     /// others this one.
     ///
-    /// This rank arrives once the operations on objects and windows that it issued before have ended. The
-    /// time-out counts from the call.
+    /// This rank arrives once its earlier asynchronous operations on objects, sparse tensors and windows, and its
+    /// earlier monitored barriers, have ended. The time-out counts from the call.
     #[track_caller]
     pub fn monitored_barrier_async(&self, missing: MissingRanks) -> Result<Work<()>> {
         let monitored = self.monitored(missing)?;

@@ -16,7 +16,7 @@ use rcomm_recorder::record::Tensor;
 use std::collections::BTreeMap;
 use std::panic::Location;
 
-/// The most dimensions of a sparse tensor: ranks exchange the shape in a record of fixed length.
+/// The most dimensions of a sparse tensor: ranks exchange the shape in a message of fixed length.
 const MAX_DIMENSIONS: usize = 16;
 
 /// A tensor of which only some elements are stored (COO format).
@@ -250,7 +250,9 @@ fn gather_and_add<T: Element>(
         let element = 16u64.checked_mul(block.max(dims) as u64);
         let bytes = element.and_then(|element| count.checked_mul(element));
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            let message = format!("rank {rank} announces {count} index tuples of a sparse tensor");
+            let message = format!(
+                "rank {rank} has {count} index tuples of a sparse tensor, more than fit in memory"
+            );
             return Err(Error::new(ErrorKind::Mismatch, message).with_rank(rank));
         }
         counts.push(count as usize);

@@ -323,7 +323,7 @@ impl Meeting {
         self.place.rank
     }
 
-    /// Waits in the store for the other ranks.
+    /// Holds the rendezvous: waits in the store for the other ranks, and agrees with them on secret and settings.
     ///
     /// # Errors
     /// As [`rendezvous`]; `Io` or `InvalidArgument` if there is no secret.

@@ -43,7 +43,7 @@ impl WorldShared {
     pub(super) fn depart(&self, ranks: &[Rank], limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         match self.count_departure(limit) {
-            Some(own_settings) => own_settings.map_err(|error| self.store_lost(error))?,
+            Some(counted) => counted.map_err(|error| self.store_lost(error))?,
             None => return Err(self.store_silent(limit)),
         }
         loop {
@@ -119,11 +119,11 @@ impl WorldShared {
     /// not reply within `within`.
     fn count_departure(&self, within: Duration) -> Option<Result<()>> {
         let remaining = self.remaining.load(Ordering::Relaxed);
-        let own = gone(remaining, self.place.rank);
+        let own_key = gone(remaining, self.place.rank);
         let all_gone = self.all_gone();
         let (store, attempt) = (self.store.clone(), self.place.attempt);
         self.ask(within, move |notes| {
-            notes.set(&own, b"")?;
+            notes.set(&own_key, b"")?;
             // `remaining` does not count excluded ranks.
             let count = notes.add_within(&format!("gone_count/{remaining}"), 1, within)?;
             if count >= i64::from(remaining) {

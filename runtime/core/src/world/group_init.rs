@@ -182,9 +182,9 @@ impl WorldShared {
         Ok(ProcessGroup::over(group))
     }
 
-    /// If the ranks are to compare what they issue (`checks`), or the configuration asks for a check for NaN, wraps this backend: ranks then
-    /// compare what they issue to it, and check for NaN where configured. Otherwise returns the backend as it
-    /// is.
+    /// Wraps this backend if the ranks are to compare what they issue (`checks`), or if the configuration asks for a
+    /// check for NaN: ranks then compare what they issue to it, and check for NaN where configured. Otherwise returns
+    /// the backend as it is.
     fn wrap(
         &self,
         backend: Arc<dyn Backend>,

@@ -62,9 +62,9 @@ impl<B> World<B> {
         Ok(group)
     }
 
-    /// Sets whether ranks compare what they issue ([`Config::debug`](crate::Config::debug)) in the groups that are made from
-    /// now on; groups that exist keep theirs. All members must have set the same level when they make a group: one that
-    /// finds that another member has another level gets [`ErrorKind::Rendezvous`].
+    /// Sets whether ranks compare what they issue ([`Config::debug`](crate::Config::debug)) in the groups that are made
+    /// from now on; groups that exist keep their level. All members must have set the same level when they make a
+    /// group: a member that finds another level at another member gets [`ErrorKind::Rendezvous`].
     pub fn set_debug_level(&self, level: DebugLevel) {
         let checks = level != DebugLevel::Off;
         self.shared.checks.store(checks, Ordering::Relaxed);

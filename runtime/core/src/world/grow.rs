@@ -1,4 +1,4 @@
-//! [`World::grow`]: the ranks that are left, and processes that join, make the world anew.
+//! [`World::grow`]: the remaining ranks, and processes that join, make the world anew.
 
 use super::builder::{Meeting, config_at};
 use super::init::open_recorder;
@@ -16,15 +16,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl<B: BackendSet> World<B> {
-    /// Makes this world anew, with `size` ranks: the processes that are left keep their ranks, and processes that join
+    /// Makes this world anew, with `size` ranks: the remaining processes keep their ranks, and processes that join
     /// ([`Config::joins`], `RCOMM_JOIN=1`) take the other ranks below `size`. So a job goes on with replacements for
-    /// the ranks that it has lost, or with more ranks than before, without a restart of those that are left.
+    /// the ranks that it has lost, or with more ranks than before, without a restart of the remaining processes.
     ///
-    /// Every rank that is left calls this with the same list of `lost` ranks
+    /// Every remaining rank calls this with the same list of `lost` ranks
     /// ([`find_absent`](crate::ProcessGroup::find_absent) returns one) and the same size; ranks that were excluded by
     /// [`shrink`](Self::shrink) need not be listed. Afterwards [`group`](Self::group) is the group of all `size` ranks.
     /// All other groups have ended, and the program makes those that it needs anew, as the processes that joined do.
-    /// These know nothing of the program's state: the program sends it to them.
+    /// The processes that joined know nothing of the program's state: the program sends it to them.
     ///
     /// The new world has a new attempt number ([`Rendezvous::attempt`]), in records too: readers judge the newest
     /// attempt. The store must still be there: it must not be served by a rank that was lost.
@@ -35,9 +35,9 @@ impl<B: BackendSet> World<B> {
     ///
     /// # Errors
     /// `InvalidArgument` if the caller is in the list, if a listed rank is not in the group, or if `size` leaves no
-    /// place for a rank that is left; `Mismatch` if another rank gives another list or size. `Rendezvous` names the
-    /// ranks that did not come. After these the old world is as it was, but for the groups with a lost member, which
-    /// are aborted, and the call may be repeated, also with another list. After any other error the world may have
+    /// place for a remaining rank; `Mismatch` if another rank gives another list or size. `Rendezvous` names the ranks
+    /// that did not come. After these errors the old world is as it was, but for the groups with a lost member, which
+    /// may be aborted, and the call may be repeated, also with another list. After any other error the world may have
     /// ended: a further call then returns `Closed`. A world whose backends or dump writer are the program's own needs
     /// [`grow_with`](Self::grow_with).
     pub fn grow(&mut self, lost: &[Rank], size: u32) -> Result<()> {

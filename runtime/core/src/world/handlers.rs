@@ -11,9 +11,9 @@ const TIMEOUTS: &str = "timeouts";
 
 impl<B> World<B> {
     /// Lets this rank's endpoint answer `POST /handlers/NAME?key=value` by a function of the program's own: to change a
-    /// learning rate, say, or to write a checkpoint. The function gets the pairs of the query, and returns a text, or why
-    /// it failed. It runs on a thread of the endpoint and must not wait for other ranks, which may be stuck: at the end of the
-    /// world the endpoint waits for it. Who may ask is the same as for the endpoint's other routes.
+    /// learning rate, say, or to write a checkpoint. The function gets the pairs of the query, and returns a text, or
+    /// why it failed. It runs on a thread of the endpoint, which waits for it at the end of the world: it must not wait
+    /// for other ranks, which may be stuck. The clients that may use the endpoint's other routes may call it.
     ///
     /// The name `timeouts` is taken: `POST /handlers/timeouts?ms=30000` sets the time-outs of all groups of this rank.
     /// A world that is [made anew](World::grow) has no handlers of the program's own.

@@ -52,8 +52,8 @@ pub(crate) fn rendezvous(
 ) -> Result<RendezvousResult> {
     let own_settings = (place.rank == 0).then(|| Settings::of_rank_0(config));
     let text = own_settings.as_ref().map(Settings::to_text);
-    let own = secret.statement(place);
-    let name = place.check_in_keys();
+    let own_statement = secret.statement(place);
+    let check_in = place.check_in_keys();
     let (here, count) = (here(place, place.rank), count(place));
     let (here, here_count, run) = (
         notes.name(&here),
@@ -69,17 +69,17 @@ pub(crate) fn rendezvous(
         BatchRequest::CompareSet {
             key: &here,
             expected: b"",
-            desired: own.as_bytes(),
+            desired: own_statement.as_bytes(),
         },
         BatchRequest::Add {
             key: &here_count,
             delta: 1,
         },
     ];
-    let own_name = name.requests().into_iter();
-    let requests: Vec<_> = own_name.chain(text).chain(arrival).collect();
+    let check_in_requests = check_in.requests().into_iter();
+    let requests: Vec<_> = check_in_requests.chain(text).chain(arrival).collect();
     let replies = root.batch(&requests)?;
-    if let Err(refusal) = place.checked_in(root, &name, &replies) {
+    if let Err(refusal) = place.checked_in(root, &check_in, &replies) {
         keep_store(
             notes,
             place,
@@ -112,11 +112,11 @@ pub(crate) fn rendezvous(
             Some(own_settings) => own_settings,
             None => Settings::from_text(text)?,
         };
-        let here: Vec<String> = (0..place.world_size)
+        let statement_keys: Vec<String> = (0..place.world_size)
             .map(|rank| self::here(place, rank))
             .collect();
         let sealed = |rank| format!("sealed/{}/{rank}", place.key_scope());
-        let secret = secret.agree(notes, place, &here, sealed, deadline)?;
+        let secret = secret.agree(notes, place, &statement_keys, sealed, deadline)?;
         return Ok(RendezvousResult { secret, settings });
     }
     let (message, ranks) = result.split_once('\n').unwrap_or((&result, ""));
@@ -227,7 +227,7 @@ fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
     let others_given = others
         .iter()
         .any(|&rank| was_given(&statements[rank as usize]));
-    let (own, theirs) = match (was_given(first), others_given) {
+    let (of_rank_0, of_others) = match (was_given(first), others_given) {
         (false, true) => ("no job secret", "one"),
         (true, false) => ("a job secret", "none"),
         (true, true) => ("a job secret", "another"),
@@ -240,7 +240,7 @@ fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
         }
     };
     Some(format!(
-        "rank 0 was given {own}, but {} {theirs}: set RCOMM_JOB_SECRET to the same on all ranks, or on \
+        "rank 0 was given {of_rank_0}, but {} {of_others}: set RCOMM_JOB_SECRET to the same on all ranks, or on \
          none",
         text::ranks(&others, MAX_RANKS)
     ))

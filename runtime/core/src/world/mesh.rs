@@ -22,7 +22,7 @@ struct Dimension {
     name: String,
     size: u32,
     /// This rank's place in it.
-    own: u32,
+    coordinate: u32,
 }
 
 impl<B> World<B> {
@@ -55,18 +55,18 @@ impl<B> World<B> {
             ));
         }
         let mut rest = self.group().rank();
-        let mut own = vec![0; dimensions.len()];
-        for (own, &(_, size)) in own.iter_mut().zip(dimensions).rev() {
-            *own = rest % size;
+        let mut coordinates = vec![0; dimensions.len()];
+        for (coordinate, &(_, size)) in coordinates.iter_mut().zip(dimensions).rev() {
+            *coordinate = rest % size;
             rest /= size;
         }
-        let named = dimensions.iter().zip(own);
+        let named = dimensions.iter().zip(coordinates);
         let mut mesh = DeviceMesh {
             dimensions: named
-                .map(|(&(name, size), own)| Dimension {
+                .map(|(&(name, size), coordinate)| Dimension {
                     name: name.to_owned(),
                     size,
-                    own,
+                    coordinate,
                 })
                 .collect(),
             ranks,
@@ -119,7 +119,7 @@ impl DeviceMesh {
 
     /// This rank's place in a dimension; `None` if there is no such dimension.
     pub fn coordinate(&self, dimension: &str) -> Option<u32> {
-        Some(self.dimensions[self.position(dimension)?].own)
+        Some(self.dimensions[self.position(dimension)?].coordinate)
     }
 
     /// The rank in the world at these places, one for each dimension; `None` if a place is outside of its dimension.
@@ -148,7 +148,7 @@ impl DeviceMesh {
             let range = if chosen.contains(&at) {
                 0..dimension.size
             } else {
-                dimension.own..dimension.own + 1
+                dimension.coordinate..dimension.coordinate + 1
             };
             places = places
                 .iter()
@@ -168,7 +168,7 @@ impl DeviceMesh {
         let others = self.dimensions.iter().enumerate();
         let others: Vec<String> = others
             .filter(|(at, dimension)| !chosen.contains(at) && dimension.size > 1)
-            .map(|(_, dimension)| format!("{} {}", dimension.name, dimension.own))
+            .map(|(_, dimension)| format!("{} {}", dimension.name, dimension.coordinate))
             .collect();
         let names = names.join("+");
         if others.is_empty() {
@@ -186,7 +186,7 @@ impl fmt::Debug for DeviceMesh {
             write!(
                 f,
                 "{comma}{}: {} of {}",
-                dimension.name, dimension.own, dimension.size
+                dimension.name, dimension.coordinate, dimension.size
             )?;
         }
         f.write_str(")")

@@ -18,7 +18,7 @@ use std::time::Duration;
 const NEWEST: &str = "rcomm/round/newest";
 /// The most ranks that a message lists.
 const MAX_RANKS: usize = 16;
-/// Longer texts in the store are not a round's.
+/// The most bytes of a round's text that are read.
 const MAX_BYTES: usize = 1 << 20;
 
 /// A world that is to be made.

@@ -270,14 +270,14 @@ fn scatter(
     let buffer = Buffer::from_mut(&mut lens);
     share.run(&mut Op::Broadcast { buffer, root })?;
     check_lengths(&lens, |_| root)?;
-    let mut own = vec![0; lens[membership.rank as usize] as usize];
+    let mut own_part = vec![0; lens[membership.rank as usize] as usize];
     let inputs = parts.iter().map(|part| Buffer::from_slice(part));
     share.run(&mut Op::ScatterV {
         inputs: inputs.collect(),
-        output: Buffer::from_mut(&mut own),
+        output: Buffer::from_mut(&mut own_part),
         root,
     })?;
-    Ok(own)
+    Ok(own_part)
 }
 
 fn exchange_lengths(share: &mut Share, membership: Membership, bytes: &[u8]) -> Result<Vec<u64>> {

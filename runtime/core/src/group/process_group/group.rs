@@ -208,7 +208,7 @@ impl Group {
         &self.pending
     }
 
-    /// Tells the program's hook of an operation that begins.
+    /// Calls the program's hook for an operation that begins.
     #[inline]
     pub(crate) fn note_begin(&self, op_info: &OpInfo) {
         if let Some(hook) = self.hook.get() {
@@ -216,7 +216,7 @@ impl Group {
         }
     }
 
-    /// Tells the program's hook of an operation that has ended.
+    /// Calls the program's hook for an operation that has ended.
     #[inline]
     pub(crate) fn note_outcome(&self, op_info: &OpInfo, error: Option<&Error>) {
         // A block without operations has no record, and did not begin.
@@ -270,8 +270,8 @@ impl Group {
         Error::new(kind, message).in_group(self.label()).during(op)
     }
 
-    /// Handles the error of a failed operation, and returns the error for its caller. An error that leaves
-    /// the group usable is only recorded; any other is reported to the watchdog, which aborts the group.
+    /// Handles the error of a failed operation, and returns the error for its caller. An error that leaves the group
+    /// usable is recorded if it is a failure; any other is reported to the watchdog, which aborts the group.
     ///
     /// # Blocking
     /// After an error that is reported: until the watchdog has made the dump, read the other ranks' status
@@ -415,7 +415,7 @@ impl WatchedGroup for Group {
         drop(self.lock());
         let deadline = deadline.started();
         if !self.worker.drain(deadline) || !self.sequencer.drain(deadline) {
-            let message = "operations on objects or windows have not ended";
+            let message = "operations on objects, sparse tensors or windows, or monitored barriers, have not ended";
             return Err(Error::new(ErrorKind::Timeout, message).in_group(self.label()));
         }
         for lane in &self.lanes {

@@ -42,7 +42,7 @@ use std::time::Duration;
 ///
 /// A rank that calls an operation after another member has given up the group gets an error, never `Ok`: for every
 /// collective, for a send to that member, and for a receive from it, even if its message had been sent before. A member
-/// that left in order (its world was shut down, or its group dropped) has not given up: what it sent can be received. A
+/// that left cleanly (its world was shut down, or its group dropped) has not given up: what it sent can be received. A
 /// rank that was in a collective all that time, since its process was stopped (by a signal, say), gets an error too if
 /// another member has given up that collective, and `Ok` if all others had completed it.
 ///

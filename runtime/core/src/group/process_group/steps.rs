@@ -88,7 +88,7 @@ type Then<R> = Box<dyn FnMut(Op<'static>) -> Result<Next<R>> + Send>;
 
 /// One operation in steps, as its caller and the watchdog see it.
 pub(super) struct Steps<R> {
-    own: Weak<Self>,
+    this: Weak<Self>,
     share: Share,
     queue: Option<TagQueue>,
     stage: Mutex<Stage>,
@@ -120,8 +120,8 @@ impl<R: Send + 'static> Steps<R> {
         first: Op<'static>,
         then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
     ) -> Arc<Self> {
-        Arc::new_cyclic(|own| Self {
-            own: own.clone(),
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             share,
             queue,
             stage: Mutex::new(Stage::Waiting(Some(first))),
@@ -153,10 +153,10 @@ impl<R: Send + 'static> Steps<R> {
     }
 
     fn issue(&self, op: Op<'static>) {
-        let Some(own) = self.own.upgrade() else {
+        let Some(this) = self.this.upgrade() else {
             return;
         };
-        match self.share.issue(op, own) {
+        match self.share.issue(op, this) {
             Err(error) => self.end(Progress::Failed(error)),
             Ok(pending) => {
                 *lock(&self.stage) = Stage::UnderWay(Some(pending));
@@ -185,10 +185,10 @@ impl<R: Send + 'static> Steps<R> {
 
     /// Asks the thread `rcomm/steps/<group>` to issue the next step.
     fn queue_next_step(&self) {
-        if let Some(own) = self.own.upgrade() {
+        if let Some(this) = self.this.upgrade() {
             self.sequencer()
                 .thread
-                .push(Box::new(move || own.issue_next()));
+                .push(Box::new(move || this.issue_next()));
         }
     }
 

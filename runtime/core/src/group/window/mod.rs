@@ -116,8 +116,8 @@ impl ProcessGroup {
     /// memory can be [mapped](Window::map_remote).
     ///
     /// # Blocking
-    /// Until all members have called, and until the operations on objects and windows that this rank has
-    /// issued before have ended.
+    /// Until all members have called, and until this rank's earlier asynchronous operations on objects, sparse tensors
+    /// and windows, and its earlier monitored barriers, have ended; or the time-out has passed.
     ///
     /// # Errors
     /// `Unsupported` if the backend has no windows, or the group no backend for this kind of memory;

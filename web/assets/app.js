@@ -109,7 +109,7 @@ function showAge() {
 /** Time without a snapshot after which the page is marked as stale. */
 const STALE_MS = 10e3;
 
-/** Milliseconds since the newest snapshot arrived, by the browser's own clock. */
+/** Milliseconds since the newest snapshot arrived, by the clock of the browser; 0 before the first. */
 const laterMs = () => (state.received == null ? 0 : performance.now() - state.received);
 
 async function copyVerdict() {
@@ -143,7 +143,7 @@ function show(picture) {
   if (state.group && picture === state.live) openGroup(state.group);
 }
 
-/** Shows a past snapshot; null = live. @param {?number} number */
+/** Shows a past snapshot, or for null the live one. @param {?number} number */
 async function go(number) {
   if (number == null) {
     state.paused = false;
@@ -258,7 +258,7 @@ addEventListener("keydown", (event) => {
 // Start -------------------------------------------------------------------------------------------
 
 /** Applies a delta to a snapshot. @param {Picture} picture @param {object} delta */
-function changed(picture, { status, focus, set, rows }) {
+function withDelta(picture, { status, focus, set, rows }) {
   const report = { ...picture.report, ...set };
   for (const [section, indices] of Object.entries(rows)) {
     report[section] = picture.report[section].slice();
@@ -274,7 +274,7 @@ function listen() {
   stream.addEventListener("picture", (event) => take(JSON.parse(event.data)));
   stream.addEventListener("delta", (event) => {
     const delta = JSON.parse(event.data);
-    if (state.live?.status.number === delta.base) take(changed(state.live, delta));
+    if (state.live?.status.number === delta.base) take(withDelta(state.live, delta));
   });
 }
 
@@ -289,7 +289,7 @@ at("problems-only").addEventListener("click", KEYS.z);
 at("live").addEventListener("click", () => go(null));
 at("theme").addEventListener("click", theme);
 at("copy-verdict").addEventListener("click", copyVerdict);
-// A section that was held is redrawn when the pointer leaves it.
+// A section that was not drawn anew while the pointer was inside is drawn when the pointer leaves.
 for (const section of document.querySelectorAll("section")) section.addEventListener("pointerleave", () => { if (section.classList.contains("held")) draw(); });
 at("show-help").addEventListener("click", KEYS["?"]);
 at("rank").addEventListener("close", () => { state.rank = null; });

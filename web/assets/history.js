@@ -81,10 +81,10 @@ export function remember(status, report) {
   paint();
 }
 
-/** @param {?number} number null = live */
+/** Marks the snapshot with this number, or for null the newest. @param {?number} number */
 export function showing(number) { shown = number; paint(); }
 
-/** Moves by `by` snapshots. @param {number} by */
+/** Goes `by` snapshots forward or, if negative, back. @param {number} by */
 export function step(by) {
   const here = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
   const there = Math.max(0, Math.min(points.length - 1, here + by));

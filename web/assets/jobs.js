@@ -1,4 +1,4 @@
-// The jobs of the node: a line below the headline about the others, and the list.
+// The jobs of the node: their list, and a line below the verdict about those that the page does not show.
 
 import { age, ask, at, fillTable, job as named, make } from "./format.js";
 
@@ -6,14 +6,14 @@ import { age, ask, at, fillTable, job as named, make } from "./format.js";
 const ROUND_MS = 5000;
 
 /** The job that this page shows; undefined if it is not in the list. @param {object[]} jobs */
-const own = (jobs) => jobs.find((job) => (named ? job.name === named : job.shown));
+const shownJob = (jobs) => jobs.find((job) => (named ? job.name === named : job.shown));
 
 /** Whether the line counts a job: it has a live process, or is in trouble. */
 const counts = (job) => job.alive > 0 || job.in_trouble;
 
 /** `2 other jobs on this node, 1 stuck` @param {object[]} jobs */
 function others(jobs) {
-  const rest = jobs.filter((job) => job !== own(jobs) && counts(job));
+  const rest = jobs.filter((job) => job !== shownJob(jobs) && counts(job));
   if (rest.length === 0) return "";
   const line = `${rest.length} other ${rest.length === 1 ? "job" : "jobs"} on this node`;
   // The list begins with the jobs in trouble.
@@ -27,7 +27,7 @@ function drawJobs(jobs) {
   const line = others(jobs);
   if (at("others").textContent !== line) at("others").replaceChildren(make("a", { href: "#jobs" }, line));
   fillTable(at("jobs-table"), ["job", "verdict", "alive", "started", "first line"], jobs.map((job) => {
-    const name = job === own(jobs) ? make("b", {}, job.name)
+    const name = job === shownJob(jobs) ? make("b", {}, job.name)
       : make("a", { href: job.shown ? "/" : `/?job=${encodeURIComponent(job.name)}` }, job.name);
     const verdict = job.verdict ?? (job.alive === 0 ? "gone" : "not judged");
     return [name, make("span", { class: `word ${verdict}` }, verdict), `${job.alive}/${job.ranks}`,
@@ -35,7 +35,7 @@ function drawJobs(jobs) {
   }), "no job has rings on this node");
 }
 
-/** Lists the jobs, and again after every ROUND_MS. */
+/** Requests and draws the list, now and every ROUND_MS; not while the page is hidden. */
 export async function listJobs() {
   try {
     if (!document.hidden) drawJobs((await ask("jobs", { job: null })).jobs);

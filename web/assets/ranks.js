@@ -15,7 +15,7 @@ const METRICS = {
 const GLYPHS = [".", "o", "O", "@"];
 /** With more ranks than this, cells are small, and hosts without trouble are folded into one line. */
 const MANY = 256;
-/** What makes a host worth a row of its own: states, and the upper steps of the other metrics. */
+/** The classes of cells that keep a host from being folded: states, and the upper steps of the other metrics. */
 const TROUBLE = new Set(["root", "unread", "silent", "late", "heat2", "heat3"]);
 
 /** @type {Map<number, HTMLElement>} */

@@ -4,12 +4,12 @@
 import { address, age, ask, at, color, make } from "./format.js";
 
 const LEFT = 92, TOP = 22;
-/** The height of a lane, px: few lanes share the height of the pane. */
+/** Bounds of the height of a lane, px. Between them, the lanes share the height of the pane. */
 const LEAST_LANE = 18, MOST_LANE = 44;
 let LANE = LEAST_LANE;
 // Okabe and Ito's colors, one for each operation and kind of group; they also differ by the text in and under them.
 const COLORS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
-/** The color of text on each of them, with a contrast of at least 4.5. */
+/** The color of text on each of COLORS, with a contrast of at least 4.5. */
 const INKS = ["#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000", "#000000"];
 
 /** @type {?object} */
@@ -23,7 +23,7 @@ let chosen = false;
 
 const canvas = () => at("timeline-canvas");
 
-/** The time that the records cover: a fast job's do not reach back as far as was asked for. */
+/** The range that the records cover: those of a fast job may not reach back as far as was requested. */
 function whole() {
   const length = Math.max(1, drawn?.length ?? 1);
   const starts = (drawn?.lanes ?? []).flatMap((lane) => (lane.slices.length > 0 ? [lane.slices[0].start] : []));
@@ -140,7 +140,7 @@ export function paint() {
 
 /** The operations by kind of group, in the order in which they were first seen. @type {string[]} */
 let kinds = [];
-/** The index in `kinds` by operation and group. @type {number[]} */
+/** The index in `kinds`, by operation and group; filled when it is first needed. @type {number[]} */
 let kindsKnown = [];
 
 /** The index of an operation's kind: its name, and its group's without the number at its end. @param {object} slice */

@@ -43,7 +43,7 @@ export function drawVerdict(report, laterMs) {
     at("verdict-text").replaceChildren(make("p", { class: "sentence" }, make("span", { class: `word ${report.verdict}` }, report.verdict), text));
     document.title = `${report.verdict}: rcomm`;
   }
-  // The time that has passed is no news to who listens.
+  // Durations are left out: a longer wait alone is not announced again.
   const news = `${report.verdict}: ${sentence(report).replace(/[0-9.]+ (ms|s|min|h)\b/g, "")}`;
   if (news !== announced) { announced = news; at("verdict-said").textContent = `${report.verdict}: ${sentence(report)}`; }
 }

@@ -24,7 +24,7 @@ pub struct Cli {
     #[arg(value_name = "PATH", conflicts_with_all = ["demo", "network"])]
     pub paths: Vec<PathBuf>,
     /// Address to listen on; port 0 picks a free one. Unless it is a loopback address, a token (--token-file or
-    /// RCOMM_WEB_TOKEN) and TLS are required.
+    /// RCOMM_WEB_TOKEN) and TLS or --plain-http are required.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8765")]
     pub listen: SocketAddr,
     /// Read only the rings of this job [default: one that is in trouble, else the newest].

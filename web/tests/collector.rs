@@ -29,7 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// Delay of each request to a slow node.
 const SLOW: Duration = Duration::from_millis(1500);
 
-fn threads() -> Runtime {
+fn start_runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -165,7 +165,7 @@ async fn forward(
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Lives,
-    /// Reads every request late.
+    /// Gets every request late.
     Slow,
     /// No process listens.
     Gone,
@@ -200,7 +200,7 @@ struct Cluster {
 
 impl Cluster {
     fn start() -> Self {
-        let runtime = threads();
+        let runtime = start_runtime();
         let ranks = NODES * RANKS_PER_NODE;
         let simulation =
             Simulation::new(Situation::StuckRank, ranks, wall_ns()).with_window(WINDOW);
@@ -298,12 +298,12 @@ fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank
     assert_eq!(
         accused,
         [Code::E101],
-        "no other rank is accused: {findings:#?}"
+        "another finding is an error: {findings:#?}"
     );
     assert_eq!(stuck.ranks.len(), simulation.ranks() as usize);
     assert!(
         stuck.ranks.iter().all(|view| !view.silent),
-        "slow is not silent"
+        "a slow node counts as silent"
     );
 
     // Unreachable nodes are reported with the reason.
@@ -331,7 +331,7 @@ fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank
     assert_unchanged_records_cost_little(&cluster, living.len() as u64);
 }
 
-/// While no record changes, a read costs less than 4 KiB per rank, whatever the size of the groups.
+/// While no record changes, a rank costs less than 4 KiB per second, whatever the size of the groups.
 fn assert_unchanged_records_cost_little(cluster: &Cluster, ranks: u64) {
     let newest_at = || cluster.collector.newest().map(|snapshot| snapshot.at);
     let (first, then) = (newest_at(), cluster.answered.load(Relaxed));
@@ -355,7 +355,7 @@ fn assert_unchanged_records_cost_little(cluster: &Cluster, ranks: u64) {
 
 #[test]
 fn a_wrong_token_is_reported() {
-    let runtime = threads();
+    let runtime = start_runtime();
     let whole = SimulatedSource::new(Simulation::new(Situation::Healthy, 4, 0), || 5_000_000_000);
     let (store, _watch) =
         SnapshotStore::watch(vec![Box::new(whole)], LiveOptions::default(), pace())

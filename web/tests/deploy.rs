@@ -86,13 +86,13 @@ fn kubernetes_schemas_accept_the_manifests() {
         folder.join("bin/kubernetes-validate"),
     );
     let folder_text = folder.to_str().expect("plain text");
-    let there = runs(&validate, &["--version"])
+    let is_installed = runs(&validate, &["--version"])
         || (runs(Path::new("python3"), &["-m", "venv", folder_text])
             && runs(
                 &python,
                 &["-m", "pip", "install", "--quiet", "kubernetes-validate"],
             ));
-    if !there {
+    if !is_installed {
         return skip("kubernetes-validate is not installed, and pip cannot install it");
     }
     let text = std::fs::read_to_string(deploy().join("kubernetes/rcomm-web.yml"));
@@ -188,9 +188,9 @@ fn the_schema_of_grafana_accepts_the_dashboards() {
         ("1.json", "gridpos"),
         ("2.json", "tabel"),
     ] {
-        let told = found
+        let is_found = found
             .lines()
             .any(|line| line.starts_with(file) && line.contains(what));
-        assert!(told, "{file}: {found}");
+        assert!(is_found, "{file}: {found}");
     }
 }

@@ -190,7 +190,7 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
 
 #[test]
 fn a_tls_server_refuses_plain_http() {
-    let there = ["openssl", "curl"].iter().all(|program| {
+    let are_installed = ["openssl", "curl"].iter().all(|program| {
         let version = if *program == "openssl" {
             "version"
         } else {
@@ -198,7 +198,7 @@ fn a_tls_server_refuses_plain_http() {
         };
         Command::new(program).arg(version).output().is_ok()
     });
-    if !there {
+    if !are_installed {
         return skip("openssl and curl are not installed");
     }
     let folder = tempfile::tempdir().expect("a directory");

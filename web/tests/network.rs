@@ -1,4 +1,4 @@
-//! `rcomm-web` on sources that it reaches over the network, in the place of this node's rings.
+//! `rcomm-web` on sources that it reaches over the network, instead of this node's rings.
 
 mod common;
 #[path = "../../analyzer/tests/sources/server.rs"]
@@ -27,7 +27,7 @@ fn worker_server(rank: u32) -> String {
 }
 
 #[test]
-fn a_job_of_pytorch_is_shown_with_all_metrics_through_its_store_or_its_worker_servers() {
+fn the_culprit_of_a_pytorch_job_is_reported_and_exported_through_its_store_or_worker_servers() {
     let store = TcpStore::host("127.0.0.1", 0, common::DEADLINE).expect("a free port");
     let servers: Vec<String> = (0..4).map(worker_server).collect();
     for (rank, address) in servers.iter().enumerate() {

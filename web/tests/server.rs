@@ -75,7 +75,7 @@ fn printed_address_leads_to_the_page_and_leaves_the_token_in_a_cookie() {
     let (cookie, _) = kept.split_once(';').expect("its attributes");
     let name = format!("rcomm_session_{}=", web.address.port());
     assert!(cookie.starts_with(&name), "{cookie}");
-    assert!(!cookie.contains(&token), "the cookie is not the token");
+    assert!(!cookie.contains(&token), "the cookie contains the token");
     let with_token = web.get("/", &[&format!("Cookie: {name}{token}")]);
     assert_eq!(with_token.status, 401);
     let page = web.get("/", &[&format!("Cookie: {cookie}")]);
@@ -108,8 +108,11 @@ fn foreign_hosts_and_origins_are_refused() {
             .status,
         403
     );
-    let own = format!("Origin: http://{}", web.address);
-    assert_eq!(web.get("/api/v1/report", &[&token, &own]).status, 200);
+    let same_origin = format!("Origin: http://{}", web.address);
+    assert_eq!(
+        web.get("/api/v1/report", &[&token, &same_origin]).status,
+        200
+    );
 }
 
 #[test]

@@ -192,12 +192,12 @@ fn rotel() -> Option<PathBuf> {
 /// test processes rarely meet.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mut own = (0..16).map(|_| {
+    let mut ports = (0..16).map(|_| {
         let nth = NEXT.fetch_add(1, Relaxed) % 16;
         10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
     });
     let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    own.find(free).expect("one of sixteen ports to be free")
+    ports.find(free).expect("one of sixteen ports to be free")
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
     let (Some(python), Some(rotel)) = (python(), rotel()) else {
         return;
     };
-    let behind = Collector::start();
+    let receiver = Collector::start();
     let (http, grpc) = (free_port(), free_port());
     let folder = tempfile::tempdir().expect("a directory");
     let _rotel = Rotel(
@@ -216,7 +216,7 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
             .args(["--otlp-exporter-compression", "none"])
             .args([
                 "--otlp-exporter-endpoint",
-                &format!("http://{}", behind.address),
+                &format!("http://{}", receiver.address),
             ])
             .args(["--otlp-http-endpoint", &format!("127.0.0.1:{http}")])
             .args(["--otlp-grpc-endpoint", &format!("127.0.0.1:{grpc}")])
@@ -232,11 +232,11 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
     let web = start(&format!("http://127.0.0.1:{http}"), &[]);
     wait_until("all three kinds to be passed on, and the verdict", || {
         let kinds = ["traces", "metrics", "logs"];
-        let all = kinds.iter().all(|kind| behind.files(kind) > 0);
+        let all = kinds.iter().all(|kind| receiver.files(kind) > 0);
         (all && web.sample("rcomm_otel_logs_sent_total") >= 2.0).then_some(())
     });
     let found = wait_until("the finding", || {
-        let decoded = behind.decoded(&python);
+        let decoded = receiver.decoded(&python);
         let path = ["resourceLogs", "scopeLogs", "logRecords"];
         each(&decoded["logs"], path).find_map(|(_, record)| {
             let about = attributes(record);

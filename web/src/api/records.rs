@@ -122,8 +122,8 @@ fn head_and_body(
     let id = &dump.identity;
     let open = |e: &&Entry| e.state < EntryState::Completed && !e.retired;
     let first_open = dump.entries.iter().find(open).map(|e| e.record_id);
-    let beyond = dump.entries.last().map_or(1, |e| e.record_id + 1);
-    let oldest = dump.entries.first().map_or(beyond, |e| e.record_id);
+    let after_last = dump.entries.last().map_or(1, |e| e.record_id + 1);
+    let oldest = dump.entries.first().map_or(after_last, |e| e.record_id);
     let since = known.get(&(view.rank, part, id.attempt, id.pid));
     let from = since.map_or(0, |since| {
         dump.entries
@@ -154,7 +154,7 @@ fn head_and_body(
         failure: view.failure.as_deref().map(str::to_owned),
         whole: since.is_none(),
         oldest,
-        next: first_open.unwrap_or(beyond),
+        next: first_open.unwrap_or(after_last),
         groups,
         bytes: body.len(),
     };

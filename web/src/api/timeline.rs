@@ -11,8 +11,8 @@ use rcomm_analyzer::{GroupRef, Snapshot};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use serde::{Deserialize, Serialize};
 
-/// Target for the number of operations in an answer, divided equally among the ranks. An answer may exceed it: every
-/// dump may have at least 4 operations, and a rank has one dump for each of its recorders.
+/// Target for the number of operations in an answer, divided equally among the ranks. An answer may exceed it: the
+/// share of a rank is at least 4 operations, and each of its dumps, one for each recorder, may have that many.
 const TARGET_SLICES: usize = 20_000;
 
 #[derive(Debug, Deserialize)]
@@ -146,10 +146,10 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
             .collect();
         let mut slices = Vec::new();
         for entry in dump.entries.iter().rev() {
-            let over = entry
+            let last_event_ns = entry
                 .time_discovered_completed_ns
                 .max(entry.time_created_ns);
-            if over < origin && settled(entry) {
+            if last_event_ns < origin && settled(entry) {
                 continue;
             }
             let Some(group) = groups.get(entry.group as usize) else {

@@ -99,8 +99,9 @@ impl Uploads {
         Ok(id)
     }
 
+    /// Writes the files of a form to `folder`, under plain names.
     async fn write(&self, mut form: Multipart, folder: &Path) -> Result<(), Refusal> {
-        let (mut files, mut left) = (0, self.most_bytes);
+        let (mut files, mut rest) = (0, self.most_bytes);
         let broken = |error: axum::extract::multipart::MultipartError| {
             Refusal::Upload(format!("the form cannot be read: {error}"))
         };
@@ -120,7 +121,7 @@ impl Uploads {
                 _ => Refusal::Disk(error),
             })?;
             while let Some(chunk) = field.chunk().await.map_err(broken)? {
-                left = left
+                rest = rest
                     .checked_sub(chunk.len() as u64)
                     .ok_or(Refusal::TooLarge(self.most_bytes))?;
                 file.write_all(&chunk).await.map_err(Refusal::Disk)?;
@@ -138,14 +139,14 @@ impl Uploads {
 /// has not locked it yet, so it is not removed.
 const UNLOCKED_TIME: Duration = Duration::from_secs(60);
 
-/// Removes the directories that servers of this user left when they were killed. Errors are ignored: another server
-/// may be removing the same directory.
-fn remove_abandoned(directory: &Path, own: u32) {
+/// Removes the directories that killed servers of the user with this id left. Errors are ignored: another server may be
+/// removing the same directory.
+fn remove_abandoned(directory: &Path, user: u32) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let is_ours = entry.metadata().is_ok_and(|about| {
             let age = about.modified().ok().and_then(|then| then.elapsed().ok());
-            about.is_dir() && about.uid() == own && age.is_some_and(|age| age > UNLOCKED_TIME)
+            about.is_dir() && about.uid() == user && age.is_some_and(|age| age > UNLOCKED_TIME)
         });
         if !is_ours || !name.to_string_lossy().starts_with(PREFIX) {
             continue;
@@ -262,7 +263,7 @@ mod tests {
     #[test]
     fn directories_of_killed_servers_are_removed_by_the_next() {
         let directory = tempfile::tempdir().unwrap();
-        let age = |path: &Path| {
+        let make_old = |path: &Path| {
             let long_ago = std::time::SystemTime::now() - 2 * UNLOCKED_TIME;
             File::open(path).unwrap().set_modified(long_ago).unwrap();
         };
@@ -271,10 +272,10 @@ mod tests {
             std::fs::create_dir(path(name)).unwrap();
             std::fs::write(path(name).join("rank_0"), "x").unwrap();
         }
-        age(&path("rcomm-web-killed"));
-        age(&path("another"));
+        make_old(&path("rcomm-web-killed"));
+        make_old(&path("another"));
         let lives = Uploads::below(directory.path(), 1).unwrap();
-        age(lives.folder.path());
+        make_old(lives.folder.path());
         let next = Uploads::below(directory.path(), 1).unwrap();
         let exists = |path: &Path| path.exists();
         assert!(!exists(&path("rcomm-web-killed")));

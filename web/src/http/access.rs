@@ -90,9 +90,9 @@ impl Access {
             return same(offered, token);
         }
         let port = port_of(headers);
-        let kept =
+        let is_known =
             cookie(headers, port).is_some_and(|offered| same(offered, &session(token, port)));
-        kept || query(uri).is_some_and(|offered| same(offered, token))
+        is_known || query(uri).is_some_and(|offered| same(offered, token))
     }
 }
 
@@ -163,12 +163,12 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     if let Some(unknown) = named.find(|named| !known(named)) {
         return with_security_headers(Refusal::UnknownHost(unknown.to_owned()).into_response());
     }
-    // Browsers send the origin of a request; only our own pages may call the API.
+    // Browsers send the origin of a request; only the pages of this server may call the API.
     if let Some(origin) = text(header::ORIGIN) {
-        let own = origin
+        let is_own_page = origin
             .split_once("://")
             .is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host));
-        if !own {
+        if !is_own_page {
             return with_security_headers(
                 Refusal::ForeignOrigin(origin.to_owned()).into_response(),
             );
@@ -189,12 +189,12 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
         let secure = if access.secure { "; Secure" } else { "" };
         let port = port_of(request.headers());
         let value = session(token, port);
-        let kept = format!("{COOKIE}{port}={value}; Path=/; HttpOnly; SameSite=Strict{secure}");
-        let moved = [
+        let cookie = format!("{COOKIE}{port}={value}; Path=/; HttpOnly; SameSite=Strict{secure}");
+        let redirect = [
             (header::LOCATION, path.to_owned()),
-            (header::SET_COOKIE, kept),
+            (header::SET_COOKIE, cookie),
         ];
-        return with_security_headers((StatusCode::SEE_OTHER, moved).into_response());
+        return with_security_headers((StatusCode::SEE_OTHER, redirect).into_response());
     }
     // A client that only probes keeps no place among the connections.
     if let (false, Some(place)) = (probe, request.extensions().get::<Arc<Place>>()) {

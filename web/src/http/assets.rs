@@ -72,7 +72,7 @@ mod tests {
     use crate::http::compress::gzip;
 
     #[test]
-    fn the_whole_page_takes_less_than_100_kb_on_its_way() {
+    fn the_whole_page_takes_less_than_100_kb_compressed() {
         let page = include_str!("../../assets/index.html");
         let texts = PARTS.iter().map(|(.., text)| *text).chain([page]);
         let packed =

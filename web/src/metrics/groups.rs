@@ -47,8 +47,8 @@ const GROUP_METRICS: [GroupMetric; 9] = [
     }),
 ];
 
-/// The newest collective that every rank whose record counts them has completed, by name of the group: its sequence
-/// number, or -1 if there is none.
+/// By name of the group, the sequence number of the newest collective that its ranks have completed, as far as their
+/// records note it; -1 if there is none.
 fn completed(snapshot: &Snapshot) -> BTreeMap<&str, i64> {
     let mut least = BTreeMap::new();
     for (_, dump) in snapshot.dumps() {

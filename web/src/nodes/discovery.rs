@@ -125,7 +125,7 @@ impl NodeAddress {
         }
     }
 
-    /// The current URL of the node; looked up in the directory at each call.
+    /// The current URL of the node. Looked up in the directory at each call, which blocks as [`Self::all`] does.
     pub(crate) fn url(&self) -> io::Result<String> {
         match self {
             Self::Url(url) => Ok(url.clone()),

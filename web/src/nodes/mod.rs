@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 1 << 30;
 /// One node of a job, as a source of the records of its ranks.
 pub struct NodeSource {
     address: NodeAddress,
-    /// The last known address; `None` = look it up.
+    /// The last known address; `None` if it must be looked up.
     url: Option<String>,
     token: Option<String>,
     agent: ureq::Agent,

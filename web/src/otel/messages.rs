@@ -88,7 +88,7 @@ mod tests {
         let ((sent, span), (received, other)) = (ids(4, &four, 2), ids(5, &five, 1));
         assert_eq!(sent, received);
         assert_ne!(span, other);
-        assert_ne!(ids(4, &four, 1).0, sent, "another message");
+        assert_ne!(ids(4, &four, 1).0, sent, "two messages share a trace");
         // The number is unknown, so each end gets its own trace.
         let late_four = record(9, &["send 0->1"]);
         let late_five = record(9, &["recv 1<-0"]);

@@ -72,9 +72,12 @@ pub(super) fn request(
 
 struct Context<'a> {
     job: &'a str,
+    /// When the counters began, ns since the epoch.
     began: u64,
+    /// Time of the snapshot, ns since the epoch.
     now: u64,
     counters: &'a Counters,
+    /// Whether traces are exported, so that exemplars can name them.
     traces: bool,
 }
 

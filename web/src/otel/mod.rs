@@ -134,6 +134,7 @@ struct Exporter {
     counts: Arc<Counts>,
     /// Number of the last exported snapshot; 0 before the first.
     seen: u64,
+    /// When metrics were exported last; `None` before the first time.
     measured: Option<Instant>,
 }
 

@@ -52,6 +52,7 @@ struct Notes {
 }
 
 impl Notes {
+    /// Number of records that exist now.
     fn begun(&self) -> u64 {
         self.recorder.counters().records
     }
@@ -67,7 +68,7 @@ impl Notes {
     fn enter(&self, span: &Id) {
         let after = self.begun();
         self.with(|threads| {
-            let visits = threads.entry(own_thread()).or_default();
+            let visits = threads.entry(calling_thread()).or_default();
             if visits.len() >= MAX_VISITS {
                 visits.remove(0);
             }
@@ -84,7 +85,7 @@ impl Notes {
         let begun = self.begun();
         // The span is alive, so the reading thread finds its context under the lock. Query it outside of the lock:
         // the code that builds a span may hold other locks.
-        let thread = own_thread();
+        let thread = calling_thread();
         let open = |it: &&mut SpanVisit| it.until.is_none() && it.span == *span;
         let needed = self.with(|threads| {
             let visits = threads.get_mut(&thread)?;
@@ -136,7 +137,7 @@ impl Notes {
 }
 
 /// The calling thread's number, as the recorder writes it.
-fn own_thread() -> u32 {
+fn calling_thread() -> u32 {
     thread_local! {
         static NUMBER: u32 = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
     }

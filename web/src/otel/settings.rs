@@ -20,7 +20,7 @@ pub struct Settings {
     pub(crate) traces: Option<Destination>,
     pub(crate) metrics: Option<Destination>,
     pub(crate) logs: Option<Destination>,
-    /// `OTEL_SERVICE_NAME`; `None` = use the job's name.
+    /// `OTEL_SERVICE_NAME`; the job's name is used if it is `None`.
     pub(crate) service: Option<String>,
     /// `OTEL_RESOURCE_ATTRIBUTES`: keys and values.
     pub(crate) resource: Vec<(String, String)>,
@@ -72,22 +72,22 @@ impl Settings {
             match get(&exporter) {
                 None | Some("otlp") => {}
                 Some("none") => return Ok(None),
-                Some(other) => return Err(refused(&exporter, other, "`otlp` or `none`")),
+                Some(other) => return Err(invalid(&exporter, other, "`otlp` or `none`")),
             }
-            let own = |what: &str| format!("OTEL_EXPORTER_OTLP_{upper}_{what}");
+            let of_signal = |what: &str| format!("OTEL_EXPORTER_OTLP_{upper}_{what}");
             let common = |what: &str| format!("OTEL_EXPORTER_OTLP_{what}");
             let either = |what: &str| {
-                let (own, common) = (own(what), common(what));
-                let found = get(&own).map(|value| (own.clone(), value.to_owned()));
+                let (specific, common) = (of_signal(what), common(what));
+                let found = get(&specific).map(|value| (specific.clone(), value.to_owned()));
                 found.or_else(|| get(&common).map(|value| (common.clone(), value.to_owned())))
             };
             if let Some((name, value)) = either("PROTOCOL").filter(|(_, it)| it != "http/protobuf")
             {
-                return Err(refused(&name, &value, "`http/protobuf`"));
+                return Err(invalid(&name, &value, "`http/protobuf`"));
             }
-            // The common endpoint is a base URL; a signal's own endpoint is used as it is.
-            let (name, url) = match (get(&own("ENDPOINT")), get(&common("ENDPOINT"))) {
-                (Some(url), _) => (own("ENDPOINT"), url.to_owned()),
+            // The common endpoint is a base URL; an endpoint of one signal is used as it is.
+            let (name, url) = match (get(&of_signal("ENDPOINT")), get(&common("ENDPOINT"))) {
+                (Some(url), _) => (of_signal("ENDPOINT"), url.to_owned()),
                 (None, Some(base)) => {
                     let base = base.trim_end_matches('/');
                     (common("ENDPOINT"), format!("{base}/v1/{signal}"))
@@ -95,7 +95,7 @@ impl Settings {
                 (None, None) => return Ok(None),
             };
             if !url.starts_with("http://") && !url.starts_with("https://") {
-                return Err(refused(
+                return Err(invalid(
                     &name,
                     &url,
                     "an address that begins with http:// or https://",
@@ -136,7 +136,7 @@ impl Settings {
     }
 }
 
-fn refused(variable: &str, value: &str, expected: &'static str) -> SettingsError {
+fn invalid(variable: &str, value: &str, expected: &'static str) -> SettingsError {
     SettingsError {
         variable: variable.to_owned(),
         value: value.to_owned(),
@@ -146,7 +146,7 @@ fn refused(variable: &str, value: &str, expected: &'static str) -> SettingsError
 
 fn milliseconds(variable: &str, value: &str) -> Result<Duration, SettingsError> {
     let number = value.parse::<u64>().ok().filter(|number| *number > 0);
-    let number = number.ok_or_else(|| refused(variable, value, "milliseconds, at least 1"))?;
+    let number = number.ok_or_else(|| invalid(variable, value, "milliseconds, at least 1"))?;
     Ok(Duration::from_millis(number))
 }
 
@@ -157,9 +157,9 @@ fn ratio(sampler: Option<&str>, arg: Option<&str>) -> Result<f64, SettingsError>
         Some("traceidratio" | "parentbased_traceidratio") => {
             let text = arg.unwrap_or("1");
             let ratio = text.parse().ok().filter(|it| (0.0..=1.0).contains(it));
-            ratio.ok_or_else(|| refused("OTEL_TRACES_SAMPLER_ARG", text, "a number from 0 to 1"))
+            ratio.ok_or_else(|| invalid("OTEL_TRACES_SAMPLER_ARG", text, "a number from 0 to 1"))
         }
-        Some(other) => Err(refused(
+        Some(other) => Err(invalid(
             "OTEL_TRACES_SAMPLER",
             other,
             "always_on, always_off, traceidratio, or one of them after parentbased_",
@@ -177,7 +177,7 @@ fn pairs(variable: &str, text: &str) -> Result<Vec<(String, String)>, SettingsEr
             (!key.is_empty()).then(|| Some((key.to_owned(), decoded(value.trim())?)))?
         })
         .collect::<Option<_>>()
-        .ok_or_else(|| refused(variable, text, "key=value pairs separated by commas"))
+        .ok_or_else(|| invalid(variable, text, "key=value pairs separated by commas"))
 }
 
 fn decoded(text: &str) -> Option<String> {

@@ -211,17 +211,20 @@ impl Server {
             let counted = GaugeGuard::connection(&traffic);
             let refusals = traffic.clone();
             connections.spawn(async move {
-                let own = place.clone();
+                let its_place = place.clone();
                 let served = async {
                     match tls {
-                        None => serve_connection(stream, router, own, limits, stop_receiver).await,
+                        None => {
+                            serve_connection(stream, router, its_place, limits, stop_receiver).await
+                        }
                         Some(tls) => {
                             let handshake = tls.acceptor.accept(stream);
                             // A failed handshake has already sent a TLS alert.
                             if let Ok(Ok(stream)) =
                                 tokio::time::timeout(limits.head, handshake).await
                             {
-                                serve_connection(stream, router, own, limits, stop_receiver).await;
+                                serve_connection(stream, router, its_place, limits, stop_receiver)
+                                    .await;
                             }
                         }
                     }

@@ -49,7 +49,8 @@ pub(crate) struct SourceState {
     pub(crate) error: Option<String>,
 }
 
-/// The matrix of the group that matters most: that of the first finding with a group, else the largest group.
+/// The matrix of the group that matters most: that of the first finding with a group, else the largest group with a
+/// recorded collective, else the largest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Focus {
     /// The group.
@@ -126,7 +127,7 @@ pub(crate) struct Point {
     pub(crate) verdict: Verdict,
     /// Operations that were pending.
     pub(crate) in_flight: usize,
-    /// Age of the oldest pending operation in milliseconds; 0 if none is pending.
+    /// Age of the oldest pending operation in milliseconds; 0 if none is pending, or no age is known.
     pub(crate) oldest_ms: f64,
     /// Number of findings that are errors.
     pub(crate) errors: usize,

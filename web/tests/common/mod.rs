@@ -26,7 +26,7 @@ impl Web {
         Self::start_with(args, |_| {})
     }
 
-    /// `change` may add to the command.
+    /// Starts the program on a free port of the loopback address; `change` may add to the command.
     pub fn start_with(args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-web"));
         command
@@ -50,6 +50,7 @@ impl Web {
         }
     }
 
+    /// Serves the dumps of a labelled job; returns once they are read.
     pub fn on_dumps(scenario: &str, args: &[&str]) -> Self {
         let dumps = dumps_of(scenario);
         let mut all = vec![dumps.as_str()];
@@ -59,7 +60,7 @@ impl Web {
         web
     }
 
-    /// Serves a simulated job.
+    /// Serves a simulated job; returns once it is read.
     pub fn demo(situation: &str, ranks: u32, args: &[&str]) -> Self {
         let ranks = ranks.to_string();
         let mut all = vec!["--demo", situation, "--ranks", &ranks, "--refresh", "200ms"];
@@ -82,7 +83,7 @@ impl Web {
         )
     }
 
-    /// Sends one request on a connection of its own.
+    /// Sends one request on a new connection.
     pub fn get(&self, path: &str, headers: &[&str]) -> Answer {
         self.ask("GET", path, headers, &[])
     }

@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
-/// Accepts every request and stores its body in a folder.
+/// Stores the body of every request in a folder, and refuses requests without the right content type and `api-key`.
 pub struct Collector {
     pub address: SocketAddr,
     folder: tempfile::TempDir,
@@ -39,6 +39,7 @@ impl Collector {
         collector
     }
 
+    /// Number of requests received for a signal.
     pub fn files(&self, signal: &str) -> usize {
         let entries = std::fs::read_dir(self.folder.path())
             .expect("readable")
@@ -81,11 +82,11 @@ fn receive(stream: &TcpStream, folder: &Path, taken: &AtomicUsize) -> Option<()>
     }
     let mut body = vec![0; headers.get("content-length")?.parse().ok()?];
     reader.read_exact(&mut body).ok()?;
-    let right = headers
+    let is_valid = headers
         .get("content-type")
         .is_some_and(|it| it == "application/x-protobuf")
         && headers.get("api-key").is_some_and(|it| it == "a secret");
-    let signal = path.strip_prefix("/v1/").filter(|_| right);
+    let signal = path.strip_prefix("/v1/").filter(|_| is_valid);
     let answer = match signal {
         Some(signal) => {
             let number = taken.fetch_add(1, Relaxed);
@@ -159,6 +160,8 @@ pub fn attributes(of: &Value) -> HashMap<String, Value> {
     list.iter().filter_map(pair).collect()
 }
 
+/// The items in requests, each with its resource. `path` names the lists of resources, of their scopes, and of the items
+/// of a scope.
 pub fn each<'a>(
     requests: &'a Value,
     path: [&'a str; 3],

@@ -14,7 +14,7 @@ pub fn ring(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
     FlightRecorder::create(&config).expect("a ring in a fresh directory")
 }
 
-/// Issues a barrier whose time-out is over at once.
+/// Issues a barrier with a time-out of 1 ms, which does not end.
 pub fn issue_overdue_barrier(ring: &FlightRecorder) {
     let info = ProcessGroupInfo {
         id: 0,

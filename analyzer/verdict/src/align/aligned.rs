@@ -146,9 +146,9 @@ impl<'a> Aligned<'a> {
     /// operations in the group, else the one by the recorder that recorded a peer there; if no peer was recorded
     /// either, the newest. `None` if the rank left no such record.
     pub(crate) fn record_in(&self, group: GroupIx, rank: Rank) -> Option<RecordIx> {
-        let mut own = self.records_of(rank);
+        let mut of_rank = self.records_of(rank);
         if self.by_rank.len() == self.records.len() {
-            return own.next();
+            return of_rank.next();
         }
         let group = &self.groups[group];
         let member = position(&group.ranks, rank);
@@ -157,9 +157,9 @@ impl<'a> Aligned<'a> {
         }
         match group.lanes.iter().flatten().next() {
             Some(&(peer, _)) => {
-                own.find(|&at| self.records[at].recorder == self.records[peer].recorder)
+                of_rank.find(|&at| self.records[at].recorder == self.records[peer].recorder)
             }
-            None => own.next(),
+            None => of_rank.next(),
         }
     }
 
@@ -258,7 +258,7 @@ impl<'a> Aligned<'a> {
             Err(at) if at < lane.collectives.len() => return Presence::Lost,
             Err(_) => {}
         }
-        // The number is above all in the window.
+        // The number is above every number in the lane.
         if whole.cut {
             return Presence::Unknown(UnknownReason::Cut);
         }
@@ -294,15 +294,15 @@ impl<'a> Aligned<'a> {
     /// The presence of a collective in a group of which a wrapped ring holds nothing: absent if a peer issued it after
     /// a collective that both issued and that the ring still holds, else unknown.
     pub(super) fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
-        // The number of peers that are asked in each group, which bounds the time in large groups.
-        const ASKED: usize = 16;
+        // At most this many peers of each group are compared, which bounds the time in large groups.
+        const MOST_PEERS: usize = 16;
         let later = self.lanes[record].iter().any(|lane| {
             let Some(&oldest) = lane.collectives.first() else {
                 return false;
             };
             let oldest = self.seq(record, oldest);
             let peers = self.groups[lane.group].lanes.iter().flatten();
-            let mut peers = peers.filter(|&&(peer, _)| peer != record).take(ASKED);
+            let mut peers = peers.filter(|&&(peer, _)| peer != record).take(MOST_PEERS);
             peers.any(|&(peer, there)| {
                 let there = &self.lanes[peer][there];
                 let issued = self.lanes[peer].iter().find(|one| one.group == group);

@@ -20,9 +20,9 @@ const STRETCHES: usize = 16;
 /// With fewer samples their scatter says too little: the true difference too often lies outside it.
 const LEAST_SAMPLES: usize = 6;
 
-/// At most this many members of a group are compared with the others: one ring may be too short to have a collective in
-/// common with another.
-const MEMBERS_ASKED: usize = 4;
+/// At most this many members of a group are compared with the others. One is not enough: its ring may be too short to
+/// have a collective in common with another's.
+const MEMBERS_COMPARED: usize = 4;
 
 /// The offset of one record's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,12 +80,12 @@ fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
         let common = moments[moments.len() / 2];
         let root = (records.len() as f64).sqrt();
         for &record in records {
-            if let Some(own) = &mut offsets[record]
-                && let (Some(spread), Some(error)) = (own.spread_ns, own.error_ns)
-                && own.ns.abs_diff(common) <= spread.unsigned_abs().max(1_000_000)
+            if let Some(offset) = &mut offsets[record]
+                && let (Some(spread), Some(error)) = (offset.spread_ns, offset.error_ns)
+                && offset.ns.abs_diff(common) <= spread.unsigned_abs().max(1_000_000)
             {
-                own.ns = common;
-                own.error_ns = Some((error as f64 / root) as i64);
+                offset.ns = common;
+                offset.error_ns = Some((error as f64 / root) as i64);
             }
         }
     }
@@ -99,7 +99,7 @@ fn connected_to(
     offsets: &mut [Option<Offset>],
 ) -> Vec<RecordIx> {
     let members = |group: GroupIx| aligned.groups[group].lanes.iter().flatten().count();
-    let mut asked: HashMap<GroupIx, usize> = HashMap::new();
+    let mut compared: HashMap<GroupIx, usize> = HashMap::new();
     offsets[start] = Some(Offset {
         ns: 0,
         spread_ns: Some(0),
@@ -119,11 +119,15 @@ fn connected_to(
         let lanes = aligned.lanes[record].iter();
         let mut groups: Vec<GroupIx> = lanes
             .map(|lane| lane.group)
-            .filter(|group| asked.get(group).is_none_or(|&asked| asked < MEMBERS_ASKED))
+            .filter(|group| {
+                compared
+                    .get(group)
+                    .is_none_or(|&count| count < MEMBERS_COMPARED)
+            })
             .collect();
         groups.sort_by_key(|&group| Reverse(members(group)));
         for group in groups {
-            *asked.entry(group).or_default() += 1;
+            *compared.entry(group).or_default() += 1;
             for &(other, _) in aligned.groups[group].lanes.iter().flatten() {
                 if offsets[other].is_none()
                     && let Some(base) = offsets[record]

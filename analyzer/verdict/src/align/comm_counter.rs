@@ -10,9 +10,9 @@ use crate::align::record::{Record, Shared};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 
-/// Shifts up to this far from the newest completed operation are tried.
+/// Shifts up to this far from the one that puts the newest completed operations under one number are tried.
 const REACH: i64 = 4;
-/// A fit is judged by at most this many operations.
+/// A shift is judged by at most this many of the newest operations.
 const DEPTH: usize = 256;
 
 /// Rewrites the sequence numbers of torchcomms' records; the recorded number goes to `p2p_seq`, which

@@ -93,7 +93,8 @@ pub(crate) fn collective(
     }
 }
 
-/// The other half of a recorded message as an event of the peer; `None` if the record does not name the peer.
+/// The other half of a recorded message as an event of the peer; `None` if the record does not name the peer, or has no
+/// such group.
 pub(crate) fn other_half(
     aligned: &Aligned<'_>,
     record: RecordIx,

@@ -19,7 +19,7 @@ pub(crate) struct Group {
     pub(crate) desc: String,
     /// Global ranks in order of group rank.
     pub(crate) ranks: Arc<[Rank]>,
-    /// For each member: its record and the lane in it.
+    /// For each member: its record and the lane in it; `None` if no record of the member covers the group.
     pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
     /// Groups that serve the same purpose for different ranks share a family.
     pub(crate) family: u32,
@@ -41,7 +41,7 @@ pub(crate) fn resolve_groups(
     let assembled = comm_members::members(records, world_size);
     // The members of groups that no record describes are the ranks with operations on them.
     let mut nameless_world: Option<&Arc<[Rank]>> = None;
-    let mut named_by: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
+    let mut issuers: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
     let used: Vec<Vec<Option<&str>>> = records
         .iter()
         .map(|record| backends_of(shared, record))
@@ -52,7 +52,7 @@ pub(crate) fn resolve_groups(
             if group.name.is_empty() && !group.ranks.is_empty() {
                 nameless_world = Some(&group.ranks);
             } else if group.ranks.is_empty() && used.is_some() {
-                named_by.entry(local.group).or_default().insert(record.rank);
+                issuers.entry(local.group).or_default().insert(record.rank);
             }
         }
     }
@@ -64,7 +64,7 @@ pub(crate) fn resolve_groups(
             (group.desc == "default_pg" && !group.ranks.is_empty()).then_some(&group.ranks)
         });
     if let Some(world) = nameless_world.or_else(|| worlds.find_map(|world| world)) {
-        add_unread_members(shared, records, world, &mut named_by);
+        add_unread_members(shared, records, world, &mut issuers);
     }
     let parts = parts_of_groups(records, &used);
     let mut groups: Vec<Group> = Vec::new();
@@ -88,9 +88,9 @@ pub(crate) fn resolve_groups(
                     members.clone()
                 } else {
                     let world = nameless_world.filter(|_| group.desc == "default_pg");
-                    let named = named_by.get(&local.group);
+                    let issuers = issuers.get(&local.group);
                     world.map_or_else(
-                        || named.into_iter().flatten().copied().collect(),
+                        || issuers.into_iter().flatten().copied().collect(),
                         Arc::clone,
                     )
                 };
@@ -165,10 +165,10 @@ fn parts_of_groups<'a>(
             continue;
         }
         // Both are records of one rank: compare the later with all of the rank's earlier ones.
-        let first = records[..at]
+        let of_another_rank = records[..at]
             .iter()
             .rposition(|one| one.rank != pair[0].rank);
-        for one in first.map_or(0, |before| before + 1)..=at {
+        for one in of_another_rank.map_or(0, |before| before + 1)..=at {
             for (group, mine) in parts(one) {
                 for (_, other) in parts(at + 1).filter(|&(other, _)| other == group) {
                     apart.entry(group).or_default().extend([mine, other]);
@@ -198,7 +198,7 @@ fn add_unread_members(
     shared: &Shared,
     records: &[Record],
     world: &[Rank],
-    named_by: &mut HashMap<u32, BTreeSet<Rank>>,
+    issuers: &mut HashMap<u32, BTreeSet<Rank>>,
 ) {
     let read: BTreeSet<Rank> = records.iter().map(|record| record.rank).collect();
     let unread: Vec<Rank> = world
@@ -210,14 +210,14 @@ fn add_unread_members(
         return;
     }
     let mut by_desc: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
-    for &group in named_by.keys() {
+    for &group in issuers.keys() {
         let desc = shared.groups[group as usize].desc.as_str();
         if desc != "default_pg" {
             by_desc.entry(desc).or_default().push(group);
         }
     }
     for groups in by_desc.into_values() {
-        let size = |group: &u32| named_by[group].len();
+        let size = |group: &u32| issuers[group].len();
         let full = groups.iter().map(size).max().unwrap_or(0);
         let short: Vec<u32> = groups
             .into_iter()
@@ -225,7 +225,7 @@ fn add_unread_members(
             .collect();
         if let [group] = short[..]
             && size(&group) + unread.len() == full
-            && let Some(members) = named_by.get_mut(&group)
+            && let Some(members) = issuers.get_mut(&group)
         {
             members.extend(&unread);
         }

@@ -6,10 +6,10 @@
 //!
 //! There are two ways to find n; both use [`ends`]. [`MessageNumbers`] sees one record at a time and gives a number
 //! only if it is certain, because its caller publishes the number before it reads the record of the other end: an
-//! exported span cannot be withdrawn. It therefore needs every operation from the first one on, and gives no number
-//! after a lost entry or a receive from any source. [`super::p2p`] has the records of both ends and must judge a
-//! waiting rank even if its ring has lost the beginning: it shifts one list against the other until they fit best. The
-//! result may change with the next snapshot, and it is marked if it is not certain.
+//! exported span cannot be withdrawn. It therefore needs every operation from the first one on: it gives no number
+//! after a lost entry, and none to a receive after one from any source. [`super::p2p`] has the records of both ends and
+//! must judge a waiting rank even if its ring has lost the beginning: it shifts one list against the other until they
+//! fit best. The result may change with the next snapshot, and it is marked if it is not certain.
 
 use rcomm_recorder::model::{OpType, Peer, Rank};
 use rcomm_recorder::publish::Dump;
@@ -172,12 +172,12 @@ mod tests {
         (OpType::Recv, Peer::Rank(from))
     }
 
-    fn numbers(rank: Rank, looks: &[Dump]) -> Vec<Option<(Rank, Rank, u64)>> {
+    fn numbers(rank: Rank, dumps: &[Dump]) -> Vec<Option<(Rank, Rank, u64)>> {
         let mut counted = MessageNumbers::default();
-        for dump in looks {
+        for dump in dumps {
             counted.take(rank, dump);
         }
-        let last = looks.last().expect("a look");
+        let last = dumps.last().expect("there is at least one dump");
         let ids = last.entries.iter().map(|entry| entry.record_id);
         let ends = |message: Message| (message.source, message.destination, message.nth);
         ids.map(|id| counted.of(id).map(ends)).collect()
@@ -185,10 +185,10 @@ mod tests {
 
     #[test]
     fn both_ends_give_a_message_the_same_number_whatever_else_they_do() {
-        let ring = (OpType::AllReduce, Peer::None);
+        let collective = (OpType::AllReduce, Peer::None);
         // Rank 4 sends two messages to rank 5 and one to rank 6, interleaved with other operations.
-        let four = record(1, &[send(1), ring, send(2), send(1)]);
-        let five = record(1, &[recv(2), recv(0), ring, recv(0)]);
+        let four = record(1, &[send(1), collective, send(2), send(1)]);
+        let five = record(1, &[recv(2), recv(0), collective, recv(0)]);
         assert_eq!(
             numbers(4, &[four]),
             [Some((4, 5, 0)), None, Some((4, 6, 0)), Some((4, 5, 1))]
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_is_given_after_missing_operations() {
+    fn messages_whose_number_is_not_certain_get_none() {
         let late = record(3, &[send(1)]);
         assert_eq!(numbers(4, std::slice::from_ref(&late)), [None]);
         let first = record(1, &[send(1)]);

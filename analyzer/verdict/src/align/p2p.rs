@@ -45,7 +45,7 @@ pub(crate) enum Counterpart {
     Missing,
 }
 
-/// Source and destination, as members of the group.
+/// Source and destination, as group ranks.
 pub(crate) type Ends = (u32, u32);
 
 /// All messages of all groups.
@@ -138,7 +138,7 @@ impl Messages {
     }
 }
 
-/// The member at the other end; `None` where any may be, or the record does not name it.
+/// The member at the other end; `None` for a receive from any source, or if the record does not name it.
 pub(crate) fn peer_of(op: &Op, member: u32, members: u32) -> Option<u32> {
     message::other_end(op.peer(), member, members as usize)
 }
@@ -237,8 +237,8 @@ fn align_pair(
 /// A pairing is certain if its cost is lower than that of every other by at least this much.
 const CLEAR: u64 = 2;
 
-/// The positions, on either side, of the newest collective that `one` completed and `other` recorded, in any group;
-/// `None` if there is none among the newest 4096 of each group.
+/// The positions, on either side, of the newest collective that needs every member, that `one` completed and that
+/// `other` recorded, in any group; `None` if there is none among the newest 4096 of each group.
 fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32, u32)> {
     let mut newest: Option<(u32, u32)> = None;
     for lane in &aligned.lanes[one] {
@@ -325,9 +325,9 @@ fn misfit(
 /// Whether a half was posted with others in a batch that a marker closes.
 fn is_in_batch(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
     let seq = aligned.op(record, half.position).p2p_seq;
-    let beside = [half.position.checked_sub(1), half.position.checked_add(1)];
+    let neighbors = [half.position.checked_sub(1), half.position.checked_add(1)];
     half.status_op != half.position
-        && beside.into_iter().flatten().any(|at| {
+        && neighbors.into_iter().flatten().any(|at| {
             let op = aligned.records[record].ops.get(at as usize);
             op.is_some_and(|op| op.kind.is_p2p() && op.p2p_seq == seq)
         })

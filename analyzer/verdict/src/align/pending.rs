@@ -9,9 +9,9 @@ use std::collections::HashMap;
 /// Whether the device of a rank has reached an operation that the rank issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Arrival {
-    /// No: it is behind an older unfinished operation of its group, and is not recorded as started.
+    /// No: it follows an older unfinished operation of its group, and is not recorded as started.
     Queued,
-    /// Unknown: it is the first unfinished one of its group, but its start is not recorded, or it is behind an
+    /// Unknown: it is the first unfinished one of its group, but its start is not recorded, or it follows an
     /// unfinished operation of another group, or the ring may have dropped an operation before it.
     Head,
     /// Yes.
@@ -102,7 +102,7 @@ pub(crate) fn pending_of(
         }
         let status_ops = messages.status_ops(record, lane_at);
         let mut at = 0;
-        // A send or receive is over if a later one with the same peer has completed.
+        // A send or receive is over if a later one with the same peer and direction has completed.
         let over = overtaken(aligned, record, &lane.messages, status_ops);
         while at < lane.messages.len() {
             let status_op = status_ops[at];

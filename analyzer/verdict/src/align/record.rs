@@ -358,9 +358,9 @@ impl Shared {
             let namesakes = seen.entry(&info.name).or_default();
             let same = |known: &&mut Namesake<'_>| same_ranks(known.0, &info.ranks);
             let incarnation = match namesakes.iter_mut().find(same) {
-                Some((_, count)) => {
-                    *count += 1;
-                    *count
+                Some((_, newest)) => {
+                    *newest += 1;
+                    *newest
                 }
                 None => {
                     namesakes.push((&info.ranks, 0));
@@ -462,8 +462,8 @@ fn narrow(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// The µs from `created` to `then`, both ns, and 0 if `then` is earlier, at most `NONE - 1`; [`NONE`] if `then` is not
-/// positive, so unknown.
+/// The time from `created` to `then`, which are in ns, in µs: 0 if `then` is earlier, and at most `NONE - 1`. [`NONE`]
+/// if `then` is not positive, which means unknown.
 fn after(created: i64, then: i64) -> u32 {
     if then <= 0 {
         return NONE;

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 const AHEAD: usize = 4;
 /// The most operations that only the plug-in records: a backend issues one itself to connect the ranks of a new
 /// communicator.
-const OWN: usize = 1;
+const PLUGIN_ONLY: usize = 1;
 /// If either record has dropped operations, at least this many must agree; fewer are enough if both records are known
 /// to be of one process and the times agree, too. Where only times show that the process is the same, this many must
 /// agree in any case.
@@ -216,8 +216,9 @@ fn as_collective(kind: OpType) -> Option<Pattern> {
 
 fn collectives(record: &Record, group: usize) -> Vec<(usize, Pattern)> {
     let ops = record.ops.iter().enumerate();
-    let own = ops.filter(|(_, op)| usize::from(op.group) == group && !op.is_p2p);
-    own.filter_map(|(at, op)| Some((at, as_collective(op.kind)?)))
+    let of_group = ops.filter(|(_, op)| usize::from(op.group) == group && !op.is_p2p);
+    of_group
+        .filter_map(|(at, op)| Some((at, as_collective(op.kind)?)))
         .collect()
 }
 
@@ -236,7 +237,7 @@ fn pairs(
         let issued = issued[..issued.len() - ahead].iter().rev();
         let pairs = agree(seen.iter().rev().zip(issued))?;
         let is_enough = match is_whole {
-            true => seen.len() <= pairs.len() + OWN,
+            true => seen.len() <= pairs.len() + PLUGIN_ONLY,
             false => pairs.len() >= ENOUGH || is_one_process && are_near([plugin, program], &pairs),
         };
         is_enough.then_some(())?;
@@ -273,17 +274,18 @@ fn messages(shared: &Shared, plugin: &Record, local: usize, program: &Record) ->
     let is_whole = !plugin.wrapped() && !program.wrapped();
     let named = |local: &LocalGroup| shared.groups[local.group as usize].name == name;
     let group = program.groups.iter().position(named).filter(|_| is_whole)?;
-    let own = plugin.groups[local].place?.rank;
+    let group_rank = plugin.groups[local].place?.rank;
     // Rank 0 of such a communicator sends, rank 1 receives.
-    let (peer, pattern) = match own {
+    let (peer, pattern) = match group_rank {
         0 => (to, Pattern::Send),
         _ => (from, Pattern::Recv),
     };
     let of = |record: &Record, group: usize, peer: Option<u32>| -> Vec<(usize, Pattern)> {
         let ops = record.ops.iter().enumerate();
-        let own = ops.filter(|(_, op)| usize::from(op.group) == group);
+        let of_group = ops.filter(|(_, op)| usize::from(op.group) == group);
         let right = |op: &Op| op.kind.pattern() == pattern && peer.is_none_or(|it| it == op.peer);
-        own.filter(|(_, op)| right(op))
+        of_group
+            .filter(|(_, op)| right(op))
             .map(|(at, _)| (at, pattern))
             .collect()
     };
@@ -357,28 +359,28 @@ fn add_times(op: &mut Op, seen: &Op) {
 
 /// Drops the joined groups with their operations and communicators.
 fn drop_groups(shared: &Shared, record: &mut Record, joined: &HashMap<usize, Vec<Pair>>) {
-    let goes: Vec<bool> = (0..record.groups.len())
+    let is_joined: Vec<bool> = (0..record.groups.len())
         .map(|local| joined.contains_key(&local))
         .collect();
     let mut next = 0;
-    let numbers: Vec<u16> = goes
+    let numbers: Vec<u16> = is_joined
         .iter()
-        .map(|goes| {
+        .map(|is_joined| {
             let number = next;
-            next += u16::from(!goes);
+            next += u16::from(!is_joined);
             number
         })
         .collect();
     record.ops.retain_mut(|op| {
         let group = usize::from(op.group);
         op.group = numbers[group];
-        !goes[group]
+        !is_joined[group]
     });
-    let names: Vec<&str> = (record.groups.iter().zip(&goes))
-        .filter(|(_, goes)| **goes)
+    let names: Vec<&str> = (record.groups.iter().zip(&is_joined))
+        .filter(|(_, is_joined)| **is_joined)
         .map(|(local, _)| shared.groups[local.group as usize].name.as_str())
         .collect();
     (record.communicators).retain(|communicator| !names.contains(&&*communicator.group));
-    let mut goes = goes.into_iter();
-    record.groups.retain(|_| !goes.next().unwrap_or(false));
+    let mut is_joined = is_joined.into_iter();
+    record.groups.retain(|_| !is_joined.next().unwrap_or(false));
 }

@@ -84,7 +84,7 @@ impl Analysis {
         self.policy.world_size = self.policy.world_size.or(Some(world_size));
     }
 
-    /// Adds a problem of an input. With [`Unread::Part`], the input's dump must be added as well, since it counts the
+    /// Adds a problem of an input. With [`Unread::Part`], the input's dump must be added as well: adding it counts the
     /// file.
     pub fn add_problem(&mut self, problem: Problem, unread: Unread) {
         self.files += usize::from(unread == Unread::Whole);

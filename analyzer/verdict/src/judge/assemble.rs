@@ -76,9 +76,9 @@ fn before(
     (a, a_victims): &(FindingDraft, Vec<Rank>),
     (b, b_victims): &(FindingDraft, Vec<Rank>),
 ) -> Ordering {
-    let grave = |draft: &FindingDraft| draft.code.severity();
-    grave(a)
-        .cmp(&grave(b))
+    let severity = |draft: &FindingDraft| draft.code.severity();
+    severity(a)
+        .cmp(&severity(b))
         .then(b.is_root.cmp(&a.is_root))
         .then(b.confidence.total_cmp(&a.confidence))
         .then(b_victims.len().cmp(&a_victims.len()))
@@ -157,8 +157,8 @@ fn finding(
     }
 }
 
-/// The end of a sentence: how many ranks wait because of an error; empty if no more ranks wait than its group has
-/// members.
+/// The end of a sentence: how many ranks wait because of an error. Empty if no more ranks wait than its group has
+/// members, or if the finding is not a root or its code does not call for it.
 fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     use Code::*;
     let tells = matches!(
@@ -311,7 +311,8 @@ fn note_absences(
     note_lost_history(ctx, problems);
 }
 
-/// How long the oldest pending operation had waited, of records that are judged by the times of their files.
+/// How long the oldest pending operation had waited when the files were written; `None` unless the records are judged
+/// by the times of their files.
 fn oldest_at_writing(ctx: &Context<'_>) -> Option<String> {
     let pending = summary::in_flight(ctx).into_iter();
     let oldest = pending.filter_map(|one| one.age_ms).reduce(f64::max)?;
@@ -338,7 +339,7 @@ fn note_verdict(
                      may have run on, or hung since then. {ADVICE}"
                 ),
                 None => format!(
-                    "operations are pending, and nothing in the records shows whether the job hung or ran on. {ADVICE}"
+                "operations are pending, and nothing in the records shows whether the job hung or ran on. {ADVICE}"
                 ),
             },
         ),

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_of_a_short_time_out_is_overdue_and_of_a_long_one_the_usual_time() {
+    fn an_operation_is_overdue_at_half_of_a_short_time_out_and_else_at_the_usual_age() {
         let policy = Policy::default();
         let after = |timeout_ms| policy.overdue_after(timeout_ms).as_millis();
         assert_eq!(

@@ -36,9 +36,9 @@ pub(crate) fn vote(
     let mut next = 0;
     while next < aligned.records.len() {
         // A process may have several recorders, and each may hold one of the two events.
-        let own = aligned.records_of(aligned.records[next].rank);
-        next = own.end;
-        let there = own
+        let of_rank = aligned.records_of(aligned.records[next].rank);
+        next = of_rank.end;
+        let there = of_rank
             .clone()
             .find_map(|record| point_before(aligned, record, first, second));
         let votes = match (point, there) {
@@ -47,8 +47,8 @@ pub(crate) fn vote(
             _ => &mut sure,
         };
         let occurrences = [first, second].map(|event| {
-            let mut own = own.clone();
-            own.find_map(|record| Some((record, when(aligned, messages, record, event)?)))
+            let mut of_rank = of_rank.clone();
+            of_rank.find_map(|record| Some((record, when(aligned, messages, record, event)?)))
         });
         let [Some((one, a)), Some((other, b))] = occurrences else {
             continue;

@@ -390,13 +390,13 @@ fn is_of_this_run(
     clocks: &[Option<clocks::Offset>],
     at: RecordIx,
 ) -> bool {
-    let own = &tallies[at];
+    let tally = &tallies[at];
     let apart_ns = |other: RecordIx| match (clocks[at], clocks[other]) {
-        (Some(own), Some(other)) => own.ns.abs_diff(other.ns),
+        (Some(one), Some(other)) => one.ns.abs_diff(other.ns),
         _ => records[at].newest_ns().abs_diff(records[other].newest_ns()),
     };
-    own.against == 0
-        && own.beyond == 0
+    tally.against == 0
+        && tally.beyond == 0
         && (0..records.len()).any(|other| {
             tallies[other].misplaced == 0 && apart_ns(other) < ONE_RUN_NS.unsigned_abs()
         })

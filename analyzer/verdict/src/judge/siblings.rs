@@ -269,11 +269,11 @@ fn walk(aligned: &Aligned<'_>, own: &Program, theirs: &Program) -> Option<Walk> 
     loop {
         // Equal steps are in both records, so a step is looked up only if the two differ.
         match (mine.split_first(), usual.split_first()) {
-            (Some((one, after)), Some((other, behind))) if one.0 == other.0 => {
-                (agreed_to, mine, usual) = (one.1 + 1, after, behind);
+            (Some((one, after)), Some((other, after_other))) if one.0 == other.0 => {
+                (agreed_to, mine, usual) = (one.1 + 1, after, after_other);
             }
             (Some((one, after)), _) if !is_shared(one) => mine = after,
-            (_, Some((other, behind))) if !is_ours(other) => usual = behind,
+            (_, Some((other, after_other))) if !is_ours(other) => usual = after_other,
             _ => break,
         }
     }

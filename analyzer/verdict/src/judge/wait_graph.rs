@@ -68,6 +68,7 @@ pub(crate) struct WaitGraph {
     pub(crate) missing: Vec<Vec<(Node, Missing)>>,
     /// For each rank: the places where it waits.
     pub(crate) waits_in: Vec<Vec<usize>>,
+    /// The number of ranks.
     pub(crate) ranks: usize,
     by_collective: HashMap<(GroupIx, u32), usize>,
     node_of_rank: HashMap<Rank, Node>,
@@ -114,7 +115,7 @@ impl WaitGraph {
             let mut overdue = vec![true; pending.len()];
             if let Some(now) = snapshot {
                 // If no collective connects a clock to the others, ages are measured by that clock alone.
-                let own = aligned.records[record].latest_ns();
+                let latest = aligned.records[record].latest_ns();
                 let foreign = policy.now_ns.is_none() && !aligned.clock_known[record];
                 // An operation that was pending when the record was taken may have ended since, so its age counts only
                 // up to when the record was taken. The record of a dead process no longer changes, so its operations
@@ -125,7 +126,7 @@ impl WaitGraph {
                 let ended = life.gone(aligned.records[record].rank);
                 let ended = ended.filter(|gone| gone.exit.is_some());
                 let now = match aligned.records[record].identity.dump_time_ns {
-                    _ if foreign => own,
+                    _ if foreign => latest,
                     _ if dead => now,
                     _ if let Some(gone) = ended => now.min(gone.at_ns()),
                     0 => now,
@@ -152,7 +153,7 @@ impl WaitGraph {
                 graph.enter_unstarted(aligned);
             }
         }
-        let left = graph.young_waits_of_dead(aligned, policy, life);
+        let young = graph.young_waits_of_dead(aligned, policy, life);
         for place in 0..graph.places.len() {
             graph.missing[place] = match graph.places[place] {
                 Place::Collective { group, seq } => graph.missing_from(aligned, group, seq),
@@ -173,7 +174,7 @@ impl WaitGraph {
             }
             prefer_known(&mut graph.missing[place]);
         }
-        graph.drop_waits(&left);
+        graph.drop_waits(&young);
         graph
     }
 

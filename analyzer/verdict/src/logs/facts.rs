@@ -183,7 +183,7 @@ pub struct Progress {
 pub struct Issued {
     /// The rank.
     pub rank: Rank,
-    /// The sequence number of the call on this rank.
+    /// The sequence number of the call on this rank, if it is logged.
     pub seq: Option<u64>,
     /// The operation.
     pub op: LoggedOp,

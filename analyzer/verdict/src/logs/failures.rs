@@ -54,7 +54,7 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
         format!(
             "{} was killed by signal {signal}{}{why}",
             subject(seen, end),
-            name(signal)
+            signal_name(signal)
         ),
     );
     found.culprits.extend(seen.fact.rank);
@@ -105,7 +105,8 @@ fn subject(seen: Seen<'_>, end: &Ended) -> String {
     }
 }
 
-fn name(signal: i32) -> &'static str {
+/// The name of a signal in parentheses; empty if it has none here.
+fn signal_name(signal: i32) -> &'static str {
     match signal {
         4 => " (SIGILL)",
         SIGABRT => " (SIGABRT)",

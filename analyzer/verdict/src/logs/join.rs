@@ -175,10 +175,10 @@ fn compare(finding: &mut Finding, found: Conclusion) {
     if found.culprits.is_empty() {
         return;
     }
-    let ours: BTreeSet<u32> = finding.culprit_ranks.iter().copied().collect();
-    let agrees = found.culprits.iter().all(|rank| ours.contains(rank));
-    let end = matches!(finding.code, Code::E101 | Code::E102 | Code::E150);
-    if agrees && found.code == Code::E150 && end {
+    let accused: BTreeSet<u32> = finding.culprit_ranks.iter().copied().collect();
+    let agrees = found.culprits.iter().all(|rank| accused.contains(rank));
+    let is_absence = matches!(finding.code, Code::E101 | Code::E102 | Code::E150);
+    if agrees && found.code == Code::E150 && is_absence {
         // The absence of a rank proves little alone; the log adds that its process was killed.
         finding.sentence += &format!("; log: {}", found.sentence);
         finding.confidence = finding.confidence.max(0.95);

@@ -19,7 +19,7 @@ struct GroupTimeouts<'a, 'b> {
 }
 
 impl GroupTimeouts<'_, '_> {
-    fn here(&self) -> Vec<Rank> {
+    fn ranks_here(&self) -> Vec<Rank> {
         let mut ranks: Vec<Rank> = self.here.iter().map(|wait| wait.rank).collect();
         ranks.sort_unstable();
         ranks.dedup();
@@ -84,7 +84,7 @@ fn group_timeouts<'a, 'b>(digest: &'b Digest<'a>) -> Vec<GroupTimeouts<'a, 'b>> 
             })
         })
         .collect();
-    all.sort_by_key(|front| (std::cmp::Reverse(front.ranks.len()), front.seq));
+    all.sort_by_key(|timeouts| (std::cmp::Reverse(timeouts.ranks.len()), timeouts.seq));
     all
 }
 
@@ -108,11 +108,11 @@ pub(super) fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
     group_timeouts(digest).iter().find_map(differ_at)
 }
 
-fn differ_at(front: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
-    let first = front.here.first()?;
+fn differ_at(timeouts: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
+    let first = timeouts.here.first()?;
     let other_op =
         |wait: &&&TimedOutWait<'_>| wait.what.op.kind.pattern() != first.what.op.kind.pattern();
-    let ops_differ = front.here.iter().any(|wait| other_op(&wait));
+    let ops_differ = timeouts.here.iter().any(|wait| other_op(&wait));
     let lengths = |wait: &TimedOutWait<'_>| {
         let [input, output] = equal_lengths(wait.what.op.kind);
         let [n_in, n_out] = wait.what.elements;
@@ -126,11 +126,11 @@ fn differ_at(front: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
     };
     let code = match ops_differ {
         true => Code::E110,
-        false if front.here.iter().any(unequal) => Code::E112,
+        false if timeouts.here.iter().any(unequal) => Code::E112,
         false => return None,
     };
     let mut sides: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
-    for wait in &front.here {
+    for wait in &timeouts.here {
         let what = match code {
             Code::E110 => wait.what.op.word(),
             _ => match wait.what.elements {
@@ -151,45 +151,45 @@ fn differ_at(front: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
     let sentence = match code {
         Code::E110 => format!(
             "the ranks are in different operations under number #{}{}: {}",
-            front.seq,
-            front
+            timeouts.seq,
+            timeouts
                 .group
                 .map_or(String::new(), |group| format!(" on group {group}")),
             parts.join(", ").replace(" with ", " in ")
         ),
         _ => format!(
             "the sizes of {} differ: {}",
-            front.place(),
+            timeouts.place(),
             parts.join(", ")
         ),
     };
     // Without a group, the number may belong to operations of several groups.
-    let confidence = if front.group.is_some() { 0.85 } else { 0.55 };
+    let confidence = if timeouts.group.is_some() { 0.85 } else { 0.55 };
     let mut found = Conclusion::new(code, Verdict::Mismatch, confidence, sentence);
     found.blame_minority(sides.into_values().collect());
-    found.victims = front.here();
+    found.victims = timeouts.ranks_here();
     found.victims.retain(|rank| !found.culprits.contains(rank));
-    front.fill(&mut found);
+    timeouts.fill(&mut found);
     found.next = COMPARE_CALLS.to_owned();
     Some(found)
 }
 
 /// Ranks log that they had not enqueued the operation of the same group that the others wait in.
 pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
-    group_timeouts(digest).iter().find_map(|front| {
-        let group = front.group?;
+    group_timeouts(digest).iter().find_map(|timeouts| {
+        let group = timeouts.group?;
         let late: Vec<(Rank, Option<u64>, _)> = digest
             .positions
             .iter()
             .filter(|((name, rank), (progress, _))| {
                 *name == group
-                    && !front.ranks.contains(rank)
-                    && progress.enqueued.is_none_or(|newest| newest < front.seq)
+                    && !timeouts.ranks.contains(rank)
+                    && progress.enqueued.is_none_or(|newest| newest < timeouts.seq)
             })
             .map(|((_, rank), (progress, seen))| (*rank, progress.enqueued, *seen))
             .collect();
         let ranks: Vec<Rank> = late.iter().map(|(rank, ..)| *rank).collect();
-        if ranks.is_empty() || ranks.len() >= front.ranks.len() {
+        if ranks.is_empty() || ranks.len() >= timeouts.ranks.len() {
             return None;
         }
         let who = format_ranks(&ranks);
@@ -208,13 +208,13 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
             0.85,
             format!(
                 "{who} never issued {}, in which {} timed out{newest}",
-                front.place(),
-                format_ranks(&front.here()),
+                timeouts.place(),
+                format_ranks(&timeouts.ranks_here()),
             ),
         );
-        found.victims = front.here();
+        found.victims = timeouts.ranks_here();
         found.culprits = ranks;
-        front.fill(&mut found);
+        timeouts.fill(&mut found);
         found.lines.splice(
             0..0,
             late.iter().map(|(_, newest, seen)| {
@@ -231,15 +231,15 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
 
 /// Nearly all ranks of the job report a time-out, and a few do not.
 pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
-    let front = group_timeouts(digest)
+    let timeouts = group_timeouts(digest)
         .into_iter()
-        .find(|front| is_world(front.group))?;
+        .find(|timeouts| is_world(timeouts.group))?;
     // Without a stated world size, only gaps below the highest rank named are known to be ranks.
     let size = digest
         .world_size
         .or_else(|| digest.named.last().map(|last| last + 1))?;
     let missing: Vec<Rank> = (0..size).filter(|&rank| !digest.timed_out(rank)).collect();
-    if missing.is_empty() || missing.len() * 2 >= front.ranks.len() {
+    if missing.is_empty() || missing.len() * 2 >= timeouts.ranks.len() {
         return None;
     }
     let mute: Vec<Rank> = missing
@@ -261,27 +261,27 @@ pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
         format!(
             "{} timed out in {}, and {who} {what}: either {who} {verb} not issued it, or those lines are \
              missing from the log",
-            format_ranks(&front.ranks),
-            front.place(),
+            format_ranks(&timeouts.ranks),
+            timeouts.place(),
         ),
     );
-    if digest.world_size.is_none() || front.group.is_none() {
+    if digest.world_size.is_none() || timeouts.group.is_none() {
         found.confidence *= 0.8;
     }
-    found.victims = front.here();
+    found.victims = timeouts.ranks_here();
     found.culprits = missing;
-    front.fill(&mut found);
+    timeouts.fill(&mut found);
     found.next = format!("read the log of {who} itself, and its exit code; {COLLECT}");
     Some(found)
 }
 
 /// Every rank of the job timed out in the same operation.
 pub(super) fn all_inside(digest: &Digest<'_>) -> Option<Conclusion> {
-    let front = group_timeouts(digest)
+    let timeouts = group_timeouts(digest)
         .into_iter()
-        .find(|front| is_world(front.group))?;
+        .find(|timeouts| is_world(timeouts.group))?;
     let size = digest.world_size? as usize;
-    let here = front.here();
+    let here = timeouts.ranks_here();
     if here.len() != size || size < 2 || digest.waits.len() > size {
         return None;
     }
@@ -292,11 +292,11 @@ pub(super) fn all_inside(digest: &Digest<'_>) -> Option<Conclusion> {
         format!(
             "all {size} ranks timed out in {}: every rank had issued it, with the same operation and sizes \
              as far as they are logged, and none finished",
-            front.place()
+            timeouts.place()
         ),
     );
     found.victims = here;
-    front.fill(&mut found);
+    timeouts.fill(&mut found);
     found
         .ruled_out
         .push("not_joined: every rank reports the time-out of this operation".to_owned());
@@ -329,7 +329,7 @@ pub(super) fn undecided(digest: &Digest<'_>) -> Option<Conclusion> {
     let left = parts.len().saturating_sub(2);
     let mut texts: Vec<String> = parts.into_iter().take(2).map(|(_, text)| text).collect();
     if left > 0 {
-        texts.push(format!("and {left} more time-outs"));
+        texts.push(format!("and time-outs in {left} more operations"));
     }
     if texts.is_empty() {
         texts.push("ranks that the log does not name timed out".to_owned());

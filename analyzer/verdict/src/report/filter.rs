@@ -368,7 +368,9 @@ mod tests {
     }
 
     fn passes(filter: &str, subject: &Subject<'_>) -> bool {
-        Filter::parse(filter).expect("readable").matches(subject)
+        Filter::parse(filter)
+            .expect("the filter can be read")
+            .matches(subject)
     }
 
     #[test]
@@ -436,7 +438,7 @@ mod tests {
 
     #[test]
     fn quotes_keep_spaces_together() {
-        let filter = Filter::parse("\"two words\"").expect("readable");
+        let filter = Filter::parse("\"two words\"").expect("the filter can be read");
         let subject = Subject {
             text: "these two words",
             ..Subject::default()
@@ -446,9 +448,14 @@ mod tests {
 
     #[test]
     fn blanks_after_an_open_quote_belong_to_the_term() {
-        let filter = Filter::parse(" two \"words ").expect("readable");
+        let filter = Filter::parse(" two \"words ").expect("the filter can be read");
         assert_eq!(filter.text(), "two \"words ");
-        assert_eq!(Filter::parse(" two ").expect("readable").text(), "two");
+        assert_eq!(
+            Filter::parse(" two ")
+                .expect("the filter can be read")
+                .text(),
+            "two"
+        );
     }
 
     proptest! {

@@ -68,7 +68,7 @@ codes! {
     E121 p2p_size_mismatch Error "both halves of a message posted, sizes or element types differ";
     E130 cross_group_deadlock Error "ranks wait on each other across groups: a wait cycle";
     E135 all_arrived_stuck Error "every member is inside, none finished: fabric, device or library";
-    E140 watchdog_stalled Error "the observer inside the process stopped making progress";
+    E140 watchdog_stalled Error "the watchdog inside the process stopped making progress";
     E150 rank_failed Error "the rank recorded an error, was killed, or its process is gone";
     E151 rank_frozen Error "a rank that others wait for is stopped (signal, debugger) or gets no processor";
     E152 unreachable Error "a rank or host is cut off from another: the network between them gives no sign of life, or gave up";
@@ -80,7 +80,7 @@ codes! {
     W240 tiny_collectives Warning "many operations too small to be worth their latency";
     W250 timeout_too_close Warning "the slowest successful operations come near the time-out";
     W260 clock_uncertain Warning "the hosts' clocks disagree more than the question allows";
-    W270 call_site_order Warning "ranks reach the same numbers of a group from other places of the source, crossed";
+    W270 call_site_order Warning "ranks issue two numbers of a group from the same two places of the source, crossed";
     W280 group_order Warning "some ranks use two groups in the inverted order, and the job still runs";
     W290 unbatched_sends Warning "opposite sends that only buffering keeps from a deadlock";
     N300 stale_dump Note "a file from another run, another shape or an older time was left aside";

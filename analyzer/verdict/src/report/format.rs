@@ -58,7 +58,7 @@ pub fn rank_set(ranks: &[Rank], max_spans: usize) -> String {
 fn spans<N: Copy + Display + Into<u64>>(numbers: &[N], to: &str, most: usize) -> String {
     let mut text = String::new();
     let mut left = numbers.len();
-    for (at, run) in neighbours(numbers).enumerate() {
+    for (at, run) in consecutive_runs(numbers).enumerate() {
         if at == most {
             let _ = write!(text, ",+{left}");
             break;
@@ -76,13 +76,13 @@ fn spans<N: Copy + Display + Into<u64>>(numbers: &[N], to: &str, most: usize) ->
 }
 
 /// Splits ascending numbers into runs of consecutive ones.
-fn neighbours<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
+fn consecutive_runs<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
     numbers.chunk_by(|&a, &b| a.into().checked_add(1) == Some(b.into()))
 }
 
 /// Splits ascending numbers into runs of consecutive ones; a run of only two becomes two runs of one.
 pub(crate) fn runs<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
-    neighbours(numbers).flat_map(|run| run.chunks(if run.len() == 2 { 1 } else { run.len() }))
+    consecutive_runs(numbers).flat_map(|run| run.chunks(if run.len() == 2 { 1 } else { run.len() }))
 }
 
 /// A run as text: `7`, `0-3`.

@@ -234,7 +234,7 @@ impl<'a> Line<'a> {
             return Cell::NoRecord;
         }
         match self.entries.get(&seq) {
-            Some((_, own)) if *own != op => Cell::Mismatch,
+            Some((_, issued)) if *issued != op => Cell::Mismatch,
             Some((entry, _)) => match entry.state {
                 EntryState::Scheduled => Cell::Queued,
                 EntryState::Started => Cell::Started,

@@ -176,8 +176,8 @@ impl Context<'_> {
             frame.is_some_and(|frame| !is_library(&frame.filename))
         };
         // If all frames are of the library, the whole stack is returned.
-        let own = frames.clone().position(is_own).unwrap_or(0);
-        frames.skip(own)
+        let first_own = frames.clone().position(is_own).unwrap_or(0);
+        frames.skip(first_own)
     }
 
     /// The call site in the source: the first of [`Context::own_frames`]. `None` if no stack was recorded.

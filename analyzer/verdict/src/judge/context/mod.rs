@@ -30,6 +30,7 @@ pub(crate) struct Context<'a> {
     pub(crate) aligned: &'a Aligned<'a>,
     pub(crate) messages: &'a Messages,
     pub(crate) graph: &'a WaitGraph,
+    /// For each node of the graph: the nodes that wait for it.
     pub(crate) reversed: Vec<Vec<Node>>,
     pub(crate) wait_roots: Vec<WaitRoot>,
     pub(crate) disagreements: Vec<Disagreement>,

@@ -208,9 +208,9 @@ impl Tally {
         let least = late.iter().map(|one| self.price(one.unit));
         let least = least.fold(f64::MAX, f64::min);
         let others = self.price_ms.iter().filter(|(unit, _)| !is_late(unit));
-        let first_other = others.map(|(_, &ms)| ms).fold(0.0, f64::max);
+        let most_of_others = others.map(|(_, &ms)| ms).fold(0.0, f64::max);
         let few = late.len() <= (among / 4).max(1);
-        let stand_out = least >= first_other * STANDS_OUT;
+        let stand_out = least >= most_of_others * STANDS_OUT;
         let bear_it = of_the_late as f64 >= most * self.stretches as f64;
         if few && stand_out && bear_it {
             late
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rank_is_late_if_another_costs_as_much() {
+    fn no_rank_is_late_if_another_costs_nearly_as_much() {
         let two = losses(40, |at| (usize::from(at % 5 == 0 || at % 2 == 0), 20.0));
         assert!(late(&two, 4).is_empty(), "two of four");
     }

@@ -243,7 +243,7 @@ impl Lateness {
                 carried(aligned, borne_ms, last, second)
             };
             lost = (gap - excused.max(carried)).min(gap - error);
-            lost = lost.min(rows.own_ms(row, last, second) - error);
+            lost = lost.min(rows.bound_ms(row, last, second) - error);
         }
         let loss = Loss {
             at_ns,
@@ -316,8 +316,8 @@ impl Lateness {
             return None;
         }
         let error = rows.error_ms(row, one, other);
-        let own = rows.own_ms(row, one, other).min(gap) - error;
-        Some((last.host, own.min(gap - excused)))
+        let bound = rows.bound_ms(row, one, other).min(gap) - error;
+        Some((last.host, bound.min(gap - excused)))
     }
 
     fn judge(&mut self, aligned: &Aligned<'_>, mut gathered: Gathered, policy: &Policy) {
@@ -435,13 +435,13 @@ fn carried(aligned: &Aligned<'_>, borne_ms: &[Vec<f32>], last: &Arrived, second:
 fn latest(row: &InstanceArrivals) -> [Option<&Arrived>; 3] {
     let mut by_wait: [Option<&Arrived>; 3] = [None; 3];
     for one in &row.members {
-        let mut carried = Some(one);
+        let mut displaced = Some(one);
         for place in &mut by_wait {
-            match (*place, carried) {
+            match (*place, displaced) {
                 (Some(held), Some(new)) if new.wait_ms >= held.wait_ms => {}
-                _ => carried = std::mem::replace(place, carried),
+                _ => displaced = std::mem::replace(place, displaced),
             }
-            if carried.is_none() {
+            if displaced.is_none() {
                 break;
             }
         }

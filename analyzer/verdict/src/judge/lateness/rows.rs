@@ -152,11 +152,11 @@ impl<'a> ArrivalReader<'a> {
         &all[at(one.since)..at(one.position)]
     }
 
-    /// An upper bound, ms, of the delay of `one` against `other` that is its own. If neither passed messages, or both
-    /// passed the same ones and durations are recorded, there is no bound (`f32::MAX`). If both passed the same
+    /// An upper bound, ms, of the delay of `one` against `other` that `one` itself caused. If neither passed messages,
+    /// or both passed the same ones and durations are recorded, there is no bound (`f32::MAX`). If both passed the same
     /// messages without durations, it is by how much later `one` issued the first of them. If the messages differ,
     /// arrivals do not compare (0).
-    pub(super) fn own_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
+    pub(super) fn bound_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
         if self.compare(one, other) {
             return f32::MAX;
         }
@@ -335,24 +335,24 @@ fn grain_ms(ops: &[Op]) -> f32 {
     let mut ends: Vec<i64> = newest.collect();
     ends.sort_unstable();
     let mut steps = Vec::new();
-    let (mut shared, mut looks, mut last, mut here) = (0usize, 1usize, None, 1usize);
+    let (mut shared, mut moments, mut last, mut at_moment) = (0usize, 1usize, None, 1usize);
     for end in ends {
         if let Some(last) = last {
             let step_us = (end - last) / 1000;
             if step_us <= ONE_ROUND_US {
-                here += 1;
+                at_moment += 1;
             } else {
                 steps.push(step_us);
-                shared += usize::from(here > 1);
-                looks += 1;
-                here = 1;
+                shared += usize::from(at_moment > 1);
+                moments += 1;
+                at_moment = 1;
             }
         }
         last = Some(end);
     }
     // Rounds show if a quarter of the moments are shared. The lower quartile of the steps leaves out rounds that
     // noticed nothing.
-    if shared * 4 < looks || steps.is_empty() {
+    if shared * 4 < moments || steps.is_empty() {
         return 0.0;
     }
     let nth = steps.len() / 4;

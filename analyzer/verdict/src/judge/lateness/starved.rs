@@ -38,9 +38,9 @@ pub(super) fn starved(
     let rank = aligned.records[first].rank;
     let (record, wait) = wait_of(aligned, rank)?;
     let since_ns = wait.since_ns.saturating_sub(aligned.offsets_ns[record]);
-    let own = losses.iter().map(|(loss, _)| loss);
-    let own = own.filter(|loss| loss.unit == first && loss.at_ns >= since_ns);
-    let cost_ms: f64 = own.map(|loss| f64::from(loss.ms)).sum();
+    let of_rank = losses.iter().map(|(loss, _)| loss);
+    let of_rank = of_rank.filter(|loss| loss.unit == first && loss.at_ns >= since_ns);
+    let cost_ms: f64 = of_rank.map(|loss| f64::from(loss.ms)).sum();
     let waited_ms = wait.waited_ns as f64 / 1e6;
     let explains = cost_ms > 0.0 && waited_ms >= cost_ms * EXPLAINS;
     (explains && !waits_less(aligned, rank)).then_some(Starved {
@@ -70,7 +70,7 @@ fn waits_less(aligned: &Aligned<'_>, rank: Rank) -> bool {
         .records_of(rank)
         .map(|record| aligned.records[record].identity.host.as_str())
         .find(|host| !host.is_empty());
-    let Some((own, host)) = share(rank).zip(host) else {
+    let Some((waited, host)) = share(rank).zip(host) else {
         return false;
     };
     let others = ranks_of_host(aligned, host).into_iter();
@@ -78,5 +78,5 @@ fn waits_less(aligned: &Aligned<'_>, rank: Rank) -> bool {
         .filter(|other| *other != rank)
         .filter_map(share)
         .reduce(f64::min);
-    least.is_some_and(|least| own <= least * WAITS_LESS)
+    least.is_some_and(|least| waited <= least * WAITS_LESS)
 }

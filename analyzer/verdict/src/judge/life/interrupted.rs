@@ -8,7 +8,8 @@ use crate::judge::wait_graph::{Node, Place, WaitGraph};
 use std::time::Duration;
 
 impl WaitGraph {
-    /// The places that a process had reached only shortly before it ended as the first, each with the node of its rank.
+    /// The waits of processes that ended first, at places that they had reached only shortly before: each is the node
+    /// of the rank, and the place.
     ///
     /// A rank that had not arrived there was not late: the end of the process is the cause of the waits. A process that
     /// had waited for a long time before it ended keeps its wait.
@@ -18,7 +19,7 @@ impl WaitGraph {
         policy: &Policy,
         life: &Life,
     ) -> Vec<(Node, usize)> {
-        let mut left = Vec::new();
+        let mut young = Vec::new();
         for (node, places) in self.waits_in.iter().enumerate() {
             let rank = aligned.expected[node];
             let gone = life.gone(rank).filter(|_| life.went_first(rank));
@@ -39,19 +40,18 @@ impl WaitGraph {
                     })
                 })
             };
-            left.extend(
+            young.extend(
                 places
                     .iter()
                     .filter(|&&place| is_young(place))
                     .map(|&place| (node, place)),
             );
         }
-        left
+        young
     }
-
     /// Removes these waits from the graph, unless all ranks have arrived at the place.
-    pub(crate) fn drop_waits(&mut self, left: &[(Node, usize)]) {
-        for &(node, place) in left {
+    pub(crate) fn drop_waits(&mut self, waits: &[(Node, usize)]) {
+        for &(node, place) in waits {
             if !self.missing[place].is_empty() {
                 self.waits_in[node].retain(|&it| it != place);
             }
@@ -61,8 +61,8 @@ impl WaitGraph {
     /// Whether `one`, the unfinished operation number `at` of a record, is the operation of the place.
     fn is_at(&self, place: usize, record: RecordIx, at: usize, one: &Pending) -> bool {
         match (&self.places[place], &one.what) {
-            (Place::Collective { group, seq }, PendingKind::Collective { seq: own }) => {
-                one.group == *group && own == seq
+            (Place::Collective { group, seq }, PendingKind::Collective { seq: pending }) => {
+                one.group == *group && pending == seq
             }
             (
                 Place::Batch {

@@ -121,10 +121,10 @@ impl Life {
         // While others live, each end may be a cause if no order of them is known, unless the whole job is being
         // terminated.
         let is_cause = |one: &&Gone| {
-            let own = !one.in_order && !one.was_signalled && one.at_ns < asked_ns;
+            let by_itself = !one.in_order && !one.was_signalled && one.at_ns < asked_ns;
             // A stopped process that is killed with all others gave its last sign of life long before.
             let is_dated = !is_being_noted || one.exit.is_some();
-            own && is_dated && one.at_ns <= settled_ns
+            by_itself && is_dated && one.at_ns <= settled_ns
         };
         let causes: BTreeSet<Rank> = gone.iter().filter(is_cause).map(|it| it.rank).collect();
         let mut first = match (&end, order) {
@@ -226,13 +226,13 @@ const fn ends(signal: i32) -> bool {
 
 /// The process of a rank, if it is gone.
 fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Option<Gone> {
-    let own = |record: RecordIx, ns: i64| ns.saturating_sub(aligned.offsets_ns[record]);
+    let to_common = |record: RecordIx, ns: i64| ns.saturating_sub(aligned.offsets_ns[record]);
     if let Some(&(end, was_signalled)) = exit {
         let record = aligned.record_of(rank);
         return Some(Gone {
             rank,
             in_order: end.is_success(),
-            at_ns: record.map_or(end.time_ns, |record| own(record, end.time_ns)),
+            at_ns: record.map_or(end.time_ns, |record| to_common(record, end.time_ns)),
             exit: Some(end),
             was_signalled,
         });
@@ -243,7 +243,7 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
         if !whole.died() && !whole.closed() {
             return None;
         }
-        let at_ns = own(record, whole.latest_ns().max(whole.closed_ns));
+        let at_ns = to_common(record, whole.latest_ns().max(whole.closed_ns));
         let gone = found.get_or_insert(Gone {
             rank,
             in_order: false,
@@ -317,8 +317,8 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
 fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
     let killed = |one: &&&Gone| one.exit.is_some_and(|end| end.out_of_memory == Some(true));
     let killed: Vec<&Gone> = failed.iter().filter(killed).copied().collect();
-    let own = killed.iter().find(|one| first.contains(&one.rank));
-    if let Some(at_ns) = own.map(|one| one.at_ns) {
+    let known = killed.iter().find(|one| first.contains(&one.rank));
+    if let Some(at_ns) = known.map(|one| one.at_ns) {
         let near = |one: &&&Gone| one.at_ns.abs_diff(at_ns) <= TOGETHER_NS.unsigned_abs();
         first.extend(killed.iter().filter(near).map(|one| one.rank));
         first.sort_unstable();
@@ -355,15 +355,18 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         return None;
     }
     if !by_launcher.is_empty() {
-        let own: Vec<&Gone> = by_launcher
+        let unharmed: Vec<&Gone> = by_launcher
             .iter()
             .copied()
             .filter(|one| !suffers(one.rank))
             .collect();
-        let of = if own.is_empty() { by_launcher } else { own };
-        let earliest = of[0].at_ns;
+        let possible = match unharmed.is_empty() {
+            true => by_launcher,
+            false => unharmed,
+        };
+        let earliest = possible[0].at_ns;
         let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
-        let mut first = ranks_of(&of.into_iter().filter(near).collect::<Vec<_>>());
+        let mut first = ranks_of(&possible.into_iter().filter(near).collect::<Vec<_>>());
         let lost = lost_first(aligned);
         if first.iter().any(|rank| lost.contains(rank)) {
             first.retain(|rank| lost.contains(rank));
@@ -372,13 +375,13 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         return Some(first);
     }
     if aligned.expected.iter().any(|&rank| suffers(rank)) {
-        let own: Vec<&Gone> = failed
+        let unharmed: Vec<&Gone> = failed
             .iter()
             .copied()
             .filter(|one| !suffers(one.rank))
             .collect();
-        if !own.is_empty() && own.len() < all {
-            return Some(ranks_of(&own));
+        if !unharmed.is_empty() && unharmed.len() < all {
+            return Some(ranks_of(&unharmed));
         }
     }
     let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
@@ -413,8 +416,8 @@ fn names_another(record: &Record) -> bool {
 fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
     let records = aligned.records.iter().zip(&aligned.offsets_ns);
     let failures = records.flat_map(|(record, offset)| {
-        let own = record.failures.iter();
-        own.map(move |failure| (failure.time_ns.saturating_sub(*offset), failure))
+        let of_record = record.failures.iter();
+        of_record.map(move |failure| (failure.time_ns.saturating_sub(*offset), failure))
     });
     let lost = failures.filter(|(_, failure)| failure.kind == FailureKind::PeerGone);
     let first = lost.min_by_key(|(at_ns, _)| *at_ns);

@@ -243,10 +243,10 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
         format!("{} {verb} {}", format_ranks(voters), format_ranks(ranks))
     };
     let shown: Vec<String> = stated.iter().take(3).map(say).collect();
-    let members = format!("as members of group {label}");
+    let as_members = format!("as members of group {label}");
     let mut sentence = match shown.split_first() {
-        Some((first, rest)) => format!("{first} {members}; {}", rest.join("; ")),
-        None => format!("ranks state different ranks {members}"),
+        Some((first, rest)) => format!("{first} {as_members}; {}", rest.join("; ")),
+        None => format!("ranks state different ranks {as_members}"),
     };
     match culprits {
         Some(culprits) => {

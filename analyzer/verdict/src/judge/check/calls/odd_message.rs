@@ -29,7 +29,7 @@ impl Check for OddMessage {
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let accused = |rank: &Rank| so_far.iter().any(|draft| draft.culprits.contains(rank));
-        let mut first: BTreeMap<RecordIx, (Odd, MessageEnd)> = BTreeMap::new();
+        let mut earliest: BTreeMap<RecordIx, (Odd, MessageEnd)> = BTreeMap::new();
         let ends = suspicious_ends(ctx);
         let open: BTreeSet<RecordIx> = ends
             .iter()
@@ -57,12 +57,12 @@ impl Check for OddMessage {
             if odd.siblings.len() < 2 && (end.met || open.contains(&odd.shown_by.0)) {
                 continue;
             }
-            let known = first.entry(end.record).or_insert((odd.clone(), end));
+            let known = earliest.entry(end.record).or_insert((odd.clone(), end));
             if odd.position < known.0.position {
                 *known = (odd, end);
             }
         }
-        first
+        earliest
             .into_values()
             .filter_map(|(odd, end)| draft(ctx, &odd, end))
             .collect()
@@ -72,7 +72,7 @@ impl Check for OddMessage {
 /// One end of a message that does not complete, as a rank and its peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct MessageEnd {
-    /// Whether both halves are posted and have the same size.
+    /// Whether both halves are posted, certainly belong together, and have the same size.
     met: bool,
     /// Whether both halves are posted, and their pairing is certain.
     paired: bool,

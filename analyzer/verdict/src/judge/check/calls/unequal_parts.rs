@@ -226,28 +226,28 @@ fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
     if calls().any(|one| one.input_sizes.is_empty() || one.output_sizes.is_empty()) {
         return None;
     }
-    let own: Vec<(u64, u64)> = calls()
+    let sizes: Vec<(u64, u64)> = calls()
         .map(|one| (one.input_elements(), one.output_elements()))
         .collect();
-    let total = |side: fn(&(u64, u64)) -> u64| own.iter().map(side).fold(0, u64::saturating_add);
+    let total = |side: fn(&(u64, u64)) -> u64| sizes.iter().map(side).fold(0, u64::saturating_add);
     let (sent, taken) = (total(|one| one.0), total(|one| one.1));
     if sent == taken {
         return None;
     }
     // If most members issued the same sizes, the others are wrong.
-    let usual = own
+    let usual = sizes
         .iter()
         .copied()
-        .max_by_key(|one| own.iter().filter(|other| *other == one).count())?;
-    let odd: Vec<usize> = (0..own.len()).filter(|&at| own[at] != usual).collect();
-    let decided = odd.len() * 2 < own.len();
+        .max_by_key(|one| sizes.iter().filter(|other| *other == one).count())?;
+    let odd: Vec<usize> = (0..sizes.len()).filter(|&at| sizes[at] != usual).collect();
+    let decided = odd.len() * 2 < sizes.len();
     Some(Found {
         code: Code::E112,
         confidence: if decided { 0.85 } else { 0.5 },
         proof: odd
             .iter()
             .copied()
-            .chain((0..own.len()).filter(|at| !odd.contains(at)))
+            .chain((0..sizes.len()).filter(|at| !odd.contains(at)))
             .take(2)
             .collect(),
         culprits: if decided { odd } else { Vec::new() },
@@ -321,8 +321,8 @@ fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
     }
 }
 
-/// The root of the group's newest earlier operation of the same kind on whose root all members agree; the last 8 are
-/// looked at.
+/// The root of the group's newest earlier operation of the same kind on whose root all members agree. `None` if the
+/// newest 8 show none.
 fn past_root(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<usize> {
     let op = row.op()?;
     let &(record, ..) = row.calls.iter().flatten().next()?;

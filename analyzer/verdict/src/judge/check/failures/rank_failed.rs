@@ -308,8 +308,8 @@ pub(crate) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure>
 }
 
 fn ended_ns(ctx: &Context<'_>, record: usize, op: &Op) -> i64 {
-    let own = op.completed_ns().unwrap_or(op.created_ns);
-    own.saturating_sub(ctx.aligned.offsets_ns[record])
+    let by_host = op.completed_ns().unwrap_or(op.created_ns);
+    by_host.saturating_sub(ctx.aligned.offsets_ns[record])
 }
 
 fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usize) -> FindingDraft {

@@ -1,9 +1,9 @@
 //! E151: a rank that others wait for is stopped, or gets no processor.
 //!
 //! A stopped process issues nothing, and in an operation it holds up all members. If the system reports that a process
-//! on the same host is stopped, that is proof once its watchdog has stopped too: a tracer stops a process for moments
-//! only. If the process cannot be seen, a watchdog that stopped long ago on one rank while its peers' go on is
-//! evidence.
+//! on the same host is stopped, that is proof once its watchdog has stopped too, or if its rounds are unknown: a tracer
+//! stops a process for moments only. If the process cannot be seen, a watchdog that stopped long ago on one rank while
+//! its peers' go on is evidence.
 
 use crate::align::record::Stop;
 use crate::judge::check::Check;
@@ -16,11 +16,12 @@ use crate::report::format::{count_ranks, format_ranks, format_time, time_of_day}
 
 pub(crate) struct RankFrozen;
 
-/// The watchdog of a stopped process makes no round for at least this long; ten would be due.
+/// The watchdog of a stopped process has made no round for at least this long, ns. In this time a running one makes
+/// ten.
 const STOPPED_NS: i64 = 1_000_000_000;
 /// The most processes that a next step lists.
 const MOST_PIDS: usize = 8;
-/// A busy host does not delay the watchdog's rounds for this long.
+/// A busy host does not delay the watchdog's rounds for this long, ns.
 const SILENT_NS: i64 = 5_000_000_000;
 
 /// Why a rank makes no progress.

@@ -99,11 +99,11 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
         .collect();
     let rank_of = |one: &Recorded<'_>| ctx.aligned.records[one.record].rank;
     let suffered: BTreeSet<Rank> = failures.iter().map(rank_of).collect();
-    let first: Vec<Rank> = named.difference(&suffered).copied().collect();
+    let lost_none: Vec<Rank> = named.difference(&suffered).copied().collect();
     // If each of them lost another, the first report is closest to the cause.
-    let culprits = match first.is_empty() {
+    let culprits = match lost_none.is_empty() {
         true => failures.first()?.failure.ranks.clone(),
-        false => first,
+        false => lost_none,
     };
     let about = |one: &&Recorded<'_>| one.failure.ranks.iter().any(|rank| culprits.contains(rank));
     let witnesses: BTreeSet<Rank> = failures.iter().filter(about).map(rank_of).collect();
@@ -148,7 +148,7 @@ fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
 }
 
 /// The operation that a rank was waiting in when another gave up.
-struct OwnWait<'a> {
+struct Wait<'a> {
     record: usize,
     group: usize,
     op: &'a Op,
@@ -156,7 +156,7 @@ struct OwnWait<'a> {
 
 /// The wait of a rank that a time-out names: its oldest operation, other than the one that timed out, that it had
 /// issued and not completed when the time-out was recorded. `None` if there is none.
-fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<OwnWait<'a>> {
+fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<Wait<'a>> {
     let record = ctx.aligned.record_of(rank)?;
     let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
     let is_pending = |op: &Op| {
@@ -168,14 +168,14 @@ fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opt
     let waits = ctx.aligned.records[record].ops.iter().filter_map(|op| {
         let group = lanes.get(usize::from(op.group))?.group;
         let other = timed_out != Some((group, op.seq, op.is_p2p));
-        (other && is_pending(op)).then_some(OwnWait { record, group, op })
+        (other && is_pending(op)).then_some(Wait { record, group, op })
     });
     waits.min_by_key(|wait| ctx.aligned.created_ns(wait.record, wait.op))
 }
 
 /// The members whose records show that they had not issued the collective of a wait by `at_ns`, common time; empty for
 /// a message.
-fn absent(ctx: &Context<'_>, wait: &OwnWait<'_>, at_ns: i64) -> Vec<Rank> {
+fn absent(ctx: &Context<'_>, wait: &Wait<'_>, at_ns: i64) -> Vec<Rank> {
     if wait.op.is_p2p {
         return Vec::new();
     }
@@ -206,7 +206,7 @@ fn absent(ctx: &Context<'_>, wait: &OwnWait<'_>, at_ns: i64) -> Vec<Rank> {
 fn first_cause<'f, 'a>(
     ctx: &'f Context<'_>,
     failures: &[Recorded<'a>],
-) -> Option<(Recorded<'a>, Option<OwnWait<'f>>, Vec<Rank>)> {
+) -> Option<(Recorded<'a>, Option<Wait<'f>>, Vec<Rank>)> {
     let named = |one: &&Recorded<'_>| !one.failure.ranks.is_empty();
     let mut witness = *failures.iter().find(named)?;
     let mut culprits = witness.failure.ranks.clone();
@@ -215,16 +215,17 @@ fn first_cause<'f, 'a>(
     loop {
         let mut next = None;
         for &rank in &culprits {
-            let Some(wait) = own_wait(ctx, rank, &witness) else {
+            let Some(wait) = wait_of(ctx, rank, &witness) else {
                 continue;
             };
-            let own = failures.iter().filter(named);
-            let own = own
+            let its_timeout = failures
+                .iter()
+                .filter(named)
                 .filter(|one| ctx.aligned.records[one.record].rank == rank)
                 .find(|one| !one.failure.ranks.contains(&rank));
             let absent = absent(ctx, &wait, witness.at_ns);
-            next = match own {
-                Some(own) => Some((*own, None, own.failure.ranks.clone())),
+            next = match its_timeout {
+                Some(timeout) => Some((*timeout, None, timeout.failure.ranks.clone())),
                 None if !absent.is_empty() && !absent.contains(&rank) => {
                     Some((witness, Some(wait), absent))
                 }
@@ -304,7 +305,7 @@ fn not_arrived(
 fn absent_elsewhere(
     ctx: &Context<'_>,
     witness: &Recorded<'_>,
-    wait: &OwnWait<'_>,
+    wait: &Wait<'_>,
     culprits: Vec<Rank>,
 ) -> FindingDraft {
     let sentence = format!(
@@ -362,12 +363,12 @@ fn came_after(ctx: &Context<'_>, witness: &Recorded<'_>, culprits: &[Rank]) -> S
     let lane = ctx.aligned.lanes[record]
         .iter()
         .find(|lane| lane.group == group);
-    let mut own = lane
+    let mut issued = lane
         .into_iter()
         .flat_map(|lane| &lane.collectives)
         .map(|&at| ctx.aligned.op(record, at))
         .filter(|op| !failed.is_p2p && u64::from(op.seq) == failed.seq);
-    match own.next() {
+    match issued.next() {
         Some(op) => {
             let later = ctx
                 .aligned

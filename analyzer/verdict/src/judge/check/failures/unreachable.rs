@@ -90,7 +90,7 @@ impl End<'_> {
 /// The links of all ranks.
 struct Links<'a> {
     ends: BTreeMap<(Rank, Rank), End<'a>>,
-    /// Links without a sign of life, or that the system broke, each with the time since when, common time, ns.
+    /// Links without a sign of life, or that the system broke, each with the time since which it is, common time, ns.
     bad: BTreeMap<Pair, i64>,
     /// Links with a sign of life since the first of the bad ones fell silent.
     good: BTreeSet<Pair>,
@@ -188,7 +188,7 @@ impl<'a> Links<'a> {
         ranks.filter(|&rank| rank != than).collect()
     }
 
-    /// Whether what `from` sent to `to` got there; `None` where the records do not show it.
+    /// Whether what `from` sent to `to` got there; `None` if the records do not show it, or nothing was on its way.
     fn arrives(&self, from: Rank, to: Rank) -> Option<bool> {
         let sender = self.ends.get(&(from, to))?.link;
         let receiver = self.ends.get(&(to, from))?.link;

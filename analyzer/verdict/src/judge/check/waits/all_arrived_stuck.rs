@@ -113,7 +113,7 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
             Place::Batch { .. } => "p2p_unmatched: both halves of every message are posted",
         }
         .to_owned(),
-        "op_mismatch, dtype_mismatch, size_mismatch: they agree".to_owned(),
+        "op_mismatch, dtype_mismatch, size_mismatch: the calls agree".to_owned(),
     ];
     let common = lag.as_ref().and_then(|lag| lag.common(host_of));
     draft.next = match (common, lag.and_then(|lag| lag.link)) {

@@ -57,9 +57,9 @@ pub(super) struct MinorityRank {
     /// Whether the votes were even, and only the rank's own past decided.
     by_past: bool,
     /// Place where the rank is missed.
-    pub(super) instead: usize,
+    pub(super) missed_at: usize,
     /// Place where it waits instead.
-    at: usize,
+    waits_at: usize,
 }
 
 fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
@@ -80,12 +80,12 @@ fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
         draft
     };
     draft.cycle = ctx.ranks(&cycle);
-    let own = draft.at.as_ref().map(|op_ref| op_ref.group);
+    let of_finding = draft.at.as_ref().map(|op_ref| op_ref.group);
     for &place in places_of(ctx, &cycle, places).iter().take(16) {
         let group = ctx.group_at(place);
         let mut evidence = ctx.evidence_of_place(place, 1);
         for one in &mut evidence {
-            one.group = (own != Some(group)).then(|| ctx.group_ref(group));
+            one.group = (of_finding != Some(group)).then(|| ctx.group_ref(group));
         }
         draft.evidence.extend(evidence);
     }
@@ -100,8 +100,8 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
     let culprits: Vec<Rank> = minority.iter().map(|one| ctx.rank(one.node)).collect();
     let first = &minority[0];
     let (op_ref, at) = (
-        ctx.op_ref_of_place(first.instead),
-        ctx.op_ref_of_place(first.at),
+        ctx.op_ref_of_place(first.missed_at),
+        ctx.op_ref_of_place(first.waits_at),
     );
     let name = |op_ref: &OpRef| {
         format!(
@@ -111,11 +111,13 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
             ctx.group_name(op_ref.group)
         )
     };
-    let here = ctx.record_at(first.at, first.node).and_then(|record| {
-        let at = position_of(ctx, record, first.at)?;
-        let position = ctx.graph.pending[record][at].position;
-        Some(Point { record, position })
-    });
+    let here = ctx
+        .record_at(first.waits_at, first.node)
+        .and_then(|record| {
+            let at = position_of(ctx, record, first.waits_at)?;
+            let position = ctx.graph.pending[record][at].position;
+            Some(Point { record, position })
+        });
     let site = here.map_or(String::new(), |here| {
         ctx.at_site(ctx.aligned.op(here.record, here.position))
     });
@@ -149,7 +151,7 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
     let all = (first.votes.first + first.votes.second) as f64;
     draft.confidence = (0.5 + 0.45 * (first.votes.first as f64 / all.max(1.0))).min(0.95);
     for one in minority.iter().take(4) {
-        let Some(record) = ctx.record_at(one.at, one.node) else {
+        let Some(record) = ctx.record_at(one.waits_at, one.node) else {
             continue;
         };
         if let Some(op) = ctx.last_op(record) {
@@ -179,13 +181,13 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
 
 /// Whether a rank issued more operations after the one that it waits in, but still not the one that its peers wait for.
 fn left_out(ctx: &Context<'_>, one: &MinorityRank) -> bool {
-    let Some(record) = ctx.record_at(one.at, one.node) else {
+    let Some(record) = ctx.record_at(one.waits_at, one.node) else {
         return false;
     };
-    let Some(here) = position_of(ctx, record, one.at) else {
+    let Some(here) = position_of(ctx, record, one.waits_at) else {
         return false;
     };
-    match position_of(ctx, record, one.instead) {
+    match position_of(ctx, record, one.missed_at) {
         None => here + 1 < ctx.graph.pending[record].len(),
         // The rank used that number much later, for the next operation of this kind.
         Some(there) => there > here + 2,
@@ -341,8 +343,8 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
                     node,
                     votes,
                     by_past,
-                    instead: place,
-                    at,
+                    missed_at: place,
+                    waits_at: at,
                 };
                 if votes.first > votes.second || by_past {
                     minority.push(one);
@@ -362,7 +364,7 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
         (
             one.node,
             std::cmp::Reverse(one.votes.first - one.votes.second),
-            one.instead,
+            one.missed_at,
         )
     });
     minority

@@ -199,7 +199,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let failed = failed_there(ctx, place);
     if !failed.is_empty() {
         draft.doubts.push(format!(
-            "the operation failed on {}, which may be the cause or an echo",
+            "the operation failed on {}, which may be the cause or a consequence",
             format_ranks(&failed)
         ));
         draft
@@ -222,7 +222,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let ended = ended_early(ctx, &culprits);
     if !ended.is_empty() {
         draft.doubts.push(format!(
-            "{} ended early, and it may be what it waits for itself",
+            "{} ended early: the rank without a record may have waited for that rank itself",
             format_ranks(&ended)
         ));
     }

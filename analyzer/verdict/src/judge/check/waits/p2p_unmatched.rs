@@ -1,8 +1,8 @@
 //! E120: the peer of a send or receive never posted the other half.
 //!
 //! Either the peer waits for no other rank: then this message is the first thing that it left out. Or the peer waits,
-//! within the same group, for the rank that posted the message: then both are in a cycle that the missing half keeps
-//! closed.
+//! within the same group, for the rank that posted the message: then both are in a cycle that only the missing half
+//! would end.
 
 use crate::align::record::{ANY, Op};
 use crate::align::{Lane, RecordIx, event};
@@ -49,10 +49,10 @@ impl Check for P2pUnmatched {
             }
         }
         for (place, nodes) in by_place {
-            let possible =
+            let any_of_them =
                 nodes.iter().all(|&(_, why)| why == Missing::Candidate) && nodes.len() > 1;
             let culprits: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
-            drafts.push(draft(ctx, place, &culprits, possible));
+            drafts.push(draft(ctx, place, &culprits, any_of_them));
         }
         drafts
     }
@@ -94,7 +94,7 @@ pub(super) fn in_cycle(
     let odd = super::cross_group_deadlock::strongest_minority(ctx, ranks, places);
     // A rank that left out a collective belongs to another check.
     let in_collective = |one: &super::cross_group_deadlock::MinorityRank| {
-        matches!(ctx.graph.places[one.instead], Place::Collective { .. })
+        matches!(ctx.graph.places[one.missed_at], Place::Collective { .. })
     };
     if !odd.is_empty() && odd.len() * 2 <= ranks.len() && odd.iter().any(in_collective) {
         return None;
@@ -343,7 +343,7 @@ fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
 /// At most this many earlier messages are looked at.
 const PAST: usize = 64;
 
-fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> FindingDraft {
+fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], any_of_them: bool) -> FindingDraft {
     let culprits = ctx.ranks(nodes);
     let Place::Batch {
         group,
@@ -385,7 +385,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> Fin
     }
     let mut draft = FindingDraft::new(Code::E120, sentence);
     draft.age_ms = ctx.waited_ms(place);
-    draft.confidence = if possible { 0.5 } else { 0.9 };
+    draft.confidence = if any_of_them { 0.5 } else { 0.9 };
     draft.evidence.push(ctx.evidence(record, position, group));
     for &rank in culprits.iter().take(4) {
         if let Some(there) = ctx.aligned.record_in(group, rank) {
@@ -412,7 +412,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> Fin
              posted one too many"
         ));
     }
-    if possible {
+    if any_of_them {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
     } else {
         draft.culprits = culprits;

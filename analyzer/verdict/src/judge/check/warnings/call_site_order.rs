@@ -62,8 +62,8 @@ impl Places {
         Self(
             stacks
                 .map(|stack| {
-                    let mut own = ctx.own_frame_ids(stack as u32);
-                    std::array::from_fn(|_| own.next().unwrap_or(NONE))
+                    let mut frames = ctx.own_frame_ids(stack as u32);
+                    std::array::from_fn(|_| frames.next().unwrap_or(NONE))
                 })
                 .collect(),
         )

@@ -20,15 +20,15 @@ impl Check for ClockUncertain {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        let asked = so_far.iter().filter(|draft| draft.is_root);
+        let roots = so_far.iter().filter(|draft| draft.is_root);
         // If a hang was found without the clocks, this warning would only be noise.
         let is_clear = |draft: &FindingDraft| {
             draft.code.severity() == Severity::Error && draft.by_clock.is_none()
         };
-        if asked.clone().any(is_clear) {
+        if roots.clone().any(is_clear) {
             return Vec::new();
         }
-        let uncertain = asked.filter_map(|draft| {
+        let uncertain = roots.filter_map(|draft| {
             let (ranks, gap_ns) = draft.by_clock?;
             let known_ns = uncertainty_ns(ctx, ranks);
             known_ns

@@ -61,10 +61,10 @@ fn shared_pairs<'a>(ctx: &'a Context<'_>) -> BTreeMap<[GroupIx; 2], Vec<Lanes<'a
                 on_device(&ctx.aligned.shared.calls.get(call).signature.backend)
             })
         };
-        let mut own: Vec<&Lane> = lanes.iter().filter(device).take(MOST_GROUPS).collect();
-        own.sort_by_key(|lane| lane.group);
-        for (at, &one) in own.iter().enumerate() {
-            for &other in own[at + 1..]
+        let mut on_device: Vec<&Lane> = lanes.iter().filter(device).take(MOST_GROUPS).collect();
+        on_device.sort_by_key(|lane| lane.group);
+        for (at, &one) in on_device.iter().enumerate() {
+            for &other in on_device[at + 1..]
                 .iter()
                 .filter(|other| other.group != one.group)
             {

@@ -32,7 +32,7 @@ impl Check for RingTooSmall {
 }
 
 fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
-    let asked: BTreeSet<Rank> = ctx
+    let waited_for: BTreeSet<Rank> = ctx
         .graph
         .missing
         .iter()
@@ -48,7 +48,7 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     for record in ctx.aligned.records.iter().filter(wrapped) {
         let step = operations_of_a_step(record).filter(|&step| step > record.ops.len() as u64);
         needed = needed.max(step);
-        if step.is_some() || front_is_lost(record) || asked.contains(&record.rank) {
+        if step.is_some() || front_is_lost(record) || waited_for.contains(&record.rank) {
             short.push(record);
         }
     }

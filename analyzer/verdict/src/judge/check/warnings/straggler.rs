@@ -108,22 +108,22 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let lateness = ctx.lateness;
     let record = late.unit;
     let whole = &ctx.aligned.records[record];
-    let own = &lateness.ranks[record];
+    let of_rank = &lateness.ranks[record];
     let price_ms = lateness.by_rank.price(record);
-    let typical = percentile(&own.lost, 0.5).unwrap_or(0.0);
+    let typical = percentile(&of_rank.lost, 0.5).unwrap_or(0.0);
     let host = on_host(&whole.identity.host);
     let sentence = format!(
         "rank {}{host} is repeatedly last: {} of {} collectives waited for it, typically {}, in all {}; that \
          is {} of the job's time",
         whole.rank,
-        own.lost.len(),
-        own.instances,
+        of_rank.lost.len(),
+        of_rank.instances,
         format_lateness(typical),
         format_lateness(price_ms),
         format_percent(price_ms / lateness.span_ms),
     );
     let mut draft = FindingDraft::new(Code::W220, sentence);
-    draft.confidence = (0.6 + 0.05 * own.lost.len() as f64).min(0.95);
+    draft.confidence = (0.6 + 0.05 * of_rank.lost.len() as f64).min(0.95);
     draft.culprits = vec![whole.rank];
     draft.price_ms = Some(price_ms);
     draft.by_clock = by_clock(ctx, record, typical);

@@ -122,9 +122,9 @@ fn is_alone(ctx: &Context<'_>, record: RecordIx, half: Half) -> bool {
         let posted = other.kind.is_p2p() || other.kind == OpType::Coalesced;
         posted && other.group == op.group && other.p2p_seq == op.p2p_seq
     };
-    let beside = [half.position.checked_sub(1), half.position.checked_add(1)];
-    let mut beside = beside.into_iter().flatten();
-    half.status_op == half.position && !beside.any(|at| ops.get(at as usize).is_some_and(same))
+    let neighbors = [half.position.checked_sub(1), half.position.checked_add(1)];
+    let mut neighbors = neighbors.into_iter().flatten();
+    half.status_op == half.position && !neighbors.any(|at| ops.get(at as usize).is_some_and(same))
 }
 
 fn draft(ctx: &Context<'_>, all: &[Opposite]) -> FindingDraft {

@@ -84,7 +84,7 @@ pub(crate) enum Command {
     Dump(DumpArgs),
     #[cfg(feature = "tables")]
     Query(QueryArgs),
-    /// Not in this build, which says so.
+    /// Queries the tables; this build has none, and the command reports that.
     #[cfg(not(feature = "tables"))]
     #[command(hide = true, disable_help_flag = true)]
     Query {

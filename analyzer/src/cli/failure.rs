@@ -21,7 +21,7 @@ pub(crate) enum Failure {
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// The system has no random numbers for pseudonyms.
-    #[error("no key for pseudonyms: {0}")]
+    #[error("the system gives no random numbers for pseudonyms: {0}")]
     NoKey(io::Error),
     /// A path or a pattern gives no file.
     #[error(transparent)]

@@ -79,8 +79,8 @@ impl OnNode {
                 .flat_map(|it| LaunchRecord::in_directory(it));
             let in_default_directory = LaunchRecord::of_job(&default_directory(), name);
             for launch in next_to_records.chain(in_default_directory) {
-                let own = launch.job == *name && launch.attempt == job.attempt;
-                if own && !launches.contains(&launch) {
+                let is_of_attempt = launch.job == *name && launch.attempt == job.attempt;
+                if is_of_attempt && !launches.contains(&launch) {
                     launches.push(launch);
                 }
             }

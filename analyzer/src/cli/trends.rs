@@ -150,12 +150,12 @@ fn row(trend: &Trend) -> [String; 8] {
         trend.ranks.iter().max_by(by_time),
     ];
     let ends = match ends {
-        [Some(first), Some(last)] if first.rank != last.rank => format!(
+        [Some(shortest), Some(longest)] if shortest.rank != longest.rank => format!(
             "{}: {}, {}: {}",
-            first.rank,
-            time(first.median_us),
-            last.rank,
-            time(last.median_us)
+            shortest.rank,
+            time(shortest.median_us),
+            longest.rank,
+            time(longest.median_us)
         ),
         _ => "-".to_owned(),
     };

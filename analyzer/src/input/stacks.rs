@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_traceback_has_no_stack() {
+    fn text_that_is_no_traceback_is_not_taken_for_stacks_and_a_long_stack_is_cut() {
         for text in [
             "",
             "<html>",

@@ -287,15 +287,15 @@ impl LatestRecords {
     /// The report of the collector that has read the most ranks; `None` if there is no collector, or the other sources
     /// have read as many ranks.
     pub(super) fn collected(&self) -> Option<&Collected> {
-        let ours = |source: usize| self.feeds[source].collected.is_none();
-        let own: BTreeSet<Rank> = (self.slots.iter())
-            .filter(|((_, source, _), slot)| slot.dump.is_some() && ours(*source))
+        let has_records = |source: usize| self.feeds[source].collected.is_none();
+        let read: BTreeSet<Rank> = (self.slots.iter())
+            .filter(|((_, source, _), slot)| slot.dump.is_some() && has_records(*source))
             .map(|((rank, ..), _)| *rank)
             .collect();
         let collected = self.feeds.iter().filter_map(|feed| feed.collected.as_ref());
         let widest = collected.max_by_key(|collected| collected.report.input.ranks_read);
-        let own = own.len();
-        widest.filter(|collected| own == 0 || collected.report.input.ranks_read > own)
+        let read = read.len();
+        widest.filter(|collected| read == 0 || collected.report.input.ranks_read > read)
     }
 }
 
@@ -368,14 +368,14 @@ pub(super) fn is_open(entry: &Entry) -> bool {
 fn share(members: &mut HashSet<Arc<[Rank]>>, dump: &mut Dump, before: Option<&Dump>) {
     let before = before.map_or(&[][..], |before| &before.groups);
     for (at, group) in dump.groups.iter_mut().enumerate() {
-        let own = &mut group.info.ranks;
+        let ranks = &mut group.info.ranks;
         let same = before.get(at).map(|before| &before.info.ranks);
-        if let Some(same) = same.filter(|same| *same == own) {
-            *own = same.clone();
-        } else if let Some(known) = members.get(own) {
-            *own = known.clone();
+        if let Some(same) = same.filter(|same| *same == ranks) {
+            *ranks = same.clone();
+        } else if let Some(known) = members.get(ranks) {
+            *ranks = known.clone();
         } else {
-            members.insert(own.clone());
+            members.insert(ranks.clone());
         }
     }
 }

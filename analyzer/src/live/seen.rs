@@ -153,7 +153,7 @@ fn format_member(member: &Member, rank: Option<Rank>) -> String {
     };
     match (rank, member.rank) {
         (Some(rank), _) => format!("rank {rank}{facts}"),
-        (None, Some(own)) => format!("rank {own} of its communicator{facts}"),
+        (None, Some(in_comm)) => format!("rank {in_comm} of its communicator{facts}"),
         (None, None) => format!("a process{facts}"),
     }
 }
@@ -178,8 +178,8 @@ pub(super) fn set_remarks(watched: &[Watched], ranks: &mut [RankView]) {
             };
             let (name, state) = (&communicator.name, member.state.word());
             let text = match member.rank {
-                Some(own) => {
-                    format!("NCCL: rank {own} of communicator {name} is {state}{launched}")
+                Some(in_comm) => {
+                    format!("NCCL: rank {in_comm} of communicator {name} is {state}{launched}")
                 }
                 None => format!("NCCL: its process is {state}"),
             };
@@ -260,8 +260,8 @@ pub(super) fn library(
                 ..found(culprits, sentence)
             });
         }
-        let still = at.saturating_sub(*since);
-        if explained || still < overdue {
+        let unchanged = at.saturating_sub(*since);
+        if explained || unchanged < overdue {
             continue;
         }
         let behind = communicator.behind();
@@ -291,7 +291,7 @@ pub(super) fn library(
         let sentence = format!(
             "{who} launched {launched} {kind} on communicator {name}, others {others}; no count has \
              moved for {} s",
-            still.as_secs()
+            unchanged.as_secs()
         );
         let next = "take its call stack; NCCL counts launches only, a record shows more".to_owned();
         findings.push(Finding {
@@ -388,7 +388,9 @@ mod tests {
                 })
                 .collect();
             let ranks = views.iter().map(|view| view.rank).collect();
-            silence(&ranks, &views).expect("a finding").sentence
+            silence(&ranks, &views)
+                .expect("silent ranks give a finding")
+                .sentence
         };
         let refused = Some("connection refused");
         assert_eq!(

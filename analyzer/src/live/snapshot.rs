@@ -49,15 +49,15 @@ impl RankView {
     }
 }
 
-/// Whether records of the plug-in's process have a group for each of its communicators: one that the communicator is
-/// described as, as by rcomm's backend and PyTorch, or whose messages it carries, which rcomm's backend describes as
-/// `<group>/0-1`.
+/// Whether records of the plug-in's process have the group of each of its communicators. The description of a
+/// communicator is the name or the description of its group, as rcomm's backend and PyTorch set it; or, of one that
+/// rcomm's backend made for the messages of two ranks, `<group>/0-1`.
 fn has_all<'a>(records: impl Iterator<Item = &'a Arc<Dump>>, plugin: &Dump) -> bool {
-    let own = &plugin.identity;
+    let of_plugin = &plugin.identity;
     let is_program = |dump: &&Arc<Dump>| {
         let other = &dump.identity;
         dump.recorder != Recorder::NcclProfiler
-            && (own.pid != 0 && own.pid == other.pid && own.host == other.host)
+            && (of_plugin.pid != 0 && of_plugin.pid == other.pid && of_plugin.host == other.host)
     };
     let groups: HashSet<&str> = records
         .filter(is_program)

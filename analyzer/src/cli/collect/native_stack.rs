@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 /// The time that a program gets to let go of the process after it was asked to end.
 const LET_GO: Duration = Duration::from_secs(2);
-/// The time between two looks at a running program.
-const LOOK: Duration = Duration::from_millis(10);
+/// The time between two polls of a running program.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The most frames of one thread that are kept.
 const MOST_FRAMES: usize = 64;
 
@@ -68,7 +68,7 @@ const TOOLS: [Tool; 3] = [
 ];
 
 /// The native stack of the main thread as text that [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native)
-/// reads, and for each program that gave none, the reason. Blocks for at most [`LIMIT`] and [`LET_GO`] per program.
+/// reads, and the reasons why programs gave none. Blocks for at most [`LIMIT`] and [`LET_GO`] per program.
 pub(super) fn take(pid: u32) -> (String, Vec<String>) {
     let mut refused = Vec::new();
     match state(pid) {
@@ -148,7 +148,7 @@ fn wait(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return Some(status),
-            Ok(None) if Instant::now() < deadline => std::thread::sleep(LOOK),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL_INTERVAL),
             _ => return None,
         }
     }
@@ -338,7 +338,7 @@ mod tests {
             if now == Some(wanted) || Instant::now() > deadline {
                 return now;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -368,7 +368,7 @@ mod tests {
             .spawn()
             .expect("the program `sleep` starts");
         let pid = child.id();
-        kill_process(Pid::from_child(&child), Signal::STOP).expect("our own child");
+        kill_process(Pid::from_child(&child), Signal::STOP).expect("a process may stop its child");
         wait_for_state(pid, 'T');
         let (text, refused) = take(pid);
         let after = state(pid);

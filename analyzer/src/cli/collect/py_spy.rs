@@ -16,8 +16,8 @@ pub(super) const PROGRAM: &str = "py-spy";
 pub(super) const MIN_TIME: Duration = Duration::from_secs(5);
 /// The number of processes that are read at the same time.
 const AT_ONCE: usize = 8;
-/// The time between two looks at the running programs.
-const LOOK: Duration = Duration::from_millis(10);
+/// The time between two polls of the running programs.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The longest output that is read, bytes.
 const MAX_OUTPUT: u64 = 4 << 20;
 
@@ -76,7 +76,7 @@ pub(super) fn dump(
         if running.is_empty() && waiting.len() == 0 {
             return Some(answers);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -154,13 +154,13 @@ mod tests {
             "frames":[{"name":"load","filename":"/x/a b.py","module":null,"short_filename":"a b.py","line":13,"locals":null}]},
             {"pid":1,"thread_id":141,"thread_name":null,"os_thread_id":2,"active":false,"owns_gil":false,
             "frames":[{"name":"look","filename":"w.py","module":null,"short_filename":"w.py","line":2,"locals":null}]}]"#;
-        let text = format(json).expect("threads");
+        let text = format(json).expect("the output has threads");
         assert!(stacks::is_stacks(text.as_bytes()), "{text}");
         let threads = stacks::parse(&text);
         assert_eq!((threads.len(), threads[1][0].name.as_str()), (2, "load"));
         let error =
             format("Error: Permission Denied: Try running again with elevated permissions\n")
-                .expect_err("no JSON");
+                .expect_err("the output is not JSON");
         assert!(error.contains("Permission Denied"), "{error}");
     }
 }

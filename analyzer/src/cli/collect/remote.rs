@@ -24,7 +24,7 @@ const MAX_ANSWER: u64 = 16 << 30;
 const MAX_MEMBER: u64 = 1 << 30;
 
 /// The time between two polls of the running commands.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The command that runs for each host.
 pub(super) struct RemoteCommand {
@@ -143,7 +143,7 @@ pub(super) fn collect(
         }
         running = still;
         if !running.is_empty() {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
     drop(meter);

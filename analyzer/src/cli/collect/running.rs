@@ -21,8 +21,8 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The time between two looks at the files that ranks were asked for.
-const LOOK: Duration = Duration::from_millis(50);
+/// The time between two polls of the files that ranks were asked for.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The longest search for worker servers in a store that the user did not name, since most jobs have none.
 const SEARCH: Duration = Duration::from_secs(2);
 
@@ -274,7 +274,7 @@ fn ask_for_files(
         if waiting.is_empty() || Instant::now() >= deadline {
             break;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     for dump in waiting {
         let limit = humantime::format_duration(args.wait);

@@ -104,10 +104,10 @@ impl Follower {
             now.insert(name, seen);
         }
         let before = std::mem::replace(&mut self.seen, now);
-        let gone = before.into_iter();
-        let gone = gone.filter(|(name, seen)| self.seen.get(name) != Some(seen));
+        let outdated = before.into_iter();
+        let outdated = outdated.filter(|(name, seen)| self.seen.get(name) != Some(seen));
         let mut changed = !fresh.is_empty();
-        for (name, _) in gone {
+        for (name, _) in outdated {
             changed = true;
             take(Change::Outdated(name));
         }

@@ -242,7 +242,8 @@ impl Worker<'_> {
         self.problem(Problem::stale_dump(path, sentence));
     }
 
-    /// Reads the buffer as a report of NCCL's RAS, stacks, a dump or a log, and empties it.
+    /// Reads the buffer as a report of NCCL's RAS, stacks, a dump or a log, and empties it. A log of NCCL's
+    /// Inspector is left aside.
     fn dump(&mut self, path: &str, rank_of_name: Option<Rank>) {
         if let Some(report) = RasReport::parse(&self.buffer) {
             self.buffer.clear();

@@ -22,9 +22,9 @@ enum Section {
     RootCause,
 }
 
-pub(super) fn read_line(line: &Line<'_>, summary: &mut FailureList, found: &mut Events) {
+pub(super) fn read_line(line: &Line<'_>, failures: &mut FailureList, found: &mut Events) {
     let text = line.text;
-    in_summary(text.trim(), summary, found);
+    in_list(text.trim(), failures, found);
     if text.contains("failed (exitcode: ") {
         let ended = Ended {
             // A number that cannot be read counts as 1, the usual exit code of a failure.
@@ -37,7 +37,7 @@ pub(super) fn read_line(line: &Line<'_>, summary: &mut FailureList, found: &mut 
     } else if text.contains("srun: error: ") {
         slurm(text, found);
     } else if text.contains("rcomm-run: rank ") {
-        own_launcher(text, found);
+        rcomm_run(text, found);
     } else if text.contains("Out of memory: Killed process") || text.contains("oom_kill event") {
         let pid = number_after(text, "Killed process ");
         found.push((None, Event::OutOfMemory { pid }));
@@ -45,15 +45,15 @@ pub(super) fn read_line(line: &Line<'_>, summary: &mut FailureList, found: &mut 
 }
 
 /// Reads torchrun's list: the heading of a section, then `key : value` lines for each process.
-fn in_summary(text: &str, summary: &mut FailureList, found: &mut Events) {
+fn in_list(text: &str, failures: &mut FailureList, found: &mut Events) {
     if text == "Failures:" {
-        summary.inside = Section::Failures;
+        failures.inside = Section::Failures;
     } else if text.starts_with("Root Cause (first observed failure)") {
-        summary.inside = Section::RootCause;
+        failures.inside = Section::RootCause;
     } else if text.starts_with("=====") {
-        summary.inside = Section::Outside;
+        failures.inside = Section::Outside;
     }
-    if summary.inside == Section::Outside {
+    if failures.inside == Section::Outside {
         return;
     }
     let Some((key, value)) = text.split_once(':') else {
@@ -61,8 +61,8 @@ fn in_summary(text: &str, summary: &mut FailureList, found: &mut Events) {
     };
     match key.trim() {
         "rank" => {
-            summary.rank = leading_number(value.trim()).map(|(rank, _)| rank);
-            summary.local_rank = number_after(value, "local_rank: ");
+            failures.rank = leading_number(value.trim()).map(|(rank, _)| rank);
+            failures.local_rank = number_after(value, "local_rank: ");
         }
         "exitcode" => {
             let Some((code, _)) = leading_number(value.trim()) else {
@@ -70,11 +70,11 @@ fn in_summary(text: &str, summary: &mut FailureList, found: &mut Events) {
             };
             let ended = Ended {
                 code,
-                local_rank: summary.local_rank.take(),
+                local_rank: failures.local_rank.take(),
                 pid: number_after(value, "(pid: "),
-                first: summary.inside == Section::RootCause,
+                first: failures.inside == Section::RootCause,
             };
-            found.push((summary.rank.take(), Event::Ended(ended)));
+            found.push((failures.rank.take(), Event::Ended(ended)));
         }
         _ => {}
     }
@@ -119,7 +119,7 @@ fn slurm(text: &str, found: &mut Events) {
 }
 
 /// Reads `rcomm-run: rank 3 (process 812) was killed by SIGKILL (9) after 1.2 s`.
-fn own_launcher(text: &str, found: &mut Events) {
+fn rcomm_run(text: &str, found: &mut Events) {
     let Some((_, rest)) = text.split_once("rcomm-run: rank ") else {
         return;
     };

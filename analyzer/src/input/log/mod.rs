@@ -108,7 +108,7 @@ struct State {
     /// Indices of facts whose rank is known only by the process, with that process.
     of_process: Vec<(usize, String)>,
     desync: torch::Desync,
-    summary: elastic::FailureList,
+    failures: elastic::FailureList,
     signs: Signs,
 }
 
@@ -162,7 +162,7 @@ impl LogReader {
         }
         let mut found = Vec::new();
         torch::read_line(line, &mut self.state.desync, &mut found);
-        elastic::read_line(line, &mut self.state.summary, &mut found);
+        elastic::read_line(line, &mut self.state.failures, &mut found);
         let process = nccl::read_line(line, &mut found);
         for (rank, event) in found {
             self.keep(line, rank, event, process.as_deref());
@@ -246,16 +246,16 @@ impl LogReader {
         self.log.attempts.push(self.attempt);
         // If all labels state one rank, the file is that rank's. The name counts only without labels, since its number
         // may mean something else.
-        let own = match (self.labels.len(), rank) {
+        let rank_of_file = match (self.labels.len(), rank) {
             (1, _) => self.labels.first().copied(),
             (0, named) => named,
             _ => None,
         };
         for fact in self.log.attempts.iter_mut().flat_map(|it| &mut it.facts) {
             // A launcher and the kernel report the ends of any processes, not only of the one that wrote the log.
-            let is_own = !matches!(fact.event, Event::Ended(_) | Event::OutOfMemory { .. });
-            if fact.rank.is_none() && is_own {
-                fact.rank = own;
+            let is_of_writer = !matches!(fact.event, Event::Ended(_) | Event::OutOfMemory { .. });
+            if fact.rank.is_none() && is_of_writer {
+                fact.rank = rank_of_file;
             }
         }
         self.log

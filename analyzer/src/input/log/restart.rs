@@ -67,12 +67,12 @@ impl Signs {
         {
             self.completed.insert(key, (completed, at + 1));
         }
-        let (completed, behind) = before?;
+        let (completed, after) = before?;
         let went_back = progress.enqueued.is_none_or(|newest| newest < completed)
             || progress.failed.is_some_and(|failed| failed <= completed);
         // The earlier processes ended where a launcher reported a failed worker. If none did since this rank's last
         // line, they ended after that line.
-        went_back.then(|| behind.max(self.last_failed))
+        went_back.then(|| after.max(self.last_failed))
     }
 }
 

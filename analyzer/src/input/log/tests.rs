@@ -50,7 +50,7 @@ fn a_rank_within_a_smaller_group_is_no_rank_of_the_world() {
     let line =
         format!("[PG ID 2 PG GUID 9 Rank 3] Process group watchdog thread terminated: {TIMEOUT}");
     let log = read_text(&line);
-    let (rank, what) = timed_out(&log).expect("a time-out");
+    let (rank, what) = timed_out(&log).expect("the line is a time-out");
     assert_eq!((rank, what.group.as_deref()), (None, Some("9")));
     let labeled = read_text(&format!("[rank11]:{line}"));
     assert_eq!(timed_out(&labeled).and_then(|(rank, _)| rank), Some(11));
@@ -119,10 +119,10 @@ fn launchers_name_the_first_failure() {
     assert_eq!((root.local_rank, root.pid), (Some(1), Some(14690)));
     let slurm = ends("srun: error: node07: task 3: Killed\n");
     assert_eq!((slurm[0].0, slurm[0].1.code), (Some(3), -9));
-    let own = ends("rcomm-run: rank 3 (process 812) was killed by SIGKILL (9) after 1.2 s\n");
-    assert_eq!((own[0].0, own[0].1.code), (Some(3), -9));
-    let own = ends("rcomm-run: rank 2 (process 811) exited with 3 after 1.2 s\n");
-    assert_eq!((own[0].0, own[0].1.code), (Some(2), 3));
+    let killed = ends("rcomm-run: rank 3 (process 812) was killed by SIGKILL (9) after 1.2 s\n");
+    assert_eq!((killed[0].0, killed[0].1.code), (Some(3), -9));
+    let exited = ends("rcomm-run: rank 2 (process 811) exited with 3 after 1.2 s\n");
+    assert_eq!((exited[0].0, exited[0].1.code), (Some(2), 3));
 }
 
 #[test]

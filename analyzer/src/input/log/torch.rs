@@ -69,13 +69,13 @@ pub(super) const MOST_RANKS: u32 = 1 << 22;
 /// The global rank of a line: the one in its label, or else the one in its message, which is global if the message
 /// names the default group or no group. `None` if there is neither.
 fn rank_of(line: &Line<'_>) -> Option<Rank> {
-    let own = || {
+    let in_message = || {
         let group = group_of(line.text);
         let is_world = group.is_none_or(|name| name == "0" || name.contains("default_pg"));
         let rank = number_after(line.text, "[Rank ").or_else(|| number_after(line.text, " Rank "));
         rank.filter(|_| is_world)
     };
-    line.label.rank.or_else(own)
+    line.label.rank.or_else(in_message)
 }
 
 /// The group in `[PG ID 1 PG GUID 1(dp) Rank 0]`, `[PG 3 Rank 4]` or `[PG 0 (default_pg) Rank 0]`.

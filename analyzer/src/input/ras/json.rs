@@ -141,7 +141,7 @@ mod tests {
 
     fn state(status: &str, listed: Listed) -> MemberState {
         let text = format!(r#"{{"rank": 1, "status": {{{status}}}}}"#);
-        let ranked: Ranked = serde_json::from_str(&text).expect("a member of a report");
+        let ranked: Ranked = serde_json::from_str(&text).expect("the text is a member of a report");
         ranked.state(listed)
     }
 

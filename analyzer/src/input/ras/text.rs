@@ -183,8 +183,8 @@ impl TextParser {
         for (process, state) in self.troubled {
             let mut found = false;
             for member in communicators.iter_mut().flat_map(|c| &mut c.members) {
-                let own = &member.process;
-                if (own.pid, &own.host) == (process.pid, &process.host) {
+                let known = &member.process;
+                if (known.pid, &known.host) == (process.pid, &process.host) {
                     // Dead processes are also listed among those that do not answer.
                     if member.state != MemberState::Dead {
                         member.state = state.clone();

@@ -136,7 +136,9 @@ struct PartReader<'a, R> {
     ended: (Vec<Failure>, i64),
     /// The connections of the next record.
     peers: Vec<PeerLink>,
+    /// How long the threads of the next record waited for a processor.
     processor_wait: Option<ProcessorWait>,
+    /// The places of the next record's rank in its groups, by index of the group.
     places: Vec<(u32, GroupPlace)>,
     buffer: Vec<u8>,
 }

@@ -29,8 +29,8 @@ pub(super) enum Part {
     Peers(Vec<PeerLink>),
     /// How long the threads of the next record waited for a processor (since version 5).
     ProcessorWait(ProcessorWait),
-    /// By index of a group of the next record: its rank there and the group's size, for a group whose members the record
-    /// does not have (since version 6).
+    /// By index of a group of the next record: its rank there and the group's size, for a group whose members the
+    /// record does not have (since version 6).
     Places(Vec<(u32, GroupPlace)>),
 }
 
@@ -247,11 +247,11 @@ impl Record {
             let items = |frame: &Frame| frame.name.len() + frame.filename.len();
             frames.push(budget.take(&tables.frames, row, items)?.clone());
         }
-        let own: HashMap<u32, u32> = self.frames.iter().copied().zip(0..).collect();
+        let frame_of_row: HashMap<u32, u32> = self.frames.iter().copied().zip(0..).collect();
         let mut stacks = Vec::new();
         for &row in &self.stacks {
             let stack = budget.take(&tables.stacks, row, Vec::len)?;
-            let stack = stack.iter().map(|row| own.get(row).copied());
+            let stack = stack.iter().map(|row| frame_of_row.get(row).copied());
             stacks.push(stack.collect::<Option<Vec<u32>>>().ok_or(ROW)?);
         }
         let mut groups = Vec::new();

@@ -49,9 +49,9 @@ impl Simulation {
         loop {
             let mut moved = false;
             for rank in 0..self.ranks {
-                let own = &program[rank as usize];
+                let operations = &program[rank as usize];
                 let at = issued[rank as usize];
-                let free = match at.checked_sub(1).map(|last| own[last]) {
+                let free = match at.checked_sub(1).map(|last| operations[last]) {
                     None => true,
                     Some(operation) => {
                         let inside =
@@ -61,7 +61,7 @@ impl Simulation {
                     }
                 };
                 blocked[rank as usize] = !free;
-                if free && let Some(&next) = own.get(at) {
+                if free && let Some(&next) = operations.get(at) {
                     let group = self.group_index(rank, next.slot);
                     *entered.entry((next, group)).or_default() += 1;
                     issued[rank as usize] += 1;

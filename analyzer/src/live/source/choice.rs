@@ -28,7 +28,8 @@ impl JobChoice {
         self.set(job, true);
     }
 
-    /// The job that is shown, and whether the user chose it; `None` before the first poll unless the user chose one.
+    /// The job that is shown, and whether the user chose it; `None` until the user, the beginning of the view or the
+    /// first poll has set one.
     pub fn shown(&self) -> Option<(String, bool)> {
         let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shown.job.clone().map(|job| (job, shown.chosen))

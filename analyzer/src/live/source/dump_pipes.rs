@@ -19,8 +19,8 @@ pub const PIPE_VARIABLE: &str = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE";
 const DUMP_VARIABLES: [&str; 2] = ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"];
 /// The largest dump that is read, bytes.
 const MAX_DUMP: u64 = 1 << 30;
-/// The time between two looks at a dump that is expected.
-const LOOK: Duration = Duration::from_millis(50);
+/// The time between two polls of a dump that is expected.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The beginnings of the paths of PyTorch's dumps in a process with these variables, likeliest first: the rank follows.
 pub fn dump_beginnings(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
@@ -59,7 +59,7 @@ impl DumpOfProcess {
         let of_rank = |beginning: PathBuf, end: &str| {
             let mut path = beginning.into_os_string();
             path.push(format!("{rank}{end}"));
-            seen_by(process.pid, Path::new(&path))
+            as_seen_from_here(process.pid, Path::new(&path))
         };
         let files = dump_beginnings(variable).into_iter().map(|beginning| {
             let path = of_rank(beginning, "");
@@ -130,7 +130,7 @@ impl DumpOfProcess {
         })
     }
 
-    /// Waits for the dump.
+    /// Waits for the dump and returns its path; `None` if it is not there at the deadline.
     fn wait(&self, deadline: Instant) -> Option<PathBuf> {
         loop {
             if let Some((path, _)) = self.look() {
@@ -139,13 +139,13 @@ impl DumpOfProcess {
             if Instant::now() >= deadline {
                 return None;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
 /// A path of another process, as this process reaches it: a process in a container has another root folder.
-fn seen_by(pid: u32, path: &Path) -> PathBuf {
+fn as_seen_from_here(pid: u32, path: &Path) -> PathBuf {
     let folder = if path.is_absolute() { "root" } else { "cwd" };
     let inside = path.strip_prefix("/").unwrap_or(path);
     let other = PathBuf::from(format!("/proc/{pid}/{folder}"));

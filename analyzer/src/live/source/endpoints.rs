@@ -25,7 +25,7 @@ pub struct EndpointSource {
     given: Vec<EndpointAddress>,
     store: Option<HostPort>,
     token: Option<EndpointToken>,
-    /// The identity with which endpoints over TCP are asked; read from the environment at the first look.
+    /// The identity with which endpoints over TCP are asked; read from the environment at the first poll.
     tls: Option<Tls>,
     is_tls_read: bool,
     ranks: BTreeMap<Rank, KnownEndpoint>,
@@ -98,10 +98,10 @@ impl EndpointSource {
         for address in self.given.clone() {
             let client = self.client(&address);
             let peers = client.status(deadline).and_then(|status| {
-                let own = status.identity.rank.map(|rank| (rank, address.clone()));
+                let itself = status.identity.rank.map(|rank| (rank, address.clone()));
                 let others = client.peers(deadline)?;
                 let others = others.into_iter().map(|peer| (peer.rank, peer.address));
-                Ok(others.chain(own).collect::<Vec<_>>())
+                Ok(others.chain(itself).collect::<Vec<_>>())
             });
             match peers {
                 Ok(peers) => {
@@ -141,11 +141,11 @@ impl EndpointSource {
             self.looks = Looks::new();
         }
         self.attempt = listed.attempt;
-        let own = rustix::system::uname();
-        let own = own.nodename().to_string_lossy();
+        let system = rustix::system::uname();
+        let this_host = system.nodename().to_string_lossy();
         // The path of a socket is valid only on its own host.
         let reachable = |notice: &EndpointNotice| {
-            matches!(notice.address, EndpointAddress::Tcp(_)) || *notice.host == *own
+            matches!(notice.address, EndpointAddress::Tcp(_)) || *notice.host == *this_host
         };
         let all = listed.notices.len();
         self.far.clear();
@@ -442,12 +442,15 @@ mod tests {
     fn ranks_of_the_newest_attempt_are_found_through_the_store() {
         let directory = tempfile::tempdir().expect("a directory");
         let endpoints = [0, 1].map(|rank| serve(directory.path(), rank));
-        let own = rustix::system::uname();
-        let own = own.nodename().to_string_lossy().into_owned();
+        let system = rustix::system::uname();
+        let this_host = system.nodename().to_string_lossy().into_owned();
         let gone = EndpointAddress::Unix("/of/an/earlier/attempt.sock".into());
-        let mut keys = vec![notice(0, 0, &gone, &own), notice(0, 5, &gone, &own)];
+        let mut keys = vec![
+            notice(0, 0, &gone, &this_host),
+            notice(0, 5, &gone, &this_host),
+        ];
         for (rank, endpoint) in (0..).zip(&endpoints) {
-            keys.push(notice(2, rank, endpoint.address(), &own));
+            keys.push(notice(2, rank, endpoint.address(), &this_host));
         }
         // Its socket is on another host.
         keys.push(notice(2, 2, endpoints[0].address(), "elsewhere"));
@@ -462,7 +465,7 @@ mod tests {
             source.name()
         );
         let hosts = store::hosts_in_store(&store, soon()).expect("the store answers");
-        let mut wanted = [own, "elsewhere".to_owned()];
+        let mut wanted = [this_host, "elsewhere".to_owned()];
         wanted.sort();
         assert_eq!(hosts, wanted);
     }

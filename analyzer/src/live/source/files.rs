@@ -45,7 +45,7 @@ impl Source for FileSource {
             let Some(rank) = loaded.dump.identity.rank else {
                 problems.push(Problem::unreadable_dump(
                     loaded.path,
-                    "skipped: neither the record nor the file name gives the rank it is of",
+                    "skipped: neither the record nor the file name states its rank",
                 ));
                 continue;
             };

@@ -65,8 +65,8 @@ impl RankProcess {
             let parent = parent.and_then(|parent| found.get(&parent));
             parent.is_some_and(|(parent, _)| same_rank(process, parent))
         };
-        let own = found.values().filter(|(it, parent)| !inherited(it, parent));
-        let mut all: Vec<Self> = own.map(|(process, _)| process.clone()).collect();
+        let ranks = found.values().filter(|(it, parent)| !inherited(it, parent));
+        let mut all: Vec<Self> = ranks.map(|(process, _)| process.clone()).collect();
         all.sort_by_key(|process| (process.launched.rank, process.pid));
         all
     }

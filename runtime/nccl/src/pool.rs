@@ -136,7 +136,7 @@ impl MemoryPool {
     /// it, and then nothing is allocated. A group that has ended is left out.
     pub fn allocate(&self, bytes: usize) -> Result<u64> {
         if bytes == 0 {
-            return Err(refuse("a segment of 0 bytes is not allocated".to_owned()));
+            return Err(refuse("a segment cannot have 0 bytes".to_owned()));
         }
         let segment = DeviceBuffer::segment_from_library(&self.library, &self.stream, bytes)?;
         let at = segment.address();
@@ -226,7 +226,7 @@ impl MemoryPool {
         Ok(())
     }
 
-    /// Address and bytes of each segment, by address.
+    /// The address and the size in bytes of each segment, sorted by address.
     pub fn segments(&self) -> Vec<(u64, usize)> {
         let state = self.lock();
         let segments = state.segments.iter();
@@ -303,5 +303,5 @@ unsafe extern "C" fn free_segment(at: *mut c_void, _: isize, device: c_int, _: *
         return;
     }
     let at = at.expose_provenance() as u64;
-    with_installed(device, "the end of a segment", |pool| pool.free(at));
+    with_installed(device, "the freeing of a segment", |pool| pool.free(at));
 }

@@ -121,7 +121,7 @@ fn segments_of_a_pool_are_registered_with_its_groups_until_they_are_freed() {
                     "is not registered with this group",
                 ),
                 ("a segment that is gone", "has no segment at 0x"),
-                ("no bytes", "a segment of 0 bytes is not allocated"),
+                ("no bytes", "a segment cannot have 0 bytes"),
                 (
                     "a second pool of the device",
                     "another pool is installed for cuda:",

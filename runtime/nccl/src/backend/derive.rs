@@ -20,7 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl NcclBackend {
-    /// Takes part in a split of this group: as a member of `group`, or of no part if `None`.
+    /// Takes part in a split of this group: as a member of `group`, or of no part if `None`. Returns the backend of
+    /// `group`; `None` if the rank is in no part.
     ///
     /// # Blocking
     /// Until all ranks of this group take part, or the deadline.
@@ -44,7 +45,7 @@ impl NcclBackend {
         let exchange = StoreExchange::new(&self.group, format!("split/{nth}"));
         exchange.publish("here", b"1")?;
         // Groups of one split have no member in common, so their first members distinguish them.
-        let first = group
+        let color = group
             .map(|group| self.rank_here(group.info.ranks[0]))
             .transpose()?;
         let params = params_for(group);
@@ -54,7 +55,7 @@ impl NcclBackend {
                 &shared.library,
                 &shared.device,
                 comm,
-                (first, params),
+                (color, params),
                 options,
             )
         };
@@ -68,9 +69,9 @@ impl NcclBackend {
                 )),
                 _ => error,
             })?;
-        match (made, group, first) {
-            (Some(comm), Some(group), Some(first)) => {
-                self.adopt(comm, group, (nth as u32 + 1, first)).map(Some)
+        match (made, group, color) {
+            (Some(comm), Some(group), Some(color)) => {
+                self.adopt(comm, group, (nth as u32 + 1, color)).map(Some)
             }
             _ => Ok(None),
         }
@@ -84,6 +85,7 @@ impl NcclBackend {
     /// # Errors
     /// `Unsupported`, on all remaining ranks, if the library of one of them cannot shrink, or if its communicator
     /// can no longer be used for this; also if no rank is left out, or if the new group changes the order of ranks.
+    /// `InvalidArgument` if a rank of `group` is not in this group; `Timeout` names the ranks that did not arrive.
     pub(crate) fn derive_by_shrink(
         &self,
         group: &GroupContext,

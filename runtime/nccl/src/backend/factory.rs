@@ -61,7 +61,7 @@ impl BackendFactory for NcclFactory {
             scope: Scope::Group,
             store: Arc::new(PrefixStore::new("all", group.store.clone())),
             ranks: group.info.ranks.to_vec(),
-            own: group.group_rank,
+            own_index: group.group_rank,
             name: group.info.name.clone(),
         };
         let main = CommQueue::begin(&shared, members)?;

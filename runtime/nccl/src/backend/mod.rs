@@ -148,7 +148,7 @@ impl NcclBackend {
             scope: Scope::Pair,
             store,
             ranks: pair.map(|rank| ranks[rank as usize]).to_vec(),
-            own: u32::from(own == to),
+            own_index: u32::from(own == to),
             name: format!("{}/{from}-{to}", self.group.info.name),
         };
         let queue = CommQueue::begin(&self.shared, members)?;

@@ -67,7 +67,7 @@ impl NcclBackend {
         for queue in &queues {
             begun.push(queue.begin_alone(name, call.clone(), deadline)?);
         }
-        // All calls are waited for, so that none is left running; the first error is returned.
+        // Each call is waited for, even if another has failed, at most until the deadline; the first error is returned.
         let ended: Vec<Result<()>> = begun
             .into_iter()
             .flatten()

@@ -38,7 +38,7 @@ impl Bootstrap {
     /// # Errors
     /// `Store`; `Backend` if the library cannot make an id.
     pub(crate) fn begin(shared: &Shared, members: BootstrapGroup) -> Result<Self> {
-        let own = members.own;
+        let own = members.own_index;
         let ranks = members.ranks.len() as u32;
         let id = match own.is_multiple_of(Self::ranks_per_id(shared, ranks)) {
             true => Some(shared.library.unique_id()?.internal.to_vec()),
@@ -87,7 +87,8 @@ impl Bootstrap {
     /// exists.
     ///
     /// # Errors
-    /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up.
+    /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`; `Backend`
+    /// with the library's message.
     pub(crate) fn step(&mut self, shared: &Shared) -> Result<bool> {
         if Instant::now() < self.next_poll {
             return Ok(false);
@@ -116,7 +117,7 @@ impl Bootstrap {
             let size = self.members.ranks.len() as u32;
             let params = InitParams {
                 ids: self.ids.clone(),
-                rank: self.members.own,
+                rank: self.members.own_index,
                 size,
                 name: self.members.name.clone(),
             };
@@ -163,7 +164,7 @@ impl Bootstrap {
     }
 
     fn publish(&self, outcome: &str) -> Result<()> {
-        let key = format!("{outcome}/{}", self.members.own);
+        let key = format!("{outcome}/{}", self.members.own_index);
         self.members.store.set(&key, b"")
     }
 
@@ -179,13 +180,13 @@ impl Bootstrap {
     }
 
     fn try_give_up(&self, error: &Error, report_time: Duration) -> Result<String> {
-        let own = self.members.ranks[self.members.own as usize];
+        let own_rank = self.members.ranks[self.members.own_index as usize];
         let store = &self.members.store;
         // The others name the first rank that gives up.
-        store.compare_set("failed", b"", format!("{own} {error}").as_bytes())?;
+        store.compare_set("failed", b"", format!("{own_rank} {error}").as_bytes())?;
         peer_info::give_up(
             &self.members,
-            &format!("rank {own} could not join: {error}"),
+            &format!("rank {own_rank} could not join: {error}"),
         )?;
         self.publish("left")?;
         let deadline = Deadline::In(report_time).started();

@@ -21,7 +21,7 @@ pub(crate) struct BootstrapGroup {
     /// The members' ranks in the world, in the order of their ranks in the communicator.
     pub(crate) ranks: Vec<Rank>,
     /// This rank's index in `ranks`.
-    pub(crate) own: u32,
+    pub(crate) own_index: u32,
     /// The communicator's name in the library's logs.
     pub(crate) name: String,
 }

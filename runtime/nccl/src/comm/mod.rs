@@ -158,10 +158,10 @@ impl Comm {
         !self.raw.load(Ordering::Acquire).is_null()
     }
 
-    /// Makes one call on the communicator.
+    /// Makes one call on the communicator, when no other call uses it.
     ///
     /// # Errors
-    /// `Closed` after destroy or abort.
+    /// `Closed` if the communicator was destroyed, aborted or abandoned.
     pub(crate) fn with<R>(&self, call: impl FnOnce(&NcclLibrary, NcclComm) -> R) -> Result<R> {
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         if handle.0.is_null() {
@@ -281,8 +281,8 @@ impl Comm {
     /// [`is_ready`](Self::is_ready) returns true when the work has stopped. It affects this rank only.
     ///
     /// # Errors
-    /// `Unsupported` if the library has no such function (before 2.28.7); `Backend` with the library's
-    /// message.
+    /// `Unsupported` if the library has no such function (before 2.28.7); `Closed` if the communicator was ended;
+    /// `Backend` with the library's message.
     pub(crate) fn revoke(&self) -> Result<()> {
         let Some(revoke) = self.library.table().comm_revoke else {
             return Err(self.library.lacks(
@@ -475,8 +475,9 @@ fn abort_children(library: &NcclLibrary, children: Vec<AbandonedChild>, status: 
 }
 
 impl Comm {
-    /// Aborts the communicator if it was not ended, on a separate thread, since the library may never
-    /// return from the call; returns whether the abort has finished.
+    /// Aborts the communicator if it was not ended, on a separate thread, since the library may never return from the
+    /// call. Returns true if the communicator has ended; false after an error, or if the library has not returned
+    /// within [`LAST_ABORT`](Self::LAST_ABORT).
     pub(crate) fn abort_on_thread(&mut self) -> bool {
         let handle = self
             .handle

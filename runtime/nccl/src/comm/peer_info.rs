@@ -104,7 +104,7 @@ pub(crate) fn publish_info(members: &BootstrapGroup, info: &PeerInfo) -> Result<
     let info = serde_json::to_vec(info).map_err(|error| unreadable("written", error))?;
     members
         .store
-        .set(&format!("peer_info/{}", members.own), &info)?;
+        .set(&format!("peer_info/{}", members.own_index), &info)?;
     // The value is written before the counter: the counter is the number of values that may be read.
     members.store.add(COUNTER, 1).map(drop)
 }
@@ -118,7 +118,7 @@ pub(crate) fn poll(
     devices: DeviceSharing,
 ) -> Result<Option<Vec<UniqueId>>> {
     let store = &members.store;
-    if members.own == 0 && !store.check(&[OUTCOME])? {
+    if members.own_index == 0 && !store.check(&[OUTCOME])? {
         let arrived = store.add(COUNTER, 0)?;
         if arrived < members.ranks.len() as i64 {
             return Ok(None);
@@ -129,7 +129,7 @@ pub(crate) fn poll(
             Err(why) => Outcome::Refused(why, None),
         };
         publish_outcome(store.as_ref(), &outcome)?;
-    } else if members.own != 0 && !store.check(&[OUTCOME])? {
+    } else if members.own_index != 0 && !store.check(&[OUTCOME])? {
         return Ok(None);
     }
     let outcome = store.get(OUTCOME, STORE_TIME)?;
@@ -152,10 +152,10 @@ pub(crate) fn poll(
 /// # Errors
 /// `Store`.
 pub(crate) fn give_up(members: &BootstrapGroup, why: &str) -> Result<()> {
-    let own = members.ranks[members.own as usize];
+    let own_rank = members.ranks[members.own_index as usize];
     publish_outcome(
         members.store.as_ref(),
-        &Outcome::Refused(why.to_owned(), Some(own)),
+        &Outcome::Refused(why.to_owned(), Some(own_rank)),
     )
 }
 
@@ -327,7 +327,7 @@ mod tests {
             scope: Scope::Group,
             store: store.clone(),
             ranks: (0..RANKS).collect(),
-            own,
+            own_index: own,
             name: "all".to_owned(),
         };
         let groups: Vec<BootstrapGroup> = (0..RANKS).map(members).collect();
@@ -341,7 +341,7 @@ mod tests {
                 assert!(none.is_none());
                 polls += 1;
             }
-            let own = members.own;
+            let own = members.own_index;
             let mut info = info(own, &format!("device {own}"), 23_007);
             info.id = own
                 .is_multiple_of(PER_ID)
@@ -369,7 +369,7 @@ mod tests {
             scope: Scope::Group,
             store: store.clone(),
             ranks: vec![4, 5, 6],
-            own,
+            own_index: own,
             name: "all".to_owned(),
         };
         give_up(&members(2), "rank 6 could not join: no memory").unwrap();

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(crate) struct StoreExchange {
     store: PrefixStore<dyn Store>,
     ranks: Arc<[Rank]>,
-    own: u32,
+    own_index: u32,
 }
 
 impl StoreExchange {
@@ -22,13 +22,13 @@ impl StoreExchange {
         Self {
             store: PrefixStore::new(prefix, group.store.clone()),
             ranks: group.info.ranks.clone(),
-            own: group.group_rank,
+            own_index: group.group_rank,
         }
     }
 
     /// Publishes this rank's value under `key`.
     pub(crate) fn publish(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.store.set(&format!("{key}/{}", self.own), value)
+        self.store.set(&format!("{key}/{}", self.own_index), value)
     }
 
     /// Returns the values of all members, in order of rank.
@@ -67,7 +67,7 @@ impl StoreExchange {
 
     /// Publishes that this rank gives up. The store keeps only the group's first error.
     pub(crate) fn publish_failure(&self, why: &Error) {
-        let text = format!("rank {}: {why}", self.ranks[self.own as usize]);
+        let text = format!("rank {}: {why}", self.ranks[self.own_index as usize]);
         if let Err(error) = self.store.compare_set("failed", b"", text.as_bytes()) {
             tracing::debug!(%error, "failed to publish the failure of this rank");
         }

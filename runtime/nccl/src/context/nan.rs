@@ -27,16 +27,16 @@ struct Format {
     /// The largest value of the masked bits that is not a NaN.
     limit: u64,
     /// Number of floats in one element.
-    each: u64,
+    floats: u64,
 }
 
 impl Format {
     fn of(dtype: DType) -> Option<Self> {
-        let format = |bits, mask, limit, each| Self {
+        let format = |bits, mask, limit, floats| Self {
             bits,
             mask,
             limit,
-            each,
+            floats,
         };
         Some(match dtype {
             DType::F8E4M3 => format(8, 0x7f, 0x7e, 1),
@@ -180,7 +180,8 @@ pub(crate) struct SearchStreams<'a> {
 
 impl NanFinder {
     /// Returns the index of the first NaN of a buffer of this device, after the work that is enqueued on the
-    /// buffer's stream. Checks nothing while that stream is being captured.
+    /// buffer's stream. `None` if there is no NaN, if the elements are not floats, and, without a check, while that
+    /// stream is being captured.
     ///
     /// # Blocking
     /// Until the buffer's stream has finished its pending work, or the group is aborted. Other streams of the device
@@ -218,7 +219,7 @@ impl NanFinder {
         // after the copy was waited for, and nothing else writes them.
         let first = unsafe { slot.host.read_volatile() };
         lock(&self.slots).push(slot);
-        Ok((first != u64::MAX).then(|| first / format.each))
+        Ok((first != u64::MAX).then(|| first / format.floats))
     }
 
     fn kernels(&self, device: &Arc<CudaDevice>) -> Result<Arc<Kernels>> {
@@ -322,7 +323,7 @@ impl Kernels {
         let width = WIDTHS.iter().position(|&bits| bits == format.bits);
         let function = self.functions[width.unwrap_or_default()];
         let mut at = buffer.as_ptr().addr() as u64;
-        let mut len = buffer.len() as u64 * format.each;
+        let mut len = buffer.len() as u64 * format.floats;
         let (mut mask, mut limit) = (format.mask, format.limit);
         let blocks = len.div_ceil(u64::from(THREADS)).min(MAX_BLOCKS) as u32;
         let mut parameters: [*mut c_void; 5] =

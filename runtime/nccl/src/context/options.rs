@@ -394,7 +394,7 @@ mod tests {
             "## Variables",
         ];
         let page: String = page.into_iter().map(documented).collect();
-        let own = [
+        let prefixes = [
             "TORCH_NCCL_",
             "TORCH_FR_",
             "TORCHCOMM_",
@@ -404,7 +404,7 @@ mod tests {
         ];
         for name in names_read
             .iter()
-            .filter(|it| own.iter().any(|own| it.starts_with(own)))
+            .filter(|it| prefixes.iter().any(|prefix| it.starts_with(prefix)))
         {
             assert!(
                 page.contains(name.as_str()),

@@ -58,7 +58,8 @@ impl Allocation {
         }
     }
 
-    /// Whether the free would become part of a CUDA graph, and run each time that the graph is launched.
+    /// Whether the free would become part of a CUDA graph, and run each time that the graph is launched. True also if
+    /// the driver does not answer.
     fn is_captured(&self) -> bool {
         let is_captured = |stream: &Arc<CudaStream>| {
             let entered = self.device.enter();

@@ -204,7 +204,7 @@ impl CudaDriver {
             Error::new(
                 ErrorKind::Backend,
                 format!(
-                    "the CUDA driver was not found; tried {} ({why})",
+                    "no usable CUDA driver was found; tried {} ({why})",
                     path.display()
                 ),
             )

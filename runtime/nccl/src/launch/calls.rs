@@ -1,7 +1,7 @@
 //! The library's calls, one function for each, and their arguments: parts of an operation's buffers, a
 //! reduction that is made for one operation, and memory in which a list is staged contiguously.
 
-use super::parts::{Move, Part, STAGING_ALIGN, whole};
+use super::parts::{Move, Part, STAGING_ALIGN, contiguous_start};
 use super::{Call, LaunchTarget, Launched};
 use crate::library::datatype::{NcclReduction, Units, reduction_of};
 use crate::library::sys::{self, CollConfig, NcclRedOp, NcclResult, result};
@@ -51,7 +51,7 @@ impl<'a> Calls<'a> {
     }
 
     /// Returns whether the library is still launching, and the copies that are to follow.
-    pub(super) fn finish(self) -> Launched {
+    pub(super) fn into_launched(self) -> Launched {
         let call = match self.is_pending.get() {
             true => Call::InProgress,
             false => Call::Done,
@@ -73,16 +73,17 @@ impl Calls<'_> {
         unsafe { self.target.library.check_on(self.target.comm, call, status) }
     }
 
-    fn parts(&self, whole: &Buffer<'_>) -> impl Iterator<Item = Part> {
+    /// Cuts a buffer into equal parts, one for each rank.
+    fn parts(&self, buffer: &Buffer<'_>) -> impl Iterator<Item = Part> {
         let size = self.target.size as usize;
-        let each = whole.len() / size;
-        Part::of(whole).cut(std::iter::repeat_n(each, size))
+        let len = buffer.len() / size;
+        Part::of(buffer).cut(std::iter::repeat_n(len, size))
     }
 
     /// Returns the parts of all ranks: the buffers of a list, or equal parts of a single buffer.
-    fn each(&self, side: &[Buffer<'_>]) -> Vec<Part> {
+    fn parts_of_all(&self, side: &[Buffer<'_>]) -> Vec<Part> {
         match side {
-            [whole] => self.parts(whole).collect(),
+            [buffer] => self.parts(buffer).collect(),
             list => list.iter().map(Part::of).collect(),
         }
     }
@@ -331,10 +332,10 @@ impl Calls<'_> {
         let ranks = 0..it.size;
         let own = Part::of(input);
         let Some(gather) = it.library.table().gather else {
-            let outputs = self.each(outputs).into_iter().zip(ranks);
+            let outputs = self.parts_of_all(outputs).into_iter().zip(ranks);
             return self.exchange([(own, root)].into_iter(), outputs);
         };
-        let at = match whole(outputs) {
+        let at = match contiguous_start(outputs) {
             Some(at) => at,
             // On ranks other than the root the library reads no output address.
             None if outputs.is_empty() => own.at,
@@ -383,10 +384,10 @@ impl Calls<'_> {
         let ranks = 0..it.size;
         let own = Part::of(output);
         let Some(scatter) = it.library.table().scatter else {
-            let inputs = self.each(inputs).into_iter().zip(ranks);
+            let inputs = self.parts_of_all(inputs).into_iter().zip(ranks);
             return self.exchange(inputs, [(own, root)].into_iter());
         };
-        let at = match whole(inputs) {
+        let at = match contiguous_start(inputs) {
             Some(at) => at,
             // On ranks other than the root the library reads no input address.
             None if inputs.is_empty() => own.at,

@@ -132,7 +132,7 @@ impl<'a> LaunchTarget<'a> {
         } else {
             calls.make(op)?;
         }
-        Ok(calls.finish())
+        Ok(calls.into_launched())
     }
 }
 
@@ -258,7 +258,8 @@ impl Calls<'_> {
                 Peer::Any | Peer::None => check_library(self.target.library, op),
             },
             Pattern::Block | Pattern::Agreement | Pattern::OneSided | Pattern::Unknown => {
-                let error = Error::new(ErrorKind::Unsupported, "NCCL has no call for it");
+                let message = "NCCL has no call for this operation";
+                let error = Error::new(ErrorKind::Unsupported, message);
                 Err(error.during(kind))
             }
         }

@@ -77,7 +77,7 @@ pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     } else {
         return 0;
     };
-    match whole(list) {
+    match contiguous_start(list) {
         Some(_) => 0,
         None => list
             .iter()
@@ -91,7 +91,7 @@ pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
 pub(super) const STAGING_ALIGN: usize = 256;
 
 /// Returns the address of a list's first part; `None` if the parts are not contiguous, or if the list is empty.
-pub(super) fn whole(list: &[Buffer<'_>]) -> Option<*mut c_void> {
+pub(super) fn contiguous_start(list: &[Buffer<'_>]) -> Option<*mut c_void> {
     let first = list.first()?;
     let mut end = first.as_ptr().addr();
     for part in list {

@@ -105,7 +105,7 @@ impl NcclLibrary {
         Err(Error::new(
             ErrorKind::Backend,
             format!(
-                "NCCL was not found; tried {}; set RCOMM_NCCL_LIB to the path of {SONAME}",
+                "no usable NCCL was found; tried {}; set RCOMM_NCCL_LIB to the path of {SONAME}",
                 tried.join(", ")
             ),
         ))

@@ -60,7 +60,8 @@ impl CommQueue {
         self.live.count()
     }
 
-    /// Fails the operations that wait for the ranks to join, and leaves the communicators as they are.
+    /// Fails the operations that wait for the ranks to join, and leaves the communicators that all ranks have joined as
+    /// they are. One that is still joining is aborted.
     pub(crate) fn abandon_all(queues: &[Arc<Self>]) {
         queues
             .iter()
@@ -100,8 +101,9 @@ impl CommQueue {
         }
     }
 
-    /// Fails the operations that wait for the ranks to join. If a call that does not return holds the lock, their
-    /// next progress check finds that the group was aborted.
+    /// After an abort: makes the queue unusable, and fails the operations that wait for the ranks to join. Does nothing
+    /// if another call holds the lock for longer than `limit`: the next progress check of these operations then finds
+    /// that the group was aborted.
     fn fail_waiting(&self, limit: Duration) {
         let Some(error) = self.shared.aborted.get() else {
             return;
@@ -116,8 +118,8 @@ impl CommQueue {
         state.stage = Stage::Broken(error.clone());
     }
 
-    /// Revokes the communicators that can be revoked in one group of calls, then aborts the others in a second group.
-    /// The context must be current.
+    /// Revokes all communicators in one group of calls, if the library can revoke and shrink. Then aborts all in a
+    /// second group, except the group's own one if it was revoked. The context must be current.
     fn stop_all(shared: &Shared, queues: &[Arc<Self>]) {
         let table = shared.library.table();
         let is_revocable = table.comm_revoke.is_some() && table.comm_shrink.is_some();
@@ -143,7 +145,8 @@ impl CommQueue {
         }
     }
 
-    /// Stops pending work on all communicators; returns the queues whose communicator must be aborted.
+    /// Stops pending work on all communicators. Returns the queues whose communicator must be aborted: those of pairs
+    /// of ranks, and those that could not be revoked.
     fn revoke_all<'a>(shared: &Shared, queues: &'a [Arc<Self>]) -> Vec<&'a Arc<Self>> {
         let mut to_abort = Vec::new();
         let mut revoked = Vec::new();
@@ -168,7 +171,7 @@ impl CommQueue {
         let _ = group.end();
         let deadline = Deadline::In(Self::CLEAN_UP).started();
         for (queue, comm) in revoked {
-            match queue.finish_revoked(comm, deadline) {
+            match Self::wait_until_revoked(comm, deadline) {
                 Ok(()) if queue.scope == Scope::Group => {}
                 Ok(()) => to_abort.push(queue),
                 Err(error) => {
@@ -180,7 +183,8 @@ impl CommQueue {
         to_abort
     }
 
-    fn finish_revoked(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
+    /// Waits until the library has stopped the pending work of a communicator that was revoked.
+    fn wait_until_revoked(comm: &Comm, deadline: Deadline) -> Result<()> {
         loop {
             match comm.status() {
                 CommStatus::Ready | CommStatus::Gone => return Ok(()),

@@ -59,8 +59,8 @@ impl CommQueue {
     /// captured. The context must be current; `graph` is that of [`check_capture`](Self::check_capture) if
     /// it is known.
     ///
-    /// An error comes with a mark if all work that may be on the device is before this mark, and without one if it
-    /// is not known when the device will be done.
+    /// An error comes with a mark if all work that may be on the device is before this mark. An error without a mark
+    /// says nothing about the device: the caller must keep the buffers.
     pub(super) fn enqueue(
         &self,
         op: &Op<'static>,
@@ -113,7 +113,7 @@ impl CommQueue {
         let finished = match launched {
             // If the library is still launching at an error, it enqueues work after any mark.
             Ok(Ok(launched)) => self
-                .finish(comm, launched, deadline)
+                .complete_launch(comm, launched, deadline)
                 .inspect_err(|_| is_marked = false),
             Ok(Err(error)) => {
                 // Calls of the group before the one that failed may still be in progress (`Group` ends the group
@@ -249,10 +249,10 @@ impl CommQueue {
         }
     }
 
-    /// Fails if it is unknown what the library may still enqueue.
+    /// Fails after an abort, and if the queue is unusable: it is then unknown what the library may still enqueue.
     ///
     /// # Errors
-    /// The reason why the queue is unusable; `Timeout` as [`lock`](Self::lock).
+    /// The error of the abort, or the reason why the queue is unusable; `Timeout` as [`lock`](Self::lock).
     pub(crate) fn check_usable(&self, deadline: Deadline) -> Result<()> {
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
@@ -263,8 +263,8 @@ impl CommQueue {
         }
     }
 
-    /// Enqueues the copies that follow the library's call.
-    fn finish(&self, comm: &Comm, launched: Launched, deadline: Deadline) -> Result<()> {
+    /// Waits until the library has launched everything, and enqueues the copies that follow its call.
+    fn complete_launch(&self, comm: &Comm, launched: Launched, deadline: Deadline) -> Result<()> {
         if launched.call == Call::InProgress {
             self.wait_until_connected(comm, deadline)?;
         }

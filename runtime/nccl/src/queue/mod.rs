@@ -108,7 +108,7 @@ pub(crate) struct CommQueue {
 impl CommQueue {
     /// How long work on the device may continue after an error of the communicator.
     const GRACE: Duration = Duration::from_millis(500);
-    /// How long the registration of memory waits until no work is in progress in the background.
+    /// How long [`lock_idle`](Self::lock_idle) waits until no work is in progress in the background.
     const IDLE_TIME: Duration = Duration::from_secs(30);
 
     /// Makes a queue and begins to join its communicator.
@@ -343,19 +343,19 @@ impl CommQueue {
         }
     }
 
-    /// Launches the operations in the queue, if all ranks have joined. The context must be current; `own`
-    /// is the ticket whose graph is known.
+    /// Launches the operations in the queue, if all ranks have joined. The context must be current; `checked` is the
+    /// ticket for which the caller has looked up the graph.
     fn launch_waiting_ops(
         &self,
         state: &mut QueueState,
-        own: Option<(&Arc<Ticket>, Option<Graph>)>,
+        checked: Option<(&Arc<Ticket>, Option<Graph>)>,
     ) {
         match self.advance(state) {
             Ok(false) => {}
             Ok(true) => {
                 while let Some(ticket) = state.waiting.pop_front() {
-                    let known = own.filter(|(own, _)| Arc::ptr_eq(own, &ticket));
-                    let graph = known.map(|(_, graph)| graph);
+                    let checked = checked.filter(|(checked, _)| Arc::ptr_eq(checked, &ticket));
+                    let graph = checked.map(|(_, graph)| graph);
                     self.launch(state, &ticket, graph);
                 }
             }

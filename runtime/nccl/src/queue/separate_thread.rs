@@ -144,14 +144,14 @@ impl CommQueue {
     }
 
     fn launch_on_thread(&self, ticket: &Arc<Ticket>, graph: Option<Option<Graph>>) -> Result<()> {
-        let own = ticket.clone();
+        let on_thread = ticket.clone();
         let mut launched = ForeignCall::begin("rcomm/nccl-connect", move || {
-            let queue = own.queue().clone();
+            let queue = on_thread.queue().clone();
             match queue.shared.device.enter() {
                 Ok(_entered) => {
-                    own.launch(|op, call| queue.enqueue(op, call, graph));
+                    on_thread.launch(|op, call| queue.enqueue(op, call, graph));
                 }
-                Err(error) => own.fail(error),
+                Err(error) => on_thread.fail(error),
             }
         })?;
         self.wait_for_thread(&mut launched, ticket.deadline())

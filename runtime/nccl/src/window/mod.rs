@@ -93,7 +93,8 @@ struct Incoming {
 pub(crate) struct NcclWindow {
     queue: Arc<CommQueue>,
     signals: Arc<Signals>,
-    own: u32,
+    /// This rank in the group.
+    group_rank: u32,
     /// The sizes in bytes of all ranks' parts.
     parts: Vec<usize>,
     exchange: StoreExchange,
@@ -188,7 +189,7 @@ impl NcclWindow {
 
     /// Returns the address at which this device reaches the byte at `offset` in the part of a peer.
     fn address_of(&self, open: &OpenWindow, peer: u32, offset: usize) -> Result<u64> {
-        if peer == self.own {
+        if peer == self.group_rank {
             return Ok(open.data.at + offset as u64);
         }
         let library = &self.queue.shared.library;

@@ -100,7 +100,7 @@ impl WindowGroup<'_> {
         let window = NcclWindow {
             queue: self.main.clone(),
             signals: self.signals.clone(),
-            own: self.group.group_rank,
+            group_rank: self.group.group_rank,
             parts,
             exchange,
             copies,
@@ -150,7 +150,7 @@ impl WindowGroup<'_> {
     ///
     /// # Errors
     /// `Unsupported` if a rank cannot take part, `Mismatch` if element types differ.
-    fn check_infos(&self, own: DType, infos: &[Vec<u8>]) -> Result<Vec<usize>> {
+    fn check_infos(&self, dtype: DType, infos: &[Vec<u8>]) -> Result<Vec<usize>> {
         let refuse = |kind, why: String| Err(Error::new(kind, why));
         let mut parts = Vec::with_capacity(infos.len());
         for (info, rank) in infos.iter().zip(&*self.group.info.ranks) {
@@ -163,8 +163,9 @@ impl WindowGroup<'_> {
                 return refuse(ErrorKind::Unsupported, message);
             }
             let theirs = DType::from_code(info.dtype).unwrap_or(DType::Other);
-            if theirs != own {
-                let message = format!("a window of {own} on this rank, of {theirs} on rank {rank}");
+            if theirs != dtype {
+                let message =
+                    format!("a window of {dtype} on this rank, of {theirs} on rank {rank}");
                 return refuse(ErrorKind::Mismatch, message);
             }
             parts.push(info.bytes);

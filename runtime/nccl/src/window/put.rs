@@ -172,7 +172,7 @@ impl NcclWindow {
             .clone();
         self.refuse_capture(&stream)?;
         let (start, bytes) = (held.as_ptr().addr() as u64, held.size_bytes());
-        let part = self.parts[self.own as usize] as u64;
+        let part = self.parts[self.group_rank as usize] as u64;
         let is_inside = start >= open.data.at && start + bytes as u64 <= open.data.at + part;
         let mut outgoing = lock(&self.outgoing);
         let piece = if is_inside { bytes } else { STAGING };
@@ -241,7 +241,7 @@ impl NcclWindow {
             from,
             bytes: WORD,
             to: open.control.handle(),
-            offset: self.own as usize * WORD,
+            offset: self.group_rank as usize * WORD,
         };
         let before = |number: c_uint| {
             let stream = self.queue.stream();

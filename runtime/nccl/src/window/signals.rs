@@ -36,7 +36,7 @@ impl NcclWindow {
         let Some(signal) = self.queue.shared.library.table().signal else {
             return Err(self.queue.shared.library.lacks("a window", "ncclSignal"));
         };
-        let own = self.own;
+        let own = self.group_rank;
         {
             let mut sent = lock(&self.signals.sent);
             let state = self.queue.lock(deadline)?;

@@ -137,21 +137,21 @@ fn a_root_that_does_not_exist_is_refused_with_the_facts() {
 }
 
 #[test]
-fn wrong_usage_is_told_once_and_says_what_to_do() {
-    let told = |args: &[&str]| {
+fn a_usage_error_is_printed_once_and_names_the_wrong_arguments() {
+    let stderr_of = |args: &[&str]| {
         let output = bench(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
-        String::from_utf8(output.stderr).expect("text")
+        String::from_utf8(output.stderr).expect("valid UTF-8")
     };
     assert_eq!(
-        told(&["all_reduce,barrier", "-n", "2", "--calls", "async"]),
+        stderr_of(&["all_reduce,barrier", "-n", "2", "--calls", "async"]),
         "rcomm-bench: --calls async and --calls overlap measure all_reduce only: leave out barrier\n"
     );
     assert_eq!(
-        told(&["all_reduce", "-n", "2", "-b", "2K", "-e", "1K"]),
+        stderr_of(&["all_reduce", "-n", "2", "-b", "2K", "-e", "1K"]),
         "rcomm-bench: --min-bytes 2048 is larger than --max-bytes 1024\n"
     );
-    let alone = told(&["all_reduce"]);
+    let alone = stderr_of(&["all_reduce"]);
     assert!(
         alone.starts_with(
             "rcomm-bench: -n is not given, and the variables of a launcher are missing or wrong"

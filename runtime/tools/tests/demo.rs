@@ -40,14 +40,15 @@ impl Demo {
     /// Ends the job as ctrl-c does, but by SIGTERM: a process in the background may ignore SIGINT.
     fn end(self) {
         self.ask_to_end();
-        self.has_ended();
+        self.check_end();
     }
 
     fn ask_to_end(&self) {
         kill_process(Pid::from_child(&self.launcher), Signal::TERM).unwrap();
     }
 
-    fn has_ended(mut self) {
+    /// Waits for the end of the launcher, and checks its exit code and that no ring is left.
+    fn check_end(mut self) {
         let status = self.launcher.wait().unwrap();
         // The exit code is that of the first rank that failed: of the killed rank, if one was killed.
         let codes = [Signal::TERM, Signal::KILL].map(|signal| Some(128 + signal.as_raw()));
@@ -56,7 +57,7 @@ impl Demo {
     }
 }
 
-/// A view beside the job.
+/// A live view of the job.
 struct View {
     anchor: Anchor,
     source: RingSource,
@@ -144,7 +145,7 @@ fn a_healthy_job_has_no_faulty_verdict() {
     // The view shows that the job was cancelled, and still does when its records have been removed.
     demo.ask_to_end();
     view.wait_for(|report| report.verdict == Verdict::Cancelled);
-    demo.has_ended();
+    demo.check_end();
     for _ in 0..3 {
         if let Some(report) = view.poll() {
             assert_eq!(

@@ -71,7 +71,7 @@ fn the_first_failure_and_the_ranks_ended_by_the_launcher_are_recorded() {
 }
 
 #[test]
-fn a_rank_that_kills_itself_was_not_killed_by_the_launcher() {
+fn a_rank_that_kills_itself_is_not_recorded_as_killed_by_the_launcher() {
     let record = run("if [ $RANK = 0 ]; then kill -9 $$; fi; sleep 1000");
     assert_eq!(end(&record.ranks[0]), (None, Some(9)));
     assert!(signals(&record.ranks[0]).is_empty());

@@ -145,7 +145,9 @@ impl<T: Whole> Deref for Memory<T> {
     fn deref(&self) -> &[T] {
         match self {
             Self::Caller(values) => values,
-            Self::Group(buffer) => buffer.as_slice().expect("the host's, of this type"),
+            Self::Group(buffer) => buffer
+                .as_slice()
+                .expect("host memory with this element type"),
         }
     }
 }
@@ -154,7 +156,9 @@ impl<T: Whole> DerefMut for Memory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match self {
             Self::Caller(values) => values,
-            Self::Group(buffer) => buffer.as_mut_slice().expect("the host's, of this type"),
+            Self::Group(buffer) => buffer
+                .as_mut_slice()
+                .expect("host memory with this element type"),
         }
     }
 }
@@ -241,7 +245,7 @@ impl<'a, T: Whole> Case<'a, T> {
         self.output.fill(T::whole(0));
     }
 
-    /// Calls the operation once.
+    /// Calls the operation once, and blocks until it has ended; for [`Operation::SendRecv`] one round trip.
     pub(crate) fn run(&mut self) -> Result<()> {
         let (group, part) = (self.group, self.part);
         match self.operation {
@@ -319,7 +323,7 @@ mod tests {
     fn names_are_those_of_the_command_line() {
         for &operation in Operation::value_variants() {
             let on_command_line = operation.to_possible_value();
-            let on_command_line = on_command_line.expect("nothing is hidden");
+            let on_command_line = on_command_line.expect("no operation is left out");
             assert_eq!(on_command_line.get_name(), operation.name());
         }
     }

@@ -115,7 +115,7 @@ impl Printer {
                     let all = optional.iter();
                     all.filter_map(|(name, value)| Some((name, (*value)?)))
                 };
-                let issue: String = columns()
+                let optional: String = columns()
                     .map(|(_, value)| format!("{value:>10.2}"))
                     .collect();
                 if first {
@@ -142,7 +142,7 @@ impl Printer {
                 }
                 writeln!(
                     out,
-                    "{:<15}{:>12}{:>12} {:>5} {:>8}{:>11.2}{:>11.2}{issue}{:>9.2}{:>9.2}{:>8}",
+                    "{:<15}{:>12}{:>12} {:>5} {:>8}{:>11.2}{:>11.2}{optional}{:>9.2}{:>9.2}{:>8}",
                     line.op,
                     line.bytes,
                     line.count,

@@ -102,5 +102,5 @@ pub(crate) fn pin_to_core() -> anyhow::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);
     rustix::thread::sched_setaffinity(None, &set)
-        .with_context(|| format!("failed to stay on core {core}"))
+        .with_context(|| format!("failed to pin this rank to core {core}"))
 }

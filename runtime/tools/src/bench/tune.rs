@@ -26,7 +26,7 @@ struct MeasuredRow {
     p50_us: f64,
 }
 
-/// The best time of each size in bytes, in microseconds.
+/// The best median time of a call in microseconds, by size in bytes.
 type Times = BTreeMap<usize, f64>;
 
 /// Measures and writes a table, or prints the table in use.
@@ -86,8 +86,7 @@ fn measure(args: &TuneArgs, topology: Topology, ranks: NonZeroU32) -> anyhow::Re
                 }
             }
         }
-        let measured = cut(&times);
-        for (at, bytes) in measured {
+        for (at, bytes) in cut(&times) {
             choices.push(Choice {
                 pattern,
                 topology,

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// How long the ranks may take to end after ctrl-c, before they are killed. A stopped rank does not end by itself.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long the records stay after the end, for a view beside the job to read how it ended.
+/// How long the records stay after the end, so that a live view of the job can read how it ended.
 const LAST_LOOK: Duration = Duration::from_secs(2);
 /// How long a demonstration continues after one of its ranks has died, unless ctrl-c ends it.
 const LINGER: Duration = Duration::from_secs(24 * 60 * 60);
@@ -62,7 +62,7 @@ fn dump_directory(job: &str) -> PathBuf {
 
 /// A text that says which job is started, what will happen to it and when, and by which commands to look at it.
 fn introduction(demo: &Demo, job: &str, program: &Path) -> String {
-    let command = |name: &str| beside(program, name);
+    let command = |name: &str| command_for(program, name);
     let (top, web) = (command("rcomm-top"), command("rcomm-web"));
     let mut text = format!(
         "== job {job}: {} ranks. {}\n",
@@ -87,13 +87,13 @@ fn introduction(demo: &Demo, job: &str, program: &Path) -> String {
 
 /// The command for the program `name`: its path in the folder of this program if it is there and not in `PATH`, else
 /// its name.
-fn beside(program: &Path, name: &str) -> String {
+fn command_for(program: &Path, name: &str) -> String {
     let folder = program.parent().unwrap_or(Path::new("."));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_on_path = std::env::split_paths(&path).any(|at| at.join(name).is_file());
-    let own = folder.join(name);
-    if !is_on_path && own.is_file() {
-        return own.display().to_string();
+    let next_to_it = folder.join(name);
+    if !is_on_path && next_to_it.is_file() {
+        return next_to_it.display().to_string();
     }
     name.to_owned()
 }

@@ -19,7 +19,7 @@ const KEPT: usize = 64;
 
 /// The launcher's record, written at every change.
 pub(super) struct Account {
-    /// `None` if the rings are in memory, or the file could not be written.
+    /// `None` if the rings are in memory, if the configuration is invalid, or if the file could not be written.
     directory: Option<PathBuf>,
     record: LaunchRecord,
     /// The place in the record of each process, in the order in which they were started.
@@ -226,7 +226,7 @@ fn count_in(path: &std::path::Path) -> Option<u64> {
 fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
     let mount = PathBuf::from("/sys/fs/cgroup");
     // Each line is `number:controllers:path`; in the line of version 2 the controllers are empty.
-    let own = |is_it: fn(&str) -> bool| {
+    let path_where = |is_it: fn(&str) -> bool| {
         let mut lines = groups.lines().filter_map(|line| {
             let (_, rest) = line.split_once(':')?;
             rest.split_once(':')
@@ -234,14 +234,17 @@ fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
         let found = lines.find(|(controllers, _)| is_it(controllers));
         found.map(|(_, path)| path.trim_start_matches('/').to_owned())
     };
-    let of_version_2 = own(str::is_empty).map(|own| mount.join(own).join("memory.events"));
+    let of_version_2 = path_where(str::is_empty);
+    let of_version_2 = of_version_2.map(|path| mount.join(path).join("memory.events"));
     let version_1 = mount.join("memory");
-    let of_version_1 = own(|controllers| controllers.split(',').any(|one| one == "memory"));
-    let of_version_1 = of_version_1.map(|own| {
+    let of_version_1 = path_where(|controllers| controllers.split(',').any(|one| one == "memory"));
+    let of_version_1 = of_version_1.map(|path| {
         // In a container the path may be the one on the host, while the container's group is mounted at the top.
-        ["", own.as_str()].map(|own| version_1.join(own).join("memory.oom_control"))
+        ["", path.as_str()].map(|path| version_1.join(path).join("memory.oom_control"))
     });
-    let of_version_1 = of_version_1.into_iter().flat_map(|[top, own]| [own, top]);
+    let of_version_1 = of_version_1
+        .into_iter()
+        .flat_map(|[top, exact]| [exact, top]);
     of_version_2.into_iter().chain(of_version_1)
 }
 

@@ -37,7 +37,7 @@ struct Failure {
 }
 
 impl Failure {
-    /// What is said of it on the other nodes.
+    /// The sentence with which the launchers of the other nodes report this failure.
     fn on_another_node(&self) -> String {
         match self.code {
             // A host that comes is no failure of a node.
@@ -88,14 +88,14 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
     }
     let mut nodes = Nodes::join(options, &secret)?;
     let mut restarts = 0;
-    let mut told = None;
+    let mut reported = None;
     loop {
         match nodes.begin(options, &signals, sinks)? {
             Begun::Attempt => {}
             Begun::Over(failure) => {
                 let is_new = |over: &&Failure| {
-                    let told = told.as_ref();
-                    told.is_none_or(|told: &Failure| !told.sentence.ends_with(&over.sentence))
+                    let reported = reported.as_ref();
+                    reported.is_none_or(|it: &Failure| !it.sentence.ends_with(&over.sentence))
                 };
                 if let Some(over) = failure.as_ref().filter(is_new) {
                     sinks.print_message(&over.sentence);
@@ -104,13 +104,13 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
             }
         }
         let ranks = Ranks::start(options, &nodes.job, &secret, nodes.attempt())?;
-        let own = ranks.supervise(options, &signals, &nodes, sinks)?;
-        let is_silent = own.is_none();
-        let failure = nodes.end(own)?;
+        let local = ranks.supervise(options, &signals, &nodes, sinks)?;
+        let is_unreported = local.is_none();
+        let failure = nodes.end(local)?;
         let goes_on = match &failure {
             None => false,
             Some(failure) => {
-                if is_silent {
+                if is_unreported {
                     sinks.print_message(&failure.on_another_node());
                 }
                 let wants = failure.restart == Restart::Counted && restarts < options.max_restarts;
@@ -120,7 +120,7 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
         if !goes_on {
             return nodes.leave(failure, options);
         }
-        told = failure;
+        reported = failure;
         if !options.nnodes.is_range() {
             restarts += 1;
             let most = options.max_restarts;

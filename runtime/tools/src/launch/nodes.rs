@@ -56,6 +56,7 @@ struct RemoteFailure {
     stop: AtomicBool,
 }
 
+/// This launcher's connection to the launchers of the other nodes, over the job's store.
 pub(super) struct Nodes {
     pub(super) job: Job,
     /// Readable once [`Self::remote_failure`] returns a failure; of the current attempt.
@@ -241,7 +242,7 @@ impl Nodes {
     fn listen(&self, options: &Options) -> Result<JoinHandle<()>> {
         let (keys, remote, wake) = (self.keys.clone(), self.remote.clone(), self.wake.clone());
         let failure_key = failure_key(self.attempt());
-        let (own, watched, after_loss, full_at) = match &self.rounds {
+        let (own_id, watched, after_loss, full_at) = match &self.rounds {
             None => {
                 let others = 1..if self.job.node == 0 {
                     self.job.nnodes
@@ -257,8 +258,8 @@ impl Nodes {
             }
         };
         let silence = options.node_timeout;
-        let look = move |keys: &PrefixStore<TcpStore>, pulses: &mut Pulses| {
-            keys.add(&pulse_key(own), 1)?;
+        let poll = move |keys: &PrefixStore<TcpStore>, pulses: &mut Pulses| {
+            keys.add(&pulse_key(own_id), 1)?;
             for (id, label) in &watched {
                 if pulses.look(keys, *id, silence)? == Life::Silent {
                     let failure = Failure {
@@ -292,7 +293,7 @@ impl Nodes {
                     return;
                 }
                 let mut pulses = pulses.lock().unwrap_or_else(PoisonError::into_inner);
-                match look(&keys, &mut pulses) {
+                match poll(&keys, &mut pulses) {
                     // A node also reads its own failure, which has no effect.
                     Ok(None) => {}
                     Ok(Some(failure)) => break failure,
@@ -312,7 +313,7 @@ impl Nodes {
             // A write to an eventfd fails only when it is full, and then it is readable.
             let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
             // While its ranks end, this launcher keeps its pulse going.
-            while !remote.stop.load(Ordering::Relaxed) && keys.add(&pulse_key(own), 1).is_ok() {
+            while !remote.stop.load(Ordering::Relaxed) && keys.add(&pulse_key(own_id), 1).is_ok() {
                 std::thread::sleep(PULSE / 5);
             }
         };
@@ -331,15 +332,18 @@ impl Nodes {
         if !self.has_others() {
             return Ok(());
         }
-        let told = match &self.rounds {
-            Some(rounds) => rounds.as_told(&self.keys, failure)?,
+        let published = match &self.rounds {
+            Some(rounds) => rounds.as_published(&self.keys, failure)?,
             None => failure.clone(),
         };
-        publish_failure(&*self.keys, &failure_key(self.attempt()), &told).map(drop)
+        publish_failure(&*self.keys, &failure_key(self.attempt()), &published).map(drop)
     }
 
-    /// Ends the attempt on this node, and returns its failure, if any: with several nodes, the one that was reported
-    /// first. Without a failure on this node, waits until the attempt has ended on all nodes or one of them has failed.
+    /// Ends the attempt on this node, and returns its failure, if any: `failure`, or else the one that another node has
+    /// reported.
+    ///
+    /// # Blocking
+    /// Without a failure on this node: until the attempt has ended on all nodes, or one of them has failed.
     pub(super) fn end(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
         if !self.has_others() {
             return Ok(failure);
@@ -380,8 +384,8 @@ impl Nodes {
         if nnodes == 1 {
             return Ok(wants);
         }
-        let own = format!("restart/{attempt}/{}", self.job.node);
-        let published = self.keys.set(&own, if wants { b"yes" } else { b"no" });
+        let own_key = format!("restart/{attempt}/{}", self.job.node);
+        let published = self.keys.set(&own_key, if wants { b"yes" } else { b"no" });
         if !wants {
             // The store may have failed; this node leaves in any case.
             return Ok(false);
@@ -406,9 +410,9 @@ impl Nodes {
     ) -> Result<Option<Failure>> {
         if let Some(rounds) = &mut self.rounds {
             // The launcher with the store may have ended, which does not change how this one ends.
-            let told = rounds.finish(&self.keys, outcome.as_ref(), options);
+            let finished = rounds.finish(&self.keys, outcome.as_ref(), options);
             return match &outcome {
-                None => told.map(|()| None),
+                None => finished.map(|()| None),
                 Some(_) => Ok(outcome),
             };
         }

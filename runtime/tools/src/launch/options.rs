@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-const EXIT_CODES: &str = "\
+const AFTER_HELP: &str = "\
 rcomm-run demo healthy|slow|stuck|kill|freeze|mismatch|deadlock|pipeline starts \
 a job with that fault, to watch with rcomm-top or rcomm-web; see rcomm-run demo --help.
 
@@ -46,7 +46,7 @@ Exit codes (with --max-restarts, of the last attempt):
 
 /// Starts the ranks of a job on this host and supervises them.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "rcomm-run", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "rcomm-run", version, after_help = AFTER_HELP, max_term_width = 100)]
 pub struct Options {
     /// Number of ranks to start on this host.
     #[arg(short = 'n', long = "nproc", visible_alias = "nproc-per-node", alias = "nproc_per_node",
@@ -58,8 +58,8 @@ pub struct Options {
     #[arg(long, default_value_t, value_name = "N|MIN:MAX")]
     pub nnodes: NodeCount,
 
-    /// Index of this host, from 0 [default: 0]. With MIN:MAX, host 0 is the one with the store, and hosts are numbered by the launchers;
-    /// without the option it is the first one that can listen at --master-addr.
+    /// Index of this host, from 0 [default: 0]. With MIN:MAX, host 0 is the one with the store, and hosts are numbered
+    /// by the launchers; without the option it is the first one that can listen at --master-addr.
     #[arg(long, alias = "node_rank")]
     pub node_rank: Option<u32>,
 
@@ -113,8 +113,9 @@ pub struct Options {
     #[arg(long, default_value = "10", value_parser = seconds, value_name = "SECONDS")]
     pub grace: Duration,
 
-    /// Time that the other ranks have, after one has failed, to notice it and to write their dumps, in seconds. The default suffices for the default values of RCOMM_SIGNAL_INTERVAL_MS and RCOMM_STATUS_WAIT_MS; 0 ends
-    /// the others at once.
+    /// Time that the other ranks have, after one has failed, to notice it and to write their dumps, in seconds. The
+    /// default suffices for the default values of RCOMM_SIGNAL_INTERVAL_MS and RCOMM_STATUS_WAIT_MS; 0 ends the others
+    /// at once.
     #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
     pub linger: Duration,
 

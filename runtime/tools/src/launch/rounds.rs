@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 
 type Keys = PrefixStore<TcpStore>;
 
-/// How often the launcher with the store looks who is there.
-const LOOK: Duration = Duration::from_millis(50);
+/// The interval at which the launcher with the store checks which launchers are there.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The most launchers of a job, also those that wait.
 const MAX_LAUNCHERS: i64 = 65_536;
 
@@ -134,9 +134,9 @@ impl Rounds {
         (self.serves_store && members < options.nnodes.most as usize).then_some(self.seen)
     }
 
-    /// What this launcher tells the others of a failure. A signal to a launcher ends its own ranks only, unless it has
-    /// the store.
-    pub(super) fn as_told(&self, keys: &Keys, failure: &Failure) -> rcomm::Result<Failure> {
+    /// The failure that this launcher publishes for the others. A signal to a launcher ends only its own ranks, unless
+    /// it has the store: then it leaves the job, and the others go on.
+    pub(super) fn as_published(&self, keys: &Keys, failure: &Failure) -> rcomm::Result<Failure> {
         if failure.restart != Restart::Never || self.serves_store {
             return Ok(failure.clone());
         }
@@ -221,19 +221,19 @@ impl Rounds {
 
     /// What a published round means for this launcher; `None` if it is not in it.
     fn read(&mut self, keys: &Keys, text: &[u8]) -> Result<Option<Next>> {
-        let text = std::str::from_utf8(text).context(NO_ROUND)?;
-        let (head, rest) = text.split_once('\n').context(NO_ROUND)?;
+        let text = std::str::from_utf8(text).context(INVALID_KEY)?;
+        let (head, rest) = text.split_once('\n').context(INVALID_KEY)?;
         if let Some(code) = head.strip_prefix("over ") {
             let failure = Failure {
                 sentence: rest.to_owned(),
-                code: code.parse().context(NO_ROUND)?,
+                code: code.parse().context(INVALID_KEY)?,
                 restart: Restart::Never,
             };
             return Ok(Some(Next::Over((!rest.is_empty()).then_some(failure))));
         }
-        let attempt: u32 = head.parse().context(NO_ROUND)?;
-        let (job, list) = rest.split_once('\n').context(NO_ROUND)?;
-        let ids = list.split(' ').map(|id| id.parse().context(NO_ROUND));
+        let attempt: u32 = head.parse().context(INVALID_KEY)?;
+        let (job, list) = rest.split_once('\n').context(INVALID_KEY)?;
+        let ids = list.split(' ').map(|id| id.parse().context(INVALID_KEY));
         let ids = ids.collect::<Result<Vec<u32>>>()?;
         let Some(node) = ids.iter().position(|&id| id == self.id) else {
             self.round = None;
@@ -326,22 +326,22 @@ impl Rounds {
             if let Some(failure) = stop_of(signals) {
                 return Ok(Err(failure));
             }
-            let (there, ends) = self.there(keys, &before, options)?;
-            let chosen: Vec<Member> = there.into_iter().take(most).collect();
+            let (present, some_unready) = self.present(keys, &before, options)?;
+            let chosen: Vec<Member> = present.into_iter().take(most).collect();
             if chosen.len() >= least {
                 let since = *enough_since.get_or_insert_with(Instant::now);
                 let last_call = !is_first || since.elapsed() >= options.last_call;
-                if !ends && (chosen.len() == most || last_call) {
+                if !some_unready && (chosen.len() == most || last_call) {
                     return Ok(Ok(chosen));
                 }
             }
             if started.elapsed() > limit {
-                let there: Vec<&str> = chosen.iter().map(|member| &*member.host).collect();
+                let hosts: Vec<&str> = chosen.iter().map(|member| &*member.host).collect();
                 let sentence = format!(
                     "the job needs {least} hosts, and within {} there were only {}: {}",
                     humantime::format_duration(limit),
-                    there.len(),
-                    there.join(", ")
+                    hosts.len(),
+                    hosts.join(", ")
                 );
                 return Ok(Err(Failure {
                     sentence,
@@ -349,13 +349,13 @@ impl Rounds {
                     restart: Restart::Never,
                 }));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// The launchers that are there: this one, those of the last round in their order, then others as they came; and
     /// whether one of them has yet to end its ranks, or to show that it lives.
-    fn there(
+    fn present(
         &mut self,
         keys: &Keys,
         before: &[Member],
@@ -368,8 +368,8 @@ impl Rounds {
         let others = before.iter().map(|member| member.id);
         let others = others.chain(all.filter(|&id| !was_in(id)));
         let mut pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut there = vec![member(keys, self.id)?];
-        let mut ends = false;
+        let mut present = vec![member(keys, self.id)?];
+        let mut some_unready = false;
         for id in others.filter(|&id| id != self.id) {
             let is_set = |key: String| keys.check(&[&key]);
             if is_set(format!("gone/{id}"))? || !is_set(member_key(id))? {
@@ -379,19 +379,19 @@ impl Rounds {
                 Life::Alive => {}
                 Life::Silent => continue,
                 Life::Unknown => {
-                    ends = true;
+                    some_unready = true;
                     continue;
                 }
             }
             if let Some(attempt) = attempt.filter(|_| was_in(id))
                 && !is_set(format!("ready/{attempt}/{id}"))?
             {
-                ends = true;
+                some_unready = true;
                 continue;
             }
-            there.push(member(keys, id)?);
+            present.push(member(keys, id)?);
         }
-        Ok((there, ends))
+        Ok((present, some_unready))
     }
 
     /// Tells the others how the job ended, if this launcher decides that, and waits until they know, for [`LEAVE_TIME`]
@@ -413,7 +413,7 @@ impl Rounds {
         let all = 0..u32::try_from(keys.add("members", 0)?.min(MAX_LAUNCHERS))?;
         let mut others: Vec<u32> = all.filter(|&id| id != self.id).collect();
         while !others.is_empty() && Instant::now() < deadline {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
             let mut left = Vec::new();
             for id in others {
                 let knows = keys.check(&[&format!("left/{id}")])?
@@ -428,7 +428,8 @@ impl Rounds {
     }
 }
 
-const NO_ROUND: &str = "the store holds no round of launchers: another program writes to it";
+const INVALID_KEY: &str =
+    "a key of the launchers in the store has an invalid value: another program writes to it";
 
 fn member_key(id: u32) -> String {
     format!("member/{id}")
@@ -441,11 +442,11 @@ pub(super) fn pulse_key(id: u32) -> String {
 /// The launcher with this id, which has come.
 fn member(keys: &Keys, id: u32) -> Result<Member> {
     let text = keys.get(&member_key(id), Duration::from_secs(1))?;
-    let text = std::str::from_utf8(&text).context(NO_ROUND)?;
-    let (nproc, host) = text.split_once(' ').context(NO_ROUND)?;
+    let text = std::str::from_utf8(&text).context(INVALID_KEY)?;
+    let (nproc, host) = text.split_once(' ').context(INVALID_KEY)?;
     Ok(Member {
         id,
-        nproc: nproc.parse().context(NO_ROUND)?,
+        nproc: nproc.parse().context(INVALID_KEY)?,
         host: host.chars().filter(|c| !c.is_control()).take(64).collect(),
     })
 }

@@ -51,6 +51,7 @@ fn by_rank(bytes: &[u8]) -> HashMap<u32, Vec<&str>> {
     lines
 }
 
+/// Waits until the process has ended, for [`LONG`] at most; returns whether it has.
 fn ends(pid: &str) -> bool {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     let deadline = Instant::now() + LONG;
@@ -97,7 +98,11 @@ impl Running {
         let mut stderr = self.process.stderr.take().unwrap();
         stderr.read_to_string(&mut err).unwrap();
         let status = self.process.wait().unwrap();
-        (out, err, status.code().expect("it exits"))
+        (
+            out,
+            err,
+            status.code().expect("no signal kills the launcher"),
+        )
     }
 }
 
@@ -133,7 +138,7 @@ fn ranks_get_torchruns_environment_and_a_secret() {
     assert!(secrets.iter().all(|secret| *secret == secrets[0]));
     let again = run(shell(1, &[], "echo $RCOMM_JOB_SECRET"));
     let again = by_rank(&again.stdout);
-    assert_ne!(again[&0][0], secrets[0].0, "each job has its own");
+    assert_ne!(again[&0][0], secrets[0].0, "two jobs have the same secret");
 }
 
 #[test]
@@ -185,11 +190,7 @@ fn failure_is_reported_while_the_output_is_stalled() {
         .unwrap();
     let ranks = by_rank(&out);
     let count = ranks[&0].len();
-    assert_eq!(
-        ranks[&0][count - 1],
-        count.to_string(),
-        "nothing is left out"
-    );
+    assert_eq!(ranks[&0][count - 1], count.to_string(), "lines are missing");
     assert_eq!(count, 3_000_000);
     assert_eq!(process.wait().unwrap().code(), Some(9));
 }
@@ -257,10 +258,10 @@ fn other_ranks_continue_for_the_linger_time() {
 }
 
 #[test]
-fn others_write_their_dumps_after_a_rank_was_killed() {
+fn others_write_their_dumps_after_a_rank_has_exited() {
     let dumps = tempfile::tempdir().unwrap();
     let myself = std::env::current_exe().unwrap();
-    let rank = "one_rank_of_which_number_1_dies";
+    let rank = "one_rank_of_which_number_1_exits";
     let mut command = rcomm_run(&["-n", "3", "--linger", "60"]);
     command
         .arg(myself)
@@ -289,8 +290,8 @@ fn others_write_their_dumps_after_a_rank_was_killed() {
 }
 
 #[test]
-#[ignore = "a rank of the job of others_write_their_dumps_after_a_rank_was_killed"]
-fn one_rank_of_which_number_1_dies() {
+#[ignore = "a rank of the job of others_write_their_dumps_after_a_rank_has_exited"]
+fn one_rank_of_which_number_1_exits() {
     let world = World::init(Config::from_environment().unwrap()).unwrap();
     let mut data = [1.0f32; 16];
     world.group().all_reduce(&mut data, ReduceOp::Sum).unwrap();
@@ -356,8 +357,8 @@ fn user_signals_are_forwarded_and_do_not_end_the_job() {
     assert_eq!(code, 0);
 }
 
-/// Runs a job with these options, and calls `use_store` with the port of its store. Returns the ranks'
-/// `RCOMM_STORE` and the launcher's standard error.
+/// Runs a job with these options, and calls `use_store` with the port of its store. Returns the ranks' `RCOMM_STORE`
+/// and, after a blank, the launcher's standard error.
 fn with_a_store(options: &[&str], use_store: impl FnOnce(u16)) -> String {
     let script = "trap 'exit 0' USR1; echo $MASTER_PORT $RCOMM_STORE; while :; do sleep 0.05; done";
     let mut running = Running::start(shell(1, options, script));
@@ -388,7 +389,7 @@ fn store_is_served_to_clients_with_the_secret_while_the_job_runs() {
     let store = kept.unwrap();
     assert!(
         store.set("k", b"v").is_err(),
-        "the store ended with the job"
+        "the store is still served after the job"
     );
 }
 

@@ -6,12 +6,12 @@ use super::*;
 /// id, so that test processes rarely take the same port.
 fn free_port() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mut own = (0..16).map(|_| {
+    let mut candidates = (0..16).map(|_| {
         let nth = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
         10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
     });
     let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    own.find(free).unwrap().to_string()
+    candidates.find(free).unwrap().to_string()
 }
 
 fn node(n: u32, node_rank: &str, port: &str, script: &str) -> Running {
@@ -179,8 +179,8 @@ impl Elastic {
     }
 
     fn run(&self, options: &[&str], script: &str) -> Running {
-        let own = ["--master-port", &self.port, "--linger", "0"];
-        let mut command = shell(1, &[&own, options].concat(), script);
+        let common = ["--master-port", &self.port, "--linger", "0"];
+        let mut command = shell(1, &[&common, options].concat(), script);
         command
             .env("RCOMM_JOB_SECRET", "of all nodes")
             .env("MARKS", self.marks.path());
@@ -300,6 +300,6 @@ fn a_job_without_enough_hosts_says_which_came() {
     let options = ["--nnodes", "2:3", "--timeout", "1"];
     let (_, err, code) = job.run(&options, "true").finish();
     assert_eq!(code, 125, "{err}");
-    let said = "the job needs 2 hosts, and within 1s there were only 1: ";
-    assert!(err.contains(said), "{err}");
+    let expected = "the job needs 2 hosts, and within 1s there were only 1: ";
+    assert!(err.contains(expected), "{err}");
 }

@@ -139,7 +139,8 @@ impl StagedPending {
         }
         let copy = |(from, into): (&Buffer<'_>, &mut Buffer<'_>)| {
             let twin = self.twins.get(&from.as_ptr().addr());
-            twin.expect("made for this operation").copy_to(into)
+            twin.expect("`issue` has made device memory for each buffer")
+                .copy_to(into)
         };
         from.outputs()
             .iter()

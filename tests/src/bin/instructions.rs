@@ -65,7 +65,7 @@ enum Action {
     Run {
         /// The path's name.
         path: String,
-        /// How often.
+        /// How often to run it.
         repetitions: u64,
     },
 }

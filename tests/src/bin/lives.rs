@@ -185,7 +185,7 @@ impl Tally {
         for (&(row, transport, source), line) in &self.lines {
             let (row, source) = (ROWS[row].name, Source::ALL[source].name());
             if line.runs == 0 {
-                println!("| {row} | {transport} | {source} | 0 | none is left | | | | |");
+                println!("| {row} | {transport} | {source} | 0 | no answer | | | | |");
                 continue;
             }
             let (runs, right, wrong) = (line.runs, line.right, line.wrong);
@@ -223,7 +223,7 @@ fn answers(of: &BTreeMap<String, usize>, runs: usize) -> String {
 fn print(row: &Row, transport: Transport, cell: &Cell) {
     let Some(last) = &cell.last else {
         println!(
-            "{:<16} {:<4} {:<12} none was left",
+            "{:<16} {:<4} {:<12} no answer",
             row.name,
             transport.name(),
             cell.source.name()

@@ -20,7 +20,7 @@ const STEP_OF_FAULT: i64 = 3;
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let fault = args.next().unwrap_or_default();
-    finish(match fault.as_str() {
+    exit_code(match fault.as_str() {
         "shrink" => survive(),
         "grow" => grow(Then::End),
         "grow-and-hang" => grow(Then::Hang),
@@ -43,7 +43,8 @@ fn run(fault: &str, mut args: impl Iterator<Item = String>) -> Result<(), String
     train(fault, step, pause).map_err(|error| error.to_string())
 }
 
-fn finish(result: Result<(), String>) -> ExitCode {
+/// Prints the error, if there is one; returns the exit code of the process.
+fn exit_code(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -81,13 +82,14 @@ fn survive() -> Result<(), String> {
     world.shutdown().map_err(text)
 }
 
-/// What a rank does after it has tried to make its world anew.
+/// What a rank does after the culprit is gone.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
+    /// It makes its world anew with the process that has joined, and shuts down after one operation.
     End,
-    /// Rank 1 does not come to an operation.
+    /// It makes its world anew; then rank 1 does not come to the last operation.
     Hang,
-    /// No replacement has come: the ranks go on without it.
+    /// It tries in vain to make its world anew, since no process has joined, and goes on without the culprit.
     Shrink,
 }
 
@@ -346,7 +348,7 @@ fn train(fault: Fault, step_of_fault: i64, pause: Duration) -> rcomm::Result<()>
 }
 
 fn signal(signal: Signal) {
-    // A signal to the own process cannot fail.
+    // A signal to this process cannot fail.
     let _ = kill_process(getpid(), signal);
 }
 

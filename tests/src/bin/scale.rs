@@ -38,7 +38,7 @@ enum Action {
 
 #[derive(Debug, Args)]
 struct WriteArgs {
-    /// The folder.
+    /// The folder for the dumps.
     out: PathBuf,
     /// Tensor-parallel size.
     #[arg(long, default_value_t = 8)]
@@ -62,7 +62,7 @@ struct WriteArgs {
 
 #[derive(Debug, Args)]
 struct MeasureArgs {
-    /// The folder.
+    /// The folder with the dumps.
     dir: PathBuf,
     /// Give up on a program after this many seconds.
     #[arg(long, default_value_t = 600)]
@@ -97,7 +97,7 @@ fn write(args: &WriteArgs) -> anyhow::Result<()> {
             frames: true,
             splits: false,
             taken_at: None,
-            beside: None,
+            second_recorder: None,
             per_host: 8,
             notice_ms: 0,
         },
@@ -139,7 +139,7 @@ fn write_on(
         let Ok(Some(dump)) = next else {
             return Ok(bytes);
         };
-        let rank = dump.identity.rank.context("every rank has its number")?;
+        let rank = dump.identity.rank.context("a dump names no rank")?;
         let pickle = past.lengthen(dump).to_pickle();
         let path = out.join(format!("nccl_trace_rank_{rank}"));
         std::fs::write(&path, &pickle)
@@ -163,22 +163,25 @@ fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
         bytes += item?.metadata()?.len();
         files += 1;
     }
-    let own = std::env::current_exe()?.with_file_name("rcomm-fr");
+    let analyzer = std::env::current_exe()?.with_file_name("rcomm-fr");
     ensure!(
-        own.is_file(),
+        analyzer.is_file(),
         "{} is not there; build it first: cargo build --release -p rcomm-analyzer",
-        own.display()
+        analyzer.display()
     );
     let limit = Duration::from_secs(args.limit);
     let report = tempfile::NamedTempFile::new()?;
-    let mut ours = Command::new(own);
+    let mut ours = Command::new(analyzer);
     ours.args(["analyze", "--format", "json", "-o"])
         .args([report.path(), &args.dir])
         .stdout(Stdio::null());
     let first = run(&mut ours, limit)?;
     // The second run finds all files in the page cache.
     let ours = run(&mut ours, limit)?;
-    ensure!(first.code == ours.code, "two runs, two exit codes");
+    ensure!(
+        first.code == ours.code,
+        "the two runs ended with different exit codes"
+    );
     let report: rcomm_analyzer::Report = serde_json::from_slice(&std::fs::read(report.path())?)?;
     println!("{files} files, {:.1} MB", bytes as f64 / 1e6);
     if let Some(finding) = report.findings.first() {
@@ -218,7 +221,7 @@ fn show(program: &str, cost: &Cost, entries: u64, bytes: u64) {
         match cost.code {
             Some(0 | 1) => String::new(),
             Some(code) => format!("  exit code {code}"),
-            None => "  stopped at the limit".to_owned(),
+            None => "  stopped at the limit, or killed".to_owned(),
         }
     );
 }
@@ -231,7 +234,7 @@ fn run(command: &mut Command, limit: Duration) -> anyhow::Result<Cost> {
         .with_context(|| format!("cannot start {}", command.get_program().display()))?;
     let mut peak = 0;
     let code = loop {
-        // The peak only grows, so the last look misses no more than a few milliseconds.
+        // The peak only grows, so the last reading misses no more than a few milliseconds.
         peak = peak.max(peak_bytes(&child));
         if let Some(status) = child.try_wait()? {
             break status.code();

@@ -179,13 +179,13 @@ impl Writer<'_> {
         }
         let at = self.dump.stacks.len() as u32;
         let frame = self.dump.frames.len() as u32;
-        let own = |name: &str, line| Frame {
+        let frame_of = |name: &str, line| Frame {
             name: name.into(),
             filename: "/srv/train.py".into(),
             line,
         };
-        self.dump.frames.push(own("forward", line));
-        self.dump.frames.push(own("main", 300));
+        self.dump.frames.push(frame_of("forward", line));
+        self.dump.frames.push(frame_of("main", 300));
         self.dump.stacks.push(vec![frame, frame + 1]);
         self.stacks.insert(line, at);
         Some(at)

@@ -232,8 +232,8 @@ fn try_at(
                 return None;
             }
             // Nothing on the group ever completes: the first collective is where all wait.
-            let first = |act: &Act| act.group() == group;
-            let at = program.acts.iter().position(first)?;
+            let is_of_group = |act: &Act| act.group() == group;
+            let at = program.acts.iter().position(is_of_group)?;
             single(&program.acts[at])?;
             Some(Fault {
                 kind,
@@ -481,11 +481,11 @@ fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> 
         return None;
     }
     let (desc, members) = (mesh.groups[group].desc, &mesh.groups[group].ranks);
-    let apart = |other: &usize| {
+    let is_disjoint = |other: &usize| {
         let one = &mesh.groups[*other];
         *other != group && one.desc == desc && !one.ranks.iter().any(|r| members.contains(r))
     };
-    let elsewhere = (0..mesh.groups.len()).find(apart)?;
+    let elsewhere = (0..mesh.groups.len()).find(is_disjoint)?;
     let other = mesh.groups[elsewhere].ranks[mesh.member(group, rank)? as usize];
     // Consecutive ranks may be all of a host, which is then reported as gone, whatever the clocks show.
     if rank.abs_diff(other) == 1 {

@@ -177,7 +177,7 @@ impl Spec {
                 frames: random.chance(0.5),
                 splits: random.chance(0.5),
                 taken_at: None,
-                beside: None,
+                second_recorder: None,
                 per_host: 8,
                 notice_ms: *second.pick(&[0, 0, 100]),
             },

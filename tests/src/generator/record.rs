@@ -42,7 +42,7 @@ pub struct Recording {
     pub run_ahead: usize,
     /// Another recorder of the same process, which records another backend: all operations of the
     /// data-parallel groups, and the broadcast of the parameters at the start.
-    pub beside: Option<Recorder>,
+    pub second_recorder: Option<Recorder>,
     /// How much is kept.
     pub window: Window,
     /// Number of ranks on each host.
@@ -168,7 +168,7 @@ impl Recording {
     }
 
     fn shares(&self) -> Vec<Share> {
-        match self.beside {
+        match self.second_recorder {
             None => vec![Share::All],
             Some(host) => vec![Share::Device, Share::Host(host)],
         }

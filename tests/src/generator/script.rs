@@ -194,7 +194,7 @@ impl Script<'_> {
         let Some(group) = self.roles.pp else { return };
         let stage = self.mesh.stage(self.rank);
         let before = stage.checked_sub(1);
-        let behind = Some(stage + 1).filter(|&stage| stage < self.spec.pp);
+        let after = Some(stage + 1).filter(|&stage| stage < self.spec.pp);
         let elements = self.hidden + 8;
         let half = |sends: bool, peer: u32| Message {
             sends,
@@ -207,7 +207,7 @@ impl Script<'_> {
             messages,
             line,
         };
-        let sides = [before, behind].into_iter().flatten();
+        let sides = [before, after].into_iter().flatten();
         let pairs = sides.map(|peer| [half(peer > stage, peer), half(peer < stage, peer)]);
         match self.spec.mix.exchange {
             Exchange::None => {}
@@ -232,12 +232,12 @@ impl Script<'_> {
             return;
         };
         let gather = |layer: u64, hidden: u64, members: u64| {
-            let own = hidden + 64 * layer;
+            let part = hidden + 64 * layer;
             collective(
                 OpType::AllGatherSingle,
                 "_all_gather_base",
-                &[own],
-                &[own * members],
+                &[part],
+                &[part * members],
                 match pass {
                     Pass::Forward => 30,
                     Pass::Backward => 70,
@@ -258,12 +258,12 @@ impl Script<'_> {
         let (Some(group), Pass::Backward) = (self.roles.shard, pass) else {
             return;
         };
-        let own = self.hidden + 64 * layer;
+        let part = self.hidden + 64 * layer;
         let call = collective(
             OpType::ReduceScatterSingle,
             "_reduce_scatter_base",
-            &[own * self.members(group)],
-            &[own],
+            &[part * self.members(group)],
+            &[part],
             75,
         );
         self.issue(group, call);

@@ -119,7 +119,7 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// Puts this process into the control group that [`GROUP`] names, if it does.
+/// Puts this process into the control group that [`GROUP`] names, if it names one.
 ///
 /// # Errors
 /// If the group takes no processes.
@@ -192,7 +192,7 @@ impl Job {
     /// Whether what happened is what its row describes. The kernel may kill a second rank before the memory of the
     /// first is free: then two ranks are to blame. On a busy host the deaths of all ranks may be so far apart that some
     /// of them did go first.
-    pub(super) fn is_of_its_row(&self) -> bool {
+    pub(super) fn matches_its_row(&self) -> bool {
         let one_was_killed = self.group.as_ref().is_none_or(|group| group.killed() <= 1);
         one_was_killed && self.killing.is_none_or(|took| took <= TOGETHER)
     }

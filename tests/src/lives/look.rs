@@ -138,8 +138,8 @@ impl View {
             over: AtomicBool::new(false),
             answers: Mutex::default(),
         });
-        let own = shared.clone();
-        let thread = std::thread::spawn(move || look(rings, &own));
+        let for_thread = shared.clone();
+        let thread = std::thread::spawn(move || judge_until_over(rings, &for_thread));
         Self {
             shared,
             thread: Some(thread),
@@ -162,7 +162,7 @@ impl Drop for View {
     }
 }
 
-fn look(rings: PathBuf, shared: &Shared) {
+fn judge_until_over(rings: PathBuf, shared: &Shared) {
     let anchor = Anchor::now();
     let mut source = RingSource::new(rings, None);
     let judge = |dumps: &[Arc<Dump>], policy: &Policy| rcomm_analyzer::analyze(dumps, policy);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// An answer, and when it was given: since the fault, negative before it.
 #[derive(Clone, Debug)]
 pub struct TimedAnswer {
-    /// Seconds since the fault.
+    /// Seconds since the fault; 0 for an answer from the records that the job left.
     pub at: f64,
     /// The answer.
     pub answer: Answer,
@@ -26,7 +26,7 @@ pub struct Cell {
     pub first: Option<TimedAnswer>,
     /// The last answer; `None` if there was none.
     pub last: Option<TimedAnswer>,
-    /// The answers that are not true; the last one may be among them.
+    /// The live view's answers that are not true; the last one may be among them.
     pub wrong: Vec<TimedAnswer>,
     /// Whether the last answer is right.
     pub is_right: bool,
@@ -58,7 +58,7 @@ pub fn run(
         let view = View::of(job.rings());
         let fault = job.intervene(row.intervention, &view);
         tries += 1;
-        if job.is_of_its_row() || tries == MOST_TRIES {
+        if job.matches_its_row() || tries == MOST_TRIES {
             break (job, view, fault);
         }
     };

@@ -122,7 +122,7 @@ fn a_graph_that_still_holds_operations_does_not_delay_an_abort() {
 
 #[test]
 fn memory_and_nan_checks_do_not_wait_for_a_kernel_that_hangs() {
-    let mut job = start("beside_hung", |_, command| {
+    let mut job = start("while_hung", |_, command| {
         command
             .env("RCOMM_TIMEOUT_MS", "10000")
             .env("RCOMM_NAN_CHECK", "1")
@@ -158,7 +158,7 @@ fn a_reduction_that_the_device_cannot_do_is_refused_and_the_group_stays_usable()
 #[test]
 fn memory_can_be_registered_while_launches_are_not_finished() {
     for blocking in ["0", "1"] {
-        let (_job, outputs) = run("register_beside", |_, command| {
+        let (_job, outputs) = run("register_during_launches", |_, command| {
             command
                 .env("RCOMM_NCCL_BLOCKING", blocking)
                 .env("RCOMM_SIM", "launch_delay_ms=5");

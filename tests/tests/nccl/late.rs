@@ -45,7 +45,7 @@ fn a_group_of_calls_of_which_one_is_refused_returns_its_buffers() {
 
 #[test]
 fn an_operation_that_an_abort_has_stopped_is_not_reported_as_completed() {
-    let (_job, outputs) = run("late_look", |_, command| {
+    let (_job, outputs) = run("late_poll", |_, command| {
         command.env("RCOMM_SIM", "hang_after=1");
     });
     for output in outputs {

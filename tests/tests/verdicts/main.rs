@@ -315,7 +315,7 @@ fn with_two_recorders(seed: u64, faults: Vec<Kind>) -> Job {
     let mut spec = Spec::random(seed.wrapping_add(14 << 32), 32);
     spec.dp = spec.dp.max(2);
     spec.recording.recorder = Recorder::Nccl;
-    spec.recording.beside = Some(Recorder::Hook);
+    spec.recording.second_recorder = Some(Recorder::Hook);
     spec.recording.window = Window::Whole;
     spec.recording.run_ahead = 0;
     spec.faults = faults;

@@ -46,7 +46,7 @@ fn driver_of(world: &World) -> Calls {
     Calls::open(options(world).driver, "libcuda.so.1")
 }
 
-/// Two timed events, and one for a stream that waits for another.
+/// Three events: two mark the start and the end of what is timed, and one makes a stream wait for another.
 pub(super) struct Events {
     driver: Calls,
     marks: [Handle; 3],
@@ -94,7 +94,7 @@ impl Events {
         self.record(1, stream);
     }
 
-    /// Makes one stream wait for the work on another.
+    /// Makes `to` wait for the work that is enqueued on `from`.
     pub(super) fn join(&self, from: &CudaStream, to: &CudaStream) {
         self.record(2, from);
         let wait: Symbol<'_, unsafe extern "C" fn(Handle, Handle, c_uint) -> c_int> =

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         Some("--quiet") => Mode::Quiet,
         Some("--host") => Mode::Host,
         Some(other) => {
-            eprintln!("there is no option {other:?}: it is --quiet, --host, or none");
+            eprintln!("unknown option {other:?}: give --quiet, --host, or none");
             return ExitCode::FAILURE;
         }
     };
@@ -205,8 +205,8 @@ impl Bench {
         } else {
             256 << 20
         };
-        let apart = CudaStream::new(&self.device, Priority::Normal)?;
-        let buffer = DeviceBuffer::zeroed(&apart, DType::F32, bytes / 4)?;
+        let other = CudaStream::new(&self.device, Priority::Normal)?;
+        let buffer = DeviceBuffer::zeroed(&other, DType::F32, bytes / 4)?;
         let timing = NcclOptions::of(self.world.config())?.timing;
         let alone = self.time(|| {
             gemm.launch(&self.stream);
@@ -216,11 +216,11 @@ impl Bench {
             ("raw NCCL, no record", Way::Raw),
             ("ProcessGroup", Way::Ours),
         ] {
-            let comm = self.time(|| self.communicate(way, &buffer, &apart))?;
+            let comm = self.time(|| self.communicate(way, &buffer, &other))?;
             let both = self.time(|| {
                 // The product is enqueued first, and the all-reduce must not wait for it.
                 gemm.launch(&self.stream);
-                self.communicate(way, &buffer, &apart)
+                self.communicate(way, &buffer, &other)
             })?;
             self.say(&format!(
                 "overlap, {name}, timing {timing:?}: product {alone:.3} ms, all_reduce {comm:.3} ms, \
@@ -231,12 +231,13 @@ impl Bench {
         Ok(())
     }
 
-    /// Enqueues an all-reduce on the stream `apart`, and makes the bench's stream wait for it.
-    fn communicate(&self, way: Way, buffer: &DeviceBuffer, apart: &Arc<CudaStream>) -> Result<()> {
+    /// Enqueues an all-reduce of a buffer of the stream `other`, and makes the bench's stream wait for it. A raw call
+    /// runs on `other`, the group's on the group's own stream.
+    fn communicate(&self, way: Way, buffer: &DeviceBuffer, other: &Arc<CudaStream>) -> Result<()> {
         match way {
             Way::Raw => {
-                self.raw.all_reduce(buffer, apart);
-                self.events.join(apart, &self.stream);
+                self.raw.all_reduce(buffer, other);
+                self.events.join(other, &self.stream);
                 Ok(())
             }
             Way::Ours => self.issue(buffer, 1),

@@ -30,8 +30,8 @@ fn exchange(world: &World, gpu: &Gpu, to: u32, from: u32) -> Result<()> {
         tag: 0,
     };
     // The lower rank of a pair sends first, so that one communicator for both directions suffices.
-    let first_sends = world.rank() < to;
-    let [one, other] = if first_sends {
+    let sends_first = world.rank() < to;
+    let [one, other] = if sends_first {
         [send, receive]
     } else {
         [receive, send]
@@ -133,7 +133,7 @@ pub(super) fn broken_at_the_end(world: World, gpu: &Gpu) -> Result<()> {
     world.group().barrier()?;
     let bad_destroys = counter(&world, "bad_destroys");
     let broken = counter(&world, "break_connections")();
-    assert!(broken > 0, "there is a communicator");
+    assert!(broken > 0, "no connection was broken");
     backend(&world).shutdown(LIMIT)?;
     eprintln!("closed, {} destroyed after an error", bad_destroys());
     Ok(())

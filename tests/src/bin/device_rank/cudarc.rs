@@ -6,8 +6,8 @@ use rcomm::backend::nccl::{CudaStream, DeviceBuffer};
 use rcomm::{Result, World};
 use std::sync::Arc;
 
-/// Ends this program with an error of cudarc, which is not an error of rcomm.
-fn theirs<T>(what: &str, result: std::result::Result<T, DriverError>) -> T {
+/// Returns the value of a call of cudarc; panics with its error, which is not an error of rcomm.
+fn expect_cudarc<T>(what: &str, result: std::result::Result<T, DriverError>) -> T {
     result.unwrap_or_else(|error| panic!("cudarc: {what}: {error:?}"))
 }
 
@@ -15,13 +15,13 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     const LEN: usize = 1000;
     let group = world.group();
     let ordinal = usize::from(gpu.device.ordinal());
-    let context = theirs("a context", CudaContext::new(ordinal));
-    let stream = theirs("a stream", context.new_stream());
+    let context = expect_cudarc("a context", CudaContext::new(ordinal));
+    let stream = expect_cudarc("a stream", context.new_stream());
     let own = group.rank() as f32 + 1.0;
     let sum: f32 = (1..=group.size()).map(|rank| rank as f32).sum();
-    let slice: CudaSlice<f32> = theirs("a slice", stream.clone_htod(&vec![own; LEN]));
+    let slice: CudaSlice<f32> = expect_cudarc("a slice", stream.clone_htod(&vec![own; LEN]));
     let slice = Arc::new(slice);
-    let read = |stream: &Arc<TheirStream>| theirs("a copy", stream.clone_dtoh(&*slice));
+    let read = |stream: &Arc<TheirStream>| expect_cudarc("a copy", stream.clone_dtoh(&*slice));
 
     // A whole slice; what cudarc enqueues on the stream afterwards runs after the operation: the host does not wait.
     let ours = CudaStream::from_cudarc(&gpu.device, &stream)?;
@@ -51,12 +51,12 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     eprintln!("cudarc: sum {sum}, {} owners", Arc::strong_count(&slice));
 
     // A slice of another device is refused.
-    let count = theirs("a count", CudaContext::device_count());
+    let count = expect_cudarc("a count", CudaContext::device_count());
     if count > 1 {
         let next = (ordinal + 1) % usize::try_from(count).unwrap_or(1);
-        let elsewhere = theirs("a context", CudaContext::new(next));
-        let apart = theirs("a stream", elsewhere.new_stream());
-        let there = Arc::new(theirs("a slice", apart.clone_htod(&[1.0f32])));
+        let elsewhere = expect_cudarc("a context", CudaContext::new(next));
+        let stream = expect_cudarc("a stream", elsewhere.new_stream());
+        let there = Arc::new(expect_cudarc("a slice", stream.clone_htod(&[1.0f32])));
         let refused = DeviceBuffer::from_cudarc(&gpu.device, &there);
         let error = refused.map(|_| ()).expect_err("it is on another device");
         eprintln!("refused: {error}");

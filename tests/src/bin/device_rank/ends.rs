@@ -55,9 +55,9 @@ pub(super) fn two_hung(world: World, gpu: &Gpu) -> Result<()> {
     let peer = group.rank() ^ 1;
     let (sent, summed) = (gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?);
     // A first message makes the pair's communicator before anything hangs.
-    let message = |first: bool| -> Result<Op<'static>> {
+    let message = |sends: bool| -> Result<Op<'static>> {
         let buffer = sent.buffer()?;
-        Ok(match first {
+        Ok(match sends {
             true => Op::Send {
                 buffer,
                 peer,
@@ -188,17 +188,18 @@ pub(super) fn many_hung(world: World, gpu: &Gpu) -> Result<()> {
 
 /// While one operation hangs, memory is allocated and freed, and another operation's input is searched for
 /// NaNs.
-pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
+pub(super) fn while_hung(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     count(group, gpu)?;
     let (hung, next) = (gpu.buffer(&[1f32; 100])?, gpu.buffer(&[1f32; 100])?);
     let work = group.execute_async(all_reduce(&hung)?)?;
     drop(gpu.buffer(&[1f32; 100])?);
-    // Memory of the library's is filled with zeros beside what hangs, so it can be freed before that ends.
+    // The library's memory is filled with zeros on a stream that does not wait for the kernel that hangs, so it can be
+    // freed before that ends.
     let memory = counter(world, "live_memory");
     let backend = group.backend(DeviceKind::Cuda);
     let backend = backend.expect("the CUDA backend is configured");
-    until("the end of memory beside a hang", || {
+    wait_until("the freeing of memory while a kernel hangs", || {
         let before = memory();
         let allocated = backend.allocate(DType::F32, 1 << 10);
         // Memory that is dropped before it is zeroed is freed only by a later operation.
@@ -239,7 +240,7 @@ fn end_in_time(world: World) {
 }
 
 /// Memory is registered and deregistered while operations are launched.
-pub(super) fn register_beside(world: &World, gpu: &Gpu) -> Result<()> {
+pub(super) fn register_during_launches(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let backend = group
         .backend(DeviceKind::Cuda)
@@ -259,7 +260,9 @@ pub(super) fn register_beside(world: &World, gpu: &Gpu) -> Result<()> {
         });
         let reduced = (0..20).try_for_each(|_| count(group, gpu).map(drop));
         is_over.store(true, Ordering::Release);
-        let rounds = registering.join().expect("the thread that registers");
+        let rounds = registering
+            .join()
+            .expect("the registering thread does not panic");
         reduced?;
         eprintln!("registered {} times", rounds?);
         Ok(())
@@ -272,21 +275,21 @@ pub(super) fn counter(world: &World, name: &'static str) -> impl Fn() -> u64 + u
     let path = options
         .expect("the options that the world was made with")
         .driver;
-    let path = path.expect("the simulator");
+    let path = path.expect("the driver is the simulator");
     // SAFETY: loading runs the library's initializers, which have run: the world has loaded this library
     // before.
-    let simulator = unsafe { Library::new(path) }.expect("the simulator");
+    let simulator = unsafe { Library::new(path) }.expect("the simulator can be loaded");
     let name = format!("rcomm_simulator_{name}");
     // SAFETY: the simulator exports this function with this type, and it takes nothing.
     move || unsafe {
         let count: Symbol<'_, unsafe extern "C" fn() -> u64> = simulator
             .get(name.as_bytes())
-            .expect("the simulator counts");
+            .expect("the simulator exports this counter");
         count()
     }
 }
 
-fn until(what: &str, condition: impl Fn() -> bool) {
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !condition() {
         assert!(Instant::now() < end, "{what} did not happen in time");
@@ -297,7 +300,8 @@ fn until(what: &str, condition: impl Fn() -> bool) {
 /// Many operations are pending at once: only some of the events that they used are kept.
 pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
     const MANY: usize = 5_000;
-    // Two pools of events, of ends of operations and of waits between streams, keep 4,096 each.
+    // Two pools of events, of ends of operations and of waits between streams, keep 4,096 each; the rest is slack for
+    // events that other code holds.
     const KEPT: u64 = 2 * 4_096 + 64;
     let events = counter(world, "live_events");
     let numbers = gpu.buffer(&[1i64; 8])?;
@@ -311,7 +315,7 @@ pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
         .into_iter()
         .try_for_each(|work| work.wait().map(drop))?;
     eprintln!("events: {most} at once");
-    until("the end of events that a burst left", || events() <= KEPT);
+    wait_until("the end of events that a burst left", || events() <= KEPT);
     Ok(())
 }
 

@@ -43,7 +43,7 @@ fn watched(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuff
 }
 
 /// Waits until the library's state of the group's communicator satisfies `is_it`.
-fn await_states(group: &ProcessGroup, is_it: impl Fn(&str) -> bool) {
+fn wait_for_state(group: &ProcessGroup, is_it: impl Fn(&str) -> bool) {
     let backend = group
         .backend(DeviceKind::Cuda)
         .expect("the CUDA backend is configured");
@@ -92,7 +92,7 @@ fn wait_for_device(world: &World, gpu: &Gpu) {
 fn catch_up(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     // The state need not become "ready", since the other ranks may have left.
-    await_states(group, |state| {
+    wait_for_state(group, |state| {
         state != "in progress" && state != "inside a call"
     });
     wait_for_device(world, gpu);
@@ -108,9 +108,9 @@ pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
     drop(numbers);
     let work = std::thread::scope(|scope| {
         let issuing = scope.spawn(|| group.execute_async(op));
-        await_states(group, |state| state == "in progress");
+        wait_for_state(group, |state| state == "in progress");
         group.abort("it takes too long");
-        issuing.join().expect("the thread that issues")
+        issuing.join().expect("the issuing thread does not panic")
     })?;
     // Waits only for what is on the device by now: the operation may still be launched later.
     wait_for_device(world, gpu);
@@ -165,7 +165,7 @@ impl Observer for NoObserver {
 
 /// An operation is polled only after the abort that has stopped it is over. The test calls the backend
 /// without the group, since the group's watchdog would poll.
-pub(super) fn look(world: &World, gpu: &Gpu) -> Result<()> {
+pub(super) fn poll_after_abort(world: &World, gpu: &Gpu) -> Result<()> {
     let backend = world.group().backend(DeviceKind::Cuda);
     let backend = backend.expect("the CUDA backend is configured");
     let numbers = gpu.buffer(&[1.0f32; 256])?;

@@ -14,12 +14,12 @@ impl List {
     fn new(
         gpu: &Gpu,
         group: &ProcessGroup,
-        is_whole: bool,
+        is_contiguous: bool,
         value: impl Fn(u32) -> i32,
     ) -> Result<Self> {
         const LEN: usize = 100;
         let values = |rank: u32| vec![value(rank); LEN];
-        let parts: Vec<DeviceBuffer> = if is_whole {
+        let parts: Vec<DeviceBuffer> = if is_contiguous {
             let all: Vec<i32> = (0..group.size()).flat_map(values).collect();
             let whole = gpu.buffer(&all)?;
             let bytes = LEN * size_of::<i32>();
@@ -53,12 +53,12 @@ impl List {
 pub(super) fn gather_and_scatter(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let own = i32::try_from(group.rank()).expect("a small number");
-    for (round, is_whole) in [(1, true), (2, false), (3, false), (4, true)] {
+    for (round, is_contiguous) in [(1, true), (2, false), (3, false), (4, true)] {
         for root in 0..group.size() {
             let is_root = group.rank() == root;
             let number = |rank: u32| round * 100 + i32::try_from(rank).expect("a small number");
             let mine = gpu.buffer(&[number(group.rank()); 100])?;
-            let list = List::new(gpu, group, is_whole, |_| -1)?;
+            let list = List::new(gpu, group, is_contiguous, |_| -1)?;
             let outputs = if is_root { list.buffers } else { Vec::new() };
             let gather = Op::Gather {
                 input: mine.buffer()?,
@@ -75,7 +75,7 @@ pub(super) fn gather_and_scatter(world: &World, gpu: &Gpu) -> Result<()> {
                     );
                 }
             }
-            let list = List::new(gpu, group, is_whole, |rank| 7 * number(rank))?;
+            let list = List::new(gpu, group, is_contiguous, |rank| 7 * number(rank))?;
             let inputs = if is_root { list.buffers } else { Vec::new() };
             let scatter = Op::Scatter {
                 inputs,

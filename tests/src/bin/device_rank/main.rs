@@ -59,10 +59,10 @@ fn run(scenario: &str) -> Result<()> {
         "pool" => pool::pool(&world, &gpu)?,
         "no_pool" => pool::no_pool(&world, &gpu)?,
         "pairs" => communicators::pairs(&world, &gpu)?,
-        "beside_hung" => return ends::beside_hung(&world, &gpu),
+        "while_hung" => return ends::while_hung(&world, &gpu),
         "refused_first" => ends::refused_first(&world, &gpu)?,
         "burst" => ends::burst(&world, &gpu)?,
-        "register_beside" => ends::register_beside(&world, &gpu)?,
+        "register_during_launches" => ends::register_during_launches(&world, &gpu)?,
         "driver_calls" => ends::driver_calls(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,
         "no_registration" => no_registration(&world, &gpu)?,
@@ -74,10 +74,10 @@ fn run(scenario: &str) -> Result<()> {
         "no_windows" => window::refusals(&world, &gpu)?,
         "linger" => return linger(&world, &gpu),
         "late_zeros" => late::zeros(&world, &gpu)?,
-        // The world cannot be shut down in order afterwards.
+        // The world cannot be shut down cleanly afterwards.
         "late_launch" => return late::launch(&world, &gpu),
         "late_group" => return late::refused_group(&world, &gpu),
-        "late_look" => return late::look(&world, &gpu),
+        "late_poll" => return late::poll_after_abort(&world, &gpu),
         "late_put" => return late::put(&world, &gpu),
         "late_split" => late_split(&world, &gpu)?,
         other => panic!("there is no scenario {other:?}"),
@@ -120,7 +120,7 @@ fn count(group: &ProcessGroup, gpu: &Gpu) -> Result<f32> {
     Ok(sums[0])
 }
 
-/// Prints the communicators in this rank's record.
+/// Writes a dump, and prints the communicators in it.
 fn print_communicators(world: &World) -> Result<()> {
     let path = world.dump()?;
     let bytes = std::fs::read(&path).expect("a dump that was just written");
@@ -211,7 +211,7 @@ fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
         return Ok(());
     }
     let pair = world.group().new_subgroups(2, &GroupOptions::named("pair"));
-    let error = pair.map(|_| ()).expect_err("one is missing");
+    let error = pair.map(|_| ()).expect_err("a rank is missing");
     eprintln!("split: {error}");
     let error = count(world.group(), gpu).expect_err("the parent group is unusable");
     eprintln!("after: {error}");
@@ -225,7 +225,7 @@ fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {
             // An operation that has ended on the culprit can still run on the others, which would lose it too.
             stay_for(&world, "fault", 0..world.size());
             if world.rank() == CULPRIT {
-                // A signal to the own process cannot fail.
+                // A signal to this process cannot fail.
                 let _ = kill_process(getpid(), Signal::KILL);
             }
         }

@@ -15,7 +15,7 @@ const SEGMENT: usize = 2 << 20;
 /// deregistered: the simulator ends a process that frees registered memory.
 pub(super) fn pool(world: &World, gpu: &Gpu) -> Result<()> {
     let size = world.size() as f32;
-    let (group, own) = (world.group(), backend(world));
+    let (group, world_backend) = (world.group(), backend(world));
     let (live, registered) = (counter(world, "live_memory"), counter(world, "registered"));
     let refused = |what: &str, result: Result<()>| {
         let error = result.expect_err(what);
@@ -34,8 +34,8 @@ pub(super) fn pool(world: &World, gpu: &Gpu) -> Result<()> {
     let first = allocate(SEGMENT);
     assert!(!first.is_null());
     assert_eq!(registered(), 0);
-    pool.register_with(own)?;
-    pool.register_with(own)?;
+    pool.register_with(world_backend)?;
+    pool.register_with(world_backend)?;
     assert_eq!(registered(), 1);
     let second = allocate(SEGMENT);
     assert_eq!((live() - before, registered()), (2, 2));

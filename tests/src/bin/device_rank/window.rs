@@ -25,9 +25,9 @@ fn numbers(rank: u32, round: u32, len: usize) -> Vec<u32> {
 }
 
 /// Signals the next rank that all puts to it are complete, and waits for the same signal from the previous rank.
-fn pass_on(window: &Window, next: u32, before: u32) -> Result<()> {
+fn pass_on(window: &Window, next: u32, previous: u32) -> Result<()> {
     window.signal(next)?;
-    window.wait_signal(before)
+    window.wait_signal(previous)
 }
 
 fn check(window: &Window, peer: u32, expected: &[u32]) -> Result<()> {
@@ -45,13 +45,13 @@ fn check(window: &Window, peer: u32, expected: &[u32]) -> Result<()> {
 pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let (own, size) = (group.rank(), group.size());
-    let (next, before) = ((own + 1) % size, (own + size - 1) % size);
+    let (next, previous) = ((own + 1) % size, (own + size - 1) % size);
     let (window, at) = open(group, LEN)?;
     // Puts from host memory, piece by piece.
     for round in 1..=3 {
         window.put(next, 0, &numbers(own, round, LEN))?;
-        pass_on(&window, next, before)?;
-        check(&window, own, &numbers(before, round, LEN))?;
+        pass_on(&window, next, previous)?;
+        check(&window, own, &numbers(previous, round, LEN))?;
         // The next rank's part is read without its help.
         check(&window, next, &numbers(own, round, LEN))?;
         group.barrier()?;
@@ -59,30 +59,30 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     // Puts from device memory that is in no window, after the work that is enqueued on its stream.
     let source = gpu.buffer(&numbers(own, 4, LEN))?;
     window.put_buffer(next, 0, &source.buffer()?)?;
-    pass_on(&window, next, before)?;
+    pass_on(&window, next, previous)?;
     let into = gpu.buffer(&vec![0u32; LEN])?;
     window.get_buffer(own, 0, &mut into.buffer()?)?;
-    assert!(into.to_vec::<u32>()? == numbers(before, 4, LEN));
+    assert!(into.to_vec::<u32>()? == numbers(previous, 4, LEN));
     group.barrier()?;
     // Puts from one rank's part of a window directly to another's.
-    let (half, kept) = (LEN / 2, Arc::new(()));
+    let (half, owner) = (LEN / 2, Arc::new(()));
     // SAFETY: the window's own memory, which it keeps until it is closed below.
-    let inside = unsafe { DeviceBuffer::foreign(&gpu.stream, at, DType::U32, half, kept)? };
+    let inside = unsafe { DeviceBuffer::foreign(&gpu.stream, at, DType::U32, half, owner)? };
     window.put_buffer(next, half, &inside.buffer()?)?;
-    pass_on(&window, next, before)?;
+    pass_on(&window, next, previous)?;
     let mut got = vec![0u32; half];
     window.get(own, half, &mut got)?;
-    let theirs = numbers((before + size - 1) % size, 4, LEN);
+    let theirs = numbers((previous + size - 1) % size, 4, LEN);
     assert!(got == theirs[..half]);
     group.barrier()?;
     // Signals are counted, those of one window apart from another's, while collectives run.
     let (other, _) = open(group, 8)?;
-    let early = other.wait_signal_async(before)?;
+    let early = other.wait_signal_async(previous)?;
     window.signal(next)?;
     window.signal(next)?;
     assert_eq!(count(group, gpu)?, size as f32);
-    window.wait_signal(before)?;
-    window.wait_signal(before)?;
+    window.wait_signal(previous)?;
+    window.wait_signal(previous)?;
     assert!(
         !early.is_completed(),
         "a wait ended without a signal of its window"
@@ -91,7 +91,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     other.put(next, 1, &[own, 7])?;
     other.signal(next)?;
     early.wait()?;
-    check(&other, own, &[0, before, 7, 0])?;
+    check(&other, own, &[0, previous, 7, 0])?;
     // Invalid accesses are refused, and the window stays usable.
     for refused in [
         window.put(next, LEN - 1, &[1u32, 2]),

@@ -103,13 +103,13 @@ pub(crate) struct Stalled {
     at: PathBuf,
     /// Ends the stall after a minute, also if this program is killed: a process that waits for the file system cannot
     /// be killed.
-    ends: Child,
+    thaw: Child,
 }
 
 impl Stalled {
     pub(crate) fn begin(at: &Path) -> anyhow::Result<Self> {
-        let mut ends = Command::new("sh");
-        ends.args(["-c", "sleep 60; exec fsfreeze -u \"$0\""])
+        let mut thaw = Command::new("sh");
+        thaw.args(["-c", "sleep 60; exec fsfreeze -u \"$0\""])
             .arg(at)
             .process_group(0)
             .stdin(Stdio::null())
@@ -117,7 +117,7 @@ impl Stalled {
             .stderr(Stdio::null());
         let stalled = Self {
             at: at.to_owned(),
-            ends: ends.spawn()?,
+            thaw: thaw.spawn()?,
         };
         run(Command::new("fsfreeze").arg("-f").arg(at))?;
         Ok(stalled)
@@ -132,13 +132,14 @@ impl Drop for Stalled {
     fn drop(&mut self) {
         // This fails if the stall has ended.
         let _ = Command::new("fsfreeze").arg("-u").arg(&self.at).output();
-        if let Ok(group) = i32::try_from(self.ends.id()) {
+        if let Ok(group) = i32::try_from(self.thaw.id()) {
             let _ = Pid::from_raw(group).map(|group| kill_process_group(group, Signal::KILL));
         }
-        let _ = self.ends.wait();
+        let _ = self.thaw.wait();
     }
 }
 
+/// Mounts a file system in memory (tmpfs) at this folder, with these options.
 pub(crate) fn mount(options: &str, at: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("mount");
     command

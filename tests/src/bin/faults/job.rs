@@ -26,6 +26,7 @@ pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(40);
 pub(crate) const LAUNCHER_ENDS: Duration = Duration::from_secs(15);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// The processes of one job, with its folder. They are killed when the value is dropped.
 pub(crate) struct Job<'a> {
     scenario: &'a Scenario,
     folder: PathBuf,
@@ -80,7 +81,7 @@ impl<'a> Job<'a> {
         self.folder.join("dumps")
     }
 
-    /// The events that the processes logged, in order of time.
+    /// The events that the processes logged, in order of time. A file with an incomplete line counts as empty.
     pub(crate) fn events(&self) -> Vec<Event> {
         let files = std::fs::read_dir(events_folder(&self.folder));
         let files = files.into_iter().flatten().flatten();
@@ -110,7 +111,7 @@ impl<'a> Job<'a> {
     pub(crate) fn start(&mut self) -> anyhow::Result<()> {
         self.prepare()?;
         if self.scenario.start == Start::Launcher {
-            let child = self.launched()?;
+            let child = self.spawn_launcher()?;
             self.children.push(child);
             return Ok(());
         }
@@ -160,7 +161,7 @@ impl<'a> Job<'a> {
             arguments.extend(["--at".to_owned(), format!("{at:?}")]);
         };
         match self.scenario.fault {
-            Fault::Own(act, at) => add(act, at),
+            Fault::Itself(act, at) => add(act, at),
             Fault::Memory(_) | Fault::RingFolder => add(Act::Kill, At::Between),
             Fault::DumpFolder | Fault::DiskStalls => add(Act::Freeze, At::Between),
             Fault::Descriptors(limit) => {
@@ -202,7 +203,7 @@ impl<'a> Job<'a> {
         self.spawn_with(command, arguments, &rank.to_string())
     }
 
-    fn launched(&self) -> anyhow::Result<Child> {
+    fn spawn_launcher(&self) -> anyhow::Result<Child> {
         let program = std::env::current_exe()?;
         let mut command = Command::new(launcher()?);
         command.args(["-n", &RANKS.to_string(), "--grace", "1"]);
@@ -290,7 +291,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Waits until the events satisfy `is_so`; stops when all processes have ended.
+    /// Waits until the events satisfy `is_so`. Returns false at the limit, or if all processes have ended before.
     fn wait(&mut self, limit: Duration, is_so: impl Fn(&[Event]) -> bool) -> bool {
         let until = Instant::now() + limit;
         loop {
@@ -421,6 +422,7 @@ impl<'a> Job<'a> {
         rings.join(format!("{rank}.0.ring"))
     }
 
+    /// Starts two observers, and applies the act to them, if there is one.
     fn observe(&mut self, act: Option<Act>) -> anyhow::Result<()> {
         for _ in 0..2 {
             let mut command = Command::new(std::env::current_exe()?);
@@ -450,7 +452,8 @@ impl<'a> Job<'a> {
         Ok(std::fs::write(stop_file(&self.folder), "")?)
     }
 
-    /// Waits until every rank except those in `without` has dropped its world, or every process has ended.
+    /// Waits until every rank except those in `without` has dropped its world. Returns false at the time limit, or if
+    /// all processes have ended before.
     pub(crate) fn wait_for_survivors(&mut self, without: &[u32]) -> bool {
         self.wait(TIME_LIMIT, |events| {
             (0..RANKS)

@@ -59,7 +59,7 @@ impl Row {
         let must_get_error = |rank: &u32| match scenario.expect {
             Expect::Named | Expect::Refused(_) => !scenario.culprits.contains(rank),
             Expect::CutOff | Expect::StoreLost => true,
-            Expect::Healthy | Expect::Ended | Expect::Own(_) => false,
+            Expect::Healthy | Expect::Ended | Expect::OnlyCulprit(_) => false,
         };
         let expected_ranks: Vec<u32> = (0..RANKS).filter(must_get_error).collect();
         if expected_ranks.is_empty() {
@@ -71,8 +71,8 @@ impl Row {
         let (mut latest, mut got, mut named, mut blaming) = (0, 0, 0, 0);
         for &rank in &expected_ranks {
             let has_failed = |event: &&Event| matches!(event.what, What::Failed { .. });
-            let mut own = events.iter().filter(|event| event.rank == rank);
-            let first = own.find(has_failed);
+            let mut of_rank = events.iter().filter(|event| event.rank == rank);
+            let first = of_rank.find(has_failed);
             let Some(Event {
                 what: What::Failed { ranks, text, .. },
                 at_ms,
@@ -102,7 +102,7 @@ impl Row {
         self.named = Some((named, expected.count().max(blaming)));
     }
 
-    /// Checks the records.
+    /// Checks which ranks left a record, and whether the analysis of the records names the culprits.
     pub(crate) fn judge_records(&mut self, scenario: &Scenario, job: &Job<'_>) {
         if !matches!(
             scenario.expect,
@@ -125,7 +125,7 @@ impl Row {
             .filter_map(|ring| ring.ring.as_ref().ok()?.identity.rank)
             .collect();
         let without = match scenario.fault {
-            Fault::Absent | Fault::Own(_, crate::scenario::At::Start) => scenario.culprits.len(),
+            Fault::Absent | Fault::Itself(_, crate::scenario::At::Start) => scenario.culprits.len(),
             Fault::Ring(_) => 1,
             _ => 0,
         };

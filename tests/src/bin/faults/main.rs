@@ -192,7 +192,7 @@ fn print_row(row: &Row, took: Duration) {
 /// Tries one row, in a separate mount namespace if it changes mounts.
 fn attempt(scenario: &Scenario, slack: Duration) -> Row {
     let tried = match scenario.fault {
-        Fault::Memory(_) | Fault::DumpFolder | Fault::DiskStalls => apart(scenario),
+        Fault::Memory(_) | Fault::DumpFolder | Fault::DiskStalls => in_mount_namespace(scenario),
         _ => run(scenario, slack),
     };
     tried.unwrap_or_else(|error| Row {
@@ -210,7 +210,7 @@ fn skip(scenario: &Scenario, why: impl std::fmt::Display) -> Row {
     }
 }
 
-fn apart(scenario: &Scenario) -> anyhow::Result<Row> {
+fn in_mount_namespace(scenario: &Scenario) -> anyhow::Result<Row> {
     let probe = Command::new("unshare").args(["-m", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
         return Ok(skip(scenario, "this user may not make a mount namespace"));
@@ -262,8 +262,8 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         Err(error) if scenario.fault == Fault::DiskStalls => return Ok(skip(scenario, error)),
         started => started?,
     }
-    let starts = !matches!(scenario.expect, Expect::Refused(_) | Expect::Own(_));
-    let happens_early = matches!(scenario.fault, Fault::Own(..));
+    let starts = !matches!(scenario.expect, Expect::Refused(_) | Expect::OnlyCulprit(_));
+    let happens_early = matches!(scenario.fault, Fault::Itself(..));
     if starts && !happens_early && !job.wait_until_ready() {
         row.wrong.push(format!(
             "not every rank completed its first steps: {}",
@@ -274,7 +274,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         Err(error) if scenario.fault == Fault::Network(Cut::Delay) => {
             return Ok(skip(scenario, error));
         }
-        struck => struck?,
+        applied => applied?,
     };
     let gone = match (scenario.expect, scenario.fault) {
         (Expect::Named | Expect::Refused(_), _) => scenario.culprits,
@@ -282,7 +282,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         _ => &[],
     };
     match scenario.expect {
-        Expect::Healthy | Expect::Own(_) => {
+        Expect::Healthy | Expect::OnlyCulprit(_) => {
             std::thread::sleep(job::TIMEOUT / 2);
             job.ask_to_stop()?;
             job.wait_for_end(job::TIME_LIMIT);
@@ -310,7 +310,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         fault_ms = fault.at_ms;
     } else if matches!(
         scenario.fault,
-        Fault::Own(_, At::Between | At::Call | At::End)
+        Fault::Itself(_, At::Between | At::Call | At::End)
     ) {
         row.wrong
             .push(format!("the fault did not happen: {}", job.output().trim()));
@@ -357,7 +357,7 @@ fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
     if ended >= all && blames.is_empty() {
         return;
     }
-    let Expect::Own(words) = scenario.expect else {
+    let Expect::OnlyCulprit(words) = scenario.expect else {
         row.wrong.push(format!(
             "{ended} of {all} ranks shut down cleanly: {}",
             job.output().trim()

@@ -1,4 +1,4 @@
-//! Hosts that are network namespaces, joined by a bridge in another one.
+//! Hosts that are network namespaces, joined by a bridge in another namespace.
 //!
 //! A direction is cut by a wrong permanent neighbor entry: packets go to no machine, and both ends observe
 //! the same as with a cut cable.

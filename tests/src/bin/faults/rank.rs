@@ -58,7 +58,7 @@ pub(crate) enum What {
     },
     /// A result was wrong.
     Wrong(String),
-    /// It has shut down.
+    /// It has shut down cleanly.
     Ended,
     /// It has dropped its world. The numbers are how many more descriptors and threads it has than before it
     /// made the world.
@@ -127,7 +127,7 @@ impl Log {
 /// Works as one rank.
 ///
 /// # Errors
-/// The error, which is in the log as well.
+/// An error of the runtime, which is in the log as well; an error before the start of the world, which is not.
 pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     let rank: u32 = std::env::var("RANK")?.parse()?;
     let pid = std::process::id();
@@ -146,13 +146,13 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
         };
         setrlimit(Resource::Nofile, limit)?;
     }
-    let own = |at: At| {
+    let act_at = |at: At| {
         if let Some(act) = act.filter(|_| args.at == at) {
             log.write(What::Fault);
             act_on_oneself(act);
         }
     };
-    own(At::Start);
+    act_at(At::Start);
     let before = Usage::now();
     let world = match Config::from_environment().and_then(World::init) {
         Ok(world) => world,
@@ -162,10 +162,10 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
             return Err(error.into());
         }
     };
-    let worked = work(&world, args, &log, &own);
+    let worked = work(&world, args, &log, &act_at);
     let ended = match worked {
         Ok(()) => {
-            own(At::End);
+            act_at(At::End);
             let ended = world.shutdown();
             if let Err(error) = &ended {
                 log.failed("shutdown", error);
@@ -186,7 +186,7 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
 }
 
 /// Sums and broadcasts until an operation fails, or rank 0 is asked to stop.
-fn work(world: &World, args: &RankArgs, log: &Log, own: &impl Fn(At)) -> rcomm::Result<()> {
+fn work(world: &World, args: &RankArgs, log: &Log, act_at: &impl Fn(At)) -> rcomm::Result<()> {
     let (rank, size) = (world.rank(), world.size());
     let pair = [rank / 2 * 2, rank / 2 * 2 + 1];
     let pair = world.new_group(&pair, &GroupOptions::named("pair"))?;
@@ -200,14 +200,14 @@ fn work(world: &World, args: &RankArgs, log: &Log, own: &impl Fn(At)) -> rcomm::
         world.step(step);
         world.phase("between");
         if step == STEP_OF_FAULT {
-            own(At::Between);
+            act_at(At::Between);
         }
         let length = 1 << (step % 4 * 5);
         let work = world
             .group()
             .all_reduce_async(vec![rank + 1; length], ReduceOp::Sum)?;
         if step == STEP_OF_FAULT {
-            own(At::Call);
+            act_at(At::Call);
         }
         let sums = work.wait()?;
         check("all_reduce", sums.iter().all(|&sum| sum == total));
@@ -242,7 +242,7 @@ fn work(world: &World, args: &RankArgs, log: &Log, own: &impl Fn(At)) -> rcomm::
 
 fn act_on_oneself(act: Act) {
     let signal = |signal| {
-        // A signal to the own process cannot fail.
+        // A signal to this process cannot fail.
         let _ = kill_process(getpid(), signal);
     };
     match act {

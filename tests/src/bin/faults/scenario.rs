@@ -128,8 +128,8 @@ pub(crate) enum Damage {
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Ranks do this to themselves.
-    Own(Act, At),
+    /// Each of the ranks does this to itself.
+    Itself(Act, At),
     /// The launcher is killed or stopped, and then this happens to the rank.
     Launcher(Act, Option<Act>),
     /// The launcher, which serves the store, is stopped, and then all ranks need the store.
@@ -142,7 +142,7 @@ pub(crate) enum Fault {
     RingFolder,
     /// The dumps' folder is full, and the rank freezes.
     DumpFolder,
-    /// The limit of the rank's open files.
+    /// The rank may have only this many files open.
     Descriptors(u64),
     /// The rank's ring is damaged while it runs, and then the rank is killed.
     Ring(Damage),
@@ -184,7 +184,7 @@ pub(crate) enum Expect {
     /// The processes of all ranks end in time. Their errors are not checked.
     Ended,
     /// Only the culprit fails, with a text that contains this, or the job runs to its end.
-    Own(&'static str),
+    OnlyCulprit(&'static str),
 }
 
 /// One row: a fault, the ranks that it affects, and the expected result.
@@ -225,45 +225,45 @@ impl Scenario {
 use Act::{Abort, Exhaust, Exit, Freeze, Kill, Panic, Sleep, Spin, Terminate};
 use At::{Between, Call, End};
 use Expect::{CutOff, Ended, Healthy, Named, Refused, StoreLost};
-use Fault::{Network, Own};
+use Fault::{Itself, Network};
 use Start::{Hosts, Launcher, Memory, Tcp};
 
 /// All rows, grouped by what the fault affects.
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    row("kill", Memory, Own(Kill, Between), Named).short(),
-    row("kill-in-call", Memory, Own(Kill, Call), Named),
-    row("kill-tcp", Tcp, Own(Kill, Between), Named),
-    row("kill-in-call-tcp", Tcp, Own(Kill, Call), Named),
-    row("kill-launched", Launcher, Own(Kill, Between), Named),
-    row("abort", Memory, Own(Abort, Between), Named),
-    row("exit", Memory, Own(Exit, Between), Named),
-    row("panic", Memory, Own(Panic, Between), Named),
-    row("terminate", Memory, Own(Terminate, Between), Named),
-    row("out-of-memory", Memory, Own(Exhaust, Between), Named),
-    row("kill-two", Memory, Own(Kill, Between), Named)
+    row("kill", Memory, Itself(Kill, Between), Named).short(),
+    row("kill-in-call", Memory, Itself(Kill, Call), Named),
+    row("kill-tcp", Tcp, Itself(Kill, Between), Named),
+    row("kill-in-call-tcp", Tcp, Itself(Kill, Call), Named),
+    row("kill-launched", Launcher, Itself(Kill, Between), Named),
+    row("abort", Memory, Itself(Abort, Between), Named),
+    row("exit", Memory, Itself(Exit, Between), Named),
+    row("panic", Memory, Itself(Panic, Between), Named),
+    row("terminate", Memory, Itself(Terminate, Between), Named),
+    row("out-of-memory", Memory, Itself(Exhaust, Between), Named),
+    row("kill-two", Memory, Itself(Kill, Between), Named)
         .of(&[1, 3])
         .short(),
-    row("kill-two-tcp", Tcp, Own(Kill, Between), Named).of(&[1, 3]),
-    row("freeze", Memory, Own(Freeze, Between), Named),
-    row("freeze-in-call", Memory, Own(Freeze, Call), Named),
-    row("freeze-tcp", Tcp, Own(Freeze, Between), Named),
-    row("freeze-launched", Launcher, Own(Freeze, Between), Named),
-    row("freeze-two", Memory, Own(Freeze, Between), Named).of(&[1, 3]),
-    row("sleep", Memory, Own(Sleep, Between), Named),
-    row("spin", Memory, Own(Spin, Between), Named),
-    row("store-host-kill", Memory, Own(Kill, Between), Named)
+    row("kill-two-tcp", Tcp, Itself(Kill, Between), Named).of(&[1, 3]),
+    row("freeze", Memory, Itself(Freeze, Between), Named),
+    row("freeze-in-call", Memory, Itself(Freeze, Call), Named),
+    row("freeze-tcp", Tcp, Itself(Freeze, Between), Named),
+    row("freeze-launched", Launcher, Itself(Freeze, Between), Named),
+    row("freeze-two", Memory, Itself(Freeze, Between), Named).of(&[1, 3]),
+    row("sleep", Memory, Itself(Sleep, Between), Named),
+    row("spin", Memory, Itself(Spin, Between), Named),
+    row("store-host-kill", Memory, Itself(Kill, Between), Named)
         .of(&[0])
         .short(),
-    row("store-host-kill-tcp", Tcp, Own(Kill, Call), Named).of(&[0]),
-    row("store-host-exit", Memory, Own(Exit, Between), Named).of(&[0]),
-    row("store-host-freeze", Memory, Own(Freeze, Between), Named)
+    row("store-host-kill-tcp", Tcp, Itself(Kill, Call), Named).of(&[0]),
+    row("store-host-exit", Memory, Itself(Exit, Between), Named).of(&[0]),
+    row("store-host-freeze", Memory, Itself(Freeze, Between), Named)
         .of(&[0])
         .short(),
-    row("store-host-freeze-tcp", Tcp, Own(Freeze, Between), Named).of(&[0]),
+    row("store-host-freeze-tcp", Tcp, Itself(Freeze, Between), Named).of(&[0]),
     row(
         "rank-0-freeze-launched",
         Launcher,
-        Own(Freeze, Between),
+        Itself(Freeze, Between),
         Named,
     )
     .of(&[0]),
@@ -299,12 +299,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         Ended,
     )
     .short(),
-    row("end-kill", Memory, Own(Kill, End), Named).short(),
-    row("end-freeze", Memory, Own(Freeze, End), Named),
-    row("end-kill-launched", Launcher, Own(Kill, End), Named),
-    row("end-freeze-launched", Launcher, Own(Freeze, End), Named),
-    row("end-store-host-kill", Memory, Own(Kill, End), Named).of(&[0]),
-    row("end-store-host-freeze", Memory, Own(Freeze, End), Named).of(&[0]),
+    row("end-kill", Memory, Itself(Kill, End), Named).short(),
+    row("end-freeze", Memory, Itself(Freeze, End), Named),
+    row("end-kill-launched", Launcher, Itself(Kill, End), Named),
+    row("end-freeze-launched", Launcher, Itself(Freeze, End), Named),
+    row("end-store-host-kill", Memory, Itself(Kill, End), Named).of(&[0]),
+    row("end-store-host-freeze", Memory, Itself(Freeze, End), Named).of(&[0]),
     row(
         "start-never",
         Memory,
@@ -315,19 +315,19 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     row(
         "start-kill",
         Memory,
-        Own(Kill, At::Start),
+        Itself(Kill, At::Start),
         Refused("missing rank 2"),
     ),
     row(
         "start-freeze",
         Memory,
-        Own(Freeze, At::Start),
+        Itself(Freeze, At::Start),
         Refused("missing rank 2"),
     ),
     row(
         "start-freeze-launched",
         Launcher,
-        Own(Freeze, At::Start),
+        Itself(Freeze, At::Start),
         Refused("missing rank 2"),
     ),
     row(
@@ -359,25 +359,25 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "descriptors-12",
         Memory,
         Fault::Descriptors(12),
-        Expect::Own("Too many open files"),
+        Expect::OnlyCulprit("Too many open files"),
     ),
     row(
         "descriptors-16",
         Memory,
         Fault::Descriptors(16),
-        Expect::Own("Too many open files"),
+        Expect::OnlyCulprit("Too many open files"),
     ),
     row(
         "descriptors-20",
         Memory,
         Fault::Descriptors(20),
-        Expect::Own("Too many open files"),
+        Expect::OnlyCulprit("Too many open files"),
     ),
     row(
         "descriptors-24",
         Memory,
         Fault::Descriptors(24),
-        Expect::Own("Too many open files"),
+        Expect::OnlyCulprit("Too many open files"),
     ),
     row("ring-deleted", Memory, Fault::Ring(Damage::Deleted), Named),
     row(

@@ -24,8 +24,8 @@ const HELD: usize = 64;
 
 #[derive(Debug, Args)]
 pub(crate) struct StrangerArgs {
-    /// A folder of the user's own.
-    own: PathBuf,
+    /// A folder that the user owns.
+    folder: PathBuf,
     #[arg(long)]
     job: String,
     /// The folder of the rings.
@@ -70,13 +70,13 @@ pub(crate) fn probe() -> anyhow::Result<()> {
 /// Has another user try everything in [`run`] on the job.
 ///
 /// # Errors
-/// If any of it worked; the error lists that.
+/// If any of it worked; the error lists that. Also if the other user's process fails.
 pub(crate) fn attack(folder: &Path, job: &str, store: u16, pids: &[u32]) -> anyhow::Result<()> {
     // All users may enter the test's own folder, so that only what rcomm makes there protects the job.
     fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
-    let own = folder.join("stranger");
+    let owned = folder.join("stranger");
     for inner in ["", "events"] {
-        let path = own.join(inner);
+        let path = owned.join(inner);
         fs::create_dir_all(&path)?;
         fs::set_permissions(&path, PermissionsExt::from_mode(0o777))?;
     }
@@ -84,12 +84,12 @@ pub(crate) fn attack(folder: &Path, job: &str, store: u16, pids: &[u32]) -> anyh
     for &pid in pids {
         let listening = Listening::of(pid)?;
         ports.extend(listening.ports.iter().map(u16::to_string));
-        sockets.extend(listening.hidden);
+        sockets.extend(listening.abstract_sockets);
     }
     ensure!(!ports.is_empty(), "no port of the job was found");
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     let mut command = as_stranger()?;
-    command.arg("stranger").arg(&own).args(["--job", job]);
+    command.arg("stranger").arg(&owned).args(["--job", job]);
     command.arg("--rings").arg(folder.join("rings"));
     let secret = rcomm_recorder::record::default_directory().join("secret");
     command.arg("--secret").arg(secret);
@@ -111,7 +111,7 @@ pub(crate) fn attack(folder: &Path, job: &str, store: u16, pids: &[u32]) -> anyh
 struct Listening {
     ports: Vec<u16>,
     /// Names of abstract Unix sockets.
-    hidden: Vec<String>,
+    abstract_sockets: Vec<String>,
 }
 
 impl Listening {
@@ -141,7 +141,7 @@ impl Listening {
                 .and_then(|text| text.strip_prefix("socket:["));
             match inode.and_then(|text| by_inode.get(text.trim_end_matches(']'))) {
                 Some(Ok(port)) => all.ports.push(*port),
-                Some(Err(name)) => all.hidden.push(name.clone()),
+                Some(Err(name)) => all.abstract_sockets.push(name.clone()),
                 None => {}
             }
         }
@@ -162,11 +162,11 @@ pub(crate) fn run(args: &StrangerArgs) -> anyhow::Result<()> {
         // The port may close the connection before it has read everything.
         let _ = noisy.write_all(&[0xa5; 64 << 10]);
     }
-    let mut hidden = Vec::new();
+    let mut held_sockets = Vec::new();
     for name in &args.sockets {
         let mut socket = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
         let _ = socket.write_all(&[0xa5; 4 << 10]);
-        hidden.push(socket);
+        held_sockets.push(socket);
     }
     let mut worked = Vec::new();
     let mut note = |what: String, did: bool| {
@@ -245,7 +245,7 @@ fn try_store(args: &StrangerArgs, note: &mut impl FnMut(String, bool)) {
 fn joins(args: &StrangerArgs) -> anyhow::Result<bool> {
     let mut command = Command::new(std::env::current_exe()?);
     let size = args.pids.len().to_string();
-    command.arg("rank").arg(&args.own);
+    command.arg("rank").arg(&args.folder);
     command
         .env("RANK", "1")
         .env("WORLD_SIZE", &size)
@@ -259,8 +259,8 @@ fn joins(args: &StrangerArgs) -> anyhow::Result<bool> {
             "RCOMM_INIT_TIMEOUT_MS",
             INIT_TIMEOUT.as_millis().to_string(),
         )
-        .env("RCOMM_RING_DIR", args.own.join("rings"))
-        .env("RCOMM_DUMP_DIR", args.own.join("dumps"))
+        .env("RCOMM_RING_DIR", args.folder.join("rings"))
+        .env("RCOMM_DUMP_DIR", args.folder.join("dumps"))
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let mut rank = command.spawn()?;

@@ -161,11 +161,11 @@ fn print(title: &str, kinds: &[Kind], all: &[Rounds], of: impl Fn(&Measured) -> 
                 .collect()
         };
         // Both lie equally far from their mean.
-        let apart: Vec<f64> = ratio(0).iter().map(|half| (2.0 * half).abs()).collect();
+        let difference: Vec<f64> = ratio(0).iter().map(|half| (2.0 * half).abs()).collect();
         let itself = format!(
             "{:.1} %, 9 of 10 < {:.1} %",
-            100.0 * median(apart.clone()),
-            100.0 * ninth_decile(apart)
+            100.0 * median(difference.clone()),
+            100.0 * ninth_decile(difference)
         );
         let nothing = median(base.clone());
         let effects: Vec<String> = (2..kinds.len())
@@ -208,7 +208,8 @@ impl Job {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()?;
-            let output = child.stdout.take().context("a pipe")?;
+            let output = child.stdout.take();
+            let output = output.context("the standard output of a rank is not piped")?;
             ranks.push((child, BufReader::new(output)));
         }
         Ok(Self { ranks })
@@ -217,7 +218,9 @@ impl Job {
     /// Measures every size. The times are those of rank 0, the processor times the sums of all ranks.
     fn measure(&mut self, sizes: usize) -> anyhow::Result<Vec<Measured>> {
         for (rank, _) in &mut self.ranks {
-            rank.stdin.as_mut().context("a pipe")?.write_all(b"go\n")?;
+            let input = rank.stdin.as_mut();
+            let input = input.context("the standard input of a rank is not piped")?;
+            input.write_all(b"go\n")?;
         }
         let mut sum: Option<Vec<Measured>> = None;
         for (rank, (_, output)) in self.ranks.iter_mut().enumerate() {
@@ -235,7 +238,7 @@ impl Job {
                 }
             }
         }
-        sum.context("a job has ranks")
+        sum.context("the job has no ranks")
     }
 
     fn end(mut self) -> anyhow::Result<()> {

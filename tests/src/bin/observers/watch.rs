@@ -38,7 +38,7 @@ impl Kind {
             Self::Nothing | Self::Again => "nothing",
             Self::Top => "rcomm-top",
             Self::Web => "rcomm-web, polled",
-            Self::Endpoint => "an endpoint, hammered",
+            Self::Endpoint => "endpoint without pause",
         }
     }
 
@@ -70,7 +70,7 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// Starts the observer, and returns when it has looked at the job for the first time.
+    /// Starts the observer, and returns when it has read the job's records for the first time.
     pub(crate) fn begin(kind: Kind, folder: &Path) -> anyhow::Result<Self> {
         let mut watching = Self {
             stop: Arc::default(),
@@ -78,10 +78,10 @@ impl Watching {
             program: None,
             terminal: None,
         };
-        let looks = Arc::new(AtomicU64::new(0));
-        let looked = looks.clone();
+        let reads = Arc::new(AtomicU64::new(0));
+        let counter = reads.clone();
         match (kind, kind.program()?) {
-            (Kind::Top, Some(program)) => watching.open_terminal(&program, folder, looked)?,
+            (Kind::Top, Some(program)) => watching.open_terminal(&program, folder, counter)?,
             (Kind::Web, Some(program)) => {
                 let port = free_port();
                 let mut command = Command::new(program);
@@ -92,7 +92,7 @@ impl Watching {
                 watching.repeat(move || {
                     // The server may not listen yet.
                     if read_metrics(port).is_ok_and(|page| page.contains("rcomm_")) {
-                        looked.fetch_add(1, Ordering::Relaxed);
+                        counter.fetch_add(1, Ordering::Relaxed);
                     }
                     std::thread::sleep(POLL_INTERVAL);
                     Ok(())
@@ -103,27 +103,28 @@ impl Watching {
                 let client = EndpointClient::new(EndpointAddress::Unix(socket), None);
                 watching.repeat(move || {
                     client.dump(None, Instant::now() + PATIENCE)?;
-                    looked.fetch_add(1, Ordering::Relaxed);
+                    counter.fetch_add(1, Ordering::Relaxed);
                     Ok(())
                 });
             }
             _ => {
-                looks.store(1, Ordering::Relaxed);
+                reads.store(1, Ordering::Relaxed);
             }
         }
         let until = Instant::now() + PATIENCE;
-        while looks.load(Ordering::Relaxed) == 0 {
+        while reads.load(Ordering::Relaxed) == 0 {
             ensure!(Instant::now() < until, "{} sees no job", kind.name());
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(watching)
     }
 
-    fn repeat(&mut self, mut look: impl FnMut() -> anyhow::Result<()> + Send + 'static) {
+    /// Calls `read` on a separate thread, again and again, until it fails or the observer is stopped.
+    fn repeat(&mut self, mut read: impl FnMut() -> anyhow::Result<()> + Send + 'static) {
         let stop = self.stop.clone();
         self.thread = Some(std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                look()?;
+                read()?;
             }
             Ok(())
         }));
@@ -133,7 +134,7 @@ impl Watching {
         &mut self,
         program: &Path,
         folder: &Path,
-        looks: Arc<AtomicU64>,
+        reads: Arc<AtomicU64>,
     ) -> anyhow::Result<()> {
         let size = PtySize {
             rows: 50,
@@ -156,10 +157,10 @@ impl Watching {
             let (mut buffer, mut seen) = ([0; 4096], Vec::new());
             // The read fails when the program has ended.
             while let Ok(length @ 1..) = output.read(&mut buffer) {
-                if looks.load(Ordering::Relaxed) == 0 {
+                if reads.load(Ordering::Relaxed) == 0 {
                     seen.extend_from_slice(&buffer[..length]);
                     let is_shown = seen.windows(9).any(|text| text == b"observers");
-                    looks.store(u64::from(is_shown), Ordering::Relaxed);
+                    reads.store(u64::from(is_shown), Ordering::Relaxed);
                 }
             }
             Ok(())
@@ -170,7 +171,7 @@ impl Watching {
     /// Ends the observer.
     ///
     /// # Errors
-    /// If it had failed.
+    /// If it has failed, or `rcomm-web` has ended by itself.
     pub(crate) fn end(mut self) -> anyhow::Result<()> {
         if let Some(program) = &mut self.program {
             let ended = program.try_wait()?;
@@ -212,6 +213,8 @@ fn read_metrics(port: u16) -> anyhow::Result<String> {
         format!("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut page = String::new();
-    stream.read_to_string(&mut page).context("the metrics")?;
+    stream
+        .read_to_string(&mut page)
+        .context("cannot read the metrics")?;
     Ok(page)
 }

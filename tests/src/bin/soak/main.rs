@@ -72,7 +72,7 @@ pub(crate) struct RankReport {
     pub(crate) wrong: Vec<String>,
     /// The error that ended its work, with the ranks that it names; `None` if it came to its end.
     pub(crate) error: Option<(String, Vec<u32>)>,
-    /// Time from the begin of the failed operation to its error, in ms.
+    /// Time from the start of the failed operation to its error, in ms.
     pub(crate) waited_ms: u64,
     /// How many more descriptors and threads it had after its world than before.
     pub(crate) left: (i64, i64),
@@ -116,7 +116,8 @@ fn main() -> ExitCode {
 /// Makes rounds until the time is over; returns whether all were right.
 fn soak(args: &Soak) -> anyhow::Result<bool> {
     let began = Instant::now();
-    let limit = Duration::try_from_secs_f64(args.minutes * 60.0).context("a number of minutes")?;
+    let limit = Duration::try_from_secs_f64(args.minutes * 60.0);
+    let limit = limit.context("--minutes is not a valid number of minutes")?;
     let limits = Limits {
         timeout: Duration::from_secs(args.timeout),
         slack: Duration::from_secs(args.slack),
@@ -142,7 +143,7 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
     }
     println!(
         "seed {}: {} rounds in {:.0} s, {} with a fault; {} ranks, {} operations checked; slowest error {} ms after \
-         the begin of its operation; at most {} MiB per rank; {bad} rounds wrong",
+         the start of its operation; at most {} MiB per rank; {bad} rounds wrong",
         args.seed,
         totals.rounds,
         began.elapsed().as_secs_f64(),

@@ -203,7 +203,7 @@ impl Inputs<'_> {
 
 fn act_on_oneself(act: Act) {
     let signal = |signal| {
-        // A signal to the own process cannot fail.
+        // A signal to this process cannot fail.
         let _ = kill_process(getpid(), signal);
     };
     match act {

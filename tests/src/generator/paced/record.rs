@@ -59,9 +59,10 @@ struct Watchdog {
 }
 
 impl Watchdog {
+    /// The time of the first poll that is not before `ended`, in ns since the start.
     fn notices(&self, ended: i64) -> i64 {
-        let looks = (ended - self.first_ns).max(0) as u64;
-        self.first_ns + looks.div_ceil(self.period_ns as u64) as i64 * self.period_ns
+        let since_first = (ended - self.first_ns).max(0) as u64;
+        self.first_ns + since_first.div_ceil(self.period_ns as u64) as i64 * self.period_ns
     }
 }
 
@@ -106,8 +107,8 @@ impl<'a> Writer<'a> {
         if spec.hosts_named {
             writer.dump.identity.host = format!("host{}", rank / spec.per_host);
         }
-        let own = groups.iter().enumerate();
-        for (at, group) in own.filter(|(_, group)| group.ranks.contains(&rank)) {
+        let all = groups.iter().enumerate();
+        for (at, group) in all.filter(|(_, group)| group.ranks.contains(&rank)) {
             let id = writer.dump.groups.len() as u32;
             writer.local.insert(at, id);
             writer.dump.groups.push(DumpGroup {

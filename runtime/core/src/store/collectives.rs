@@ -41,7 +41,7 @@ struct State {
     /// The number of the last call.
     calls: u64,
     /// The keys that this rank has set since the last call that waited for all ranks.
-    own: Vec<String>,
+    set_keys: Vec<String>,
 }
 
 impl StoreCollectives {
@@ -152,11 +152,11 @@ impl StoreCollectives {
             let pairs: Vec<(&str, &[u8])> = keys
                 .iter()
                 .zip(values)
-                .filter(|(key, _)| **key != call.own)
+                .filter(|(key, _)| **key != call.own_key)
                 .map(|(key, value)| (key.as_str(), *value))
                 .collect();
             self.store.multi_set(&pairs)?;
-            call.state.own.extend(keys);
+            call.state.set_keys.extend(keys);
             Ok(values[self.rank as usize].to_vec())
         })
     }
@@ -180,17 +180,17 @@ impl StoreCollectives {
         state.calls += 1;
         let prefix = format!("{}/{}/{what}", self.name, state.calls);
         let mut call = Call {
-            own: format!("{prefix}/{}", self.rank),
+            own_key: format!("{prefix}/{}", self.rank),
             all: self,
             prefix,
-            before: std::mem::take(&mut state.own),
+            before: std::mem::take(&mut state.set_keys),
             state: &mut state,
         };
         let result = body(&mut call);
         // What `sweep` has not removed.
         let mut before = std::mem::take(&mut call.before);
-        before.append(&mut call.state.own);
-        call.state.own = before;
+        before.append(&mut call.state.set_keys);
+        call.state.set_keys = before;
         result
     }
 }
@@ -200,7 +200,7 @@ struct Call<'a> {
     all: &'a StoreCollectives,
     prefix: String,
     /// The key of this rank.
-    own: String,
+    own_key: String,
     /// The keys of earlier calls.
     before: Vec<String>,
     state: &'a mut State,
@@ -212,8 +212,8 @@ impl Call<'_> {
     }
 
     fn set_own(&mut self, value: &[u8]) -> Result<()> {
-        self.all.store.set(&self.own, value)?;
-        self.state.own.push(self.own.clone());
+        self.all.store.set(&self.own_key, value)?;
+        self.state.set_keys.push(self.own_key.clone());
         Ok(())
     }
 
@@ -228,7 +228,7 @@ impl Call<'_> {
         let store = &self.all.store;
         let replies = store.batch(&[
             BatchRequest::Set {
-                key: &self.own,
+                key: &self.own_key,
                 value,
             },
             BatchRequest::Add {
@@ -240,11 +240,13 @@ impl Call<'_> {
                 delta: 1,
             },
         ])?;
-        self.state.own.push(self.own.clone());
+        self.state.set_keys.push(self.own_key.clone());
         let is_last = matches!(replies[..], [.., super::BatchReply::Count(count)]
             if count == i64::from(self.all.size));
         if is_last {
-            self.state.own.extend([sum.clone(), count, done.clone()]);
+            self.state
+                .set_keys
+                .extend([sum.clone(), count, done.clone()]);
             let sum = store.add(&sum, 0)?;
             store.set(&done, sum.to_string().as_bytes())?;
             self.sweep();

@@ -196,8 +196,8 @@ impl FileStore {
 impl Drop for FileStore {
     fn drop(&mut self) {
         let finished = self.add_raw(FINISHED, 1);
-        let users = self.add_raw(REFERENCES, -1);
-        if let (Ok(finished), Ok(0), Some(world_size)) = (finished, users, self.world_size)
+        let open = self.add_raw(REFERENCES, -1);
+        if let (Ok(finished), Ok(0), Some(world_size)) = (finished, open, self.world_size)
             && finished >= i64::from(world_size)
         {
             // Another process may have removed the file first.
@@ -352,8 +352,8 @@ impl Store for FileStore {
 
     fn list_keys(&self) -> Result<Vec<String>> {
         self.with_log(LockKind::Read, |log| {
-            let users = log.table.keys().filter_map(|name| name.strip_prefix(b"/"));
-            Ok(users
+            let user_keys = log.table.keys().filter_map(|name| name.strip_prefix(b"/"));
+            Ok(user_keys
                 .map(|key| String::from_utf8_lossy(key).into_owned())
                 .collect())
         })

@@ -178,7 +178,7 @@ pub trait Store: Send + Sync {
 /// The names of queues are separate: a key and a queue may share a name. A queue that is not empty
 /// satisfies `wait` and `check` for its name; `num_keys` and `list_keys` leave queues out.
 pub trait QueueStore: Store {
-    /// Adds `value` to the end of the queue and wakes one waiter.
+    /// Adds `value` to the end of the queue, and wakes at least one of the callers that wait for it.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Takes the first value of the queue, once there is one.

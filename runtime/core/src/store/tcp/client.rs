@@ -96,9 +96,9 @@ impl Connection {
         let deadline = started + timeout;
         let mut pause = RETRY.0;
         let mut logged = false;
-        let mut before = None;
+        let mut earlier = None;
         loop {
-            let left_before = left_until(deadline);
+            let left_for_attempt = left_until(deadline);
             let obstacle = match Self::dial_once(host, port, deadline, access) {
                 Ok(connection) => return Ok(connection),
                 Err(obstacle) if obstacle.is_final() => {
@@ -110,8 +110,8 @@ impl Connection {
                 }
                 // The last attempt begins shortly before the deadline: that it got no answer is weaker evidence
                 // than the obstacle of an earlier attempt.
-                Err(obstacle) if left_before < MIN_ATTEMPT && obstacle.is_silence() => {
-                    before.take().unwrap_or(obstacle)
+                Err(obstacle) if left_for_attempt < MIN_ATTEMPT && obstacle.is_silence() => {
+                    earlier.take().unwrap_or(obstacle)
                 }
                 Err(obstacle) => obstacle,
             };
@@ -129,7 +129,7 @@ impl Connection {
                 logged = true;
                 tracing::warn!("no store at {host} port {port} yet: {obstacle}; still trying");
             }
-            before = Some(obstacle);
+            earlier = Some(obstacle);
             std::thread::sleep(pause.min(deadline - now));
             pause = (pause * 5 / 4).min(RETRY.1);
         }
@@ -514,7 +514,7 @@ enum Obstacle {
 }
 
 impl Obstacle {
-    /// The error of a client and a store that do not share a secret.
+    /// The error for an obstacle that [is final](Self::is_final): client and store do not agree on secret or TLS.
     fn unauthorized(self, host: &str, port: u16) -> Error {
         let message = match self {
             Obstacle::WrongProof => format!(

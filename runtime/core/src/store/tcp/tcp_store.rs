@@ -459,8 +459,8 @@ impl Store for TcpStore {
                 .map(|_| connection.read_string(deadline))
                 .collect::<Result<Vec<_>, _>>()
         })?;
-        let users = names.iter().filter_map(|name| name.strip_prefix(&[PREFIX]));
-        Ok(users
+        let user_keys = names.iter().filter_map(|name| name.strip_prefix(&[PREFIX]));
+        Ok(user_keys
             .map(|key| String::from_utf8_lossy(key).into_owned())
             .collect())
     }

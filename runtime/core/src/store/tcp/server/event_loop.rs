@@ -410,7 +410,7 @@ impl EventLoop {
                     .map_or("an unknown host".to_owned(), |it| it.to_string());
                 tracing::warn!(
                     peer,
-                    "the store server closes a connection without TLS: {why}"
+                    "the store server closes a connection whose TLS has failed: {why}"
                 );
                 // The client has some time to read the alert of TLS, as others have for the reason of a refusal.
                 connection.tls = None;

@@ -27,7 +27,7 @@ struct Dimension {
 
 impl<B> World<B> {
     /// Arranges the ranks of [`group`](Self::group) in these dimensions, in row-major order: the last dimension has
-    /// neighbouring ranks. Makes a group along each. All ranks call this with the same dimensions.
+    /// neighboring ranks. Makes a group along each. All ranks call this with the same dimensions.
     ///
     /// # Blocking
     /// As [`new_group`](Self::new_group).

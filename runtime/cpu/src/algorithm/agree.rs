@@ -81,6 +81,7 @@ impl Agreement {
         Ok(())
     }
 
+    /// Sends the first `blocks` blocks to the member `back`, and appends as many that the member `ahead` sends.
     fn round(
         &mut self,
         channels: &mut Channels,
@@ -127,25 +128,25 @@ impl Agreement {
         Ok(())
     }
 
-    /// Works as [`exchange`](Self::exchange) between two ranks, but sends `behind` directly after this rank's header
-    /// and does not read the bytes after the other rank's header. Returns how many bytes of `behind` were sent.
+    /// Works as [`exchange`](Self::exchange) between two ranks, but sends `after_header` directly after this rank's
+    /// header, and does not read the bytes after the other rank's. Returns how many bytes of `after_header` were sent.
     pub(super) fn exchange_pair(
         &mut self,
         channels: &mut Channels,
         participants: Participants<'_>,
         op_header: OpHeader,
-        behind: &[u8],
+        after_header: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<usize, Failure> {
         self.rank = participants.own;
         self.count += 1;
         let peer = participants.members[1 - participants.own];
         let mut ours = [0; HEADER_MESSAGE];
-        ours[..HEAD].copy_from_slice(&head(self.count, 1, 1, OP_HEADER_LEN + behind.len()));
+        ours[..HEAD].copy_from_slice(&head(self.count, 1, 1, OP_HEADER_LEN + after_header.len()));
         ours[HEAD..].copy_from_slice(&op_header.encode());
         let mut theirs = [0; HEADER_MESSAGE];
         let mut transfers = [
-            Transfer::send_with_head(peer, &ours, behind, 0),
+            Transfer::send_with_head(peer, &ours, after_header, 0),
             Transfer::receive(peer, &mut theirs),
         ];
         channels.drive_until(&mut transfers, policy, |transfers| {

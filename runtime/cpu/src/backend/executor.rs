@@ -146,7 +146,7 @@ struct Queue {
     closed: bool,
     /// Number of threads that wait until no operation is open.
     draining: usize,
-    /// How the thread sleeps; `None` if it is awake, since a wake-up would cost a system call.
+    /// How the thread sleeps; `None` if it is awake, so that the system call of a wake-up is saved.
     asleep: Option<Sleep>,
 }
 
@@ -402,8 +402,8 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
         }
         // An interruption of this policy is ignored: the check above detects a stop and each task's deadline.
         if let Ok(Pause::Sleep(time)) = policy.pause() {
-            let mut drained = [0; 8];
-            let _ = rustix::io::read(&shared.wake, &mut drained);
+            let mut wake_count = [0; 8];
+            let _ = rustix::io::read(&shared.wake, &mut wake_count);
             let mut queue = lock(&shared.queue);
             if !queue.tasks.is_empty() {
                 continue;

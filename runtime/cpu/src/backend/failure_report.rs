@@ -73,9 +73,12 @@ impl CpuGroup {
         let (store, peers) = (self.store.clone(), self.waiting_peers());
         let (refused, is_refused) = channel();
         let publish = move || {
-            let left = StoreQuery::ask_within(&store, NOTE_TIME, publish);
-            if !matches!(left, Some(Ok(()))) {
-                tracing::debug!(?left, "the store may not have why this rank gave up");
+            let published = StoreQuery::ask_within(&store, NOTE_TIME, publish);
+            if !matches!(published, Some(Ok(()))) {
+                tracing::debug!(
+                    ?published,
+                    "the store may not have this rank's reason for giving up"
+                );
             }
             peers.refuse();
             // This fails if no caller waits any longer.
@@ -90,7 +93,7 @@ impl CpuGroup {
                 let _ = is_refused.recv_timeout(RELEASE_TIME);
             }
             Err(error) => {
-                tracing::debug!(%error, "the store does not have why this rank gave up");
+                tracing::debug!(%error, "the store does not have this rank's reason for giving up");
                 self.waiting_peers().refuse();
             }
         }
@@ -122,9 +125,10 @@ impl CpuGroup {
 
     pub(crate) fn explain(&self, failure: Failure) -> Error {
         match failure {
-            Failure::Interrupted(Interrupted::TimedOut) => {
-                Error::new(ErrorKind::Timeout, "no end before the deadline")
-            }
+            Failure::Interrupted(Interrupted::TimedOut) => Error::new(
+                ErrorKind::Timeout,
+                "the operation did not end before its deadline",
+            ),
             Failure::Late(ranks) => {
                 let message = format!(
                     "waited for {} until the deadline",

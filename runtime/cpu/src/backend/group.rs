@@ -3,7 +3,7 @@
 use super::latecomer::Punctuality;
 use super::sequencer::Sequencer;
 use crate::algorithm::{ChannelEngine, HostsEngine, ShmEngine, ShmExchanges};
-use crate::channels::neighbours::Neighbours;
+use crate::channels::neighbors::Neighbors;
 use crate::channels::{Channels, Sockets};
 use crate::collective::{Position, Step, for_each_step};
 use crate::mesh::Mesh;
@@ -45,7 +45,7 @@ pub(crate) struct CpuGroup {
     /// Whether all members share memory.
     pub(crate) is_in_memory: bool,
     pub(crate) punctuality: Punctuality,
-    /// The thread that publishes why this rank gave up.
+    /// The thread that publishes this rank's reason for giving up.
     pub(crate) notice: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -85,11 +85,11 @@ impl CpuGroup {
         layout: Layout,
         channels: Channels,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Option<(CollectiveEngine, Neighbours)>, Failure> {
+    ) -> Result<Option<(CollectiveEngine, Neighbors)>, Failure> {
         if layout.hosts() > 1 && !layout.is_nested() {
             return Ok(None);
         }
-        let here = layout.neighbours().to_vec();
+        let here = layout.neighbors().to_vec();
         let ranks: Arc<[Rank]> = here.iter().map(|&at| self.ranks[at]).collect();
         let mut shm_exchange = |key| {
             let host = self.mesh.host();
@@ -100,14 +100,14 @@ impl CpuGroup {
             Some(_) if layout.is_nested() => shm_exchange(derived_id("streams", id, 0))?,
             _ => None,
         };
-        let mut neighbours = Neighbours::default();
+        let mut neighbors = Neighbors::default();
         let registry = self.mesh.registry();
         for shm_exchange in [&mut phases, &mut streams].into_iter().flatten() {
             registry.note_huge_pages(shm_exchange.huge_pages());
         }
         if let Some(shm_exchange) = &phases {
             self.wait_mode = shm_exchange.wait_mode();
-            neighbours = Neighbours::new(shm_exchange.streams(), &here, self.ranks.len());
+            neighbors = Neighbors::new(shm_exchange.streams(), &here, self.ranks.len());
             let close_guard = shm_exchange.close_guard().map_err(Failure::Io)?;
             self.close_guard = Some(Arc::new(close_guard));
         }
@@ -115,7 +115,7 @@ impl CpuGroup {
             let channels = match &streams {
                 Some(shm_exchange) => {
                     let streams = shm_exchange.streams();
-                    channels.with_neighbours(Neighbours::new(streams, &here, self.ranks.len()))
+                    channels.with_neighbors(Neighbors::new(streams, &here, self.ranks.len()))
                 }
                 None => channels,
             };
@@ -125,10 +125,7 @@ impl CpuGroup {
             let engine = ChannelEngine::new(channels, tuning.plan(Topology::Sockets, size));
             let plan = tuning.plan(Topology::Hosts, size);
             let engine = HostsEngine::new(layout, shm_exchanges, engine, plan, self.store.clone())?;
-            return Ok(Some((
-                CollectiveEngine::Hosts(Box::new(engine)),
-                neighbours,
-            )));
+            return Ok(Some((CollectiveEngine::Hosts(Box::new(engine)), neighbors)));
         }
         let plan = self.mesh.tuning().plan(Topology::Memory, ranks.len());
         let registry = self.mesh.registry().clone();
@@ -141,7 +138,7 @@ impl CpuGroup {
                 registry,
             ))
         };
-        Ok(phases.map(|shm_exchange| (engine(shm_exchange), neighbours)))
+        Ok(phases.map(|shm_exchange| (engine(shm_exchange), neighbors)))
     }
 
     pub(crate) fn policy(&self, call: &Call) -> WaitPolicy<'_> {

@@ -143,16 +143,16 @@ impl CpuGroup {
         let look = move |store: &dyn Store| find_rank_that_gave_up(store, turn, &closed);
         match StoreQuery::ask_within(&self.store, limit, look) {
             Some(Ok(Some(rank))) => Err(self.fail(Failure::Gone(rank, None))),
-            // Members that have left in order have closed their connections too, and their store may have ended.
+            // Members that have left cleanly have closed their connections too, and their store may have ended.
             _ => Ok(()),
         }
     }
 
     /// Fails if a member has given up the group with which this operation exchanges messages, or if one that it sends
-    /// to has left. What a member sent before it left in order may still be received.
+    /// to has left. What a member sent before it left cleanly may still be received.
     ///
     /// # Blocking
-    /// As [`fail`](Self::fail), after such a member was found; for the store's answer if one has left in order.
+    /// As [`fail`](Self::fail), after such a member was found; for the store's answer if one has left cleanly.
     #[inline]
     pub(super) fn refuse_late_message(&self, op: &Op<'_>) -> Result<()> {
         if let Op::Coalesced(ops) = op {

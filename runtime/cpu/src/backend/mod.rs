@@ -181,10 +181,10 @@ impl CpuBackend {
             notice: Mutex::default(),
         };
         let shared = group.share(id, layout, channels(&sockets), &mut policy);
-        if let Some((engine, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
+        if let Some((engine, neighbors)) = shared.map_err(|failure| group.explain(failure))? {
             group.is_in_memory = matches!(engine, CollectiveEngine::ShmExchange(_));
             group.engine = Mutex::new(engine);
-            group.p2p = group.p2p.with_neighbours(neighbours);
+            group.p2p = group.p2p.with_neighbors(neighbors);
         }
         if group.close_guard.is_none() {
             group.wait_mode = mesh.host().wait_mode(mesh.rank(), mesh.wait_mode());

@@ -83,7 +83,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_turn_that_has_not_ended_when_the_group_is_given_up_learns_of_it() {
+    fn pass_returns_that_the_group_was_given_up_in_the_turn_and_no_later_turn_begins() {
         let stop = Stop::default();
         let forever = Deadline::In(Duration::MAX);
         let mut policy = WaitPolicy::new(&stop, forever, WaitMode::Oversubscribed);

@@ -3,7 +3,7 @@
 //! A *transfer* moves bytes to a peer, from a peer, or both. Transfers over one channel in one direction run in the
 //! order of the list; all others proceed independently, so no order of the list can deadlock.
 
-pub(crate) mod neighbours;
+pub(crate) mod neighbors;
 mod swap;
 
 use crate::mesh::handshake::ChannelKind;
@@ -12,7 +12,7 @@ use crate::mesh::{ChannelRequest, Mesh};
 use crate::transport::shm::Waits;
 use crate::transport::{Channel, Interest, tcp};
 use crate::wait::{Failure, Interrupted, Pause, WaitPolicy};
-use neighbours::Neighbours;
+use neighbors::Neighbors;
 use rcomm_recorder::model::Rank;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -147,7 +147,7 @@ pub(super) struct Channels {
     /// Members by their ranks in the world.
     ranks: Arc<[Rank]>,
     channels: Vec<Option<Channel>>,
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     /// Every socket of this group, for [`cut`].
     sockets: Sockets,
     /// For each peer, whether an earlier transfer of the list occupies this direction in the current pass.
@@ -182,7 +182,7 @@ impl Channels {
             kind,
             ranks,
             channels: std::iter::repeat_with(|| None).take(size).collect(),
-            neighbours: Neighbours::default(),
+            neighbors: Neighbors::default(),
             sockets,
             receiving: vec![false; size],
             sending: vec![false; size],
@@ -190,8 +190,8 @@ impl Channels {
     }
 
     /// Sets the members that share memory with this rank. No channel may be open yet.
-    pub(super) fn with_neighbours(self, neighbours: Neighbours) -> Self {
-        Self { neighbours, ..self }
+    pub(super) fn with_neighbors(self, neighbors: Neighbors) -> Self {
+        Self { neighbors, ..self }
     }
 
     /// The number of members.
@@ -217,13 +217,10 @@ impl Channels {
                 group: self.group,
                 kind: self.kind,
                 peer: rank,
-                streams: self.neighbours.streams(peer, &self.mesh),
+                streams: self.neighbors.streams(peer, &self.mesh),
             };
             let streams = self.mesh.connect(request, policy)?;
-            let mut channel = self
-                .neighbours
-                .channel(peer, streams)
-                .map_err(Failure::Io)?;
+            let mut channel = self.neighbors.channel(peer, streams).map_err(Failure::Io)?;
             self.mesh.links().add(rank, &mut channel);
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             sockets.extend(channel.sockets().iter().map(|it| (rank, it.clone())));

@@ -41,7 +41,7 @@ impl<'a> Swap<'a> {
     ) -> Self {
         assert!(
             scratch.len() >= bytes.len().min(2 * BLOCK),
-            "scratch holds two blocks"
+            "scratch is too small"
         );
         Self {
             peer,

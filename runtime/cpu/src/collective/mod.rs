@@ -1,4 +1,5 @@
-//! Splits an operation into the few kinds of collectives that the algorithms ([`algorithm`](crate::algorithm)) implement.
+//! Splits an operation into the few kinds of collectives that the algorithms ([`algorithm`](crate::algorithm))
+//! implement.
 //!
 //! There are many operations, but few kinds: those of [`Collective`]. Each [`Op`](rcomm_core::Op) is one
 //! `Collective`, or several if it is coalesced or has several buffers. Before each `Collective` runs, all ranks

@@ -81,13 +81,13 @@ impl Mesh {
     pub(crate) fn open(world: &WorldContext, address: IpAddr) -> Result<(Arc<Self>, Notes)> {
         let listener = TcpListener::bind((address, 0))
             .map_err(|e| Error::io(format!("cannot listen on {address} for other ranks"), e))?;
-        let facts = "cannot prepare the port for other ranks";
+        let cannot = "cannot prepare the port for other ranks";
         listener
             .set_nonblocking(true)
-            .map_err(|e| Error::io(facts, e))?;
-        let address = listener.local_addr().map_err(|e| Error::io(facts, e))?;
+            .map_err(|e| Error::io(cannot, e))?;
+        let address = listener.local_addr().map_err(|e| Error::io(cannot, e))?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| Error::io(facts, e))?;
+            .map_err(|e| Error::io(cannot, e))?;
         let wake = Arc::new(wake);
         let identity = Identity::new(world.rank, world.world_size, &world.job, &world.secret);
         let shared = Arc::new(ListenerState {
@@ -211,8 +211,8 @@ impl Mesh {
     ) -> T {
         let arrived = lock(&self.shared.arrived);
         let channels = arrived.channels.iter();
-        let own = channels.filter(|(id, _)| id.group == group);
-        look(&mut own.map(|(id, wire)| (id.peer, &wire.socket)))
+        let of_group = channels.filter(|(id, _)| id.group == group);
+        look(&mut of_group.map(|(id, wire)| (id.peer, &wire.socket)))
     }
 
     /// The memory that this rank has allocated and that other ranks of the host can map.
@@ -405,7 +405,7 @@ impl Mesh {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     tries += 1;
                     if tries == 1 {
-                        tracing::warn!(rank = handshake.to, %address, "no answer: retrying");
+                        tracing::warn!(rank = handshake.to, %address, "the rank does not answer yet: retrying");
                     }
                 }
                 Err(error) => {

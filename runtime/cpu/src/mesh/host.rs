@@ -149,14 +149,16 @@ impl Host {
         let id = world.config.host_id.as_deref();
         let name = boot.and_then(|boot| name(&boot, id));
         self.name = name.map_err(|e| Error::io("cannot tell this host from others", e))?;
-        let leader = format!("cpu/host/{}", self.name);
+        let maker_key = format!("cpu/host/{}", self.name);
         let cannot = |e| Error::io("cannot make memory for the ranks of this host", e);
         // Every rank listens before it writes to the store, so that the others can connect at once to the rank that
         // wrote first.
         let (socket, listener) = listen().map_err(cannot)?;
-        let own = format!("{} {socket}", world.rank);
-        let stored = self.store.compare_set(&leader, b"", own.as_bytes())?;
-        if stored == own.as_bytes() {
+        let own_entry = format!("{} {socket}", world.rank);
+        let stored = self
+            .store
+            .compare_set(&maker_key, b"", own_entry.as_bytes())?;
+        if stored == own_entry.as_bytes() {
             // If the segment cannot be made, this rank stops listening, and so the others share no memory either.
             let segment = Segment::create(world.rank, world.world_size as usize);
             let segment = Arc::new(segment.map_err(cannot)?);
@@ -169,7 +171,7 @@ impl Host {
         let maker: Rank = maker.parse().map_err(|_| {
             Error::new(
                 ErrorKind::Store,
-                format!("the store has {stored:?} under {leader}"),
+                format!("the store has {stored:?} under {maker_key}"),
             )
         })?;
         let segment = request_segment(identity, maker, socket, world.world_size).map_err(|e| {

@@ -60,7 +60,7 @@ impl Layout {
     }
 
     /// The ranks of this host.
-    pub(crate) fn neighbours(&self) -> &[usize] {
+    pub(crate) fn neighbors(&self) -> &[usize] {
         &self.hosts[self.host()]
     }
 
@@ -93,7 +93,7 @@ mod tests {
     fn hosts_are_in_the_order_of_their_first_ranks() {
         let layout = Layout::new(&[Some("b"), Some("a"), Some("b"), None, None], 2);
         assert_eq!(layout.hosts(), 4);
-        assert_eq!(layout.neighbours(), [0, 2]);
+        assert_eq!(layout.neighbors(), [0, 2]);
         assert_eq!((layout.host(), layout.index_on_host()), (0, 1));
         assert_eq!(layout.leaders(), [0, 1, 3, 4]);
         assert_eq!(layout.host_and_index(4), (3, 0));

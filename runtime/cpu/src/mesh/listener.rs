@@ -123,7 +123,7 @@ impl Caller {
 }
 
 /// Reads and drops what a refused caller has sent; returns whether its connection is still open.
-fn is_read(socket: &mut TcpStream) -> bool {
+fn drop_received(socket: &mut TcpStream) -> bool {
     match socket.read(&mut [0; 4096]) {
         Ok(0) => false,
         Ok(_) => true,
@@ -205,13 +205,14 @@ impl Listener {
             drop(sockets);
             self.accept();
             self.listen();
-            self.refused
-                .retain_mut(|(socket, since)| since.elapsed() < REASON_TIME && is_read(socket));
+            self.refused.retain_mut(|(socket, since)| {
+                since.elapsed() < REASON_TIME && drop_received(socket)
+            });
         }
     }
 
     fn accept(&mut self) {
-        self.accept_neighbours();
+        self.accept_neighbors();
         while self.pending.len() < MAX_HANDSHAKES {
             match self.tcp.accept() {
                 Ok((stream, _)) => {
@@ -237,7 +238,7 @@ impl Listener {
     }
 
     /// Accepts connections from this host's ranks, and refuses those of other users.
-    fn accept_neighbours(&mut self) {
+    fn accept_neighbors(&mut self) {
         let Some((listener, _)) = &self.segment_server else {
             return;
         };

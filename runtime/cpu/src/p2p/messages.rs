@@ -4,7 +4,7 @@ use super::channel::{Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
 use super::request::{Request, Stage, outcome};
 use crate::channels::Sockets;
-use crate::channels::neighbours::Neighbours;
+use crate::channels::neighbors::Neighbors;
 use crate::mesh::handshake::ChannelKind;
 use crate::mesh::links::LONG_WAIT;
 use crate::mesh::{ChannelRequest, Mesh};
@@ -24,7 +24,7 @@ pub(crate) struct P2p {
     pub(super) ranks: Arc<[Rank]>,
     pub(super) peers: Vec<Mutex<PeerChannel>>,
     pub(super) sockets: Sockets,
-    pub(super) neighbours: Neighbours,
+    pub(super) neighbors: Neighbors,
     /// A view of each peer's channel that needs no lock. It is set when a channel through memory is opened.
     pub(super) views: Vec<OnceLock<StreamView>>,
     next: AtomicU64,
@@ -48,21 +48,21 @@ impl P2p {
             views: ranks.iter().map(|_| OnceLock::new()).collect(),
             ranks,
             sockets,
-            neighbours: Neighbours::default(),
+            neighbors: Neighbors::default(),
             next: AtomicU64::new(1),
         }
     }
 
     /// Sets the ranks that share memory with this rank. No channel may be open yet.
-    pub(crate) fn with_neighbours(self, neighbours: Neighbours) -> Self {
-        Self { neighbours, ..self }
+    pub(crate) fn with_neighbors(self, neighbors: Neighbors) -> Self {
+        Self { neighbors, ..self }
     }
 
     /// The place of the rank `at` of the group among the ranks that share memory with this rank; `None` if `at` does
     /// not.
     #[inline]
     pub(crate) fn place_in_memory(&self, at: usize) -> Option<usize> {
-        self.neighbours.place_of(at).map(|(_, place)| place)
+        self.neighbors.place_of(at).map(|(_, place)| place)
     }
 
     /// Queues each send or receive of `op`, in order, and appends their requests to `requests`.
@@ -220,12 +220,12 @@ impl P2p {
             group: self.group,
             kind: ChannelKind::P2p,
             peer: rank,
-            streams: self.neighbours.streams(at, &self.mesh),
+            streams: self.neighbors.streams(at, &self.mesh),
         };
         let Some(streams) = self.mesh.try_connect(request, policy)? else {
             return Ok(false);
         };
-        let mut channel = self.neighbours.channel(at, streams).map_err(Failure::Io)?;
+        let mut channel = self.neighbors.channel(at, streams).map_err(Failure::Io)?;
         self.mesh.links().add(rank, &mut channel);
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.extend(channel.sockets().iter().map(|it| (rank, it.clone())));

@@ -22,7 +22,7 @@ pub(super) enum Contribution {
     Nothing,
     /// This many bytes from each rank.
     Each(usize),
-    /// This many bytes, from this rank alone.
+    /// Bytes from one rank alone: the rank, and how many bytes it sends.
     One(usize, usize),
     /// A list of counts, of unknown length.
     List,
@@ -60,7 +60,7 @@ pub(super) struct HostAgreement {
 
 /// First byte of the line of a host's first rank if all ranks agree.
 const AGREED: u8 = 1;
-/// First byte of this line if they do not: the slot of the next phase then holds the reason.
+/// First byte of this line if the ranks do not agree: the slot of the next phase then holds the reason.
 const REFUSED: u8 = 2;
 /// Bytes of this line before the data of all ranks, if the data fits into the line.
 const HEAD: usize = 8;
@@ -388,7 +388,7 @@ impl HostAgreement {
             }
             _ => Err(Failure::Garbled(
                 host_exchange.global(0),
-                "no verdict".into(),
+                "neither the ranks' data nor a reason".into(),
             )),
         }
     }

@@ -26,8 +26,11 @@ const BLOCK: usize = 8 << 20;
 /// The memory that reductions along the hosts reuse.
 #[derive(Default)]
 pub(super) struct Chain {
+    /// The partial result of a chunk, as the host before sends it.
     before: Vec<u8>,
+    /// The partial result with the data of this host's ranks.
     after: Vec<u8>,
+    /// Inputs that were widened to `f32`.
     wide: Vec<u8>,
     /// Complete results, on the last host.
     results: Vec<u8>,

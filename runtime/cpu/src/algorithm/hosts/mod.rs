@@ -94,13 +94,13 @@ impl HostsEngine {
         plan: Plan,
         store: Arc<dyn Store>,
     ) -> Result<Self, Failure> {
-        let neighbours = layout.neighbours();
-        if neighbours.len() > 1 && layout.index_on_host() == 0 {
+        let neighbors = layout.neighbors();
+        if neighbors.len() > 1 && layout.index_on_host() == 0 {
             let has_shm_exchange = [b'0' + u8::from(shm_exchanges.phases.is_some())];
             let key = shm_exchange_key(layout.host());
             store.set(&key, &has_shm_exchange).map_err(Failure::Store)?;
         }
-        let ranks = neighbours
+        let ranks = neighbors
             .iter()
             .map(|&at| engine.channels.global(at))
             .collect();

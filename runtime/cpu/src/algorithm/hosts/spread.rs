@@ -94,7 +94,7 @@ pub(super) fn all_gather(
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let (layout, own) = (via.layout, via.layout.index_on_host());
-    let here = layout.neighbours().len();
+    let here = layout.neighbors().len();
     let mut transfers = Vec::new();
     for host in (0..layout.hosts()).filter(|&host| host != layout.host()) {
         let ranks = layout.ranks_of(host);

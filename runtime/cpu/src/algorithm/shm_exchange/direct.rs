@@ -86,7 +86,7 @@ impl Phases for PhaseContext<'_, '_> {
         self.shm_exchange
             .inline(rank, INLINE)
             .first_chunk()
-            .expect("a line has them all")
+            .expect("a line has INLINE bytes")
     }
 }
 
@@ -128,17 +128,17 @@ impl PhaseContext<'_, '_> {
             Collective::Broadcast { data, root } => {
                 let len = data.bytes().len();
                 let need = |access| Some(Need { len, access });
-                let mut everybody = all(len, Access::Write);
-                everybody[root] = need(Access::Read);
-                let mut alone = vec![None; size];
-                alone[root] = need(Access::Read);
+                let mut all_ranks = all(len, Access::Write);
+                all_ranks[root] = need(Access::Read);
+                let mut root_alone = vec![None; size];
+                root_alone[root] = need(Access::Read);
                 let terms = [
                     AccessTerms {
-                        needs: everybody,
+                        needs: all_ranks,
                         rule: Rule::Share,
                     },
                     AccessTerms {
-                        needs: alone,
+                        needs: root_alone,
                         rule: Rule::Read,
                     },
                 ];
@@ -343,7 +343,7 @@ enum Agreed<'a> {
 fn written(data: Data<'_>) -> &mut [u8] {
     match data {
         Data::Write(bytes) => bytes,
-        Data::Read(_) => unreachable!("the terms have it written"),
+        Data::Read(_) => unreachable!("the terms require a writable buffer"),
     }
 }
 

@@ -9,13 +9,13 @@ use std::io;
 
 /// The ranks of a group that share memory with this rank; none by default.
 #[derive(Default)]
-pub(crate) struct Neighbours {
+pub(crate) struct Neighbors {
     /// The streams, and for each rank of the group its index among the ranks that share memory, if it is one of them.
     shared: Option<(Streams, Vec<Option<usize>>)>,
 }
 
-impl Neighbours {
-    /// Makes the neighbours of a group of `size` ranks: `ranks`, in the order of their places in `streams`.
+impl Neighbors {
+    /// Makes the neighbors of a group of `size` ranks: `ranks`, in the order of their places in `streams`.
     pub(crate) fn new(streams: Streams, ranks: &[usize], size: usize) -> Self {
         let mut places = vec![None; size];
         for (place, &rank) in ranks.iter().enumerate() {

@@ -157,9 +157,10 @@ fn resolved(dump: &Dump) -> Vec<String> {
                 .map(|&frame| &dump.frames[frame as usize])
                 .collect::<Vec<_>>()
         });
-        let mut own = entry.clone();
-        (own.group, own.signature, own.stack, own.thread) = (0, 0, None, None);
-        format!("{own:?} {group:?} {signature:?} {thread:?} {frames:?}")
+        let mut scalars = entry.clone();
+        (scalars.group, scalars.signature) = (0, 0);
+        (scalars.stack, scalars.thread) = (None, None);
+        format!("{scalars:?} {group:?} {signature:?} {thread:?} {frames:?}")
     });
     entries.collect()
 }

@@ -72,9 +72,9 @@ fn space(recorder: &FlightRecorder) -> u64 {
 /// Number of page faults of this thread without disk access.
 fn faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-    let behind_name = stat.rsplit(')').next().unwrap();
+    let after_name = stat.rsplit(')').next().unwrap();
     // Field 10 of the file; the split has removed the first two.
-    behind_name
+    after_name
         .split_whitespace()
         .nth(7)
         .unwrap()
@@ -91,7 +91,7 @@ fn ring_grows_as_it_is_written_and_readers_see_all_records() {
     let whole = recorder.size_bytes() as u64;
     assert!(
         space(&recorder) < whole / 2,
-        "most of the file is not reserved yet"
+        "too much of the file is reserved at the start"
     );
     assert_eq!(early.snapshot().entries.len(), 0);
     // Reading unreserved parts does not reserve them.
@@ -108,7 +108,7 @@ fn ring_grows_as_it_is_written_and_readers_see_all_records() {
     }
     assert!(
         space(&recorder) < whole,
-        "the rest of the file is not reserved"
+        "the whole file is reserved, though part of it was never written"
     );
 
     // Splits are stored after the slots.

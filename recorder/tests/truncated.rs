@@ -73,7 +73,7 @@ fn the_owner_of_a_truncated_ring_records_on_in_its_own_memory() {
     let dump = recorder.snapshot();
     let last = dump.entries.last().unwrap();
     assert_eq!(last.collective_seq_id, 3_000);
-    // A reader that was attached before says what it cannot read, and does not take the rank for idle.
+    // Readers that were attached before report that the ring is truncated, and do not take the rank for idle.
     let error = reader.read().unwrap_err().to_string();
     assert!(error.contains("truncated"), "{error}");
     assert!(!follower.poll().whole);
@@ -135,7 +135,7 @@ fn access_beyond_the_end(directory: &Path) {
     let file = tempfile::tempfile().unwrap();
     file.set_len(4_096).unwrap();
     // SAFETY: the kernel chooses a fresh range, and the one access to it is meant to fail.
-    let first = unsafe {
+    let byte = unsafe {
         let start = mmap(
             std::ptr::null_mut(),
             4_096,
@@ -147,5 +147,5 @@ fn access_beyond_the_end(directory: &Path) {
         file.set_len(0).unwrap();
         start.unwrap().cast::<u8>().read_volatile()
     };
-    panic!("read {first} where there is nothing");
+    panic!("read {byte} beyond the end of the file");
 }

@@ -1,4 +1,5 @@
-//! Groups whose members are set later, call sites given as text, and rings of a version before 1.3, which has neither.
+//! Groups whose members are set later, call sites given as text, and a ring of version 1.2, which has no names of
+//! functions.
 
 use super::*;
 use rcomm_recorder::model::{Frame, GroupPlace};
@@ -104,10 +105,10 @@ fn call_site_given_as_text_is_kept_once_and_read_back() {
     assert_eq!(last_frame(&read(&recorder)), Some(&frame));
     recorder.begin(&all_reduce(world, 2));
     let dump = read(&recorder);
-    let own = last_frame(&dump).unwrap();
+    let in_rust = last_frame(&dump).unwrap();
     assert!(
-        own.filename.ends_with("main.rs") && own.name.is_empty(),
-        "{own:?}"
+        in_rust.filename.ends_with("main.rs") && in_rust.name.is_empty(),
+        "{in_rust:?}"
     );
 }
 

@@ -431,7 +431,7 @@ fn ring_of_a_dropped_recorder_is_kept_as_dead() {
 }
 
 #[test]
-fn a_second_process_of_a_rank_is_refused_with_rank_and_job_in_the_error() {
+fn a_second_recorder_of_a_rank_is_refused_with_rank_and_job_in_the_error() {
     let directory = tempfile::tempdir().unwrap();
     let config = config(directory.path(), 2, 0);
     let first = FlightRecorder::create(&config).unwrap();
@@ -444,7 +444,7 @@ fn a_second_process_of_a_rank_is_refused_with_rank_and_job_in_the_error() {
     );
     let path = path_of(&first);
     let left = fs::read_dir(path.parent().unwrap()).unwrap().count();
-    assert_eq!(left, 1, "the second process left a file behind");
+    assert_eq!(left, 1, "the second recorder left a file");
 }
 
 #[test]

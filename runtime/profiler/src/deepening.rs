@@ -71,7 +71,7 @@ impl MaskPlace {
 }
 
 impl Process {
-    /// Asks NCCL for the steps of transfers, too, for the next [`DEEP`] operations.
+    /// Asks NCCL for the steps of transfers, too, for the next [`DEEP`] operations, unless the user has named events.
     pub(crate) fn deepen(&self) {
         if self.events.deepens && self.deep_left.swap(DEEP, Relaxed) == 0 {
             self.mask_place.set(self.current_mask());

@@ -141,7 +141,7 @@ impl Process {
             return NONE;
         };
         if let Some(named) = &task.named {
-            self.name_once(communicator, named);
+            self.create_group_once(communicator, named);
         }
         let parent = Handle::of(parent);
         let called = parent.and_then(|parent| parent.is(Kind::Call));
@@ -181,14 +181,14 @@ impl Process {
         op_at.handle(Kind::Task, 0)
     }
 
-    fn name_once(&self, communicator: &Communicator, named: &Named<'_>) {
+    fn create_group_once(&self, communicator: &Communicator, named: &Named<'_>) {
         let claim =
             communicator
                 .naming
                 .compare_exchange(naming::OPEN, naming::UNDER_WAY, Relaxed, Relaxed);
         if claim.is_ok() {
             let name = String::from_utf8_lossy(named.name);
-            self.name(communicator, &name, named.hash, named.rank, None);
+            self.create_group(communicator, &name, named.hash, named.rank, None);
             communicator.naming.store(naming::DONE, Relaxed);
         }
     }
@@ -254,8 +254,8 @@ impl Process {
         }
     }
 
-    /// Handles the beginning of a network transfer. `has_progress` tells whether NCCL reports its progress without being
-    /// asked for steps, as version 3 does.
+    /// Handles the beginning of a network transfer. `has_progress` tells whether NCCL reports its progress without
+    /// being asked for steps, as version 3 does.
     pub(crate) fn transfer_starts(
         &self,
         parent: *mut c_void,
@@ -280,8 +280,8 @@ impl Process {
             is_send: facts.is_send,
         });
         let Some(link) = link else { return NONE };
-        // NCCL passes transfers to its proxy thread when it puts the operation into a plan: a transfer waits since then, or
-        // for less if it follows others of its link.
+        // NCCL passes transfers to its proxy thread when it puts the operation into a plan: a transfer waits since
+        // then, or for less if it follows others of its link.
         let since = Timestamp::from_ns(op.planned.load(Relaxed));
         let post = |handle| {
             let active = &self.active[link.index()];
@@ -337,7 +337,7 @@ impl Process {
     /// Handles the end of a transfer whose steps are not reported.
     fn whole_stops(&self, at: SlotUse) {
         let released = self.released.get(at.index as usize);
-        // Not if its communicator has ended.
+        // If the communicator has ended, its links were released, and the count starts anew.
         if released.is_some_and(|it| it.load(Relaxed) == at.generation) {
             self.leave(at.index);
         }
@@ -431,7 +431,7 @@ mod tests {
     use rcomm_recorder::model::{DType, OpType};
     use rcomm_recorder::record::{Placement, RecorderConfig, RingPart};
 
-    /// The number of transfers that are under way, in each communicator.
+    /// The number of links with a transfer under way, for each communicator.
     fn under_way(process: &Process) -> Vec<usize> {
         let communicators = process.recorder.snapshot().communicators();
         communicators.iter().map(|it| it.links.len()).collect()
@@ -443,7 +443,7 @@ mod tests {
             placement: Placement::Memory,
             entries: 64,
             groups: 8,
-            // Both communicators have the same row.
+            // The links of both communicators have the same row.
             links: 1,
             part: RingPart::NcclProfiler,
             ..RecorderConfig::new("job", 0, 2)
@@ -453,7 +453,7 @@ mod tests {
         let post = |hash| {
             let at = process.add_communicator().expect("a free slot");
             let communicator = process.communicators.get(at).expect("in use");
-            process.name(communicator, "", hash, 0, Some(2));
+            process.create_group(communicator, "", hash, 0, Some(2));
             let context = Process::context(at);
             let call = || Call {
                 op: OpType::AllReduce,

@@ -33,7 +33,7 @@ use events::{Named, Task, TransferFacts};
 use process::{Call, Process, naming};
 use rcomm_recorder::model::LinkWait;
 use rcomm_recorder::record::KernelPlan;
-use settings::{Events, FirstCommunicator};
+use settings::{CommunicatorIdentity, Events};
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -58,7 +58,7 @@ fn print_line(line: &str) {
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
-fn open(first: Option<FirstCommunicator>) -> Option<Process> {
+fn open(first: Option<CommunicatorIdentity>) -> Option<Process> {
     let lookup = |name: &str| std::env::var(name).ok();
     let events = match Events::parse(lookup("RCOMM_NCCL_EVENTS").as_deref()) {
         Ok(events) => events,
@@ -129,11 +129,11 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 unsafe fn init(
     context: *mut *mut c_void,
     mask: *mut c_int,
-    communicator: Option<(*const c_char, FirstCommunicator)>,
+    communicator: Option<(*const c_char, CommunicatorIdentity)>,
 ) -> c_int {
     let (at, events) = guarded((None, 0), || {
-        let first = communicator.map(|(_, first)| first);
-        let opened = PROCESS.get_or_init(|| open(first));
+        let identity = communicator.map(|(_, identity)| identity);
+        let opened = PROCESS.get_or_init(|| open(identity));
         if opened.is_none() || FORKED.load(Ordering::Relaxed) {
             return (None, 0);
         }
@@ -146,19 +146,19 @@ unsafe fn init(
             // reads and writes it by atomic operations alone once a communicator exists.
             unsafe { process.mask_place.begins(mask) };
         }
-        if let (Some(at), Some((name, first))) = (at, communicator)
+        if let (Some(at), Some((name, identity))) = (at, communicator)
             && let Some(communicator) = process.communicators.get(at)
         {
             communicator.naming.store(naming::DONE, Ordering::Relaxed);
             // SAFETY: the caller's name is null or ends with a zero, and stays as it is during this call,
             // which copies it.
             let name = String::from_utf8_lossy(unsafe { names::text(name) });
-            process.name(
+            process.create_group(
                 communicator,
                 &name,
-                first.hash,
-                first.rank,
-                Some(first.size),
+                identity.hash,
+                identity.rank,
+                Some(identity.size),
             );
         }
         // The mask is the same for all communicators: a communicator without a slot has no context.
@@ -187,7 +187,7 @@ unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
     if !PRINTED.swap(true, Ordering::Relaxed) {
         guarded((), || {
             print_line(
-                "records nothing: this version of NCCL is older than 2.26, the first whose interface has what it needs",
+                "records nothing: this version of NCCL is older than 2.26, the oldest that the plug-in supports",
             );
         });
     }
@@ -205,8 +205,8 @@ unsafe extern "C" fn init_v3(context: *mut *mut c_void, mask: *mut c_int) -> c_i
     unsafe { init(context, mask, None) }
 }
 
-fn first_of(hash: u64, rank: c_int, size: c_int) -> FirstCommunicator {
-    FirstCommunicator {
+fn identity_of(hash: u64, rank: c_int, size: c_int) -> CommunicatorIdentity {
+    CommunicatorIdentity {
         hash,
         rank: u32::try_from(rank).unwrap_or(0),
         size: u32::try_from(size).unwrap_or(0),
@@ -226,7 +226,7 @@ unsafe extern "C" fn init_v4(
     _log: Logger,
 ) -> c_int {
     // SAFETY: `init` asks of the pointers and the name what this function asks of its caller.
-    unsafe { init(context, mask, Some((name, first_of(hash, rank, size)))) }
+    unsafe { init(context, mask, Some((name, identity_of(hash, rank, size)))) }
 }
 
 /// # Safety
@@ -242,7 +242,7 @@ unsafe extern "C" fn init_v5(
     _log: Logger,
 ) -> c_int {
     // SAFETY: `init` asks of the pointers and the name what this function asks of its caller.
-    unsafe { init(context, mask, Some((name, first_of(hash, rank, size)))) }
+    unsafe { init(context, mask, Some((name, identity_of(hash, rank, size)))) }
 }
 
 /// # Safety

@@ -250,7 +250,7 @@ impl Process {
     }
 
     /// Creates the communicator's group, which is named after `hash`; `name` is its description.
-    pub(crate) fn name(
+    pub(crate) fn create_group(
         &self,
         communicator: &Communicator,
         name: &str,

@@ -57,9 +57,10 @@ impl Events {
     }
 }
 
-/// The identity of the process within a communicator, used if no launcher gives one.
+/// The identity of the process within a communicator. That in the first one serves for the process if no launcher gives
+/// an identity.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FirstCommunicator {
+pub(crate) struct CommunicatorIdentity {
     pub(crate) hash: u64,
     pub(crate) rank: u32,
     pub(crate) size: u32,
@@ -72,7 +73,7 @@ pub(crate) struct FirstCommunicator {
 pub(crate) fn ring_config(
     lookup: impl Fn(&str) -> Option<String>,
     events: Events,
-    first: Option<FirstCommunicator>,
+    first: Option<CommunicatorIdentity>,
 ) -> Result<RecorderConfig, String> {
     let launched = Launched::from_environment(&lookup);
     let (rank, world_size, job, attempt) = match (launched, first) {
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_process_without_a_launcher_is_identified_by_its_first_communicator() {
-        let first = FirstCommunicator {
+        let first = CommunicatorIdentity {
             hash: 0xab,
             rank: 1,
             size: 2,

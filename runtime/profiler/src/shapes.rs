@@ -1,5 +1,5 @@
-//! The shapes of the operations that a thread reported last, so that most operations are recorded without a search of the
-//! ring's table of shapes.
+//! The shapes of the operations that a thread reported last, so that most operations are recorded without a search of
+//! the ring's table of shapes.
 
 use crate::process::Call;
 use rcomm_recorder::record::SignatureId;
@@ -34,7 +34,8 @@ thread_local! {
 }
 
 impl Shape {
-    /// The shape of this call in a communicator of this size (0 = unknown); `owner` has the table of shapes, and is not moved.
+    /// The shape of this call in a communicator of this size (0 = unknown); `owner` has the table of shapes, and is
+    /// not moved.
     pub(crate) fn of<T>(owner: &T, call: &Call, size: u32) -> Self {
         Self {
             owner: std::ptr::from_ref(owner).addr(),
@@ -45,13 +46,14 @@ impl Shape {
         }
     }
 
-    /// The number of this shape in the table: that of the last time, or that which `intern` finds.
+    /// The signature of this shape in the ring's table: from this thread's recent shapes, or else from `intern`; `None`
+    /// if `intern` returns none.
     #[inline]
     pub(crate) fn known(self, intern: impl FnOnce() -> Option<SignatureId>) -> Option<SignatureId> {
         // A product with 2^64 divided by the golden ratio; its upper bits depend on all bits of the number.
         let spread = (self.count ^ self.what.rotate_left(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let at = (spread >> (64 - ROWS.trailing_zeros())) as usize;
-        // A thread that ends may report events while its variables are gone.
+        // A thread that ends may still report events after its thread-local variables are gone.
         let recent = RECENT.try_with(|rows| rows[at].get());
         if let Ok((shape, id)) = recent
             && shape == self

@@ -34,14 +34,14 @@ fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
         "{part}: {}\n{text}\n{errors}",
         output.status
     );
-    // The plug-in catches its own panics, which then end nothing.
+    // The plug-in catches its own panics, so they do not end the process.
     assert!(!errors.contains("panicked"), "{part}: {errors}");
     directory
 }
 
 /// Not a test by itself: see [`alone`].
 #[test]
-#[ignore = "the other tests run it as a process of theirs"]
+#[ignore = "the other tests run it as a separate process"]
 fn part() {
     let Ok(part) = std::env::var("RCOMM_TEST_PART") else {
         return;
@@ -76,7 +76,7 @@ fn small() -> Call {
 }
 
 /// The rings of this process's job.
-fn own() -> Vec<rcomm_recorder::publish::Dump> {
+fn job_rings() -> Vec<rcomm_recorder::publish::Dump> {
     let directory = std::env::var("RCOMM_RING_DIR").expect("the test sets it");
     dumps(Path::new(&directory))
 }
@@ -99,7 +99,7 @@ fn reload(plugin: Plugin) {
         plugin.finalize(&comm);
         drop(plugin);
         plugin = Plugin::open(version).expect("again");
-        let [ring] = &own()[..] else {
+        let [ring] = &job_rings()[..] else {
             panic!("not exactly one ring");
         };
         assert_eq!(ring.entries.len() as u64, round);
@@ -117,12 +117,12 @@ fn many_communicators(plugin: &Plugin) {
     let before = resident();
     comms.extend((2..=5_000).map(init));
     let grown = resident().saturating_sub(before);
-    // With this program's own list of them.
+    // This includes the test's own list of communicators.
     assert!(grown < 1_024, "{grown} KiB for 4,999 communicators");
     for comm in &comms {
         operation(plugin, comm, &small(), Until::Done);
     }
-    let [ring] = &own()[..] else {
+    let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
     let named = ring
@@ -184,7 +184,7 @@ fn flood(plugin: &Plugin) {
     play(160_000);
     let grown = resident().saturating_sub(before);
     assert!(grown < 1_024, "{grown} KiB more");
-    let [ring] = &own()[..] else {
+    let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
     assert_eq!(ring.entries.len(), 16_384);
@@ -219,7 +219,7 @@ fn threads(plugin: &Plugin) {
             });
         }
     });
-    let [ring] = &own()[..] else {
+    let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
     assert_eq!(ring.entries.len(), 1_200);
@@ -271,7 +271,7 @@ fn nonsense(plugin: &Plugin) {
     assert_eq!(plugin.task(&comm, NONE, &small()), NONE);
     comm.context = NONE;
     assert_eq!(plugin.task(&comm, NONE, &small()), NONE);
-    assert_eq!(own().len(), 1);
+    assert_eq!(job_rings().len(), 1);
 }
 
 #[test]
@@ -301,14 +301,14 @@ fn fork(plugin: &Plugin) {
     unsafe { libc::waitpid(child, &mut status, 0) };
     assert_eq!(status, 0);
     operation(plugin, &comm, &small(), Until::Done);
-    let [ring] = &own()[..] else {
+    let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
     assert_eq!(ring.entries.len(), 2);
 }
 
 #[test]
-fn operations_replayed_by_a_graph_are_numbered_in_a_group_of_their_own() {
+fn operations_replayed_by_a_graph_are_numbered_in_a_group_of_their_job_rings() {
     passes("graphs-6", |_| {});
 }
 
@@ -327,7 +327,7 @@ fn graphs(plugin: &Plugin) {
             plugin.kernel_ends(kernel, 2);
         }
     }
-    let [ring] = &own()[..] else {
+    let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
     let seen: Vec<_> = ring
@@ -338,13 +338,13 @@ fn graphs(plugin: &Plugin) {
             (name, it.collective_seq_id, it.graph_id, it.state)
         })
         .collect();
-    let (own, replays) = ("nccl-0000000000000007", "nccl-0000000000000007-graphs");
+    let (called, replays) = ("nccl-0000000000000007", "nccl-0000000000000007-graphs");
     let done = EntryState::Completed;
     assert_eq!(
         seen,
         [
-            (own, 1, Some(0), done),
-            (own, 2, None, done),
+            (called, 1, Some(0), done),
+            (called, 2, None, done),
             (replays, 1, None, done),
             (replays, 2, None, done),
             (replays, 3, None, done),
@@ -368,7 +368,7 @@ fn abort(plugin: &Plugin) {
         scope.spawn(|| operation(plugin, &comm, &small(), Until::OneChannelLeft));
         plugin.finalize(&comm);
     });
-    let [ring] = &own()[..] else {
+    let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
     let states: Vec<_> = ring.entries.iter().map(|it| it.state).collect();
@@ -443,7 +443,7 @@ fn order(plugin: &Plugin) {
         plugin.kernel_ends(kernel, 2);
     }
     plugin.stop(group);
-    let [ring] = &own()[..] else {
+    let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
     let peers: Vec<_> = ring.entries.iter().map(|it| it.peer).collect();
@@ -492,7 +492,7 @@ fn random(plugin: &Plugin) {
             scope.spawn(move || events(plugin, seed));
         }
     });
-    let [ring] = &own()[..] else {
+    let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
     assert!(ring.entries.len() > 1_000);

@@ -16,7 +16,7 @@ mod views;
 
 /// Not a test by itself: the other tests start it as a rank.
 #[test]
-#[ignore = "the other tests run it as a process of theirs"]
+#[ignore = "the other tests run it as a separate process"]
 fn a_rank_of_a_job() {
     job::rank();
 }

@@ -2,12 +2,12 @@
 
 use crate::library::{Call, Comm, Handle, NONE, Plugin};
 
-/// The most handles that are kept at a time.
+/// Maximum number of handles that are kept at a time.
 const HANDLES: usize = 64;
 
 /// Reports events until `next` gives no byte: of every kind, with parents of every kind, also parents that have ended
 /// and parents of communicators that have ended. `fresh` makes a communicator in place of one that ends; if it gives
-/// none, that one goes on. Events that are still open are stopped at the end.
+/// none, the old one goes on. Events that are still open are stopped at the end.
 pub(crate) fn play(
     plugin: &Plugin,
     comms: &mut [Comm],

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// ([`Policy::SETTLE`]), so that a killed rank is reported as killed before anything is overdue.
 const OVERDUE: Duration = Duration::from_secs(3);
 
-/// How a test ends the rank at fault after its last event.
+/// What happens to the rank at fault after its last event.
 #[derive(Clone, Copy)]
 enum Then {
     GoesOn,
@@ -84,7 +84,7 @@ fn faults() -> Vec<Fault> {
 
 /// Not a test: runs `rcomm-top` with the arguments in `RCOMM_TEST_TOP`, one per line.
 #[test]
-#[ignore = "the other tests run it as a process of theirs"]
+#[ignore = "the other tests run it as a separate process"]
 fn top() {
     let Ok(arguments) = std::env::var("RCOMM_TEST_TOP") else {
         return;
@@ -235,7 +235,7 @@ fn shows(directory: &Path, fault: &Fault, job: &Job) {
 }
 
 #[test]
-fn each_fault_is_the_first_line_of_every_view() {
+fn every_view_shows_each_fault() {
     // In parallel, because most of the time the views wait for operations to become overdue.
     std::thread::scope(|scope| {
         for fault in faults() {

@@ -883,8 +883,8 @@ int32_t rcomm_reducer_gradient(const struct rcomm_reducer *reducer,
                                void **gradient,
                                size_t *len);
 
-// Says that a parameter's gradient is complete. Sends its bucket if that is full now, and all before it were sent; does
-// not wait for other ranks.
+// Says that a parameter's gradient is complete. Sends its bucket if that is full now, and all before it were sent;
+// does not wait for other ranks.
 //
 // # Safety
 // `reducer` is a valid handle.
@@ -913,8 +913,8 @@ int32_t rcomm_reducer_average(const struct rcomm_reducer *reducer,
 // `reducer` is a valid handle.
 int32_t rcomm_reducer_begin_forward(const struct rcomm_reducer *reducer);
 
-// Writes to `*json` what the last step took: forward, backward, communication, what of it was hidden and exposed, and
-// each bucket.
+// Writes to `*json` how long the last step took, in milliseconds: forward, backward, communication, how much of that
+// was hidden and exposed, and each bucket.
 //
 // # Safety
 // `reducer` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.

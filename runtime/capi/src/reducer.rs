@@ -12,16 +12,16 @@ use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Averages the gradients of a model over the ranks of a group.
-pub struct Reducer(Mutex<Box<dyn Calls>>);
+pub struct Reducer(Mutex<Box<dyn AnyReducer>>);
 
 impl Reducer {
-    fn core(&self) -> MutexGuard<'_, Box<dyn Calls>> {
+    fn core(&self) -> MutexGuard<'_, Box<dyn AnyReducer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A reducer of any element type.
-trait Calls: Send {
+trait AnyReducer: Send {
     /// The address and the number of elements of a parameter's gradient.
     fn gradient(&mut self, parameter: usize) -> Result<(*mut c_void, usize)>;
     fn ready(&mut self, parameter: usize) -> Result<()>;
@@ -33,7 +33,7 @@ trait Calls: Send {
     fn statistics(&self) -> serde_json::Value;
 }
 
-impl<T: Gradient> Calls for CoreReducer<T> {
+impl<T: Gradient> AnyReducer for CoreReducer<T> {
     fn gradient(&mut self, parameter: usize) -> Result<(*mut c_void, usize)> {
         let part = self.gradient_mut(parameter)?;
         Ok((part.as_mut_ptr().cast(), part.len()))
@@ -85,12 +85,12 @@ impl<T: Gradient> Calls for CoreReducer<T> {
     }
 }
 
-fn made<T: Gradient>(
+fn new_reducer<T: Gradient>(
     group: &ProcessGroup,
     parameters: Vec<Parameter>,
     buckets: BucketSizes,
     unused: UnusedParameters,
-) -> Result<Box<dyn Calls>> {
+) -> Result<Box<dyn AnyReducer>> {
     let options = ReducerOptions {
         buckets,
         unused,
@@ -147,10 +147,10 @@ pub unsafe extern "C" fn rcomm_reducer_new(
             _ => UnusedParameters::Find,
         };
         let of_type = match dtype_of(dtype)? {
-            DType::F32 => made::<f32>,
-            DType::F64 => made::<f64>,
-            DType::F16 => made::<f16>,
-            DType::Bf16 => made::<bf16>,
+            DType::F32 => new_reducer::<f32>,
+            DType::F64 => new_reducer::<f64>,
+            DType::F16 => new_reducer::<f16>,
+            DType::Bf16 => new_reducer::<bf16>,
             other => return Err(refused(format!("there are no gradients of {other}"))),
         };
         let core = of_type(group, parameters, sizes, unused)?;
@@ -185,8 +185,8 @@ pub unsafe extern "C" fn rcomm_reducer_gradient(
     })
 }
 
-/// Says that a parameter's gradient is complete. Sends its bucket if that is full now, and all before it were sent; does
-/// not wait for other ranks.
+/// Says that a parameter's gradient is complete. Sends its bucket if that is full now, and all before it were sent;
+/// does not wait for other ranks.
 ///
 /// # Safety
 /// `reducer` is a valid handle.
@@ -250,8 +250,8 @@ pub unsafe extern "C" fn rcomm_reducer_begin_forward(reducer: *const Reducer) ->
     })
 }
 
-/// Writes to `*json` what the last step took: forward, backward, communication, what of it was hidden and exposed, and
-/// each bucket.
+/// Writes to `*json` how long the last step took, in milliseconds: forward, backward, communication, how much of that
+/// was hidden and exposed, and each bucket.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.

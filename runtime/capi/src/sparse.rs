@@ -40,8 +40,8 @@ unsafe fn sum<T: Element>(
     let values = part.values.as_slice::<T>();
     let values = values.ok_or_else(|| refused("the values are misaligned"))?;
     let (indices, values) = (part.indices.to_vec(), values.to_vec());
-    let own = SparseTensor::new(part.shape, part.sparse_dims, indices, values)?;
-    let under_way = group.all_reduce_sparse_async(own, ReduceOp::Sum)?;
+    let input = SparseTensor::new(part.shape, part.sparse_dims, indices, values)?;
+    let under_way = group.all_reduce_sparse_async(input, ReduceOp::Sum)?;
     let made = |sum: SparseTensor<T>| Sparse {
         nnz: sum.places(),
         indices: sum.indices().to_vec(),

@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The least time for each key of a list, also after the time for the whole list has passed.
-const LOOK: Duration = Duration::from_millis(1);
+const LEAST_TIME: Duration = Duration::from_millis(1);
 /// How often `append` tries again when another rank was faster.
 const APPEND_TRIES: usize = 10_000;
-/// The most bytes of a value.
+/// Maximum size of a value, in bytes.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Where a function of a store puts the value that it read: `rcomm_value_set`.
@@ -288,7 +288,7 @@ impl Store for CallerStore {
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let started = Instant::now();
         let of = |&key: &&str| {
-            let left = timeout.saturating_sub(started.elapsed()).max(LOOK);
+            let left = timeout.saturating_sub(started.elapsed()).max(LEAST_TIME);
             self.look(key, left)?.ok_or_else(|| absent(&[key], timeout))
         };
         keys.iter().map(of).collect()

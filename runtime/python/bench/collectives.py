@@ -1,4 +1,4 @@
-"""all_reduce through torch.distributed: the backend "rcomm" beside gloo, in the same processes, by turns.
+"""all_reduce through torch.distributed: the backend "rcomm" and gloo in turn, in the same processes.
 
     python runtime/python/bench/collectives.py [--ranks 1,2,4] [--most BYTES] [--rounds N] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What recording costs a training step: DDP on gloo, with and without the hooks, by turns in the same processes.
+"""What recording costs a training step: DDP on gloo, with and without the hooks in turn, in the same processes.
 
     python bench/recorded_step.py [--ranks 2] [--rounds 30] [--steps 4] [--width 1024]
 

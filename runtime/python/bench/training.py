@@ -1,4 +1,4 @@
-"""Steps of DDP and FSDP2: the backend "rcomm" beside gloo, in the same processes, by turns.
+"""Steps of DDP and FSDP2: the backend "rcomm" and gloo in turn, in the same processes.
 
     python runtime/python/bench/training.py [--ranks N] [--rounds N] [--steps N] [--width N]
 

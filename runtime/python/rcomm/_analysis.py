@@ -133,9 +133,11 @@ def analyze(
 
     A path is a file, a folder, an archive or a ring, as for ``rcomm-fr analyze``. With ``live`` the
     records are a look at a running job: what is pending for less than ``overdue`` seconds (5) is no
-    finding. ``job`` names a job with rings on this host instead. Blocks while the program runs.
+    finding; ``overdue`` implies ``live``. ``job`` names a job on this host instead, whose rings are below ``ring_dir``
+    if that is given. Blocks while the program runs.
 
-    Raises AnalysisError if nothing can be read, and ValueError for neither or both of paths and job.
+    Raises AnalysisError if nothing can be read, ValueError for neither or both of paths and job, and FileNotFoundError
+    if the program is missing.
     """
     if bool(paths) == (job is not None):
         raise ValueError("give either paths, or job=")
@@ -168,12 +170,15 @@ def query(sql: str, *paths: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> dict[str, Any]:
-    """What changed between two runs, or two moments of one (``rcomm.diff/1``)."""
+    """What changed between two runs, or two moments of one (``rcomm.diff/1``).
+
+    Raises AnalysisError if one of the two cannot be read.
+    """
     return _json(_fr("diff", "--format", "json", os.fspath(before), os.fspath(after)))
 
 
 def explain(code: str) -> str:
-    """What a code means, where it usually comes from, and what to do."""
+    """What a code means, where it usually comes from, and what to do. Raises AnalysisError for an unknown code."""
     done = _fr("explain", "--color", "never", code)
     if done.returncode != 0:
         raise AnalysisError(_why(done))

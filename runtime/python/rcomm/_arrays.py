@@ -20,8 +20,8 @@ _KINDS = {
 def view(array: Any, writable: bool) -> tuple[int, int, int, tuple[int, ...], Any]:
     """The memory of an object with Python's buffer protocol.
 
-    Returns its address, DLPack's code of its elements and their number of bits, its shape, and what keeps the
-    memory. An object that may only be read is copied.
+    Returns its address, DLPack's code of its elements and their number of bits, its shape, and the object that keeps
+    the memory. An object that may only be read is copied; if it is to be written, InvalidArgument is raised.
     """
     kind = type(array).__qualname__
     try:
@@ -41,7 +41,7 @@ def view(array: Any, writable: bool) -> tuple[int, int, int, tuple[int, ...], An
 
 
 def empty(like: Any, shape: tuple[int, ...]) -> Any:
-    """A new array of this shape, with the elements and of the library of `like`; else of numpy."""
+    """A new array of this shape, with the element type of `like`: a tensor if `like` is one, else an array of numpy."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         return torch.empty(shape, dtype=like.dtype)

@@ -115,7 +115,7 @@ class _Inner(c10d.Backend):
     @property
     def supports_splitting(self) -> bool:
         """Whether `torch.distributed.split_group` may split the group: `Group` does that, and PyTorch's own process
-        group, which holds this backend beside those of other devices, does not."""
+        group, which holds this backend together with those of other devices, does not."""
         return self._outer is None
 
     def __init__(self, group: _native.Group, rank: int, size: int) -> None:
@@ -243,8 +243,8 @@ class Group(dist.ProcessGroup):
         return part
 
     def _shrink(self, ranks: list[int]) -> _Inner:
-        """The backend of the group without these of its ranks. This group gives up the world, if it has it, and is
-        destroyed by PyTorch."""
+        """The backend of the group without these of its ranks. If this group owns the world, the new one owns it from
+        now on; PyTorch destroys this group."""
         lost = [self._group.ranks[rank] for rank in ranks]
         rest = (self._rcomm_world if self._owns_world else self._group).shrink(lost)
         outer = Group(rest, self.get_group_store(), self._rcomm_world, self._owns_world)
@@ -256,7 +256,8 @@ class Group(dist.ProcessGroup):
         self._group.abort()
 
     def shutdown(self) -> None:
-        """Waits for the operations under way, for a few seconds at most, and ends the group."""
+        """Waits for the operations under way, for a few seconds at most, and ends the group; or its world, if the group
+        owns that."""
         _kept.discard(self._inner)
         self._inner._shrink = None
         if self._owns_world:
@@ -329,7 +330,7 @@ def _join(opts: Any, ranks: list[int] | None = None) -> _native.World:
     options = {
         "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
         "timeout": opts.timeout,
-        "own_code": _library_folders(),
+        "library_code": _library_folders(),
     }
     if size == 1:
         made = _native.World(rank, size, job=_name_job(ranks), **options)

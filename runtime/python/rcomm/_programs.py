@@ -13,9 +13,9 @@ def find(name: str) -> str:
 
     Raises FileNotFoundError if there is none.
     """
-    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", name)
-    if os.access(own, os.X_OK):
-        return own
+    packaged = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", name)
+    if os.access(packaged, os.X_OK):
+        return packaged
     # The console script of this package has the same name, and would only call this function again.
     scripts = os.path.realpath(os.path.dirname(sys.executable))
     folders = [
@@ -25,7 +25,7 @@ def find(name: str) -> str:
     ]
     found = shutil.which(name, path=os.pathsep.join(folders))
     if found is None:
-        raise FileNotFoundError(f"{name} is neither in this package ({own}) nor in PATH")
+        raise FileNotFoundError(f"{name} is neither in this package ({packaged}) nor in PATH")
     return found
 
 

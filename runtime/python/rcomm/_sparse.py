@@ -10,14 +10,14 @@ import torch
 def all_reduce(group: Any, tensor: torch.Tensor, op: str) -> Any:
     """Sums a sparse COO tensor in place. Blocks, even if the call is asynchronous; returns a Work that has ended.
 
-    Raises ValueError for another layout, and for another reduction than the sum.
+    Raises ValueError for another layout, for another reduction than the sum, and if the ranks' shapes differ.
     """
     if tensor.layout != torch.sparse_coo:
         raise ValueError(f"rcomm sums sparse tensors of layout torch.sparse_coo, not {tensor.layout}")
     if op != "sum":
         raise ValueError(f"rcomm reduces sparse tensors by ReduceOp.SUM only, not by {op}")
-    own = tensor.detach().coalesce()
-    indices, values = own.indices().contiguous(), own.values().contiguous()
+    coalesced = tensor.detach().coalesce()
+    indices, values = coalesced.indices().contiguous(), coalesced.values().contiguous()
     size = group.size()
     # The ranks exchange their shapes before indices and values, so that all of them see a difference and raise.
     extents = [*tensor.shape[: tensor.sparse_dim()], *values.shape[1:]]

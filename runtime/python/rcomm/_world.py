@@ -148,10 +148,10 @@ def init(
     """Joins the job that the launcher's environment describes (torchrun, Slurm, mpirun, rcomm-run), or the one at
     `address` (``"host:port"``) as rank `rank` of `size`. A job of one rank needs no address.
 
-    `job` names it in records, else ``RCOMM_JOB``, else the launcher. `timeout` is that of operations, in seconds; all
-    other options are those of the environment (``RCOMM_*``). Blocks
-    until all ranks have joined, for `init_timeout` at most. Raises `rcomm.Error` and its subclasses; and
-    `rcomm.InvalidArgument` where this process already has an open world.
+    In records the job has the name `job`, else that in ``RCOMM_JOB``, else the launcher's. `timeout` is the time-out of
+    operations, in seconds; all other options are those of the environment (``RCOMM_*``). Blocks until all ranks have
+    joined, for `init_timeout` at most. Raises `rcomm.Error` and its subclasses; `rcomm.InvalidArgument` also where this
+    process already has an open world.
     """
     global _world
     if (rank is None) != (size is None):
@@ -185,7 +185,7 @@ def init(
             timeout=_duration(timeout),
             init_timeout=_duration(init_timeout),
             job=job or os.environ.get("RCOMM_JOB") or None,
-            own_code=_library_folders(),
+            library_code=_library_folders(),
         )
         _world = World(native)
         if _phase:
@@ -273,10 +273,10 @@ def _reason(error: BaseException) -> str:
 
 def _library_folders() -> list[str]:
     """Folders and files of code that is not the program's: this package, and what it calls through."""
-    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
     standard = sysconfig.get_paths()["stdlib"]
     between = [os.path.join(standard, name) for name in ("contextlib.py", "threading.py", "asyncio")]
-    return [own, *between]
+    return [package, *between]
 
 
 def _end() -> None:

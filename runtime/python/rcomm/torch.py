@@ -91,7 +91,7 @@ def step(number: int) -> None:
     """Records which step the training is in. Without it, calls of optimizers' ``step()`` are counted."""
     recorder = _recorder
     if recorder is not None:
-        recorder.own_steps = True
+        recorder.has_own_steps = True
     for one in _records():
         one.step(number)
 
@@ -194,7 +194,7 @@ class _Recorder:
         self.logged_backends: set[str] = set()
         self.phase = ""
         self.steps: dict[int, int] = {}
-        self.own_steps = False
+        self.has_own_steps = False
         self.watches_program = False
         self.raised = False
         self.ended = threading.Event()
@@ -307,8 +307,8 @@ class _Recorder:
 
     def is_builtin(self, pg: Any) -> bool:
         """Whether the group's Works are PyTorch's own: of Works in Python, C++ sees only that a wait returned."""
-        own, backends = self.c10d.Work.__module__, _backends_of(pg)
-        return bool(backends) and all(type(one).__module__ == own for one in backends)
+        module_of_torch, backends = self.c10d.Work.__module__, _backends_of(pg)
+        return bool(backends) and all(type(one).__module__ == module_of_torch for one in backends)
 
     def open(self, pg: Any) -> Ring:
         """The ring of this rank, made with its first group, which has all ranks of the world."""
@@ -323,7 +323,7 @@ class _Recorder:
             attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
             directory=os.environ.get("RCOMM_RING_DIR") or None,
             entries=int(os.environ.get("RCOMM_RING_ENTRIES") or 0) or None,
-            own_code=_library_folders(),
+            library_code=_library_folders(),
         )
         if self.ring.path is None:
             _log.warning("rcomm records into this process's own memory, which no other can read")
@@ -350,13 +350,13 @@ class _Recorder:
             torch.ops.rcomm.open(_native.__file__)
             self.native = torch.ops.rcomm
 
-    def native_waited(self, work: Any, well: bool) -> None:
+    def native_waited(self, work: Any, has_returned: bool) -> None:
         # The hooks in C++ see the end of operations that are not deferred by themselves.
         if self.ring.deferred():
-            self.native.waited(work.boxed(), well)
+            self.native.waited(work.boxed(), has_returned)
 
     def watch_waits(self, waited: Callable[[Any, bool], None]) -> None:
-        """Calls `waited` when a wait for an operation has returned or raised."""
+        """Calls `waited` when a wait for an operation has returned (with True) or raised (with False)."""
         if waited in self.waited:
             return
         self.waited.append(waited)
@@ -408,7 +408,7 @@ class _Recorder:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def count(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not self.own_steps:
+            if not self.has_own_steps:
                 # Of several optimizers the one with the most steps counts.
                 steps = self.steps.get(id(optimizer), 0) + 1
                 self.steps[id(optimizer)] = steps
@@ -434,7 +434,8 @@ class _Recorder:
         self.name_phase(f"raised {kind.__name__}: {lines[0]}" if lines else f"raised {kind.__name__}")
 
     def end(self) -> None:
-        """At the interpreter's end: a rank that left its groups in order leaves no ring."""
+        """At the interpreter's end: a rank that has destroyed its groups, and has no operation under way, leaves no
+        ring."""
         self.ended.set()
         if self.watcher is not None:
             self.watcher.join(timeout=0.5)
@@ -506,10 +507,10 @@ def _library_folders() -> list[str]:
     import torch
 
     of_torch = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
     standard = sysconfig.get_paths()["stdlib"]
     between = [os.path.join(standard, name) for name in ("contextlib.py", "threading.py")]
-    return [of_torch, own, *between]
+    return [of_torch, package, *between]
 
 
 def _backends_of(pg: Any) -> list[Any]:

@@ -23,7 +23,7 @@ enum Code {
 /// The call sites seen so far.
 pub(crate) struct CallSites {
     /// Folders and files whose code is not the program's.
-    own_code: Vec<String>,
+    library_code: Vec<String>,
     /// By the address of the code object. The object is kept alive so that no other gets its address.
     code: Mutex<HashMap<usize, (Code, Py<PyAny>)>>,
     /// By the address of the code object, and the line.
@@ -31,9 +31,9 @@ pub(crate) struct CallSites {
 }
 
 impl CallSites {
-    pub(crate) fn new(own_code: Vec<String>) -> Self {
+    pub(crate) fn new(library_code: Vec<String>) -> Self {
         Self {
-            own_code,
+            library_code,
             code: Mutex::default(),
             sites: Mutex::default(),
         }
@@ -66,8 +66,8 @@ impl CallSites {
         }
         let file = code.getattr(intern!(code.py(), "co_filename")).ok()?;
         let file = file.extract::<String>().ok()?;
-        let library =
-            file.starts_with("<frozen") || self.own_code.iter().any(|own| file.starts_with(own));
+        let library = file.starts_with("<frozen")
+            || self.library_code.iter().any(|path| file.starts_with(path));
         let kind = if library {
             Code::Library
         } else {

@@ -91,7 +91,7 @@ const NAMED: [Named; 20] = [
 const UNKNOWN: Named = without_future(OpType::Other, "unknown");
 
 /// How many operations under way a hook polls.
-const LOOK: usize = 4;
+const POLLED_BY_HOOK: usize = 4;
 
 /// An operation, from the arguments of a hook.
 pub(crate) struct Issued {
@@ -219,7 +219,8 @@ impl RecordedGroup {
         });
     }
 
-    /// The operation whose second hook is called; `None` if its first was not seen.
+    /// Takes out the operation whose second hook is called, and notes it if it is deferred; `None` if its first hook
+    /// was not seen.
     pub(crate) fn issued(&self, op_id: i64) -> Option<Open> {
         let mut counts = self.counts();
         let at = counts.open.iter().position(|open| open.op_id == op_id)?;
@@ -299,7 +300,7 @@ impl GroupHooks {
         let Some(ring) = shared.ring.get() else {
             return Ok(());
         };
-        shared.pending.sweep(py, &shared.ring, LOOK);
+        shared.pending.sweep(py, &shared.ring, POLLED_BY_HOOK);
         let inputs = args.getattr(intern!(py, "input_tensors"))?;
         let outputs = args.getattr(intern!(py, "output_tensors"))?;
         let issued = Issued {

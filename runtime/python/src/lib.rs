@@ -2,7 +2,7 @@
 //! runtime's groups, as a backend of torch.distributed and over the arrays of other libraries.
 //!
 //! Python decides what is recorded and when (`rcomm/torch.py`); the hooks run at every operation of a job, and
-//! none of them raises into the job or waits.
+//! none of them raises into the job or waits for another rank.
 //!
 //! | file | holds |
 //! |---|---|

@@ -160,8 +160,8 @@ pub(crate) unsafe extern "C" fn rcomm_python_is_deferred(
     })
 }
 
-/// Records that an operation ended, now. `ending` is 0 for one that completed, 1 for one that failed, and another number
-/// for one that is not watched any more.
+/// Records that an operation ended, now. `ending` is 0 for one that completed, 1 for one that failed, and another
+/// number for one that is not watched any more.
 ///
 /// # Safety
 /// `group` is an address that `GroupHooks.address()` gave.
@@ -186,7 +186,7 @@ pub(crate) unsafe extern "C" fn rcomm_python_ended(
 
 /// The call site, if the calling thread is one of Python's and the interpreter has not begun to end.
 fn call_site(find: impl FnOnce(Python<'_>) -> Option<CallSiteId>) -> Option<CallSiteId> {
-    // SAFETY: it reads a value of the calling thread, and may be called without the interpreter's lock.
+    // SAFETY: the function reads a value of the calling thread, and may be called without the interpreter's lock.
     let of_python = unsafe { !pyo3::ffi::PyGILState_GetThisThreadState().is_null() };
     of_python
         .then(|| Python::try_attach(find))

@@ -62,7 +62,8 @@ impl Pending {
         }
     }
 
-    /// Polls the oldest `most` operations, and records those that ended.
+    /// Polls the oldest `most` operations that are not deferred, and records those that ended. Deferred operations that
+    /// a later one has passed are no longer watched.
     pub(crate) fn sweep(&self, py: Python<'_>, ring: &ForkGuarded, most: usize) {
         if self.len() == 0 || ring.get().is_none() {
             return;
@@ -75,8 +76,8 @@ impl Pending {
                 (passed, *all) = (gone, left);
                 self.count.store(all.len(), Ordering::Relaxed);
             }
-            let first = all.iter().filter(|one| !one.operation.deferred).take(most);
-            first
+            let oldest = all.iter().filter(|one| !one.operation.deferred).take(most);
+            oldest
                 .map(|one| (one.work.clone_ref(py), one.future))
                 .collect()
         };
@@ -97,8 +98,8 @@ impl Pending {
         }
     }
 
-    /// Notes that a wait for this Work returned (`well`), or raised.
-    pub(crate) fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, well: bool) {
+    /// Notes that a wait for this Work returned, or raised.
+    pub(crate) fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, has_returned: bool) {
         let on_host = {
             let all = self.lock();
             let mut newest_first = all.iter().rev();
@@ -113,7 +114,7 @@ impl Pending {
             let asked = work.call_method0(intern!(py, "is_completed"));
             asked.and_then(|ended| ended.is_truthy()).unwrap_or(false)
         };
-        match well {
+        match has_returned {
             // On a device, a wait returns as soon as the stream is set to wait.
             true if on_host || ended(work) => self.end(work, Ending::Completed),
             true => {}

@@ -31,10 +31,10 @@ pub(crate) struct Ring(pub(crate) Arc<RingState>);
 
 #[pymethods]
 impl Ring {
-    /// Opens the ring of a rank. `own_code` are folders whose Python code is not the program's: calls are
+    /// Opens the ring of a rank. `library_code` are folders whose Python code is not the program's: calls are
     /// attributed to the innermost frame outside of them. Raises OSError if the ring cannot be made.
     #[new]
-    #[pyo3(signature = (job, rank, world_size, *, attempt=0, directory=None, entries=None, own_code=Vec::new()))]
+    #[pyo3(signature = (job, rank, world_size, *, attempt=0, directory=None, entries=None, library_code=Vec::new()))]
     fn new(
         job: String,
         rank: u32,
@@ -42,7 +42,7 @@ impl Ring {
         attempt: u32,
         directory: Option<PathBuf>,
         entries: Option<u32>,
-        own_code: Vec<String>,
+        library_code: Vec<String>,
     ) -> PyResult<Self> {
         let mut config = RecorderConfig::new(job, rank, world_size);
         config.attempt = attempt;
@@ -60,7 +60,7 @@ impl Ring {
         let shared = Arc::new(RingState {
             ring,
             pending: Pending::default(),
-            sites: CallSites::new(own_code),
+            sites: CallSites::new(library_code),
             types: Types::default(),
             deferred: AtomicUsize::new(0),
             groups: AtomicU32::new(0),
@@ -114,8 +114,8 @@ impl Ring {
     }
 
     /// Records that a wait for this Work returned, or raised.
-    fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, well: bool) {
-        self.0.pending.waited(py, work, well);
+    fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, has_returned: bool) {
+        self.0.pending.waited(py, work, has_returned);
     }
 
     /// Names what the program does from now on; the empty text ends a phase.
@@ -132,7 +132,8 @@ impl Ring {
         }
     }
 
-    /// Removes the ring's file: the rank ended in order. Later records do no harm; no reader sees them.
+    /// Removes the ring's file, at the end of a rank that shuts down cleanly. Later records do no harm; no reader sees
+    /// them.
     fn close(&self) -> PyResult<()> {
         match self.0.ring.get() {
             Some(ring) => ring

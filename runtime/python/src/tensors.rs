@@ -64,7 +64,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Reads a list of tensors, as far as it can be read.
+    /// Reads the first [`MOST`] tensors of a list.
     pub(crate) fn read(list: &Bound<'_, PyAny>, types: &Types) -> PyResult<Self> {
         let py = list.py();
         let mut side = Self::default();

@@ -207,7 +207,7 @@ def test_objects_travel_as_json_and_by_pickle_only_where_both_sides_ask(ranks):
     assert ranks(2, body).wait() == [0, 0]
 
 
-def test_works_are_awaited_and_report_their_number_and_time(ranks, tmp_path, until):
+def test_works_are_awaited_and_report_their_operation_and_number(ranks, tmp_path, until):
     go = tmp_path / "go"
 
     def body(world):
@@ -358,7 +358,7 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
             ("one is needed for each rank", lambda: g.all_gather(np.zeros((2, 2)), rows=[4])),
             ("needs rows=", lambda: g.all_to_all(np.zeros(2), rows_out=[1, 1])),
             ("give out=", lambda: g.reduce_scatter(np.zeros(3))),
-            ("positive", lambda: g.barrier(timeout=-1.0)),
+            ("must not be negative", lambda: g.barrier(timeout=-1.0)),
             ("this rank itself", lambda: g.send(np.zeros(2), g.rank)),
             ("is not in a group", lambda: g.recv(np.zeros(2), 7)),
             ("give both", lambda: rcomm.init(rank=0)),

@@ -1,4 +1,4 @@
-"""The backend "rcomm" of torch.distributed, in real processes, beside gloo."""
+"""The backend "rcomm" of torch.distributed in real processes, compared with gloo."""
 
 from __future__ import annotations
 

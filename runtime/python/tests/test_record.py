@@ -173,7 +173,7 @@ def test_uncaught_exception_is_recorded_as_the_phase(job, tmp_path):
     assert of[0]["entries"][-1]["failed"] is True
 
 
-def test_ranks_that_end_in_order_leave_no_ring_and_count_their_steps(job, tmp_path, until):
+def test_ranks_that_destroy_their_groups_leave_no_ring_and_count_their_steps(job, tmp_path, until):
     go = tmp_path / "go"
 
     def body(rank):

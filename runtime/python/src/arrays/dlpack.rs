@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_void};
 
 /// The name of a capsule that holds a [`Versioned`].
 const VERSIONED: &CStr = c"dltensor_versioned";
-/// The name of a capsule that holds a [`Unversioned`].
+/// The name of a capsule that holds an [`Unversioned`].
 const UNVERSIONED: &CStr = c"dltensor";
 /// The newest major version whose structures are those of this file.
 const MAJOR: u32 = 1;
@@ -68,8 +68,8 @@ pub(super) struct View {
     pub(super) is_read_only: bool,
 }
 
-/// Reads a capsule, which keeps its memory alive and its structures unchanged for as long as it lives: this never takes
-/// them over, so the capsule's own destructor frees them.
+/// Reads a capsule, which keeps its memory alive and its structures unchanged for as long as it lives. This function
+/// does not take them over: the capsule's own destructor frees them.
 ///
 /// # Errors
 /// A sentence that says why rcomm cannot use this memory; it follows on "this array".

@@ -69,7 +69,7 @@ impl ArrayGroup {
 
     #[setter]
     fn set_timeout(&self, py: Python<'_>, timeout: Any<'_, '_>) -> PyResult<()> {
-        self.own(py)?.set_timeout(duration(timeout)?);
+        self.of_this_process(py)?.set_timeout(duration(timeout)?);
         Ok(())
     }
 
@@ -237,7 +237,7 @@ impl ArrayGroup {
         let (inputs, result, into) = if self.is_root(root) {
             let x = x.ok_or_else(|| invalid(py, "the root of a scatter must give an array"))?;
             let arrays = Self::arrays(x, out, |from| self.own_part(py, from, rows.as_deref()))?;
-            let inputs = self.parts_at_root(py, &arrays.from, rows.as_deref())?;
+            let inputs = self.parts_for_all_ranks(py, &arrays.from, rows.as_deref())?;
             (inputs, arrays.result, arrays.into)
         } else {
             let out = out.ok_or_else(|| {
@@ -280,7 +280,7 @@ impl ArrayGroup {
         let output = arrays.into.buffer(py)?;
         let op = match rows {
             Some(rows) => Op::ReduceScatterV {
-                inputs: self.parts_at_root(py, &arrays.from, Some(&rows))?,
+                inputs: self.parts_for_all_ranks(py, &arrays.from, Some(&rows))?,
                 output,
                 op: by,
             },
@@ -471,8 +471,8 @@ impl ArrayGroup {
         let values = values.unwrap_or_default();
         let sent = values.iter().map(|value| codec.encode(value));
         let sent = sent.collect::<PyResult<Vec<_>>>()?;
-        let own = self.exchange(py, timeout, |group| group.scatter_object(&sent, root))?;
-        Ok(codec.decode(&own)?.unbind())
+        let got = self.exchange(py, timeout, |group| group.scatter_object(&sent, root))?;
+        Ok(codec.decode(&got)?.unbind())
     }
 
     #[pyo3(signature = (value, to, *, tag=0, pickle=false, timeout=None))]
@@ -541,7 +541,7 @@ impl ArrayGroup {
     }
 
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        let group = self.own(py)?;
+        let group = self.of_this_process(py)?;
         py.detach(|| group.abort(reason));
         Ok(())
     }

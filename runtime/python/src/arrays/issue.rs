@@ -68,7 +68,7 @@ pub(super) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(invalid(
             py,
-            &format!("the time-out is {seconds} s: it must be a positive number"),
+            &format!("the time-out is {seconds} s: it must not be negative"),
         ));
     }
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
@@ -107,7 +107,7 @@ pub(super) fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<Reduction> {
 
 impl ArrayGroup {
     /// The group, unless it belongs to a parent process.
-    pub(super) fn own(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
+    pub(super) fn of_this_process(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
         match self.group.is_own() {
             true => Ok(&self.group),
             false => Err(of_parent(py, "group")),
@@ -120,11 +120,11 @@ impl ArrayGroup {
         py: Python<'_>,
         timeout: Option<Duration>,
     ) -> PyResult<ProcessGroup> {
-        let own = self.own(py)?;
+        let group = self.of_this_process(py)?;
         let site = self.shared.sites.of_caller(py, &self.shared.recorder);
         let handle = match site {
-            Some(site) => own.called_at(site),
-            None => own.clone(),
+            Some(site) => group.called_at(site),
+            None => group.clone(),
         };
         Ok(match timeout {
             Some(timeout) => handle.within(timeout),

@@ -90,7 +90,7 @@ impl ArrayGroup {
     }
 
     /// The parts for all ranks in one array: the root's in a scatter, each rank's in a reduce-scatter.
-    pub(super) fn parts_at_root(
+    pub(super) fn parts_for_all_ranks(
         &self,
         py: Python<'_>,
         whole: &Memory,
@@ -134,7 +134,7 @@ impl ArrayGroup {
         rows: Option<&[usize]>,
     ) -> PyResult<Vec<usize>> {
         let (all, ranks) = (whole.shape.rows().0, self.ranks_in_group());
-        let own = match rows {
+        let own_rows = match rows {
             Some(rows) => rows.get(self.group.rank() as usize).copied().unwrap_or(0),
             None if all.is_multiple_of(ranks) => all / ranks,
             None => {
@@ -142,7 +142,7 @@ impl ArrayGroup {
                 return Err(invalid(py, &text));
             }
         };
-        Self::with_rows(py, whole, own)
+        Self::with_rows(py, whole, own_rows)
     }
 
     pub(super) fn is_root(&self, root: u32) -> bool {
@@ -156,15 +156,15 @@ impl ArrayGroup {
         rows: &[usize],
         timeout: Option<Duration>,
     ) -> PyResult<Vec<usize>> {
-        let mut own: Vec<u64> = rows.iter().map(|&rows| rows as u64).collect();
-        // A list that is too short is refused by the exchange itself, on this rank alone.
+        let mut sent: Vec<u64> = rows.iter().map(|&rows| rows as u64).collect();
+        // A list of the wrong length is refused here, before the exchange, on this rank alone.
         self.parts(py, rows, 1)?;
-        own.resize(self.ranks_in_group(), 0);
+        sent.resize(self.ranks_in_group(), 0);
         let handle = self.handle(py, timeout)?;
-        let mut theirs = vec![0u64; own.len()];
-        let swapped = py.detach(|| handle.all_to_all_single(&own, &mut theirs));
+        let mut received = vec![0u64; sent.len()];
+        let swapped = py.detach(|| handle.all_to_all_single(&sent, &mut received));
         swapped.map_err(|error| self.shared.raise(py, &error))?;
-        Ok(theirs.into_iter().map(|rows| rows as usize).collect())
+        Ok(received.into_iter().map(|rows| rows as usize).collect())
     }
 }
 

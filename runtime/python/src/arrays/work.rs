@@ -92,7 +92,8 @@ impl ArrayWork {
         }
     }
 
-    fn own(&self, py: Python<'_>) -> PyResult<&Inner> {
+    /// The operation's state, unless the operation belongs to a parent process.
+    fn of_this_process(&self, py: Python<'_>) -> PyResult<&Inner> {
         match self.inner.is_own() {
             true => Ok(&self.inner),
             false => Err(of_parent(py, "operation")),
@@ -105,7 +106,10 @@ impl ArrayWork {
     /// Waits for the end, at most `timeout` seconds if that is given, and returns what the blocking call returns.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
-        let (inner, within) = (self.own(py)?, timeout.map(duration).transpose()?);
+        let (inner, within) = (
+            self.of_this_process(py)?,
+            timeout.map(duration).transpose()?,
+        );
         if let Some(work) = inner.under_way() {
             let result = py.detach(|| match within {
                 Some(within) => match work.wait_timeout(within) {
@@ -137,12 +141,12 @@ impl ArrayWork {
     /// Whether it has ended, with or without an error. Does not wait for the operation; after an error, waits until
     /// the status of the group's other ranks was read.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.own(py)?.outcome(py).is_some())
+        Ok(self.of_this_process(py)?.outcome(py).is_some())
     }
 
     /// The exception that `wait` raises; None if there is none so far.
     fn exception<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        Ok(match self.own(py)?.outcome(py) {
+        Ok(match self.of_this_process(py)?.outcome(py) {
             Some(Err(error)) => {
                 let raised = self.shared.raise(py, &error);
                 Some(raised.value(py).clone().into_any())
@@ -153,10 +157,10 @@ impl ArrayWork {
 
     /// Calls `callback` with this Work when the operation has ended, on another thread; soon, if it has already.
     fn add_done_callback(slf: &Bound<'_, Self>, callback: Py<PyAny>) -> PyResult<()> {
-        let (py, own) = (slf.py(), slf.get());
-        let inner = own.own(py)?;
+        let (py, this) = (slf.py(), slf.get());
+        let inner = this.of_this_process(py)?;
         let kept = slf.clone().unbind();
-        let callbacks = own.shared.callbacks.clone();
+        let callbacks = this.shared.callbacks.clone();
         let call = move || {
             // If the interpreter has ended, no callbacks run.
             Python::try_attach(|py| {
@@ -199,14 +203,14 @@ impl ArrayWork {
     /// How many seconds it ran; None until its end was seen, or where that was not measured.
     #[getter]
     fn duration(&self, py: Python<'_>) -> PyResult<Option<f64>> {
-        Ok(match self.own(py)?.outcome(py) {
+        Ok(match self.of_this_process(py)?.outcome(py) {
             Some(Ok(done)) => done.duration.map(|ran| ran.as_secs_f64()),
             _ => None,
         })
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let state = match self.own(py)?.outcome(py) {
+        let state = match self.of_this_process(py)?.outcome(py) {
             None => "under way",
             Some(Ok(_)) => "completed",
             Some(Err(_)) => "failed",

@@ -51,7 +51,7 @@ impl ArrayWorld {
 impl ArrayWorld {
     /// Joins a job: waits until all of its ranks have arrived.
     #[new]
-    #[pyo3(signature = (*, rank=None, size=None, host=None, port=0, timeout=None, init_timeout=None, job=None, own_code=Vec::new()))]
+    #[pyo3(signature = (*, rank=None, size=None, host=None, port=0, timeout=None, init_timeout=None, job=None, library_code=Vec::new()))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -62,7 +62,7 @@ impl ArrayWorld {
         timeout: Option<Duration>,
         init_timeout: Option<Duration>,
         job: Option<String>,
-        own_code: Vec<String>,
+        library_code: Vec<String>,
     ) -> PyResult<Self> {
         let made = py.detach(|| {
             let mut config = Config::from_environment()?;
@@ -90,7 +90,7 @@ impl ArrayWorld {
         let recorder = world.recorder().clone();
         let ring = recorder.storage().path().map(ToOwned::to_owned);
         let shared = Shared {
-            sites: CallSites::new(own_code),
+            sites: CallSites::new(library_code),
             callbacks: Arc::new(Callbacks::default()),
             records: ring.and_then(|ring| ring.parent().map(ToOwned::to_owned)),
             recorder,
@@ -111,7 +111,7 @@ impl ArrayWorld {
         self.place.rank
     }
 
-    /// The number of ranks.
+    /// The number of ranks with which the job began.
     #[getter]
     fn size(&self) -> u32 {
         self.place.world_size
@@ -123,7 +123,7 @@ impl ArrayWorld {
         &self.place.job
     }
 
-    /// The group of all ranks.
+    /// The group of all ranks that are left.
     #[getter]
     fn group(&self, py: Python<'_>) -> PyResult<ArrayGroup> {
         if !self.group.is_own() {
@@ -162,12 +162,12 @@ impl ArrayWorld {
     }
 
     fn shrink(slf: &Bound<'_, Self>, without: Vec<u32>) -> PyResult<Py<Self>> {
-        let (py, own) = (slf.py(), slf.get());
-        let group = own.with(py, |world| {
+        let (py, this) = (slf.py(), slf.get());
+        let group = this.with(py, |world| {
             world.shrink(&without)?;
             Ok(world.group().clone())
         })?;
-        *own.group.lock().unwrap_or_else(PoisonError::into_inner) = group;
+        *this.group.lock().unwrap_or_else(PoisonError::into_inner) = group;
         Ok(slf.clone().unbind())
     }
 

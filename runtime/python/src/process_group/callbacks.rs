@@ -1,7 +1,7 @@
-//! Threads that complete PyTorch's futures.
+//! Threads that complete PyTorch's futures and run the callbacks of `rcomm.Work`.
 //!
-//! A future's callbacks are the program's. They may wait for another operation, so they run neither on the threads
-//! that carry operations out nor one after the other: if all threads are busy, one more starts.
+//! These callbacks are the program's. They may wait for another operation, so they run neither on the threads that
+//! carry operations out nor one after the other: if all threads are busy, one more starts.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -41,8 +41,8 @@ impl Callbacks {
             return;
         }
         let thread = std::thread::Builder::new().name("rcomm/futures".to_owned());
-        let own = self.clone();
-        if thread.spawn(move || own.serve()).is_err() {
+        let this = self.clone();
+        if thread.spawn(move || this.serve()).is_err() {
             while let Some(job) = self.next() {
                 job();
             }

@@ -14,7 +14,8 @@ pub(crate) fn note_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Something that a forked child must neither use nor drop: the threads that it waits for are the parent's.
+/// A value that a forked child must neither use nor drop: the threads on which the value depends run in the parent
+/// only.
 pub(crate) struct OfProcess<T> {
     value: ManuallyDrop<T>,
     forks: u32,

@@ -49,7 +49,7 @@ impl Group {
     /// Sets how long operations may take that are issued from now on.
     fn set_timeout(&self, py: Python<'_>, timeout: Any<'_, '_>) -> PyResult<()> {
         if let Some(timeout) = options::duration(timeout)? {
-            self.own(py)?.set_timeout(timeout);
+            self.of_this_process(py)?.set_timeout(timeout);
         }
         Ok(())
     }
@@ -57,7 +57,7 @@ impl Group {
     /// Gives the operations issued from now on more time, until the first collective among them has ended.
     fn _add_ephemeral_timeout(&self, py: Python<'_>, timeout: Any<'_, '_>) -> PyResult<()> {
         if let Some(timeout) = options::duration(timeout)? {
-            self.own(py)?.extend_timeout(timeout);
+            self.of_this_process(py)?.extend_timeout(timeout);
         }
         Ok(())
     }
@@ -75,7 +75,7 @@ impl Group {
         timeout: Option<Any<'_, 'py>>,
         op: Option<Any<'_, 'py>>,
     ) -> PyResult<Py<PyAny>> {
-        let (py, own) = (slf.py(), slf.get());
+        let (py, group) = (slf.py(), slf.get());
         let options = Options::read(opts)?.within(timeout)?;
         let by = reduction(opts, op)?;
         let tensor = lone(tensors)?;
@@ -85,11 +85,11 @@ impl Group {
                 sparse.call_method1(intern!(py, "all_reduce"), (slf, &tensor, by.op.name()));
             return reduced.map(Bound::unbind);
         }
-        let mut memory = own.tensors(py);
+        let mut memory = group.tensors(py);
         let buffer = memory.buffer(&tensor, Use::ReadWrite)?;
         let op = Op::AllReduce { buffer, op: by };
         let results = tensors.clone().unbind();
-        let work = own.issue(py, &options, memory, op, results)?;
+        let work = group.issue(py, &options, memory, op, results)?;
         Ok(Py::new(py, work)?.into_any())
     }
 
@@ -175,7 +175,7 @@ impl Group {
         let into = lone_list(output_tensors)?;
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let input = memory.input_beside(&lone(input_tensors)?, &outputs)?;
+        let input = memory.separate_input(&lone(input_tensors)?, &outputs)?;
         let is_even = outputs
             .iter()
             .all(|output| output.len() == outputs[0].len());
@@ -199,7 +199,7 @@ impl Group {
         let options = Options::read(opts)?.within(timeout)?;
         let mut memory = self.tensors(py);
         let into = memory.buffer(output, Use::Write)?;
-        let input = memory.input_beside(input, std::slice::from_ref(&into))?;
+        let input = memory.separate_input(input, std::slice::from_ref(&into))?;
         let op = Op::AllGatherSingle {
             input,
             output: into,
@@ -213,7 +213,7 @@ impl Group {
         )
     }
 
-    /// Several gathers as one; a pair of tensors each.
+    /// Runs several gathers as one operation; each has one output and one input.
     #[pyo3(signature = (outputs, inputs, opts=None))]
     fn all_gather_single_coalesced(
         &self,
@@ -226,7 +226,7 @@ impl Group {
         let (into, from) = (list(outputs)?, list(inputs)?);
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let inputs = from.iter().map(|one| memory.input_beside(one, &outputs));
+        let inputs = from.iter().map(|one| memory.separate_input(one, &outputs));
         let inputs = inputs.collect::<PyResult<_>>()?;
         let op = Op::AllGatherCoalesced { inputs, outputs };
         self.issue(py, &options, memory, op, as_list(py, &into)?)
@@ -262,7 +262,7 @@ impl Group {
         for (at, input) in inputs.iter().enumerate() {
             let into: Vec<_> = of_ranks.iter().map(|of_rank| of_rank[at].clone()).collect();
             let outputs = memory.buffers(&into, Use::Write)?;
-            let input = memory.input_beside(input, &outputs)?;
+            let input = memory.separate_input(input, &outputs)?;
             ops.push(Op::AllGather { input, outputs });
         }
         let results = output_lists.clone().unbind();
@@ -285,7 +285,7 @@ impl Group {
         let into = lone_list(output_tensors)?;
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let input = memory.input_beside(&lone(input_tensors)?, &outputs)?;
+        let input = memory.separate_input(&lone(input_tensors)?, &outputs)?;
         let op = Op::Gather {
             input,
             outputs,
@@ -336,7 +336,7 @@ impl Group {
         let inputs = lone_list(input_tensors)?;
         let inputs = inputs
             .iter()
-            .map(|one| memory.input_beside(one, std::slice::from_ref(&output)));
+            .map(|one| memory.separate_input(one, std::slice::from_ref(&output)));
         let inputs = inputs.collect::<PyResult<_>>()?;
         let op = Op::Scatter {
             inputs,
@@ -365,7 +365,7 @@ impl Group {
         let inputs = lone_list(input_tensors)?;
         let inputs = inputs
             .iter()
-            .map(|one| memory.input_beside(one, std::slice::from_ref(&output)));
+            .map(|one| memory.separate_input(one, std::slice::from_ref(&output)));
         let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
         let is_even = inputs.iter().all(|input| input.len() == inputs[0].len());
         let op = match is_even {
@@ -397,7 +397,7 @@ impl Group {
         let by = reduction(opts, op)?;
         let mut memory = self.tensors(py);
         let into = memory.buffer(output, Use::Write)?;
-        let input = memory.input_beside(input, std::slice::from_ref(&into))?;
+        let input = memory.separate_input(input, std::slice::from_ref(&into))?;
         let op = Op::ReduceScatterSingle {
             input,
             output: into,
@@ -412,7 +412,7 @@ impl Group {
         )
     }
 
-    /// Several reductions as one; a pair of tensors each.
+    /// Runs several reduce-scatters as one operation; each has one output and one input.
     #[pyo3(signature = (outputs, inputs, opts=None, *, op=None))]
     fn reduce_scatter_single_coalesced(
         &self,
@@ -427,7 +427,7 @@ impl Group {
         let (into, from) = (list(outputs)?, list(inputs)?);
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let inputs = from.iter().map(|one| memory.input_beside(one, &outputs));
+        let inputs = from.iter().map(|one| memory.separate_input(one, &outputs));
         let inputs = inputs.collect::<PyResult<_>>()?;
         let op = Op::ReduceScatterCoalesced {
             inputs,
@@ -454,7 +454,7 @@ impl Group {
         let ranks = self.group.size() as usize;
         let mut memory = self.tensors(py);
         let into = memory.buffer(output, Use::Write)?;
-        let from = memory.input_beside(input, std::slice::from_ref(&into))?;
+        let from = memory.separate_input(input, std::slice::from_ref(&into))?;
         let op = if output_split_sizes.is_empty() && input_split_sizes.is_empty() {
             Op::AllToAllSingle {
                 input: from,
@@ -490,7 +490,7 @@ impl Group {
         let (into, from) = (list(output_tensors)?, list(input_tensors)?);
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let inputs = from.iter().map(|one| memory.input_beside(one, &outputs));
+        let inputs = from.iter().map(|one| memory.separate_input(one, &outputs));
         let inputs = inputs.collect::<PyResult<_>>()?;
         let op = Op::AllToAll { inputs, outputs };
         self.issue(py, &options, memory, op, as_list(py, &into)?)
@@ -566,15 +566,15 @@ impl Group {
 
     /// Makes everything pending fail soon, and everything later at once.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let group = self.own(py)?;
+        let group = self.of_this_process(py)?;
         py.detach(|| group.abort("torch.distributed.ProcessGroup.abort()"));
         Ok(())
     }
 
-    /// Makes a group of the members that remain without these ranks, numbered as in the world: all of them call this with
-    /// the same list.
+    /// Makes a group of this group's members without these ranks, which are ranks of the world. All remaining members
+    /// call this with the same list.
     fn shrink(&self, py: Python<'_>, excluding: Vec<u32>) -> PyResult<Self> {
-        let group = self.own(py)?;
+        let group = self.of_this_process(py)?;
         let options = GroupOptions {
             timeout: Some(group.timeout()),
             ..GroupOptions::named(group.desc())

@@ -52,7 +52,7 @@ impl Group {
     }
 
     /// The group, unless it belongs to a parent process.
-    pub(crate) fn own(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
+    pub(crate) fn of_this_process(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
         if self.group.is_own() {
             return Ok(&self.group);
         }
@@ -72,9 +72,9 @@ impl Group {
     /// The group with the time-out of the options, and with the calling thread's line of Python as its call
     /// site.
     pub(crate) fn handle(&self, py: Python<'_>, options: &Options) -> PyResult<ProcessGroup> {
-        let own = self.own(py)?;
+        let group = self.of_this_process(py)?;
         let site = self.shared.sites.of_caller(py, &self.shared.recorder);
-        let handle = own.called_at(site.unwrap_or(self.shared.in_torch));
+        let handle = group.called_at(site.unwrap_or(self.shared.in_torch));
         Ok(match options.timeout {
             Some(timeout) => handle.within(timeout),
             None => handle,

@@ -33,25 +33,25 @@ impl Group {
             return Err(raise(py, &error, Some(timeout)));
         }
         // The text is gloo's: programs search for it.
-        let (own, ms) = (handle.rank(), timeout.as_millis());
+        let (own_rank, ms) = (handle.rank(), timeout.as_millis());
         let absent = error
             .ranks()
             .iter()
             .filter_map(|&rank| handle.group_rank(rank));
         let absent: Vec<String> = absent.map(|rank| rank.to_string()).collect();
-        let first = match absent.as_slice() {
-            _ if own != 0 => format!(
-                "Rank {own} successfully reached monitoredBarrier, but received errors while waiting for \
+        let gloo_text = match absent.as_slice() {
+            _ if own_rank != 0 => format!(
+                "Rank {own_rank} successfully reached monitoredBarrier, but received errors while waiting for \
                  send/recv from rank 0"
             ),
-            _ if at_once => format!("Rank {own} timed out in monitoredBarrier after 0 ms"),
+            _ if at_once => format!("Rank {own_rank} timed out in monitoredBarrier after 0 ms"),
             [one] => format!("Rank {one} failed to pass monitoredBarrier in {ms} ms"),
             all => format!(
                 "Ranks {} failed to pass monitoredBarrier in {ms} ms",
                 all.join(", ")
             ),
         };
-        let text = format!("rcomm: {first}. By their numbers in the world: {error}");
+        let text = format!("rcomm: {gloo_text}. By their numbers in the world: {error}");
         Err(of_torch(py, "DistBackendError", text))
     }
 }

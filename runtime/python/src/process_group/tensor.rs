@@ -24,10 +24,10 @@ pub(crate) enum Use {
     ReadWrite,
 }
 
-/// A result in memory of its own, which is copied to its tensor when the operation has ended.
+/// A result in a row-major copy, which is copied back to its tensor when the operation has ended.
 pub(crate) struct CopyBack {
     pub(crate) tensor: Py<PyAny>,
-    pub(crate) beside: Py<PyAny>,
+    pub(crate) copy: Py<PyAny>,
 }
 
 /// Converts the tensors of one operation into buffers.
@@ -57,12 +57,12 @@ impl<'py, 't> Tensors<'py, 't> {
         let in_order = tensor.call_method0(intern!(py, "is_contiguous"))?;
         let is_complex = matches!(dtype, DType::Complex64 | DType::Complex128);
         let is_plain = in_order.is_truthy()? && !(is_complex && conjugate(tensor)?);
-        let beside = if is_plain {
+        let copy = if is_plain {
             None
         } else {
-            Some(self.beside(tensor, usage)?)
+            Some(self.row_major_copy(tensor, usage)?)
         };
-        let memory = beside.as_ref().unwrap_or(tensor);
+        let memory = copy.as_ref().unwrap_or(tensor);
         let shape = Shape::of(memory)?;
         let address: usize = memory.call_method0(intern!(py, "data_ptr"))?.extract()?;
         let access = match usage {
@@ -95,7 +95,7 @@ impl<'py, 't> Tensors<'py, 't> {
     }
 
     /// The memory of an input; that of a copy if the input overlaps an output of the same operation.
-    pub(crate) fn input_beside(
+    pub(crate) fn separate_input(
         &mut self,
         input: &Bound<'py, PyAny>,
         outputs: &[Buffer<'static>],
@@ -113,20 +113,24 @@ impl<'py, 't> Tensors<'py, 't> {
         self.buffer(&copy, Use::Read)
     }
 
-    /// Memory in row-major order for a tensor that has another order, with the tensor's content if the
-    /// operation reads it.
-    fn beside(&mut self, tensor: &Bound<'py, PyAny>, usage: Use) -> PyResult<Bound<'py, PyAny>> {
+    /// A copy in row-major order of a tensor that has another order. If the operation writes the tensor, the copy is
+    /// copied back when the operation has ended.
+    fn row_major_copy(
+        &mut self,
+        tensor: &Bound<'py, PyAny>,
+        usage: Use,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let detached = tensor.call_method0(intern!(py, "detach"))?;
         let plain = detached.call_method0(intern!(py, "resolve_conj"))?;
-        let beside = plain.call_method0(intern!(py, "contiguous"))?;
+        let copy = plain.call_method0(intern!(py, "contiguous"))?;
         if usage != Use::Read {
             self.copies.push(CopyBack {
                 tensor: detached.unbind(),
-                beside: beside.clone().unbind(),
+                copy: copy.clone().unbind(),
             });
         }
-        Ok(beside)
+        Ok(copy)
     }
 
     /// The element type; refuses tensors that are not plain memory of the host.
@@ -274,7 +278,8 @@ pub(crate) fn lone<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAn
     }
 }
 
-/// A list of lists of tensors, one for each tensor of the other side; a list of tensors is a list of one.
+/// The tensors of the one list in a list of lists, or of a plain list; empty if there are none. More than one list is
+/// refused.
 pub(crate) fn lone_list<'py>(lists: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let outer = list(lists)?;
     match outer.as_slice() {

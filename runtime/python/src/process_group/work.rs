@@ -54,7 +54,7 @@ impl Work {
         Self::new(state, results, timeout, (name, seq), callbacks)
     }
 
-    /// An operation that has ended without an error.
+    /// An operation that has ended without an error, or one in a coalescing block: the Work of the block stands for it.
     pub(crate) fn ended(
         done: Done,
         results: Results,
@@ -92,7 +92,8 @@ impl Work {
         }
     }
 
-    fn own(&self) -> PyResult<&Inner> {
+    /// The operation's state, unless the operation belongs to a parent process.
+    fn of_this_process(&self) -> PyResult<&Inner> {
         if self.inner.is_own() {
             return Ok(&self.inner);
         }
@@ -209,7 +210,7 @@ impl Inner {
 impl CopyBack {
     pub(crate) fn make(&self, py: Python<'_>) -> PyResult<()> {
         let tensor = self.tensor.bind(py);
-        tensor.call_method1(intern!(py, "copy_"), (self.beside.bind(py),))?;
+        tensor.call_method1(intern!(py, "copy_"), (self.copy.bind(py),))?;
         Ok(())
     }
 }
@@ -221,24 +222,24 @@ impl Work {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let within = timeout.map(duration).transpose()?.flatten();
-        self.own()?.wait(py, within)?;
+        self.of_this_process()?.wait(py, within)?;
         Ok(true)
     }
 
     /// As `wait`.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        self.own()?.wait(py, None)
+        self.of_this_process()?.wait(py, None)
     }
 
-    /// On the CPU there is no stream to block: waits.
+    /// As `wait`: on the CPU there is no stream to block.
     fn block_current_stream(&self, py: Python<'_>) -> PyResult<()> {
-        self.own()?.wait(py, None)
+        self.of_this_process()?.wait(py, None)
     }
 
     /// Whether it has ended, with or without an error. Does not wait for the operation; after an error, waits until
     /// the status of the group's other ranks was read.
     fn is_completed(&self, py: Python<'_>) -> PyResult<bool> {
-        let inner = self.own()?;
+        let inner = self.of_this_process()?;
         Ok(match inner.under_way() {
             None => true,
             Some(work) if !work.is_completed() => false,
@@ -248,12 +249,12 @@ impl Work {
 
     /// Whether it has ended without an error. Waits as `is_completed` does.
     fn is_success(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(matches!(self.own()?.look(py)?, Some(Ok(_))))
+        Ok(matches!(self.of_this_process()?.look(py)?, Some(Ok(_))))
     }
 
     /// The exception that `wait` raises; None if there is none so far.
     fn exception<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let inner = self.own()?;
+        let inner = self.of_this_process()?;
         Ok(match inner.look(py)? {
             Some(Err(error)) => {
                 let raised = raise(py, &error, Some(inner.timeout));
@@ -265,14 +266,14 @@ impl Work {
 
     /// The tensors that it wrote. Waits for the end.
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let inner = self.own()?;
+        let inner = self.of_this_process()?;
         inner.wait(py, None)?;
         Ok(inner.tensors.clone_ref(py))
     }
 
     /// The sender's rank in the group, after a receive from any rank.
     fn _source_rank(&self, py: Python<'_>) -> PyResult<i64> {
-        let inner = self.own()?;
+        let inner = self.of_this_process()?;
         inner.wait(py, None)?;
         Ok(match inner.look(py)? {
             Some(Ok(Done {
@@ -289,25 +290,25 @@ impl Work {
 
     /// A `torch.futures.Future` of the tensors that it writes. Callbacks run on threads of their own.
     fn get_future<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let inner = self.own()?;
+        let inner = self.of_this_process()?;
         let futures = py.import(intern!(py, "torch.futures"))?;
         let future = futures.getattr(intern!(py, "Future"))?.call0()?;
         let Some(work) = inner.under_way() else {
             inner.settle(py, &future)?;
             return Ok(future);
         };
-        let (own, kept) = (Arc::clone(&self.inner), future.clone().unbind());
+        let (operation, kept) = (Arc::clone(&self.inner), future.clone().unbind());
         let callbacks = self.callbacks.clone();
         py.detach(|| {
             work.on_completion(move |_| {
                 callbacks.run(Box::new(move || {
                     // If the interpreter has ended, no callbacks run.
                     Python::try_attach(|py| {
-                        if let Err(error) = own.settle(py, kept.bind(py)) {
+                        if let Err(error) = operation.settle(py, kept.bind(py)) {
                             error.write_unraisable(py, Some(kept.bind(py)));
                         }
                         // Dropped while the interpreter is held.
-                        drop((own, kept));
+                        drop((operation, kept));
                     });
                 }));
             });
@@ -318,22 +319,22 @@ impl Work {
     /// How long the operation may take.
     #[getter]
     fn timeout(&self) -> PyResult<Duration> {
-        Ok(self.own()?.timeout)
+        Ok(self.of_this_process()?.timeout)
     }
 
     /// The operation's name.
     fn _get_op_name(&self) -> PyResult<&'static str> {
-        Ok(self.own()?.name)
+        Ok(self.of_this_process()?.name)
     }
 
     /// Its sequence number in the group; 0 after a blocking call.
     fn _get_sequence_number(&self) -> PyResult<u64> {
-        Ok(self.own()?.seq)
+        Ok(self.of_this_process()?.seq)
     }
 
     /// How long it ran in milliseconds, where that was measured; else -1.
     fn _get_duration(&self, py: Python<'_>) -> PyResult<f64> {
-        Ok(match self.own()?.look(py)? {
+        Ok(match self.of_this_process()?.look(py)? {
             Some(Ok(Done {
                 duration: Some(ran),
                 ..
@@ -343,7 +344,7 @@ impl Work {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let inner = self.own()?;
+        let inner = self.of_this_process()?;
         let state = match inner.look(py)? {
             None => "under way",
             Some(Ok(_)) => "completed",

@@ -96,7 +96,7 @@ impl World {
     /// `outlives` says that another process serves the store and ends later, so that no rank has to keep it for the
     /// others.
     #[new]
-    #[pyo3(signature = (rank, size, *, job, host=None, port=0, prefix="", server=None, outlives=false, attempt=0, timeout, own_code=Vec::new()))]
+    #[pyo3(signature = (rank, size, *, job, host=None, port=0, prefix="", server=None, outlives=false, attempt=0, timeout, library_code=Vec::new()))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -110,7 +110,7 @@ impl World {
         outlives: bool,
         attempt: u32,
         timeout: Duration,
-        own_code: Vec<String>,
+        library_code: Vec<String>,
     ) -> PyResult<Self> {
         let server = server.and_then(|server| {
             let mut held = server
@@ -150,7 +150,7 @@ impl World {
         let recorder = world.recorder().clone();
         let shared = WorldState {
             in_torch: recorder.intern_call_site("<PyTorch>", "a thread of PyTorch's own", 0),
-            sites: CallSites::new(own_code),
+            sites: CallSites::new(library_code),
             types: Types::default(),
             callbacks: Arc::new(Callbacks::default()),
             recorder,
@@ -171,7 +171,7 @@ impl World {
         Group::new(group.clone(), self.shared.clone())
     }
 
-    /// Continues without these ranks, numbered as in the world, and returns the group of the others, which all call this
+    /// Continues without these ranks of the world, and returns the group of the others. All remaining ranks call this
     /// with the same list.
     fn shrink(&self, py: Python<'_>, excluding: Vec<u32>) -> PyResult<Group> {
         let group = self.with(py, |world| {
@@ -197,8 +197,9 @@ impl World {
         Ok(Group::new(group, self.shared.clone()))
     }
 
-    /// Waits for what is pending, for this long at most, and ends the world. Ranks that end later are no error; the rank
-    /// that serves the store waits as long for them. Does nothing the second time, and nothing in a forked child.
+    /// Waits for what is pending, for this long at most, and ends the world. Ranks that end later are no error; the
+    /// rank that serves the store waits as long for them. Does nothing the second time, and nothing in a forked
+    /// child.
     fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
         if !self.world.is_own() {
             return Ok(());

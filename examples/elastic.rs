@@ -1,12 +1,13 @@
-//! Trains, loses a rank on the way, goes on without it, and takes up a process in its place: no other process starts again.
+//! Trains, loses a rank on the way, goes on without it, and takes up a process in its place: no other process starts
+//! again.
 //!
 //! ```text
 //! rcomm-run -n 4 --replace 1 target/release/examples/elastic
 //! ```
 //!
 //! Rank 1 kills itself in step 7. The others shrink their world, train four more steps, and then make it anew with the
-//! process that `rcomm-run` has started meanwhile: it gets the weights from them. The losses of all steps and the weights at
-//! the end are those of one process that trains on the data of the same ranks in each step, to the bit.
+//! process that `rcomm-run` has started meanwhile: it gets the weights from them. The losses of all steps and the
+//! weights at the end are those of one process that trains on the data of the same ranks in each step, to the bit.
 #![allow(clippy::print_stdout)]
 
 use anyhow::{Result, ensure};
@@ -45,15 +46,15 @@ impl State {
         self.losses.len() as u32
     }
 
-    /// Makes one step with these ranks. `average` is given the sum of the squared distances of a rank, and then the gradient;
-    /// it replaces them by the averages over the ranks.
+    /// Makes one step with these ranks. `average` is given the sum of the squared distances of a rank, and then the
+    /// gradient; it replaces them by the averages over the ranks.
     fn train(
         &mut self,
         rank: u32,
         ranks: &[u32],
         average: impl Fn(&mut [f32]) -> Result<()>,
     ) -> Result<()> {
-        let mut sums = distances(&self.weights, self.step(), rank);
+        let mut sums = loss_and_gradient(&self.weights, self.step(), rank);
         average(&mut sums)?;
         let (loss, gradient) = sums.split_at(1);
         for (weight, gradient) in self.weights.iter_mut().zip(gradient) {
@@ -65,9 +66,9 @@ impl State {
     }
 }
 
-/// The loss of one rank in one step, and its gradient: of the distance to a point that differs between ranks and steps. Small
-/// whole numbers, so that sums are exact in any order.
-fn distances(weights: &[f32], step: u32, rank: u32) -> Vec<f32> {
+/// The loss of one rank in one step, and its gradient: of the distance to a point that differs between ranks and
+/// steps. Small whole numbers, so that sums are exact in any order.
+fn loss_and_gradient(weights: &[f32], step: u32, rank: u32) -> Vec<f32> {
     let target = |at: usize| (((step + rank) as usize * 3 + at) % 7) as f32;
     let gradient: Vec<f32> = (0..)
         .zip(weights)
@@ -118,8 +119,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Gives all ranks the state of the one that has made the most steps: a process that joins has made none, and a step may have
-/// ended on some ranks only.
+/// Gives all ranks the state of the one that has made the most steps: a process that joins has made none, and a step
+/// may have ended on some ranks only.
 fn share(world: &World, state: &mut State) -> Result<()> {
     let group = world.group();
     let steps = group.all_gather_object(&state.step())?;
@@ -144,7 +145,7 @@ fn alone(ranks: &[Vec<u32>]) -> Result<State> {
         let (weights, step) = (state.weights.clone(), state.step());
         state.train(ranks[0], ranks, |numbers| {
             for &rank in &ranks[1..] {
-                let theirs = distances(&weights, step, rank);
+                let theirs = loss_and_gradient(&weights, step, rank);
                 numbers
                     .iter_mut()
                     .zip(theirs)

@@ -76,12 +76,14 @@ fn descend(weights: &mut [f32], gradient: &[f32]) {
 /// The same training in one process.
 fn alone(size: u32) -> Vec<f32> {
     let mut weights = vec![1.0; WEIGHTS];
-    let (mut sum, mut own) = (vec![0.0f32; WEIGHTS], vec![0.0f32; WEIGHTS]);
+    let (mut sum, mut of_rank) = (vec![0.0f32; WEIGHTS], vec![0.0f32; WEIGHTS]);
     for step in 0..STEPS {
         sum.fill(0.0);
         for rank in 0..size {
-            gradient(&weights, step, rank, &mut own);
-            sum.iter_mut().zip(&own).for_each(|(sum, own)| *sum += own);
+            gradient(&weights, step, rank, &mut of_rank);
+            sum.iter_mut()
+                .zip(&of_rank)
+                .for_each(|(sum, it)| *sum += it);
         }
         let average: Vec<f32> = sum.iter().map(|sum| sum / size as f32).collect();
         descend(&mut weights, &average);
@@ -103,7 +105,7 @@ fn read_checkpoint(path: &Path) -> Result<(u32, Vec<f32>)> {
         .with_context(|| format!("cannot read the checkpoint {}", path.display()))?;
     let (steps, bits) = text
         .split_once('\n')
-        .context("a checkpoint has two lines")?;
+        .context("the checkpoint has no second line")?;
     let weights = bits
         .split_whitespace()
         .map(|it| Ok(f32::from_bits(it.parse()?)));

@@ -5,8 +5,8 @@
 //! rcomm-run -n 3 target/release/examples/zero
 //! ```
 //!
-//! In each step a reduce-scatter gives every rank the averaged gradients of its part, the rank updates that part by Adam,
-//! and an all-gather gives all ranks the new weights.
+//! In each step a reduce-scatter gives every rank the averaged gradients of its part, the rank updates that part by
+//! Adam, and an all-gather gives all ranks the new weights.
 #![allow(clippy::print_stdout)]
 
 use anyhow::{Result, ensure};
@@ -61,22 +61,22 @@ fn main() -> Result<()> {
     // Parts of equal length: the last one is filled up with weights that nothing uses.
     let part = WEIGHTS.div_ceil(size);
     let mut weights = vec![0.0; part * size];
-    let (mut gradients, mut own) = (vec![0.0; part * size], vec![0.0; part]);
+    let (mut gradients, mut part_gradients) = (vec![0.0; part * size], vec![0.0; part]);
     let mut optimizer = Adam::new(part);
     for step in 0..STEPS {
         gradient(&weights, step, rank, &mut gradients[..WEIGHTS]);
-        group.reduce_scatter_single(&gradients, &mut own, ReduceOp::Avg)?;
-        let mut mine = weights[rank * part..][..part].to_vec();
-        optimizer.update(&mut mine, &own);
-        group.all_gather_single(&mine, &mut weights)?;
+        group.reduce_scatter_single(&gradients, &mut part_gradients, ReduceOp::Avg)?;
+        let mut part_weights = weights[rank * part..][..part].to_vec();
+        optimizer.update(&mut part_weights, &part_gradients);
+        group.all_gather_single(&part_weights, &mut weights)?;
     }
 
     let (expected, whole) = alone(size);
-    let apart = weights.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-    let apart = apart.fold(0.0, f32::max);
+    let differences = weights.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+    let largest = differences.fold(0.0, f32::max);
     ensure!(
-        apart < 1e-4,
-        "the weights differ by {apart} from those of one process"
+        largest < 1e-4,
+        "the weights differ by up to {largest} from those of one process"
     );
     let distance = weights[..WEIGHTS].iter().enumerate();
     let distance = distance
@@ -110,15 +110,15 @@ fn gradient(weights: &[f32], step: usize, rank: usize, into: &mut [f32]) {
 /// The same training in one process, and the size of its optimizer's state.
 fn alone(size: usize) -> (Vec<f32>, usize) {
     let mut weights = vec![0.0; WEIGHTS];
-    let (mut sum, mut own) = (vec![0.0; WEIGHTS], vec![0.0; WEIGHTS]);
+    let (mut sum, mut of_rank) = (vec![0.0; WEIGHTS], vec![0.0; WEIGHTS]);
     let mut optimizer = Adam::new(WEIGHTS);
     for step in 0..STEPS {
         sum.fill(0.0);
         for rank in 0..size {
-            gradient(&weights, step, rank, &mut own);
+            gradient(&weights, step, rank, &mut of_rank);
             sum.iter_mut()
-                .zip(&own)
-                .for_each(|(sum, own): (&mut f32, _)| *sum += own);
+                .zip(&of_rank)
+                .for_each(|(sum, it): (&mut f32, _)| *sum += it);
         }
         sum.iter_mut().for_each(|sum| *sum /= size as f32);
         optimizer.update(&mut weights, &sum);

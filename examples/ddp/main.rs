@@ -38,8 +38,8 @@ fn main() -> Result<()> {
     let mut reducer = Reducer::<f32>::new(group, parameters(), options)?;
     let mut curve = Vec::new();
     for step in 0..STEPS {
-        let own = Batch::of_step(step, BATCH)?.part(rank, size)?;
-        let (loss, gradients) = model.backward(&own)?;
+        let part = Batch::of_step(step, BATCH)?.part(rank, size)?;
+        let (loss, gradients) = model.backward(&part)?;
         model.descend(&average(&mut reducer, &model, &gradients)?, RATE)?;
         curve.push(loss);
     }
@@ -47,11 +47,11 @@ fn main() -> Result<()> {
 
     // Check that the weights of all ranks are equal, bit by bit.
     for parameter in &model.parameters {
-        let own: Vec<f32> = parameter.flatten_all()?.to_vec1()?;
+        let weights: Vec<f32> = parameter.flatten_all()?.to_vec1()?;
         let all = group.all_gather_tensor(parameter.as_tensor())?;
         let gathered: Vec<f32> = all.flatten_all()?.to_vec1()?;
         ensure!(
-            gathered == own.repeat(size),
+            gathered == weights.repeat(size),
             "the weights of the ranks differ"
         );
     }
@@ -78,10 +78,10 @@ fn average(
     gradients: &GradStore,
 ) -> Result<Vec<Tensor>> {
     for (at, parameter) in model.parameters.iter().enumerate().rev() {
-        let own = gradients.get(parameter);
-        let own = own.context("a parameter has no gradient")?;
-        read(own, |own| {
-            reducer.ready(at, own.as_slice::<f32>().unwrap_or_default())
+        let gradient = gradients.get(parameter);
+        let gradient = gradient.context("a parameter has no gradient")?;
+        read(gradient, |buffer| {
+            reducer.ready(at, buffer.as_slice::<f32>().unwrap_or_default())
         })?;
     }
     let averages = reducer.finish()?.into_iter().zip(PARAMETERS);
@@ -93,16 +93,16 @@ fn average(
     averages.collect()
 }
 
-/// Runs the same training in one process; returns the loss of each step.
+/// Runs the same training, on whole batches, in one process; returns the loss of each step.
 fn alone() -> Result<Vec<f32>> {
     let model = Model::new(0)?;
     let mut curve = Vec::new();
     for step in 0..STEPS {
         let (loss, gradients) = model.backward(&Batch::of_step(step, BATCH)?)?;
-        let own = model.parameters.iter().map(|it| gradients.get(it).cloned());
-        let own: Option<Vec<Tensor>> = own.collect();
-        let own = own.context("a parameter has no gradient")?;
-        model.descend(&own, RATE)?;
+        let gradients = model.parameters.iter().map(|it| gradients.get(it).cloned());
+        let gradients: Option<Vec<Tensor>> = gradients.collect();
+        let gradients = gradients.context("a parameter has no gradient")?;
+        model.descend(&gradients, RATE)?;
         curve.push(loss);
     }
     Ok(curve)

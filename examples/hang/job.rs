@@ -67,7 +67,7 @@ impl Job {
         for number in 0..RANKS {
             let rank = job.start_rank(number, port);
             job.ranks
-                .push(rank.with_context(|| format!("start rank {number}"))?);
+                .push(rank.with_context(|| format!("cannot start rank {number}"))?);
         }
         Ok(job)
     }
@@ -126,7 +126,7 @@ impl Job {
 
     /// Waits until all ranks but [`CULPRIT`] have exited, kills the culprit, as a scheduler would, and collects the
     /// dumps.
-    pub(crate) fn finish(mut self) -> Result<Outcome> {
+    pub(crate) fn end_and_collect(mut self) -> Result<Outcome> {
         let deadline = Instant::now() + EXIT_TIMEOUT;
         for rank in self.ranks.iter_mut().filter(|rank| rank.number != CULPRIT) {
             while rank.process.try_wait()?.is_none() {
@@ -144,7 +144,7 @@ impl Job {
         self.end();
         let mut dumps = read_dumps(&self.directory)?;
         if let Some(ring) = ring {
-            let ring = ring.context("read the ring of the killed rank")?;
+            let ring = ring.context("cannot read the ring of the killed rank")?;
             print_line(&format!(
                 "\n== the ring of rank {CULPRIT}: {}",
                 ring.path().display()
@@ -208,7 +208,7 @@ fn read_dumps(directory: &Path) -> Result<Vec<Dump>> {
         for file in std::fs::read_dir(run?.path())? {
             let path = file?.path();
             let (dump, _) = Dump::read(&std::fs::read(&path)?)
-                .with_context(|| format!("read {}", path.display()))?;
+                .with_context(|| format!("cannot read {}", path.display()))?;
             dumps.push(dump);
         }
     }

@@ -74,7 +74,7 @@ fn run_and_analyze(fault: Fault) -> Result<()> {
     if fault == Fault::Hold {
         return job.hold();
     }
-    let outcome = job.finish()?;
+    let outcome = job.end_and_collect()?;
     let report = analyze(&outcome.dumps, &Policy::default());
     // Colors are used only if the output is a terminal.
     let mut out = anstream::stdout().lock();

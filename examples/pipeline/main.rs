@@ -24,16 +24,16 @@ fn main() -> Result<()> {
     let group = world.group();
     let layers = group.size();
     ensure!(layers > 1, "a pipeline needs at least two ranks");
-    let mut own = Layer::new(group.rank());
+    let mut layer = Layer::new(group.rank());
     let mut loss = 0.0;
     for step in 0..STEPS {
-        loss = train(group, &mut own, step)?;
+        loss = train(group, &mut layer, step)?;
     }
 
     // The last rank has the loss; every rank compares its layer with that of a single process.
     let (expected, expected_loss) = alone(layers);
     ensure!(
-        own == expected[group.rank() as usize],
+        layer == expected[group.rank() as usize],
         "the weights of rank {} differ",
         group.rank()
     );
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
 
 /// Runs one step: all micro-batches forward, then all backward. Sends overlap with the computation of the next
 /// micro-batch. Returns the loss of the step on the last rank, 0 on the others.
-fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
+fn train(group: &ProcessGroup, layer: &mut Layer, step: usize) -> Result<f32> {
     let (rank, last) = (group.rank(), group.size() - 1);
     let mut inputs = Vec::new();
     let mut outputs = Vec::new();
@@ -62,7 +62,7 @@ fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
         } else {
             group.recv(&mut input, rank - 1, FORWARD + micro)?;
         }
-        let output = own.forward(&input);
+        let output = layer.forward(&input);
         if rank != last {
             sends.push(group.send_async(output.clone(), rank + 1, FORWARD + micro)?);
         }
@@ -78,7 +78,7 @@ fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
         } else {
             group.recv(&mut gradient, rank + 1, BACKWARD + micro)?;
         }
-        let input_gradient = own.backward(&inputs[at], &outputs[at], &gradient);
+        let input_gradient = layer.backward(&inputs[at], &outputs[at], &gradient);
         if rank != 0 {
             sends.push(group.send_async(input_gradient, rank - 1, BACKWARD + micro)?);
         }
@@ -86,7 +86,7 @@ fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
     for send in sends {
         send.wait()?;
     }
-    own.descend(RATE);
+    layer.descend(RATE);
     Ok(loss)
 }
 

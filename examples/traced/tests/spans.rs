@@ -55,7 +55,7 @@ fn collectives_are_children_of_the_spans_that_issue_them() {
         .iter()
         .map(|span| (span["spanId"].as_str().unwrap(), *span))
         .collect();
-    assert_eq!(spans.len(), all.len(), "every span has an id of its own");
+    assert_eq!(spans.len(), all.len(), "two spans have one id");
 
     let mut paths: BTreeMap<String, usize> = BTreeMap::new();
     let mut links: HashMap<&str, Vec<u64>> = HashMap::new();
@@ -90,7 +90,7 @@ fn collectives_are_children_of_the_spans_that_issue_them() {
     let reduced = "train_step > backward > all_reduce default_pg";
     assert_eq!(per_rank(&paths, reduced), 6, "{paths:?}");
     assert_eq!(per_rank(&paths, "train_step > barrier default_pg"), 3);
-    assert_eq!(paths.len(), 4, "nothing outside of the steps: {paths:?}");
+    assert_eq!(paths.len(), 4, "a span is at another place: {paths:?}");
     // The spans of both ranks for one operation link to the same trace, whose id each rank derives by itself.
     assert_eq!(links.len(), 9, "{links:?}");
     for ranks in links.values_mut() {

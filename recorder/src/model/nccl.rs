@@ -32,8 +32,8 @@ pub struct KernelProgress {
     pub protocol: String,
     /// When NCCL put it into a plan, wall clock, ns since the epoch; 0 if not seen.
     pub enqueued_ns: i64,
-    /// When its kernel was launched, wall clock, ns since the epoch; 0 if the end of its launch was not seen. NCCL reports
-    /// that the operation is in a plan right after the launch, so the plug-in gives the time of that report.
+    /// When its kernel was launched, wall clock, ns since the epoch; 0 if the end of its launch was not seen. NCCL
+    /// reports that the operation is in a plan right after the launch, so the plug-in gives the time of that report.
     pub launched_ns: i64,
     /// Channels that the device has started, one bit each.
     pub started: u64,
@@ -58,8 +58,8 @@ pub struct LinkProgress {
     pub steps: u32,
     /// The resource that it waits for.
     pub wait: LinkWait,
-    /// When it last made progress, wall clock, ns since the epoch. Without any progress so far: when its operation was put
-    /// into a plan; it was posted then, or later if it follows other transfers of its link.
+    /// When it last made progress, wall clock, ns since the epoch. Without any progress so far: when its operation
+    /// was put into a plan; it was posted then, or later if it follows other transfers of its link.
     pub since_ns: i64,
 }
 

@@ -1,6 +1,7 @@
 //! The client of an endpoint.
 //!
-//! Each request opens a new connection; one deadline covers connecting and the answer. Nothing in the answer is trusted.
+//! Each request opens a new connection; one deadline covers connecting and the answer. Nothing in the answer is
+//! trusted.
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, PeerEndpoint, RankAnswer,

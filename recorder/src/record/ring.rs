@@ -179,8 +179,8 @@ impl<const N: usize> SlotRing<N> {
         Err(Missed::Held)
     }
 
-    /// Does the same as [`write`](Self::write) for a slot that only one thread at a time writes, without an exchange. If
-    /// two threads do, the record may mix their words.
+    /// Does the same as [`write`](Self::write) for a slot that only one thread at a time writes, without an exchange.
+    /// If two threads do, the record may mix their words.
     #[inline]
     pub(crate) fn write_alone<M: Memory>(
         &self,
@@ -203,9 +203,9 @@ impl<const N: usize> SlotRing<N> {
         Ok(())
     }
 
-    /// Does the same as [`update`](Self::update) for a slot that, in all but rare cases, only one thread at a time writes,
-    /// without an exchange. It waits for a writer that it sees. If two threads begin at once, the record may mix their
-    /// words, and its stamp may be that of one of the two changes.
+    /// Does the same as [`update`](Self::update) for a slot that, in all but rare cases, only one thread at a time
+    /// writes, without an exchange. It waits for a writer that it sees. If two threads begin at once, the record may
+    /// mix their words, and its stamp may be that of one of the two changes.
     #[inline]
     pub(crate) fn update_alone<M: Memory>(
         &self,
@@ -228,8 +228,8 @@ impl<const N: usize> SlotRing<N> {
         Ok(())
     }
 
-    /// Changes one word of record `id`, if its slot still contains it, as [`update_alone`](Self::update_alone) does. A reader
-    /// gets the word as it was or as it is, so the slot is not claimed.
+    /// Changes one word of record `id`, if its slot still contains it, as [`update_alone`](Self::update_alone) does.
+    /// A reader gets the word as it was or as it is, so the slot is not claimed.
     #[inline]
     pub(crate) fn update_word<M: Memory>(
         &self,

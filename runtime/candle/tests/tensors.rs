@@ -43,21 +43,23 @@ fn tensors_of_every_shared_type_are_reduced_gathered_and_sent() {
                 let both = [tensor(0, dtype), tensor(1, dtype)];
                 let sum = (&both[0] + &both[1]).unwrap();
 
-                let own = tensor(rank, dtype);
-                group.all_reduce_tensor(&own, ReduceOp::Sum).unwrap();
-                assert_eq!(numbers(&own), numbers(&sum), "{dtype:?}");
+                let of_rank = tensor(rank, dtype);
+                group.all_reduce_tensor(&of_rank, ReduceOp::Sum).unwrap();
+                assert_eq!(numbers(&of_rank), numbers(&sum), "{dtype:?}");
 
-                let own = tensor(rank, dtype);
-                group.broadcast_tensor(&own, 1).unwrap();
-                assert_eq!(numbers(&own), numbers(&both[1]), "{dtype:?}");
+                let of_rank = tensor(rank, dtype);
+                group.broadcast_tensor(&of_rank, 1).unwrap();
+                assert_eq!(numbers(&of_rank), numbers(&both[1]), "{dtype:?}");
 
                 let all = group.all_gather_tensor(&tensor(rank, dtype)).unwrap();
                 assert_eq!(all.dims(), [2, 2, 3]);
                 let stacked = Tensor::stack(&both, 0).unwrap();
                 assert_eq!(numbers(&all), numbers(&stacked), "{dtype:?}");
 
-                let own = tensor(rank, dtype);
-                let part = group.reduce_scatter_tensor(&own, ReduceOp::Sum).unwrap();
+                let of_rank = tensor(rank, dtype);
+                let part = group
+                    .reduce_scatter_tensor(&of_rank, ReduceOp::Sum)
+                    .unwrap();
                 assert_eq!(part.dims(), [3]);
                 let expected = sum.get(rank as usize).unwrap();
                 assert_eq!(numbers(&part), numbers(&expected), "{dtype:?}");
@@ -87,8 +89,8 @@ fn a_view_is_reduced_in_place_and_changes_the_tensor_that_shares_its_memory() {
             // The second row: its memory does not start at the start of the tensor's.
             let row = var.narrow(0, 1, 1).unwrap();
             group.all_reduce_tensor(&row, ReduceOp::Sum).unwrap();
-            let own = numbers(&tensor(group.rank(), DType::F32));
-            assert_eq!(numbers(var.as_tensor())[..3], own[..3]);
+            let of_rank = numbers(&tensor(group.rank(), DType::F32));
+            assert_eq!(numbers(var.as_tensor())[..3], of_rank[..3]);
             assert_eq!(numbers(var.as_tensor())[3..], [10.0, 12.0, 14.0]);
 
             // Memory is lent, not copied.
@@ -113,9 +115,9 @@ fn copies_of_tensors_are_reduced_asynchronously() {
         |_| {},
         |world| {
             let group = world.group();
-            let own = tensor(group.rank(), DType::BF16);
+            let of_rank = tensor(group.rank(), DType::BF16);
             let op = Op::AllReduce {
-                buffer: copy_of(&own).unwrap(),
+                buffer: copy_of(&of_rank).unwrap(),
                 op: ReduceOp::Max.into(),
             };
             let (op, _) = group.execute_async(op).unwrap().wait().unwrap();

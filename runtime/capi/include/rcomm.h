@@ -329,8 +329,8 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
 int32_t rcomm_config_new(struct rcomm_config **config);
 
 // Sets an option by the name of its variable of the environment (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
-// `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value that the
-// option cannot have, and a name with `RCOMM_` that no option has, are `RCOMM_INVALID_ARGUMENT`.
+// `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value
+// that the option cannot have, and a name with `RCOMM_` that no option has, are `RCOMM_INVALID_ARGUMENT`.
 //
 // With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of the store of PyTorch at `MASTER_ADDR` and
 // `MASTER_PORT`; otherwise rank 0 serves a store there.
@@ -341,8 +341,8 @@ int32_t rcomm_config_set(const struct rcomm_config *config,
                          const char *name,
                          const char *value);
 
-// Uses the store of the caller, which `calls` describes, in place of one at `MASTER_ADDR` and `MASTER_PORT`. It must be
-// the same store on all ranks, and must answer until the world is shut down.
+// Uses the store of the caller, which `calls` describes, in place of one at `MASTER_ADDR` and `MASTER_PORT`. It must
+// be the same store on all ranks, and must answer until the world is shut down.
 //
 // # Safety
 // `config` is a valid handle. The functions of `calls` may be called with its `context`, on any thread and on
@@ -1204,9 +1204,10 @@ int32_t rcomm_shutdown(struct rcomm_world *world);
 int32_t rcomm_shutdown_within(struct rcomm_world *world,
                               uint64_t timeout_ms);
 
-// Goes on without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and groups
-// with a lost member are aborted. All ranks that are left call this with the same list; it waits for them, for the
-// time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep their numbers.
+// Goes on without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
+// groups with a lost member are aborted. All ranks that are left call this with the same list; it waits for them,
+// for the time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep
+// their numbers.
 //
 // # Safety
 // `world` is a valid handle; `without` holds `count` ranks.
@@ -1216,8 +1217,8 @@ int32_t rcomm_shrink(const struct rcomm_world *world,
 
 // Makes the world anew with `size` ranks: those that are left keep their numbers, and processes that join
 // (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same list of lost
-// ranks; it waits for all `size` ranks, for the time-out of the start at most, and meanwhile other calls with this world
-// wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
+// ranks; it waits for all `size` ranks, for the time-out of the start at most, and meanwhile other calls with this
+// world wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
 //
 // # Safety
 // `world` is a valid handle; `lost` holds `count` ranks.
@@ -1239,7 +1240,8 @@ int32_t rcomm_phase(const struct rcomm_world *world,
 // `world` is a valid handle.
 int32_t rcomm_step(const struct rcomm_world *world, int64_t step);
 
-// Writes this rank's dump to a file, and the file's path to `*path`, which `rcomm_text_free` frees. `path` may be NULL.
+// Writes this rank's dump to a file, and the file's path to `*path`, which `rcomm_text_free` frees. `path` may be
+// NULL.
 //
 // # Safety
 // `world` is a valid handle; `path` is NULL or may be written.

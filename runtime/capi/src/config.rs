@@ -38,8 +38,8 @@ pub unsafe extern "C" fn rcomm_config_new(config: *mut *mut Configuration) -> i3
 }
 
 /// Sets an option by the name of its variable of the environment (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
-/// `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value that the
-/// option cannot have, and a name with `RCOMM_` that no option has, are `RCOMM_INVALID_ARGUMENT`.
+/// `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value
+/// that the option cannot have, and a name with `RCOMM_` that no option has, are `RCOMM_INVALID_ARGUMENT`.
 ///
 /// With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of the store of PyTorch at `MASTER_ADDR` and
 /// `MASTER_PORT`; otherwise rank 0 serves a store there.
@@ -76,8 +76,8 @@ pub unsafe extern "C" fn rcomm_config_set(
     })
 }
 
-/// Uses the store of the caller, which `calls` describes, in place of one at `MASTER_ADDR` and `MASTER_PORT`. It must be
-/// the same store on all ranks, and must answer until the world is shut down.
+/// Uses the store of the caller, which `calls` describes, in place of one at `MASTER_ADDR` and `MASTER_PORT`. It must
+/// be the same store on all ranks, and must answer until the world is shut down.
 ///
 /// # Safety
 /// `config` is a valid handle. The functions of `calls` may be called with its `context`, on any thread and on

@@ -164,9 +164,10 @@ pub unsafe extern "C" fn rcomm_shutdown_within(world: *mut World, timeout_ms: u6
     })
 }
 
-/// Goes on without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and groups
-/// with a lost member are aborted. All ranks that are left call this with the same list; it waits for them, for the
-/// time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep their numbers.
+/// Goes on without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
+/// groups with a lost member are aborted. All ranks that are left call this with the same list; it waits for them,
+/// for the time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep
+/// their numbers.
 ///
 /// # Safety
 /// `world` is a valid handle; `without` holds `count` ranks.
@@ -188,8 +189,8 @@ pub unsafe extern "C" fn rcomm_shrink(
 
 /// Makes the world anew with `size` ranks: those that are left keep their numbers, and processes that join
 /// (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same list of lost
-/// ranks; it waits for all `size` ranks, for the time-out of the start at most, and meanwhile other calls with this world
-/// wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
+/// ranks; it waits for all `size` ranks, for the time-out of the start at most, and meanwhile other calls with this
+/// world wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
 ///
 /// # Safety
 /// `world` is a valid handle; `lost` holds `count` ranks.
@@ -239,7 +240,8 @@ pub unsafe extern "C" fn rcomm_step(world: *const World, step: i64) -> i32 {
     })
 }
 
-/// Writes this rank's dump to a file, and the file's path to `*path`, which `rcomm_text_free` frees. `path` may be NULL.
+/// Writes this rank's dump to a file, and the file's path to `*path`, which `rcomm_text_free` frees. `path` may be
+/// NULL.
 ///
 /// # Safety
 /// `world` is a valid handle; `path` is NULL or may be written.

@@ -34,8 +34,8 @@ pub fn read<T: Element, S: Data<Elem = T>, D: Dimension, R>(
     body(Buffer::from_slice(elements).with_shape(&shape_of(array))?)
 }
 
-/// Lends the elements of an array for reading and writing, in its shape and in the order of their indices. Those of an array
-/// that is not in standard layout stay as they are if `body` fails.
+/// Lends the elements of an array for reading and writing, in its shape and in the order of their indices. Those of
+/// an array that is not in standard layout stay as they are if `body` fails.
 ///
 /// # Errors
 /// Those of `body`.
@@ -55,7 +55,7 @@ pub fn write<T: Element, S: DataMut<Elem = T>, D: Dimension, R>(
 }
 
 /// Makes a buffer that owns its memory, as asynchronous operations require, of the elements and the shape of an array.
-/// Nothing is copied if the array is in standard layout and has no room for more elements.
+/// Nothing is copied if the array is in standard layout and takes up all of its vector, with no room for more elements.
 ///
 /// # Errors
 /// None that an array of ndarray can cause.
@@ -65,7 +65,7 @@ pub fn buffer_of<T: Element, D: Dimension>(array: Array<T, D>) -> Result<Buffer<
         true => array,
         false => array.as_standard_layout().into_owned(),
     };
-    // An array may begin behind the first element of its vector.
+    // An array need not begin at the first element of its vector.
     let (mut elements, offset) = standard.into_raw_vec_and_offset();
     let begin = offset.unwrap_or(0);
     let count = shape.iter().product::<u64>() as usize;
@@ -84,7 +84,7 @@ pub fn array_of<T: Element>(buffer: Buffer<'static>) -> Result<ArrayD<T>> {
     let shape: Vec<usize> = buffer.shape().iter().map(|&n| n as usize).collect();
     let elements = buffer.into_vec().map_err(|buffer| {
         let message = format!(
-            "{buffer:?} has not elements of type {}, or does not own its memory",
+            "{buffer:?} does not have elements of type {}, or does not own its memory",
             std::any::type_name::<T>()
         );
         Error::new(ErrorKind::InvalidArgument, message)

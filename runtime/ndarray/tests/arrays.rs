@@ -24,7 +24,7 @@ fn arrays_whose_strides_differ_between_ranks_are_combined_by_index() {
         let rank = group.rank();
         let sum = image(0) + image(1);
         // One rank has the channels last in memory.
-        let own = || match rank {
+        let of_rank = || match rank {
             0 => image(0),
             _ => {
                 let last = image(1).permuted_axes([0, 2, 3, 1]);
@@ -32,28 +32,30 @@ fn arrays_whose_strides_differ_between_ranks_are_combined_by_index() {
                 last.permuted_axes([0, 3, 1, 2])
             }
         };
-        assert_eq!(own(), image(rank));
-        assert_eq!(own().is_standard_layout(), rank == 0);
+        assert_eq!(of_rank(), image(rank));
+        assert_eq!(of_rank().is_standard_layout(), rank == 0);
 
-        let mut reduced = own();
+        let mut reduced = of_rank();
         group.all_reduce_array(&mut reduced, ReduceOp::Sum).unwrap();
         assert_eq!(reduced, sum);
-        assert_eq!(reduced.strides(), own().strides());
+        assert_eq!(reduced.strides(), of_rank().strides());
 
-        let mut sent = own();
+        let mut sent = of_rank();
         group.broadcast_array(&mut sent, 1).unwrap();
         assert_eq!(sent, image(1));
 
-        let all = group.all_gather_array(&own()).unwrap();
+        let all = group.all_gather_array(&of_rank()).unwrap();
         assert_eq!(all.shape(), [2, 2, 3, 4, 5]);
         assert_eq!(all.index_axis(Axis(0), 0), image(0));
         assert_eq!(all.index_axis(Axis(0), 1), image(1));
 
-        let part = group.reduce_scatter_array(&own(), ReduceOp::Sum).unwrap();
+        let part = group
+            .reduce_scatter_array(&of_rank(), ReduceOp::Sum)
+            .unwrap();
         assert_eq!(part, sum.index_axis(Axis(0), rank as usize));
 
         if rank == 1 {
-            group.send_array(&own(), 0, 3).unwrap();
+            group.send_array(&of_rank(), 0, 3).unwrap();
         } else {
             let mut got = Array4::<f32>::zeros((5, 4, 3, 2)).reversed_axes();
             group.recv_array(&mut got, 1, 3).unwrap();

@@ -304,8 +304,8 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
 def _create_shrunk(
     of_torch: Callable[..., Any], backend: Any, ranks: list[int], metadata: Any, is_default: bool
 ) -> Any:
-    """The group of a backend that `_Inner.shrink` returned: its `Group`. PyTorch's `of_torch` would hold the backend in a
-    group of the type gloo, whose C++ (the logger of DDP, at 2.15) takes each backend of that type for its own."""
+    """The group of a backend that `_Inner.shrink` returned: its `Group`. PyTorch's `of_torch` would hold the backend
+    in a group of the type gloo, whose C++ (the logger of DDP, at 2.15) takes each backend of that type for its own."""
     outer = backend._outer if isinstance(backend, _Inner) else None
     if outer is None:
         return of_torch(backend, ranks, metadata, is_default)

@@ -116,7 +116,8 @@ const TABLES: &str = r#"
 #in_flight = ["age", "group", "seq", "op", "joined", "state"]
 
 [layout]
-# Panes of the first screen from top to bottom: warnings, why, trends, groups, in_flight, ranks.
+# Panes of the first screen from top to bottom: warnings, why, look, trends, groups, in_flight, timeline,
+# ranks.
 # Default: depends on the job and on the height of the terminal.
 #overview = ["warnings", "groups", "ranks"]
 "#;

@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 /// One operation of a rank.
 struct Act {
     op: OpType,
-    /// What the rank sends, and what it receives.
+    /// The size of its input, and of its output.
     bytes: u64,
     at_ms: f64,
     duration_ms: Option<f32>,

@@ -18,10 +18,11 @@ fn recorder(rank: u32) -> FlightRecorder {
         links: 16,
         ..RecorderConfig::new("job", rank, 2)
     };
-    FlightRecorder::create(&config).expect("memory for a ring")
+    FlightRecorder::create(&config).expect("the memory suffices for a ring")
 }
 
-/// Records these operations, all but the last completed.
+/// Records these operations. All but the last are completed; the last one is only issued if `last` is
+/// [`EntryState::Scheduled`], else it is started.
 fn issue(recorder: &FlightRecorder, group: GroupHandle, ops: &[OpType], last: EntryState) {
     for (at, &op) in ops.iter().enumerate() {
         let shape = [8];
@@ -80,7 +81,11 @@ fn process(rank: u32, name: &str, seen: &[OpType]) -> [Dump; 2] {
     let mut dump = plugin.snapshot();
     dump.recorder = Recorder::NcclProfiler;
     assert_eq!(dump.groups[0].place, Some(GroupPlace { rank, size: 2 }));
-    let record_id = dump.entries.last().expect("an entry").record_id;
+    let record_id = dump
+        .entries
+        .last()
+        .expect("the dump has an entry")
+        .record_id;
     let communicator = Communicator {
         group: dump.groups[0].info.name.clone(),
         hash: 0xab,
@@ -119,7 +124,7 @@ fn a_process_with_both_recorders_is_one_rank_and_has_the_channels_under_its_own_
     assert_eq!(report.ranks.len(), 2);
     let groups: Vec<&str> = report.groups.iter().map(|it| &*it.group.name).collect();
     assert_eq!(groups, ["0"]);
-    let first = report.findings.first().expect("a finding");
+    let first = report.findings.first().expect("the report has a finding");
     assert_eq!(first.code, Code::E135, "{}", first.sentence);
     assert!(
         first.sentence.contains("channel 1 from rank 0"),
@@ -191,7 +196,7 @@ fn torch_dumps() -> Vec<Dump> {
         rank!(7),
     ];
     let read = |(rank, bytes)| {
-        let (mut dump, _) = DumpReader::new().read(bytes).expect("a dump");
+        let (mut dump, _) = DumpReader::new().read(bytes).expect("the bytes are a dump");
         dump.identity.rank = Some(rank);
         dump
     };
@@ -201,7 +206,7 @@ fn torch_dumps() -> Vec<Dump> {
 /// What the plug-in records in the process of this dump: its collectives, each `later_ns` after the program's recorder
 /// noted it, by communicators that have the description of PyTorch's group and no name.
 fn plugin_of(torch: &Dump, later_ns: i64) -> Dump {
-    let rank = torch.identity.rank.expect("set above");
+    let rank = torch.identity.rank.expect("`torch_dumps` set the rank");
     let mut dump = torch.clone();
     dump.recorder = Recorder::NcclProfiler;
     dump.identity.host = "n0".to_owned();
@@ -217,10 +222,15 @@ fn plugin_of(torch: &Dump, later_ns: i64) -> Dump {
         let members = std::mem::take(&mut group.info.ranks);
         let place = members.iter().position(|&member| member == rank);
         group.place = Some(GroupPlace {
-            rank: place.expect("a member") as u32,
+            rank: place.expect("the rank is a member") as u32,
             size: members.len() as u32,
         });
-        let hash = 0xab00 + group.info.name.parse::<u64>().expect("a number");
+        let hash = 0xab00
+            + group
+                .info
+                .name
+                .parse::<u64>()
+                .expect("the group's name is a number");
         group.info.name = format!("nccl-{hash:016x}");
         group.status = None;
         let communicator = Communicator {

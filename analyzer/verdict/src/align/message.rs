@@ -87,9 +87,9 @@ impl MessageNumbers {
                 continue;
             };
             let ranks = &group.info.ranks;
-            let own = ranks.iter().position(|&member| member == rank);
-            let own = own.and_then(|own| Rank::try_from(own).ok());
-            let found = own.and_then(|own| ends(entry.op, entry.peer, own, ranks.len()));
+            let in_group = ranks.iter().position(|&member| member == rank);
+            let in_group = in_group.and_then(|at| Rank::try_from(at).ok());
+            let found = in_group.and_then(|at| ends(entry.op, entry.peer, at, ranks.len()));
             let Some((source, destination)) = found else {
                 continue;
             };
@@ -159,7 +159,7 @@ mod tests {
             "collective_seq_id":1,"p2p_seq_id":0,"op_id":1,"profiling_name":"nccl:all_reduce",
             "time_created_ns":1,"state":"completed","is_p2p":false,"retired":true,"input_sizes":[[1]],
             "output_sizes":[[1]],"input_dtypes":["Float"],"output_dtypes":["Float"],"frames":[]}]}"#;
-        let (dump, problems) = Dump::read(text.as_bytes()).expect("a dump");
+        let (dump, problems) = Dump::read(text.as_bytes()).expect("the text is a dump");
         assert!(problems.is_empty(), "{problems:?}");
         dump.entries[0].clone()
     }

@@ -128,7 +128,10 @@ pub(crate) fn stopped(dump: Dump, then: f64, now: f64) -> Dump {
 /// A dump whose last operation failed at this time, as the rank recorded it.
 pub(crate) fn fails(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64) -> Dump {
     let rank = dump.identity.rank.unwrap_or_default();
-    let last = dump.entries.last().expect("an operation that can fail");
+    let last = dump
+        .entries
+        .last()
+        .expect("the rank has an operation that can fail");
     dump.failures.push(Failure {
         id: 1,
         group: Some(0),

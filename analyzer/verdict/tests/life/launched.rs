@@ -115,7 +115,7 @@ fn the_order_in_which_ranks_end_that_the_kernel_killed_for_memory_means_nothing(
     });
     let mut launch = launch(None, &ends);
     for rank in &mut launch.ranks[2..] {
-        let end = rank.end.as_mut().expect("it has ended");
+        let end = rank.end.as_mut().expect("the rank has ended");
         end.out_of_memory = Some(true);
     }
     let report = judge_launched(&dumps, launch);

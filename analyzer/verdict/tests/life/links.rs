@@ -10,7 +10,7 @@ const RANKS: Rank = 4;
 /// When the links break, in seconds as for [`at`].
 const CUT: f64 = 2.0;
 /// When the ranks sampled their connections last.
-const LOOK: f64 = 8.0;
+const SAMPLED: f64 = 8.0;
 
 /// All members came to the second all_reduce, and none finished it.
 fn dumps() -> Vec<Dump> {
@@ -27,7 +27,7 @@ fn dumps() -> Vec<Dump> {
 fn alive_until(to: Rank, then: f64) -> PeerLink {
     PeerLink {
         heard_ns: at(then),
-        sampled_ns: at(LOOK),
+        sampled_ns: at(SAMPLED),
         interval_ms: 1_000,
         ..PeerLink::to(LinkEnd::Rank(to))
     }
@@ -40,7 +40,7 @@ fn connect(dumps: &mut [Dump], is_cut: impl Fn(Rank, Rank) -> bool) {
         dump.peers = others
             .map(|to| match is_cut(from, to) || is_cut(to, from) {
                 true => alive_until(to, CUT),
-                false => alive_until(to, LOOK - 0.5),
+                false => alive_until(to, SAMPLED - 0.5),
             })
             .collect();
     }

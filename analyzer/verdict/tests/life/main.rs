@@ -26,12 +26,12 @@ fn judge(dumps: &[Dump], now: f64) -> Report {
 }
 
 fn root(report: &Report) -> (Verdict, Code, &[Rank]) {
-    let first = report.findings.first().expect("a finding");
+    let first = report.findings.first().expect("the report has a finding");
     (report.verdict, first.code, &first.culprit_ranks)
 }
 
 fn end(report: &Report) -> (EndKind, &str) {
-    let end = report.end.as_ref().expect("it is over");
+    let end = report.end.as_ref().expect("the job is over");
     (end.how, &end.sentence)
 }
 
@@ -149,7 +149,7 @@ fn a_rank_that_was_killed_inside_an_operation_leads_before_those_that_failed_by_
         sentence.contains("inside all_reduce #2 on group default_pg"),
         "{sentence}"
     );
-    let end = report.end.as_ref().expect("it is over");
+    let end = report.end.as_ref().expect("the job is over");
     assert_eq!((end.how, &end.first_ranks), (EndKind::Crashed, &vec![1]));
 }
 
@@ -199,7 +199,7 @@ fn how_a_job_ended_is_unknown_if_its_processes_are_gone_between_operations() {
 #[test]
 fn while_a_process_lives_the_job_is_not_over_and_an_end_is_judged_once_it_has_settled() {
     let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let look = |now: f64| {
+    let judge_at = |now: f64| {
         let of = |rank| match rank {
             1 => dead(record(1, 3, &inside), 1.01),
             rank => alive(record(rank, 3, &inside), now),
@@ -213,9 +213,9 @@ fn while_a_process_lives_the_job_is_not_over_and_an_end_is_judged_once_it_has_se
         analyze(&dumps, &policy)
     };
     // The others may be about to end as well.
-    let soon = look(1.5);
+    let soon = judge_at(1.5);
     assert_eq!((soon.verdict, soon.findings.len()), (Verdict::Running, 0));
-    let report = look(2.5);
+    let report = judge_at(2.5);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
     assert!(report.end.is_none());
 }
@@ -255,7 +255,7 @@ fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
     let killed = |then| (None, Some(9), then);
     let mut launch = launch(None, &[killed(1.1), killed(1.2), killed(1.3)]);
     let ends: Vec<_> = launch.ranks.iter().map(|rank| rank.end).collect();
-    let mut look = |noted: usize, now: f64| {
+    let mut judge_with = |noted: usize, now: f64| {
         for (at, rank) in launch.ranks.iter_mut().enumerate() {
             rank.end = ends[at].filter(|_| at < noted);
         }
@@ -269,13 +269,13 @@ fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
     };
     // Rank 0's end alone looks like that of the rank that went first.
     for noted in [0, 1, 2] {
-        let report = look(noted, 2.2);
+        let report = judge_with(noted, 2.2);
         assert_eq!((report.verdict, report.end), (Verdict::Running, None));
         assert!(report.findings.is_empty(), "{:?}", report.findings);
     }
-    assert_eq!(look(3, 2.2).verdict, Verdict::Cancelled);
-    // A launcher that was killed with its ranks notes nothing more.
-    assert_eq!(look(0, 2.4).verdict, Verdict::Cancelled);
+    assert_eq!(judge_with(3, 2.2).verdict, Verdict::Cancelled);
+    // A launcher that was killed together with its ranks records no further end.
+    assert_eq!(judge_with(0, 2.4).verdict, Verdict::Cancelled);
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn a_job_whose_processes_are_all_stopped_is_one_finding() {
         if others.len() == between.len() {
             continue;
         }
-        // The one that is not stopped waits.
+        // Rank 0 is not stopped: it waits for the others.
         let mut one_waits = dumps.clone();
         one_waits[0] = alive(record(0, 3, &inside), 9.0);
         let report = analyze(&one_waits, &Policy::default());
@@ -346,7 +346,7 @@ fn a_stopped_rank_is_named_when_the_job_was_killed_as_soon_as_it_was_called_stuc
     ];
     let report = analyze(&dumps, &Policy::default());
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
-    // Until its launcher has written down the ends, that it was stopped is not known any more.
+    // As long as the launcher has not recorded the ends, the records do not show that rank 1 was stopped.
     let mut launch = launch(None, &[(None, Some(9), 6.0); 3]);
     launch.ranks.iter_mut().for_each(|rank| rank.end = None);
     let policy = Policy {
@@ -400,7 +400,7 @@ fn a_rank_that_gave_up_and_ended_is_no_cause_when_the_missing_one_comes_then() {
 
 #[test]
 fn the_fabric_is_not_blamed_before_it_has_had_time() {
-    let look = |now: f64| {
+    let judge_at = |now: f64| {
         let came = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
         let late = [(0.0, Came::Done(0.1)), (8.0, Came::Inside)];
         let dumps = [
@@ -415,9 +415,9 @@ fn the_fabric_is_not_blamed_before_it_has_had_time() {
         analyze(&dumps, &policy)
     };
     // Rank 0 has waited for seven seconds, but for rank 1.
-    let soon = look(8.1);
+    let soon = judge_at(8.1);
     assert_eq!((soon.verdict, soon.findings.len()), (Verdict::Running, 0));
-    let report = look(13.1);
+    let report = judge_at(13.1);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E135, &[][..]));
 }
 
@@ -474,8 +474,8 @@ fn a_rank_that_came_after_the_time_out_is_named_by_those_that_waited() {
 }
 
 /// Ranks 1 and 3 have a group, ranks 2 and 3 another. Rank 1 gives up in the first, where rank 3 is missing because it
-/// waits for rank 2 in the second; rank 2 arrives late. `records` is whether rank 3 recorded a time-out of its own.
-fn chain(records: bool) -> Vec<Dump> {
+/// waits for rank 2 in the second; rank 2 arrives late. `has_timed_out` is whether rank 3 recorded a time-out, too.
+fn chain(has_timed_out: bool) -> Vec<Dump> {
     let of = |rank: Rank, group: u32, operations: &[(f64, Came)]| {
         let mut dump = record(rank, 4, operations);
         let mut groups = dump.groups.clone();
@@ -492,7 +492,7 @@ fn chain(records: bool) -> Vec<Dump> {
         let row = groups
             .iter()
             .position(|one| one.info.id == group)
-            .expect("a group of the rank");
+            .expect("the rank is in the group");
         for entry in &mut dump.entries {
             entry.group = row as u32;
         }
@@ -503,7 +503,7 @@ fn chain(records: bool) -> Vec<Dump> {
     let mut first = fails(of(1, 1, &waited), FailureKind::Timeout, &[3], 31.0);
     first.failures[0].group = Some(1);
     let mut second = of(3, 2, &[(2.0, Came::Failed(32.0))]);
-    if records {
+    if has_timed_out {
         second = fails(second, FailureKind::Timeout, &[2], 32.0);
         second.failures[0].group = Some(2);
     }
@@ -513,8 +513,8 @@ fn chain(records: bool) -> Vec<Dump> {
 
 #[test]
 fn a_rank_that_waited_for_another_is_not_blamed_for_a_time_out() {
-    for records in [true, false] {
-        let report = analyze(&chain(records), &Policy::default());
+    for has_timed_out in [true, false] {
+        let report = analyze(&chain(has_timed_out), &Policy::default());
         assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
         let sentence = &report.findings[0].sentence;
         assert!(

@@ -1,4 +1,4 @@
-//! Records of a small job that ended well, written by hand.
+//! Records of a small job whose operations all completed, written by hand.
 
 use rcomm_recorder::model::{Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, Signature};
 use rcomm_recorder::publish::{Dump, DumpGroup, Recorder};
@@ -71,16 +71,17 @@ fn record(backend: &str, rank: u32, ranks: u32, calls: &[Call]) -> Dump {
             Call::Send { peer, batch } => (0, 1, OpType::Send, batch, Peer::Rank(peer), 50),
             Call::Receive { peer, batch } => (0, 2, OpType::Recv, batch, Peer::Rank(peer), 51),
         };
-        let own = |name: &str, line| Frame {
+        let frame = |name: &str, line| Frame {
             name: name.to_owned(),
             filename: "/srv/train.py".to_owned(),
             line,
         };
         let first = dump.frames.len() as u32;
         if line >= 1000 {
-            dump.frames.extend([own("reduce", 7), own("step", line)]);
+            dump.frames
+                .extend([frame("reduce", 7), frame("step", line)]);
         } else {
-            dump.frames.push(own("step", line));
+            dump.frames.push(frame("step", line));
         }
         dump.stacks
             .push((first..dump.frames.len() as u32).collect());

@@ -1,5 +1,5 @@
 //! Orders of issue that do no visible harm: crossed call sites (W270), inverted groups (W280), opposite
-//! sends (W290).
+//! sends (W290). And one rank's collectives that are shifted against those of the others (E103, E104, E113).
 
 mod job;
 
@@ -130,7 +130,7 @@ fn in_two_groups(backend: &str, odd: usize) -> Vec<Dump> {
 }
 
 #[test]
-fn groups_in_the_inverted_order_are_named_while_the_job_runs() {
+fn groups_in_the_inverted_order_are_named_though_all_operations_completed() {
     for odd in 0..3 {
         let found = lints(&in_two_groups("nccl", odd));
         let [one] = found.as_slice() else {
@@ -149,7 +149,7 @@ fn groups_in_the_inverted_order_are_named_while_the_job_runs() {
 }
 
 #[test]
-fn threads_of_a_host_may_use_their_groups_in_any_order() {
+fn groups_of_a_cpu_backend_may_be_used_in_any_order() {
     assert_eq!(lints(&in_two_groups("gloo", 1)), []);
 }
 
@@ -185,7 +185,7 @@ fn opposite_sends_are_named_unless_one_side_receives_first_or_both_are_batched()
     assert_eq!(world("gloo", on_host), []);
 }
 
-/// All ranks issue one all_reduce of each of these numbers of elements, and only the first two end.
+/// Each rank issues one all_reduce for each of its numbers of elements; only the first two complete.
 fn of_sizes(sizes: &[&[u64]]) -> Vec<Dump> {
     let calls = |sizes: &&[u64]| vec![Call::AllReduce { group: 0, line: 10 }; sizes.len()];
     let mut dumps = job("nccl", &sizes.iter().map(calls).collect::<Vec<_>>());
@@ -195,7 +195,7 @@ fn of_sizes(sizes: &[&[u64]]) -> Vec<Dump> {
             (signature.input_sizes, signature.output_sizes) = (vec![vec![size]], vec![vec![size]]);
             entry.signature = dump.signatures.len() as u32;
             dump.signatures.push(signature);
-            // Nothing ends from the third collective on.
+            // From the third collective on, none completes.
             if entry.collective_seq_id > 2 {
                 (entry.state, entry.retired) = (EntryState::Started, false);
                 entry.time_discovered_completed_ns = 0;
@@ -206,9 +206,9 @@ fn of_sizes(sizes: &[&[u64]]) -> Vec<Dump> {
 }
 
 #[test]
-fn a_rank_whose_collectives_are_shifted_is_told_from_which_one_on() {
+fn the_finding_on_a_rank_with_shifted_collectives_names_the_first_of_them() {
     let usual: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8];
-    for (other, code, told) in [
+    for (other, code, words) in [
         (
             &[1, 2, 4, 3, 5, 6, 7, 8][..],
             Code::E113,
@@ -233,6 +233,6 @@ fn a_rank_whose_collectives_are_shifted_is_told_from_which_one_on() {
         let dumps = of_sizes(&[usual, usual, other, usual]);
         let first = analyze(&dumps, &Policy::default()).findings.remove(0);
         assert_eq!((first.code, &*first.culprit_ranks), (code, &[2][..]));
-        assert!(first.sentence.contains(told), "{}", first.sentence);
+        assert!(first.sentence.contains(words), "{}", first.sentence);
     }
 }

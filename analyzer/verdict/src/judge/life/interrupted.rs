@@ -49,6 +49,7 @@ impl WaitGraph {
         }
         young
     }
+
     /// Removes these waits from the graph, unless all ranks have arrived at the place.
     pub(crate) fn drop_waits(&mut self, waits: &[(Node, usize)]) {
         for &(node, place) in waits {

@@ -223,9 +223,9 @@ mod tests {
             redactor.frame(&mut frame);
             frame
         };
-        let own = frame("secret_step", "/home/ann/secret/train.py");
-        assert!(own.name.starts_with("function-") && own.filename.ends_with(".py"));
-        assert_eq!(own.line, 7);
+        let of_user = frame("secret_step", "/home/ann/secret/train.py");
+        assert!(of_user.name.starts_with("function-") && of_user.filename.ends_with(".py"));
+        assert_eq!(of_user.line, 7);
         let path = "/home/ann/env/lib/python3.12/site-packages/torch/distributed/c10d.py";
         let package = frame("all_reduce", path);
         assert_eq!(package.name, "all_reduce");

@@ -347,7 +347,7 @@ fn a_file_larger_than_allowed_is_left_aside() {
 }
 
 #[test]
-fn packings_within_each_other_unpack_no_further_than_is_worth_it() {
+fn packings_within_each_other_are_not_unpacked_past_1000_times_the_size() {
     let hole = tar(&[("rank_0", &vec![0; 10 << 20]), ("rank_1", &dump(1))]);
     let folder = folder(&[("bomb.gz", &gzip(&gzip(&hole)))]);
     let options = LoadOptions {
@@ -396,7 +396,7 @@ fn many_small_files_unpack_to_no_more_than_they_may_together() {
 fn summaries_count_among_what_is_unpacked() {
     let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
     for _ in 0..16 {
-        // A part of 16 MiB, most of which is behind its end.
+        // A part that states 16 MiB, of which it uses only the first bytes.
         packer.write_all(&(16_u32 << 20).to_le_bytes()).unwrap();
         packer.write_all(&vec![0; 16 << 20]).unwrap();
     }
@@ -440,7 +440,7 @@ fn large_files_that_wait_for_each_other_are_all_read() {
 }
 
 #[test]
-fn archives_that_are_not_read_are_named() {
+fn a_zip_archive_is_named_as_not_read() {
     let folder = folder(&[("dumps.zip", b"PK\x03\x04\x14\0\0\0")]);
     let (_, loaded) = all(folder.path());
     let [problem] = &loaded.problems[..] else {

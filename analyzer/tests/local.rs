@@ -1,5 +1,5 @@
-//! Which job the live views find on a node without options. In a test program of its own: the newest job is shown, and
-//! ranks that another test starts would be newer.
+//! Which job the live views find on a node without options. These tests are a program of their own: the newest job is
+//! shown, and ranks that another test starts would be newer.
 #![forbid(unsafe_code)]
 
 use rcomm_analyzer::source::{JobChoice, Liveness, LocalSource, Poll, Seen, Source};
@@ -14,12 +14,12 @@ fn ring_of(job: &str, directory: &Path) -> FlightRecorder {
     FlightRecorder::create(&config).expect("a ring in a fresh directory")
 }
 
-/// Polls until `look` returns a value.
-fn poll_until<T>(source: &mut LocalSource, mut look: impl FnMut(&Poll) -> Option<T>) -> T {
+/// Polls until `find` returns a value.
+fn poll_until<T>(source: &mut LocalSource, mut find: impl FnMut(&Poll) -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let polled = source.poll(Instant::now() + Duration::from_secs(5));
-        if let Some(found) = polled.as_ref().ok().and_then(&mut look) {
+        if let Some(found) = polled.as_ref().ok().and_then(&mut find) {
             return found;
         }
         assert!(Instant::now() < deadline, "not within a minute: {polled:?}");
@@ -29,7 +29,7 @@ fn poll_until<T>(source: &mut LocalSource, mut look: impl FnMut(&Poll) -> Option
 
 #[test]
 fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let choice = JobChoice::of(None);
     let mut source = LocalSource::new(directory.path().to_owned(), choice);
     let mut rank = Command::new("sleep")
@@ -41,7 +41,7 @@ fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
         ])
         .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
         .spawn()
-        .expect("sleep is everywhere");
+        .expect("the program `sleep` starts");
     let pid = format!("process {} ", rank.id());
     poll_until(&mut source, |poll| {
         let [only] = poll.observations.as_slice() else {
@@ -59,12 +59,12 @@ fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
     for _ in 0..3 {
         let poll = source
             .poll(Instant::now() + Duration::from_secs(5))
-            .expect("it is alive");
+            .expect("the job's rank is alive");
         assert!(!poll.restart);
         assert!(matches!(poll.observations[0].seen, Seen::Failed(_)));
     }
-    rank.kill().expect("it is a child");
-    rank.wait().expect("it was killed");
+    rank.kill().expect("a child can be killed");
+    rank.wait().expect("a killed child can be waited for");
     poll_until(&mut source, |poll| {
         let is_ring = poll
             .observations
@@ -76,7 +76,7 @@ fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
 
 #[test]
 fn the_ring_of_a_chosen_job_that_has_ended_is_shown() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     ring_of("ended", directory.path()).mark_closed();
     let choice = JobChoice::of(Some("ended".to_owned()));
     let mut source = LocalSource::new(directory.path().to_owned(), choice);

@@ -29,18 +29,19 @@ fn judge(paths: &[PathBuf]) -> Report {
 /// The report on a log of these lines.
 fn judge_lines(lines: &[String]) -> Report {
     let file = tempfile::Builder::new().suffix(".log").tempfile();
-    let file = file.expect("a folder for temporary files");
-    std::fs::write(file.path(), lines.join("\n")).expect("space");
+    let file = file.expect("a temporary file can be made");
+    std::fs::write(file.path(), lines.join("\n")).expect("the file system has space");
     judge(&[file.path().to_owned()])
 }
 
 #[test]
 fn every_excerpt_has_the_first_line_that_its_table_states() {
     let folder = fixtures().join("logs");
-    let table = std::fs::read_to_string(folder.join("expected.txt")).expect("a table");
+    let table =
+        std::fs::read_to_string(folder.join("expected.txt")).expect("the table can be read");
     let mut seen = 0;
     for row in table.lines().filter(|row| !row.is_empty()) {
-        let (name, expected) = row.split_once(": ").expect("a name and a line");
+        let (name, expected) = row.split_once(": ").expect("a row has a name and a line");
         let report = judge(&[folder.join(name)]);
         assert_eq!(one_line(&report), expected, "{name}");
         assert!(!report.findings[0].next.is_empty(), "{name}");
@@ -220,7 +221,14 @@ fn lines_of_an_earlier_attempt_are_not_joined_with_later_ones() {
         (first.code, first.culprit_ranks.as_slice()),
         (Code::E102, &[2][..])
     );
-    assert_eq!(report.input.logs.expect("a log").other_attempts, 14);
+    assert_eq!(
+        report
+            .input
+            .logs
+            .expect("the report counts logs")
+            .other_attempts,
+        14
+    );
     // Without a failure since, the report is about the earlier attempt and states that.
     let mut lines = all_reduce(0..8);
     lines.push(restart.to_owned());
@@ -236,13 +244,13 @@ fn lines_of_an_earlier_attempt_are_not_joined_with_later_ones() {
 
 #[test]
 fn torchrun_s_folders_of_attempts_are_kept_apart() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let write = |attempt: u32, rank: u32, lines: &[String]| {
         let at = folder
             .path()
             .join(format!("run_x/attempt_{attempt}/{rank}"));
-        std::fs::create_dir_all(&at).expect("space");
-        std::fs::write(at.join("stderr.log"), lines.join("\n")).expect("space");
+        std::fs::create_dir_all(&at).expect("the file system has space");
+        std::fs::write(at.join("stderr.log"), lines.join("\n")).expect("the file system has space");
     };
     for rank in 0..4 {
         let rest = if rank == 0 {
@@ -258,7 +266,15 @@ fn torchrun_s_folders_of_attempts_are_kept_apart() {
     }
     write(1, 0, &timed_out(0, 9, "ALLREDUCE", 512, 9));
     let report = judge(&[folder.path().to_owned()]);
-    assert_eq!(report.input.logs.as_ref().expect("logs").other_attempts, 8);
+    assert_eq!(
+        report
+            .input
+            .logs
+            .as_ref()
+            .expect("the report counts logs")
+            .other_attempts,
+        8
+    );
     let first = &report.findings[0];
     assert!(
         first
@@ -307,16 +323,16 @@ fn a_text_without_facts_is_set_aside() {
 
 #[test]
 fn a_long_log_is_read_as_a_stream() {
-    let file = tempfile::NamedTempFile::new().expect("a folder for temporary files");
+    let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
     let mut text = "step 1 of many, nothing to see here\n".repeat(300_000);
     text.push_str(&all_reduce(0..8).join("\n"));
-    std::fs::write(file.path(), text).expect("space");
+    std::fs::write(file.path(), text).expect("the file system has space");
     let options = LoadOptions {
         max_file_bytes: 1 << 20,
         ..LoadOptions::default()
     };
-    let loaded =
-        load(&[file.path().to_owned()], &options, |_| panic!("no record")).expect("a file");
+    let loaded = load(&[file.path().to_owned()], &options, |_| panic!("no record"))
+        .expect("the file exists");
     assert_eq!(loaded.problems, []);
     assert_eq!(loaded.logs[0].lines, 300_017);
     assert_eq!(loaded.logs[0].facts().count(), 16);
@@ -324,9 +340,9 @@ fn a_long_log_is_read_as_a_stream() {
 
 /// Records of a job in which one rank never joined, and a log of it.
 fn with_log(lines: &[String]) -> Report {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let log = folder.path().join("job.log");
-    std::fs::write(&log, lines.join("\n")).expect("space");
+    std::fs::write(&log, lines.join("\n")).expect("the file system has space");
     judge(&[fixtures().join("dumps/never-join-w4"), log])
 }
 
@@ -334,8 +350,11 @@ fn with_log(lines: &[String]) -> Report {
 fn a_log_agrees_with_records_or_contradicts_them() {
     let alone = with_log(&["[rank0]: ValueError: of no use".to_owned()]);
     let first = &alone.findings[0];
-    let (seq, culprit) = (first.seq.expect("a number"), first.culprit_ranks[0]);
-    let group = &first.group.as_ref().expect("a group").name;
+    let (seq, culprit) = (
+        first.seq.expect("the finding has a number"),
+        first.culprit_ranks[0],
+    );
+    let group = &first.group.as_ref().expect("the finding has a group").name;
     assert_eq!(group, "0");
     let others = (0..4).filter(|&rank| rank != culprit);
     let lines: Vec<String> = others
@@ -355,12 +374,12 @@ fn a_log_agrees_with_records_or_contradicts_them() {
 
 #[test]
 fn the_json_of_a_log_keeps_to_the_schema() {
-    let schema = serde_json::from_str(json::SCHEMA).expect("a schema");
-    let validator = jsonschema::validator_for(&schema).expect("a schema");
+    let schema = serde_json::from_str(json::SCHEMA).expect("the schema is valid");
+    let validator = jsonschema::validator_for(&schema).expect("the schema is valid");
     let report = judge_lines(&all_reduce(0..7));
     let mut out = Vec::new();
-    json::write(&report, &mut out).expect("a write to memory does not fail");
-    let value: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
+    json::write(&report, &mut out).expect("writing to memory does not fail");
+    let value: serde_json::Value = serde_json::from_slice(&out).expect("the output is JSON");
     assert!(validator.is_valid(&value), "{value}");
     assert_eq!(value["input"]["logs"]["ranks"], 7);
     assert!(value["findings"][0]["log"][0]["line"].is_u64());

@@ -51,18 +51,23 @@ fn a_statement_that_is_no_query_is_exit_code_2() {
 
 #[test]
 fn a_parquet_file_is_written_whole() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let path = folder.path().join("entries.parquet");
     let output = query(
         "select * from entries",
-        &["--format", "parquet", "-o", path.to_str().expect("utf-8")],
+        &[
+            "--format",
+            "parquet",
+            "-o",
+            path.to_str().expect("the path is UTF-8"),
+        ],
     );
     assert!(
         output.status.success(),
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let bytes = std::fs::read(&path).expect("written");
+    let bytes = std::fs::read(&path).expect("the file was written");
     assert!(bytes.starts_with(b"PAR1") && bytes.ends_with(b"PAR1"));
 }
 
@@ -81,11 +86,13 @@ fn a_wrong_column_is_exit_code_2_and_a_hint() {
 #[test]
 fn no_query_of_the_corpus_and_no_variant_of_one_panics() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus/query_sql");
-    let files = std::fs::read_dir(corpus).expect("the corpus").flatten();
+    let files = std::fs::read_dir(corpus)
+        .expect("the corpus is checked in")
+        .flatten();
     let mut count = 0;
     for file in files {
         count += 1;
-        let query = std::fs::read(file.path()).expect("a query");
+        let query = std::fs::read(file.path()).expect("the query's file can be read");
         println!("{}", file.path().display());
         reader::query_sql(&query);
         for at in (0..query.len()).step_by(6) {

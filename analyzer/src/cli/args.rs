@@ -507,7 +507,7 @@ Example, the ranks that moved most bytes:
     'select rank, sum(input_bytes) as b from entries group by rank order by b desc' \\
     dumps/")]
 pub(crate) struct QueryArgs {
-    /// A select statement.
+    /// A query in SQL, such as a select statement.
     #[arg(value_name = "SQL")]
     pub(crate) sql: String,
     /// Records, as for `analyze`.

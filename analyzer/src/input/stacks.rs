@@ -218,12 +218,12 @@ mod tests {
         assert!(is_stacks(TEXT.as_bytes()));
         let stacks = RankStacks::parse("", 0, TEXT);
         assert_eq!(stacks.threads.len(), 3);
-        let main = stacks.main_thread().expect("there are threads");
+        let main = stacks.main_thread().expect("the report has threads");
         assert_eq!((main[0].name.as_str(), main[0].line), ("load", 13));
         assert_eq!(main[1].filename, "/x/a b.py");
         let threads = vec![stacks.threads[0].clone(), stacks.threads[2].clone()];
         let other = RankStacks { threads, ..stacks };
-        let last = other.main_thread().expect("there are threads");
+        let last = other.main_thread().expect("the report has threads");
         assert_eq!(last[0].name, "look");
     }
 

@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn the_job_in_trouble_is_listed_before_a_newer_one() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let stuck = [0, 1].map(|rank| recorder(directory.path(), "stuck", rank));
         issue(&stuck[0]);
         let _newer = recorder(directory.path(), "newer", 0);
@@ -303,7 +303,7 @@ mod tests {
         let anchor = Anchor::now();
         let limit = Instant::now() + Duration::from_secs(60);
         loop {
-            let found = jobs.poll(anchor).expect("a directory");
+            let found = jobs.poll(anchor).expect("the directory can be read");
             let names: Vec<&str> = found.iter().map(|job| &*job.name).collect();
             if found[0].urgency() == 0 {
                 assert_eq!(names[..2], ["stuck", "newer"]);
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_view_begins_with_the_job_in_trouble_unless_another_was_chosen() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let stuck = [0, 1].map(|rank| recorder(directory.path(), "stuck", rank));
         issue(&stuck[0]);
         let _newer = recorder(directory.path(), "newer", 0);
@@ -342,13 +342,15 @@ mod tests {
 
     #[test]
     fn a_poll_that_must_stop_judges_no_further_job() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let _rings = ["one", "two", "three"].map(|job| recorder(directory.path(), job, 0));
         let mut jobs = NodeJobs::new(directory.path().to_owned());
         let mut judged = |max: usize| {
             let calls = Cell::new(0);
             let go_on = || calls.replace(calls.get() + 1) < max;
-            let found = jobs.poll_while(Anchor::now(), go_on).expect("a directory");
+            let found = jobs
+                .poll_while(Anchor::now(), go_on)
+                .expect("the directory can be read");
             let judged = found.iter().filter(|job| job.report.is_some()).count();
             (found.len(), judged)
         };

@@ -100,7 +100,7 @@ impl Live {
 
     /// When the sources should be polled again, as [`Moment::elapsed`]: the earliest time at which an operation that
     /// was pending at the last poll becomes overdue. `None` if no operation is pending that is not overdue yet.
-    pub fn look_again(&self, at: Moment) -> Option<Duration> {
+    pub fn poll_due(&self, at: Moment) -> Option<Duration> {
         let horizon = self.horizon(at, &self.silent)?;
         let due = self.kept.slots.values().flat_map(|slot| &slot.due);
         let young = due.filter_map(|due| {
@@ -108,7 +108,7 @@ impl Live {
             u64::try_from(left).ok().filter(|&left| left > 0)
         });
         let left = young.min()?;
-        Some(horizon.looked + Duration::from_nanos(left))
+        Some(horizon.polled + Duration::from_nanos(left))
     }
 
     /// When [`Live::refresh`] may have a new snapshot although nothing is observed, as [`Moment::elapsed`]; `None` if

@@ -36,7 +36,7 @@ pub(super) struct Slot {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Horizon {
     /// By the local monotonic clock.
-    pub(super) looked: Duration,
+    pub(super) polled: Duration,
     /// By the job's clock, ns since the epoch.
     pub(super) ns: i64,
 }
@@ -79,7 +79,7 @@ pub(super) struct Feed {
     /// When it answered last.
     pub(super) answered: Option<Duration>,
     /// When it was polled last.
-    looked: Duration,
+    polled: Duration,
     pub(super) problems: Vec<Problem>,
     pub(super) world_size: Option<u32>,
     pub(super) written_ns: Option<i64>,
@@ -126,7 +126,7 @@ impl LatestRecords {
         let Some(feed) = self.feeds.get_mut(source) else {
             return false;
         };
-        feed.looked = at.elapsed;
+        feed.polled = at.elapsed;
         let poll = match poll {
             Ok(poll) => poll,
             Err(error) => {
@@ -235,7 +235,7 @@ impl LatestRecords {
         let mut last: BTreeMap<Rank, Duration> = BTreeMap::new();
         for (&(rank, source, _), slot) in &self.slots {
             if let Some(answered) = slot.answered {
-                let silence = self.feeds[source].looked.saturating_sub(answered);
+                let silence = self.feeds[source].polled.saturating_sub(answered);
                 let shortest = last.entry(rank).or_insert(silence);
                 *shortest = silence.min(*shortest);
             }
@@ -252,30 +252,30 @@ impl LatestRecords {
     ///
     /// So an operation counts as old as it was when it was last seen pending.
     pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
-        let mut looked = None;
+        let mut polled = None;
         let mut ahead = Vec::new();
         for (&(rank, source, _), slot) in &self.slots {
             if slot.dump.is_some() && slot.liveness != Liveness::Dead && !silent.contains(&rank) {
                 let answered = self.feeds[source].answered.unwrap_or_default();
-                looked = Some(looked.map_or(answered, |looked| answered.min(looked)));
+                polled = Some(polled.map_or(answered, |polled| answered.min(polled)));
                 ahead.extend(slot.ahead_ns);
             }
         }
         // The median, so one host with a wrong clock does not matter.
         let middle = ahead.len() / 2;
-        let ahead = match (looked, ahead.is_empty()) {
+        let ahead = match (polled, ahead.is_empty()) {
             (Some(_), true) => return None,
             // Without living processes, the time since their death is measured by the local clock.
             (None, _) => 0,
             (Some(_), false) => *ahead.select_nth_unstable(middle).1,
         };
-        let looked = looked.unwrap_or(at.elapsed);
-        let since = at.elapsed.saturating_sub(looked).as_nanos();
+        let polled = polled.unwrap_or(at.elapsed);
+        let since = at.elapsed.saturating_sub(polled).as_nanos();
         let then = at
             .wall_ns
             .saturating_sub(i64::try_from(since).unwrap_or(i64::MAX));
         Some(Horizon {
-            looked,
+            polled,
             ns: then.saturating_add(ahead),
         })
     }

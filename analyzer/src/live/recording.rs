@@ -293,7 +293,7 @@ mod tests {
         let simulation = Simulation::new(Situation::StuckRank, 16, 0);
         let fault = simulation.fault_ns();
         let mut live = live();
-        let mut writer = RecordingWriter::create(path).expect("a fresh file");
+        let mut writer = RecordingWriter::create(path).expect("a recording can be made");
         let mut seen = Vec::new();
         for ns in [
             fault - 100_000_000,
@@ -302,8 +302,12 @@ mod tests {
         ] {
             let mut source = SimulatedSource::new(simulation.clone(), move || ns);
             live.observe(0, source.poll(Instant::now()), moment(ns));
-            let snapshot = live.refresh(moment(ns)).expect("changed");
-            writer.write(&snapshot).expect("a writable file");
+            let snapshot = live
+                .refresh(moment(ns))
+                .expect("changed observations give a snapshot");
+            writer
+                .write(&snapshot)
+                .expect("the recording can be written");
             seen.push(snapshot);
         }
         seen
@@ -311,17 +315,22 @@ mod tests {
 
     #[test]
     fn a_recording_read_back_is_judged_as_it_was() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let path = directory.path().join("job.rec");
         let seen = record(&path);
         let mut reader = RecordingReader::open(&path)
-            .expect("readable")
-            .expect("a recording");
+            .expect("the file can be read")
+            .expect("the file is a recording");
         let mut live = live();
         for before in seen {
-            let (at, poll) = reader.next_frame().expect("whole").expect("as many frames");
+            let (at, poll) = reader
+                .next_frame()
+                .expect("the recording can be read")
+                .expect("there is a frame for each snapshot");
             live.observe(0, Ok(poll), at);
-            let again = live.refresh(at).expect("changed");
+            let again = live
+                .refresh(at)
+                .expect("changed observations give a snapshot");
             assert_eq!(again.report.verdict, before.report.verdict);
             let sentences = |s: &Snapshot| -> Vec<String> {
                 s.report
@@ -333,22 +342,31 @@ mod tests {
             assert_eq!(sentences(&again), sentences(&before));
             assert_eq!(again.ranks.len(), before.ranks.len());
         }
-        assert!(reader.next_frame().expect("whole").is_none());
+        assert!(
+            reader
+                .next_frame()
+                .expect("the recording can be read")
+                .is_none()
+        );
     }
 
     #[test]
     fn a_recording_that_was_cut_is_read_up_to_its_last_whole_frame() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let path = directory.path().join("job.rec");
         record(&path);
-        let whole = std::fs::read(&path).expect("readable");
+        let whole = std::fs::read(&path).expect("the file can be read");
         let cut = directory.path().join("cut.rec");
-        std::fs::write(&cut, &whole[..whole.len() * 2 / 3]).expect("writable");
+        std::fs::write(&cut, &whole[..whole.len() * 2 / 3]).expect("the file can be written");
         let mut reader = RecordingReader::open(&cut)
-            .expect("readable")
-            .expect("a recording");
+            .expect("the file can be read")
+            .expect("the file is a recording");
         let mut frames = 0;
-        while reader.next_frame().expect("cut is not damaged").is_some() {
+        while reader
+            .next_frame()
+            .expect("a recording that is cut short is no error")
+            .is_some()
+        {
             frames += 1;
         }
         assert!((1..3).contains(&frames), "{frames}");
@@ -356,16 +374,22 @@ mod tests {
 
     #[test]
     fn another_file_is_no_recording_and_an_existing_one_is_not_written_over() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let path = directory.path().join("other");
-        std::fs::write(&path, b"{\"entries\": []}").expect("writable");
-        assert!(RecordingReader::open(&path).expect("readable").is_none());
+        std::fs::write(&path, b"{\"entries\": []}").expect("the file can be written");
         assert!(
-            RecordingReader::open(directory.path())
-                .expect("a folder")
+            RecordingReader::open(&path)
+                .expect("the file can be read")
                 .is_none()
         );
-        let error = RecordingWriter::create(&path).err().expect("it exists");
+        assert!(
+            RecordingReader::open(directory.path())
+                .expect("a directory is no recording and no error")
+                .is_none()
+        );
+        let error = RecordingWriter::create(&path)
+            .err()
+            .expect("a file that exists is an error");
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     }
 }

@@ -418,10 +418,10 @@ mod tests {
         let moved = Watched::update(&first, vec![communicator([43, 41, 43])], seconds(12));
         let still = Watched::update(&moved, vec![communicator([43, 41, 43])], seconds(30));
         assert_eq!((still[0].since, still[0].is_uneven()), (seconds(12), true));
-        let look = |at, explained| library(&still, &ranks, seconds(at), seconds(5), explained);
-        assert!(look(16, false).is_empty(), "too early");
-        assert!(look(30, true).is_empty(), "a record explains more");
-        let findings = look(30, false);
+        let found = |at, explained| library(&still, &ranks, seconds(at), seconds(5), explained);
+        assert!(found(16, false).is_empty(), "too early");
+        assert!(found(30, true).is_empty(), "a record explains more");
+        let findings = found(30, false);
         let [finding] = findings.as_slice() else {
             panic!("{findings:?}");
         };

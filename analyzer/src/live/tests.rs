@@ -124,9 +124,11 @@ fn pending_operations_are_judged_again_when_they_become_overdue() {
     let now = simulation.fault_ns() as f64 / 1e9 + 1.0;
     let mut live = live();
     live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
-    let snapshot = live.refresh(at(now)).expect("first look");
+    let snapshot = live
+        .refresh(at(now))
+        .expect("the first poll gives a snapshot");
     assert_eq!(snapshot.report.in_flight.len(), 1);
-    let due = live.look_again(at(now)).expect("something is pending");
+    let due = live.poll_due(at(now)).expect("an operation is pending");
     let due = due.as_secs_f64();
     assert!(due > now + 3.0 && due < now + 5.0, "due {due}, now {now}");
     // Time alone makes nothing overdue, since the operation may have ended.
@@ -163,7 +165,10 @@ fn pending_operations_are_shown_at_once_and_blame_no_rank_before_they_are_overdu
             entry.timeout_ms = timeout_ms;
         }
         live.observe(0, poll(dumps), at(fault + 1.0));
-        let report = live.refresh(at(fault + 1.0)).expect("first look").report;
+        let report = live
+            .refresh(at(fault + 1.0))
+            .expect("the first poll gives a snapshot")
+            .report;
         assert_eq!(
             (report.verdict, report.findings.len(), report.waits.len()),
             (Verdict::Running, 0, 0),
@@ -179,7 +184,9 @@ fn pending_operations_are_shown_at_once_and_blame_no_rank_before_they_are_overdu
         }
         assert!(report.groups.iter().any(|group| group.in_flight > 0));
         assert!(report.ranks.iter().any(|rank| rank.pending > 0));
-        let due = live.look_again(at(fault + 1.0)).expect("something pends");
+        let due = live
+            .poll_due(at(fault + 1.0))
+            .expect("an operation is pending");
         let due = due.as_secs_f64();
         let earliest = fault + overdue_after;
         assert!(
@@ -188,7 +195,10 @@ fn pending_operations_are_shown_at_once_and_blame_no_rank_before_they_are_overdu
         );
         live.observe(0, unchanged_as_of(0..16, due), at(due));
         assert_eq!(live.urgency(at(due)), Urgency::First);
-        let report = live.refresh(at(due)).expect("overdue").report;
+        let report = live
+            .refresh(at(due))
+            .expect("an operation that became overdue gives a snapshot")
+            .report;
         assert_eq!(
             (report.verdict, &report.findings[0].culprit_ranks[..]),
             (Verdict::Stuck, &[culprit][..]),
@@ -210,7 +220,9 @@ fn a_view_that_looks_too_rarely_does_not_call_the_job_stuck() {
     for now in [4.602, 9.802, 60.002] {
         live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
         let late = at(now + 30.0);
-        let snapshot = live.refresh(late).expect("everything changed");
+        let snapshot = live
+            .refresh(late)
+            .expect("changed observations give a snapshot");
         assert_eq!(snapshot.report.verdict, Verdict::Running, "{now}");
         assert_eq!(live.urgency(at(now + 60.0)), Urgency::No);
     }
@@ -229,7 +241,9 @@ fn a_jump_of_the_local_clock_changes_no_age_and_hides_no_hang() {
         for (after, overdue) in [(1.0, false), (4.0, false), (6.0, true)] {
             let now = fault + after;
             live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), here(now));
-            let snapshot = live.refresh(here(now)).expect("records changed");
+            let snapshot = live
+                .refresh(here(now))
+                .expect("changed records give a snapshot");
             let age = snapshot.report.in_flight[0]
                 .age_ms
                 .expect("times are known");
@@ -257,13 +271,17 @@ fn members_of_a_group_are_stored_once_for_all_ranks() {
         let dump = snapshot
             .rank(rank)
             .and_then(RankView::first_dump)
-            .expect("read");
+            .expect("the rank was read");
         dump.groups[0].info.ranks.clone()
     };
     live.observe(0, poll(dumps()), at(0.1));
-    let first = live.refresh(at(0.1)).expect("first look");
+    let first = live
+        .refresh(at(0.1))
+        .expect("the first poll gives a snapshot");
     live.observe(0, poll(dumps()), at(1.0));
-    let second = live.refresh(at(1.0)).expect("all changed");
+    let second = live
+        .refresh(at(1.0))
+        .expect("changed observations give a snapshot");
     assert!(Arc::ptr_eq(&members(&first, 0), &members(&first, 3)));
     assert!(Arc::ptr_eq(&members(&first, 0), &members(&second, 2)));
 }
@@ -273,8 +291,16 @@ fn a_silent_rank_is_named_and_its_old_record_is_not_judged() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     let mut live = live();
     live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
-    assert_eq!(live.refresh(at(0.1)).expect("first").report.input.files, 4);
-    let mut later = unchanged((0..4).filter(|&rank| rank != 2)).expect("made above");
+    assert_eq!(
+        live.refresh(at(0.1))
+            .expect("the first poll gives a snapshot")
+            .report
+            .input
+            .files,
+        4
+    );
+    let mut later =
+        unchanged((0..4).filter(|&rank| rank != 2)).expect("the observations succeeded");
     later.observations.push(Observation {
         rank: 2,
         part: 0,
@@ -282,7 +308,9 @@ fn a_silent_rank_is_named_and_its_old_record_is_not_judged() {
         seen: Seen::Failed("connection refused".into()),
     });
     live.observe(0, Ok(later), at(7.0));
-    let snapshot = live.refresh(at(7.0)).expect("a rank fell silent");
+    let snapshot = live
+        .refresh(at(7.0))
+        .expect("a rank that fell silent gives a snapshot");
     assert_eq!(snapshot.report.input.files, 3);
     let finding = &snapshot.report.findings[0];
     assert_eq!(
@@ -295,7 +323,7 @@ fn a_silent_rank_is_named_and_its_old_record_is_not_judged() {
         finding.sentence
     );
     assert_eq!(snapshot.report.exit_code(), 1);
-    let view = snapshot.rank(2).expect("still shown");
+    let view = snapshot.rank(2).expect("the rank is still shown");
     assert!(view.silent && view.first_dump().is_some());
 }
 
@@ -319,7 +347,7 @@ fn a_source_that_fails_is_shown_with_its_error_and_its_ranks_fall_silent() {
         reason: "gone".into(),
     };
     live.observe(0, Err(gone), at(8.0));
-    let snapshot = live.refresh(at(8.0)).expect("an error is news");
+    let snapshot = live.refresh(at(8.0)).expect("an error gives a snapshot");
     assert_eq!(
         snapshot.sources[0].error.as_deref(),
         Some("cannot use x: gone")
@@ -348,8 +376,10 @@ fn ranks_of_one_host_are_numbered_on_it() {
     let simulation = Simulation::new(Situation::Healthy, 16, 0);
     let mut live = live();
     live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
-    let snapshot = live.refresh(at(0.1)).expect("first look");
-    let view = snapshot.rank(11).expect("known");
+    let snapshot = live
+        .refresh(at(0.1))
+        .expect("the first poll gives a snapshot");
+    let view = snapshot.rank(11).expect("the snapshot has the rank");
     assert_eq!((view.host.as_ref(), view.local_rank), ("n001", 3));
 }
 
@@ -381,7 +411,10 @@ fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
         );
         let hung = fault + 20.0;
         live.observe(0, poll(dumps(hung)), at(hung));
-        let report = live.refresh(at(hung)).expect("the first look").report;
+        let report = live
+            .refresh(at(hung))
+            .expect("the first poll gives a snapshot")
+            .report;
         assert_eq!(
             (report.verdict, report.findings[0].code),
             (Verdict::Stuck, Code::E101)
@@ -394,10 +427,13 @@ fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
         };
         let seen = dumps(later).into_iter().zip(dumps(hung)).map(still);
         live.observe(0, poll_with_dead(seen.collect(), &[killed]), at(later));
-        let report = live.refresh(at(later)).expect("a rank died").report;
+        let report = live
+            .refresh(at(later))
+            .expect("the end of a rank gives a snapshot")
+            .report;
         assert_eq!(report.verdict, Verdict::Stuck);
         let gone = report.findings.iter().find(|f| f.code == Code::E150);
-        let gone = gone.expect("it is reported");
+        let gone = gone.expect("a finding names the rank that is gone");
         assert_eq!(gone.culprit_ranks, [killed], "{}", gone.sentence);
         assert!(gone.sentence.contains("is gone"), "{}", gone.sentence);
         let first = &report.findings[0];
@@ -422,25 +458,38 @@ fn a_process_that_ended_between_operations_is_reported_once_the_others_went_on()
         vec!["test".into()],
     );
     live.observe(0, poll_with_dead(dumps(), &[2]), at(0.1));
-    let report = live.refresh(at(0.1)).expect("the first look").report;
+    let report = live
+        .refresh(at(0.1))
+        .expect("the first poll gives a snapshot")
+        .report;
     assert!(
         report.findings.is_empty(),
         "a job that ends looks like this, too"
     );
-    let due = live.due().expect("it is judged again without any change");
+    let due = live
+        .due()
+        .expect("a job is judged again even if nothing changes");
     assert!((1.0..2.0).contains(&due.as_secs_f64()), "{due:?}");
     let later = || {
-        let mut later = unchanged(0..4).expect("made above");
+        let mut later = unchanged(0..4).expect("the observations succeeded");
         later.observations[2].liveness = Liveness::Dead;
         Ok(later)
     };
     live.observe(0, later(), at(2.0));
-    let report = live.refresh(at(2.0)).expect("its end has settled").report;
+    let report = live
+        .refresh(at(2.0))
+        .expect("an end that has settled gives a snapshot")
+        .report;
     assert!(report.findings.is_empty(), "{:?}", report.findings);
-    let due = live.due().expect("it is judged again without any change");
+    let due = live
+        .due()
+        .expect("a job is judged again even if nothing changes");
     assert!((4.0..6.0).contains(&due.as_secs_f64()), "{due:?}");
     live.observe(0, later(), at(6.0));
-    let report = live.refresh(at(6.0)).expect("it is due").report;
+    let report = live
+        .refresh(at(6.0))
+        .expect("a job that is due gives a snapshot")
+        .report;
     let finding = &report.findings[0];
     assert_eq!(
         (finding.code, &finding.culprit_ranks[..]),
@@ -458,7 +507,10 @@ fn a_process_that_ended_between_operations_is_reported_once_the_others_went_on()
         vec!["test".into()],
     );
     live.observe(0, poll_with_dead(dumps(), &[0, 1, 2, 3]), at(60.0));
-    let report = live.refresh(at(60.0)).expect("the first look").report;
+    let report = live
+        .refresh(at(60.0))
+        .expect("the first poll gives a snapshot")
+        .report;
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
@@ -472,10 +524,13 @@ fn ages_in_sentences_follow_the_clock_of_the_report() {
         vec!["test".into()],
     );
     live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
-    let report = live.refresh(at(now)).expect("the first look").report;
+    let report = live
+        .refresh(at(now))
+        .expect("the first poll gives a snapshot")
+        .report;
     let finding = &report.findings[0];
     let (age_in_report_ms, age) = (
-        finding.age_ms.expect("it has an age"),
+        finding.age_ms.expect("the finding has an age"),
         report.in_flight[0].age_ms,
     );
     assert!((age_in_report_ms - age.expect("times are known")).abs() < 1.0);
@@ -497,14 +552,16 @@ fn hours_of_polls_keep_no_more_than_the_newest_operations() {
         ..LiveOptions::default()
     };
     let mut live = Live::new(options, count, vec!["test".into()]);
-    for look in 1..1_000 {
-        let now = f64::from(look) * 20.0 + 0.045;
+    for round in 1..1_000 {
+        let now = f64::from(round) * 20.0 + 0.045;
         live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
-        let snapshot = live.refresh(at(now)).expect("everything changed");
+        let snapshot = live
+            .refresh(at(now))
+            .expect("changed observations give a snapshot");
         // One operation may be pending, and all later ones are kept with it.
         assert!(
             snapshot.entries() <= 4 * 104,
-            "{look}: {}",
+            "{round}: {}",
             snapshot.entries()
         );
     }

@@ -48,10 +48,10 @@ pub(super) fn recorded_views(
     views
 }
 
-/// Adds the ranks of a collector's report to the views from own records.
-pub(super) fn collected_views(own: Vec<RankView>, collected: &Collected) -> Vec<RankView> {
+/// Adds the ranks of a collector's report to the views that were made from records.
+pub(super) fn collected_views(recorded: Vec<RankView>, collected: &Collected) -> Vec<RankView> {
     let mut views: BTreeMap<Rank, RankView> =
-        own.into_iter().map(|view| (view.rank, view)).collect();
+        recorded.into_iter().map(|view| (view.rank, view)).collect();
     for reported in &collected.report.ranks {
         let view = views
             .entry(reported.rank)

@@ -68,7 +68,7 @@ struct Signals {
 struct PendingSignals {
     stopped: bool,
     /// When sources must be polled again before their pause is over.
-    look: Option<Duration>,
+    poll_due: Option<Duration>,
 }
 
 impl Signals {
@@ -87,7 +87,7 @@ impl Signals {
     fn rest(&self, anchor: Anchor, soonest: Duration, rest_until: Duration) -> bool {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let wanted = pending.look.map_or(rest_until, |look| look.max(soonest));
+            let wanted = pending.poll_due.map_or(rest_until, |due| due.max(soonest));
             let left = wanted
                 .min(rest_until)
                 .saturating_sub(anchor.moment().elapsed);
@@ -129,8 +129,8 @@ impl Watch {
         let (sender, receiver) = sync_channel::<PollResult>(sources.len().max(1));
         for (number, source) in sources.into_iter().enumerate() {
             let (signals, sender) = (watch.signals.clone(), sender.clone());
-            let look = move || poll_repeatedly(source, number, pace, anchor, &signals, &sender);
-            watch.spawn(format!("rcomm/source/{number}"), look)?;
+            let poll = move || poll_repeatedly(source, number, pace, anchor, &signals, &sender);
+            watch.spawn(format!("rcomm/source/{number}"), poll)?;
         }
         drop(sender);
         let signals = watch.signals.clone();
@@ -264,8 +264,8 @@ fn judge_repeatedly(
             .map_or(at.elapsed + ROUND, |wake| {
                 wake.max(at.elapsed + SHORTEST_PAUSE)
             });
-        let look = live.look_again(at);
-        signals.give(|pending| pending.look = look);
+        let poll_due = live.poll_due(at);
+        signals.give(|pending| pending.poll_due = poll_due);
     }
 }
 
@@ -325,10 +325,14 @@ mod tests {
                 let _ = sender.send(snapshot);
             },
         )
-        .expect("threads start");
+        .expect("the threads can be started");
         let wait = Duration::from_secs(20);
-        let first = receiver.recv_timeout(wait).expect("a first snapshot");
-        let second = receiver.recv_timeout(wait).expect("a second snapshot");
+        let first = receiver
+            .recv_timeout(wait)
+            .expect("the first poll gives a snapshot");
+        let second = receiver
+            .recv_timeout(wait)
+            .expect("the second poll gives a snapshot");
         assert_eq!(first.ranks.len(), 8);
         assert!(second.number > first.number && second.at > first.at);
         watch.stop();
@@ -365,11 +369,14 @@ mod tests {
             ..Pace::default()
         };
         let source = Box::new(Waiting(sender));
-        let watch = Watch::start(vec![source], live, pace, Anchor::now(), |_| {}).expect("threads");
+        let watch = Watch::start(vec![source], live, pace, Anchor::now(), |_| {})
+            .expect("the threads can be started");
         // Fifty times its waiting time would be longer than this.
         let deadline = Duration::from_secs(20);
         for _ in 0..3 {
-            receiver.recv_timeout(deadline).expect("it is polled again");
+            receiver
+                .recv_timeout(deadline)
+                .expect("the source is polled again");
         }
         watch.stop();
     }

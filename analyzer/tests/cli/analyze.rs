@@ -364,7 +364,7 @@ fn files_that_were_written_while_nothing_was_overdue_do_not_show_a_hang() {
         "{}",
         old.stdout
     );
-    // The time of a copy means nothing: then no age is known.
+    // A time days later is that of a copy and means nothing: then no age is known.
     written(Duration::from_secs(3 * 86_400));
     let json = run(&["analyze", "--format", "json", path]);
     let copied: Report = serde_json::from_str(&json.stdout).unwrap();
@@ -393,7 +393,7 @@ fn report_goes_to_a_file_whole_or_not_at_all() {
     assert_eq!(
         fs::read_dir(dir.path()).unwrap().count(),
         1,
-        "something was left behind"
+        "the folder holds another file, too"
     );
 
     let failed = run(&["analyze", &dumps, "-o", "/nowhere/report.txt"]);
@@ -527,8 +527,8 @@ fn reader_that_stops_early_does_not_change_the_exit_code() {
     );
 }
 
-/// The launch record of a job of three ranks that is over.
-fn launch(folder: &Path, exit_codes: [i32; 3]) {
+/// Writes the launch record of a job of three ranks that is over.
+fn write_launch(folder: &Path, exit_codes: [i32; 3]) {
     let second = 1_000_000_000;
     let ranks = exit_codes
         .iter()
@@ -571,7 +571,7 @@ fn a_job_with_only_a_launch_record_is_judged_by_it() {
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        launch(folder.path(), exit_codes);
+        write_launch(folder.path(), exit_codes);
         let job = folder.path().join("job");
         let analyzed = run(&["analyze", job.to_str().unwrap()]);
         assert!(analyzed.stdout.starts_with(words), "{}", analyzed.stdout);

@@ -187,7 +187,7 @@ fn archives_of_hosts_are_joined_under_the_host_names_from_the_user() {
 }
 
 #[test]
-fn host_that_never_answers_is_an_absence_after_its_time() {
+fn host_that_does_not_answer_within_the_timeout_is_an_absence() {
     let dir = tempfile::tempdir().unwrap();
     let archive = dir.path().join("job.rcap");
     let hosts = dir.path().join("hosts");
@@ -264,7 +264,7 @@ fn invalid_commands_and_hosts_are_one_clear_line() {
 }
 
 #[test]
-fn archive_that_cannot_be_written_leaves_nothing_behind() {
+fn archive_that_cannot_be_written_is_one_error() {
     let folder = pickles("healthy-w4");
     let failed = collect(Path::new("/nowhere/job.rcap"), &[folder.to_str().unwrap()]);
     assert_eq!(failed.code, Some(2));

@@ -16,7 +16,7 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// The program with an environment of its own, without the caller's settings.
+/// The program with these arguments, without the caller's settings in its environment and without input.
 pub(crate) fn rcomm_fr(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-fr"));
     command
@@ -29,7 +29,7 @@ pub(crate) fn rcomm_fr(args: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end.
+/// Runs the program with these arguments to its end.
 pub(crate) fn run(args: &[&str]) -> Run {
     finish(rcomm_fr(args))
 }
@@ -48,21 +48,21 @@ pub(crate) fn finish(mut command: Command) -> Run {
     }
 }
 
-/// Starts it, reads the first bytes of its output and closes the pipe; returns its exit code.
+/// Starts the program, reads the first byte of its output and closes the pipe; returns the exit code.
 pub(crate) fn run_with_reader_that_stops(args: &[&str]) -> Option<i32> {
     let mut child = rcomm_fr(args)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut first = [0; 1];
+    let mut byte = [0; 1];
     let mut pipe = child.stdout.take().unwrap();
-    pipe.read_exact(&mut first).unwrap();
+    pipe.read_exact(&mut byte).unwrap();
     drop(pipe);
     wait(&mut child)
 }
 
-/// Waits for the end, up to a deadline.
+/// Waits for the end of the program and returns its exit code; kills the program and panics after [`DEADLINE`].
 pub(crate) fn wait(child: &mut Child) -> Option<i32> {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -84,7 +84,7 @@ pub(crate) fn fixture(scenario: &str, form: &str) -> String {
     format!("{dumps}/{scenario}/{form}")
 }
 
-/// The output lines of a running program, read with a deadline.
+/// The lines that a running program writes to standard error, read with a deadline.
 pub(crate) struct Reader {
     lines: Receiver<String>,
     seen: Vec<String>,
@@ -106,7 +106,7 @@ impl Reader {
         }
     }
 
-    /// The next line that holds this text.
+    /// The next line that holds this text; the lines before it are skipped. Panics after [`DEADLINE`].
     pub(crate) fn wait_for(&mut self, text: &str) -> String {
         let deadline = Instant::now() + DEADLINE;
         loop {

@@ -22,7 +22,7 @@ impl Drop for Rank {
 
 /// Starts a process with the environment of a rank; with `has_pipe`, PyTorch's variable names a pipe.
 fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
-    let beginning = |name: &str| folder.join(name);
+    let inside = |name: &str| folder.join(name);
     let mut command = Command::new("sleep");
     command
         .arg("600")
@@ -30,15 +30,16 @@ fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
         .envs([("TORCHELASTIC_RUN_ID", job), ("MASTER_ADDR", "127.0.0.1")])
         // Nothing listens there.
         .env("MASTER_PORT", "1")
-        .env("RCOMM_RING_DIR", beginning("rings"))
-        .env("TORCH_FR_DUMP_TEMP_FILE", beginning("rank_"));
+        .env("RCOMM_RING_DIR", inside("rings"))
+        .env("TORCH_FR_DUMP_TEMP_FILE", inside("rank_"));
     if has_pipe {
-        command.env("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", beginning("pipe-"));
+        command.env("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", inside("pipe-"));
     }
     Rank(command.spawn().unwrap())
 }
 
-/// Makes a rank's pipe. With `dump` a thread reads it as PyTorch does, and answers the first request with this file.
+/// Makes a rank's pipe. With `dump` a thread reads the pipe as PyTorch does, and answers the first request with a copy
+/// of this file.
 fn pipe(folder: &Path, rank: u32, dump: Option<PathBuf>) {
     let path = folder.join(format!("pipe-{rank}.pipe"));
     rustix::fs::mknodat(
@@ -56,7 +57,7 @@ fn pipe(folder: &Path, rank: u32, dump: Option<PathBuf>) {
     std::thread::spawn(move || {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut byte = [0; 8];
-        // Without a writer there is nothing to read, which is no end.
+        // Without a writer there is nothing to read, which is not the end of the pipe.
         while Instant::now() < deadline && !matches!(reader.read(&mut byte), Ok(1..)) {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -98,11 +99,11 @@ fn ranks_are_asked_through_their_pipes_and_those_that_cannot_be_are_named_with_t
         absent.iter().find(|it| it.starts_with(&start)).cloned()
     };
     assert_eq!((of(0), of(1)), (None, None), "{absent:?}");
-    let (second, third) = (of(2).unwrap(), of(3).unwrap());
-    assert!(second.contains("is alive: it "), "{second}");
-    assert!(second.contains("no process reads it"), "{second}");
+    let (rank_2, rank_3) = (of(2).unwrap(), of(3).unwrap());
+    assert!(rank_2.contains("is alive: it "), "{rank_2}");
+    assert!(rank_2.contains("no process reads it"), "{rank_2}");
     let unset = "was started without TORCH_NCCL_DEBUG_INFO_PIPE_FILE";
-    assert!(third.contains(unset), "{third}");
+    assert!(rank_3.contains(unset), "{rank_3}");
     assert!(collected.stdout.contains("2 of 4 ranks"), "{collected:?}");
 }
 
@@ -154,10 +155,11 @@ fn worker_servers_give_records_and_the_stack_of_the_rank_at_fault() {
     // The archive holds the stacks.
     let later = run(&["analyze", "--snapshot", archive.to_str().unwrap()]);
     assert!(later.stdout.contains("rank 2 is now in load"), "{later:?}");
-    let both = collect(Path::new("-"), &args);
-    assert_eq!(both.code, Some(2), "{both:?}");
+    // Standard output cannot take both the archive and the report.
+    let refused = collect(Path::new("-"), &args);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(
-        both.stderr.contains("--analyze prints the report"),
-        "{both:?}"
+        refused.stderr.contains("--analyze prints the report"),
+        "{refused:?}"
     );
 }

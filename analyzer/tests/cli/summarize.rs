@@ -167,7 +167,7 @@ fn the_slurm_script_names_the_culprit() {
         .arg(script)
         .env("PATH", path)
         .env("NODES", dir.path())
-        // Every node looks into a folder of its own.
+        // Every node reads the folder in which it runs.
         .env("DUMPS", ".")
         .env("OUT", &out)
         .output()

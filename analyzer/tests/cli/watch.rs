@@ -93,7 +93,7 @@ fn a_folder_that_does_not_exist_is_named_and_waited_for() {
 }
 
 #[test]
-fn a_file_that_grows_is_read_anew_and_one_that_goes_is_forgotten() {
+fn a_file_that_changes_is_read_anew_and_one_that_is_removed_is_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let source = fixture("never-join-w4", "pickle");
     for rank in 0..4 {
@@ -104,7 +104,7 @@ fn a_file_that_grows_is_read_anew_and_one_that_goes_is_forgotten() {
         }
         fs::write(dir.path().join(&name), bytes).unwrap();
     }
-    // Long enough that the report never comes by itself.
+    // The report is due only after an hour without a change, so the program runs until the test kills it.
     let mut command = rcomm_fr(&["watch", dir.path().to_str().unwrap(), "--settle", "1h"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = Reader::of(child.stderr.take().unwrap());

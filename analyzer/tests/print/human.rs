@@ -43,7 +43,7 @@ fn no_line_is_wider_than_the_page() {
     for width in [40, 60, 80, 100] {
         for detail in [Detail::Brief, Detail::Verbose] {
             for line in page(&sample::stuck(), width, detail).lines() {
-                // One word that is too long, such as a path, is kept whole.
+                // A line of one word, such as a path, may be longer.
                 let whole = line.split_whitespace().count() == 1;
                 assert!(whole || line.chars().count() <= width, "{width}: {line:?}");
             }

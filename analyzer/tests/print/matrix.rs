@@ -11,7 +11,7 @@ fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix
         .iter()
         .flat_map(|dump| &dump.groups)
         .find(|group| group.info.name == name)
-        .expect("the simulation has it");
+        .expect("the simulation has this group");
     let group = GroupRef {
         name: name.into(),
         desc: desc.into(),

@@ -84,10 +84,10 @@ fn each_arrow_leads_from_the_last_to_arrive_into_a_waiting_slice() {
         .map(|slice| (track(slice), span(slice)))
         .collect();
     let inside = |event: &Value| {
-        let (own_track, ts) = (track(event), event["ts"].as_f64().unwrap());
+        let (event_track, ts) = (track(event), event["ts"].as_f64().unwrap());
         slices
             .iter()
-            .any(|&(track, (start, end))| track == own_track && start <= ts && ts <= end)
+            .any(|&(track, (start, end))| track == event_track && start <= ts && ts <= end)
     };
     for end in ends {
         let start = starts[&end["id"].as_u64().unwrap()];
@@ -126,7 +126,7 @@ fn root_findings_are_marked_on_the_ranks_at_fault() {
 }
 
 #[test]
-fn a_job_without_records_is_a_valid_trace() {
+fn a_job_without_records_is_a_trace_without_events() {
     let mut out = Vec::new();
     perfetto::write(&[], &sample::inconclusive(), &mut out).unwrap();
     let trace: Value = serde_json::from_slice(&out).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn rings_of_an_earlier_attempt_are_dropped_once_a_rank_has_begun_a_later_one() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let ring_of = |rank: Rank, attempt: u32| {
         let mut config = RecorderConfig::new("job", rank, 2);
         config.placement = Placement::Dir(directory.path().to_owned());

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 fn address(address: SocketAddr) -> HttpAddress {
-    address.to_string().parse().expect("an address")
+    address.to_string().parse().expect("the text is an address")
 }
 
 fn soon() -> Instant {
@@ -27,19 +27,24 @@ fn judged(simulation: &Simulation) -> Report {
     let mut live = live("judged");
     let mut source = SimulatedSource::new(simulation.clone(), move || at.wall_ns);
     live.observe(0, source.poll(soon()), at);
-    Report::clone(&live.refresh(at).expect("a new snapshot").report)
+    Report::clone(
+        &live
+            .refresh(at)
+            .expect("the poll gives a new snapshot")
+            .report,
+    )
 }
 
 fn live(name: &str) -> Live {
     Live::new(
         LiveOptions::default(),
         analyze,
-        vec![name.into(), "own".into()],
+        vec![name.into(), "records".into()],
     )
 }
 
 fn collector(report: &Report) -> Answers {
-    let report = serde_json::to_vec(report).expect("plain data");
+    let report = serde_json::to_vec(report).expect("the value can be written as JSON");
     let status =
         br#"{"job": "llama", "number": 7, "judged_at_ns": 1, "silent_ranks": [3], "sources": []}"#;
     [
@@ -57,7 +62,7 @@ fn a_collectors_report_is_shown_with_its_ranks_and_hosts() {
     let at = moment(&simulation);
     let mut live = live("collector");
     live.observe(0, source.poll(soon()), at);
-    let snapshot = live.refresh(at).expect("a new snapshot");
+    let snapshot = live.refresh(at).expect("the poll gives a new snapshot");
     assert_eq!(
         (snapshot.report.verdict, &*snapshot.job),
         (Verdict::Stuck, "llama")
@@ -83,12 +88,15 @@ fn the_source_that_read_more_ranks_judges() {
     let at = moment(&small);
     live.observe(0, source.poll(soon()), at);
     assert_eq!(
-        live.refresh(at).expect("a new snapshot").report.verdict,
+        live.refresh(at)
+            .expect("the poll gives a new snapshot")
+            .report
+            .verdict,
         Verdict::Stuck
     );
-    let mut own = SimulatedSource::new(large, move || at.wall_ns);
-    live.observe(1, own.poll(soon()), at);
-    let snapshot = live.refresh(at).expect("a new snapshot");
+    let mut records = SimulatedSource::new(large, move || at.wall_ns);
+    live.observe(1, records.poll(soon()), at);
+    let snapshot = live.refresh(at).expect("the poll gives a new snapshot");
     assert_eq!(snapshot.ranks.len(), 32);
     assert_ne!(snapshot.report.verdict, Verdict::Stuck);
 }
@@ -99,7 +107,10 @@ fn unusable_answers_of_a_collector_are_errors_with_their_reason() {
     let early: Answers = [("/api/v1/status", (503, Vec::new()))].into();
     let other: Answers = [("/api/v1/status", (200, b"<html>".to_vec()))].into();
     let mut newer = collector(&judged(&Simulation::new(Situation::Healthy, 2, 0)));
-    let report = &mut newer.get_mut("/api/v1/report").expect("made above").1;
+    let report = &mut newer
+        .get_mut("/api/v1/report")
+        .expect("`collector` prepared a report")
+        .1;
     let text = String::from_utf8_lossy(report).replace("rcomm.report/1", "rcomm.report/9");
     *report = text.into_bytes();
     for (answers, part) in [

@@ -5,7 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// Answers by path with or without its parameters; other paths get 404, like an unknown handler.
+/// Answers by path, with or without its parameters; an answer for the path with its parameters comes first. Other
+/// paths get 404, like an unknown handler.
 pub(crate) type Answers = BTreeMap<&'static str, (u16, Vec<u8>)>;
 
 /// Serves these answers, one connection a request, until the process ends.
@@ -13,14 +14,14 @@ pub(crate) fn serve(answers: Answers) -> SocketAddr {
     serve_shared(Arc::new(Mutex::new(answers)))
 }
 
-/// Serves answers that the caller may change.
+/// Like [`serve`], but the caller may change the answers.
 pub(crate) fn serve_shared(answers: Arc<Mutex<Answers>>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("bound");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("the socket has an address");
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             // An error ends only this connection.
-            let _ = answer(stream, &answers.lock().expect("no panic"));
+            let _ = answer(stream, &answers.lock().expect("no thread panics"));
         }
     });
     address

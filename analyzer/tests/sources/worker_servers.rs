@@ -42,7 +42,7 @@ fn recorded(rank: u32) -> Answers {
 fn source(addresses: &[SocketAddr]) -> WorkerServerSource {
     let given = addresses.iter().map(|address| {
         let text = format!("http://{address}");
-        text.parse().expect("an address")
+        text.parse().expect("the text is an address")
     });
     WorkerServerSource::at(given.collect())
 }
@@ -67,7 +67,7 @@ fn kinds(poll: &Poll) -> [usize; 3] {
 fn moment(after: Duration) -> Moment {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .expect("after 1970");
+        .expect("the clock shows a time after 1970");
     Moment {
         elapsed: Duration::from_secs(100) + after,
         wall_ns: (now + after).as_nanos() as i64,
@@ -78,13 +78,13 @@ fn moment(after: Duration) -> Moment {
 fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
     let addresses: Vec<SocketAddr> = (0..4).map(|rank| serve(recorded(rank))).collect();
     let mut source = source(&addresses);
-    let poll = source.poll(soon()).expect("they answer");
+    let poll = source.poll(soon()).expect("the servers answer");
     assert_eq!(kinds(&poll), [8, 0, 0], "two recorders of four ranks");
     let mut live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
     live.observe(0, Ok(poll), moment(Duration::ZERO));
     let snapshot = live
         .refresh(moment(Duration::ZERO))
-        .expect("a new snapshot");
+        .expect("the poll gives a new snapshot");
     // NCCL's recorder was never used: its empty ring adds nothing to another.
     assert!(snapshot.ranks.iter().all(|view| view.dumps.len() == 1));
     assert_eq!(&*snapshot.ranks[1].host, "127.0.0.1");
@@ -99,16 +99,16 @@ fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
         (finding.code, finding.culprit_ranks.as_slice()),
         (Code::E101, &[2][..])
     );
-    let again = source.poll(soon()).expect("they still answer");
+    let again = source.poll(soon()).expect("the servers still answer");
     assert_eq!(kinds(&again), [0, 8, 0]);
 }
 
 #[test]
 fn the_failure_of_a_rank_does_not_affect_the_others() {
-    // It is bound but never listens, so no other process can get the port.
-    let gone = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-    bind(&gone, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    // This socket has the port but never listens, so no other process can get the port.
+    let gone = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket can be made");
+    bind(&gone, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let mut broken = recorded(1);
     broken.insert("/handler/fr_trace_json", (500, b"it threw".to_vec()));
     let mut garbage = recorded(1);
@@ -121,14 +121,16 @@ fn the_failure_of_a_rank_does_not_affect_the_others() {
         getsockname(&gone)
             .ok()
             .and_then(|address| address.try_into().ok())
-            .expect("bound"),
-        silent.local_addr().expect("bound"),
+            .expect("the socket has an address"),
+        silent.local_addr().expect("the socket has an address"),
         serve(broken),
         serve(garbage),
         serve([("/handler/", (200, b"<html>".to_vec()))].into()),
     ];
     let deadline = Instant::now() + Duration::from_secs(5);
-    let poll = source(&addresses).poll(deadline).expect("one answers");
+    let poll = source(&addresses)
+        .poll(deadline)
+        .expect("one server answers");
     drop(gone);
     let failures: BTreeMap<u32, &str> = poll
         .observations
@@ -180,7 +182,7 @@ fn a_pickle_of_the_nccl_recorder_brings_its_call_stacks() {
         .join("../tests/fixtures/dumps/nccl-stuck-2x2x2/pickle");
     let mut files: Vec<PathBuf> = std::fs::read_dir(dumps)
         .expect("fixtures are checked in")
-        .map(|entry| entry.expect("readable").path())
+        .map(|entry| entry.expect("the file can be read").path())
         .collect();
     files.sort();
     let addresses: Vec<SocketAddr> = files
@@ -192,12 +194,12 @@ fn a_pickle_of_the_nccl_recorder_brings_its_call_stacks() {
                 "/handler/",
                 (200, br#"["dump_nccl_trace_pickle"]"#.to_vec()),
             );
-            let ring = std::fs::read(file).expect("readable");
+            let ring = std::fs::read(file).expect("the file can be read");
             answers.insert("/handler/dump_nccl_trace_pickle", (200, ring));
             serve(answers)
         })
         .collect();
-    let poll = source(&addresses).poll(soon()).expect("they answer");
+    let poll = source(&addresses).poll(soon()).expect("the servers answer");
     assert_eq!(poll.observations.len(), files.len());
     for observation in &poll.observations {
         let Seen::Changed(dump) = &observation.seen else {
@@ -214,8 +216,8 @@ struct Rank(Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        let group = i32::try_from(self.0.id()).expect("a process id");
-        let group = rustix::process::Pid::from_raw(group).expect("a process id");
+        let group = i32::try_from(self.0.id()).expect("the number is a process id");
+        let group = rustix::process::Pid::from_raw(group).expect("the number is a process id");
         // It may have ended on its own.
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         let _ = self.0.wait();
@@ -238,13 +240,14 @@ dist.all_reduce(data)
 const WHOLE: &str = "/handler/dump_nccl_trace_pickle?includecollectives=true&includestacktraces=true&onlyactive=false";
 const UNDER_WAY: &str = "/handler/dump_nccl_trace_pickle?includecollectives=true&includestacktraces=false&onlyactive=true";
 
-/// A rank of NCCL that is stuck in the last of `operations`: its ring, and what of it is under way.
+/// The server of a rank on NCCL that is stuck in the last of `operations`: its whole ring, and only the operation under
+/// way.
 fn stuck_in_nccl(operations: u64) -> Answers {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let path = path.join("../tests/fixtures/dumps/nccl-stuck-2x2x2/pickle/rank_0");
     let bytes = std::fs::read(path).expect("fixtures are checked in");
-    let (mut dump, _) = Dump::read(&bytes).expect("a dump");
-    let last = dump.entries.last().cloned().expect("entries");
+    let (mut dump, _) = Dump::read(&bytes).expect("the bytes are a dump");
+    let last = dump.entries.last().cloned().expect("the dump has entries");
     while (dump.entries.len() as u64) < operations {
         let mut entry = last.clone();
         entry.record_id = last.record_id + dump.entries.len() as u64;
@@ -255,7 +258,7 @@ fn stuck_in_nccl(operations: u64) -> Answers {
         entry.time_discovered_completed_ns = last.time_created_ns + 1;
         dump.entries.push(entry);
     }
-    let end = dump.entries.last_mut().expect("entries");
+    let end = dump.entries.last_mut().expect("the dump has entries");
     end.state = EntryState::Started;
     end.retired = false;
     end.time_discovered_completed_ns = 0;
@@ -276,49 +279,49 @@ fn stuck_in_nccl(operations: u64) -> Answers {
 fn of_a_ring_that_is_known_only_the_operations_under_way_are_read() {
     let answers = Arc::new(Mutex::new(stuck_in_nccl(200)));
     let mut source = source(&[serve_shared(answers.clone())]);
-    let poll = source.poll(soon()).expect("it answers");
+    let poll = source.poll(soon()).expect("the server answers");
     assert_eq!(kinds(&poll), [1, 0, 0]);
-    // Without the whole ring the second look succeeds only if it does not ask for it.
-    let whole = answers.lock().expect("no panic").remove(WHOLE);
-    let poll = source.poll(soon()).expect("it answers");
+    // The server no longer has the whole ring: the second poll succeeds only if it does not ask for it.
+    let whole = answers.lock().expect("no thread panics").remove(WHOLE);
+    let poll = source.poll(soon()).expect("the server answers");
     assert_eq!(kinds(&poll), [0, 1, 0]);
-    // The operation under way is another one now: the whole ring is read, and is the same to the byte.
-    let mut shared = answers.lock().expect("no panic");
-    shared.insert(WHOLE, whole.expect("it was there"));
+    // The operation under way is another one now: the whole ring is read, and its answer is the same to the byte.
+    let mut shared = answers.lock().expect("no thread panics");
+    shared.insert(WHOLE, whole.expect("the server had this answer"));
     let under_way = stuck_in_nccl(201).remove(UNDER_WAY);
-    shared.insert(UNDER_WAY, under_way.expect("it was there"));
+    shared.insert(UNDER_WAY, under_way.expect("the server had this answer"));
     drop(shared);
-    let poll = source.poll(soon()).expect("it answers");
+    let poll = source.poll(soon()).expect("the server answers");
     assert_eq!(kinds(&poll), [0, 1, 0]);
-    *answers.lock().expect("no panic") = stuck_in_nccl(201);
-    let poll = source.poll(soon()).expect("it answers");
+    *answers.lock().expect("no thread panics") = stuck_in_nccl(201);
+    let poll = source.poll(soon()).expect("the server answers");
     assert_eq!(kinds(&poll), [1, 0, 0]);
 }
 
-/// Prints how long a look at 1,024 worker servers takes: of ranks of NCCL with 2,000 operations each, one of them under
-/// way.
+/// Prints how long a poll of 1,024 worker servers takes. Each is of a rank on NCCL with 2,000 operations, one of which
+/// is under way.
 #[test]
 #[ignore = "a measurement"]
-fn looks_at_1024_worker_servers() {
+fn time_of_polls_of_1024_worker_servers() {
     let answers = stuck_in_nccl(2_000);
     println!("a whole ring has {} bytes", answers[WHOLE].1.len());
-    // Each address is a server of its own, and the ranks are distributed over them.
+    // Four servers answer for all ranks.
     let servers: Vec<SocketAddr> = (0..4).map(|_| serve(answers.clone())).collect();
     let addresses: Vec<SocketAddr> = servers.iter().copied().cycle().take(1024).collect();
     let mut source = source(&addresses);
-    for look in 1..=5 {
+    for round in 1..=5 {
         let begin = Instant::now();
-        let poll = source.poll(begin + DEADLINE).expect("they answer");
+        let poll = source.poll(begin + DEADLINE).expect("the servers answer");
         let took = begin.elapsed().as_secs_f64();
         println!(
-            "look {look}: {took:.2} s, changed, unchanged, failed: {:?}",
+            "poll {round}: {took:.2} s, changed, unchanged, failed: {:?}",
             kinds(&poll)
         );
     }
 }
 
 fn lines(child: &mut Child) -> Receiver<String> {
-    let out = child.stdout.take().expect("piped");
+    let out = child.stdout.take().expect("standard output is a pipe");
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for line in BufReader::new(out).lines().map_while(Result::ok) {
@@ -338,7 +341,7 @@ fn a_real_job_is_found_through_its_store_and_its_late_rank_named() {
     };
     let port = TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
-        .expect("a free port")
+        .expect("a port is free")
         .port();
     let mut ranks: Vec<Rank> = (0..2)
         .map(|rank| {
@@ -361,11 +364,13 @@ fn a_real_job_is_found_through_its_store_and_its_late_rank_named() {
         let deadline = Instant::now() + DEADLINE;
         while lines
             .recv_timeout(deadline.saturating_duration_since(Instant::now()))
-            .expect("the rank gets ready")
+            .expect("the rank prints that it is ready")
             != "ready"
         {}
     }
-    let store = format!("127.0.0.1:{port}").parse().expect("an address");
+    let store = format!("127.0.0.1:{port}")
+        .parse()
+        .expect("the text is an address");
     let mut source = WorkerServerSource::in_store(store, None);
     let mut options = LiveOptions::default();
     options.policy.overdue = Duration::from_millis(200);

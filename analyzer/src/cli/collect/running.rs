@@ -265,7 +265,7 @@ fn ask_for_files(
     loop {
         let mut still = Vec::new();
         for dump in waiting {
-            match dump.look() {
+            match dump.read_new() {
                 Some((path, content)) => gathered.file(dump.rank, &path, &content)?,
                 None => still.push(dump),
             }

@@ -346,14 +346,14 @@ Warnings
 ";
 
     fn members(text: &str) -> Vec<Member> {
-        let mut communicators = read(text.as_bytes()).expect("a report");
+        let mut communicators = read(text.as_bytes()).expect("the text is a report");
         assert_eq!(communicators.len(), 1, "{communicators:?}");
         communicators.remove(0).members
     }
 
     #[test]
     fn dead_silent_and_late_ranks_are_read() {
-        let communicators = read(REPORT.as_bytes()).expect("a report");
+        let communicators = read(REPORT.as_bytes()).expect("the text is a report");
         let [communicator] = communicators.as_slice() else {
             panic!("{communicators:?}");
         };

@@ -14,8 +14,8 @@
 //!
 //! Version 2 adds a kind of part for records with operations in CUDA graphs; version 3 adds one for the failures and
 //! the end of the process of the record that follows; version 4 adds one for the connections of that record; version 5
-//! adds one for its waits for a processor; version 6 adds one for the process's places in groups whose members the record
-//! does not have.
+//! adds one for its waits for a processor; version 6 adds one for the process's places in groups whose members the
+//! record does not have.
 //!
 //! Readers trust no length: parts, tables and the references of a record to the tables are bounded, and a record is
 //! checked before it is passed on.
@@ -55,7 +55,7 @@ mod tests {
         };
         let entries = [entry(1, ""), entry(2, more), entry(3, "")].join(",");
         let text = format!(r#"{{"version":"2.10","rank":0,"entries":[{entries}]}}"#);
-        let (dump, problems) = Dump::read(text.as_bytes()).expect("a dump");
+        let (dump, problems) = Dump::read(text.as_bytes()).expect("the text is a dump");
         assert!(problems.is_empty(), "{problems:?}");
         dump
     }
@@ -82,7 +82,7 @@ mod tests {
                 dumps.push(*dump);
             }
         };
-        read(bytes, take).expect("a summary");
+        read(bytes, take).expect("the bytes are a summary");
         dumps
     }
 

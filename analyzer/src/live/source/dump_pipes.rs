@@ -113,7 +113,7 @@ impl DumpOfProcess {
 
     /// The path and the content of the dump that was written since [`of`](Self::of); `None` if there is none yet, or
     /// only a part of it.
-    pub fn look(&self) -> Option<(PathBuf, Vec<u8>)> {
+    pub fn read_new(&self) -> Option<(PathBuf, Vec<u8>)> {
         self.files.iter().find_map(|(path, before)| {
             let file = File::open(path).ok()?;
             let about = file.metadata().ok()?;
@@ -133,7 +133,7 @@ impl DumpOfProcess {
     /// Waits for the dump and returns its path; `None` if it is not there at the deadline.
     fn wait(&self, deadline: Instant) -> Option<PathBuf> {
         loop {
-            if let Some((path, _)) = self.look() {
+            if let Some((path, _)) = self.read_new() {
                 return Some(path);
             }
             if Instant::now() >= deadline {

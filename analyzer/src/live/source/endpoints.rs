@@ -4,7 +4,7 @@
 //! does not answer fails alone and does not delay the others.
 
 use super::net::HostPort;
-use super::questions::{Looks, NO_ANSWER_YET, ask_all, unless_asked};
+use super::questions::{NO_ANSWER_YET, RankPoller, ask_all, unless_asked};
 use super::{
     DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
     store,
@@ -29,7 +29,7 @@ pub struct EndpointSource {
     tls: Option<Tls>,
     is_tls_read: bool,
     ranks: BTreeMap<Rank, KnownEndpoint>,
-    looks: Looks<Observation>,
+    poller: RankPoller<Observation>,
     /// The number of ranks of the job: the largest that a record states.
     world_size: Option<u32>,
     asked_for_peers: Option<Instant>,
@@ -61,7 +61,7 @@ impl EndpointSource {
             tls: None,
             is_tls_read: false,
             ranks: BTreeMap::new(),
-            looks: Looks::new(),
+            poller: RankPoller::new(),
             world_size: None,
             asked_for_peers: None,
             attempt: 0,
@@ -138,7 +138,7 @@ impl EndpointSource {
             self.ranks.clear();
             self.world_size = None;
             // This also drops late answers of the earlier attempt.
-            self.looks = Looks::new();
+            self.poller = RankPoller::new();
         }
         self.attempt = listed.attempt;
         let system = rustix::system::uname();
@@ -260,8 +260,8 @@ impl Source for EndpointSource {
             .map(|(&rank, known)| (rank, known.followed.clone()))
             .collect();
         let names: Vec<Rank> = ranks.iter().map(|&(rank, _)| rank).collect();
-        let looked =
-            self.looks.ask(
+        let polled =
+            self.poller.ask(
                 ranks,
                 deadline,
                 move |(rank, followed)| match unless_asked(followed) {
@@ -269,8 +269,8 @@ impl Source for EndpointSource {
                     None => unanswered(*rank),
                 },
             );
-        let mut observations = looked.answers;
-        observations.extend(looked.missing.into_iter().map(|at| unanswered(names[at])));
+        let mut observations = polled.answers;
+        observations.extend(polled.missing.into_iter().map(|at| unanswered(names[at])));
         for observation in &observations {
             if let Seen::Changed(dump) = &observation.seen {
                 self.world_size = self.world_size.max(dump.identity.world_size);
@@ -335,9 +335,9 @@ mod tests {
     fn serve(directory: &Path, rank: Rank) -> Endpoint {
         let mut config = RecorderConfig::new("job", rank, 2);
         config.placement = Placement::Dir(directory.to_owned());
-        let recorder = Arc::new(FlightRecorder::create(&config).expect("a ring"));
+        let recorder = Arc::new(FlightRecorder::create(&config).expect("a ring can be made"));
         let socket = directory.join(format!("{rank}.sock"));
-        Endpoint::serve(recorder, Listen::Unix(socket)).expect("a free path")
+        Endpoint::serve(recorder, Listen::Unix(socket)).expect("a socket can be made at the path")
     }
 
     fn soon() -> Instant {
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn one_endpoint_leads_to_all_and_one_that_dies_fails_alone() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let endpoints = [0, 1].map(|rank| serve(directory.path(), rank));
         let peers: Vec<PeerEndpoint> = (0..)
             .zip(&endpoints)
@@ -358,13 +358,15 @@ mod tests {
         let [first, second] = endpoints;
         first.set_peers(peers);
         let mut source = EndpointSource::new(vec![first.address().clone()], None);
-        let poll = source.poll(soon()).expect("the first answers");
+        let poll = source.poll(soon()).expect("the first endpoint answers");
         let ranks: Vec<Rank> = poll.observations.iter().map(|o| o.rank).collect();
         assert_eq!((ranks, poll.world_size), (vec![0, 1], Some(2)));
         let changed = |o: &Observation| matches!(o.seen, Seen::Changed(_));
         assert!(poll.observations.iter().all(changed));
         drop(second);
-        let poll = source.poll(soon()).expect("the first still answers");
+        let poll = source
+            .poll(soon())
+            .expect("the first endpoint still answers");
         assert!(matches!(poll.observations[0].seen, Seen::Unchanged { .. }));
         assert!(matches!(poll.observations[1].seen, Seen::Failed(_)));
     }
@@ -372,10 +374,11 @@ mod tests {
     #[test]
     fn an_endpoint_that_answers_garbage_fails_alone() {
         use std::io::{Read as _, Write as _};
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let first = serve(directory.path(), 0);
         let socket = directory.path().join("garbage.sock");
-        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a free path");
+        let listener = std::os::unix::net::UnixListener::bind(&socket)
+            .expect("a socket can be made at the path");
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 // The client may be gone; errors do not matter.
@@ -391,7 +394,7 @@ mod tests {
         first.set_peers(vec![garbage]);
         let mut source = EndpointSource::new(vec![first.address().clone()], None);
         for _ in 0..2 {
-            let poll = source.poll(soon()).expect("the first answers");
+            let poll = source.poll(soon()).expect("the first endpoint answers");
             assert!(!matches!(poll.observations[0].seen, Seen::Failed(_)));
             assert!(matches!(&poll.observations[1].seen, Seen::Failed(why) if !why.is_empty()));
         }
@@ -399,11 +402,12 @@ mod tests {
 
     #[test]
     fn an_endpoint_that_is_frozen_delays_no_other() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let first = serve(directory.path(), 0);
         let socket = directory.path().join("frozen.sock");
         // The system accepts connections for a stopped process, but it never answers.
-        let _frozen = std::os::unix::net::UnixListener::bind(&socket).expect("a free path");
+        let _frozen = std::os::unix::net::UnixListener::bind(&socket)
+            .expect("a socket can be made at the path");
         first.set_peers(vec![PeerEndpoint {
             rank: 1,
             address: EndpointAddress::Unix(socket),
@@ -411,7 +415,7 @@ mod tests {
         let mut source = EndpointSource::new(vec![first.address().clone()], None);
         for _ in 0..2 {
             let deadline = Instant::now() + Duration::from_secs(12);
-            let poll = source.poll(deadline).expect("the first answers");
+            let poll = source.poll(deadline).expect("the first endpoint answers");
             assert!(
                 Instant::now() < deadline,
                 "the poll lasted until its deadline"
@@ -435,12 +439,15 @@ mod tests {
             host: host.to_owned(),
         };
         let key = format!("/{}", EndpointNotice::store_key(attempt, rank));
-        (key, serde_json::to_vec(&notice).expect("plain data"))
+        (
+            key,
+            serde_json::to_vec(&notice).expect("the value can be written as JSON"),
+        )
     }
 
     #[test]
     fn ranks_of_the_newest_attempt_are_found_through_the_store() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let endpoints = [0, 1].map(|rank| serve(directory.path(), rank));
         let system = rustix::system::uname();
         let this_host = system.nodename().to_string_lossy().into_owned();
@@ -475,7 +482,10 @@ mod tests {
         let error = |keys: Vec<(String, Vec<u8>)>| {
             let store = store::tests::serve(keys.into_iter().collect());
             let mut source = EndpointSource::in_store(store, None);
-            source.poll(soon()).expect_err("no rank").to_string()
+            source
+                .poll(soon())
+                .expect_err("no rank can be reached")
+                .to_string()
         };
         assert!(error(vec![]).contains("rcomm/endpoint/0/0"));
         let socket = EndpointAddress::Unix("/a.sock".into());
@@ -491,7 +501,7 @@ mod tests {
         let address = EndpointAddress::Unix("/does/not/exist.sock".into());
         let error = EndpointSource::new(vec![address], None)
             .poll(soon())
-            .expect_err("no server");
+            .expect_err("no server listens there");
         assert!(
             error.to_string().contains("/does/not/exist.sock"),
             "{error}"

@@ -171,7 +171,7 @@ impl Write for Timed {
 }
 
 /// A connection to a job's store.
-pub(super) enum Line {
+pub(super) enum StoreStream {
     /// Without TLS.
     Plain(Timed),
     /// With TLS, and the deadline of all reads and writes.
@@ -180,16 +180,20 @@ pub(super) enum Line {
 
 impl HostPort {
     /// Connects as [`connect`](Self::connect), with TLS if this is an identity.
-    pub(super) fn connect_with(&self, tls: Option<&Tls>, deadline: Instant) -> io::Result<Line> {
+    pub(super) fn connect_with(
+        &self,
+        tls: Option<&Tls>,
+        deadline: Instant,
+    ) -> io::Result<StoreStream> {
         let plain = self.connect(deadline)?;
         Ok(match tls {
-            None => Line::Plain(plain),
-            Some(tls) => Line::Tls(TlsStream::call(tls, plain.stream, deadline)?, deadline),
+            None => StoreStream::Plain(plain),
+            Some(tls) => StoreStream::Tls(TlsStream::call(tls, plain.stream, deadline)?, deadline),
         })
     }
 }
 
-impl Read for Line {
+impl Read for StoreStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => stream.read(into),
@@ -198,7 +202,7 @@ impl Read for Line {
     }
 }
 
-impl Write for Line {
+impl Write for StoreStream {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => stream.write(from),
@@ -339,9 +343,14 @@ mod tests {
 
     #[test]
     fn the_error_of_an_unknown_name_contains_it() {
-        let address: HostPort = "no-such-host.invalid:1".parse().expect("an address");
+        let address: HostPort = "no-such-host.invalid:1"
+            .parse()
+            .expect("the text is an address");
         let deadline = Instant::now() + Duration::from_secs(20);
-        let error = address.connect(deadline).err().expect("no server there");
+        let error = address
+            .connect(deadline)
+            .err()
+            .expect("no server has this name");
         assert!(
             error.to_string().contains("no-such-host.invalid"),
             "{error}"

@@ -338,13 +338,13 @@ mod tests {
             .envs([("TORCHELASTIC_RUN_ID", job), ("MASTER_ADDR", "127.0.0.1")])
             .env("MASTER_PORT", "1")
             .spawn();
-        Killed(process.expect("these programs are everywhere"))
+        Killed(process.expect("the program is installed"))
     }
 
-    fn wait_until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    fn wait_until<T>(mut find: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            if let Some(found) = look() {
+            if let Some(found) = find() {
                 return found;
             }
             assert!(Instant::now() < deadline, "not within a minute");
@@ -374,7 +374,7 @@ mod tests {
 
         let taken = ProcessStacks.take(Instant::now() + Duration::from_secs(20));
         // Another job of this node may be newer: then its ranks are shown.
-        assert!(!taken.expect("there are ranks").taken.is_empty());
+        assert!(!taken.expect("the processes can be listed").taken.is_empty());
 
         let mut source = ProcessSource::new();
         assert!(!source.update(listed.clone()));
@@ -390,7 +390,7 @@ mod tests {
         assert!(source.update(vec![newer]));
         assert_eq!(source.ranks.len(), 1);
         let killed = Command::new("kill").arg(listed[1].pid.to_string()).status();
-        assert!(killed.expect("kill is everywhere").success());
-        second.0.wait().expect("its child has ended");
+        assert!(killed.expect("the program `kill` starts").success());
+        second.0.wait().expect("waiting for a child does not fail");
     }
 }

@@ -54,7 +54,7 @@ pub(super) const NO_ANSWER_YET: &str = "it has not answered yet";
 ///
 /// The thread that waits for an answer ends by the deadline of its poll. Nothing waits for the thread: a program that
 /// has its verdict must not keep running because of a rank that is frozen.
-pub(super) struct Looks<A> {
+pub(super) struct RankPoller<A> {
     late: Arc<Mutex<Vec<A>>>,
 }
 
@@ -82,14 +82,15 @@ struct RoundProgress<A> {
     over: bool,
 }
 
-impl<A: Send + 'static> Looks<A> {
+impl<A: Send + 'static> RankPoller<A> {
     pub(super) fn new() -> Self {
         Self {
             late: Arc::default(),
         }
     }
 
-    /// Calls `ask` for every item and waits for the answers; `ask` must return by `deadline`.
+    /// Calls `ask` for the items and waits for the answers, at most until `deadline`, by which `ask` must return. An
+    /// item whose turn does not come in that time is not asked.
     pub(super) fn ask<T: Send + Sync + 'static>(
         &mut self,
         items: Vec<T>,
@@ -188,12 +189,12 @@ mod tests {
         assert_eq!(ask_all(&items, |item| item * 2), doubled);
         assert!(ask_all(&[] as &[usize], |item| *item).is_empty());
         let deadline = Instant::now() + Duration::from_secs(60);
-        let mut looks = Looks::new();
-        let looked = looks.ask(items, deadline, |item| item * 2);
-        assert_eq!(looked.answers, doubled);
-        assert_eq!(looked.missing, Vec::<usize>::new());
+        let mut poller = RankPoller::new();
+        let polled = poller.ask(items, deadline, |item| item * 2);
+        assert_eq!(polled.answers, doubled);
+        assert_eq!(polled.missing, Vec::<usize>::new());
         assert!(
-            looks
+            poller
                 .ask(Vec::<usize>::new(), deadline, |_| 0)
                 .answers
                 .is_empty()
@@ -206,28 +207,28 @@ mod tests {
         let held: Arc<Mutex<Receiver<()>>> = Arc::new(Mutex::new(held));
         let begin = Instant::now();
         let limit = Duration::from_secs(3_600);
-        let mut looks = Looks::new();
+        let mut poller = RankPoller::new();
         let frozen = held.clone();
         // The grace of this rank is a quarter of the poll's time, so the poll's time is short.
         let short = begin + Duration::from_secs(4);
-        let looked = looks.ask(vec![0, 1, 2], short, move |&rank| {
+        let polled = poller.ask(vec![0, 1, 2], short, move |&rank| {
             if rank == 1 {
-                let held = frozen.lock().expect("no panic");
+                let held = frozen.lock().expect("no thread panics");
                 // It continues on a signal and when the sender is dropped.
                 let _ = held.recv_timeout(limit);
             }
             rank
         });
-        assert_eq!((looked.answers, looked.missing), (vec![0, 2], vec![1]));
-        release.send(()).expect("rank 1 waits");
+        assert_eq!((polled.answers, polled.missing), (vec![0, 2], vec![1]));
+        release.send(()).expect("rank 1 waits for its release");
         // Its answer arrives with a later poll.
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let looked = looks.ask(vec![0, 2], deadline, |&rank| rank);
-            if looked.answers == [1, 0, 2] {
+            let polled = poller.ask(vec![0, 2], deadline, |&rank| rank);
+            if polled.answers == [1, 0, 2] {
                 break;
             }
-            assert_eq!(looked.answers, [0, 2]);
+            assert_eq!(polled.answers, [0, 2]);
             assert!(Instant::now() < deadline, "the late answer is lost");
         }
     }
@@ -236,23 +237,23 @@ mod tests {
     fn a_source_whose_rank_does_not_answer_can_be_dropped() {
         let (release, held) = channel::<()>();
         let held = Mutex::new(held);
-        let mut looks = Looks::new();
+        let mut poller = RankPoller::new();
         let short = Instant::now() + Duration::from_secs(1);
-        let looked = looks.ask(vec![0], short, move |rank| {
-            let held = held.lock().expect("no panic");
+        let polled = poller.ask(vec![0], short, move |rank| {
+            let held = held.lock().expect("no thread panics");
             let _ = held.recv();
             *rank
         });
-        assert_eq!((looked.answers, looked.missing), (vec![], vec![0]));
+        assert_eq!((polled.answers, polled.missing), (vec![], vec![0]));
         let (dropped, is_dropped) = channel();
         let dropping = std::thread::spawn(move || {
-            drop(looks);
+            drop(poller);
             let _ = dropped.send(());
         });
         is_dropped
             .recv_timeout(Duration::from_secs(60))
             .expect("the drop waits for no answer");
-        release.send(()).expect("the rank waits");
-        dropping.join().expect("no panic");
+        release.send(()).expect("the rank waits for its release");
+        dropping.join().expect("no thread panics");
     }
 }

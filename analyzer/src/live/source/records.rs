@@ -290,7 +290,7 @@ mod tests {
             world_size: 2,
             records,
         };
-        let mut answer = serde_json::to_vec(&head).expect("plain data");
+        let mut answer = serde_json::to_vec(&head).expect("the value can be written as JSON");
         answer.push(b'\n');
         answer.extend(body);
         answer
@@ -350,7 +350,7 @@ mod tests {
         let answer = answer(heads.collect(), &body);
         follower
             .take(&all, &answer, &mut Vec::new())
-            .expect("an answer");
+            .expect("the answer is valid");
         let questions = follower.questions();
         assert!(questions.len() > 2);
         let mut next = 0;

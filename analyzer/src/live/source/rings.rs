@@ -369,7 +369,7 @@ mod tests {
             op_name: "barrier",
             ..SignatureKey::default()
         });
-        let signature = SignatureRef::Id(signature.expect("a free row in a new table"));
+        let signature = SignatureRef::Id(signature.expect("a new table has free rows"));
         let operation = Operation {
             collective_seq_id: seq,
             ..Operation::new(group, OpType::Barrier, signature)
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_ring_is_read_and_its_changes_are_noticed() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let recorder = recorder(directory.path(), "job", 1);
         issue(&recorder, 1);
         let mut source = RingSource::new(directory.path().to_owned(), None);
@@ -393,49 +393,49 @@ mod tests {
             (1, Liveness::Alive)
         );
         assert!(matches!(&observation.seen, Seen::Changed(dump) if dump.entries.len() == 1));
-        let unchanged = source.poll(soon()).expect("still there");
+        let unchanged = source.poll(soon()).expect("the ring is still there");
         assert!(matches!(
             unchanged.observations[0].seen,
             Seen::Unchanged { .. }
         ));
         issue(&recorder, 2);
-        let changed = source.poll(soon()).expect("still there");
+        let changed = source.poll(soon()).expect("the ring is still there");
         assert!(matches!(&changed.observations[0].seen, Seen::Changed(d) if d.entries.len() == 2));
     }
 
     #[test]
     fn without_a_ring_the_error_says_how_to_get_one() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let place = directory.path().join("none");
         let error = RingSource::new(place, None)
             .poll(soon())
-            .expect_err("no ring");
+            .expect_err("the directory has no ring");
         assert!(error.to_string().contains("rcomm-top replay"), "{error}");
         let _other = recorder(directory.path(), "other", 0);
         let error = RingSource::new(directory.path().to_owned(), Some("mine".into()))
             .poll(soon())
-            .expect_err("no ring of that job");
+            .expect_err("there is no ring of that job");
         assert!(error.to_string().contains("there are: other;"), "{error}");
         let _more: Vec<_> = (10..19)
             .map(|job| recorder(directory.path(), &format!("job-{job}"), 0))
             .collect();
         let error = RingSource::new(directory.path().to_owned(), Some("mine".into()))
             .poll(soon())
-            .expect_err("no ring of that job");
+            .expect_err("there is no ring of that job");
         let error = error.to_string();
         assert!(error.contains("and 2 more (`rcomm-fr rings`"), "{error}");
     }
 
     #[test]
     fn a_view_stays_with_its_job_until_another_is_chosen() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let _first = recorder(directory.path(), "first", 0);
         let choice = JobChoice::default();
         let mut source = RingSource::showing(directory.path().to_owned(), choice.clone());
         let mut job = || {
             // New rings are searched for at every poll.
             source.listed = None;
-            let poll = source.poll(soon()).expect("a ring");
+            let poll = source.poll(soon()).expect("there is a ring");
             assert_eq!(poll.observations.len(), 1);
             (source.name(), poll.restart)
         };
@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_living_job_replaces_one_that_ended_long_ago_unless_it_was_chosen() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         for chosen in [false, true] {
             let first = format!("first-{chosen}");
             let ended = recorder(directory.path(), &first, 0);
@@ -461,7 +461,7 @@ mod tests {
             if chosen {
                 choice.choose(&first);
             }
-            source.poll(soon()).expect("a ring");
+            source.poll(soon()).expect("there is a ring");
             drop(ended);
             let _second = recorder(directory.path(), "second", 0);
             source.listed = None;
@@ -475,7 +475,7 @@ mod tests {
                 "a process that ended is not noticed"
             );
             source.listed = None;
-            source.poll(soon()).expect("a ring");
+            source.poll(soon()).expect("there is a ring");
             let expected = if chosen { &*first } else { "second" };
             assert_eq!(choice.shown(), Some((expected.to_owned(), chosen)));
         }
@@ -486,44 +486,45 @@ mod tests {
         use std::os::unix::fs::FileExt as _;
         /// The offset in the file of the wall time that the ring's times are relative to; see docs/FORMAT.md.
         const ANCHOR_WALL: u64 = 88;
-        let path = recorder.storage().path().expect("a file");
+        let path = recorder.storage().path().expect("the ring is in a file");
         let file = std::fs::File::options().read(true).write(true).open(path);
-        let file = file.expect("our own");
+        let file = file.expect("the ring's file can be opened");
         let mut word = [0; 8];
-        file.read_exact_at(&mut word, ANCHOR_WALL).expect("a ring");
+        file.read_exact_at(&mut word, ANCHOR_WALL)
+            .expect("the ring's header can be read");
         let moved = i64::from_le_bytes(word) + by_ns;
         let written = file.write_all_at(&moved.to_le_bytes(), ANCHOR_WALL);
-        written.expect("our own");
+        written.expect("the ring's header can be written");
     }
 
     #[test]
     fn a_clock_that_jumps_on_a_rank_or_while_it_is_watched_makes_nothing_overdue() {
         const HOUR: i64 = 3_600_000_000_000;
         for jump in [-HOUR, HOUR] {
-            let directory = tempfile::tempdir().expect("a directory");
+            let directory = tempfile::tempdir().expect("a temporary directory can be made");
             let recorder = recorder(directory.path(), "job", 0);
             shift_clock(&recorder, jump);
             issue(&recorder, 1);
             let anchor = Anchor::now();
             let mut source = RingSource::new(directory.path().to_owned(), None);
             let mut live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
-            let mut look = |source: &mut RingSource| {
+            let mut judge = |source: &mut RingSource| {
                 live.observe(0, source.poll(soon()), anchor.moment());
                 let urgency = live.urgency(anchor.moment());
                 let report = live.refresh(anchor.moment()).map(|it| it.report.clone());
                 (report, urgency)
             };
             let running = |report: Option<Arc<Report>>| {
-                let report = report.expect("something changed");
+                let report = report.expect("changed observations give a report");
                 // The other rank of the job has no ring.
                 assert_eq!(report.verdict, Verdict::Inconclusive);
                 assert!(report.findings.is_empty(), "{:?}", report.findings);
             };
-            running(look(&mut source).0);
-            // Nothing was written since the first look.
-            assert_eq!(look(&mut source).1, Urgency::No);
+            running(judge(&mut source).0);
+            // Nothing was written since the first poll.
+            assert_eq!(judge(&mut source).1, Urgency::No);
             shift_clock(&recorder, jump);
-            let (report, urgency) = look(&mut source);
+            let (report, urgency) = judge(&mut source);
             assert_eq!(urgency, Urgency::Usual, "all recorded times have moved");
             running(report);
         }
@@ -531,11 +532,15 @@ mod tests {
 
     #[test]
     fn garbage_next_to_a_ring_is_a_note_and_the_ring_is_read() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let recorder = recorder(directory.path(), "job", 0);
-        let ring = recorder.storage().path().expect("a file").to_owned();
+        let ring = recorder
+            .storage()
+            .path()
+            .expect("the ring is in a file")
+            .to_owned();
         let garbage = ring.with_file_name("1.0.ring");
-        std::fs::write(&garbage, vec![0xa5; 8192]).expect("writable");
+        std::fs::write(&garbage, vec![0xa5; 8192]).expect("the file can be written");
         let mut source = RingSource::new(directory.path().to_owned(), None);
         let poll = source.poll(soon()).expect("there is a ring");
         assert_eq!(poll.observations.len(), 1);

@@ -9,7 +9,7 @@
 //! store must use TLS, unless `RCOMM_STORE` is `open`: the variables mean the same as for the ranks.
 
 use super::SourceError;
-use super::net::{HostPort, Line};
+use super::net::{HostPort, StoreStream};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
     EndpointNotice, STORE_REFUSAL, STORE_TAKES_TLS, Secret, StoreCaller, Tls,
@@ -147,7 +147,7 @@ pub fn raise_exception_dump(store: &HostPort, deadline: Instant) -> Result<(), S
 const MOST_REASON: u64 = 1024;
 
 /// Connects, and sets TLS up if this process has an identity.
-fn dial(store: &HostPort, deadline: Instant) -> io::Result<Line> {
+fn dial(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     let is_open = std::env::var("RCOMM_STORE").is_ok_and(|value| value == "open");
     let tls = match is_open {
         true => None,
@@ -157,7 +157,7 @@ fn dial(store: &HostPort, deadline: Instant) -> io::Result<Line> {
 }
 
 /// Connects and validates the protocol, with a proof of the secret if the store requires it.
-fn connect(store: &HostPort, deadline: Instant) -> io::Result<Line> {
+fn connect(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     let mut stream = dial(store, deadline)?;
     // PyTorch's server requires the first five bytes in one piece.
     let mut hello = vec![VALIDATE];
@@ -190,7 +190,7 @@ fn connect(store: &HostPort, deadline: Instant) -> io::Result<Line> {
 }
 
 /// Connects to a store that requires the secret.
-fn prove(store: &HostPort, deadline: Instant) -> io::Result<Line> {
+fn prove(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     let given = std::env::var("RCOMM_JOB_SECRET")
         .ok()
         .filter(|it| !it.trim().is_empty());
@@ -200,8 +200,8 @@ fn prove(store: &HostPort, deadline: Instant) -> io::Result<Line> {
     };
     let mut stream = dial(store, deadline)?;
     let caller = match &stream {
-        Line::Plain(_) => StoreCaller::new(&secret),
-        Line::Tls(stream, _) => StoreCaller::over_tls(&secret, stream.session()),
+        StoreStream::Plain(_) => StoreCaller::new(&secret),
+        StoreStream::Tls(stream, _) => StoreCaller::over_tls(&secret, stream.session()),
     };
     let caller = caller.map_err(io::Error::other)?;
     stream.write_all(&caller.hello())?;
@@ -360,8 +360,11 @@ pub(super) mod tests {
 
     /// Serves these keys, one connection at a time, until the process ends.
     pub(in crate::live::source) fn serve(keys: BTreeMap<String, Vec<u8>>) -> HostPort {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = listener.local_addr().expect("bound").port();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let port = listener
+            .local_addr()
+            .expect("the socket has an address")
+            .port();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 // An error ends only this connection.
@@ -431,37 +434,50 @@ pub(super) mod tests {
         let keys =
             [0, 1, 3, 300].map(|rank| (format!("/p/rank{rank}"), format!("at {rank}").into()));
         let store = serve(keys.into());
-        let found = read_by_rank(&store, "p/rank", None, soon()).expect("it answers");
+        let found = read_by_rank(&store, "p/rank", None, soon()).expect("the server answers");
         let ranks: Vec<u32> = found.iter().map(|(rank, _)| *rank).collect();
         assert_eq!((ranks, found[2].1.as_str()), (vec![0, 1, 3, 300], "at 3"));
-        let found = read_by_rank(&store, "p/rank", Some(2), soon()).expect("it answers");
+        let found = read_by_rank(&store, "p/rank", Some(2), soon()).expect("the server answers");
         assert_eq!(found.len(), 2);
         assert!(
             read_by_rank(&store, "q/rank", None, soon())
-                .expect("it answers")
+                .expect("the server answers")
                 .is_empty()
         );
     }
 
     #[test]
     fn the_flag_for_dumps_is_a_32_bit_rank_under_pytorchs_key() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = listener.local_addr().expect("bound").port();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let port = listener
+            .local_addr()
+            .expect("the socket has an address")
+            .port();
         let server = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("a client");
+            let (mut stream, _) = listener.accept().expect("a client connects");
             let mut hello = [0; 10];
-            stream.read_exact(&mut hello).expect("a hello");
-            stream.write_all(&NONCE).expect("it is read");
+            stream
+                .read_exact(&mut hello)
+                .expect("the client sends its greeting");
+            stream
+                .write_all(&NONCE)
+                .expect("the client reads the answer");
             let mut set = [0; 1 + 8 + 15 + 8 + 4];
-            stream.read_exact(&mut set).expect("a request");
+            stream
+                .read_exact(&mut set)
+                .expect("the client sends a request");
             let mut add = [0; 1 + 8 + 21 + 8];
-            stream.read_exact(&mut add).expect("a request");
-            stream.write_all(&1i64.to_le_bytes()).expect("it is read");
+            stream
+                .read_exact(&mut add)
+                .expect("the client sends a request");
+            stream
+                .write_all(&1i64.to_le_bytes())
+                .expect("the client reads the answer");
             set
         });
         let host = "127.0.0.1".into();
-        raise_exception_dump(&HostPort { host, port }, soon()).expect("it answers");
-        let sent = server.join().expect("no panic");
+        raise_exception_dump(&HostPort { host, port }, soon()).expect("the server answers");
+        let sent = server.join().expect("no thread panics");
         let mut expected = vec![SET];
         expected.extend(15u64.to_le_bytes());
         expected.extend(b"/exception_dump");
@@ -473,16 +489,20 @@ pub(super) mod tests {
     #[test]
     fn a_value_that_is_no_address_and_a_server_that_is_no_store_are_errors() {
         let store = serve([("/k0".to_owned(), vec![b'x'; 5000])].into());
-        let error = read(&store, &["k0".into()], soon()).expect_err("too long");
+        let error = read(&store, &["k0".into()], soon())
+            .expect_err("an answer that is too long is an error");
         assert!(error.to_string().contains("5000 bytes"), "{error}");
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = listener.local_addr().expect("bound").port();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let port = listener
+            .local_addr()
+            .expect("the socket has an address")
+            .port();
         let close = std::thread::spawn(move || drop(listener.accept()));
         let store = HostPort {
             host: "127.0.0.1".into(),
             port,
         };
         assert!(read(&store, &["k0".into()], soon()).is_err());
-        close.join().expect("it closes");
+        close.join().expect("the thread closes the connection");
     }
 }

@@ -129,13 +129,15 @@ mod tests {
 
     #[test]
     fn a_thread_of_a_rank_is_named_with_what_it_waits_in() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let mut config = RecorderConfig::new("job", 3, 4);
         config.placement = Placement::Dir(directory.path().to_owned());
         let _recorder = FlightRecorder::create(&config).expect("a ring in a fresh directory");
         let (release, held) = channel::<()>();
         let waits = std::thread::Builder::new().name("waits-for-you".into());
-        let waits = waits.spawn(move || held.recv()).expect("a thread");
+        let waits = waits
+            .spawn(move || held.recv())
+            .expect("a thread can be started");
         let source = RingSource::new(directory.path().to_owned(), None);
         let threads = RingThreads::new(source);
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -151,7 +153,7 @@ mod tests {
         }
         drop(release);
         // Nothing was sent.
-        assert!(waits.join().expect("no panic").is_err());
+        assert!(waits.join().expect("no thread panics").is_err());
     }
 
     #[test]
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_there_is_an_answer() {
-        let error = threads_of(Path::new("/proc"), u32::MAX).expect_err("no such process");
+        let error = threads_of(Path::new("/proc"), u32::MAX).expect_err("there is no such process");
         assert!(error.contains("/task"), "{error}");
     }
 }

@@ -5,12 +5,12 @@
 //! rank are read, NCCL's and the generic one, which are different rings of one process; pickles are parsed without
 //! executing anything. A rank that does not answer fails alone and does not delay the others.
 //!
-//! A whole ring is about 1 MB, so from the second look on NCCL's recorder is asked only for the operations under way:
+//! A whole ring is about 1 MB, so from the second poll on NCCL's recorder is asked only for the operations under way:
 //! if these and the progress of the groups are as they were, nothing new was issued. An answer that is the same to the
 //! byte is not parsed again.
 
 use super::net::{HostPort, HttpAddress};
-use super::questions::{Looks, NO_ANSWER_YET, ask_all, unless_asked};
+use super::questions::{NO_ANSWER_YET, RankPoller, ask_all, unless_asked};
 use super::{
     DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
     store,
@@ -80,7 +80,7 @@ pub struct WorkerServerSource {
     store: Option<HostPort>,
     world_size: Option<u32>,
     workers: BTreeMap<Rank, KnownWorker>,
-    looks: Looks<WorkerPoll>,
+    poller: RankPoller<WorkerPoll>,
     listed: Option<Instant>,
 }
 
@@ -112,8 +112,8 @@ struct LastRing {
 }
 
 impl LastRing {
-    /// Whether a look at the operations under way can show that nothing was issued since: not long after the ring was
-    /// read, and not for a recorder that counts no progress.
+    /// Whether the operations under way can show that nothing was issued since: not long after the ring was read, and
+    /// not for a recorder that counts no progress.
     fn can_tell(&self, rank: Rank) -> bool {
         // The ranks are read as a whole at different times.
         let due = WHOLE + Duration::from_millis(u64::from(rank % 64) * 100);
@@ -168,7 +168,7 @@ impl WorkerServerSource {
             store: Some(store),
             world_size,
             workers: BTreeMap::new(),
-            looks: Looks::new(),
+            poller: RankPoller::new(),
             listed: None,
         }
     }
@@ -183,7 +183,7 @@ impl WorkerServerSource {
             store: None,
             world_size: None,
             workers: workers.collect(),
-            looks: Looks::new(),
+            poller: RankPoller::new(),
             listed: None,
         }
     }
@@ -322,8 +322,8 @@ impl Source for WorkerServerSource {
             .map(|(&rank, worker)| (rank, worker.state.clone()))
             .collect();
         let ranks: Vec<Rank> = workers.iter().map(|&(rank, _)| rank).collect();
-        let looked =
-            self.looks.ask(
+        let polled =
+            self.poller.ask(
                 workers,
                 deadline,
                 move |(rank, worker)| match unless_asked(worker) {
@@ -332,11 +332,11 @@ impl Source for WorkerServerSource {
                 },
             );
         let mut observations = Vec::new();
-        for (seen, lost) in looked.answers {
+        for (seen, lost) in polled.answers {
             observations.extend(seen);
             problems.extend(lost);
         }
-        let missing = looked.missing.into_iter();
+        let missing = polled.missing.into_iter();
         observations.extend(missing.map(|at| failed(ranks[at], 0, NO_ANSWER_YET.into())));
         Ok(Poll {
             observations,
@@ -361,7 +361,7 @@ impl WorkerState {
                 continue;
             };
             let place = format!("{}, {}", self.address, plain(handler));
-            let seen = match self.look(rank, world_size, part, handler, deadline) {
+            let seen = match self.read_recorder(rank, world_size, part, handler, deadline) {
                 Ok(seen) => seen,
                 Err(reason) => {
                     let reason = format!("{place}: {reason}");
@@ -383,7 +383,7 @@ impl WorkerState {
     }
 
     /// Reads one recorder, as little of it as shows whether it has changed.
-    fn look(
+    fn read_recorder(
         &mut self,
         rank: Rank,
         world_size: Option<u32>,

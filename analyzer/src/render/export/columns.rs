@@ -185,8 +185,9 @@ impl<'a> Row<'a> {
                 .iter()
                 .filter_map(|&index| self.dump.frames.get(index as usize))
         };
-        let own = frames().find(|frame| !frame.filename.contains("/torch/"));
-        own.or_else(|| frames().next())
+        let outside_torch = frames().find(|frame| !frame.filename.contains("/torch/"));
+        outside_torch
+            .or_else(|| frames().next())
             .map(|frame| format!("{}:{}", frame.filename, frame.line))
     }
 }

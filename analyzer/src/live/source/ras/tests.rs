@@ -16,8 +16,11 @@ struct Server {
 }
 
 fn serve(server: Server) -> HostPort {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let port = listener.local_addr().expect("bound").port();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener
+        .local_addr()
+        .expect("the socket has an address")
+        .port();
     std::thread::spawn(move || {
         let (keep, kept) = channel();
         for stream in listener.incoming().flatten() {
@@ -131,7 +134,7 @@ fn a_report_in_json_is_read_with_its_missing_ranks() {
         events: "",
     });
     let mut source = RasSource::new(address);
-    let poll = source.poll(soon()).expect("it answers");
+    let poll = source.poll(soon()).expect("the server answers");
     let [communicator] = poll.communicators.as_slice() else {
         panic!("{:?}", poll.communicators);
     };
@@ -168,7 +171,9 @@ fn a_report_in_text_names_the_members_that_differ() {
         report: TEXT,
         events: "",
     });
-    let poll = RasSource::new(address).poll(soon()).expect("it answers");
+    let poll = RasSource::new(address)
+        .poll(soon())
+        .expect("the server answers");
     assert_eq!(poll.world_size, Some(32));
     let of = |name: &str| {
         let found = poll.communicators.iter().find(|c| c.name == name);
@@ -214,7 +219,7 @@ fn an_event_reports_a_death_before_the_next_report() {
     let mut source = RasSource::new(address);
     let deadline = soon();
     loop {
-        let poll = source.poll(deadline).expect("it answers");
+        let poll = source.poll(deadline).expect("the server answers");
         if poll.communicators[0].members[0].state == MemberState::Dead {
             return;
         }
@@ -239,15 +244,19 @@ fn a_server_that_is_not_ras_is_an_error_with_the_reason() {
         let error = RasSource::new(address).poll(soon()).expect_err(report);
         assert!(error.to_string().contains("is invalid"), "{error}");
     }
-    // It is bound but never listens, so no other process can get the port.
-    let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-    bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    let bound = getsockname(&deaf).expect("bound");
+    // This socket has the port but never listens, so no other process can get the port.
+    let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket can be made");
+    bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+    let bound = getsockname(&deaf).expect("the socket has an address");
     let address = HostPort {
         host: "127.0.0.1".into(),
-        port: SocketAddr::try_from(bound).expect("of this family").port(),
+        port: SocketAddr::try_from(bound)
+            .expect("the address is an IPv4 address")
+            .port(),
     };
-    let error = RasSource::new(address).poll(soon()).expect_err("no server");
+    let error = RasSource::new(address)
+        .poll(soon())
+        .expect_err("no server listens there");
     drop(deaf);
     assert!(error.to_string().contains("NCCL_RAS_ADDR"), "{error}");
 }

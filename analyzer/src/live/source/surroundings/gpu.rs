@@ -60,11 +60,11 @@ struct Gpu {
 }
 
 impl Gpus {
-    /// Runs `program` twice.
+    /// Runs `program` twice: for the state of all GPUs, and for the processes on them.
     ///
     /// # Blocking
     ///
-    /// Until the program ends, at most until the deadline.
+    /// Until both runs end, at most until the deadline.
     pub(super) fn read(program: &Path, deadline: Instant) -> Result<Self, Unread> {
         let format = "--format=csv,noheader,nounits";
         let fields = format!("--query-gpu={}", FIELDS.join(","));
@@ -213,9 +213,10 @@ mod tests {
     /// A program in place of `nvidia-smi`.
     fn stand_in(folder: &Path, script: &str) -> std::path::PathBuf {
         let path = folder.join("nvidia-smi");
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a fresh directory");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n"))
+            .expect("the directory takes new files");
         let executable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&path, executable).expect("an own file");
+        std::fs::set_permissions(&path, executable).expect("the mode of the script can be set");
         path
     }
 
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_gpu_of_a_process_is_found_by_its_use_or_its_environment() {
-        let folder = tempfile::tempdir().expect("a directory");
+        let folder = tempfile::tempdir().expect("a temporary directory can be made");
         let program = stand_in(
             folder.path(),
             "case $1 in\n\
@@ -267,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_is_distinguished_from_one_that_hangs() {
-        let folder = tempfile::tempdir().expect("a directory");
+        let folder = tempfile::tempdir().expect("a temporary directory can be made");
         let absent = folder.path().join("there-is-none");
         let soon = || Instant::now() + Duration::from_millis(300);
         assert_eq!(Gpus::read(&absent, soon()), Err(Unread::Absent));

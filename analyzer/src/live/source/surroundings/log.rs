@@ -132,14 +132,14 @@ mod tests {
 
     #[test]
     fn the_last_lines_of_a_file_are_read_and_pipes_are_left_alone() {
-        let proc = tempfile::tempdir().expect("a directory");
+        let proc = tempfile::tempdir().expect("a temporary directory can be made");
         let descriptors = proc.path().join("7/fd");
-        fs::create_dir_all(&descriptors).expect("a fresh directory");
+        fs::create_dir_all(&descriptors).expect("the directory takes new files");
         let log = proc.path().join("log");
         let long: String = (0..9_000).map(|n| format!("line {n}\u{1b}[2J\n")).collect();
-        fs::write(&log, long + "\n").expect("a file");
-        std::os::unix::fs::symlink(&log, descriptors.join("1")).expect("a fresh path");
-        std::os::unix::fs::symlink("/dev/null", descriptors.join("2")).expect("a fresh path");
+        fs::write(&log, long + "\n").expect("the file can be written");
+        std::os::unix::fs::symlink(&log, descriptors.join("1")).expect("a link can be made");
+        std::os::unix::fs::symlink("/dev/null", descriptors.join("2")).expect("a link can be made");
         let lines = end_of(proc.path(), 7);
         assert_eq!(lines.len(), LINES);
         assert!(lines[4].starts_with("line 8999"), "{lines:?}");

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time between the two looks at the processors' counters.
+/// The time between the two readings of the processors' counters.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Shares of time, in percent, from which a figure is notable.
 const NOTABLE_STEAL: f64 = 10.0;
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_rank_of_this_process_has_a_state_a_host_and_memory() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let mut config = RecorderConfig::new("job", 3, 4);
         config.placement = Placement::Dir(directory.path().to_owned());
         let _recorder = FlightRecorder::create(&config).expect("a ring in a fresh directory");
@@ -314,18 +314,18 @@ mod tests {
 
     #[test]
     fn a_stopped_process_and_a_busy_host_are_notable() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let own = directory.path().join("7");
-        fs::create_dir(&own).expect("a fresh directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let folder = directory.path().join("7");
+        fs::create_dir(&folder).expect("the directory takes new files");
         let write = |name: &str, text: &str| {
-            fs::write(own.join(name), text).expect("a file");
+            fs::write(folder.join(name), text).expect("the file can be written");
         };
         write(
             "status",
             "Name:\tpython\nState:\tT (stopped)\nVmRSS:\t  2048 kB\nThreads:\t1\n",
         );
         write("wchan", "do_signal_stop");
-        let fact = process(directory.path(), 7).expect("it has a status");
+        let fact = process(directory.path(), 7).expect("the process has a status");
         assert_eq!(
             (fact.text.as_str(), fact.notable),
             (
@@ -335,17 +335,17 @@ mod tests {
         );
         assert_eq!(process(directory.path(), 8), None);
 
-        let times = |text| ProcessorTimes::parse(text).expect("eight numbers");
+        let times = |text| ProcessorTimes::parse(text).expect("the line has eight numbers");
         let before = times("cpu  100 0 0 100 0 0 0 0 0 0\ncpu0 1\n");
         let after = times("cpu  130 0 0 150 0 0 0 20 0 0\ncpu0 1\n");
-        let fact = load("0.50 0 0 1/2 3\n", Some((before, after))).expect("a load");
+        let fact = load("0.50 0 0 1/2 3\n", Some((before, after))).expect("the text states a load");
         assert!(
             fact.text.contains("50 % busy, 20 % stolen by other"),
             "{}",
             fact.text
         );
         assert!(fact.notable);
-        let quiet = load("0.50 0 0 1/2 3\n", None).expect("a load");
+        let quiet = load("0.50 0 0 1/2 3\n", None).expect("the text states a load");
         assert!(!quiet.notable);
         assert_eq!(load("", None), None);
         assert!(ProcessorTimes::parse("cpu 1 2").is_none());
@@ -356,7 +356,7 @@ mod tests {
             "memory" => some("0.00"),
             _ => String::new(),
         });
-        let fact = fact.expect("two resources");
+        let fact = fact.expect("two resources state a pressure");
         assert_eq!(
             (fact.text.as_str(), fact.notable),
             (
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(pressure(|_| String::new()), None);
 
         let low = "MemTotal: 1048576 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\n";
-        let fact = memory(low).expect("two fields");
+        let fact = memory(low).expect("the text has both fields");
         assert_eq!(
             (fact.text.as_str(), fact.notable),
             ("1 MiB of 1 GiB available", true)

@@ -173,7 +173,8 @@ mod tests {
     fn stuck() -> (Vec<Dump>, Tables) {
         let simulation = Simulation::new(Situation::StuckRank, 16, 0);
         let dumps = simulation.dumps_at(simulation.fault_ns() + 1_000_000_000);
-        let tables = Tables::new(&dumps, &empty_report()).expect("columns fit");
+        let tables =
+            Tables::new(&dumps, &empty_report()).expect("all columns of a table are as long");
         (dumps, tables)
     }
 
@@ -184,14 +185,14 @@ mod tests {
         assert_eq!(tables.entries.height(), all);
         let answer = tables
             .query("select rank, count(*) as n from entries group by rank order by rank")
-            .expect("valid query");
+            .expect("the query is valid");
         assert_eq!(answer.height(), dumps.len());
         let counted = answer
             .column("n")
-            .expect("named")
+            .expect("the answer has the column")
             .as_materialized_series()
             .sum::<i64>();
-        assert_eq!(counted.expect("numbers"), all as i64);
+        assert_eq!(counted.expect("the column holds whole numbers"), all as i64);
     }
 
     #[test]
@@ -199,7 +200,7 @@ mod tests {
         let (_, tables) = stuck();
         let missed = tables
             .query("select * from collectives where ranks_recorded < group_size")
-            .expect("valid query");
+            .expect("the query is valid");
         assert!(missed.height() > 0);
     }
 
@@ -215,7 +216,7 @@ mod tests {
         let (_, tables) = stuck();
         let error = tables
             .query("select nonsense from entries")
-            .expect_err("no such column");
+            .expect_err("the table has no such column");
         assert!(error.to_string().contains("nonsense"), "{error}");
         assert!(matches!(tables.get("rows"), Err(TableError::NoTable(_))));
     }
@@ -224,7 +225,7 @@ mod tests {
     fn a_statement_that_is_no_query_is_refused() {
         let (_, tables) = stuck();
         for sql in ["drop table entries", "delete from entries", "", "selec 1"] {
-            let error = tables.query(sql).expect_err("not a query");
+            let error = tables.query(sql).expect_err("the text is not a query");
             assert!(matches!(error, TableError::NotAQuery(_)), "{sql}: {error}");
         }
         assert!(tables.query("(SELECT rank FROM entries)").is_ok());
@@ -235,9 +236,15 @@ mod tests {
         let (_, tables) = stuck();
         let answer = tables
             .query("select min(rank - 3) as below from entries")
-            .expect("valid query");
-        let below = answer.column("below").expect("named").get(0);
-        assert_eq!(below.expect("one row"), AnyValue::Int64(-3));
+            .expect("the query is valid");
+        let below = answer
+            .column("below")
+            .expect("the answer has the column")
+            .get(0);
+        assert_eq!(
+            below.expect("the column holds whole numbers"),
+            AnyValue::Int64(-3)
+        );
     }
 
     #[test]
@@ -248,9 +255,13 @@ mod tests {
             "op" => ["send", "all_reduce", "tab\there"],
             "late" => [true, false, false],
         );
-        write(&table.expect("columns fit"), TableFormat::Text, &mut file)
-            .expect("writing to memory does not fail");
-        let text = String::from_utf8(file.into_inner()).expect("text");
+        write(
+            &table.expect("all columns of a table are as long"),
+            TableFormat::Text,
+            &mut file,
+        )
+        .expect("writing to memory does not fail");
+        let text = String::from_utf8(file.into_inner()).expect("CSV is UTF-8");
         let expected = "\
 rank  op            late
    3  send          yes
@@ -265,12 +276,16 @@ rank  op            late
         let (dumps, tables) = stuck();
         let all: usize = dumps.iter().map(|dump| dump.entries.len()).sum();
         let mut file = std::io::Cursor::new(Vec::new());
-        write(&tables.entries, TableFormat::Parquet, &mut file).expect("writes to memory");
+        write(&tables.entries, TableFormat::Parquet, &mut file)
+            .expect("writing to memory does not fail");
         file.set_position(0);
-        let back = ParquetReader::new(file).finish().expect("our own file");
+        let back = ParquetReader::new(file)
+            .finish()
+            .expect("the file that was written can be read");
         assert_eq!(back.height(), all);
         let mut text = std::io::Cursor::new(Vec::new());
-        write(&tables.entries, TableFormat::Csv, &mut text).expect("writes to memory");
+        write(&tables.entries, TableFormat::Csv, &mut text)
+            .expect("writing to memory does not fail");
         let lines = text
             .into_inner()
             .iter()

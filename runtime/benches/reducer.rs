@@ -41,6 +41,7 @@ enum Backward {
 
 const BACKWARDS: [(Backward, &str); 2] =
     [(Backward::Waits, "waits"), (Backward::Computes, "computes")];
+/// The ways, each with the number of `copies`.
 const WAYS: [(&str, u32); 3] = [
     ("all_reduce each", 0),
     ("ready, finish", 2),
@@ -97,30 +98,30 @@ fn median(times: &mut [Duration]) -> f64 {
 /// The measurements of this rank, by backward pass and way.
 fn measure_rank(world: &World, rounds: usize) -> Vec<Measured> {
     let group = world.group();
-    let names = || {
-        let names = (0..PARAMETERS).map(|at| Parameter::new(at.to_string(), &[LEN as u64]));
-        names.collect::<Vec<_>>()
+    let parameters = || {
+        let parameters = (0..PARAMETERS).map(|at| Parameter::new(at.to_string(), &[LEN as u64]));
+        parameters.collect::<Vec<_>>()
     };
-    let new = || Reducer::<f32>::new(group, names(), ReducerOptions::default()).unwrap();
+    let new = || Reducer::<f32>::new(group, parameters(), ReducerOptions::default()).unwrap();
     let (mut copied, mut in_place) = (new(), new());
-    let mut own = vec![vec![0.0_f32; LEN]; PARAMETERS];
+    let mut gradients = vec![vec![0.0_f32; LEN]; PARAMETERS];
     let mut measured = vec![Measured::default(); BACKWARDS.len() * WAYS.len()];
     for _ in 0..rounds {
         for ((backward, _), measured) in BACKWARDS.iter().zip(measured.chunks_mut(WAYS.len())) {
             group.barrier().unwrap();
             measured[0].add(|| {
-                for gradient in own.iter_mut().rev() {
+                for gradient in gradients.iter_mut().rev() {
                     backward.layer(gradient);
                 }
                 let since = Instant::now();
-                for gradient in own.iter_mut().rev() {
+                for gradient in gradients.iter_mut().rev() {
                     group.all_reduce(gradient, ReduceOp::Avg).unwrap();
                 }
                 since.elapsed()
             });
             group.barrier().unwrap();
             measured[1].add(|| {
-                for (at, gradient) in own.iter_mut().enumerate().rev() {
+                for (at, gradient) in gradients.iter_mut().enumerate().rev() {
                     backward.layer(gradient);
                     copied.ready(at, gradient).unwrap();
                 }

@@ -1,8 +1,8 @@
 //! The price of TLS: all_reduce over TCP and requests to the store, without and with TLS, in turn.
 //!
-//! Two ranks on threads of this process, over the loopback interface, which is faster than any network: between hosts
-//! the share of TLS is smaller. Each number is the median of the rounds' means, and the least of them; rounds of both
-//! kinds alternate, so that other load meets both.
+//! The two ranks are threads of this process. They use the loopback interface, which is faster than any network:
+//! between hosts the share of TLS is smaller. Each pair of numbers is the median and the least of the rounds' means.
+//! Rounds with and without TLS alternate, so that other load meets both.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
@@ -42,7 +42,7 @@ fn worlds(rank: u32, ports: [u16; 2], tls: &TlsFiles) -> [World; 2] {
     })
 }
 
-/// The mean time of `work`, of which rank 0 chooses the number of repetitions at its first call.
+/// The mean time of `work` over this many repetitions.
 fn mean(repetitions: usize, mut work: impl FnMut()) -> Duration {
     let began = Instant::now();
     for _ in 0..repetitions {
@@ -51,6 +51,7 @@ fn mean(repetitions: usize, mut work: impl FnMut()) -> Duration {
     began.elapsed() / u32::try_from(repetitions).unwrap()
 }
 
+/// The number of repetitions for one round, if one takes `once`.
 fn repetitions(once: Duration) -> usize {
     let count = ROUND.as_nanos() / once.as_nanos().max(1);
     usize::try_from(count).unwrap().clamp(3, 20_000)
@@ -72,7 +73,7 @@ fn print(what: &str, mut rounds: [Vec<Duration>; 2]) {
 
 fn all_reduce(worlds: &[World; 2], together: &Barrier, size: usize) -> [Vec<Duration>; 2] {
     let mut numbers = vec![1.0_f32; size / 4];
-    let mut sum = |world: &World| {
+    let mut reduce = |world: &World| {
         world
             .group()
             .all_reduce(&mut numbers, ReduceOp::Max)
@@ -82,13 +83,13 @@ fn all_reduce(worlds: &[World; 2], together: &Barrier, size: usize) -> [Vec<Dura
     let once = Duration::from_micros(30) + Duration::from_nanos(size as u64);
     let count = repetitions(once);
     for world in worlds {
-        sum(world);
+        reduce(world);
     }
     let mut rounds = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
         for (world, rounds) in worlds.iter().zip(&mut rounds) {
             together.wait();
-            rounds.push(mean(count, || sum(world)));
+            rounds.push(mean(count, || reduce(world)));
         }
     }
     rounds

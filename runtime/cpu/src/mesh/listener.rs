@@ -133,7 +133,7 @@ fn drop_received(socket: &mut TcpStream) -> bool {
 
 /// One handshake in progress.
 struct PendingHandshake {
-    stream: Caller,
+    caller: Caller,
     since: Instant,
     received: Vec<u8>,
     /// The handshake, its bytes, and the nonce of the reply; `None` until the reply was sent.
@@ -145,9 +145,9 @@ enum HandshakeProgress {
     More,
     /// The proof was correct: the caller knows the job's secret.
     Channel(ChannelId),
-    /// The caller is not a rank of this job, or has closed the connection.
+    /// The caller is not a rank of this job, or its connection has failed or ended.
     Refused,
-    /// There is no TLS with the caller, which got an answer with the reason.
+    /// TLS could not be set up with the caller, which got an answer or an alert with the reason.
     NoTls,
 }
 
@@ -185,7 +185,7 @@ impl Listener {
             }
             for handshake in &self.pending {
                 sockets.push(PollFd::from_borrowed_fd(
-                    handshake.stream.as_fd(),
+                    handshake.caller.as_fd(),
                     PollFlags::IN,
                 ));
             }
@@ -204,7 +204,7 @@ impl Listener {
             }
             drop(sockets);
             self.accept();
-            self.listen();
+            self.advance_handshakes();
             self.refused.retain_mut(|(socket, since)| {
                 since.elapsed() < REASON_TIME && drop_received(socket)
             });
@@ -257,7 +257,8 @@ impl Listener {
         }
     }
 
-    fn listen(&mut self) {
+    /// Reads what has arrived for the pending handshakes, and ends those that are complete, invalid or too old.
+    fn advance_handshakes(&mut self) {
         let mut at = 0;
         while at < self.pending.len() {
             let outcome = self.pending[at].read_handshake(&self.identity);
@@ -270,7 +271,7 @@ impl Listener {
                     // once. Four bytes always fit into a new socket's buffer; a broken socket is detected at its
                     // first use.
                     let welcome = Verdict::Welcome.to_bytes();
-                    match (handshake.stream, &self.segment_server) {
+                    match (handshake.caller, &self.segment_server) {
                         (Caller::Tcp(mut wire), _) if id.kind != ChannelKind::Segment => {
                             // The caller may send its data and exit as soon as it has read the welcome. A thread
                             // that then finds that the caller is gone must also find the channel, so both steps
@@ -297,7 +298,7 @@ impl Listener {
                     }
                 }
                 outcome => {
-                    let caller = self.pending.swap_remove(at).stream;
+                    let caller = self.pending.swap_remove(at).caller;
                     if let (HandshakeProgress::NoTls, Caller::Tcp(wire)) = (outcome, caller)
                         && wire.socket.shutdown(Shutdown::Write).is_ok()
                         && self.refused.len() < MAX_HANDSHAKES
@@ -305,7 +306,7 @@ impl Listener {
                         self.refused.push((wire.socket, Instant::now()));
                     }
                     let count = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
-                    tracing::warn!(count, "refused a caller that is not a rank of this job");
+                    tracing::warn!(count, "a caller did not complete the handshake of this job");
                 }
             }
         }
@@ -313,9 +314,9 @@ impl Listener {
 }
 
 impl PendingHandshake {
-    fn new(stream: Caller) -> Self {
+    fn new(caller: Caller) -> Self {
         Self {
-            stream,
+            caller,
             since: Instant::now(),
             received: Vec::with_capacity(HANDSHAKE_LEN),
             answered: None,
@@ -323,12 +324,12 @@ impl PendingHandshake {
     }
 
     fn read_handshake(&mut self, identity: &Identity) -> HandshakeProgress {
-        match self.stream.set_up_tls() {
+        match self.caller.set_up_tls() {
             Ok(true) => {}
             Ok(false) => return HandshakeProgress::More,
             Err(error) => return self.refuse_without_tls(&error),
         }
-        let identity = self.stream.identity(identity);
+        let identity = self.caller.identity(identity);
         let identity = &*identity;
         loop {
             let needed = match self.answered {
@@ -338,7 +339,7 @@ impl PendingHandshake {
             while self.received.len() < needed {
                 let mut more = [0; HANDSHAKE_LEN];
                 let missing = needed - self.received.len();
-                match self.stream.read(&mut more[..missing]) {
+                match self.caller.read(&mut more[..missing]) {
                     Ok(0) => return HandshakeProgress::Refused,
                     Ok(some) => self.received.extend_from_slice(&more[..some]),
                     Err(error)
@@ -367,17 +368,18 @@ impl PendingHandshake {
                             stream: handshake.stream,
                         });
                     }
-                    let _ = self.stream.write_all(&Verdict::WrongSecret.to_bytes());
+                    let _ = self.caller.write_all(&Verdict::WrongSecret.to_bytes());
                     return HandshakeProgress::Refused;
                 }
             }
         }
     }
 
-    /// Answers a caller that does not use TLS that it must. Other callers learn from the alert of TLS why it failed.
+    /// Refuses a caller with which TLS could not be set up. A caller that does not use TLS gets an answer that it
+    /// must; one whose handshake of TLS failed gets the alert of TLS.
     fn refuse_without_tls(&mut self, error: &io::Error) -> HandshakeProgress {
-        tracing::warn!(%error, "no TLS with a caller");
-        let Caller::Tcp(wire) = &mut self.stream else {
+        tracing::warn!(%error, "cannot set up TLS with a caller");
+        let Caller::Tcp(wire) = &mut self.caller else {
             return HandshakeProgress::Refused;
         };
         wire.tls = None;
@@ -403,7 +405,7 @@ impl PendingHandshake {
             Ok(handshake) => handshake,
             Err(verdict) => {
                 answer[..4].copy_from_slice(&verdict.to_bytes());
-                let _ = self.stream.write_all(&answer);
+                let _ = self.caller.write_all(&answer);
                 return false;
             }
         };
@@ -415,6 +417,6 @@ impl PendingHandshake {
         answer[4..36].copy_from_slice(&nonce);
         answer[36..].copy_from_slice(&identity.prove(End::Acceptor, &first, &nonce));
         self.answered = Some((handshake, first, nonce));
-        self.stream.write_all(&answer).is_ok()
+        self.caller.write_all(&answer).is_ok()
     }
 }

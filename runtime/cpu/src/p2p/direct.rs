@@ -29,7 +29,7 @@ impl PeerChannel {
             return Found::Other;
         };
         // An error is ignored here: it occurs again when the ordinary request reads the channel, and is reported.
-        let found = channel.read_behind(head, into).unwrap_or(Found::Other);
+        let found = channel.read_after(head, into).unwrap_or(Found::Other);
         if found == Found::All {
             self.waiting.pop_front();
         }

@@ -59,9 +59,9 @@ impl<'a> DirectAccess<'a> {
         for (at, (need, mapped)) in terms.needs.iter().zip(mapped).enumerate() {
             let own_or_mapped = need.map(|need| match mapped {
                 Some((mapped, bytes)) => {
-                    assert_eq!(bytes.len(), need.len, "as many bytes as the terms say");
+                    assert_eq!(bytes.len(), need.len, "not the length of the terms");
                     let region = mapped.region();
-                    assert!(bytes.end <= region.len(), "bytes that the region has");
+                    assert!(bytes.end <= region.len(), "bytes outside the region");
                     MappedBytes {
                         // SAFETY: `bytes` ends within the region (checked), which `mapped` keeps mapped.
                         start: unsafe { region.start().add(bytes.start) },
@@ -71,11 +71,14 @@ impl<'a> DirectAccess<'a> {
                     }
                 }
                 None => {
-                    assert_eq!(at, rank, "what is not mapped is this rank's");
-                    assert!(own.is_open() && own.len() == need.len, "it was exposed");
+                    assert_eq!(at, rank, "another rank's bytes are not mapped");
+                    assert!(
+                        own.is_open() && own.len() == need.len,
+                        "this rank's bytes are not exposed, or not in the length of the terms"
+                    );
                     assert!(
                         need.access == Access::Read || own.access() == Access::Write,
-                        "a buffer lent for reading is not written"
+                        "the terms let ranks write to a buffer lent for reading"
                     );
                     MappedBytes {
                         start: own.start(),
@@ -101,12 +104,10 @@ impl<'a> DirectAccess<'a> {
 
     /// Returns the bytes of `rank`, under terms by which all ranks only read.
     pub(crate) fn of(&self, rank: usize) -> &[u8] {
-        assert_eq!(
-            self.rule,
-            Rule::Read,
-            "bytes that all ranks read stay as they are"
-        );
-        let own_or_mapped = self.rank_bytes[rank].as_ref().expect("the terms name it");
+        assert_eq!(self.rule, Rule::Read, "the terms let ranks write");
+        let own_or_mapped = self.rank_bytes[rank]
+            .as_ref()
+            .expect("the terms name the bytes of this rank");
         // SAFETY: the bytes are mapped (`own_or_mapped`) or lent (`own`). Under the terms all ranks only read, so no
         // rank writes to them before this rank has announced that it has finished, which consumes this access.
         unsafe { std::slice::from_raw_parts(own_or_mapped.start.as_ptr(), own_or_mapped.len) }
@@ -117,7 +118,7 @@ impl<'a> DirectAccess<'a> {
     pub(crate) fn of_and_own(&mut self, rank: usize) -> (&[u8], &mut [u8]) {
         assert!(
             self.rank_bytes[self.rank].is_none() && self.own.access() == Access::Write,
-            "bytes that are this rank's alone"
+            "other ranks may access this rank's bytes, or they were lent for reading"
         );
         // SAFETY: the bytes were lent for writing. No other rank has access to them, since the terms do not name them
         // (`new`). They do not overlap other ranks' bytes, which are in other mappings.
@@ -146,13 +147,16 @@ impl<'a> DirectAccess<'a> {
         let share = self.share();
         assert!(
             share.start <= bytes.start && bytes.start <= bytes.end && bytes.end <= share.end,
-            "a rank uses its own share only"
+            "bytes outside this rank's share"
         );
         let shares = self.rank_bytes.iter().map(|own_or_mapped| {
             let own_or_mapped = own_or_mapped
                 .as_ref()
                 .expect("the bytes of all ranks are mapped");
-            assert!(bytes.end <= own_or_mapped.len, "bytes that every rank has");
+            assert!(
+                bytes.end <= own_or_mapped.len,
+                "a rank has fewer bytes than the share"
+            );
             // SAFETY: `bytes` ends within the rank's bytes (checked), which are mapped or lent as long as `self`
             // lives.
             let start = unsafe { own_or_mapped.start.add(bytes.start) }.as_ptr();

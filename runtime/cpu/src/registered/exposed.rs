@@ -60,7 +60,7 @@ impl<'a> Exposed<'a> {
 
     /// Returns the bytes of the loan, to which no other rank has access.
     pub(crate) fn take_back(self) -> Data<'a> {
-        assert!(!self.is_open, "others may be at these bytes");
+        assert!(!self.is_open, "other ranks may still access these bytes");
         match self.access {
             Access::Read => {
                 // SAFETY: `start` and `len` are those of a slice lent for `'a` (`new`), which `self`, now consumed,

@@ -146,7 +146,7 @@ impl Drop for Region {
         // SAFETY: the range is the mapping that `map` made, and it is unmapped once, here. The types that give access
         // to its bytes own this value (`Backing`, `MappedRegion`, `SharedMemory`), so no access is left.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
-        debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
+        debug_assert!(unmapped.is_ok(), "munmap failed");
     }
 }
 

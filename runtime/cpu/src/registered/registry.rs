@@ -140,9 +140,9 @@ mod tests {
     #[test]
     fn a_size_beyond_the_limits_is_an_error_and_not_ordinary_memory() {
         let registry = Arc::new(Registry::default());
-        let none = registry.allocate(DType::U8, usize::MAX).unwrap_err();
-        assert_eq!(none.kind(), ErrorKind::InvalidArgument);
-        let none = registry.allocate(DType::U8, 1 << 60).unwrap_err();
-        assert_eq!(none.kind(), ErrorKind::Io);
+        let error = registry.allocate(DType::U8, usize::MAX).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let error = registry.allocate(DType::U8, 1 << 60).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
     }
 }

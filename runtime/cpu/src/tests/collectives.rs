@@ -139,8 +139,8 @@ fn every_type_and_reduction_gives_the_result_of_the_arithmetic() {
                     }
                     let reduction = Reduction { op, factor: 2.0 };
                     for count in [3, 20_000] {
-                        let mut ones = Buffer::zeroed(dtype, count).unwrap();
-                        let bytes = ones.as_bytes_mut().unwrap();
+                        let mut data = Buffer::zeroed(dtype, count).unwrap();
+                        let bytes = data.as_bytes_mut().unwrap();
                         let len = bytes.len() as u8;
                         bytes.iter_mut().enumerate().for_each(|(at, byte)| {
                             *byte = if dtype == DType::Bool {
@@ -149,10 +149,10 @@ fn every_type_and_reduction_gives_the_result_of_the_arithmetic() {
                                 (at as u8).wrapping_mul(37) & 0x3f ^ len & 1
                             };
                         });
-                        let copy = ones.as_bytes().unwrap().to_vec();
+                        let copy = data.as_bytes().unwrap().to_vec();
                         let copies = vec![copy; rig.size];
                         rig.run(Op::AllReduce {
-                            buffer: ones.lend(),
+                            buffer: data.lend(),
                             op: reduction,
                         })
                         .unwrap();
@@ -167,7 +167,7 @@ fn every_type_and_reduction_gives_the_result_of_the_arithmetic() {
                         }
                         let slices: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
                         arithmetic::combine(by, dtype, &slices, &mut expected, None);
-                        assert!(ones.as_bytes().unwrap() == expected, "{op} of {dtype}");
+                        assert!(data.as_bytes().unwrap() == expected, "{op} of {dtype}");
                     }
                 }
             }
@@ -483,9 +483,9 @@ fn a_rank_that_waits_a_second_uses_less_than_a_quarter_of_a_core() {
                 std::thread::sleep(LATE);
             }
             let used = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-            let (waited, before) = (Instant::now(), used());
+            let (began, before) = (Instant::now(), used());
             rig.run(Op::Barrier).unwrap();
-            let (waited, used) = (waited.elapsed(), used() - before);
+            let (waited, used) = (began.elapsed(), used() - before);
             if rig.rank == 0 {
                 eprintln!("{wiring:?}: waited for {waited:?} on {used:?} of a core");
                 // A thread that sleeps uses the core mostly while it polls before its first sleep. A thread that
@@ -517,7 +517,7 @@ fn issued_and_blocking_operations_run_in_order_of_issue() {
             let end = pending.wait(LONG.into());
             assert!(matches!(end, Progress::Completed(_)), "{end:?}");
             let Some(Op::AllReduce { buffer, .. }) = pending.reclaim() else {
-                panic!("the buffers come back");
+                panic!("the buffer was not returned");
             };
             let expected = (round + rig.size - 1) as f32;
             assert_eq!(buffer.into_vec::<f32>().unwrap(), [expected; 1000]);

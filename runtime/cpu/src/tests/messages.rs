@@ -170,7 +170,7 @@ fn issued_receives_of_one_tag_take_messages_in_order() {
                     let end = pending.wait(LONG.into());
                     assert!(matches!(end, Progress::Completed(_)), "{end:?}");
                     let Some(Op::Recv { buffer, .. }) = pending.reclaim() else {
-                        panic!("the buffer comes back");
+                        panic!("the buffer was not returned");
                     };
                     let received = buffer.into_vec::<i32>().unwrap();
                     assert!(received == message(0, round as u32, received.len()));

@@ -268,7 +268,7 @@ fn an_aborted_operation_returns_its_buffer_unshared() {
             .abort(&rcomm_core::backend::AbortReason { error });
         assert!(pending.wait(LONG.into()).has_ended());
         let Some(Op::AllReduce { buffer, .. }) = pending.reclaim() else {
-            panic!("it was an all_reduce");
+            panic!("no operation was returned");
         };
         assert_eq!(buffer.as_ptr().addr(), address);
         assert!(is_all(&buffer, 7.0));

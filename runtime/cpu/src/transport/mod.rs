@@ -96,14 +96,14 @@ impl Channel {
     /// Fills `into` if the next bytes of the stream are exactly `head` and all bytes of `into` have arrived after it.
     /// Always `Other` on a socket, to which bytes that do not match could not be put back.
     #[inline]
-    pub(crate) fn read_behind<const HEAD: usize>(
+    pub(crate) fn read_after<const HEAD: usize>(
         &mut self,
         head: &[u8; HEAD],
         into: &mut [u8],
     ) -> io::Result<shm::Found> {
         match self {
             Self::Tcp(_) => Ok(shm::Found::Other),
-            Self::Shm(channel) => channel.read_behind(head, into),
+            Self::Shm(channel) => channel.read_after(head, into),
         }
     }
 

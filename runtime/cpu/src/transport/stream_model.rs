@@ -105,7 +105,7 @@ fn sleep_and_wake(protocol: StreamModel) {
     fence();
     let stays_awake = protocol.checks_again && count.load(Ordering::Acquire) == 1;
     let is_woken = mover.join().unwrap();
-    assert!(stays_awake || is_woken, "it sleeps, and is never woken");
+    assert!(stays_awake || is_woken, "the sleeper is never woken");
 }
 
 /// A value that the reader takes: from the ring, or from the cell.

@@ -90,9 +90,9 @@ impl TcpChannel {
     /// Makes a channel of connected sockets, which are in the same order at both ends.
     ///
     /// # Panics
-    /// If there is no socket.
+    /// If there is no socket, or if some sockets use TLS and others do not.
     pub(crate) fn new(wires: Vec<Wire>) -> io::Result<Self> {
-        assert!(!wires.is_empty(), "a channel has a socket");
+        assert!(!wires.is_empty(), "a channel without a socket");
         let mut streams = Vec::with_capacity(wires.len());
         let mut sessions = Vec::new();
         for Wire { socket, tls } in wires {
@@ -106,7 +106,7 @@ impl TcpChannel {
         }
         assert!(
             sessions.is_empty() || sessions.len() == streams.len(),
-            "all sockets of a channel use TLS, or none"
+            "only some sockets of a channel use TLS"
         );
         Ok(Self {
             streams,
@@ -164,13 +164,13 @@ impl TcpChannel {
             };
             if into.len() >= BUFFER {
                 let most = self.read.most(into.len(), count);
-                let got = none_if_not_ready(receive(&mut into[..most]), true)?;
+                let got = zero_if_not_ready(receive(&mut into[..most]), true)?;
                 self.read.pass(got, count);
                 self.count_received(got);
                 return Ok(got);
             }
             let most = self.read.most(BUFFER, count);
-            let got = none_if_not_ready(receive(&mut self.buffer[..most]), true)?;
+            let got = zero_if_not_ready(receive(&mut self.buffer[..most]), true)?;
             self.read.pass(got, count);
             self.count_received(got);
             self.unread = 0..got;
@@ -193,7 +193,7 @@ impl TcpChannel {
             None => stream.write(&from[..most]),
             Some(session) => session.write(stream, &from[..most]),
         };
-        let some = none_if_not_ready(written, false)?;
+        let some = zero_if_not_ready(written, false)?;
         self.written.pass(some, count);
         self.count_sent(some);
         Ok(some)
@@ -214,7 +214,7 @@ impl TcpChannel {
             }
             Some(session) => session.write_both(stream, head, rest),
         };
-        let some = none_if_not_ready(sent, false)?;
+        let some = zero_if_not_ready(sent, false)?;
         self.written.pass(some, count);
         self.count_sent(some);
         Ok(some)
@@ -237,7 +237,7 @@ impl Drop for TcpChannel {
 }
 
 /// Turns the errors of a socket that is not ready into 0, and the end of the stream into an error.
-fn none_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usize> {
+fn zero_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usize> {
     match result {
         Ok(0) if is_read => Err(io::ErrorKind::UnexpectedEof.into()),
         Ok(some) => Ok(some),

@@ -167,7 +167,7 @@ impl<'a> WaitPolicy<'a> {
         self.idle_since = None;
     }
 
-    /// Counts an unsuccessful poll; returns what to do next.
+    /// Counts an unsuccessful poll; returns what to do next. Fails if the wait should end now.
     #[inline]
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
         self.polls += 1;

@@ -13,16 +13,16 @@ pub(crate) fn own_processors() -> Processors {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
         return [u64::MAX; SET];
     };
-    let mut own = [0; SET];
+    let mut processors = [0; SET];
     for at in (0..rustix::thread::CpuSet::MAX_CPU.min(SET * 64)).filter(|&at| set.is_set(at)) {
-        own[at / 64] |= 1 << (at % 64);
+        processors[at / 64] |= 1 << (at % 64);
     }
-    own
+    processors
 }
 
-/// Returns whether each rank can have a processor; `sets` has the processors on which each rank may run. Compares
-/// the number of ranks that are confined to a set with the set's size, for each set and for all sets together, but
-/// not for other unions of sets.
+/// Returns `CorePerRank` if each rank can have a processor to itself, else `Oversubscribed`. `sets` has the processors
+/// on which each rank may run. Compares the number of ranks that are confined to a set with the set's size, for each
+/// set and for all sets together, but not for other unions of sets.
 pub(crate) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
     let is_within = |inner: &Processors, outer: &Processors| {
         inner

@@ -13,8 +13,8 @@ const SLOW: Duration = Duration::from_micros(500);
 /// How many sleeps follow a slow yield, at least and at most.
 const LEAST: u32 = 32;
 const MOST: u32 = 1024;
-/// A fast yield lowers the number of sleeps by one part in this many, rounded up. So as few as one slow yield in about
-/// fifty leads to the most sleeps between two yields.
+/// A fast yield lowers the number of sleeps by one part in this many, rounded up. So the number grows from the least to
+/// the most if one yield in sixteen is slow, and then stays there if only one in about forty is.
 const DECAY: u32 = 64;
 
 /// How a thread's yields have gone.
@@ -22,7 +22,7 @@ const DECAY: u32 = 64;
 struct Yields {
     /// The number of sleeps after the next slow yield is twice this, but at least [`LEAST`] and at most [`MOST`].
     sleeps: u32,
-    /// Sleeps before the thread yields again.
+    /// Number of sleeps that remain before the thread yields again.
     left: u32,
 }
 
@@ -82,7 +82,7 @@ mod tests {
             sleeps.push(yields.left);
         }
         assert_eq!(sleeps, [32, 64, 128, 256, 512, 1024, 1024, 1024]);
-        // One slow yield in twenty is too many.
+        // One slow yield in twenty keeps the number of sleeps at the most.
         for _ in 0..20 {
             yields.took(SLOW / 100);
         }

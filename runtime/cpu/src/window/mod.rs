@@ -205,7 +205,7 @@ impl CpuWindow {
         let data = Backing::for_window(&memory);
         let bytes = memory.size_bytes();
         let dtype = memory.dtype();
-        let (kept, own) = WindowBuffer::from_buffer(memory)?;
+        let (kept, part) = WindowBuffer::from_buffer(memory)?;
         let counters = SharedMemory::create(size * 4)
             .map_err(|error| Error::io("cannot allocate a window's counters", error))?;
         let counters = Arc::new(counters);
@@ -233,7 +233,7 @@ impl CpuWindow {
         shared.run(&mut gathered, 1, deadline)?;
         let peer_parts = map_parts(
             &shared,
-            &own,
+            &part,
             &description,
             gathered.outputs()[0].as_bytes()?,
         )?;
@@ -249,7 +249,7 @@ impl CpuWindow {
         drop(op);
         let service = match needs_service {
             [0] => None,
-            _ => Some(Service::start(shared.clone(), own, name)?),
+            _ => Some(Service::start(shared.clone(), part, name)?),
         };
         Ok(Self {
             shared,
@@ -316,7 +316,8 @@ fn part(parts: &[PeerPart], peer: u32) -> Result<&PeerPart> {
     parts.get(peer as usize).ok_or_else(closed)
 }
 
-/// Maps all parts that can be mapped. Fails with the same error on all ranks if element types differ.
+/// Maps all parts that can be mapped; `memory` and `own` are this rank's part and its description. Fails with the same
+/// error on all ranks if element types differ.
 fn map_parts(
     shared: &WindowState,
     memory: &RemoteMemory,
@@ -378,7 +379,7 @@ fn map_parts(
     }
     Ok(peer_parts
         .into_iter()
-        .map(|(_, peer_parts)| peer_parts)
+        .map(|(_, peer_part)| peer_part)
         .collect())
 }
 
@@ -510,17 +511,17 @@ impl BackendWindow for CpuWindow {
             let data = part.data.as_ref().filter(|_| at != shared.rank);
             u8::from(data.is_some_and(|data| !data.is_alone()))
         };
-        let mut gathered = Op::AllToAllSingle {
+        let mut exchanged = Op::AllToAllSingle {
             input: Buffer::from_vec(peer_parts.iter().enumerate().map(still_mapped).collect()),
             output: Buffer::from_vec(vec![0u8; shared.ranks.len()]),
         };
         drop(peer_parts);
         // No member completes this operation before this rank has started it.
-        shared.run(&mut gathered, 3, deadline)?;
-        let is_mapped = gathered.outputs()[0]
+        shared.run(&mut exchanged, 3, deadline)?;
+        let is_mapped = exchanged.outputs()[0]
             .as_bytes()?
             .iter()
-            .any(|&gathered| gathered != 0);
+            .any(|&still_mapped| still_mapped != 0);
         if let Some(service) = lock(&self.service).take() {
             // The thread ends when the last member has announced that it closes, which all have done by
             // now. A panic in the thread was already reported.

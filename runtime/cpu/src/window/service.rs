@@ -162,22 +162,23 @@ pub(super) fn send_end(shared: &WindowState, peer: u32, deadline: Deadline) -> R
 pub(super) struct Service {
     shared: Arc<WindowState>,
     /// This rank's part.
-    own: RemoteMemory,
-    /// Number of other members that have not announced their end.
+    part: RemoteMemory,
+    /// Number of other members that have not announced that they close the window.
     left: usize,
+    /// Holds the bytes of one request at a time.
     piece: Vec<u8>,
 }
 
 impl Service {
     pub(super) fn start(
         shared: Arc<WindowState>,
-        own: RemoteMemory,
+        part: RemoteMemory,
         name: &str,
     ) -> Result<JoinHandle<()>> {
         let left = shared.ranks.len() - 1;
         let service = Self {
             shared,
-            own,
+            part,
             left,
             piece: Vec::new(),
         };
@@ -208,7 +209,7 @@ impl Service {
             Error::new(ErrorKind::Backend, "a request for a window has no sender")
         })?;
         let rank = shared.ranks[peer as usize];
-        let request = WindowRequest::decode(&head, self.own.len()).ok_or_else(|| {
+        let request = WindowRequest::decode(&head, self.part.len()).ok_or_else(|| {
             let message = format!("rank {rank} sent an invalid request for this rank's window");
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
@@ -216,11 +217,11 @@ impl Service {
             WindowRequest::Put { offset, len } => {
                 self.piece.resize(len, 0);
                 receive(shared, Some(peer), PUT_TAG, &mut self.piece, no_deadline)?;
-                self.own.write(offset, &self.piece)
+                self.part.write(offset, &self.piece)
             }
             WindowRequest::Get { offset, len } => {
                 self.piece.resize(len, 0);
-                self.own.read(offset, &mut self.piece)?;
+                self.part.read(offset, &mut self.piece)?;
                 send(shared, peer, GET_TAG, &self.piece, no_deadline)
             }
             WindowRequest::Signal => shared.count_signal(&shared.counters, peer as usize),

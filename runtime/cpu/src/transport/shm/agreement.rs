@@ -34,16 +34,16 @@ pub(super) fn agree(table: &Mapping, start: usize, number: u64, value: &[u8]) ->
         if set_once(table.long(entry), number) != number {
             continue;
         }
-        let own = hash(value);
+        let own_hash = hash(value);
         // The first rank that replaces the zero decides, whichever rank has written the number.
         let first_hash = table.long(entry + HASH);
         return Some(
-            match first_hash.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
+            match first_hash.compare_exchange(0, own_hash, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
                     write(table, entry, value);
                     Agreement::Same
                 }
-                Err(first_hash) if first_hash == own => Agreement::Same,
+                Err(first_hash) if first_hash == own_hash => Agreement::Same,
                 Err(_) => Agreement::Other(read(table, entry)),
             },
         );
@@ -113,9 +113,9 @@ mod tests {
         assert_eq!(agree(7, "cpu"), Agreement::Same);
         assert_eq!(agree(7, "fake"), Agreement::Other(b"cpu".to_vec()));
         // Another number with the same first entry.
-        let beside = 7 + AGREEMENTS as u64;
-        assert_eq!(agree(beside, "fake"), Agreement::Same);
-        assert_eq!(agree(beside, ""), Agreement::Other(b"fake".to_vec()));
+        let colliding = 7 + AGREEMENTS as u64;
+        assert_eq!(agree(colliding, "fake"), Agreement::Same);
+        assert_eq!(agree(colliding, ""), Agreement::Other(b"fake".to_vec()));
         // Long texts that differ only after the part that is kept.
         let long = "x".repeat(2 * TEXT_LEN);
         assert_eq!(agree(9, &long), Agreement::Same);

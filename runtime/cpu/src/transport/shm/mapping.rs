@@ -40,21 +40,21 @@ impl Mapping {
     pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(
             offset.checked_add(len).is_some_and(|end| end <= self.len),
-            "inside the mapping"
+            "bytes outside the mapping"
         );
         // SAFETY: `offset` is at most `self.len` (checked), so the address is inside the mapping or one past its end.
         unsafe { self.start.as_ptr().add(offset) }
     }
 
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
-        assert_eq!(offset % 4, 0, "words are aligned");
+        assert_eq!(offset % 4, 0, "the word is not aligned");
         // SAFETY: these are four aligned bytes (checked) inside the mapping, which lives as long as `self`. All
         // processes access them only as an atomic word.
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
     pub(super) fn long(&self, offset: usize) -> &AtomicU64 {
-        assert_eq!(offset % 8, 0, "words are aligned");
+        assert_eq!(offset % 8, 0, "the word is not aligned");
         // SAFETY: these are eight aligned bytes (checked) inside the mapping, which lives as long as `self`. All
         // processes access them only as an atomic word.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
@@ -72,7 +72,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: no reference into the mapping is left: all of them borrow from `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
+        debug_assert!(unmapped.is_ok(), "munmap failed");
     }
 }
 

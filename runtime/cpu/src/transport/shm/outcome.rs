@@ -78,10 +78,10 @@ impl Outcome<'_> {
                     self.exchange(word, decision);
                 }
                 _ => {
-                    let is_earlier = (word as u32).wrapping_sub(phase).cast_signed() > 0;
+                    let failed_later = (word as u32).wrapping_sub(phase).cast_signed() > 0;
                     let rank = usize::try_from(word >> RANK_SHIFT).unwrap_or(usize::MAX);
                     // The rank that gave up a later phase had completed this phase.
-                    return (!is_earlier).then_some(rank);
+                    return (!failed_later).then_some(rank);
                 }
             }
         }

@@ -197,7 +197,7 @@ impl Segment {
         &self.file
     }
 
-    /// Whether this rank has the segment, or had it.
+    /// Whether `rank` has the segment, or had it.
     pub(crate) fn has_entered(&self, rank: Rank) -> bool {
         self.table
             .word(Self::rank_entry(rank))
@@ -221,7 +221,7 @@ impl Segment {
         wait_mode_of(&sets)
     }
 
-    /// Whether this rank has dropped its segment, or its process has ended; `false` if the system does not let this
+    /// Whether `rank` has dropped its segment, or its process has ended; `false` if the system does not let this
     /// process find out.
     pub(crate) fn is_gone(&self, rank: Rank) -> bool {
         let entry = Self::rank_entry(rank);

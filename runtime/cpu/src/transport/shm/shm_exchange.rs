@@ -234,8 +234,8 @@ impl ShmExchange {
     /// Returns the slots of this phase, and the first `used` bytes of this rank's slot of the next phase.
     #[inline]
     pub(crate) fn slots_and_next(&mut self, used: usize) -> (Slots<'_>, &mut [u8]) {
-        assert!(self.complete, "exchange used after abort");
-        assert!(used <= SLOT, "a slot is no longer than that");
+        assert!(self.complete, "an exchange was used after an error");
+        assert!(used <= SLOT, "more bytes than a slot holds");
         let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
         // SAFETY: this rank alone writes its slot of the next phase, and only through `&mut self`. That slot does not
         // overlap the slots of this phase (`run_phase`), which `Slots` and the other ranks read. The other ranks have
@@ -248,7 +248,10 @@ impl ShmExchange {
     /// Returns the bytes that `rank` shows in its slot in this phase.
     #[inline]
     pub(crate) fn slot(&self, rank: usize) -> &[u8] {
-        assert!(self.complete, "slots are read when all have published");
+        assert!(
+            self.complete,
+            "a slot is read before all ranks have published"
+        );
         let start = self.slot_at(rank, self.slot);
         // SAFETY: `rank` stored the flag of this phase, which this rank has seen (`complete`), after it had written the
         // slot. It writes there again only after this rank has published the next phase, which takes `&mut self`.
@@ -258,8 +261,11 @@ impl ShmExchange {
     /// Returns the first `len` inline bytes in `rank`'s line of this phase.
     #[inline]
     pub(crate) fn inline(&self, rank: usize, len: usize) -> &[u8] {
-        assert!(self.complete, "lines are read when all have published");
-        assert!(len <= INLINE, "inline bytes fit into the line");
+        assert!(
+            self.complete,
+            "a line is read before all ranks have published"
+        );
+        assert!(len <= INLINE, "more inline bytes than a line holds");
         let start = self.line(rank, self.phase) + 16;
         // SAFETY: `rank` stored the flag of this phase, which this rank has seen (`complete`), after it had written its
         // line. It writes this line again only after this rank has published the next phase, which takes `&mut self`.
@@ -282,8 +288,8 @@ impl ShmExchange {
         used: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, ShmExchangeError> {
-        assert!(self.complete, "exchange used after abort");
-        assert!(used <= SLOT, "a slot is no longer than that");
+        assert!(self.complete, "an exchange was used after an error");
+        assert!(used <= SLOT, "more bytes than a slot holds");
         self.complete = false;
         self.slot = self.place(self.phase.wrapping_add(1), used);
         self.shown = used;
@@ -354,7 +360,10 @@ impl ShmExchange {
 
     #[inline]
     fn publish(&mut self, signature: u64, inline: &[u8]) {
-        assert!(inline.len() <= INLINE, "inline bytes fit into the line");
+        assert!(
+            inline.len() <= INLINE,
+            "more inline bytes than a line holds"
+        );
         self.phase = self.phase.wrapping_add(1);
         let line = self.line(self.rank, self.phase);
         self.area.long(line + 8).store(signature, Ordering::Relaxed);

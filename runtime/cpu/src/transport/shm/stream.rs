@@ -59,7 +59,7 @@ pub(crate) struct Waits {
     pub(crate) to_write: bool,
 }
 
-/// The result of [`read_behind`](ShmStream::read_behind).
+/// The result of [`read_after`](ShmStream::read_after).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// The head and all bytes after it had arrived, and were read.
@@ -102,7 +102,7 @@ pub(crate) struct ShmStream {
     socket: Arc<TcpStream>,
     rings: Arc<Mapping>,
     /// Size of each ring in bytes.
-    ring: usize,
+    ring_len: usize,
     /// Offset in the mapping of the ring that this rank writes.
     out: usize,
     /// Offset in the mapping of the ring that this rank reads.
@@ -129,17 +129,17 @@ pub(crate) struct ShmStream {
 }
 
 impl ShmStream {
-    /// Makes an end of the stream with the two rings in `rings`, which have `ring` bytes each and are not used yet. The
-    /// lower rank of the pair writes the first ring.
+    /// Makes an end of the stream with the two rings in `rings`, which have `ring_len` bytes each and are not used yet.
+    /// The lower rank of the pair writes the first ring.
     pub(super) fn new(
         rings: Mapping,
-        ring: usize,
+        ring_len: usize,
         is_lower: bool,
         socket: TcpStream,
     ) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        let (first, second) = (0, RING_HEAD + ring);
+        let (first, second) = (0, RING_HEAD + ring_len);
         let (out, into) = if is_lower {
             (first, second)
         } else {
@@ -148,7 +148,7 @@ impl ShmStream {
         Ok(Self {
             socket: Arc::new(socket),
             rings: Arc::new(rings),
-            ring,
+            ring_len,
             out,
             into,
             written: 0,
@@ -225,11 +225,11 @@ impl ShmStream {
     /// Returns the number of free bytes in the ring that this rank writes.
     fn writable(&mut self) -> io::Result<usize> {
         let mut taken = self.written.wrapping_sub(self.seen_read);
-        if taken >= self.ring as u64 {
+        if taken >= self.ring_len as u64 {
             self.seen_read = self.count(self.out, READ).load(Ordering::Acquire);
             taken = self.written.wrapping_sub(self.seen_read);
         }
-        Ok(self.ring - self.within_ring(taken)?)
+        Ok(self.ring_len - self.within_ring(taken)?)
     }
 
     /// Reads the bytes that have arrived, up to `into.len()`; 0 if there are none yet.
@@ -258,7 +258,7 @@ impl ShmStream {
     /// Fills `into` with the bytes after this head, if the next bytes of the stream are exactly this head and all bytes
     /// of `into` have arrived.
     #[inline]
-    pub(crate) fn read_behind<const HEAD: usize>(
+    pub(crate) fn read_after<const HEAD: usize>(
         &mut self,
         head: &[u8; HEAD],
         into: &mut [u8],
@@ -305,8 +305,8 @@ impl ShmStream {
 
     /// Copies bytes of the ring that have arrived.
     fn get(&self, position: u64, into: &mut [u8]) {
-        let start = (position % self.ring as u64) as usize;
-        let first = into.len().min(self.ring - start);
+        let start = (position % self.ring_len as u64) as usize;
+        let first = into.len().min(self.ring_len - start);
         let (first, second) = into.split_at_mut(first);
         let data = self.into + RING_HEAD;
         for (piece, at) in [(first, start), (second, 0)] {
@@ -323,7 +323,7 @@ impl ShmStream {
         self.read += some as u64;
         self.count(self.into, READ)
             .store(self.read, Ordering::Release);
-        self.ring(self.into, WRITER_SLEEPS);
+        self.wake_if_asleep(self.into, WRITER_SLEEPS);
     }
 
     /// Reads from the next cell, whose unread `len` bytes are at `start`.
@@ -381,7 +381,7 @@ impl ShmStream {
         self.written += some as u64;
         let written = self.count(self.out, WRITTEN);
         written.store(self.written, Ordering::Release);
-        self.ring(self.out, READER_SLEEPS);
+        self.wake_if_asleep(self.out, READER_SLEEPS);
         Ok(some)
     }
 
@@ -411,13 +411,13 @@ impl ShmStream {
         let carried = (head.len() + rest.len()) as u64;
         let number = self.rings.long(cell + NUMBER);
         number.store(self.cells_written << 8 | carried, Ordering::Release);
-        self.ring(self.out, READER_SLEEPS);
+        self.wake_if_asleep(self.out, READER_SLEEPS);
     }
 
     /// Copies bytes to free space of the ring.
     fn put(&mut self, position: u64, bytes: &[u8]) {
-        let start = (position % self.ring as u64) as usize;
-        let (first, second) = bytes.split_at(bytes.len().min(self.ring - start));
+        let start = (position % self.ring_len as u64) as usize;
+        let (first, second) = bytes.split_at(bytes.len().min(self.ring_len - start));
         let data = self.out + RING_HEAD;
         for (piece, at) in [(first, start), (second, 0)] {
             let to = self.rings.at(data + at, piece.len());
@@ -431,7 +431,7 @@ impl ShmStream {
 
     /// Wakes the other rank if it has set its mark.
     #[inline]
-    fn ring(&self, ring: usize, sleeper: usize) {
+    fn wake_if_asleep(&self, ring: usize, sleeper: usize) {
         fence(Ordering::SeqCst);
         let mark = self.mark(ring, sleeper);
         if mark.load(Ordering::Relaxed) != 0 {
@@ -483,7 +483,7 @@ impl ShmStream {
     fn within_ring(&self, distance: u64) -> io::Result<usize> {
         usize::try_from(distance)
             .ok()
-            .filter(|&distance| distance <= self.ring)
+            .filter(|&distance| distance <= self.ring_len)
             .ok_or_else(invalid_counts)
     }
 }

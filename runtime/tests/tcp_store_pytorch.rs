@@ -58,7 +58,7 @@ try:
     raise SystemExit("the wait ended")
 except dist.DistStoreError as error:
     assert "never" in str(error), error
-assert store.get("from_rust") == b"value", "the connection is of use after a cancelled wait"
+assert store.get("from_rust") == b"value", "the connection is usable after a cancelled wait"
 store.queue_push("queue", b"one"); store.queue_push("queue", b"two")
 assert store.queue_len("queue") == 2
 assert store.queue_pop("queue") == b"one"

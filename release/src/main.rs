@@ -65,7 +65,7 @@ mod tests {
     fn every_program_has_a_page_and_a_script_for_each_shell() {
         let out = tempfile::tempdir().expect("a folder");
         for program in programs() {
-            write(&program, out.path()).expect("written");
+            write(&program, out.path()).expect("the folder is writable");
             let name = program.get_name();
             let page = out.path().join(format!("man/man1/{name}.1"));
             let page = fs::read_to_string(page).expect("a page");

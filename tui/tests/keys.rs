@@ -72,7 +72,7 @@ fn problems_only_hides_rows_without_problems() {
 #[test]
 fn pausing_keeps_the_frame_and_stepping_goes_through_frames() {
     let mut state = showing(recorded(Situation::Healthy), (100, 30));
-    let at = state.snapshot().expect("shown").at;
+    let at = state.snapshot().expect("a snapshot is shown").at;
     press(&mut state, " ");
     for number in 1..=20u64 {
         let mut next = recorded(Situation::StuckRank);
@@ -179,7 +179,7 @@ fn n_goes_from_problem_to_problem_and_reports_if_there_is_none() {
 fn the_footer_and_the_help_show_changed_keys() {
     let changes = [("why".to_owned(), vec!["W".to_owned()])].into();
     let mut options = options();
-    options.keymap = rcomm_top::keys::Keymap::with(&changes).expect("a free key");
+    options.keymap = rcomm_top::keys::Keymap::with(&changes).expect("the key is free");
     let mut state = State::new(options, (120, 70), Default::default());
     update(
         &mut state,

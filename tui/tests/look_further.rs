@@ -130,7 +130,7 @@ fn number(readout: &str) -> u64 {
     rest.split(' ')
         .next()
         .and_then(|n| n.parse().ok())
-        .expect("digits")
+        .expect("the number has digits")
 }
 
 #[test]
@@ -194,5 +194,5 @@ fn a_wide_terminal_has_two_columns_and_a_narrow_one_has_one() {
 fn groups_row(state: &State) -> u16 {
     let shown = text::of(state);
     let row = shown.lines().position(|line| line.contains(" groups ─"));
-    u16::try_from(row.expect("a pane of groups")).expect("few rows")
+    u16::try_from(row.expect("a pane of groups")).expect("the screen has few rows")
 }

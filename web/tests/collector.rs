@@ -34,7 +34,7 @@ fn start_runtime() -> Runtime {
         .worker_threads(2)
         .enable_all()
         .build()
-        .expect("threads")
+        .expect("the threads start")
 }
 
 fn options() -> LiveOptions {
@@ -54,7 +54,7 @@ fn pace() -> Pace {
 
 fn wall_ns() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    i64::try_from(now.expect("after 1970").as_nanos()).expect("before 2262")
+    i64::try_from(now.expect("it is after 1970").as_nanos()).expect("it is before 2262")
 }
 
 fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -217,14 +217,14 @@ impl Cluster {
                 // Bound without listening, so that no other program gets the port.
                 let socket = TcpSocket::new_v4().expect("a socket");
                 socket.bind(any).expect("a free port");
-                let address = socket.local_addr().expect("bound");
+                let address = socket.local_addr().expect("the socket is bound");
                 urls.push(format!("http://{address}"));
                 gone.push(socket);
                 continue;
             }
             let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
             let listener = listener.expect("a free port");
-            let address = listener.local_addr().expect("bound");
+            let address = listener.local_addr().expect("the socket is bound");
             urls.push(format!("http://{address}"));
             let delay = match fate(node) {
                 Fate::Slow => SLOW,
@@ -244,8 +244,8 @@ impl Cluster {
                 ranks: ranks_of(node),
                 last: HashMap::new(),
             };
-            let (store, watch) =
-                SnapshotStore::watch(vec![Box::new(rings)], options(), pace()).expect("threads");
+            let (store, watch) = SnapshotStore::watch(vec![Box::new(rings)], options(), pace())
+                .expect("the threads start");
             let server = Server::bind(any, store, Access::with_token(TOKEN));
             let server = runtime.block_on(server).expect("a free port");
             runtime.spawn(forward(listener, server.address(), delay, answered.clone()));
@@ -253,7 +253,8 @@ impl Cluster {
             watches.push(watch);
         }
         let sources = NodeSource::all(Nodes::List(urls), Some(TOKEN)).expect("a list");
-        let (collector, watch) = SnapshotStore::watch(sources, options(), pace()).expect("threads");
+        let (collector, watch) =
+            SnapshotStore::watch(sources, options(), pace()).expect("the threads start");
         watches.push(watch);
         Self {
             collector,
@@ -359,7 +360,7 @@ fn a_wrong_token_is_reported() {
     let whole = SimulatedSource::new(Simulation::new(Situation::Healthy, 4, 0), || 5_000_000_000);
     let (store, _watch) =
         SnapshotStore::watch(vec![Box::new(whole)], LiveOptions::default(), pace())
-            .expect("threads");
+            .expect("the threads start");
     let address = "127.0.0.1:0".parse().expect("an address");
     let server = runtime.block_on(Server::bind(address, store, Access::with_token(TOKEN)));
     let server = server.expect("a free port");
@@ -368,7 +369,7 @@ fn a_wrong_token_is_reported() {
     let mut sources = NodeSource::all(Nodes::List(vec![url]), Some("another")).expect("a list");
     let error = sources[0]
         .poll(Instant::now() + Duration::from_secs(20))
-        .expect_err("refused");
+        .expect_err("the token is refused");
     assert!(
         error.to_string().contains("it refused the token"),
         "{error}"

@@ -34,10 +34,10 @@ fn systemd_accepts_the_unit_without_warnings() {
     let unit = std::fs::read_to_string(deploy().join("systemd/rcomm-web.service"));
     // The program and the files that the unit names need not exist where this test runs.
     let unit = unit
-        .expect("readable")
+        .expect("the path is readable")
         .replace("/usr/local/bin/rcomm-web", "/bin/true");
     let path = folder.path().join("rcomm-web.service");
-    std::fs::write(&path, unit.replace("User=trainer", "User=root")).expect("writable");
+    std::fs::write(&path, unit.replace("User=trainer", "User=root")).expect("the path is writable");
     let output = succeed(Command::new("systemd-analyze").arg("verify").arg(&path));
     assert!(!output.contains("rcomm-web.service:"), "{output}");
 }
@@ -52,7 +52,7 @@ fn deployed_commands_use_options_that_exist() {
         "kubernetes/rcomm-web.yml",
         "docker-compose.yml",
     ] {
-        let text = std::fs::read_to_string(deploy().join(file)).expect("readable");
+        let text = std::fs::read_to_string(deploy().join(file)).expect("the path is readable");
         let lines = text.lines().filter(|line| {
             line.contains("ExecStart")
                 || line.trim().starts_with("- --listen")
@@ -85,7 +85,7 @@ fn kubernetes_schemas_accept_the_manifests() {
         folder.join("bin/python"),
         folder.join("bin/kubernetes-validate"),
     );
-    let folder_text = folder.to_str().expect("plain text");
+    let folder_text = folder.to_str().expect("the path is UTF-8");
     let is_installed = runs(&validate, &["--version"])
         || (runs(Path::new("python3"), &["-m", "venv", folder_text])
             && runs(
@@ -96,14 +96,14 @@ fn kubernetes_schemas_accept_the_manifests() {
         return skip("kubernetes-validate is not installed, and pip cannot install it");
     }
     let text = std::fs::read_to_string(deploy().join("kubernetes/rcomm-web.yml"));
-    let text = text.expect("readable");
+    let text = text.expect("the path is readable");
     let parts: Vec<&str> = text.split("\n---\n").collect();
     assert_eq!(parts.len(), 3);
     // The monitor is a resource of an operator, for which these schemas have no rules: see the next test.
     let files = tempfile::tempdir().expect("a directory");
     for (number, part) in parts[..2].iter().enumerate() {
         let path = files.path().join(format!("{number}.yml"));
-        std::fs::write(&path, part).expect("writable");
+        std::fs::write(&path, part).expect("the path is writable");
         let output = succeed(Command::new(&validate).arg("--strict").arg(&path));
         assert!(output.contains("passed"), "{output}");
     }
@@ -120,13 +120,13 @@ fn the_monitor_is_valid_for_prometheus_operator() {
         return;
     };
     let text = std::fs::read_to_string(deploy().join("kubernetes/rcomm-web.yml"));
-    let text = text.expect("readable");
+    let text = text.expect("the path is readable");
     let monitor = text.split("\n---\n").last().expect("the monitor");
     let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("monitor.yml");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/validate_monitor.mjs");
     let validate = |monitor: &str| {
-        std::fs::write(&path, monitor).expect("writable");
+        std::fs::write(&path, monitor).expect("the path is writable");
         let output = Command::new("node")
             .args([&script, &modules, &path])
             .output();
@@ -169,7 +169,8 @@ fn the_schema_of_grafana_accepts_the_dashboards() {
     assert_eq!(validate(&dashboards), "valid\n");
     // The check itself finds an unknown value, a misspelled field, and a type of panel without a schema.
     let folder = tempfile::tempdir().expect("a directory");
-    let text = std::fs::read_to_string(dashboards.join("job-overview.json")).expect("readable");
+    let text = std::fs::read_to_string(dashboards.join("job-overview.json"))
+        .expect("the path is readable");
     for (number, (right, wrong)) in [
         (r#""colorMode": "value""#, r#""colorMode": "valu""#),
         (r#""gridPos""#, r#""gridpos""#),
@@ -180,7 +181,8 @@ fn the_schema_of_grafana_accepts_the_dashboards() {
     {
         let changed = text.replacen(right, wrong, 1);
         assert_ne!(changed, text, "{right}");
-        std::fs::write(folder.path().join(format!("{number}.json")), changed).expect("writable");
+        std::fs::write(folder.path().join(format!("{number}.json")), changed)
+            .expect("the path is writable");
     }
     let found = validate(folder.path());
     for (file, what) in [

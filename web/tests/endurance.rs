@@ -116,12 +116,12 @@ impl StrictServer {
             .worker_threads(2)
             .enable_all()
             .build()
-            .expect("threads");
+            .expect("the threads start");
         let job = Simulation::new(Situation::Healthy, 8, 0);
         let job = SimulatedSource::new(job, || 5_000_000_000);
         let watched =
             SnapshotStore::watch(vec![Box::new(job)], LiveOptions::default(), Pace::default());
-        let (store, watch) = watched.expect("threads");
+        let (store, watch) = watched.expect("the threads start");
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = runtime.block_on(Server::bind(any, store, Access::open()));
         let server = server.expect("a free port").limits(Limits {
@@ -206,7 +206,7 @@ fn a_tls_server_refuses_plain_http() {
         folder.path().join("cert.pem"),
         folder.path().join("key.pem"),
     );
-    let path = |path: &Path| path.to_str().expect("plain text").to_owned();
+    let path = |path: &Path| path.to_str().expect("the path is UTF-8").to_owned();
     let made = Command::new("openssl")
         .args([
             "req",
@@ -266,7 +266,7 @@ fn a_tls_server_refuses_plain_http() {
     assert!(curl(&[], "/api/v1/report").contains("401 Unauthorized"));
     let report = curl(&["--header", &web.authorized()], "/api/v1/report");
     assert!(report.contains("rcomm.report/1"), "{report}");
-    let token = web.token.clone().expect("printed");
+    let token = web.token.clone().expect("a token was printed");
     let page = curl(&[], &format!("/?token={token}"));
     assert!(page.contains("SameSite=Strict; Secure"), "{page}");
     let mut plain = web.connect();
@@ -283,8 +283,8 @@ fn a_tls_server_refuses_plain_http() {
 fn an_invalid_certificate_is_reported_at_start() {
     let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("nonsense.pem");
-    std::fs::write(&file, "no certificate").expect("writable");
-    let file = file.to_str().expect("plain text");
+    std::fs::write(&file, "no certificate").expect("the path is writable");
+    let file = file.to_str().expect("the path is UTF-8");
     let output = Command::new(env!("CARGO_BIN_EXE_rcomm-web"))
         .args(["--demo", "healthy", "--tls-cert", file, "--tls-key", file])
         .output()

@@ -150,18 +150,18 @@ fn uploads_are_limited_and_never_leave_their_folder() {
     assert!((400..500).contains(&web.ask("POST", "/api/v1/uploads", &[&kind], &body).status));
     // The uploaded files are removed, and the one private folder is empty.
     let folders: Vec<_> = std::fs::read_dir(scratch.path())
-        .expect("readable")
+        .expect("the path is readable")
         .flatten()
         .collect();
     assert_eq!(folders.len(), 1, "{folders:?}");
-    let metadata = folders[0].metadata().expect("there");
+    let metadata = folders[0].metadata().expect("the folder exists");
     assert_eq!(
         std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o777,
         0o700
     );
     assert_eq!(
         std::fs::read_dir(folders[0].path())
-            .expect("readable")
+            .expect("the path is readable")
             .count(),
         0
     );

@@ -74,10 +74,10 @@ fn drive(script: &str, modules: &Path, args: &[&str]) -> String {
 fn page_shows_a_hang_as_it_happens() {
     let Some(modules) = playwright() else { return };
     let web = Web::demo("stuck", 64, &[]);
-    let token = web.token.clone().expect("printed");
+    let token = web.token.clone().expect("a token was printed");
     let url = format!("http://{}/?token={token}", web.address);
     let (pictures, _kept) = pictures();
-    let pictures = pictures.to_str().expect("plain text");
+    let pictures = pictures.to_str().expect("the path is UTF-8");
     let dumps = dumps_of("cascade-2x2x2");
     let text = drive("page.mjs", &modules, &[&url, "37", &dumps, "5", pictures]);
     assert!(text.contains("no console error: ok"), "{text}");
@@ -88,11 +88,11 @@ fn page_draws_a_thousand_ranks() {
     let Some(modules) = playwright() else { return };
     let web = Web::demo("stuck", 1024, &["--no-token"]);
     let (pictures, _kept) = pictures();
-    let pictures = pictures.to_str().expect("plain text");
+    let pictures = pictures.to_str().expect("the path is UTF-8");
     let url = format!("http://{}/", web.address);
     let text = drive("page_scale.mjs", &modules, &[&url, pictures]);
     // Only the form of the output is checked: on a shared machine the times vary too much.
-    let measured: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let measured: serde_json::Value = serde_json::from_str(&text).expect("the text is JSON");
     assert!(
         measured["draw_ms"]["median"]
             .as_f64()

@@ -13,7 +13,7 @@ fn report_names_the_rank_at_fault() {
     let web = Web::on_dumps("cascade-2x2x2", &[]);
     let answer = web.get("/api/v1/report", &[&web.authorized()]);
     assert_eq!(answer.status, 200, "{}", answer.body);
-    let report: Value = serde_json::from_str(&answer.body).expect("JSON");
+    let report: Value = serde_json::from_str(&answer.body).expect("the text is JSON");
     assert_eq!(report["schema"], "rcomm.report/1");
     assert_eq!(report["verdict"], "stuck");
     assert_eq!(report["findings"][0]["code"], "E101");
@@ -27,7 +27,7 @@ fn report_names_the_rank_at_fault() {
 fn healthy_dumps_have_no_finding() {
     let web = Web::on_dumps("healthy-w4", &[]);
     let answer = web.get("/api/v1/report", &[&web.authorized()]);
-    let report: Value = serde_json::from_str(&answer.body).expect("JSON");
+    let report: Value = serde_json::from_str(&answer.body).expect("the text is JSON");
     assert_eq!(
         (&report["verdict"], &report["findings"]),
         (&"healthy".into(), &serde_json::json!([]))
@@ -58,7 +58,7 @@ fn requests_without_the_token_are_refused() {
 #[test]
 fn printed_address_leads_to_the_page_and_leaves_the_token_in_a_cookie() {
     let web = Web::on_dumps("healthy-w4", &[]);
-    let token = web.token.clone().expect("printed");
+    let token = web.token.clone().expect("a token was printed");
     let moved = web.get(&format!("/?token={token}"), &[]);
     assert_eq!(moved.status, 303);
     assert!(
@@ -72,7 +72,7 @@ fn printed_address_leads_to_the_page_and_leaves_the_token_in_a_cookie() {
         moved.head
     );
     let (_, kept) = moved.head.split_once("set-cookie: ").expect("a cookie");
-    let (cookie, _) = kept.split_once(';').expect("its attributes");
+    let (cookie, _) = kept.split_once(';').expect("the cookie has attributes");
     let name = format!("rcomm_session_{}=", web.address.port());
     assert!(cookie.starts_with(&name), "{cookie}");
     assert!(!cookie.contains(&token), "the cookie contains the token");
@@ -132,7 +132,7 @@ fn event_stream_begins_with_the_current_snapshot() {
         .filter_map(|line| line.strip_prefix("data: ").map(str::to_owned))
         .next()
         .expect("an event");
-    let message: Value = serde_json::from_str(&data).expect("JSON");
+    let message: Value = serde_json::from_str(&data).expect("the text is JSON");
     assert_eq!(
         message["report"]["findings"][0]["culprit_ranks"],
         serde_json::json!([5])
@@ -195,7 +195,7 @@ fn metrics_have_two_formats_and_promtool_accepts_the_text() {
     promtool
         .stdin
         .take()
-        .expect("piped")
+        .expect("the stream is piped")
         .write_all(text.body.as_bytes())
         .expect("promtool reads");
     let linted = promtool.wait_with_output().expect("promtool ends");
@@ -234,9 +234,9 @@ fn the_log_is_text_or_one_json_object_per_line_and_never_has_the_token() {
         web.wait_until_ready();
         assert!(web.stop().success());
         let mut text = String::new();
-        let mut log = web.child.stderr.take().expect("piped");
-        log.read_to_string(&mut text).expect("text");
-        let token = web.token.as_deref().expect("printed");
+        let mut log = web.child.stderr.take().expect("the stream is piped");
+        log.read_to_string(&mut text).expect("the log is UTF-8");
+        let token = web.token.as_deref().expect("a token was printed");
         assert!(!text.contains(token), "the token is in the log: {text}");
         (web.address.to_string(), text)
     };
@@ -276,7 +276,10 @@ fn events(web: &Web) -> impl Iterator<Item = (String, Value)> {
             name = event.to_owned();
         }
         let data = line.strip_prefix("data: ")?;
-        Some((name.clone(), serde_json::from_str(data).expect("JSON")))
+        Some((
+            name.clone(),
+            serde_json::from_str(data).expect("the text is JSON"),
+        ))
     })
 }
 
@@ -297,11 +300,11 @@ fn deltas_applied_to_the_first_snapshot_give_the_later_ones() {
         deltas += 1;
         picture["status"] = data["status"].clone();
         picture["focus"] = data["focus"].clone();
-        for (section, value) in data["set"].as_object().expect("sections") {
+        for (section, value) in data["set"].as_object().expect("the delta has sections") {
             picture["report"][section] = value.clone();
         }
-        for (section, rows) in data["rows"].as_object().expect("sections") {
-            for (index, row) in rows.as_object().expect("rows") {
+        for (section, rows) in data["rows"].as_object().expect("the delta has sections") {
+            for (index, row) in rows.as_object().expect("the value has rows") {
                 let index: usize = index.parse().expect("an index");
                 picture["report"][section][index] = row.clone();
             }
@@ -347,7 +350,11 @@ fn a_filter_that_cannot_be_read_is_refused_with_its_column() {
 fn answers_match_the_description() {
     let web = Web::on_dumps("cascade-2x2x2", &["--no-token"]);
     let api = web.get("/api/v1/openapi.json", &[]).json();
-    let mut described: Vec<&String> = api["paths"].as_object().expect("paths").keys().collect();
+    let mut described: Vec<&String> = api["paths"]
+        .as_object()
+        .expect("the description has paths")
+        .keys()
+        .collect();
     described.sort();
     let listed = web.get("/api/v1", &[]).json();
     let mut listed: Vec<String> = serde_json::from_value(listed).expect("a list");
@@ -357,7 +364,7 @@ fn answers_match_the_description() {
     let group = &report["groups"][0]["group"]["name"];
     let group = group.as_str().expect("a name");
     let mut compared = 0;
-    for (path, route) in api["paths"].as_object().expect("paths") {
+    for (path, route) in api["paths"].as_object().expect("the description has paths") {
         let schema = &route["get"]["responses"]["200"]["content"]["application/json"]["schema"];
         if schema.is_null() {
             continue;
@@ -378,7 +385,7 @@ fn answers_match_the_description() {
     // The records follow this head as bytes.
     let records = web.get("/api/v1/records", &[]).body;
     let (head, rest) = records.split_once('\n').expect("a head");
-    let head: Value = serde_json::from_str(head).expect("JSON");
+    let head: Value = serde_json::from_str(head).expect("the text is JSON");
     let schema = serde_json::json!({ "$ref": "#/components/schemas/RecordsHead" });
     assert_described(&api, &schema, &head, "/api/v1/records");
     let lengths = head["records"].as_array().expect("a list").iter();
@@ -401,14 +408,14 @@ fn assert_described(api: &Value, schema: &Value, answer: &Value, what: &str) {
 #[test]
 fn uploaded_dumps_get_a_separate_report() {
     let web = Web::on_dumps("healthy-w4", &["--no-token"]);
-    let folder = std::fs::read_dir(dumps_of("cascade-2x2x2")).expect("fixtures");
+    let folder = std::fs::read_dir(dumps_of("cascade-2x2x2")).expect("fixtures are checked in");
     let files: Vec<(String, Vec<u8>)> = folder
         .map(|entry| {
-            let path = entry.expect("readable").path();
+            let path = entry.expect("the path is readable").path();
             let name = path.file_name().expect("a name").to_string_lossy();
             (
                 format!("dumps/{name}"),
-                std::fs::read(&path).expect("readable"),
+                std::fs::read(&path).expect("the path is readable"),
             )
         })
         .collect();
@@ -442,7 +449,7 @@ fn jobs_are_listed_trouble_first_and_another_job_can_be_requested_by_name() {
     let directory = tempfile::tempdir().expect("a directory");
     let stuck = [0, 1].map(|rank| ring(directory.path(), "stuck", rank));
     issue_overdue_barrier(&stuck[0]);
-    let ring_dir = directory.path().to_str().expect("UTF-8");
+    let ring_dir = directory.path().to_str().expect("the path is UTF-8");
     let web = Web::start(&["--no-token", "--ring-dir", ring_dir, "--refresh", "100ms"]);
     web.wait_until_ready();
     let _second = ring(directory.path(), "second", 0);
@@ -463,8 +470,10 @@ fn jobs_are_listed_trouble_first_and_another_job_can_be_requested_by_name() {
     // The list and the report name the same rank.
     let report = web.get("/api/v1/report", &[]).json();
     assert_eq!(report["verdict"], "stuck");
-    let sentence = report["findings"][0]["sentence"].as_str().expect("a text");
-    let line = listed[0]["sentence"].as_str().expect("a text");
+    let sentence = report["findings"][0]["sentence"]
+        .as_str()
+        .expect("the value is a text");
+    let line = listed[0]["sentence"].as_str().expect("the value is a text");
     assert!(line.contains("rank 1"), "{line}");
     assert!(sentence.contains("rank 1"), "{sentence}");
     assert_eq!(web.get("/api/v1/status", &[]).json()["job"], "stuck");

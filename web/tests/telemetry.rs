@@ -95,8 +95,11 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
         .filter_map(|(_, m)| Some((m["name"].as_str()?, m)))
         .collect();
     let points = &metrics["rcomm.collective.duration"]["histogram"]["dataPoints"];
-    let point = &points.as_array().expect("points")[0];
-    let counts = point["bucketCounts"].as_array().expect("buckets").iter();
+    let point = &points.as_array().expect("the metric has points")[0];
+    let counts = point["bucketCounts"]
+        .as_array()
+        .expect("the point has buckets")
+        .iter();
     let sum: u64 = counts
         .filter_map(|count| count.as_str()?.parse::<u64>().ok())
         .sum();
@@ -114,7 +117,7 @@ fn a_job_that_is_stuck_already_is_exported_at_once() {
     let rings = [0, 1].map(|rank| ring(directory.path(), "stuck", rank));
     issue_overdue_barrier(&rings[0]);
     let collector = Collector::start();
-    let ring_dir = directory.path().to_str().expect("UTF-8");
+    let ring_dir = directory.path().to_str().expect("the path is UTF-8");
     let args = ["--no-token", "--ring-dir", ring_dir, "--overdue", "1us"];
     let web = Web::start_with(&args, |command| {
         let endpoint = format!("http://{}", collector.address);
@@ -259,7 +262,10 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
 fn an_unusable_collector_causes_only_dropped_items() {
     // One collector refuses connections; the other accepts them and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let silent_url = format!("http://{}", silent.local_addr().expect("bound"));
+    let silent_url = format!(
+        "http://{}",
+        silent.local_addr().expect("the socket is bound")
+    );
     for endpoint in ["http://127.0.0.1:9", silent_url.as_str()] {
         let mut web = start(endpoint, &[("OTEL_EXPORTER_OTLP_TIMEOUT", "200")]);
         wait_until("something to be dropped of each kind", || {

@@ -159,7 +159,7 @@ mod tests {
         let change = |name: &str, key: &str| {
             Keymap::with(&BTreeMap::from([(name.to_owned(), vec![key.to_owned()])]))
         };
-        let map = change("why", "W").expect("free key");
+        let map = change("why", "W").expect("the key is free");
         assert_eq!(map.press(None, "W"), Pressed::Action(Action::Why));
         assert_eq!(map.press(None, "w"), Pressed::Nothing);
         let conflict = change("why", "q").expect_err("q quits");

@@ -206,7 +206,9 @@ mod tests {
             "127.0.0.1:9200",
             "--rings",
         ];
-        let from = Cli::try_parse_from(line).expect("all are known").from;
+        let from = Cli::try_parse_from(line)
+            .expect("all options are known")
+            .from;
         let network = &from.network;
         assert_eq!(network.worker_server[1].rank, Some(7));
         let ras: Vec<String> = network.ras.iter().map(ToString::to_string).collect();

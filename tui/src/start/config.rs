@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn an_error_names_the_unknown_key() {
-        let error = Config::parse("refrehs = \"1s\"").expect_err("misspelled");
+        let error = Config::parse("refrehs = \"1s\"").expect_err("the key is misspelled");
         assert!(error.contains("refrehs"), "{error}");
     }
 

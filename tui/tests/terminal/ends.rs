@@ -119,7 +119,7 @@ fn show(
         // This fails once the program has ended.
         let _ = sender.send(Event::Observed(Arc::new(snapshot)));
     });
-    let _watch = watch.expect("threads start");
+    let _watch = watch.expect("the threads start");
     app::run_drawing(state, &inbox, anchor, Mouse::Off, &Default::default(), draw)
 }
 
@@ -155,7 +155,7 @@ fn a_program_that_panics_while_it_draws() {
 fn run_test(name: &str, directory: &Path) -> Session {
     let program = std::env::current_exe().expect("this test's program");
     let arguments = ["--exact", name, "--ignored", "--nocapture"];
-    let program = program.to_str().expect("a path of text");
+    let program = program.to_str().expect("the path is UTF-8");
     Session::start_program(program, &arguments, directory)
 }
 

@@ -60,7 +60,9 @@ fn train(world: &World) {
             let gradient = reducer.gradient_mut(parameter).expect("a gradient");
             gradient.fill(1.0);
             std::thread::sleep(Duration::from_millis(2));
-            reducer.mark_ready(parameter).expect("a part of the step");
+            reducer
+                .mark_ready(parameter)
+                .expect("the parameter is part of the step");
         }
         reducer
             .finish_in_place()
@@ -74,7 +76,7 @@ fn start(culprit: &str, variables: &[(&str, &str)]) -> (Job, String) {
     let program = std::env::current_exe().expect("this test's program");
     let port = free_port().to_string();
     let job = Job::start_as(
-        program.to_str().expect("text"),
+        program.to_str().expect("the path is UTF-8"),
         RANKS,
         "a_rank",
         |_, command| {
@@ -124,7 +126,8 @@ fn list(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn signal(job: &Job, rank: u32, signal: Signal) {
-    let process = rustix::process::Pid::from_raw(job.pid(rank) as i32).expect("a pid");
+    let process =
+        rustix::process::Pid::from_raw(job.pid(rank) as i32).expect("the process id is valid");
     rustix::process::kill_process(process, signal).expect("a child");
 }
 
@@ -138,7 +141,8 @@ fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store
     let sockets = list(&job.folder().join("rings")).into_iter();
     let mut sockets = sockets.flat_map(|job| list(&job));
     let socket = sockets.find(|path| path.ends_with("1.0.sock"));
-    std::fs::remove_file(socket.expect("the endpoint of rank 1")).expect("ours");
+    std::fs::remove_file(socket.expect("the endpoint of rank 1"))
+        .expect("the file belongs to this test");
     session.press("dr");
     session.wait_text("3 of 4 ranks wrote their dumps");
     session.wait_text("rank 1 does not answer and was asked through the store");
@@ -359,7 +363,7 @@ fn the_steps_of_reducers_are_shown_live_and_counted() {
             return None;
         }
         let answer = ask("/api/v1/reducers");
-        let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+        let answer: serde_json::Value = serde_json::from_str(&answer).expect("the text is JSON");
         let rows = answer["reducers"].as_array().expect("a list").clone();
         (rows.len() == RANKS as usize).then_some(rows)
     });

@@ -84,9 +84,9 @@ fn a_ring_of_a_newer_version_is_reported_with_those_that_are_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let rings = stuck_job(directory.path());
     let ring = rings[0].storage().path().expect("a file");
-    let mut bytes = std::fs::read(ring).expect("readable");
+    let mut bytes = std::fs::read(ring).expect("the path is readable");
     bytes[8] = 9;
-    std::fs::write(ring.with_file_name("7.0.ring"), bytes).expect("writable");
+    std::fs::write(ring.with_file_name("7.0.ring"), bytes).expect("the path is writable");
     let ring_dir = directory.path().display().to_string();
     let arguments = ["--ring-dir", &ring_dir, "--overdue", "1us", "--once"];
     let (status, out, err) = run(&arguments, directory.path());
@@ -136,7 +136,7 @@ fn the_finding_is_drawn_in_tmux() {
             .args(["-S", &socket])
             .args(arguments)
             .output();
-        let out = out.expect("tmux is there");
+        let out = out.expect("tmux is installed");
         String::from_utf8_lossy(&out.stdout).into_owned()
     };
     let line = format!(

@@ -76,10 +76,10 @@ fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
         read(&again).findings[0].sentence
     );
     let dumps = directory.path().join("dumps");
-    std::fs::create_dir(&dumps).expect("writable");
+    std::fs::create_dir(&dumps).expect("the path is writable");
     for (rank, ring) in rings.iter().enumerate() {
         let path = dumps.join(format!("rank_{rank}.json"));
-        std::fs::write(path, ring.snapshot().to_json()).expect("writable");
+        std::fs::write(path, ring.snapshot().to_json()).expect("the path is writable");
     }
     let dumps = dumps.display().to_string();
     let (status, out, err) = run(&["replay", "--once", &dumps], directory.path());
@@ -106,13 +106,17 @@ fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
             let name = format!("rank_{rank}");
             let path = directory.path().join(&name);
             let bytes = fs::read(Path::new(fixture).join(&name)).expect("a fixture");
-            fs::write(&path, bytes).expect("writable");
-            let file = fs::File::options().write(true).open(&path).expect("ours");
+            fs::write(&path, bytes).expect("the path is writable");
+            let file = fs::File::options()
+                .write(true)
+                .open(&path)
+                .expect("the file belongs to this test");
             let time = UNIX_EPOCH + Duration::from_nanos(ISSUED_NS) + after;
-            file.set_modified(time).expect("ours");
+            file.set_modified(time)
+                .expect("the file belongs to this test");
         }
     };
-    let folder = directory.path().to_str().expect("text");
+    let folder = directory.path().to_str().expect("the path is UTF-8");
     let look = || run(&["replay", "--once", folder], directory.path());
     written(Duration::from_millis(300));
     let (status, young, _) = look();

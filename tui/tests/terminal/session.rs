@@ -188,7 +188,7 @@ impl Session {
         let column = line[..byte].chars().count();
         let cell = screen
             .cell(row as u16, column as u16)
-            .expect("on the screen");
+            .expect("the cell is on the screen");
         cell.fgcolor()
     }
 
@@ -217,7 +217,11 @@ impl Session {
     pub(crate) fn end(mut self) -> u32 {
         let deadline = Instant::now() + WAIT_LIMIT;
         let status = loop {
-            if let Some(status) = self.child.try_wait().expect("our child") {
+            if let Some(status) = self
+                .child
+                .try_wait()
+                .expect("the process is a child of this one")
+            {
                 break status;
             }
             // Read the output, so that the program does not block on it.
@@ -251,7 +255,12 @@ impl Session {
 
     pub(crate) fn wait_gone(&mut self) {
         let deadline = Instant::now() + WAIT_LIMIT;
-        while self.child.try_wait().expect("our child").is_none() {
+        while self
+            .child
+            .try_wait()
+            .expect("the process is a child of this one")
+            .is_none()
+        {
             assert!(Instant::now() < deadline, "runs on without a terminal");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -259,8 +268,8 @@ impl Session {
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = self.child.process_id().expect("it runs");
-        let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
-        rustix::process::kill_process(pid, signal).expect("our child");
+        let pid = rustix::process::Pid::from_raw(pid as i32).expect("the process id is valid");
+        rustix::process::kill_process(pid, signal).expect("the process is a child of this one");
     }
 }
 

@@ -216,7 +216,7 @@ mod tests {
 
     fn head_of(body: &[u8]) -> RecordsHead {
         let line = body.split(|&byte| byte == b'\n').next().expect("a head");
-        serde_json::from_slice(line).expect("JSON")
+        serde_json::from_slice(line).expect("the text is JSON")
     }
 
     #[test]

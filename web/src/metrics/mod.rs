@@ -337,7 +337,7 @@ mod tests {
         let known: Vec<String> = list::ALL.iter().flat_map(samples).collect();
         let mut seen = 0;
         for file in files {
-            let text = std::fs::read_to_string(&file).expect("a text");
+            let text = std::fs::read_to_string(&file).expect("the file is a text");
             for name in named(&text) {
                 let (before, after) = name.split_once('*').unwrap_or((name, ""));
                 let fits = |it: &&String| match name.contains('*') {

@@ -36,7 +36,7 @@ impl Web {
             .stdout(Stdio::piped());
         change(&mut command);
         let mut child = command.spawn().expect("the program of this package starts");
-        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let mut stdout = BufReader::new(child.stdout.take().expect("the stream is piped"));
         let mut line = String::new();
         stdout.read_line(&mut line).expect("the address is printed");
         let (_, rest) = line.trim().split_once("://").expect("an address");
@@ -128,17 +128,19 @@ impl Web {
         let killed = Command::new("kill")
             .args(["-TERM", &pid])
             .status()
-            .expect("kill is there");
+            .expect("kill is installed");
         assert!(killed.success());
         wait_until("the server to end after SIGTERM", || {
-            self.child.try_wait().expect("our child")
+            self.child
+                .try_wait()
+                .expect("the process is a child of this one")
         })
     }
 
     /// Resident memory, KiB.
     pub fn resident_kib(&self) -> u64 {
         let path = format!("/proc/{}/status", self.child.id());
-        let status = std::fs::read_to_string(path).expect("our child lives");
+        let status = std::fs::read_to_string(path).expect("the server lives");
         let line = status.lines().find(|line| line.starts_with("VmRSS:"));
         let number = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
         number.expect("Linux provides it")

@@ -24,7 +24,7 @@ impl Collector {
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let collector = Self {
-            address: listener.local_addr().expect("bound"),
+            address: listener.local_addr().expect("the socket is bound"),
             folder: tempfile::tempdir().expect("a directory"),
             taken: Arc::default(),
         };
@@ -42,7 +42,7 @@ impl Collector {
     /// Number of requests received for a signal.
     pub fn files(&self, signal: &str) -> usize {
         let entries = std::fs::read_dir(self.folder.path())
-            .expect("readable")
+            .expect("the path is readable")
             .flatten();
         let named = entries.filter(|it| it.file_name().to_string_lossy().starts_with(signal));
         named.count()

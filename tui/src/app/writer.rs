@@ -57,7 +57,7 @@ pub fn start(
     };
     let screen = text::of(state);
     let targets = targets.clone();
-    let work = move || {
+    let body = move || {
         let done = match command {
             Command::Export(format, path) => export(format, &path, &snapshot, &screen),
             Command::WriteRecords(folder) => write_records(&folder, &snapshot),
@@ -86,7 +86,7 @@ pub fn start(
         let _ = sender.send(Event::Done(done));
     };
     let builder = std::thread::Builder::new().name("rcomm-top/writer".into());
-    builder.spawn(work)
+    builder.spawn(body)
 }
 
 fn export(

@@ -17,6 +17,7 @@ use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 
 impl State {
+    /// Handles a key press: it answers the open question, edits the input line, or triggers the action of its binding.
     pub(super) fn press(&mut self, key: &KeyEvent) -> Option<Command> {
         if let Some(folder) = self.confirm.take() {
             return match key.code {
@@ -107,6 +108,7 @@ impl State {
         None
     }
 
+    /// Executes a command typed after `:`.
     fn execute(&mut self, command: TypedCommand) -> Option<Command> {
         match command {
             TypedCommand::Go(screen) => self.go(screen),
@@ -133,8 +135,9 @@ impl State {
         None
     }
 
+    /// Performs an action. Returns a command if the event loop has to do a part of it.
     pub(super) fn dispatch(&mut self, action: Action) -> Option<Command> {
-        let height =
+        let page_height =
             isize::try_from(usize::from(self.size.1).saturating_sub(6).max(1)).unwrap_or(1);
         match action {
             Action::Quit => return Some(Command::Quit),
@@ -160,10 +163,10 @@ impl State {
             Action::Enter => return self.open(),
             Action::Up => self.move_by(-1),
             Action::Down => self.move_by(1),
-            Action::HalfUp => self.move_by(-height / 2),
-            Action::HalfDown => self.move_by(height / 2),
-            Action::PageUp => self.move_by(-height),
-            Action::PageDown => self.move_by(height),
+            Action::HalfUp => self.move_by(-page_height / 2),
+            Action::HalfDown => self.move_by(page_height / 2),
+            Action::PageUp => self.move_by(-page_height),
+            Action::PageDown => self.move_by(page_height),
             Action::Top => self.move_by(isize::MIN),
             Action::Bottom => self.move_by(isize::MAX),
             Action::Left | Action::Right => self.move_sideways(action == Action::Right),
@@ -544,6 +547,8 @@ impl State {
         command_for(snapshot.rank(rank)?)
     }
 
+    /// The command to put on the clipboard: of a rank at fault the command to look further, else the selected line, else
+    /// the first line of the screen.
     fn copy(&mut self) -> Option<Command> {
         let selection = self.selection();
         let is_text = matches!(

@@ -136,8 +136,8 @@ impl FrameIndex {
             let known = by_rank.entry(rank).or_insert(state);
             *known = (*known).max(state);
         };
-        let stopped = matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch);
-        if stopped {
+        let hangs = matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch);
+        if hangs {
             for wait in &report.waits {
                 set(wait.rank, RankState::Waits);
             }
@@ -183,7 +183,7 @@ impl FrameIndex {
             ..Self::default()
         };
         index.find_hosts(snapshot);
-        index.find_groups(snapshot, &unmuted, stopped);
+        index.find_groups(snapshot, &unmuted, hangs);
         index.reports = (report.ranks.iter().enumerate())
             .map(|(at, r)| (r.rank, at))
             .collect();
@@ -205,7 +205,7 @@ impl FrameIndex {
         }
     }
 
-    fn find_groups(&mut self, snapshot: &Snapshot, unmuted: &[&Finding], stopped: bool) {
+    fn find_groups(&mut self, snapshot: &Snapshot, unmuted: &[&Finding], hangs: bool) {
         let report = &snapshot.report;
         let accused: HashSet<&GroupRef> = unmuted
             .iter()
@@ -221,7 +221,7 @@ impl FrameIndex {
             let oldest = self.oldest(snapshot, &group.group);
             let state = if accused.contains(&group.group) {
                 GroupState::Bad
-            } else if stopped && oldest.is_some_and(is_blocked) {
+            } else if hangs && oldest.is_some_and(is_blocked) {
                 GroupState::Waiting
             } else if group.in_flight > 0 {
                 GroupState::Busy

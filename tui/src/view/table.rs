@@ -77,12 +77,12 @@ fn put_row<'a>(
     y: u16,
     area: Rect,
     theme: &Theme,
-    tone: Tone,
+    row_tone: Tone,
     buffer: &mut Buffer,
 ) {
     let mut x = usize::from(area.x) + MARK;
     let right = usize::from(area.right());
-    for (((text, cell), column), &width) in texts.zip(&table.columns).zip(widths) {
+    for (((text, cell_tone), column), &width) in texts.zip(&table.columns).zip(widths) {
         if width == 0 {
             continue;
         }
@@ -96,7 +96,7 @@ fn put_row<'a>(
             Align::Right => room.saturating_sub(text_width(&text)),
         };
         let at = u16::try_from(x + before).unwrap_or(u16::MAX);
-        buffer.set_stringn(at, y, &text, room, toned(theme, tone, cell));
+        buffer.set_stringn(at, y, &text, room, toned(theme, row_tone, cell_tone));
         x += width + GAP;
     }
 }

@@ -111,8 +111,8 @@ pub(crate) struct WhichJob {
 /// The snapshots of the job that a request is about. The job stays watched while this value exists.
 #[derive(Clone)]
 pub(crate) enum Shown {
-    /// The job that the server shows.
-    Own(SnapshotStore),
+    /// The job that the server shows if a request names none.
+    Main(SnapshotStore),
     /// Another job of this node.
     Other(Arc<WatchedJob>),
 }
@@ -120,11 +120,11 @@ pub(crate) enum Shown {
 impl Shown {
     pub(crate) async fn of(job: Option<&str>, app: &AppState) -> Result<Self, Refusal> {
         let Some(name) = job.map(str::to_owned) else {
-            return Ok(Self::Own(app.store.clone()));
+            return Ok(Self::Main(app.store.clone()));
         };
         let is_shown = app.store.newest().is_some_and(|it| *it.job == *name);
         if is_shown {
-            return Ok(Self::Own(app.store.clone()));
+            return Ok(Self::Main(app.store.clone()));
         }
         let Some(jobs) = app.jobs.clone() else {
             return Err(Refusal::NoJob(name));
@@ -148,7 +148,7 @@ impl Shown {
 
     pub(crate) fn store(&self) -> &SnapshotStore {
         match self {
-            Self::Own(store) => store,
+            Self::Main(store) => store,
             Self::Other(watched) => &watched.store,
         }
     }

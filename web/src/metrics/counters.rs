@@ -138,6 +138,7 @@ impl Counters {
             // A number that decreased belongs to a new ring, which begins at zero.
             self.lost += rank.lost.checked_sub(last).unwrap_or(rank.lost);
         }
+        // By group, the number of members whose records are read.
         let mut read: HashMap<(&str, &[Rank]), usize> = HashMap::new();
         for (_, dump) in snapshot.counted() {
             for group in &dump.groups {

@@ -126,12 +126,12 @@ fn recorders(w: &mut Writer, snapshot: &Snapshot, counters: &Counters) {
         .map(|series| series.timed_out)
         .sum();
     w.counter(&list::WATCHDOG_FIRES, timed_out);
-    let beat = |view: &RankView| {
+    let heartbeat_age_ns = |view: &RankView| {
         let status = view.first_dump()?.status.as_ref()?;
         let alive = view.liveness == Liveness::Alive && status.heartbeat_ns > 0;
         alive.then_some(snapshot.at.wall_ns.saturating_sub(status.heartbeat_ns))
     };
-    if let Some(oldest) = snapshot.ranks.iter().filter_map(beat).max() {
+    if let Some(oldest) = snapshot.ranks.iter().filter_map(heartbeat_age_ns).max() {
         w.gauge(
             &list::WATCHDOG_HEARTBEAT_AGE_SECONDS,
             oldest.max(0) as f64 / 1e9,

@@ -28,14 +28,14 @@ fn state_name(state: InstanceState) -> &'static str {
 
 /// The table of the operations that pass `wanted`.
 pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> bool) -> Table {
-    let stopped = matches!(
+    let hangs = matches!(
         model.snapshot.report.verdict,
         Verdict::Stuck | Verdict::Mismatch
     );
     let mut folds: Vec<Vec<&InstanceReport>> = Vec::new();
     let mut fold_of_key: HashMap<_, usize> = HashMap::new();
     for instance in &model.snapshot.report.in_flight {
-        let problem = stopped && is_blocked(instance);
+        let problem = hangs && is_blocked(instance);
         if !wanted(instance) || (model.problems_only && !problem) || !passes(model, instance) {
             continue;
         }
@@ -70,7 +70,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
             text("state", 0),
             rest("missing", 1),
         ],
-        rows: folds.iter().map(|fold| row(model, fold, stopped)).collect(),
+        rows: folds.iter().map(|fold| row(model, fold, hangs)).collect(),
         headings: Headings::Shown,
         empty: if model.snapshot.report.in_flight.is_empty() {
             "nothing is in flight".into()
@@ -96,11 +96,11 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
     )
 }
 
-fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
+fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     let first = fold[0];
     let oldest = model.age(fold.iter().filter_map(|i| i.age_ms).reduce(f64::max));
     let size = first.group.ranks.len();
-    let problem = stopped && is_blocked(first);
+    let problem = hangs && is_blocked(first);
     let blamed = model.index.group(&first.group) == GroupState::Bad;
     let (mark, tone) = match (problem, blamed) {
         (true, true) => (Mark::new('!', Tone::Bad), Tone::Bad),

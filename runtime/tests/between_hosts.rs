@@ -195,9 +195,9 @@ fn a_job_on_two_hosts_works_over_tls() {
 }
 
 #[test]
-fn a_rank_without_tls_or_with_another_ca_gets_an_error_at_once() {
+fn a_rank_without_tls_or_with_another_ca_gets_an_error_with_the_reason() {
     static CAS: std::sync::LazyLock<[Ca; 2]> = std::sync::LazyLock::new(|| [Ca::new(), Ca::new()]);
-    for (theirs, told) in [
+    for (theirs, expected) in [
         (None, "takes TLS only, and this process has none"),
         (
             Some(&CAS[1]),
@@ -215,7 +215,7 @@ fn a_rank_without_tls_or_with_another_ca_gets_an_error_at_once() {
             };
             let error = World::init(config).err().unwrap().to_string();
             match rank {
-                3 => assert!(error.contains(told), "{error}"),
+                3 => assert!(error.contains(expected), "{error}"),
                 _ => assert!(error.contains("rank 3"), "{error}"),
             }
         };
@@ -350,8 +350,9 @@ impl Network {
         Some(network)
     }
 
-    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second. The name `first` resolves to the first host's
-    /// address on the second host, and to the loopback interface on the first.
+    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, and checks that they use addresses that begin with
+    /// `expected`. The name `first` resolves to the first host's address on the second host, and to the loopback
+    /// interface on the first.
     fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str, streams: usize) {
         let folder = tempfile::tempdir().unwrap();
         for (host, hosts_line) in ["127.0.1.1 first", "10.77.1.1 first"].iter().enumerate() {

@@ -32,8 +32,8 @@ fn rank_process() {
         _ => None,
     })
     .unwrap();
-    let own = Rank::open(&folder, (rank, RANKS), config);
-    let mut group = own.connect(1);
+    let this_rank = Rank::open(&folder, (rank, RANKS), config);
+    let mut group = this_rank.connect(1);
     let mut data = match &*variable("CPU_KILLED_WIRING") {
         "registered" => group.backend.allocate(DType::F32, count).unwrap(),
         _ => Buffer::from_vec(vec![1f32; count]),
@@ -64,7 +64,7 @@ fn rank_process() {
             ])
         };
         match group.run(&mut op) {
-            Ok(_) if turn == 20 => own.store.set(&format!("ready/{rank}"), b"").unwrap(),
+            Ok(_) if turn == 20 => this_rank.store.set(&format!("ready/{rank}"), b"").unwrap(),
             Ok(_) => {}
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");

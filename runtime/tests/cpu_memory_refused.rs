@@ -86,8 +86,8 @@ fn rank_process() {
             return;
         }
     }
-    let own = Rank::open(&folder, (rank, RANKS), Config::default());
-    let mut group = own.connect(1);
+    let this_rank = Rank::open(&folder, (rank, RANKS), Config::default());
+    let mut group = this_rank.connect(1);
     // The ranks share memory already. From here on rank 1 cannot make more of it.
     if refused == "memory"
         && rank == 1
@@ -108,9 +108,9 @@ fn rank_process() {
         drop(op);
         let sums: &[f32] = buffer.as_slice().unwrap();
         assert!(sums.iter().all(|&sum| sum == 3.0));
-        let mut own = vec![1f32; COUNT];
+        let mut plain = vec![1f32; COUNT];
         let mut op = Op::AllReduce {
-            buffer: Buffer::from_mut(&mut own),
+            buffer: Buffer::from_mut(&mut plain),
             op: ReduceOp::Max.into(),
         };
         group.run(&mut op).unwrap();

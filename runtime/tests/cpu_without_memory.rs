@@ -22,9 +22,9 @@ fn rank_process() {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    let own = Rank::open(&folder, (rank, RANKS), Config::default());
+    let this_rank = Rank::open(&folder, (rank, RANKS), Config::default());
     for wire_id in [1, 2] {
-        let mut group = own.connect(wire_id);
+        let mut group = this_rank.connect(wire_id);
         let mut data = vec![rank + 1; 100_000];
         let mut op = Op::AllReduce {
             buffer: Buffer::from_mut(&mut data),

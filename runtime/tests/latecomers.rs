@@ -152,11 +152,11 @@ fn rank_process() {
         "RCOMM_TRANSPORT" => Some(variable("LATECOMERS_TRANSPORT")),
         _ => None,
     });
-    let own = Rank::open(&folder, (rank, ranks), config.unwrap());
+    let this_rank = Rank::open(&folder, (rank, ranks), config.unwrap());
     let key = |number: usize, rank: u32| format!("outcomes/{number}/{rank}");
     let mut groups = Vec::new();
     for (number, &case) in cases(ranks).iter().enumerate() {
-        let mut group = own.connect(number as u64 + 1);
+        let mut group = this_rank.connect(number as u64 + 1);
         if case.is_used {
             all_reduce(&mut group, DEADLINE).unwrap();
             let next = (case.late + 1) % ranks;
@@ -170,18 +170,21 @@ fn rank_process() {
             let others = (0..ranks).filter(|&other| other != rank);
             let keys: Vec<String> = others.map(|other| key(number, other)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            own.store.wait(&keys, DEADLINE).unwrap();
+            this_rank.store.wait(&keys, DEADLINE).unwrap();
         }
         let outcome = run(case, &mut group, rank, ranks);
         let text = outcome.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
-        own.store.set(&key(number, rank), text.as_bytes()).unwrap();
+        this_rank
+            .store
+            .set(&key(number, rank), text.as_bytes())
+            .unwrap();
         // The group is kept, since dropping it would close its connections: groups that were given up keep them.
         groups.push(group);
     }
-    own.store.set(&format!("end/{rank}"), b"").unwrap();
+    this_rank.store.set(&format!("end/{rank}"), b"").unwrap();
     let ends: Vec<String> = (0..ranks).map(|rank| format!("end/{rank}")).collect();
     let ends: Vec<&str> = ends.iter().map(String::as_str).collect();
-    own.store.wait(&ends, DEADLINE).unwrap();
+    this_rank.store.wait(&ends, DEADLINE).unwrap();
 }
 
 fn check_that_latecomers_are_refused(transport: &str, ranks: u32) {

@@ -28,7 +28,7 @@ fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
     }
 }
 
-fn result_of(folder: &Path, rank: u32) -> PathBuf {
+fn result_path(folder: &Path, rank: u32) -> PathBuf {
     folder.join(format!("result.{rank}"))
 }
 
@@ -48,7 +48,9 @@ fn rank_process() {
     let result = match (scenario.as_str(), rank) {
         ("late", 1) => {
             wait_until("the others to time out", || {
-                [0, 2].iter().all(|&rank| result_of(&folder, rank).exists())
+                [0, 2]
+                    .iter()
+                    .all(|&rank| result_path(&folder, rank).exists())
             });
             sum(Duration::from_secs(1), &mut data)
         }
@@ -68,7 +70,7 @@ fn rank_process() {
     let text = result.map_or_else(|error| error.to_string(), |()| "completed".to_owned());
     let unfinished = folder.join(format!("unfinished.{rank}"));
     std::fs::write(&unfinished, text).unwrap();
-    std::fs::rename(&unfinished, result_of(&folder, rank)).unwrap();
+    std::fs::rename(&unfinished, result_path(&folder, rank)).unwrap();
     // No rank exits before all have their result, since the exit of a rank would itself end operations.
     let survivors: &[u32] = if scenario == "kill" {
         &[0, 2]
@@ -78,7 +80,7 @@ fn rank_process() {
     wait_until("all results", || {
         survivors
             .iter()
-            .all(|&rank| result_of(&folder, rank).exists())
+            .all(|&rank| result_path(&folder, rank).exists())
     });
     world.shutdown().ok();
 }
@@ -138,7 +140,7 @@ fn run_scenario(scenario: &str, transport: &str) -> Vec<(String, Vec<Failure>)> 
             .join(&job)
             .join(format!("{rank}.0.ring"));
         let ring = RingReader::attach(ring).unwrap().snapshot();
-        let result = std::fs::read_to_string(result_of(folder.path(), rank));
+        let result = std::fs::read_to_string(result_path(folder.path(), rank));
         // A rank closes its ring after a failed operation; a killed rank cannot.
         assert_eq!(ring.closed_ns != 0, result.is_ok(), "rank {rank}");
         (result.unwrap_or_default(), ring.failures)

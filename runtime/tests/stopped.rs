@@ -72,23 +72,25 @@ fn rank_process() {
         "RCOMM_TRANSPORT" => Some(variable("STOPPED_TRANSPORT")),
         _ => None,
     });
-    let own = Rank::open(&folder, (rank, ranks), config.unwrap());
+    let this_rank = Rank::open(&folder, (rank, ranks), config.unwrap());
     let mut groups = Vec::new();
     for (number, case) in cases(ranks).enumerate() {
-        let mut group = own.connect(number as u64 + 1);
+        let mut group = this_rank.connect(number as u64 + 1);
         for collective in COLLECTIVES {
             run(collective, &mut group, ranks, DEADLINE).unwrap();
         }
         let time = match rank == case.stopped {
             true => {
                 let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
-                own.store
+                this_rank
+                    .store
                     .set(&format!("enters/{number}"), thread.as_bytes())
                     .unwrap();
                 DEADLINE
             }
             false => {
-                own.store
+                this_rank
+                    .store
                     .wait(&[&format!("stopped/{number}")], DEADLINE)
                     .unwrap();
                 TIMEOUT
@@ -97,16 +99,17 @@ fn rank_process() {
         // At the latest, the others give up the second operation, which the stopped rank does not reach.
         let outcomes = [(); 2].map(|()| text(run(case.collective, &mut group, ranks, time)));
         let outcomes = outcomes.join("\n");
-        own.store
+        this_rank
+            .store
             .set(&format!("outcomes/{number}/{rank}"), outcomes.as_bytes())
             .unwrap();
         // The group is kept, since dropping it would close its connections: groups that were given up keep them.
         groups.push(group);
     }
-    own.store.set(&format!("end/{rank}"), b"").unwrap();
+    this_rank.store.set(&format!("end/{rank}"), b"").unwrap();
     let ends: Vec<String> = (0..ranks).map(|rank| format!("end/{rank}")).collect();
     let ends: Vec<&str> = ends.iter().map(String::as_str).collect();
-    own.store.wait(&ends, DEADLINE).unwrap();
+    this_rank.store.wait(&ends, DEADLINE).unwrap();
 }
 
 /// How often a thread has slept.

@@ -81,18 +81,18 @@ fn store_served_by_a_rank_requires_the_secret() {
         }),
         ..Config::default()
     };
-    let own = World::connect_store(&config(0, 0), LONG).unwrap();
-    let other = World::connect_store(&config(1, own.port()), LONG).unwrap();
-    own.set("k", b"v").unwrap();
+    let store = World::connect_store(&config(0, 0), LONG).unwrap();
+    let other = World::connect_store(&config(1, store.port()), LONG).unwrap();
+    store.set("k", b"v").unwrap();
     assert_eq!(other.get("k", LONG).unwrap(), b"v");
-    let error = TcpStore::connect("127.0.0.1", own.port(), LONG);
+    let error = TcpStore::connect("127.0.0.1", store.port(), LONG);
     assert_eq!(error.err().unwrap().kind(), ErrorKind::Unauthorized);
 }
 
 #[test]
 fn no_request_is_served_before_the_proof() {
     let server = server(&secret("ours"), StoreLimits::default());
-    let own = connect(&server, &secret("ours")).unwrap();
+    let store = connect(&server, &secret("ours")).unwrap();
     let hello = [&[0x70], &[7u8; 32][..]].concat();
     let proof = [&[0x71], &[7u8; 32][..]].concat();
     for first in [
@@ -106,7 +106,7 @@ fn no_request_is_served_before_the_proof() {
         let reply = read_to_end(connect_raw(&server, &first));
         assert!(reply.contains("rcomm refuses: "), "{reply:?}");
     }
-    assert!(!own.check(&["k"]).unwrap());
+    assert!(!store.check(&["k"]).unwrap());
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn with_tls_values_of_any_size_arrive_and_cannot_be_read_on_the_way() {
 }
 
 #[test]
-fn a_store_and_a_client_of_which_one_has_no_tls_or_another_ca_say_so_at_once() {
+fn a_store_and_a_client_of_which_one_has_no_tls_or_another_ca_name_the_difference() {
     let (ours, theirs) = (Ca::new(), Ca::new());
     let secret = Secret::from_text("ours");
     let access = StoreAccess::Tls(identity(&ours, "server"), Some(secret.clone()));
@@ -435,7 +435,7 @@ fn a_certificate_that_expires_during_the_job_is_named_on_both_ends() {
     let (valid, old) = (identity(&ca, "valid"), expired(&ca));
     let secret = Secret::from_text("ours");
     let access = |tls: &Tls| StoreAccess::Tls(tls.clone(), Some(secret.clone()));
-    for (server_has, client_has, told) in [
+    for (server_has, client_has, expected) in [
         (&old, &valid, "its TLS certificate has expired: renew it"),
         (
             &valid,
@@ -448,7 +448,7 @@ fn a_certificate_that_expires_during_the_job_is_named_on_both_ends() {
             .err()
             .unwrap()
             .to_string();
-        assert!(refused.contains(told), "{refused}");
+        assert!(refused.contains(expected), "{refused}");
     }
 }
 

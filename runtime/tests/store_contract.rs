@@ -34,9 +34,12 @@ fn on_every_store(check: impl Fn(&dyn Store, &dyn Store)) {
     let two = FileStore::open(&path, Some(2)).unwrap();
     check(&one, &two);
     drop(one);
-    assert!(path.exists(), "one of two users is still there");
+    assert!(
+        path.exists(),
+        "the file is gone though one of its two users is still there"
+    );
     drop(two);
-    assert!(!path.exists(), "the last user removes the file");
+    assert!(!path.exists(), "the last user has not removed the file");
 }
 
 fn on_every_queue_store(check: impl Fn(&dyn QueueStore)) {
@@ -162,7 +165,7 @@ fn barrier_blocks_until_all_ranks_have_arrived() {
             }
             assert!(
                 all_passed.recv_timeout(SHORT).is_err(),
-                "three of four passed"
+                "a rank has passed before the fourth came"
             );
             two.barrier("b", 4, LONG).unwrap();
             for _ in 0..3 {
@@ -198,7 +201,7 @@ fn queue_returns_values_in_order_of_pushes() {
         store.queue_push("q", b"one").unwrap();
         store.queue_push("q", b"two").unwrap();
         assert_eq!(store.queue_len("q").unwrap(), 2);
-        assert_eq!(store.num_keys().unwrap(), 0, "queues are not keys");
+        assert_eq!(store.num_keys().unwrap(), 0, "a queue is counted as a key");
         assert!(store.check(&["q"]).unwrap());
         assert_eq!(store.queue_pop("q", LONG).unwrap(), b"one");
         assert_eq!(store.try_queue_pop("q").unwrap(), Some(b"two".to_vec()));

@@ -19,12 +19,12 @@ const SHORT: Duration = Duration::from_millis(100);
 /// id, so that test processes rarely choose the same one.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mut own = (0..16).map(|_| {
+    let mut candidates = (0..16).map(|_| {
         let nth = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
         10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
     });
     let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    own.find(free).unwrap()
+    candidates.find(free).unwrap()
 }
 
 #[track_caller]

@@ -58,7 +58,7 @@ try:
     raise SystemExit("the wait ended")
 except dist.DistStoreError as error:
     assert "never" in str(error), error
-assert store.get("from_rust") == b"value", "the connection is usable after a cancelled wait"
+assert store.get("from_rust") == b"value", "the connection is not usable after a cancelled wait"
 store.queue_push("queue", b"one"); store.queue_push("queue", b"two")
 assert store.queue_len("queue") == 2
 assert store.queue_pop("queue") == b"one"
@@ -199,7 +199,10 @@ fn file_stores_of_both_share_one_file() {
     assert!(!store.check(&["gone"]).unwrap());
     assert_success(peer);
     drop(store);
-    assert!(!path.exists(), "the last of two users removes the file");
+    assert!(
+        !path.exists(),
+        "the last of two users has not removed the file"
+    );
 }
 
 #[test]
@@ -243,7 +246,7 @@ try:
     store.wait(["never"], timedelta(seconds=60))
 except dist.DistNetworkError:
     sys.exit(0)
-sys.exit("the wait ended otherwise")
+sys.exit("the wait ended in another way")
 "#;
     let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
     let Some(child) = python(WAITER, &[&server.port().to_string()]) else {

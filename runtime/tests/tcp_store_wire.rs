@@ -226,7 +226,7 @@ fn client_without_a_valid_first_message_is_disconnected() {
 }
 
 #[test]
-fn requests_at_the_limits_are_served_and_above_them_disconnected() {
+fn a_request_at_a_limit_is_served_and_one_above_ends_the_connection() {
     let server = server();
     let mut raw = Raw::new(&server);
     let key = vec![b'k'; MAX_KEY];

@@ -1,5 +1,5 @@
-//! Every reader of bytes from outside ([`readers::READERS`]) gets the inputs of its corpus, and each of them cut in half and
-//! with one byte changed, as an ordinary test. The fuzz targets next to the corpora go further.
+//! Every reader of bytes from outside ([`readers::READERS`]) gets the inputs of its corpus, and each of them cut in
+//! half and with one byte changed, as an ordinary test. The fuzz targets next to the corpora go further.
 
 #![allow(clippy::unwrap_used)]
 

@@ -31,7 +31,7 @@ fn hang() -> (Job, HostPort) {
 }
 
 /// Polls until every rank has a record.
-fn look_until_all_are_seen(source: &mut dyn Source) {
+fn poll_until_all_are_seen(source: &mut dyn Source) {
     let mut seen = [false; RANKS as usize];
     wait_until("a record of every rank", || {
         for it in source.poll(soon()).ok()?.observations {
@@ -44,7 +44,7 @@ fn look_until_all_are_seen(source: &mut dyn Source) {
 #[test]
 fn ranks_are_found_through_the_store_of_their_job() {
     let (_job, store) = hang();
-    look_until_all_are_seen(&mut EndpointSource::in_store(store.clone(), None));
+    poll_until_all_are_seen(&mut EndpointSource::in_store(store.clone(), None));
     let hosts = hosts_in_store(&store, soon()).unwrap();
     assert_eq!(hosts, [own_host()]);
 }
@@ -88,7 +88,7 @@ fn instances_on_the_nodes_are_found_through_the_store_of_the_job() {
         scheme: "http".to_owned(),
     };
     let mut sources = NodeSource::all(nodes, Some(page.token())).unwrap();
-    assert_eq!(sources.len(), 1, "four ranks of one host");
+    assert_eq!(sources.len(), 1, "four ranks of one host need one source");
     assert_eq!(sources[0].name(), format!("node 0 of store {store}"));
-    look_until_all_are_seen(&mut *sources[0]);
+    poll_until_all_are_seen(&mut *sources[0]);
 }

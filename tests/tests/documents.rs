@@ -220,7 +220,7 @@ fn the_defaults_on_the_configuration_page_are_those_of_config() {
     for row in rows {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         let [names, _, value] = cells[..] else {
-            panic!("three cells: {row}")
+            panic!("not three cells: {row}")
         };
         let name = quoted(names).next().unwrap();
         let Some(value) = value.strip_prefix('`').and_then(|it| it.strip_suffix('`')) else {

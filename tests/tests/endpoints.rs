@@ -140,7 +140,7 @@ fn an_endpoint_answers_by_the_programs_own_handlers_and_changes_time_outs() {
             (400, "set=RATE is missing".to_owned())
         );
         assert_eq!(ask("POST /handlers/other").0, 404);
-        // What changes something is not asked by GET.
+        // A GET must not change anything.
         assert_eq!(ask("GET /handlers/rate?set=1").0, 405);
 
         let (status, answer) = ask("POST /handlers/timeouts?ms=12345");

@@ -56,7 +56,7 @@ fn ranks_that_divide_the_optimizers_state_learn_what_one_process_learns() {
 }
 
 /// `rcomm-run` of the same build as an example.
-fn launcher_beside(example: &Path) -> Option<PathBuf> {
+fn launcher_of_same_build(example: &Path) -> Option<PathBuf> {
     let build = example.ancestors().nth(2);
     let launcher = build
         .expect("target/PROFILE/examples/NAME")
@@ -74,7 +74,7 @@ fn a_job_shrinks_and_grows_while_it_trains() {
     let Some(elastic) = example("elastic") else {
         return;
     };
-    let Some(launcher) = launcher_beside(&elastic) else {
+    let Some(launcher) = launcher_of_same_build(&elastic) else {
         return;
     };
     let folder = tempfile::tempdir().expect("a temporary directory");
@@ -86,7 +86,7 @@ fn a_job_shrinks_and_grows_while_it_trains() {
         .env("RCOMM_RING_DIR", folder.path())
         .env("RCOMM_DUMP_DIR", folder.path().join("dumps"))
         .output()
-        .expect("a run");
+        .expect("the program starts");
     let printed = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}{errors}");
@@ -114,7 +114,7 @@ fn a_job_that_is_started_again_goes_on_from_its_last_step() {
     let Some(restart) = example("restart") else {
         return;
     };
-    let Some(launcher) = launcher_beside(&restart) else {
+    let Some(launcher) = launcher_of_same_build(&restart) else {
         return;
     };
     let folder = tempfile::tempdir().expect("a temporary directory");
@@ -127,7 +127,7 @@ fn a_job_that_is_started_again_goes_on_from_its_last_step() {
         .env("RCOMM_RING_DIR", folder.path())
         .env("RCOMM_DUMP_DIR", folder.path())
         .output()
-        .expect("a run");
+        .expect("the program starts");
     let printed = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}{errors}");
@@ -175,7 +175,7 @@ fn a_held_job_can_be_analyzed_until_it_is_signaled() {
         .process_group(0)
         .stdout(std::process::Stdio::null())
         .spawn();
-    let mut launcher = HeldJob(launcher.expect("a run"));
+    let mut launcher = HeldJob(launcher.expect("the launcher starts"));
     let job = format!("hang-{}", launcher.0.id());
     let rings = default_directory().join(&job);
     wait_until("the verdict", || {
@@ -206,8 +206,10 @@ fn the_readme_shows_the_report_of_the_first_example() {
     let readme = include_str!("../../README.md");
     let (_, rest) = readme.split_once("```text\n").expect("a report");
     let (shown, _) = rest.split_once("```").expect("the end of the report");
-    let output = std::process::Command::new(hang).output().expect("a run");
-    let printed = String::from_utf8(output.stdout).expect("text");
+    let output = std::process::Command::new(hang)
+        .output()
+        .expect("the example runs");
+    let printed = String::from_utf8(output.stdout).expect("valid UTF-8");
     let (_, rest) = printed
         .split_once("\n\nSTUCK")
         .unwrap_or_else(|| panic!("{printed}"));

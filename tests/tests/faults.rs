@@ -8,7 +8,7 @@ fn the_short_list_of_faults_gives_errors_in_time_with_the_right_ranks() {
     // skipped.
     let mut suite = Command::new(env!("CARGO_BIN_EXE_faults"));
     let done = suite.args(["short", "--slack", "30"]).output();
-    let done = done.expect("the fault suite");
+    let done = done.expect("the fault suite starts");
     let table = String::from_utf8_lossy(&done.stdout);
     println!("{table}");
     let error = String::from_utf8_lossy(&done.stderr);

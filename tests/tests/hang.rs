@@ -53,9 +53,9 @@ fn a_healthy_job_leaves_nothing_behind() {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
         let ring = job.ring_path(rank);
-        assert!(!ring.exists(), "the ring of rank {rank}");
+        assert!(!ring.exists(), "the ring of rank {rank} is left");
         let socket = ring.with_extension("sock");
-        assert!(!socket.exists(), "the endpoint of rank {rank}");
+        assert!(!socket.exists(), "the endpoint of rank {rank} is left");
     }
     assert!(job.dumps().is_empty());
 }

@@ -107,7 +107,7 @@ fn a_default_run_listens_for_its_host_only_and_leaves_private_files() {
         wait_until("the endpoints of all ranks", || {
             (0..RANKS).all(|rank| socket(rank).exists()).then_some(())
         });
-        let mut hidden = BTreeSet::new();
+        let mut abstract_sockets = BTreeSet::new();
         let mut ports = 0;
         for rank in 0..RANKS {
             for one in listening(job.pid(rank)) {
@@ -120,7 +120,7 @@ fn a_default_run_listens_for_its_host_only_and_leaves_private_files() {
                     // A name that is in no file system, which only its randomness protects from being guessed.
                     Listening::Unix(path) if path.starts_with('@') => {
                         assert!(path.len() > 32, "{path}");
-                        hidden.insert(path);
+                        abstract_sockets.insert(path);
                     }
                     Listening::Unix(path) => assert_private(Path::new(&path)),
                 }
@@ -128,7 +128,10 @@ fn a_default_run_listens_for_its_host_only_and_leaves_private_files() {
         }
         // The store, and a data port of each rank.
         assert!(ports > 0, "{transport}: no port was found");
-        assert!(hidden.len() <= 1, "{transport}: {hidden:?}");
+        assert!(
+            abstract_sockets.len() <= 1,
+            "{transport}: {abstract_sockets:?}"
+        );
         for path in below(&job.folder().join("rings")) {
             assert_private(&path);
         }

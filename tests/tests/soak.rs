@@ -8,7 +8,7 @@ fn a_minute_of_random_jobs_gives_right_results_and_right_errors() {
     let done = soak
         .args(["--seed", "20", "--minutes", "1", "--slack", "60"])
         .output();
-    let done = done.expect("the soak");
+    let done = done.expect("the soak starts");
     let output = String::from_utf8_lossy(&done.stdout);
     println!("{output}");
     let error = String::from_utf8_lossy(&done.stderr);

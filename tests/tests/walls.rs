@@ -56,8 +56,8 @@ impl Workspace {
         let mut reached = BTreeSet::new();
         let mut left = vec![of];
         while let Some(next) = left.pop() {
-            let own = self.direct(next).into_iter();
-            for name in own.filter(|name| self.crates.contains_key(*name)) {
+            let dependencies = self.direct(next).into_iter();
+            for name in dependencies.filter(|name| self.crates.contains_key(*name)) {
                 if reached.insert(name) {
                     left.push(name);
                 }

@@ -72,7 +72,7 @@ fn data_put_before_a_signal_is_visible_after_it() {
 }
 
 #[test]
-fn data_of_an_issued_put_is_visible_after_the_signal_issued_behind_it() {
+fn data_of_an_issued_put_is_visible_after_the_signal_issued_after_it() {
     for path in DATA_PATHS {
         run(path, 3, |world, path| {
             let group = world.group();
@@ -348,7 +348,7 @@ fn an_abort_ends_the_creation_of_a_window() {
                 return done.unwrap();
             }
             let work = group.new_window_async(memory(group, path, 1)).unwrap();
-            rcomm_tests::process::wait_until("it to start", || {
+            rcomm_tests::process::wait_until("the creation to start", || {
                 (work.status() == WorkStatus::Started).then_some(())
             });
             group.abort("enough");

@@ -96,7 +96,7 @@ impl<'a> Cases<'a> {
         );
     }
 
-    /// Every blocking collective on elements of this type.
+    /// Checks the collectives on elements of this type: each in its blocking form, and some asynchronous as well.
     pub(crate) fn check<T: Scalar>(&mut self) {
         self.check_reductions::<T>();
         self.check_rooted::<T>();
@@ -386,7 +386,7 @@ impl<'a> Cases<'a> {
         ];
         let mut ops = group.batch_isend_irecv(ops).unwrap().wait().unwrap();
         let Op::Recv { buffer, .. } = ops.swap_remove(0) else {
-            panic!("the operations come back in their order");
+            panic!("the operations do not come back in their order");
         };
         self.same("batch_isend_irecv", buffer.into_vec().unwrap(), expected);
 

@@ -29,7 +29,7 @@ impl Cases<'_> {
         let both = self.inputs::<T>(own, &[len * n, n]);
         let for_each = self.inputs::<T>(own, &even);
         let for_each_v = self.inputs::<T>(own, &uneven);
-        let issued = "issued before";
+        let issued = "the operation is issued";
 
         let reduce = group.reduce_async(input.clone(), op, to).expect(issued);
         let coalesced = group

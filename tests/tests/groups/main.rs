@@ -115,8 +115,8 @@ fn the_other_ranks_learn_who_aborted_a_group_and_why() {
             store.set("test/issued", b"1").unwrap();
             let error = work.unwrap().wait().unwrap_err();
             store.set("test/learned", b"1").unwrap();
-            let said = "rank 0 aborted the group: by hand";
-            assert!(error.to_string().contains(said), "{transport:?}: {error}");
+            let expected = "rank 0 aborted the group: by hand";
+            assert!(error.to_string().contains(expected), "{transport:?}: {error}");
         });
     }
 }

@@ -13,7 +13,7 @@ pub(crate) fn without(symbols: &[&str]) -> (tempfile::TempDir, PathBuf) {
         let offsets: Vec<usize> = (0..bytes.len() - name.len())
             .filter(|&at| bytes[at..].starts_with(&name))
             .collect();
-        assert!(!offsets.is_empty(), "{symbol} is exported");
+        assert!(!offsets.is_empty(), "{symbol} is not exported");
         for at in offsets {
             bytes[at + name.len() - 2] = b'_';
         }

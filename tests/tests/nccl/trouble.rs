@@ -230,7 +230,7 @@ fn an_error_of_one_rank_ends_what_is_pending_on_the_others_if_that_is_wanted() {
 }
 
 #[test]
-fn an_operation_behind_a_stuck_stream_times_out_with_a_dump_and_an_abort() {
+fn an_operation_that_waits_for_a_stuck_stream_times_out_with_a_dump_and_an_abort() {
     let (job, outputs) = run("stuck", |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "2000");
     });

@@ -250,7 +250,7 @@ fn fall_silent(job: &Job) -> Option<Report> {
         elapsed: Duration::from_secs(seconds),
         wall_ns: job.dumps[0].identity.dump_time_ns + seconds as i64 * 1_000_000_000,
     };
-    let look = |see: &dyn Fn(Rank) -> Seen| Poll {
+    let poll_of = |see: &dyn Fn(Rank) -> Seen| Poll {
         observations: (0..job.dumps.len() as Rank)
             .map(|rank| Observation {
                 rank,
@@ -262,7 +262,7 @@ fn fall_silent(job: &Job) -> Option<Report> {
         ..Poll::default()
     };
     let all = |rank: Rank| Seen::Changed(Box::new(job.dumps[rank as usize].clone()));
-    live.observe(0, Ok(look(&all)), at(1));
+    live.observe(0, Ok(poll_of(&all)), at(1));
     live.refresh(at(1))?;
     let but_one = |rank: Rank| match rank {
         0 => Seen::Failed("connection refused".into()),
@@ -271,6 +271,6 @@ fn fall_silent(job: &Job) -> Option<Report> {
             as_of_ns: 0,
         },
     };
-    live.observe(0, Ok(look(&but_one)), at(30));
+    live.observe(0, Ok(poll_of(&but_one)), at(30));
     Some(live.refresh(at(30))?.report.as_ref().clone())
 }

@@ -98,8 +98,14 @@ impl Member {
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {command:?}"))?;
-        let stdin = process.stdin.take().context("standard input is piped")?;
-        let stdout = process.stdout.take().context("standard output is piped")?;
+        let stdin = process
+            .stdin
+            .take()
+            .context("standard input is not piped")?;
+        let stdout = process
+            .stdout
+            .take()
+            .context("standard output is not piped")?;
         Ok(Self {
             process,
             stdin,

@@ -73,7 +73,10 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start {command:?}"))?;
-        let stdout = process.stdout.take().context("standard output is piped")?;
+        let stdout = process
+            .stdout
+            .take()
+            .context("standard output is not piped")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         let port = line.trim().parse();
@@ -105,6 +108,7 @@ impl Server {
         }
     }
 
+    /// Connects, and waits for the answer to a ping.
     fn dial(&self) -> Result<TcpStream> {
         let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         socket.set_nodelay(true)?;

@@ -12,14 +12,14 @@ use library::{Comm, Plugin};
 use libfuzzer_sys::fuzz_target;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// A plug-in records 4,096 communicators in the life of a process.
+/// The number of communicators that this target makes; a plug-in records 4,096 in the life of a process.
 const COMMUNICATORS: u64 = 4_000;
 
 /// Each version with its communicators, and the number of communicators that were made.
 static STATE: LazyLock<Mutex<(Vec<(Plugin, Vec<Comm>)>, u64)>> = LazyLock::new(|| {
     // The newest version first: only it gives the process a rank.
     let versions = [6, 5, 4, 3].map(|version| {
-        let plugin = Plugin::open(version).expect("this version");
+        let plugin = Plugin::open(version).expect("the plug-in has this version");
         let comm = |number| plugin.init(None, number, 0, 4).expect("a communicator");
         let comms = (0..4).map(|at| comm(u64::from(version) * 10 + at)).collect();
         (plugin, comms)

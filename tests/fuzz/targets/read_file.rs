@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
         ..LoadOptions::default()
     };
     let mut dumps = 0;
-    let loaded = load(&[path.clone().into()], &options, |_| dumps += 1).expect("it is there");
+    let loaded = load(&[path.clone().into()], &options, |_| dumps += 1).expect("the file exists");
     assert!(dumps + loaded.problems.len() + loaded.ras.len() + loaded.logs.len() > 0);
-    fs::remove_file(&path).expect("it was there");
+    fs::remove_file(&path).expect("the file is removed");
 });

@@ -54,9 +54,9 @@ static RING: LazyLock<Vec<u8>> = LazyLock::new(|| {
         recorder.completed(ticket);
     }
     let path = recorder.storage().path().expect("a file").to_owned();
-    let ring = fs::read(path).expect("just written");
+    let ring = fs::read(path).expect("the ring can be read");
     drop(recorder);
-    fs::remove_dir_all(directory).expect("just made");
+    fs::remove_dir_all(directory).expect("the folder is removed");
     ring
 });
 
@@ -103,5 +103,5 @@ fuzz_target!(|changes: &[u8]| {
             let _ = dump.to_json();
         }
     }
-    fs::remove_file(&path).expect("it was there");
+    fs::remove_file(&path).expect("the file is removed");
 });

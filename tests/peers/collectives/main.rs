@@ -85,7 +85,8 @@ struct Sample {
 /// The largest number of times that a peer runs an operation in one measurement.
 const MAX_COUNT: usize = 20_000;
 
-/// How often an operation of `micros` microseconds fits into `millis` milliseconds, but at least four times.
+/// How often an operation of `micros` microseconds fits into `millis` milliseconds, but at least four and at most
+/// [`MAX_COUNT`] times.
 fn times_within(millis: u64, micros: f64) -> usize {
     ((millis as f64 * 1e3 / micros.max(0.01)) as usize).clamp(4, MAX_COUNT)
 }
@@ -202,15 +203,15 @@ fn measure(
     let first = peers[0].name().to_owned();
     for peer in &*peers {
         let name = peer.name();
-        let mut own: Vec<f64> = counted
+        let mut p50s: Vec<f64> = counted
             .iter()
             .filter_map(|round| p50(round, name))
             .collect();
-        if own.is_empty() {
+        if p50s.is_empty() {
             print!(" | {name} -");
             continue;
         }
-        print!(" | {name} {:.2}", median(&mut own));
+        print!(" | {name} {:.2}", median(&mut p50s));
         if name == first {
             let mut tail: Vec<f64> = counted
                 .iter()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// How long a job may take to start, and a rank to answer.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// The slowest rank's percentiles, in microseconds.
+/// Percentiles of an operation's times, in microseconds: of each percentile, the largest among the ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) p50: f64,
@@ -37,7 +37,7 @@ fn output_of(command: &mut Command) -> Option<String> {
     output.status.success().then_some(text)
 }
 
-/// The compiler and the starter of this MPI, by the names that they have on this machine.
+/// The compiler and the starter of this MPI, by the names that they have on this machine; `None` if one is missing.
 fn mpi_of(name: &str) -> Option<(&'static str, &'static str)> {
     let candidates: [(&str, &str); 3] = match name {
         "openmpi" => [
@@ -137,7 +137,7 @@ impl Peer {
             }
             "openmpi" | "mpich" => {
                 let Some((compiler, starter)) = mpi_of(name) else {
-                    return Ok(Err("no compiler and starter of it are installed".into()));
+                    return Ok(Err("its compiler or its starter is not installed".into()));
                 };
                 let program = match build(name, compiler, "mpi.c", &[]) {
                     Ok(program) => program,
@@ -290,7 +290,8 @@ impl Peer {
         &self.name
     }
 
-    /// Runs an operation `count` times; `None` if this peer does not have it.
+    /// Runs an operation `count` times and returns its times, for `send_recv` those of one message; `None` if this peer
+    /// does not have the operation.
     pub(crate) fn run(
         &mut self,
         operation: &str,

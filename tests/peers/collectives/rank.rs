@@ -33,9 +33,9 @@ pub(crate) fn serve(port: u16, name: &str) -> Result<()> {
         false => Ok(Buffer::from_vec(vec![0.0_f32; len])),
     };
     let (mut input, mut output) = (memory()?, memory()?);
-    let expected = "a buffer of f32 in host memory";
-    let output = output.as_mut_slice::<f32>().context(expected)?;
-    let input = input.as_mut_slice::<f32>().context(expected)?;
+    let why = "the buffer is not of f32 in host memory";
+    let output = output.as_mut_slice::<f32>().context(why)?;
+    let input = input.as_mut_slice::<f32>().context(why)?;
     // Zeroed memory has no pages before it is written.
     output.fill(0.0);
     input.fill(0.0);
@@ -78,6 +78,7 @@ pub(crate) fn serve(port: u16, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// The operation, the bytes and the count of an order; `None` if one of them is not supported.
 fn parse(line: &str) -> Option<(&str, usize, usize)> {
     const KNOWN: [&str; 7] = [
         "all_reduce",

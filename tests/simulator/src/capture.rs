@@ -97,6 +97,7 @@ pub(crate) fn allows_unsafe_calls() -> bool {
 }
 
 impl Capture {
+    /// Begins a capture of this stream; returns false if the stream is being captured already.
     pub(crate) fn begin(stream: &Arc<Stream>, mode: c_int) -> bool {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         if stream.capture().is_some() {
@@ -155,16 +156,16 @@ impl Capture {
     }
 }
 
-/// `cuStreamWaitEvent`.
+/// `cuStreamWaitEvent`; returns its status.
 pub(crate) fn wait(stream: &Arc<Stream>, event: &Arc<Event>) -> c_int {
     match (event.captured(), stream.capture()) {
-        (Some((theirs, _)), Some(own)) if theirs.id != own.id => MERGE,
+        (Some((of_event, _)), Some(of_stream)) if of_event.id != of_stream.id => MERGE,
         (Some((capture, seen)), _) => {
             stream.join(&capture, &seen);
             0
         }
-        (None, Some(own)) if event.was_recorded() => {
-            own.invalidate();
+        (None, Some(of_stream)) if event.was_recorded() => {
+            of_stream.invalidate();
             ISOLATION
         }
         _ => {

@@ -1,8 +1,8 @@
 //! The hub of a communicator's ranks. `ncclGetUniqueId` starts it in the process that calls it, as NCCL does with
 //! its bootstrap root (`bootstrapCreateRoot`, bootstrap.cc:405), and it runs as long as this process exists.
 //!
-//! The hub gathers one contribution of every rank, computes, and answers all of them. Ranks that disagree on
-//! the kind, type, root or length of a collective are never answered: this is undefined in NCCL's
+//! For a collective, the hub gathers one contribution of every rank, computes, and answers all of them. Ranks that
+//! disagree on the kind, type, root or length of a collective are never answered: this is undefined in NCCL's
 //! documentation, and a hang in practice.
 
 use crate::number::{self, Reduction};
@@ -117,6 +117,8 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) {
 }
 
 impl State {
+    /// Adds a rank to a communicator, and answers all its ranks when the last one joins. Returns the communicator's key
+    /// and the rank; `None` if the rank is refused, which fails the communicator, or its request is not valid.
     fn join(&mut self, request: &Request, writer: &Writer) -> Option<(u64, usize)> {
         let key = request.seq;
         let rank = usize::try_from(request.rank).ok()?;
@@ -240,6 +242,7 @@ impl Communicator {
         }
     }
 
+    /// Reports an error to all ranks, unless one was reported before.
     fn fail(&mut self, status: i32, text: &str) {
         if !self.failed {
             self.failed = true;
@@ -255,6 +258,7 @@ impl Communicator {
         }
     }
 
+    /// Delivers a message to the receive that waits for it, or keeps it until there is one.
     fn send(&mut self, rank: usize, request: &Request, payload: Vec<u8>) {
         let Ok(to) = usize::try_from(request.rank) else {
             return;
@@ -270,6 +274,7 @@ impl Communicator {
         }
     }
 
+    /// Answers a receive with the message that was kept for it, or keeps the receive until there is one.
     fn receive(&mut self, rank: usize, request: &Request) {
         let Ok(from) = usize::try_from(request.rank) else {
             return;
@@ -339,7 +344,8 @@ impl Communicator {
     }
 
     /// Sends each rank its new rank, and the size and key of its new communicator: ranks of one color are ordered by
-    /// key, then by rank. In a shrink all colors and keys are 0, so that the remaining ranks keep their order.
+    /// key, then by rank. In a shrink all colors and keys are 0, so that the remaining ranks keep their order. A rank
+    /// of a negative color gets an empty answer.
     fn derive(&self, all: &Contributions, last_key: &mut u64) {
         let mut colors: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
         for (&rank, (request, _)) in all {
@@ -363,6 +369,7 @@ impl Communicator {
         }
     }
 
+    /// Computes a collective and answers all ranks; answers none if they disagree.
     fn compute(&self, all: &Contributions) {
         let Some((first, _)) = all.values().next() else {
             return;

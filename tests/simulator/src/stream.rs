@@ -21,7 +21,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Default)]
 struct Queue {
     work: VecDeque<Work>,
-    /// Number of enqueued works that have not finished.
+    /// How much work was enqueued and has not ended, in calls of [`Stream::push`].
     pending: usize,
     closed: bool,
     capture: Option<Member>,

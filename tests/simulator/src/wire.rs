@@ -60,11 +60,13 @@ pub(crate) struct Request {
     pub(crate) data_type: i32,
     /// `ncclRedOp_t`; the number of ranks when a rank joins; the key of a split.
     pub(crate) op: i32,
+    /// The rank's factor; 1 unless the reduction was made with one.
     pub(crate) factor: f64,
     /// Bytes of a message, or of each input of a collective.
     pub(crate) length: u64,
 }
 
+/// Bytes of a request's head.
 const REQUEST: usize = 1 + 8 + 8 + 4 + 4 + 4 + 8 + 8 + 8;
 
 impl Request {
@@ -82,18 +84,18 @@ impl Request {
     }
 
     pub(crate) fn send(&self, to: &mut UnixStream, payload: &[u8]) -> io::Result<()> {
-        let mut head = Vec::with_capacity(REQUEST + payload.len());
-        head.push(self.kind as u8);
-        head.extend(self.id.to_le_bytes());
-        head.extend(self.seq.to_le_bytes());
-        head.extend(self.rank.to_le_bytes());
-        head.extend(self.data_type.to_le_bytes());
-        head.extend(self.op.to_le_bytes());
-        head.extend(self.factor.to_le_bytes());
-        head.extend(self.length.to_le_bytes());
-        head.extend((payload.len() as u64).to_le_bytes());
-        head.extend(payload);
-        to.write_all(&head)
+        let mut bytes = Vec::with_capacity(REQUEST + payload.len());
+        bytes.push(self.kind as u8);
+        bytes.extend(self.id.to_le_bytes());
+        bytes.extend(self.seq.to_le_bytes());
+        bytes.extend(self.rank.to_le_bytes());
+        bytes.extend(self.data_type.to_le_bytes());
+        bytes.extend(self.op.to_le_bytes());
+        bytes.extend(self.factor.to_le_bytes());
+        bytes.extend(self.length.to_le_bytes());
+        bytes.extend((payload.len() as u64).to_le_bytes());
+        bytes.extend(payload);
+        to.write_all(&bytes)
     }
 
     pub(crate) fn receive(from: &mut UnixStream) -> io::Result<(Self, Vec<u8>)> {

@@ -116,7 +116,10 @@ fn the_other_ranks_learn_who_aborted_a_group_and_why() {
             let error = work.unwrap().wait().unwrap_err();
             store.set("test/learned", b"1").unwrap();
             let expected = "rank 0 aborted the group: by hand";
-            assert!(error.to_string().contains(expected), "{transport:?}: {error}");
+            assert!(
+                error.to_string().contains(expected),
+                "{transport:?}: {error}"
+            );
         });
     }
 }

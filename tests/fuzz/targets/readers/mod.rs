@@ -53,7 +53,7 @@ pub(crate) fn read_inspector(bytes: &[u8]) {
     assert_eq!(of_ranks + trends.left_out_records, records);
 }
 
-/// Sends bytes, and reads what comes back for a short time.
+/// Sends bytes, calls `end` to end the sending, and reads what comes back for a short time.
 fn send<S: Read + Write>(mut stream: S, bytes: &[u8], end: impl FnOnce(&S)) {
     // The other end may close before it has read everything.
     let _ = stream.write_all(bytes);
@@ -108,7 +108,7 @@ fn answer_with(bytes: &[u8], ask: impl FnOnce(u16)) {
     });
 }
 
-/// The store's client, at a server that is none.
+/// The store's client, connected to what is no store's server.
 pub(crate) fn store_client(bytes: &[u8]) {
     answer_with(bytes, |port| {
         if let Ok(store) = TcpStore::connect("127.0.0.1", port, 4 * GLANCE) {
@@ -150,14 +150,14 @@ pub(crate) fn endpoint_server(bytes: &[u8]) {
     );
 }
 
-/// The client of endpoints, at one that is none: `bytes` follow a head that promises JSON.
+/// The client of endpoints, connected to what is no endpoint. The answer is `bytes` after a head with their length, or,
+/// if the first byte is odd, the bytes after that one without a head.
 pub(crate) fn endpoint_client(bytes: &[u8]) {
     let mut answer = format!(
         "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nrcomm-change: 7\r\nrcomm-entries: 16\r\n\r\n",
         bytes.len()
     )
     .into_bytes();
-    // Half of the inputs are the whole answer.
     match bytes.split_first() {
         Some((first, rest)) if first % 2 == 1 => answer = rest.to_vec(),
         _ => answer.extend(bytes),
@@ -172,7 +172,7 @@ pub(crate) fn endpoint_client(bytes: &[u8]) {
     });
 }
 
-/// The reader of PyTorch's worker servers, at one that is none.
+/// The reader of PyTorch's worker servers, connected to what is no such server.
 pub(crate) fn worker_servers(bytes: &[u8]) {
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", bytes.len());
     let answer = [head.as_bytes(), bytes].concat();
@@ -183,7 +183,8 @@ pub(crate) fn worker_servers(bytes: &[u8]) {
     });
 }
 
-/// The web server: a request, the path of a request with the token, or an upload.
+/// The web server. The first byte says what the others are: a request, the path of a request with the token, or an
+/// upload.
 pub(crate) fn web_server(bytes: &[u8]) {
     static PAGE: OnceLock<(Page, tempfile::TempDir)> = OnceLock::new();
     let (page, _) = PAGE.get_or_init(|| {

@@ -153,7 +153,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
     const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
     const MEMORY_POOLS_SUPPORTED: c_int = 115;
     crate::calls::note();
-    let is = match attribute {
+    let found = match attribute {
         COMPUTE_CAPABILITY_MAJOR => trouble::order("capability")
             .and_then(|major| c_int::try_from(major).ok())
             .unwrap_or(9),
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
         _ => 0,
     };
     // SAFETY: `value` is null, which `put` refuses, or the caller lets an int be written there.
-    unsafe { put(value, is) }
+    unsafe { put(value, found) }
 }
 
 #[unsafe(no_mangle)]

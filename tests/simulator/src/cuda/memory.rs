@@ -28,7 +28,7 @@ struct Allocation {
 
 enum Kind {
     /// `cuMemAlloc`.
-    Own(Layout),
+    Plain(Layout),
     /// `ncclMemAlloc`, which uses the virtual memory API: a handle that other processes can map.
     Shared(Shared),
 }
@@ -124,7 +124,7 @@ pub(crate) fn allocate(size: usize) -> Option<u64> {
     if at == 0 {
         return None;
     }
-    Some(note(at, layout.size(), Kind::Own(layout)))
+    Some(note(at, layout.size(), Kind::Plain(layout)))
 }
 
 /// Works as [`allocate`], but returns memory of which windows can be made.
@@ -138,6 +138,7 @@ pub(crate) fn allocate_shared(size: usize) -> Option<u64> {
     Some(note(shared.address(), size, Kind::Shared(shared)))
 }
 
+/// Enters memory of the current device into the table; returns its address.
 fn note(at: u64, size: usize, kind: Kind) -> u64 {
     let device = current_device();
     lock(&MEMORY).insert(at, Allocation { size, device, kind });
@@ -157,7 +158,7 @@ pub(crate) fn free(at: u64) -> bool {
     match allocation.kind {
         // SAFETY: `allocate` got this address with this layout, and it was still in the map, so it is freed
         // once. The program has ended its work on it, as the driver asks.
-        Kind::Own(layout) => unsafe { dealloc(at as *mut u8, layout) },
+        Kind::Plain(layout) => unsafe { dealloc(at as *mut u8, layout) },
         Kind::Shared(shared) => drop(shared),
     }
     true
@@ -474,22 +475,22 @@ mod tests {
 
     #[test]
     fn a_device_reaches_memory_only_while_it_is_allocated_or_mapped() {
-        let own = allocate(100).unwrap();
-        assert!(is_reached(own, 100) && is_reached(own + 99, 1));
-        assert!(!is_reached(own + 99, 2));
-        assert!(free(own));
-        assert!(!is_reached(own, 1));
+        let plain = allocate(100).unwrap();
+        assert!(is_reached(plain, 100) && is_reached(plain + 99, 1));
+        assert!(!is_reached(plain + 99, 2));
+        assert!(free(plain));
+        assert!(!is_reached(plain, 1));
 
         let shared = allocate_shared(100).unwrap();
         let ((file, size), offset) = file_of(shared, 100).unwrap();
         assert_eq!(offset, 0);
         let path = format!("/proc/self/fd/{file}");
-        let theirs = Mapping::open(&path).unwrap();
-        let at = theirs.address();
+        let mapping = Mapping::open(&path).unwrap();
+        let at = mapping.address();
         assert_ne!(at, shared);
         assert!(is_reached(at, usize::try_from(size).unwrap()));
         assert!(!is_reached(at, usize::try_from(size).unwrap() + 1));
-        drop(theirs);
+        drop(mapping);
         assert!(!is_reached(at, 1));
         assert!(free(shared));
         assert!(!is_reached(shared, 1));

@@ -101,12 +101,13 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> c_int {
     SUCCESS
 }
 
-/// Waits for all streams of a device that is counted from 1, also for those that were destroyed: "the resources
-/// will be released automatically once all preceding work in the stream has completed" (`cuStreamDestroy`).
+/// Waits for the default stream and for all streams of a device that is counted from 1, also for those that were
+/// destroyed: "the resources will be released automatically once all preceding work in the stream has completed"
+/// (`cuStreamDestroy`).
 pub(crate) fn synchronize(device: c_int) {
     let streams: Vec<Arc<Stream>> = lock(&MADE).iter().filter_map(Weak::upgrade).collect();
-    let own = streams.iter().filter(|it| it.device == device);
-    own.for_each(|stream| stream.synchronize());
+    let of_device = streams.iter().filter(|it| it.device == device);
+    of_device.for_each(|stream| stream.synchronize());
     stream_of(std::ptr::null_mut()).synchronize();
 }
 

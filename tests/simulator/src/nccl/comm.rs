@@ -231,12 +231,12 @@ impl Comm {
         self.set_state(status)
     }
 
-    /// The result of `ncclCommGetAsyncError` (init.cc): the communicator's state, or, if that is not an error,
-    /// the state of its connections.
+    /// The result of `ncclCommGetAsyncError` (init.cc): the communicator's state, or, if that is `ncclSuccess`, the
+    /// state of its connections.
     pub(super) fn async_error(&self) -> c_int {
         match self.state.load(Ordering::Acquire) {
             SUCCESS => self.network.load(Ordering::Acquire),
-            own => own,
+            other => other,
         }
     }
 
@@ -265,11 +265,13 @@ impl Comm {
         self.profiled.get()
     }
 
+    /// Sets the communicator's state, and returns it.
     pub(super) fn set_state(&self, status: c_int) -> c_int {
         self.state.store(status, Ordering::Release);
         status
     }
 
+    /// Receives what the hub sends, until the connection is closed.
     fn listen(&self, mut from: UnixStream) {
         loop {
             let reply = Reply::receive(&mut from);
@@ -302,7 +304,8 @@ impl Comm {
         }
     }
 
-    /// Records an asynchronous error, which `ncclCommGetAsyncError` returns. Kernels do not end because of it.
+    /// Records an asynchronous error, which `ncclCommGetAsyncError` returns, unless the communicator is finalized.
+    /// Kernels do not end because of it.
     pub(super) fn record_error(&self, status: c_int, text: &str) {
         if self.finalized.load(Ordering::Acquire) {
             return;
@@ -348,8 +351,9 @@ impl Comm {
         self.jobs.load(Ordering::Acquire) > 0
     }
 
-    /// Waits until the device has done all work of the communicator, and the kernels before it
-    /// (`ncclStrongStreamSynchronize` in `commDestroySync`, init.cc:2741, and `commRevokeAsync`, 2941).
+    /// Waits until the communicator has no work in the background, and none on the device, which first does what
+    /// precedes that work on its stream (`ncclStrongStreamSynchronize` in `commDestroySync`, init.cc:2741, and
+    /// `commRevokeAsync`, 2941).
     pub(super) fn drain(&self) {
         while self.is_busy() {
             std::thread::sleep(Duration::from_millis(1));
@@ -367,13 +371,18 @@ impl Comm {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Sends a request to the hub; returns whether it was sent.
     pub(super) fn ask(&self, request: &Request, payload: &[u8]) -> bool {
         lock(&self.writer)
             .as_mut()
             .is_some_and(|writer| request.send(writer, payload).is_ok())
     }
 
-    /// Waits for an answer until it arrives, or until the communicator is stopped or aborted.
+    /// Waits for an answer and returns its payload.
+    ///
+    /// # Errors
+    /// The status of the answer, or the one that a call returns because the communicator was stopped or aborted, or
+    /// because a call on the host has lost its connection.
     pub(super) fn answer(&self, id: u64, waits_for: WaitsFor) -> Result<Vec<u8>, c_int> {
         let mut replies = lock(&self.replies);
         loop {
@@ -410,6 +419,7 @@ impl Comm {
         self.arrived.notify_all();
     }
 
+    /// Works as [`stop`](Self::stop), and closes the connection to the hub.
     pub(super) fn abort(&self) {
         self.stop();
         self.aborted.store(true, Ordering::Release);
@@ -420,6 +430,7 @@ impl Comm {
         self.arrived.notify_all();
     }
 
+    /// Waits until the communicator is stopped.
     pub(super) fn hang(&self) {
         let mut replies = lock(&self.replies);
         while !self.stopped.load(Ordering::Acquire) {

@@ -1,5 +1,5 @@
 //! The collectives as `nccl.h` exports them: without a configuration and, since NCCL 2.32, with one. Contracts are those
-//! of `nccl.h` 2.32.3. Of a configuration the tag for profiler plug-ins and the selection of algorithms are used here.
+//! of `nccl.h` 2.32.3. Of a configuration, the tag for profiler plug-ins and the selection of algorithms are used here.
 
 use super::operation::{
     all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter,
@@ -28,7 +28,7 @@ pub struct CollConfig {
 
 static LAST_TAG: AtomicU64 = AtomicU64::new(0);
 
-/// The tag of the latest call that had one, for tests; 0 before.
+/// The tag of the latest accepted call that had a configuration, for tests; 0 before.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_simulator_last_tag() -> u64 {
     LAST_TAG.load(Ordering::Acquire)
@@ -36,14 +36,14 @@ pub extern "C" fn rcomm_simulator_last_tag() -> u64 {
 
 static LAST_ALGORITHMS: AtomicU64 = AtomicU64::new(0);
 
-/// The algorithms to which the latest call with a configuration was limited, one bit each as in [`ALGORITHMS`], for tests;
-/// 0 if it was not limited.
+/// The algorithms to which the latest accepted call with a configuration was limited, one bit each in the order of
+/// [`ALGORITHMS`], for tests; 0 if it was not limited.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_simulator_last_algorithms() -> u64 {
     LAST_ALGORITHMS.load(Ordering::Acquire)
 }
 
-/// Algorithms with the protocols that each has (`config/algorithm_registry.cc` of 2.31.2).
+/// The names of the algorithms (`config/algorithm_registry.cc` of 2.31.2).
 const ALGORITHMS: [&str; 7] = [
     "TREE",
     "RING",
@@ -53,12 +53,12 @@ const ALGORITHMS: [&str; 7] = [
     "NVLSTREE",
     "PAT",
 ];
-/// What two and more ranks have without NVLink SHARP and a switch that reduces: an all-reduce has both.
+/// TREE and RING: what an all-reduce of two or more ranks can use without NVLink SHARP and a switch that reduces.
 const AVAILABLE: u64 = 0b11;
 
 /// The algorithms that a selection names, one bit each; `None` if it is not valid (`ncclAlgParse`,
-/// `config/algorithm_parser.cc` of 2.31.2): names with commas between them, in any case, each the beginning of the name of an
-/// algorithm, or `^` and those that are left out.
+/// `config/algorithm_parser.cc` of 2.31.2). A selection has names with commas between them, in upper or lower case,
+/// each the beginning of the name of an algorithm; after a `^`, these are the algorithms that are left out.
 fn selected(text: &str) -> Option<u64> {
     let (is_negated, names) = match text.strip_prefix('^') {
         Some(names) => (true, names),
@@ -81,7 +81,7 @@ fn selected(text: &str) -> Option<u64> {
     })
 }
 
-/// Checks a configuration and keeps its tag; returns whether the call goes on.
+/// Checks a configuration, and keeps its tag and its algorithms; returns whether the call is accepted.
 ///
 /// # Safety
 /// `config` is null or points to a configuration.
@@ -144,7 +144,7 @@ macro_rules! export {
             } else {
                 fail(
                     INVALID_ARGUMENT,
-                    "the configuration of the call is not initialized",
+                    "the configuration of the call is not valid",
                 )
             }
         }

@@ -99,7 +99,7 @@ impl Name {
             .all(|(nth, &original)| byte(nth) == original)
     }
 
-    /// Reads the name, as the plug-in of a profiler would.
+    /// Reads the name, as the plug-in of a profiler would; an error if its bytes have changed.
     pub(super) fn poll(&self) -> Result<(), c_int> {
         match self.is_intact() {
             true => Ok(()),
@@ -109,7 +109,7 @@ impl Name {
 }
 
 /// Whether a configuration asks for blocking calls ("blocking", nccl.h); `default` if there is no
-/// configuration or it leaves this undefined.
+/// configuration or it leaves this undefined. The error is the status with which a call refuses the configuration.
 ///
 /// # Safety
 /// `config` is null or points to an `ncclConfig_t` as long as [`ConfigHead`] or longer.
@@ -135,7 +135,8 @@ pub(super) unsafe fn is_blocking(config: *const ConfigHead, default: bool) -> Re
     }
 }
 
-/// Runs a call's work here, or in the background for a communicator that does not block.
+/// Runs a call's work here and returns its status, or starts it in the background, for a communicator that does not
+/// block, and returns `IN_PROGRESS`.
 pub(super) fn run_or_spawn(
     is_blocking: bool,
     work: impl FnOnce() -> c_int + Send + 'static,
@@ -252,7 +253,8 @@ pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
 }
 
 /// Frees what a communicator holds. This waits for all kernels of its device, since memory is freed
-/// (`commReclaim`, init.cc:2824, and `commFree`; "cudaFree" waits for the device).
+/// (`commReclaim`, init.cc:2824, and `commFree`; "cudaFree" waits for the device). The status is an error if the
+/// communicator's name was freed before.
 fn reclaim(comm: &Arc<Comm>) -> c_int {
     if !comm.finalizing.load(Ordering::Acquire) {
         comm.drain();

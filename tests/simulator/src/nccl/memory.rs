@@ -40,8 +40,8 @@ pub extern "C" fn rcomm_simulator_registered() -> u64 {
 
 /// Ends the registrations of a communicator that is freed (`ncclRegCleanup`, register/register.cc:141).
 pub(super) fn forget_registrations(comm: &Comm) {
-    let own = std::ptr::from_ref(comm).addr();
-    drop(REGISTERED.take(|it| it.comm == own));
+    let address = std::ptr::from_ref(comm).addr();
+    drop(REGISTERED.take(|it| it.comm == address));
 }
 
 /// `ncclMemAlloc`, allocator.cc:17.
@@ -95,9 +95,9 @@ pub unsafe extern "C" fn ncclCommRegister(
             "the range is not in one allocation of device memory",
         );
     }
-    let own = Arc::as_ptr(&comm).addr();
+    let comm_at = Arc::as_ptr(&comm).addr();
     let (begin, end) = (at / PAGE * PAGE, (at + size).next_multiple_of(PAGE));
-    let known = REGISTERED.find(|it| it.comm == own && it.begin <= begin && end <= it.end);
+    let known = REGISTERED.find(|it| it.comm == comm_at && it.begin <= begin && end <= it.end);
     let handle = match known {
         Some(handle) => {
             if let Some(it) = REGISTERED.get(handle) {
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn ncclCommRegister(
             handle
         }
         None => REGISTERED.insert(Arc::new(Registered {
-            comm: own,
+            comm: comm_at,
             begin,
             end,
             references: AtomicU64::new(1),

@@ -114,6 +114,7 @@ impl Call {
         })
     }
 
+    /// The factor of the caller's reduction, 1 for one of NCCL's; `None` if the communicator has no such reduction.
     fn factor(&self, comm: &Comm) -> Option<f64> {
         if self.op < FIRST_USER_OP {
             return Some(1.0);

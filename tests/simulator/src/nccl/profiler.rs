@@ -134,7 +134,7 @@ struct Table {
     finalize: unsafe extern "C" fn(*mut c_void) -> c_int,
 }
 
-/// The plug-in, if the environment names one that can be loaded.
+/// A plug-in that is loaded.
 struct Plugin {
     table: *const Table,
     /// Never unloaded. NCCL unloads it with its last communicator, which no test needs.
@@ -155,6 +155,7 @@ impl Plugin {
     }
 }
 
+/// The plug-in that the environment names; `None` if it names none that can be loaded.
 fn plugin() -> Option<&'static Plugin> {
     static PLUGIN: OnceLock<Option<Plugin>> = OnceLock::new();
     PLUGIN.get_or_init(load).as_ref()
@@ -208,6 +209,7 @@ pub(super) struct Part {
     count: usize,
     datatype: &'static CStr,
     root: c_int,
+    /// The event of the call.
     called: Event,
 }
 

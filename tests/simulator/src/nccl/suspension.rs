@@ -29,6 +29,7 @@ fn meet(comm: &Comm) -> c_int {
     }
 }
 
+/// Suspends or resumes the communicator, once all its ranks have called; returns the status of the call.
 fn change(comm: &Arc<Comm>, suspended: bool) -> c_int {
     let ready = comm.ensure_ready();
     if ready != SUCCESS {
@@ -46,8 +47,8 @@ fn change(comm: &Arc<Comm>, suspended: bool) -> c_int {
     })
 }
 
-/// `ncclCommSuspend`, mem_manager.cc:926. A communicator that shares its memory with a split is refused (943), which
-/// leaves it usable.
+/// `ncclCommSuspend`, mem_manager.cc:926. A suspended communicator is refused, which leaves it as it is. NCCL also
+/// refuses one that shares its memory with a split (943); this is not simulated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommSuspend(handle: *mut c_void, flags: c_int) -> c_int {
     let Some(comm) = comm_of(handle) else {

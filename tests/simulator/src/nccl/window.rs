@@ -39,7 +39,7 @@ struct Window {
     at: u64,
     size: u64,
     is_symmetric: bool,
-    /// Where this process sees the parts, and how long they are, by rank.
+    /// The addresses of the parts in this process, and their lengths, by rank.
     parts: Vec<(u64, u64)>,
     _mapped: Vec<Mapping>,
 }
@@ -50,7 +50,7 @@ static WINDOWS: Handles<Window> = Handles::new("window");
 pub(super) struct Signals {
     /// The addresses of all tables in this process, by rank.
     tables: Vec<u64>,
-    _own: memory::Shared,
+    _table: memory::Shared,
     _mapped: Vec<Mapping>,
     /// The number of signals that this rank has waited for so far, by sender.
     expected: std::sync::Mutex<Vec<u64>>,
@@ -77,7 +77,8 @@ fn description(file: (c_int, u64), offset: u64, size: u64) -> Vec<u8> {
     description
 }
 
-/// Exchanges the descriptions of all ranks and maps their memory: where each part is in this process, and how long.
+/// Exchanges the descriptions of all ranks and maps their memory. Returns the address of each part in this process
+/// and its length, and the mappings.
 #[allow(clippy::type_complexity, reason = "addresses and what keeps them")]
 fn exchange(comm: &Comm, description: &[u8]) -> Result<(Vec<(u64, u64)>, Vec<Mapping>), c_int> {
     let mut request = Request::new(RequestKind::Exchange, comm.next_id(), 0);
@@ -91,12 +92,12 @@ fn exchange(comm: &Comm, description: &[u8]) -> Result<(Vec<(u64, u64)>, Vec<Map
     let descriptions = comm.answer(request.id, WaitsFor::Bootstrap)?;
     let (mut parts, mut mapped) = (Vec::new(), Vec::new());
     for description in descriptions.chunks_exact(DESCRIPTION) {
-        let long = |at: usize| {
+        let word = |at: usize| {
             u64::from_le_bytes(description[at..at + 8].try_into().expect("eight bytes"))
         };
         let file = c_int::from_le_bytes(description[8..12].try_into().expect("four bytes"));
-        let (offset, size) = (long(16), long(24));
-        let path = format!("/proc/{}/fd/{file}", long(0));
+        let (offset, size) = (word(16), word(24));
+        let path = format!("/proc/{}/fd/{file}", word(0));
         let mapping = Mapping::open(&path).map_err(|error| {
             fail(
                 SYSTEM_ERROR,
@@ -216,7 +217,7 @@ pub unsafe extern "C" fn ncclGetPeerDevicePointer(
     SUCCESS
 }
 
-/// The part of `ncclCommProperties_t` (nccl_device/core.h, 2.30.7) that is filled in.
+/// The beginning of `ncclCommProperties_t` (nccl_device/core.h, 2.30.7), up to the last field that is filled in.
 #[repr(C)]
 pub struct Properties {
     size: usize,
@@ -261,6 +262,7 @@ pub unsafe extern "C" fn ncclCommQueryProperties(
     SUCCESS
 }
 
+/// Returns the status of a one-sided operation with `peer`. Missing support is an error of the communicator.
 fn check(comm: &Comm, peer: c_int) -> c_int {
     let status = comm.ensure_ready();
     if status != SUCCESS {
@@ -281,7 +283,7 @@ fn check(comm: &Comm, peer: c_int) -> c_int {
     SUCCESS
 }
 
-/// Launches, after all ranks have connected if that was not done yet.
+/// Launches after `delay`, and after all ranks have connected if that was not done yet.
 fn enqueue(
     comm: &Arc<Comm>,
     (stream, delay): (Arc<Stream>, Option<Duration>),
@@ -318,15 +320,16 @@ fn enqueue(
     })
 }
 
+/// Makes this rank's table of signals, and maps those of all ranks.
 fn connect(comm: &Comm) -> Result<Arc<Signals>, c_int> {
     let ranks = usize::try_from(comm.size).unwrap_or(0);
     let bytes = ranks * size_of::<u64>();
-    let own = memory::Shared::create(bytes)
+    let table = memory::Shared::create(bytes)
         .map_err(|error| fail(SYSTEM_ERROR, &format!("signals: {error}")))?;
-    let (parts, mapped) = exchange(comm, &description(own.file(), 0, bytes as u64))?;
+    let (parts, mapped) = exchange(comm, &description(table.file(), 0, bytes as u64))?;
     Ok(Arc::new(Signals {
         tables: parts.into_iter().map(|(at, _)| at).collect(),
-        _own: own,
+        _table: table,
         _mapped: mapped,
         expected: std::sync::Mutex::new(vec![0; ranks]),
     }))
@@ -400,7 +403,7 @@ pub unsafe extern "C" fn ncclPutSignal(
         // The library would write there.
         end_process("a put beyond the end of a window");
     }
-    let own = usize::try_from(comm.rank).unwrap_or(0);
+    let this_rank = usize::try_from(comm.rank).unwrap_or(0);
     let peer = usize::try_from(peer).unwrap_or(0);
     let it = Arc::clone(&comm);
     let delay = trouble::order("put_delay_ms").map(Duration::from_millis);
@@ -423,7 +426,9 @@ pub unsafe extern "C" fn ncclPutSignal(
                     bytes,
                 );
             }
-            signals.counter(peer, own).fetch_add(1, Ordering::AcqRel);
+            signals
+                .counter(peer, this_rank)
+                .fetch_add(1, Ordering::AcqRel);
         })
     })
 }
@@ -441,12 +446,14 @@ pub unsafe extern "C" fn ncclSignal(
         Ok(comm) => comm,
         Err(status) => return status,
     };
-    let own = usize::try_from(comm.rank).unwrap_or(0);
+    let this_rank = usize::try_from(comm.rank).unwrap_or(0);
     let peer = usize::try_from(peer).unwrap_or(0);
     enqueue(&comm, (cuda::stream_of(stream), None), move |signals| {
         let signals = Arc::clone(signals);
         Arc::new(move || {
-            signals.counter(peer, own).fetch_add(1, Ordering::AcqRel);
+            signals
+                .counter(peer, this_rank)
+                .fetch_add(1, Ordering::AcqRel);
         })
     })
 }
@@ -491,7 +498,7 @@ pub unsafe extern "C" fn ncclWaitSignal(
             return fail(INVALID_ARGUMENT, &text);
         }
     }
-    let own = usize::try_from(comm.rank).unwrap_or(0);
+    let this_rank = usize::try_from(comm.rank).unwrap_or(0);
     let it = Arc::clone(&comm);
     enqueue(&comm, (cuda::stream_of(stream), None), move |signals| {
         let mut expected = lock(&signals.expected);
@@ -507,7 +514,7 @@ pub unsafe extern "C" fn ncclWaitSignal(
         let signals = Arc::clone(signals);
         Arc::new(move || {
             for &(peer, until) in &targets {
-                while signals.counter(own, peer).load(Ordering::Acquire) < until {
+                while signals.counter(this_rank, peer).load(Ordering::Acquire) < until {
                     if it.stopped.load(Ordering::Acquire) {
                         return;
                     }

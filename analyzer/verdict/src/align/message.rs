@@ -27,7 +27,7 @@ pub(crate) fn ends(op: OpType, peer: Peer, member: Rank, members: usize) -> Opti
     }
 }
 
-/// The member at the other end; `None` for any source, or if the record does not name it.
+/// The member at the other end; `None` for any source, or if the record does not name it in a group of more than two.
 pub(crate) fn other_end(peer: Peer, member: Rank, members: usize) -> Option<Rank> {
     match peer {
         Peer::Any => None,

@@ -87,12 +87,12 @@ impl Messages {
 
     /// The other half of the `at`-th send of a pair.
     pub(crate) fn receive_of(&self, pair: &Pair, at: usize) -> Counterpart {
-        other(&pair.receives, at as i64 - pair.shift)
+        counterpart_at(&pair.receives, at as i64 - pair.shift)
     }
 
     /// The other half of the `at`-th receive of a pair.
     pub(crate) fn send_of(&self, pair: &Pair, at: usize) -> Counterpart {
-        other(&pair.sends, at as i64 + pair.shift)
+        counterpart_at(&pair.sends, at as i64 + pair.shift)
     }
 
     fn collect(
@@ -148,7 +148,7 @@ pub(crate) fn done(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool 
     aligned.op(record, half.status_op).completed()
 }
 
-fn other(list: &[Half], at: i64) -> Counterpart {
+fn counterpart_at(list: &[Half], at: i64) -> Counterpart {
     match usize::try_from(at) {
         Err(_) => Counterpart::Lost,
         Ok(at) => list

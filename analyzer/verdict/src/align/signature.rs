@@ -82,8 +82,8 @@ impl Call {
         }
     }
 
-    /// The operation with its relevant arguments, like `all_reduce [64] Float`; if parts may differ in length, with the
-    /// shapes of the output: `all_gather [5] into [2] [5] [9] Float`.
+    /// The operation with its relevant arguments, like `all_reduce [64] Float`. If the tensors of the output have
+    /// different shapes, or may have them, these follow: `all_gather [5] into [2] [5] [9] Float`.
     pub(crate) fn describe(&self) -> String {
         let Signature {
             input_sizes,
@@ -203,6 +203,7 @@ fn describe_shapes(sizes: &[Vec<u64>], text: &mut String) {
     }
 }
 
+/// A hash of element types: of their one name if all are equal, else of all names in order. `None` if none is recorded.
 fn dtypes(names: &[String]) -> Option<u64> {
     let first = names.first()?;
     if names.iter().all(|name| name == first) {
@@ -211,6 +212,7 @@ fn dtypes(names: &[String]) -> Option<u64> {
     Some(hash_of(&names))
 }
 
+/// A hash of the number of elements of each tensor.
 fn per_tensor(sizes: &[Vec<u64>]) -> Option<u64> {
     let elements: Vec<u64> = sizes
         .iter()

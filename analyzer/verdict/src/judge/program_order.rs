@@ -90,7 +90,7 @@ pub(crate) fn vote(
 /// The order of two collectives by a rank's own past, if it is regular: between two collectives of one family it issued
 /// the same number of the other each time.
 ///
-/// `Some(true)`: the first comes before the second. `None`: the past is not regular.
+/// `Some(true)`: the first comes before the second. `None`: the past is not regular, or an event is of a message.
 pub(crate) fn past(
     aligned: &Aligned<'_>,
     record: RecordIx,

@@ -109,11 +109,11 @@ impl WaitGraph {
             by_collective: HashMap::new(),
             node_of_rank,
         };
-        let snapshot = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
+        let taken_ns = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
         for record in 0..aligned.records.len() {
             let pending = pending_of(aligned, messages, record);
             let mut overdue = vec![true; pending.len()];
-            if let Some(now) = snapshot {
+            if let Some(now) = taken_ns {
                 // If no collective connects a clock to the others, ages are measured by that clock alone.
                 let latest = aligned.records[record].latest_ns();
                 let foreign = policy.now_ns.is_none() && !aligned.clock_known[record];
@@ -368,6 +368,7 @@ impl WaitGraph {
         self.places.len() - 1
     }
 
+    /// The members that have not arrived in a collective, and why.
     fn missing_from(
         &self,
         aligned: &Aligned<'_>,

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_has_the_description_and_the_name_of_a_group() {
+    fn a_label_has_the_description_or_the_name_of_a_group_or_both() {
         assert_eq!(group("0", "default_pg"), "default_pg");
         assert_eq!(group("12", "dp"), "dp/12");
         assert_eq!(group("dp_5", "dp"), "dp_5");
@@ -300,7 +300,7 @@ mod tests {
             let labels: Vec<_> = numbers.iter().map(|i| format!("tp_{i}")).collect();
             group_labels(&labels)
         };
-        assert_eq!(some(&[0, 1, 3]), "tp_0,1,3", "tp_2 is elsewhere");
+        assert_eq!(some(&[0, 1, 3]), "tp_0,1,3", "tp_2 is not among them");
         assert_eq!(some(&[0, 1, 2, 4, 6, 8, 9]), "tp_0..2,4,6,+2");
         assert_eq!(group_labels(&["dp".into(), "dp".into()]), "dp");
         assert_eq!(group_labels(&["a".into(), "b".into()]), "a +1");

@@ -72,7 +72,7 @@ impl Context<'_> {
         }
     }
 
-    /// A rank's newest entry in a group, as evidence of how far it came.
+    /// A rank's newest entry in a group, as evidence of how far it came; `None` if its record holds none there.
     pub(crate) fn evidence_of_newest(&self, record: RecordIx, group: GroupIx) -> Option<Evidence> {
         let lane = self.aligned.lanes[record]
             .iter()

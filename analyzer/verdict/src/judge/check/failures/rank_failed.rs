@@ -286,8 +286,8 @@ impl Check for OperationFailed {
     }
 }
 
-/// The first operation of a record that failed long before its time-out, among those that are overdue and after which
-/// their group completed no other.
+/// The first operation of a record that failed long before its time-out, or whose time-out is not recorded, among those
+/// that are overdue and after which their group completed no other.
 pub(crate) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
     let pending = ctx.graph.pending[record].iter().enumerate();
     pending

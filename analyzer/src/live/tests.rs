@@ -421,11 +421,11 @@ fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
         );
         // Its end has settled.
         let later = hung + 2.0;
-        let still = |(new, old): (Dump, Dump)| match new.identity.rank == Some(killed) {
+        let recorded = |(new, old): (Dump, Dump)| match new.identity.rank == Some(killed) {
             true => old,
             false => new,
         };
-        let seen = dumps(later).into_iter().zip(dumps(hung)).map(still);
+        let seen = dumps(later).into_iter().zip(dumps(hung)).map(recorded);
         live.observe(0, poll_with_dead(seen.collect(), &[killed]), at(later));
         let report = live
             .refresh(at(later))

@@ -3,7 +3,8 @@
 use crate::program::{Run, finish, rcomm_fr};
 use std::path::Path;
 
-/// The program in a home of its own, so that no records of this machine are found.
+/// Runs the program with this home directory, so that it finds no records of this machine, and with PyTorch's dumps in
+/// `dumps`.
 fn look(home: &Path, dumps: &Path) -> Run {
     let mut command = rcomm_fr(&[]);
     command

@@ -121,7 +121,7 @@ impl Manifest {
 
 /// A file's name with `x` in place of every word but `rank`. PyTorch's dumps state their rank only in the numbers of
 /// the file's name.
-fn numbers_of(path: &Path) -> String {
+fn name_without_words(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut plain = String::new();
     let mut rest = &name[..];
@@ -191,7 +191,8 @@ impl Archive {
         self.manifest.files.is_empty()
     }
 
-    /// Adds a record; a number makes a name that occurs twice unique. `modified` is in s since the epoch.
+    /// Adds a record; a number makes a name that occurs twice unique. `modified` is in s since the epoch. With a
+    /// redactor, a file that is no dump becomes an absence instead.
     pub(super) fn add(
         &mut self,
         host: &str,
@@ -214,7 +215,7 @@ impl Archive {
             return Ok(());
         };
         redactor.dump(&mut dump);
-        let path = PathBuf::from(file).join(numbers_of(path));
+        let path = PathBuf::from(file).join(name_without_words(path));
         self.add_as(&host, &path, modified, &dump.to_pickle())
     }
 
@@ -255,7 +256,7 @@ impl Archive {
         self.manifest.left_out += files;
     }
 
-    /// Writes the manifest and moves the archive to its target.
+    /// Writes the manifest and moves the archive to its target, or copies it to standard output.
     pub(super) fn finish(mut self) -> Result<Manifest, Failure> {
         let text = serde_json::to_vec_pretty(&self.manifest)
             .map_err(io::Error::from)

@@ -48,7 +48,9 @@ enum LabelKind {
     Rank(Rank),
     /// The task of a scheduler: its number is the rank unless the scheduler is configured otherwise.
     Task(Rank),
+    /// The rank on its host.
     Local(u32),
+    /// A label that states no rank.
     Other,
 }
 

@@ -111,7 +111,7 @@ impl RankProcess {
         maps.is_ok_and(|maps| maps.lines().any(|line| line.ends_with(".ring")))
     }
 
-    /// The name of the job under which its rings are.
+    /// The name of the job under which its rings are; `None` if the environment names no job.
     pub fn job(&self) -> Option<&str> {
         let named = self
             .variables

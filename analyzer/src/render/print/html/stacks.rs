@@ -55,11 +55,11 @@ fn write_node(
     }
     let elsewhere = node.not_here(caller);
     // Mark the frames that culprits are in and other ranks of the caller are not.
-    let parts = !elsewhere.is_empty() && node.ranks.iter().any(|rank| fault.contains(rank));
+    let is_fault = !elsewhere.is_empty() && node.ranks.iter().any(|rank| fault.contains(rank));
     write!(
         out,
         "<li{}><code>{}</code> <span class=\"small\">{}:{}</span> <span class=\"ranks\">{}</span>",
-        if parts { " class=\"fault\"" } else { "" },
+        if is_fault { " class=\"fault\"" } else { "" },
         Text(&node.name),
         Text(&node.filename),
         node.line,

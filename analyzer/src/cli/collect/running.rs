@@ -40,7 +40,7 @@ pub(super) struct Asked {
     pub(super) rings: Option<RingPlace>,
     /// What could not be done for the job as a whole, one sentence each.
     pub(super) notes: Vec<String>,
-    /// The ranks that are in a place of the program now, by its text.
+    /// By place in the program, as text: the ranks that are there now.
     pub(super) places: BTreeMap<String, Vec<Rank>>,
     /// The processes of the job on this node.
     processes: Vec<RankProcess>,
@@ -72,12 +72,15 @@ impl Asked {
     }
 }
 
-/// What came from the ranks: the ranks whose record and stacks are in the archive, and what the others answered.
+/// What came from the ranks, and what the others answered.
 struct Gathered<'a> {
     archive: &'a mut Archive,
     host: String,
+    /// Ranks whose record is in the archive, or in a ring on this node.
     records: BTreeSet<Rank>,
+    /// Ranks whose Python stacks are in the archive.
     stacks: BTreeSet<Rank>,
+    /// As [`Asked::places`].
     places: BTreeMap<String, Vec<Rank>>,
     /// What each rank answered instead of a record.
     reasons: BTreeMap<Rank, Vec<String>>,
@@ -153,7 +156,7 @@ fn processes_of(job: Option<&str>) -> Vec<RankProcess> {
     RankProcess::of_newest_job(found)
 }
 
-/// Where the rings of this process's job are, as its environment says.
+/// Where the rings of this process's job are: in the folder that the user names, else where its environment puts them.
 fn place_of_rings(args: &CollectArgs, process: &RankProcess) -> RingPlace {
     let folder = process.variables.get("RCOMM_RING_DIR");
     let folder = folder.filter(|folder| !folder.is_empty() && *folder != "memory");

@@ -115,6 +115,8 @@ fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
         .map(|group| &*group.ranks)
 }
 
+/// Keeps the records of the most complete world, of equally complete ones the newest; a record that states no world
+/// stays.
 fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
     struct World {
         present: BTreeSet<Rank>,
@@ -270,6 +272,7 @@ struct Comparison {
     in_step: bool,
 }
 
+/// Leaves aside the records that are of another time or contradict the others. Returns whether there were any.
 fn leave_contradicting(
     shared: &Shared,
     records: &mut Vec<Record>,

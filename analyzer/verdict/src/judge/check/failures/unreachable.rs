@@ -71,7 +71,7 @@ fn pair(a: Rank, b: Rank) -> Pair {
 /// What one rank recorded of a link.
 #[derive(Clone, Copy)]
 struct End<'a> {
-    /// To common time, ns.
+    /// To subtract from the rank's clock to get common time, ns.
     offset_ns: i64,
     link: &'a PeerLink,
 }
@@ -90,7 +90,7 @@ impl End<'_> {
 /// The links of all ranks.
 struct Links<'a> {
     ends: BTreeMap<(Rank, Rank), End<'a>>,
-    /// Links without a sign of life, or that the system broke, each with the time since which it is, common time, ns.
+    /// Links without a sign of life, or that the system broke, each with since when, common time, ns.
     bad: BTreeMap<Pair, i64>,
     /// Links with a sign of life since the first of the bad ones fell silent.
     good: BTreeSet<Pair>,
@@ -285,12 +285,12 @@ fn aborted_there(ctx: &Context<'_>, aborted: &BTreeMap<(Rank, Rank), i64>) -> Fi
     let culprits = set(&mut aborted.keys().map(|&(there, _)| there));
     let peers = set(&mut aborted.keys().map(|&(_, peer)| peer));
     let first = aborted.values().copied().min().unwrap_or(0);
-    let (noun, own) = match culprits.len() {
+    let (noun, whose) = match culprits.len() {
         1 => ("host", "its"),
         _ => ("hosts", "their"),
     };
     let sentence = format!(
-        "the {noun} of {}{} aborted {own} connections to {} at {}",
+        "the {noun} of {}{} aborted {whose} connections to {} at {}",
         format_ranks(&culprits),
         hosts(ctx, &culprits),
         format_ranks(&peers),

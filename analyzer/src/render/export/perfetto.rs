@@ -354,6 +354,7 @@ struct TraceEvent<'a> {
 /// Writes the events, separated by commas.
 struct TraceEvents<'a> {
     out: &'a mut dyn Write,
+    /// Whether no event was written yet.
     first: bool,
 }
 

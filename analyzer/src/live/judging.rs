@@ -140,7 +140,7 @@ impl Live {
         self.silent = self.kept.silent(self.options.silent_after);
         self.changed = false;
         let mut policy = self.options.policy.clone();
-        policy.now_ns = self.horizon(at, &self.silent).map(|seen| seen.ns);
+        policy.now_ns = self.horizon(at, &self.silent).map(|horizon| horizon.ns);
         let stated = self.kept.feeds.iter().filter_map(|feed| feed.world_size);
         let known = self
             .kept

@@ -104,8 +104,8 @@ impl RingSource {
             let Some(rank) = summary.identity.rank else {
                 continue;
             };
-            let candidate = (summary.alive, summary.created_ns, job.clone());
-            newest = newest.max(Some(candidate));
+            let precedence = (summary.alive, summary.created_ns, job.clone());
+            newest = newest.max(Some(precedence));
             let key = (rank, summary.part);
             let ring = (path, key, summary.identity.attempt, summary.created_ns);
             found.entry(job).or_default().push(ring);
@@ -124,12 +124,12 @@ impl RingSource {
         }
         let of_job = found.remove(&job).unwrap_or_default();
         // A process that ended in an earlier attempt is no rank of this one.
-        let newest = of_job.iter().map(|&(_, _, attempt, _)| attempt).max();
+        let newest_attempt = of_job.iter().map(|&(_, _, attempt, _)| attempt).max();
         let known = self.rings.len();
         self.rings
-            .retain(|_, ring| newest.is_none_or(|newest| ring.attempt >= newest));
+            .retain(|_, ring| newest_attempt.is_none_or(|newest| ring.attempt >= newest));
         let attempt_changed = self.rings.len() < known;
-        let of_attempt = |candidate: &Candidate| Some(candidate.2) >= newest;
+        let of_attempt = |candidate: &Candidate| Some(candidate.2) >= newest_attempt;
         for (path, key, attempt, created_ns) in of_job.into_iter().filter(of_attempt) {
             let newer = |ring: &Ring| (ring.attempt, ring.created_ns) < (attempt, created_ns);
             if self.rings.get(&key).is_none_or(newer) {

@@ -177,7 +177,7 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
         (dropped() == 1).then_some(())
     });
     wait_until("its connection to be closed", || {
-        // The connection of this scrape.
+        // Only the connection of this scrape is left.
         (server.sample("rcomm_web_connections ") == 1).then_some(())
     });
     // After the unread bytes, the stream ends.

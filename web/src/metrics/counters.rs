@@ -247,7 +247,7 @@ impl Counters {
         };
         let series = self.series.entry(key.clone()).or_default();
         series.duration.observe(example(least));
-        // A single member has no other to be late for.
+        // No other member waits for a single one, so it has no lag.
         if wanted > 1 {
             series.lag.observe(example(most - least));
         }

@@ -187,7 +187,7 @@ impl Server {
                 () = &mut stop => break,
                 _ = rounds.tick() => {
                     if let Some(jobs) = jobs.clone() {
-                        // Not awaited: it may join threads.
+                        // `forget_idle` may join threads, so its end is not awaited.
                         drop(tokio::task::spawn_blocking(move || jobs.forget_idle()));
                     }
                     continue;

@@ -193,7 +193,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
     let report = &model.snapshot.report;
     let head = head_finding(model);
     let (word, tone) = match (report.verdict, head) {
-        // No problem with the collectives, but a finding of another kind.
+        // The collectives have no problem, but there is a finding of another kind.
         (Verdict::Healthy | Verdict::Running, Some(_)) => ("WARNING", Tone::Late),
         (other, _) => verdict(other),
     };
@@ -318,7 +318,7 @@ fn trends(model: &ViewModel<'_>, height: usize) -> Vec<Line> {
     let lines = |trend: &Trend| {
         let newest = &trend.values[trend.values.len().saturating_sub(room)..];
         let max = newest.iter().flatten().copied().reduce(f64::max);
-        // In eighths of a row, of which the lowest bar has one and the highest all but one.
+        // The height of a bar is in eighths of a row: the lowest bar has one, and the highest has all but one.
         let most = BARS.len() * height - 1;
         let eighths = |value: f64| match max {
             Some(max) if max > 0.0 => 1 + (value / max * (most - 1) as f64).round() as usize,

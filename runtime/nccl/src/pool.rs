@@ -1,8 +1,8 @@
 //! [`MemoryPool`]: memory of NCCL's for the allocator of a framework, which groups register as a whole.
 //!
-//! It takes the place of c10d's `getMemAllocator`, `registerMemPool` and `deregisterMemPool` (ProcessGroupNCCL.cpp of PyTorch
-//! 2.15): the framework's allocator takes segments from here, and each segment is registered with the groups that the pool
-//! was registered with before or after it.
+//! It takes the place of c10d's `getMemAllocator`, `registerMemPool` and `deregisterMemPool` (ProcessGroupNCCL.cpp of
+//! PyTorch 2.15): the framework's allocator takes segments from here, and each segment is registered with the groups
+//! with which the pool was registered before or after it was made.
 
 use crate::context::options::NcclOptions;
 use crate::cuda::device::CudaDevice;
@@ -16,7 +16,8 @@ use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Segments of device memory that NCCL allocates (`ncclMemAlloc`), for a framework's allocator that cuts them into tensors.
+/// Segments of device memory that NCCL allocates (`ncclMemAlloc`), for a framework's allocator that cuts them into
+/// tensors.
 ///
 /// A segment is registered with every group that the pool is [registered](Self::register_with) with, so that the
 /// collectives of these groups use its memory directly. It is deregistered before it is freed.
@@ -132,8 +133,9 @@ impl MemoryPool {
     /// Until no launch of these groups is in progress, for at most 30 seconds each.
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 bytes; `Backend` if there is not enough memory; the error of a group that does not register
-    /// it, and then nothing is allocated. A group that has ended is left out.
+    /// `InvalidArgument` for 0 bytes; `Backend` if there is not enough memory; the error of a group that does not
+    /// register the segment, which is then freed, unless a registration of it cannot be undone. A group that has ended
+    /// is left out.
     pub fn allocate(&self, bytes: usize) -> Result<u64> {
         if bytes == 0 {
             return Err(refuse("a segment cannot have 0 bytes".to_owned()));
@@ -158,14 +160,15 @@ impl MemoryPool {
         Ok(at)
     }
 
-    /// Deregisters the segment at this address from all groups and frees it. Operations on it must have ended, unless their
-    /// buffers keep it alive.
+    /// Deregisters the segment at this address from all groups and frees it. Operations on it must have ended, unless
+    /// their buffers keep it alive.
     ///
     /// # Blocking
     /// As [`allocate`](Self::allocate).
     ///
     /// # Errors
-    /// `InvalidArgument` if the pool has no such segment; the error of a group that does not deregister it, and then it stays.
+    /// `InvalidArgument` if the pool has no such segment; the error of a group that does not deregister it, and then it
+    /// stays.
     pub fn free(&self, at: u64) -> Result<()> {
         let mut state = self.lock();
         if !state.segments.contains_key(&at) {
@@ -179,15 +182,16 @@ impl MemoryPool {
         Ok(())
     }
 
-    /// Registers all segments of the pool, those of today and those to come, with the communicator of a group. A communicator
-    /// that does not exist yet gets them with the next segment, or when this is called again, once it exists.
+    /// Registers all segments of the pool, those of today and those to come, with the communicator of a group. A
+    /// communicator that does not exist yet gets them with the next segment, or when this is called again, once it
+    /// exists.
     ///
     /// # Blocking
     /// As [`allocate`](Self::allocate).
     ///
     /// # Errors
-    /// `Unsupported` if the backend registers no memory; the library's error. The segments that were registered before the
-    /// error stay so until [`deregister_from`](Self::deregister_from).
+    /// `Unsupported` if the backend registers no memory; the library's error. The segments that were registered before
+    /// the error stay so until [`deregister_from`](Self::deregister_from).
     pub fn register_with(&self, backend: &Arc<dyn Backend>) -> Result<()> {
         let mut state = self.lock();
         let PoolState { segments, groups } = &mut *state;
@@ -209,8 +213,8 @@ impl MemoryPool {
     /// As [`allocate`](Self::allocate).
     ///
     /// # Errors
-    /// `InvalidArgument` if the pool is not registered with the group; the library's error, after which the segments that
-    /// are left are still registered.
+    /// `InvalidArgument` if the pool is not registered with the group; the library's error, after which the segments
+    /// that are left are still registered.
     pub fn deregister_from(&self, backend: &Arc<dyn Backend>) -> Result<()> {
         let mut state = self.lock();
         let PoolState { segments, groups } = &mut *state;

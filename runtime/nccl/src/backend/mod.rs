@@ -122,15 +122,15 @@ impl NcclBackend {
 
     /// Returns the queue that an operation goes through, and makes it for the first message of a pair of ranks.
     fn queue_of(&self, op: &Op<'_>) -> Result<Arc<CommQueue>> {
-        let own = self.group.group_rank;
+        let this_rank = self.group.group_rank;
         let Peer::Rank(peer) = op.peer() else {
             return Ok(self.main.clone());
         };
         let pairs = self.shared.options.pairs;
         let pair = match (pairs, op.op_type()) {
-            (PairComms::PerPair, _) => [own.min(peer), own.max(peer)],
-            (PairComms::PerDirection, OpType::Send) => [own, peer],
-            (PairComms::PerDirection, _) => [peer, own],
+            (PairComms::PerPair, _) => [this_rank.min(peer), this_rank.max(peer)],
+            (PairComms::PerDirection, OpType::Send) => [this_rank, peer],
+            (PairComms::PerDirection, _) => [peer, this_rank],
         };
         let mut peers = self.peers();
         if let Some(queue) = peers.get(&pair) {
@@ -148,7 +148,7 @@ impl NcclBackend {
             scope: Scope::Pair,
             store,
             ranks: pair.map(|rank| ranks[rank as usize]).to_vec(),
-            own_index: u32::from(own == to),
+            own_index: u32::from(this_rank == to),
             name: format!("{}/{from}-{to}", self.group.info.name),
         };
         let queue = CommQueue::begin(&self.shared, members)?;

@@ -323,11 +323,11 @@ mod tests {
             store: HashStore::new(),
             keys: AtomicU64::new(0),
         });
-        let members = |own| BootstrapGroup {
+        let members = |index| BootstrapGroup {
             scope: Scope::Group,
             store: store.clone(),
             ranks: (0..RANKS).collect(),
-            own_index: own,
+            own_index: index,
             name: "all".to_owned(),
         };
         let groups: Vec<BootstrapGroup> = (0..RANKS).map(members).collect();
@@ -341,11 +341,11 @@ mod tests {
                 assert!(none.is_none());
                 polls += 1;
             }
-            let own = members.own_index;
-            let mut info = info(own, &format!("device {own}"), 23_007);
-            info.id = own
+            let index = members.own_index;
+            let mut info = info(index, &format!("device {index}"), 23_007);
+            info.id = index
                 .is_multiple_of(PER_ID)
-                .then(|| vec![(own / PER_ID) as u8; UniqueId::BYTES]);
+                .then(|| vec![(index / PER_ID) as u8; UniqueId::BYTES]);
             publish_info(members, &info).unwrap();
         }
         for members in &groups {
@@ -365,16 +365,16 @@ mod tests {
     #[test]
     fn a_rank_that_gives_up_ends_the_rendezvous_for_all() {
         let store = Arc::new(HashStore::new());
-        let members = |own| BootstrapGroup {
+        let members = |index| BootstrapGroup {
             scope: Scope::Group,
             store: store.clone(),
             ranks: vec![4, 5, 6],
-            own_index: own,
+            own_index: index,
             name: "all".to_owned(),
         };
         give_up(&members(2), "rank 6 could not join: no memory").unwrap();
-        for own in [0, 1] {
-            let step = poll(&members(own), DeviceSharing::Refused);
+        for index in [0, 1] {
+            let step = poll(&members(index), DeviceSharing::Refused);
             let error = step.err().unwrap();
             assert_eq!(error.kind(), ErrorKind::PeerLost);
             assert_eq!(error.rank(), Some(6));

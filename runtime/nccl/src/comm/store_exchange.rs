@@ -37,7 +37,7 @@ impl StoreExchange {
     /// Until all have published one, or the deadline.
     ///
     /// # Errors
-    /// `Timeout` names the ranks that have not published theirs.
+    /// `Timeout` names the ranks that have not published theirs; the error of the store.
     pub(crate) fn gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let keys: Vec<String> = (0..self.ranks.len())
             .map(|rank| format!("{key}/{rank}"))

@@ -121,8 +121,7 @@ impl Shared {
             let message = format!("{buffer:?}: {why}");
             Err(Error::new(ErrorKind::InvalidArgument, message))
         };
-        let own = self.device.place();
-        if buffer.device() != own {
+        if buffer.device() != self.device.place() {
             let place = match buffer.device() {
                 Device::Cpu => "host memory".to_owned(),
                 Device::Cuda(ordinal) => format!("memory of cuda:{ordinal}"),

@@ -65,9 +65,9 @@ pub struct NcclOptions {
     pub pairs: PairComms,
     /// Whether collectives pass their sequence number to NCCL's profiler plug-ins (2.32): on where a plug-in is named.
     pub tags: bool,
-    /// The algorithms that NCCL may use for each collective (`algSelection` of NCCL 2.32), the same on all ranks: names with
-    /// commas between them, such as `ring,tree`, or `^` and those that it may not use. For a collective that none of them
-    /// can carry out NCCL chooses by itself. With an older library the backend is refused.
+    /// The algorithms that NCCL may use for each collective (`algSelection` of NCCL 2.32), the same on all ranks: names
+    /// with commas between them, such as `ring,tree`, or `^` and those that it may not use. For a collective that none
+    /// of them can carry out NCCL chooses by itself. With an older library the backend is refused.
     pub algorithms: Option<String>,
     /// The NCCL configuration of each communicator.
     pub comm: CommOptions,

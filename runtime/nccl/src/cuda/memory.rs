@@ -283,7 +283,8 @@ impl DeviceBuffer {
         Ok(Self::at_address(stream, at, (dtype, len), Arc::new(memory)))
     }
 
-    /// Allocates bytes through the library (`ncclMemAlloc`), with undefined contents, that the program uses on this stream.
+    /// Allocates bytes through the library (`ncclMemAlloc`), with undefined contents, that the program uses on this
+    /// stream.
     ///
     /// # Errors
     /// As [`from_library`](Self::from_library), except that a stream that is being captured is accepted.

@@ -180,7 +180,7 @@ impl Calls<'_> {
         if let Op::Coalesced(ops) = op {
             return ops.iter().try_for_each(|op| self.make(op));
         }
-        let own = self.target.rank;
+        let this_rank = self.target.rank;
         let kind = op.op_type();
         let is_list = kind.layout() == Layout::List;
         let (inputs, outputs) = (op.inputs(), op.outputs());
@@ -202,7 +202,7 @@ impl Calls<'_> {
             Pattern::AllGather if is_list => {
                 let mut outputs = parts(outputs);
                 outputs.try_for_each(|(output, root)| {
-                    let is_own = root == own;
+                    let is_own = root == this_rank;
                     let input = if is_own { Part::of(&inputs[0]) } else { output };
                     self.broadcast(input, output, root)
                 })
@@ -214,7 +214,7 @@ impl Calls<'_> {
             Pattern::ReduceScatter if is_list => {
                 let mut inputs = parts(inputs);
                 inputs.try_for_each(|(input, root)| {
-                    let is_own = root == own;
+                    let is_own = root == this_rank;
                     let output = if is_own { Part::of(&outputs[0]) } else { input };
                     self.reduce(input, output, by, root)
                 })

@@ -309,8 +309,8 @@ pub(crate) struct CollConfig {
 }
 
 impl CollConfig {
-    /// `NCCL_COLLCONFIG_INITIALIZER` with a tag for profiler plug-ins (0 = none) and the algorithms to choose from. NCCL
-    /// reserves tags with the highest bit, which is left out.
+    /// `NCCL_COLLCONFIG_INITIALIZER` with a tag for profiler plug-ins (0 = none) and the algorithms to choose from.
+    /// NCCL reserves tags with the highest bit, which is left out.
     pub(crate) fn new(tag: u64, algorithms: Option<&'static CStr>) -> Self {
         Self {
             size: size_of::<Self>(),
@@ -548,8 +548,8 @@ pub(crate) mod tests {
 
     #[test]
     fn config_has_the_layout_of_the_header() {
-        // 16 bytes of size, magic and version; 4 ints; a pointer; 2 ints; a pointer; 15 ints, and the end's alignment. A C
-        // compiler finds the same numbers in the header of 2.32.3.
+        // 16 bytes of size, magic and version; 4 ints; a pointer; 2 ints; a pointer; 15 ints, and the end's alignment.
+        // A C compiler finds the same numbers in the header of 2.32.3.
         assert_eq!(size_of::<Config>(), 16 + 16 + 8 + 8 + 8 + 60 + 4);
         assert_eq!(std::mem::offset_of!(Config, launch_order_implicit), 96);
         assert_eq!(std::mem::offset_of!(Config, rma_eager_init), 104);

@@ -149,7 +149,7 @@ impl WindowGroup<'_> {
     /// Returns the sizes in bytes of all parts.
     ///
     /// # Errors
-    /// `Unsupported` if a rank cannot take part, `Mismatch` if element types differ.
+    /// `Unsupported` if a rank cannot take part; `Mismatch` if element types differ, or a description cannot be read.
     fn check_infos(&self, dtype: DType, infos: &[Vec<u8>]) -> Result<Vec<usize>> {
         let refuse = |kind, why: String| Err(Error::new(kind, why));
         let mut parts = Vec::with_capacity(infos.len());

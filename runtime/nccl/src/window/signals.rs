@@ -36,7 +36,7 @@ impl NcclWindow {
         let Some(signal) = self.queue.shared.library.table().signal else {
             return Err(self.queue.shared.library.lacks("a window", "ncclSignal"));
         };
-        let own = self.group_rank;
+        let this_rank = self.group_rank;
         {
             let mut sent = lock(&self.signals.sent);
             let state = self.queue.lock(deadline)?;
@@ -48,14 +48,14 @@ impl NcclWindow {
                 move |comm, stream| {
                     // SAFETY: communicator and stream are live and lent for the call, which gets no other
                     // pointer. The three zeros are the signal's index, the context and the flags.
-                    unsafe { signal(to_c(own), 0, 0, 0, comm, stream) }
+                    unsafe { signal(to_c(this_rank), 0, 0, 0, comm, stream) }
                 },
             )?;
-            sent[own as usize] = sent[own as usize].wrapping_add(1);
+            sent[this_rank as usize] = sent[this_rank as usize].wrapping_add(1);
         }
-        let until = lock(&self.signals.sent)[own as usize];
+        let until = lock(&self.signals.sent)[this_rank as usize];
         let state = self.queue.lock(deadline)?;
-        match self.take_signals(state, own, until, deadline)? {
+        match self.take_signals(state, this_rank, until, deadline)? {
             Some(mark) => self.queue.wait_for(&mark, deadline),
             None => Ok(()),
         }

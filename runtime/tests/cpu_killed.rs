@@ -76,7 +76,7 @@ fn rank_process() {
     }
 }
 
-fn kill_one(operation: &str, wiring: &str, count: usize) {
+fn kill_rank_2(operation: &str, wiring: &str, count: usize) {
     kill(2, operation, wiring, count);
 }
 
@@ -111,30 +111,30 @@ fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
 
 #[test]
 fn a_rank_killed_between_chunks_in_shared_memory_is_named() {
-    kill_one("all_reduce", "shm", 2 << 20);
+    kill_rank_2("all_reduce", "shm", 2 << 20);
 }
 
 #[test]
 fn a_rank_killed_while_it_works_in_buffers_of_other_ranks_is_named() {
-    kill_one("all_reduce", "registered", 8 << 20);
+    kill_rank_2("all_reduce", "registered", 8 << 20);
 }
 
 #[test]
 fn a_rank_killed_among_small_operations_in_shared_memory_is_named() {
-    kill_one("all_reduce", "shm", 2);
+    kill_rank_2("all_reduce", "shm", 2);
 }
 
 #[test]
 fn a_rank_killed_while_it_sends_is_named() {
-    kill_one("all_reduce", "tcp", 1 << 20);
-    kill_one("all_reduce", "streams", 1 << 20);
+    kill_rank_2("all_reduce", "tcp", 1 << 20);
+    kill_rank_2("all_reduce", "streams", 1 << 20);
 }
 
 #[test]
 fn a_rank_killed_among_messages_is_named() {
-    kill_one("messages", "shm", 2);
-    kill_one("messages", "shm", 1 << 20);
-    kill_one("messages", "streams", 1 << 20);
+    kill_rank_2("messages", "shm", 2);
+    kill_rank_2("messages", "shm", 1 << 20);
+    kill_rank_2("messages", "streams", 1 << 20);
 }
 
 #[test]

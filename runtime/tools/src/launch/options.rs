@@ -95,9 +95,9 @@ pub struct Options {
     #[arg(long)]
     pub open_store: bool,
 
-    /// The TLS certificate of this host's processes, in PEM, followed by those between it and the CA. With --tls-key and
-    /// --tls-ca, the same kind of files on every host: the store, and the ranks' connections and endpoints over TCP, use
-    /// TLS.
+    /// The TLS certificate of this host's processes, in PEM, followed by those between it and the CA. With --tls-key
+    /// and --tls-ca, the same kind of files on every host: the store, and the ranks' connections and endpoints over
+    /// TCP, use TLS.
     #[arg(long, env = "RCOMM_TLS_CERT", value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
     pub tls_cert: Option<PathBuf>,
 

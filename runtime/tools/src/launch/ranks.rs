@@ -103,8 +103,11 @@ impl Rank {
             program: command.get_program().to_string_lossy().into_owned(),
             error,
         })?;
-        let stdout = child.stdout.take().context("standard output is piped")?;
-        let stderr = child.stderr.take().context("standard error is piped")?;
+        let stdout = child
+            .stdout
+            .take()
+            .context("standard output is not piped")?;
+        let stderr = child.stderr.take().context("standard error is not piped")?;
         let pid = Pid::from_child(&child);
         Ok(Self {
             rank,
@@ -355,6 +358,7 @@ impl Ranks {
             .collect())
     }
 
+    /// Handles the end of a process, if it has ended: a failed one is replaced, or ends the job.
     fn reap(
         &mut self,
         i: usize,

@@ -261,11 +261,11 @@ fn other_ranks_continue_for_the_linger_time() {
 fn others_write_their_dumps_after_a_rank_has_exited() {
     let dumps = tempfile::tempdir().unwrap();
     let myself = std::env::current_exe().unwrap();
-    let rank = "one_rank_of_which_number_1_exits";
+    let test_of_rank = "one_rank_of_which_number_1_exits";
     let mut command = rcomm_run(&["-n", "3", "--linger", "60"]);
     command
         .arg(myself)
-        .args(["--ignored", "--exact", rank, "--nocapture"])
+        .args(["--ignored", "--exact", test_of_rank, "--nocapture"])
         .env("RCOMM_DUMP_DIR", dumps.path())
         .env("RCOMM_RING_DIR", dumps.path().join("rings"))
         .env("RCOMM_TIMEOUT_MS", "60000");
@@ -381,7 +381,9 @@ fn store_is_served_to_clients_with_the_secret_while_the_job_runs() {
         store.set("k", b"v").unwrap();
         assert_eq!(store.get("k", LONG).unwrap(), b"v");
         let without_secret = TcpStore::connect("127.0.0.1", port, LONG);
-        let error = without_secret.err().expect("a client without the secret");
+        let error = without_secret
+            .err()
+            .expect("a client without the secret is refused");
         assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
         kept = Some(store);
     });
@@ -535,8 +537,8 @@ fn a_process_joins_in_place_of_each_failed_rank_as_often_as_allowed() {
     assert_eq!(output.status.code(), Some(7), "{err}");
     assert_eq!(out[&0], ["join="]);
     assert_eq!(out[&1], ["join=", "join=1", "join=1"]);
-    let joins = "exited with 7 after";
-    assert_eq!(err.matches(joins).count(), 3, "{err}");
+    let failures = "exited with 7 after";
+    assert_eq!(err.matches(failures).count(), 3, "{err}");
     assert!(
         err.contains("a process joins in its place, 2 of 2"),
         "{err}"

@@ -63,13 +63,13 @@ impl Job {
             argument: argument.to_owned(),
             name: format!("test-{}-{argument}", std::process::id()),
             port: free_port(),
-            folder: tempfile::tempdir().expect("a temporary directory"),
+            folder: tempfile::tempdir().expect("a temporary directory can be made"),
         };
         for rank in 0..ranks {
             let mut command = job.command(rank, ranks);
             change(rank, &mut command);
             job.ranks
-                .push(command.spawn().expect("the program of a rank"));
+                .push(command.spawn().expect("the program of a rank starts"));
         }
         job
     }
@@ -83,7 +83,7 @@ impl Job {
         let mut command = self.command(rank, ranks);
         command.env("RCOMM_JOIN", "1");
         change(&mut command);
-        let process = command.spawn().expect("the program of a rank");
+        let process = command.spawn().expect("the program of a rank starts");
         match self.ranks.get_mut(rank as usize) {
             Some(ended) => *ended = process,
             None => self.ranks.push(process),
@@ -166,7 +166,7 @@ impl Job {
                 name.is_some_and(|name| !name.to_string_lossy().starts_with('.'))
             };
             for path in list(&run).into_iter().filter(is_whole) {
-                let bytes = std::fs::read(&path).expect("a dump file");
+                let bytes = std::fs::read(&path).expect("a dump file can be read");
                 let (dump, problems) = Dump::read(&bytes)
                     .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
                 assert!(problems.is_empty(), "{}: {problems:?}", path.display());
@@ -194,11 +194,11 @@ impl Job {
 /// # Panics
 /// If a rank fails, or does not end in time.
 pub fn run(program: &Path, name: &str, ranks: u32) -> Vec<String> {
-    let folder = tempfile::tempdir().expect("a temporary directory");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let printed = |rank: u32| folder.path().join(rank.to_string());
-    let program = program.to_str().expect("a path that is text");
+    let program = program.to_str().expect("the program's path is valid UTF-8");
     let mut job = Job::start_as(program, ranks, name, |rank, command| {
-        let file = std::fs::File::create(printed(rank)).expect("a file for the output");
+        let file = std::fs::File::create(printed(rank)).expect("a file for the output can be made");
         command.stdout(file).env("RCOMM_TIMEOUT_MS", "30000");
     });
     for rank in 0..ranks {
@@ -206,7 +206,9 @@ pub fn run(program: &Path, name: &str, ranks: u32) -> Vec<String> {
         assert!(ended.status.success(), "{name}, rank {rank}: {ended:?}");
     }
     (0..ranks)
-        .map(|rank| std::fs::read_to_string(printed(rank)).expect("the output of a rank"))
+        .map(|rank| {
+            std::fs::read_to_string(printed(rank)).expect("the output of a rank can be read")
+        })
         .collect()
 }
 

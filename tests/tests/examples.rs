@@ -101,7 +101,8 @@ fn a_job_shrinks_and_grows_while_it_trains() {
         errors.contains(replaced) && errors.contains(joins),
         "{errors}"
     );
-    // The launcher's record is that of the attempt which the ranks have begun themselves: all of its processes ended well.
+    // The launcher's record is that of the attempt which the ranks have begun themselves: all of its processes ended
+    // well.
     let record = LaunchRecord::of_job(folder.path(), "elastic").remove(0);
     assert_eq!((record.attempt, record.ranks.len()), (1, 4), "{record:?}");
     let ended_well = |rank: &LaunchedRank| rank.end.is_some_and(|end| end.is_success());

@@ -131,8 +131,8 @@ fn the_core_links_no_backend_and_backends_do_not_link_each_other() {
     }
 }
 
-/// The modules of `docs/ARCHITECTURE.md`, by the folder that holds them, in the page's order: each uses only those below
-/// it.
+/// The modules of `docs/ARCHITECTURE.md`, by the folder that holds them, in the page's order: each uses only those
+/// below it.
 fn modules() -> BTreeMap<String, Vec<String>> {
     let page = std::fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
     let (_, after) = page.split_once("\n## Modules\n").unwrap();

@@ -1,5 +1,5 @@
-//! Any bytes as an order of NCCL's events for the profiler plug-in, in each version of the interface. It must not panic,
-//! and NCCL must get success for each event.
+//! Any bytes as an order of NCCL's events for the profiler plug-in, in each version of the interface. It must not
+//! panic, and NCCL must get success for each event.
 #![no_main]
 
 #[allow(dead_code, reason = "shared with the tests of the plug-in")]

@@ -12,7 +12,7 @@ pub struct Past {
     repeats: u64,
     /// Operations that a ring holds: the newest stay.
     entries: usize,
-    /// Frames of every stack.
+    /// Frames that every stack has at least.
     frames: usize,
     /// The time from one repetition to the next, ns: the same on all ranks, so that they stay in step.
     period_ns: i64,

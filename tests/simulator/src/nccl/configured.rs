@@ -1,5 +1,6 @@
-//! The collectives as `nccl.h` exports them: without a configuration and, since NCCL 2.32, with one. Contracts are those
-//! of `nccl.h` 2.32.3. Of a configuration, the tag for profiler plug-ins and the selection of algorithms are used here.
+//! The collectives as `nccl.h` exports them: without a configuration and, since NCCL 2.32, with one. Contracts are
+//! those of `nccl.h` 2.32.3. Of a configuration, the tag for profiler plug-ins and the selection of algorithms are
+//! used here.
 
 use super::operation::{
     all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter,

@@ -277,7 +277,7 @@ impl Gemm {
         assert_eq!(
             product,
             [19.0, 22.0, 43.0, 50.0],
-            "the product on {device:?}"
+            "the product on {device:?} is wrong"
         );
         let make = || DeviceBuffer::zeroed(stream, DType::F32, side * side);
         Ok(Self {

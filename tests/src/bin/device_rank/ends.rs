@@ -142,8 +142,8 @@ pub(super) fn kill_capturing(world: World, gpu: &Gpu) -> Result<()> {
 
 /// Many communicators hang at once: that of the group, and those of all pairs of ranks, one for each direction.
 pub(super) fn many_hung(world: World, gpu: &Gpu) -> Result<()> {
-    let (group, own) = (world.group(), world.rank());
-    let peers = || (0..world.size()).filter(move |&peer| peer != own);
+    let (group, this_rank) = (world.group(), world.rank());
+    let peers = || (0..world.size()).filter(move |&peer| peer != this_rank);
     let summed = gpu.buffer(&[1i64; 100])?;
     let buffers = peers()
         .map(|_| Ok([gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?]))
@@ -328,12 +328,12 @@ pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
         .backend(DeviceKind::Cuda)
         .expect("the CUDA backend is configured");
     let numbers = gpu.buffer(&[1i64; 100])?;
-    let theirs = || numbers.buffer();
+    let of_program = || numbers.buffer();
     // On the group's stream.
-    let ours = || backend.allocate(DType::I64, 100);
+    let of_group = || backend.allocate(DType::I64, 100);
     let kinds: [(&str, &dyn Fn() -> Result<Buffer<'static>>); 2] = [
-        ("a stream of the program's", &theirs),
-        ("the group's stream", &ours),
+        ("a stream of the program's", &of_program),
+        ("the group's stream", &of_group),
     ];
     for (name, make) in kinds {
         let round = || -> Result<u64> {

@@ -25,7 +25,7 @@ impl Graphs {
         let path = path.unwrap_or_else(|| "libcuda.so.1".into());
         // SAFETY: loading runs the library's initializers, which have run: the world has loaded this
         // library before.
-        let driver = unsafe { Library::new(path) }.expect("the CUDA driver");
+        let driver = unsafe { Library::new(path) }.expect("the CUDA driver can be loaded");
         Self { driver }
     }
 

@@ -71,7 +71,7 @@ fn wait_for_device(world: &World, gpu: &Gpu) {
     // SAFETY: the world has loaded this library before; these are the functions' types in cuda.h. The
     // context is retained before it is pushed, and popped below.
     let statuses = unsafe {
-        let driver = Library::new(path).expect("the CUDA driver");
+        let driver = Library::new(path).expect("the CUDA driver can be loaded");
         let retain = driver.get::<Retain>(b"cuDevicePrimaryCtxRetain");
         let push = driver.get::<Take>(b"cuCtxPushCurrent_v2");
         let synchronize = driver.get::<Call>(b"cuCtxSynchronize");

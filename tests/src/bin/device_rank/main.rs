@@ -123,8 +123,8 @@ fn count(group: &ProcessGroup, gpu: &Gpu) -> Result<f32> {
 /// Writes a dump, and prints the communicators in it.
 fn print_communicators(world: &World) -> Result<()> {
     let path = world.dump()?;
-    let bytes = std::fs::read(&path).expect("a dump that was just written");
-    let (dump, _) = rcomm_recorder::publish::Dump::read(&bytes).expect("a dump");
+    let bytes = std::fs::read(&path).expect("the dump can be read");
+    let (dump, _) = rcomm_recorder::publish::Dump::read(&bytes).expect("the file is a dump");
     for (id, facts) in dump.nccl_comm_state {
         eprintln!("communicator {id}: {facts:?}");
     }
@@ -174,8 +174,8 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
     print_communicators(world)
 }
 
-/// Publishes that this rank has reached `what`, and keeps its connections open until these ranks have
-/// published the same.
+/// Publishes that this rank has reached `what`, and keeps its connections open until these ranks have published the
+/// same, for at most a minute.
 fn stay_for(world: &World, what: &str, ranks: impl Iterator<Item = u32>) {
     let key = |rank: u32| format!("test/{what}/{rank}");
     let keys: Vec<String> = ranks.map(key).collect();
@@ -290,8 +290,8 @@ fn no_registration(world: &World, gpu: &Gpu) -> Result<()> {
     let backend = group
         .backend(DeviceKind::Cuda)
         .expect("the CUDA backend is configured");
-    let ours = gpu.buffer(&[1.0f32; 512])?;
-    let refused = backend.register(&ours.buffer()?).map(|_| ());
+    let of_program = gpu.buffer(&[1.0f32; 512])?;
+    let refused = backend.register(&of_program.buffer()?).map(|_| ());
     let refused = refused.expect_err("the library has no call for it");
     eprintln!("refused: {refused}");
     assert_eq!(count(group, gpu)?, world.size() as f32);
@@ -307,27 +307,27 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
         let error = result.expect_err(what);
         eprintln!("refused {what}: {error}");
     };
-    let ours = gpu.buffer(&[1.0f32; 512])?;
-    let registration = backend.register(&ours.buffer()?)?;
+    let of_program = gpu.buffer(&[1.0f32; 512])?;
+    let registration = backend.register(&of_program.buffer()?)?;
     assert_eq!(count(group, gpu)?, world.size() as f32);
     let again = registration.clone();
     backend.deregister(registration)?;
     refused("what was undone", backend.deregister(again));
     // The library counts how often memory is registered, and so does rcomm.
     let twice = [
-        backend.register(&ours.buffer()?)?,
-        backend.register(&ours.buffer()?)?,
+        backend.register(&of_program.buffer()?)?,
+        backend.register(&of_program.buffer()?)?,
     ];
     let [first, second] = twice;
     assert_eq!(first.id, second.id);
     backend.deregister(first)?;
     // Still registered once: the memory stays, though this program holds no handle to it any more.
-    drop((second, ours));
+    drop((second, of_program));
     assert_eq!(count(group, gpu)?, world.size() as f32);
     let host = rcomm::Buffer::from_vec(vec![1.0f32; 4]);
     refused("host memory", backend.register(&host).map(|_| ()));
-    let theirs = backend.allocate(rcomm::DType::F32, 512)?;
-    let registration = backend.register(&theirs)?;
+    let of_library = backend.allocate(rcomm::DType::F32, 512)?;
+    let registration = backend.register(&of_library)?;
     backend.deregister(registration)?;
     let next = (gpu.device.ordinal() + 1) % 8;
     let mut elsewhere = NcclOptions::of(world.config())?;

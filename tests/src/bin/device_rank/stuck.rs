@@ -25,7 +25,7 @@ impl Gate {
         // library before.
         let driver = unsafe { Library::new(path.unwrap_or_else(|| "libcuda.so.1".into())) };
         let gate = Self {
-            driver: driver.expect("the CUDA driver"),
+            driver: driver.expect("the CUDA driver can be loaded"),
             word: gpu.buffer(&[0u32])?,
             opener: CudaStream::new(&gpu.device, Priority::Normal)?,
         };
@@ -41,8 +41,10 @@ impl Gate {
         // SAFETY: both functions have this signature in cuda.h; stream and word are live, and the word stays
         // as long as the device may wait for it: the code that shuts a gate opens it.
         let status = unsafe {
-            let call: Symbol<'_, OnWord> =
-                self.driver.get(name).expect("a stream memory operation");
+            let call: Symbol<'_, OnWord> = self
+                .driver
+                .get(name)
+                .expect("the driver has stream memory operations");
             call(stream.as_raw(), self.word.address(), 1, flags)
         };
         assert_eq!(status, 0, "{}", String::from_utf8_lossy(name));

@@ -44,24 +44,24 @@ fn check(window: &Window, peer: u32, expected: &[u32]) -> Result<()> {
 
 pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
-    let (own, size) = (group.rank(), group.size());
-    let (next, previous) = ((own + 1) % size, (own + size - 1) % size);
+    let (this_rank, size) = (group.rank(), group.size());
+    let (next, previous) = ((this_rank + 1) % size, (this_rank + size - 1) % size);
     let (window, at) = open(group, LEN)?;
     // Puts from host memory, piece by piece.
     for round in 1..=3 {
-        window.put(next, 0, &numbers(own, round, LEN))?;
+        window.put(next, 0, &numbers(this_rank, round, LEN))?;
         pass_on(&window, next, previous)?;
-        check(&window, own, &numbers(previous, round, LEN))?;
+        check(&window, this_rank, &numbers(previous, round, LEN))?;
         // The next rank's part is read without its help.
-        check(&window, next, &numbers(own, round, LEN))?;
+        check(&window, next, &numbers(this_rank, round, LEN))?;
         group.barrier()?;
     }
     // Puts from device memory that is in no window, after the work that is enqueued on its stream.
-    let source = gpu.buffer(&numbers(own, 4, LEN))?;
+    let source = gpu.buffer(&numbers(this_rank, 4, LEN))?;
     window.put_buffer(next, 0, &source.buffer()?)?;
     pass_on(&window, next, previous)?;
     let into = gpu.buffer(&vec![0u32; LEN])?;
-    window.get_buffer(own, 0, &mut into.buffer()?)?;
+    window.get_buffer(this_rank, 0, &mut into.buffer()?)?;
     assert!(into.to_vec::<u32>()? == numbers(previous, 4, LEN));
     group.barrier()?;
     // Puts from one rank's part of a window directly to another's.
@@ -71,7 +71,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     window.put_buffer(next, half, &inside.buffer()?)?;
     pass_on(&window, next, previous)?;
     let mut got = vec![0u32; half];
-    window.get(own, half, &mut got)?;
+    window.get(this_rank, half, &mut got)?;
     let theirs = numbers((previous + size - 1) % size, 4, LEN);
     assert!(got == theirs[..half]);
     group.barrier()?;
@@ -88,10 +88,10 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
         "a wait ended without a signal of its window"
     );
     group.barrier()?;
-    other.put(next, 1, &[own, 7])?;
+    other.put(next, 1, &[this_rank, 7])?;
     other.signal(next)?;
     early.wait()?;
-    check(&other, own, &[0, previous, 7, 0])?;
+    check(&other, this_rank, &[0, previous, 7, 0])?;
     // Invalid accesses are refused, and the window stays usable.
     for refused in [
         window.put(next, LEN - 1, &[1u32, 2]),

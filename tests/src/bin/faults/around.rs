@@ -83,7 +83,7 @@ pub(crate) fn flood(pipe: &Path, time: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Mounts a file system with a disk of its own at this folder.
+/// Makes a disk in a file of `folder`, and mounts its file system at `at`.
 ///
 /// # Errors
 /// The reason why this system cannot: no loop device, or a missing program.

@@ -57,17 +57,17 @@ pub struct PacedSpec {
     pub steps: u32,
     /// The interval in which the watchdog polls, in µs.
     pub grain_us: u64,
-    /// Durations are recorded.
+    /// Whether durations are recorded.
     pub timing: bool,
-    /// The host waits for the device at the end of each step, not one step later.
+    /// Whether the host waits for the device at the end of each step, not one step later.
     pub waits: bool,
     /// The largest offset of the hosts' clocks to either side, in µs.
     pub clock_spread_us: u64,
     /// Number of ranks on each host.
     pub per_host: u32,
-    /// The records name their hosts.
+    /// Whether the records name their hosts.
     pub hosts_named: bool,
-    /// The marker that ends a batch of messages is recorded as a message itself.
+    /// Whether the marker that ends a batch of messages is recorded as a message itself.
     pub marked: bool,
     /// Operations that a ring holds.
     pub ring: usize,

@@ -98,10 +98,10 @@ fn status_and_record_are_answered_over_a_private_socket() {
 
     let answer = client(&endpoint).dump(None, soon()).unwrap();
     assert!(!answer.partial && answer.problems.is_empty());
-    let own = recorder.snapshot();
-    assert_eq!(answer.dump.entries, own.entries);
-    assert_eq!(answer.dump.groups, own.groups);
-    assert_eq!(answer.dump.status, own.status);
+    let snapshot = recorder.snapshot();
+    assert_eq!(answer.dump.entries, snapshot.entries);
+    assert_eq!(answer.dump.groups, snapshot.groups);
+    assert_eq!(answer.dump.status, snapshot.status);
     assert_eq!(answer.dump.identity.rank, Some(1));
 
     drop(endpoint);
@@ -135,11 +135,11 @@ fn later_requests_return_changes_and_an_unknown_number_returns_the_whole_record(
     begin(&recorder, group, 4);
     let (changed, partial, third) = ids(second);
     assert_eq!((changed, partial), (vec![2, 4], true));
-    // A second client with an older number gets more, and a repeated request loses nothing.
+    // An older number still returns all changes since then, and the newest one returns none.
     assert_eq!(ids(first).0, [2, 4]);
     assert_eq!(ids(third).0, [0; 0]);
-    let earlier_process = first.map(|first| first - 1);
-    for foreign in [Some(0), earlier_process, Some(u64::MAX)] {
+    let before_first = first.map(|first| first - 1);
+    for foreign in [Some(0), before_first, Some(u64::MAX)] {
         let (all, partial, _) = ids(foreign);
         assert_eq!((all, partial), (vec![1, 2, 3, 4], false));
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct Handle(ForkGuarded);
 
 impl Handle {
-    /// The recorder, in the process that opened it.
+    /// The recorder, in the process that opened it; `None` in a forked child, or if `handle` is NULL.
     ///
     /// # Safety
     /// `handle` is NULL or a valid handle, and lives for as long as the result is used.

@@ -54,7 +54,7 @@ fn library() -> PathBuf {
         .expect("the shared library, built with the tests")
 }
 
-fn ring(folder: &Path, rank: u32) -> Dump {
+fn snapshot(folder: &Path, rank: u32) -> Dump {
     RingReader::attach(folder.join(format!("fromC/{rank}.2.ring")))
         .unwrap()
         .snapshot()
@@ -97,7 +97,7 @@ fn a_c_program_and_its_forked_child_each_leave_their_own_record() {
     let ended = Command::new(&program).arg(&rings).output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
 
-    let dump = ring(&rings, 1);
+    let dump = snapshot(&rings, 1);
     let [world, tensor, unknown] = &dump.groups[..] else {
         panic!("{:?}", dump.groups);
     };
@@ -105,7 +105,11 @@ fn a_c_program_and_its_forked_child_each_leave_their_own_record() {
         (&*world.info.name, &world.info.ranks[..]),
         ("0", &[0, 1, 2, 3][..])
     );
-    assert_eq!(tensor.info.ranks[..], [3, 1], "given after the group");
+    assert_eq!(
+        tensor.info.ranks[..],
+        [3, 1],
+        "the members given after the group was added differ"
+    );
     assert_eq!(unknown.place, Some(GroupPlace { rank: 4, size: 8 }));
     let [reduced, sent, failed] = &dump.entries[..] else {
         panic!("{:?}", dump.entries);
@@ -141,11 +145,11 @@ fn a_c_program_and_its_forked_child_each_leave_their_own_record() {
     assert_eq!((&*status.phase, status.step), ("load data", 9));
     assert!(status.heartbeat_ns > 0);
 
-    let child = ring(&rings, 2);
+    let child = snapshot(&rings, 2);
     assert_eq!(
         child.entries.len(),
         1,
-        "calls of the child with its parent's handle record nothing"
+        "calls of the child with its parent's handle were recorded"
     );
     assert_eq!(child.identity.rank, Some(2));
 }

@@ -41,7 +41,7 @@ pub enum Pattern {
     Block,
     /// The group's members agree on something and move no tensors.
     Agreement,
-    /// Access to the memory of one rank, in which that rank takes no part.
+    /// Access to a rank's memory in which that rank takes no part, or a signal for such accesses.
     OneSided,
     /// Unknown.
     Unknown,
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn an_early_member_waits_for_all_only_where_it_receives_from_all() {
+    fn only_operations_in_which_each_member_needs_all_others_wait_for_all() {
         assert_eq!(
             names(|op| op.waits_for() == WaitsFor::All),
             [

@@ -54,7 +54,8 @@ pub(super) async fn list(State(served): State<Arc<Served>>) -> Json<Vec<String>>
     Json(served.program_handlers.lock().keys().cloned().collect())
 }
 
-/// Answers `POST /handlers/NAME?key=value`: what the handler returns.
+/// Answers `POST /handlers/NAME?key=value`: what the handler returns, or 400 and its text if it fails; 404 if there is
+/// no such handler, and 500 if it panics.
 pub(super) async fn run(
     State(served): State<Arc<Served>>,
     Path(name): Path<String>,

@@ -101,16 +101,16 @@ mod tests {
 
     #[test]
     fn this_process_exists_and_one_with_another_start_time_does_not() {
-        let own = ProcessIdentity::of_self();
-        assert_eq!(own.state(), Some(ProcessState::Runs));
+        let this_process = ProcessIdentity::of_self();
+        assert_eq!(this_process.state(), Some(ProcessState::Runs));
         let other = ProcessIdentity {
-            start: own.start + 1,
-            ..own
+            start: this_process.start + 1,
+            ..this_process
         };
         assert_eq!(other.exists(), Some(false));
         let elsewhere = ProcessIdentity {
             boot_id: [1, 2],
-            ..own
+            ..this_process
         };
         assert_eq!(elsewhere.exists(), None);
     }

@@ -127,15 +127,15 @@ mod tests {
 
     #[test]
     fn the_waits_of_a_thread_that_has_ended_still_count() {
-        let own = rustix::thread::gettid().as_raw_nonzero().get();
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
         let mut waits = ProcessorWaits::new();
-        waits.add(own.cast_unsigned());
+        waits.add(thread.cast_unsigned());
         if waits.measure(1).is_none() {
             return; // This kernel does not count waits.
         }
         waits.total_ns += 50;
         waits.threads[0].0 = u32::MAX;
-        assert_eq!(waits.measure(2), None, "no thread is left to read");
+        assert_eq!(waits.measure(2), None, "an ended thread's waits were read");
         assert!(waits.total_ns >= 50);
     }
 }

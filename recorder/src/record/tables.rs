@@ -245,12 +245,14 @@ impl Tables {
     /// The signature's id; `None` if it is new and does not fit.
     pub(super) fn signature(&self, map: &Map, key: &SignatureKey<'_>) -> Option<SignatureId> {
         let hash = key.hash_code();
-        let known = self.signatures.find_with_key(hash, |own| own.matches(key));
+        let known = self
+            .signatures
+            .find_with_key(hash, |owned| owned.matches(key));
         Some(match known {
-            Some((own, row)) => SignatureId {
+            Some((owned, row)) => SignatureId {
                 row,
-                input_elements: own.input_elements,
-                output_elements: own.output_elements,
+                input_elements: owned.input_elements,
+                output_elements: owned.output_elements,
             },
             None => SignatureId {
                 row: self.add_signature(map, key, hash)?,
@@ -269,7 +271,7 @@ impl Tables {
             return None;
         }
         let mut used = self.lock();
-        if let Some(row) = self.signatures.find(hash, |own| own.matches(key)) {
+        if let Some(row) = self.signatures.find(hash, |owned| owned.matches(key)) {
             return Some(row);
         }
         let row = free_row(map, header::SIGNATURES_USED, self.layout.signatures)?;

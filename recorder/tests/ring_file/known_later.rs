@@ -37,13 +37,13 @@ fn members_are_absent_until_they_are_set_once() {
 
     assert!(
         !recorder.set_group_members(group, &[1, 2, 3]),
-        "the number differs from the group's size"
+        "members were set although their number differs from the group's size"
     );
     assert!(!recorder.set_group_members(group, &[]));
     assert!(recorder.set_group_members(group, &[1, 3]));
     assert!(
         !recorder.set_group_members(group, &[0, 3]),
-        "the members are already set"
+        "members were set a second time"
     );
     let after = read(&recorder);
     assert_eq!(first_group(&after).info.ranks[..], [1, 3]);
@@ -62,11 +62,11 @@ fn group_without_members_or_place_takes_any_number_of_members() {
     let named = world(&recorder);
     assert!(
         !recorder.set_group_members(named, &[0, 1, 2, 3]),
-        "the group was added with its members"
+        "members were set although the group was added with its members"
     );
     assert!(
         !recorder.set_group_members(GroupHandle::of_row(9_999), &[0]),
-        "no such group"
+        "members of a group that does not exist were set"
     );
 }
 

@@ -154,7 +154,7 @@ pub(super) struct Builder {
     pub(super) recorder: Option<Recorder>,
     /// Number of entries that were left out.
     pub(super) rejected: usize,
-    /// Index of the first entry that was left out, and its key with the invalid value.
+    /// Index of the first entry that was left out, and its key whose value is missing or invalid.
     pub(super) first_rejected: Option<(usize, &'static str)>,
     /// Kind of the value of `entries`, if that is not a list.
     pub(super) no_list: Option<&'static str>,

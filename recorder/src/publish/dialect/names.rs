@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_renamed_for_torch_are_read_as_related_operations() {
+    fn operations_renamed_for_torch_are_read_as_known_operations() {
         for &op in OpType::ALL.iter().filter(|&&op| op != OpType::Other) {
             assert_ne!(op_type(known_to_torch(op.name())), OpType::Other, "{op}");
         }

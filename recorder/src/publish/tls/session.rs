@@ -222,7 +222,7 @@ impl TlsSession {
         Ok(true)
     }
 
-    /// Reads from the socket and decrypts; returns 0 at its end.
+    /// Reads from the socket and decrypts; returns the number of bytes read, 0 at its end.
     fn take_record(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let mut incoming = Source {
             socket,

@@ -266,7 +266,7 @@ type OwnedTensor = (DType, Box<[u64]>);
 
 impl OwnedKey {
     pub(crate) fn of(key: &SignatureKey<'_>) -> Self {
-        let own = |side: &[Tensor<'_>]| {
+        let to_owned = |side: &[Tensor<'_>]| {
             side.iter()
                 .map(|tensor| (tensor.dtype, tensor.shape.into()))
                 .collect()
@@ -274,17 +274,17 @@ impl OwnedKey {
         Self {
             backend: key.backend.into(),
             op_name: key.op_name.into(),
-            inputs: own(key.inputs),
-            outputs: own(key.outputs),
+            inputs: to_owned(key.inputs),
+            outputs: to_owned(key.outputs),
             input_elements: key.input_elements(),
             output_elements: key.output_elements(),
         }
     }
 
     pub(crate) fn matches(&self, key: &SignatureKey<'_>) -> bool {
-        let same = |own: &[OwnedTensor], side: &[Tensor<'_>]| {
-            own.len() == side.len()
-                && own.iter().zip(side).all(|((dtype, shape), tensor)| {
+        let same = |owned: &[OwnedTensor], side: &[Tensor<'_>]| {
+            owned.len() == side.len()
+                && owned.iter().zip(side).all(|((dtype, shape), tensor)| {
                     *dtype == tensor.dtype && **shape == *tensor.shape
                 })
         };
@@ -348,12 +348,12 @@ mod tests {
 
     #[test]
     fn owned_key_matches_the_key_that_it_was_made_from_only() {
-        let own = OwnedKey::of(&KEY);
-        assert!(own.matches(&KEY));
+        let owned = OwnedKey::of(&KEY);
+        assert!(owned.matches(&KEY));
         let other = SignatureKey {
             inputs: KEY.outputs,
             ..KEY
         };
-        assert!(!own.matches(&other));
+        assert!(!owned.matches(&other));
     }
 }

@@ -294,7 +294,7 @@ impl Reader<'_> {
     }
 }
 
-/// Elements along one dimension, or for one rank; `None` if the cell is not a number from 0.
+/// Elements along one dimension, or for one rank; `None` if the cell is not a non-negative integer.
 fn extent(cell: Cell) -> Option<u64> {
     match cell {
         Cell::Int(elements) => u64::try_from(elements).ok(),

@@ -65,13 +65,13 @@ fn two_threads_never_hold_one_slot_at_once() {
         let holders = Arc::new(AtomicUsize::new(0));
         let work = {
             let (pool, holders) = (pool.clone(), holders.clone());
-            move |mine: usize| {
-                let Some(at) = pool.take(|value| value.store(mine, Ordering::Relaxed)) else {
+            move |number: usize| {
+                let Some(at) = pool.take(|value| value.store(number, Ordering::Relaxed)) else {
                     return;
                 };
                 assert_eq!(holders.fetch_add(1, Ordering::Relaxed), 0);
                 let seen = pool.get(at).map(|value| value.load(Ordering::Relaxed));
-                assert_eq!(seen, Some(mine));
+                assert_eq!(seen, Some(number));
                 holders.fetch_sub(1, Ordering::Relaxed);
                 assert!(pool.give_back(at));
             }
@@ -99,10 +99,10 @@ fn a_slot_is_given_back_once_and_its_next_use_is_unaffected() {
             let pool = pool.clone();
             move || pool.give_back(at)
         });
-        let mine = pool.give_back(at);
+        let given_here = pool.give_back(at);
         let next = pool.take(|value| value.store(2, Ordering::Relaxed));
-        let theirs = other.join().expect("no panic");
-        assert!(mine != theirs, "given back twice or never");
+        let given_there = other.join().expect("no panic");
+        assert!(given_here != given_there, "given back twice or never");
         if let Some(next) = next {
             assert!(!pool.give_back(at));
             let seen = pool.get(next).map(|value| value.load(Ordering::Relaxed));

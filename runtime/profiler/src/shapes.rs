@@ -13,7 +13,7 @@ const ROWS: usize = 32;
 pub(crate) struct Shape {
     /// Address of the process's state, which has the table of shapes.
     owner: usize,
-    /// Number of ranks of the communicator, or 0 | type of the operation << 32 | type of the elements << 40.
+    /// Number of ranks of the communicator (0 = unknown) | type of the operation << 32 | type of the elements << 40.
     what: u64,
     count: u64,
 }

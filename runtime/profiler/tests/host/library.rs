@@ -83,12 +83,12 @@ impl Call {
     }
 }
 
-/// The library that cargo has built in the directory of this test.
+/// The library that cargo built, in the folder of this test's program or in the one above.
 #[cfg(not(fuzzing))]
 pub(crate) fn path() -> PathBuf {
-    let test = std::env::current_exe().expect("a test is a file");
-    let deps = test.parent().expect("in a folder");
-    let folders = [deps, deps.parent().expect("in another")];
+    let test = std::env::current_exe().expect("the path of the test's program");
+    let deps = test.parent().expect("the program is in a folder");
+    let folders = [deps, deps.parent().expect("the folder is in another")];
     let mut files = folders
         .iter()
         .map(|folder| folder.join("librcomm_nccl_profiler.so"));

@@ -8,7 +8,7 @@ use rcomm_recorder::model::{EntryState, Peer};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Runs a part of this test as a process of its own, which has recorded nothing yet.
+/// Runs a part of this test in a new process, which has recorded nothing yet.
 pub(crate) fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("a file"));
     command
@@ -224,8 +224,8 @@ fn threads(plugin: &Plugin) {
     };
     assert_eq!(ring.entries.len(), 1_200);
     for group in 0..4 {
-        let mine = ring.entries.iter().filter(|it| it.group == group);
-        let numbers: Vec<u64> = mine.map(|it| it.collective_seq_id).collect();
+        let of_group = ring.entries.iter().filter(|it| it.group == group);
+        let numbers: Vec<u64> = of_group.map(|it| it.collective_seq_id).collect();
         assert_eq!(numbers, (1..=300).collect::<Vec<_>>());
     }
     assert!(
@@ -308,7 +308,7 @@ fn fork(plugin: &Plugin) {
 }
 
 #[test]
-fn operations_replayed_by_a_graph_are_numbered_in_a_group_of_their_job_rings() {
+fn operations_replayed_by_a_graph_are_numbered_in_a_separate_group() {
     passes("graphs-6", |_| {});
 }
 
@@ -485,7 +485,7 @@ fn events_in_random_order_leave_nothing_pending_once_all_communicators_have_ende
     }
 }
 
-/// The fuzz target's corpus, and long orders that a generator gives, on three threads.
+/// Plays the fuzz target's corpus and long pseudo-random orders, on three threads.
 fn random(plugin: &Plugin) {
     std::thread::scope(|scope| {
         for seed in 1..=3 {

@@ -1172,7 +1172,8 @@ int32_t rcomm_init_at(uint32_t rank,
 // `world` is a valid handle; `rank` and `size` are NULL or may be written.
 int32_t rcomm_world_place(const struct rcomm_world *world, uint32_t *rank, uint32_t *size);
 
-// Makes a handle to the group of all ranks. Free it with `rcomm_group_free`.
+// Makes a handle to the group of all ranks, or after `rcomm_shrink` of those that are left. Free it with
+// `rcomm_group_free`.
 //
 // # Safety
 // `world` is a valid handle; `group` may be written.

@@ -85,7 +85,7 @@ impl UnderWay for Work<(Op<'static>, Done)> {
 /// An operation that has its own memory, or holds C's memory until it ends, successfully or not.
 struct Holding<T, F> {
     work: Work<T>,
-    /// Called once, at the end.
+    /// Called once with the result, if the operation succeeds.
     make: Mutex<F>,
 }
 

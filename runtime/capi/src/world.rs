@@ -91,7 +91,8 @@ pub unsafe extern "C" fn rcomm_world_place(
     })
 }
 
-/// Makes a handle to the group of all ranks. Free it with `rcomm_group_free`.
+/// Makes a handle to the group of all ranks, or after `rcomm_shrink` of those that are left. Free it with
+/// `rcomm_group_free`.
 ///
 /// # Safety
 /// `world` is a valid handle; `group` may be written.

@@ -42,10 +42,10 @@ def rank_main(rank: int, options: argparse.Namespace, address: str | None, resul
             for name, call in calls.items():
                 group.barrier()
                 block(call, repeat)
-                own = np.array([block(call, repeat) for _ in range(options.blocks)])
-                group.all_reduce(own, "max")
+                of_blocks = np.array([block(call, repeat) for _ in range(options.blocks)])
+                group.all_reduce(of_blocks, "max")
                 if rank == 0:
-                    results.put((size, name, min(own), statistics.median(own)))
+                    results.put((size, name, min(of_blocks), statistics.median(of_blocks)))
     if rank == 0:
         results.put(None)
 

@@ -5,8 +5,8 @@
 Rank 2 of 4 does wrong in step 5. Seconds count from the moment at which it says so to the end of the first run of the
 command whose output names rank 2 and the kind of fault. `recorded`: RCOMM_RECORD=1; `server`: each rank called
 start_debug_server(); for both the command is `rcomm-top --once`, whose exit code has to be 1. `nothing`: an unchanged
-job, and `rcomm-fr collect --ask --analyze`, which has no record to judge: right is a line that says where rank 2 is in
-the program, alone, or in what state its process is. That needs py-spy, and the job must be still there. One command is
+job, and `rcomm-fr collect --ask --analyze`, which has no record to judge: a line is right if it says where rank 2 alone
+is in the program, or in what state its process is. That needs py-spy, and the job must still exist. One command is
 typed in each case. The programs are those in PATH, or of the package. At the end a table of the seconds is printed.
 """
 

@@ -2,9 +2,9 @@
 
     python bench/recorded_step.py [--ranks 2] [--rounds 30] [--steps 4] [--width 1024]
 
-In each round both ranks train some steps with the hooks on the group, and as many without, first one or the other. A line
-shows the median round of each, and the median of the rounds' ratios with the quarter of them below and above: load
-that changes from round to round affects both halves of a round. The hooks are those in C++ if they were built
+In each round all ranks train some steps with the hooks on the group, and as many without; which comes first alternates.
+A line shows the median round of each, and the median and the quartiles of the rounds' ratios: load that changes from
+round to round affects both halves of a round. The hooks are those in C++ if they were built
 (`python -m rcomm build-hooks`); --python takes those in Python.
 """
 

@@ -2,9 +2,9 @@
 
     python runtime/python/bench/training.py [--ranks N] [--rounds N] [--steps N] [--width N]
 
-Each round trains one model some steps on gloo and its twin, from the same seed on the same data, on rcomm. A line shows
-the best, median and worst round of each in milliseconds a step, as rank 0 saw them. The run fails if the losses of
-the two differ in one bit.
+Each round trains a model for some steps on gloo and its twin, from the same seed on the same data, on rcomm. A line
+shows the best, median and worst round of each in milliseconds a step, as rank 0 saw them. The run fails if the losses
+of the two differ in one bit.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def rank_main(rank: int, port: int, args: argparse.Namespace) -> None:
             sys.exit(f"{make.__name__}: the losses differ: {of_gloo} and {of_rcomm}")
         if rank == 0:
             for name in BACKENDS:
-                mine = times[name]
-                spread = f"{min(mine):9.1f} {statistics.median(mine):9.1f} {max(mine):9.1f}"
+                took = times[name]
+                spread = f"{min(took):9.1f} {statistics.median(took):9.1f} {max(took):9.1f}"
                 print(f"{make.__name__:6} {name:6}{spread}", flush=True)
     dist.destroy_process_group()
 

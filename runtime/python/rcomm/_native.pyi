@@ -236,7 +236,7 @@ class ArrayGroup:
     def all_reduce(
         self, x: Any, op: Any = "sum", *, out: Any = None, timeout: _Timeout = None, wait: bool = True
     ) -> Any:
-        """Every rank's `x` ends as the reduction of all ranks' arrays; with `out`, that does, and `x` stays."""
+        """Every rank's `x` ends as the reduction of all ranks' arrays; with `out`, `out` does, and `x` is unchanged."""
 
     def all_reduce_coalesced(
         self, xs: Sequence[Any], op: Any = "sum", *, timeout: _Timeout = None, wait: bool = True
@@ -396,7 +396,7 @@ class Table:
     """One table of a report (`rcomm.Table`), in Arrow's layout.
 
     Libraries with Arrow's PyCapsule interface take it as it is, without a copy: ``polars.DataFrame(table)``,
-    ``pyarrow.table(table)``, ``pandas.DataFrame.from_arrow(table)``. The table may be dropped before what they made of it.
+    ``pyarrow.table(table)``, ``pandas.DataFrame.from_arrow(table)``. What they make of it may outlive the table.
     """
 
     @property

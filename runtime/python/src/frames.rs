@@ -39,7 +39,8 @@ impl CallSites {
         }
     }
 
-    /// The call site, by the calling thread's frames; `None` outside of any Python code of the program.
+    /// The call site, by the calling thread's frames; `None` if none of the innermost [`DEPTH`] is of the program's
+    /// code, or if reading them fails.
     pub(crate) fn of_caller(&self, py: Python<'_>, ring: &FlightRecorder) -> Option<CallSiteId> {
         let mut frame = innermost(py)?;
         for _ in 0..DEPTH {

@@ -69,7 +69,7 @@ impl Ring {
         Ok(Self(shared))
     }
 
-    /// The ring's file; None if the ring is in this process's own memory, or belongs to its parent.
+    /// The ring's file; None if the ring is in this process's own memory, or belongs to its parent process.
     #[getter]
     fn path(&self) -> Option<PathBuf> {
         let path = self.0.ring.get()?.storage().path()?;

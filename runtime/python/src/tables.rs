@@ -187,7 +187,7 @@ impl Table {
         py: Python<'py>,
         requested_schema: Option<Bound<'py, PyAny>>,
     ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
-        // A request is a wish: what is given is what is there, as the interface allows.
+        // The interface lets a producer ignore the schema that was requested.
         drop(requested_schema);
         let (array, schema) =
             to_ffi(&StructArray::from(self.batch.clone()).to_data()).map_err(wrong)?;

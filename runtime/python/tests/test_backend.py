@@ -70,10 +70,10 @@ def ranks(tmp_path):
 
 def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]]:
     """What each operation gives on this rank."""
-    own = (torch.arange(6, dtype=torch.float64) + 1) * (rank + 1)
+    tensor = (torch.arange(6, dtype=torch.float64) + 1) * (rank + 1)
     given: dict[str, list[torch.Tensor]] = {}
     for name in ("SUM", "PRODUCT", "MIN", "MAX"):
-        x = own.clone()
+        x = tensor.clone()
         dist.all_reduce(x, getattr(dist.ReduceOp, name), group=group)
         given[f"all_reduce {name}"] = [x]
     for name in ("BAND", "BOR", "BXOR"):
@@ -85,32 +85,32 @@ def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]
         work = dist.all_reduce(x, group=group, async_op=True)
         assert work.wait() and work.is_completed() and work.is_success()
         given[f"all_reduce {dtype}"] = [x]
-    x = own.clone().to(torch.complex64) * 1j
+    x = tensor.clone().to(torch.complex64) * 1j
     dist.all_reduce(x, group=group)
     given["all_reduce complex"] = [x]
-    x = own.clone()
+    x = tensor.clone()
     dist.broadcast(x, 1, group=group)
     given["broadcast"] = [x]
-    x = own.clone()
+    x = tensor.clone()
     dist.reduce(x, 1, group=group)
     given["reduce"] = [x] if rank == 1 else []
     out = [torch.zeros(6, dtype=torch.float64) for _ in range(size)]
-    dist.all_gather(out, own, group=group)
+    dist.all_gather(out, tensor, group=group)
     given["all_gather"] = out
     whole = torch.zeros(6 * size, dtype=torch.float64)
-    dist.all_gather_into_tensor(whole, own, group=group)
+    dist.all_gather_into_tensor(whole, tensor, group=group)
     given["all_gather_into_tensor"] = [whole]
     part = torch.zeros(6, dtype=torch.float64)
     dist.reduce_scatter_tensor(part, whole * (rank + 1), group=group)
     given["reduce_scatter_tensor"] = [part]
     part = torch.zeros(6, dtype=torch.float64)
-    dist.reduce_scatter(part, [own + to for to in range(size)], group=group)
+    dist.reduce_scatter(part, [tensor + to for to in range(size)], group=group)
     given["reduce_scatter"] = [part]
     out = [torch.zeros(6, dtype=torch.float64) for _ in range(size)] if rank == 1 else None
-    dist.gather(own, out, dst=1, group=group)
+    dist.gather(tensor, out, dst=1, group=group)
     given["gather"] = out or []
     part = torch.zeros(6, dtype=torch.float64)
-    parts = [own + to for to in range(size)] if rank == 1 else None
+    parts = [tensor + to for to in range(size)] if rank == 1 else None
     dist.scatter(part, parts, src=1, group=group)
     given["scatter"] = [part]
     out = torch.zeros(size, 2)
@@ -121,14 +121,14 @@ def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]
     dist.all_to_all_single(out, torch.full((sum(sizes),), rank + 1.0), sizes, sizes, group=group)
     given["all_to_all_single, uneven"] = [out]
     if rank == 0:
-        dist.send(own, 1, group=group, tag=3)
+        dist.send(tensor, 1, group=group, tag=3)
     elif rank == 1:
         x = torch.zeros(6, dtype=torch.float64)
         assert dist.recv(x, group=group, tag=3) == 0
         given["recv from any"] = [x]
     right, left = (rank + 1) % size, (rank - 1) % size
     x = torch.zeros(6, dtype=torch.float64)
-    batch = [dist.P2POp(dist.irecv, x, left, group), dist.P2POp(dist.isend, own, right, group)]
+    batch = [dist.P2POp(dist.irecv, x, left, group), dist.P2POp(dist.isend, tensor, right, group)]
     for work in dist.batch_isend_irecv(batch):
         work.wait()
     given["batch_isend_irecv"] = [x]
@@ -146,7 +146,7 @@ def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]
     assert objects == [{"rank": other} for other in range(size)]
     dist.barrier(group=group)
     dist.monitored_barrier(group=group)
-    future = dist.all_reduce(own.clone(), group=group, async_op=True).get_future()
+    future = dist.all_reduce(tensor.clone(), group=group, async_op=True).get_future()
     given["future"] = [future.then(lambda done: done.value()[0] * 2).wait()]
     return given
 
@@ -282,13 +282,13 @@ def test_meshes_of_several_dimensions_and_split_groups_work(ranks):
         assert torch.equal((placed + 1).full_tensor(), whole + 1)
         halves = [[2, 0], [1, 3]]
         half = dist.split_group(split_ranks=halves, group_desc="half")
-        own = halves[rank % 2]
-        assert dist.get_process_group_ranks(half) == own and half.group_desc == "half"
-        gathered = [torch.zeros(1) for _ in own]
+        members = halves[rank % 2]
+        assert dist.get_process_group_ranks(half) == members and half.group_desc == "half"
+        gathered = [torch.zeros(1) for _ in members]
         dist.all_gather(gathered, torch.tensor([float(rank)]), group=half)
-        assert [int(one) for one in gathered] == own
+        assert [int(one) for one in gathered] == members
         pair = dist.split_group(half, [[1, 0]], timeout=datetime.timedelta(seconds=50))
-        assert dist.get_process_group_ranks(pair) == own[::-1]
+        assert dist.get_process_group_ranks(pair) == members[::-1]
         dist.barrier(group=pair)
         middle = dist.split_group(split_ranks=[[1, 2]])
         assert (middle != dist.GroupMember.NON_GROUP_MEMBER) == (rank in (1, 2))
@@ -352,9 +352,9 @@ def test_hooks_of_ddp_may_wait_inside_of_futures(ranks):
         for _ in range(5):
             model(torch.randn(2, 64) + rank).sum().backward()
         # After the last step both ranks hold the same gradients.
-        own = model.module.weight.grad.clone()
-        both = [torch.empty_like(own) for _ in range(2)]
-        dist.all_gather(both, own)
+        gradient = model.module.weight.grad.clone()
+        both = [torch.empty_like(gradient) for _ in range(2)]
+        dist.all_gather(both, gradient)
         assert torch.equal(*both)
 
     assert ranks(2, body).wait() == [0, 0]

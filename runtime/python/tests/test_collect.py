@@ -75,5 +75,5 @@ def test_running_job_is_asked_for_its_records(tmp_path: Path, until, prepared: s
     if prepared == "server":
         assert f"rank 1 is now in lost ({program}:" in said
     if prepared != "nothing" and any(map(shutil.which, ("py-spy", "eu-stack", "gdb"))):
-        # A sandbox may forbid to trace, which is said.
+        # A sandbox may forbid tracing; the output then says so.
         assert "rank 1 is, below Python, in" in said or "native stack of rank 1: " in said

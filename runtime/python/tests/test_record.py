@@ -23,7 +23,7 @@ FOREVER = 10**6
 DUMPS = Path(__file__).parents[3] / "tests" / "fixtures" / "dumps"
 
 
-def entries(job, tmp_path: Path) -> dict[int, dict]:
+def dumps_by_rank(job, tmp_path: Path) -> dict[int, dict]:
     """Each rank's record as a dump."""
     dumps = tmp_path / f"dumps-{time.monotonic_ns()}"
     rings = sorted(map(str, job.rings.glob("*.ring")))
@@ -58,16 +58,16 @@ def test_operations_are_recorded_with_their_tensors_groups_and_call_sites(job, t
     def completed():
         if len(list(started.rings.glob("*.ring"))) < 2:
             return None
-        of = entries(started, tmp_path)
-        ops = [one for dump in of.values() for one in dump["entries"]]
+        dumps = dumps_by_rank(started, tmp_path)
+        ops = [one for dump in dumps.values() for one in dump["entries"]]
         done = len(ops) >= 12 and all(one["state"] == "completed" for one in ops)
-        return of if done else None
+        return dumps if done else None
 
-    of = until(completed)
+    dumps = until(completed)
     go.write_text("")
     assert started.wait() == [0, 0]
-    assert sorted(of) == [0, 1]
-    for rank, dump in of.items():
+    assert sorted(dumps) == [0, 1]
+    for rank, dump in dumps.items():
         all_ops = {one["profiling_name"].split()[0]: one for one in dump["entries"]}
         first = all_ops["gloo:all_reduce"]
         assert first["input_sizes"] == [[4, 8]] and first["input_dtypes"] == ["Float"]
@@ -140,7 +140,7 @@ def test_signal_prints_the_verdict_while_the_main_thread_waits_in_pytorch(job, t
 
 def all_reduces(job, tmp_path: Path, rank: int) -> int:
     """How many all_reduces a rank has issued."""
-    ops = entries(job, tmp_path).get(rank, {"entries": []})["entries"]
+    ops = dumps_by_rank(job, tmp_path).get(rank, {"entries": []})["entries"]
     return sum(one["profiling_name"].startswith("gloo:all_reduce") for one in ops)
 
 
@@ -166,11 +166,11 @@ def test_uncaught_exception_is_recorded_as_the_phase(job, tmp_path):
 
     started = job(2, body)
     assert started.wait() == [1, 1]
-    of = entries(started, tmp_path)
-    assert of[1]["status"]["phase"] == "raised ValueError: bad batch"
-    assert of[0]["status"]["phase"].startswith("raised RuntimeError: ")
+    dumps = dumps_by_rank(started, tmp_path)
+    assert dumps[1]["status"]["phase"] == "raised ValueError: bad batch"
+    assert dumps[0]["status"]["phase"].startswith("raised RuntimeError: ")
     # The operation that was under way when the peer ended has failed.
-    assert of[0]["entries"][-1]["failed"] is True
+    assert dumps[0]["entries"][-1]["failed"] is True
 
 
 def test_ranks_that_destroy_their_groups_leave_no_ring_and_count_their_steps(job, tmp_path, until):
@@ -193,7 +193,7 @@ def test_ranks_that_destroy_their_groups_leave_no_ring_and_count_their_steps(job
         rings = list(started.rings.glob("*.ring"))
         if len(rings) < 2:
             return False
-        return all(one["status"]["step"] == 3 for one in entries(started, tmp_path).values())
+        return all(one["status"]["step"] == 3 for one in dumps_by_rank(started, tmp_path).values())
 
     until(stepped)
     go.write_text("")
@@ -221,7 +221,7 @@ def test_data_loader_is_named_as_the_phase(job, tmp_path, until):
     def phases():
         if not list(started.rings.glob("*.ring")):
             return None
-        return [one["status"]["phase"] for one in entries(started, tmp_path).values()]
+        return [one["status"]["phase"] for one in dumps_by_rank(started, tmp_path).values()]
 
     until(lambda: phases() == ["in next() of the data loader"])
 
@@ -234,7 +234,7 @@ def test_refused_operation_is_recorded_as_failed_and_the_next_one_completes(job,
 
     started = job(2, body)
     assert started.wait() == [0, 0]
-    for dump in entries(started, tmp_path).values():
+    for dump in dumps_by_rank(started, tmp_path).values():
         last = dump["entries"][-1]
         assert last["profiling_name"] == "gloo:all_reduce" and last["state"] == "completed"
         assert all(one.get("failed") for one in dump["entries"][:-1])
@@ -256,7 +256,7 @@ def test_forked_child_of_a_rank_writes_nothing(job, tmp_path):
 
     started = job(2, body)
     assert started.wait() == [0, 0]
-    for dump in entries(started, tmp_path).values():
+    for dump in dumps_by_rank(started, tmp_path).values():
         assert dump["status"]["step"] == -1 and dump["status"]["phase"] == ""
         assert len(dump["entries"]) == 2
 
@@ -407,7 +407,7 @@ def test_operation_that_was_waited_for_in_cpp_is_not_left_pending(job, tmp_path)
 
     started = job(2, body)
     assert started.wait() == [0, 0]
-    for dump in entries(started, tmp_path).values():
+    for dump in dumps_by_rank(started, tmp_path).values():
         ops = [(one["profiling_name"], one["retired"]) for one in dump["entries"]]
         scattered = [retired for name, retired in ops if "reduce_scatter" in name]
         # The end of the last all_reduce is seen only when it is polled next, so only those before it are certain.

@@ -43,7 +43,7 @@ struct TensorView {
     byte_offset: u64,
 }
 
-/// `DLManagedTensorVersioned`, without what only its owner uses.
+/// `DLManagedTensorVersioned`; `manager` and `deleter` are for its owner only.
 #[repr(C)]
 struct Versioned {
     major: u32,

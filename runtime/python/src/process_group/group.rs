@@ -5,7 +5,7 @@
 
 use super::errors::raise;
 use super::issue::Group;
-use super::options::{self, Options, rank, reduction};
+use super::options::{self, Options, non_negative, reduction};
 use super::tensor::{Use, elements, is_strided, list, lone, lone_list};
 use super::work::{Work, as_list};
 use pyo3::exceptions::PyValueError;
@@ -504,7 +504,8 @@ impl Group {
         dst_rank: i64,
         tag: i64,
     ) -> PyResult<Work> {
-        let (peer, tag) = (rank(dst_rank, "the destination")?, rank(tag, "the tag")?);
+        let peer = non_negative(dst_rank, "the destination")?;
+        let tag = non_negative(tag, "the tag")?;
         let tensor = lone(tensors)?;
         let mut memory = self.tensors(py);
         let buffer = memory.buffer(&tensor, Use::Read)?;
@@ -521,7 +522,8 @@ impl Group {
         src_rank: i64,
         tag: i64,
     ) -> PyResult<Work> {
-        self.receive(py, tensors, Some(rank(src_rank, "the source")?), tag)
+        let source = non_negative(src_rank, "the source")?;
+        self.receive(py, tensors, Some(source), tag)
     }
 
     /// Receives from any rank; `_source_rank` of the Work names it.

@@ -3,7 +3,7 @@
 use super::callbacks::Callbacks;
 use super::errors::{of_torch, raise};
 use super::fork::OfProcess;
-use super::options::{Options, rank};
+use super::options::{Options, non_negative};
 use super::tensor::{CopyBack, Tensors, Use, lone};
 use super::work::{Results, Work, as_list};
 use crate::frames::CallSites;
@@ -134,7 +134,7 @@ impl Group {
         peer: Option<u32>,
         tag: i64,
     ) -> PyResult<Work> {
-        let tag = rank(tag, "the tag")?;
+        let tag = non_negative(tag, "the tag")?;
         let tensor = lone(tensors)?;
         let mut memory = self.tensors(py);
         let buffer = memory.buffer(&tensor, Use::Write)?;

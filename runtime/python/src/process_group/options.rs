@@ -67,7 +67,7 @@ pub(crate) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Option<Duration>>
     if timeout.is_none() {
         return Ok(None);
     }
-    // Read first: to read a timedelta as a number makes and drops an exception, at every operation.
+    // A timedelta is recognised by `days`: trying to read it as a number would raise an exception at every operation.
     let Some(days) = timeout.getattr_opt(intern!(py, "days"))? else {
         return Ok(from_seconds(timeout.extract()?));
     };
@@ -143,11 +143,11 @@ pub(crate) fn root(opts: Option<&Bound<'_, PyAny>>, root: Option<i64>) -> PyResu
             None => opts.extract().unwrap_or(0),
         },
     };
-    rank(root, "root")
+    non_negative(root, "root")
 }
 
 /// A rank of the group or a tag, in the core's type.
-pub(crate) fn rank(number: i64, what: &str) -> PyResult<u32> {
+pub(crate) fn non_negative(number: i64, what: &str) -> PyResult<u32> {
     u32::try_from(number).map_err(|_| {
         let message = format!("{what} is {number}: it must be from 0 to {}", u32::MAX);
         PyValueError::new_err(message)

@@ -271,7 +271,7 @@ impl Work {
         Ok(inner.tensors.clone_ref(py))
     }
 
-    /// The sender's rank in the group, after a receive from any rank.
+    /// The sender's rank in the group, after a receive from any rank; else -1. Waits for the end.
     fn _source_rank(&self, py: Python<'_>) -> PyResult<i64> {
         let inner = self.of_this_process()?;
         inner.wait(py, None)?;
@@ -288,7 +288,7 @@ impl Work {
         self._source_rank(py)
     }
 
-    /// A `torch.futures.Future` of the tensors that it writes. Callbacks run on threads of their own.
+    /// A `torch.futures.Future` of the tensors that it writes. Callbacks run on separate threads.
     fn get_future<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let inner = self.of_this_process()?;
         let futures = py.import(intern!(py, "torch.futures"))?;
@@ -327,7 +327,7 @@ impl Work {
         Ok(self.of_this_process()?.name)
     }
 
-    /// Its sequence number in the group; 0 after a blocking call.
+    /// Its sequence number in the group; 0 after a blocking call, or in a coalescing block.
     fn _get_sequence_number(&self) -> PyResult<u64> {
         Ok(self.of_this_process()?.seq)
     }

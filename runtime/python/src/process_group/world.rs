@@ -23,7 +23,7 @@ pub(crate) struct StoreServer(OfProcess<Mutex<Option<TcpStore>>>, u16);
 
 #[pymethods]
 impl StoreServer {
-    /// Listens on the addresses of this name of this host.
+    /// Listens on the addresses of `host`, a name of this host, on a port that the kernel chooses.
     #[new]
     fn new(py: Python<'_>, host: String, timeout: Duration) -> PyResult<Self> {
         let serve = || {

@@ -63,13 +63,13 @@ impl CpuGroup {
     /// Until the peers are released, for [`RELEASE_TIME`] at most: a member that comes once this rank has its
     /// error must be refused, and a store that does not answer must not keep the error back.
     pub(crate) fn stop_for(&self, error: Error) {
-        let own = self.mesh.rank();
+        let own_rank = self.mesh.rank();
         if !self.stop.raise(error.clone()) {
             return self.waiting_peers().refuse();
         }
         // A collective that ends on this rank after this point fails, as the note says.
-        let note = Note::new(self.sequencer.give_up(), &error, own);
-        let publish = move |store: &dyn Store| note.publish(store, own);
+        let note = Note::new(self.sequencer.give_up(), &error, own_rank);
+        let publish = move |store: &dyn Store| note.publish(store, own_rank);
         let (store, peers) = (self.store.clone(), self.waiting_peers());
         let (refused, is_refused) = channel();
         let publish = move || {
@@ -123,6 +123,7 @@ impl CpuGroup {
         }
     }
 
+    /// Returns the error for a failure of an operation. Does not stop the group.
     pub(crate) fn explain(&self, failure: Failure) -> Error {
         match failure {
             Failure::Interrupted(Interrupted::TimedOut) => Error::new(
@@ -173,9 +174,10 @@ impl CpuGroup {
     /// gone. A host that does not answer may add the time-out of one attempt to connect.
     pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<io::Error>) -> Error {
         if let Some(cause) = cause.as_ref().filter(|cause| is_local(cause)) {
-            let own = self.mesh.rank();
-            let message = format!("the host of rank {own} aborted its connection to rank {rank}");
-            let error = Error::new(ErrorKind::PeerLost, message).with_rank(own);
+            let own_rank = self.mesh.rank();
+            let message =
+                format!("the host of rank {own_rank} aborted its connection to rank {rank}");
+            let error = Error::new(ErrorKind::PeerLost, message).with_rank(own_rank);
             return match cause.raw_os_error() {
                 Some(errno) => error.with_source(io::Error::from_raw_os_error(errno)),
                 None => error,
@@ -264,9 +266,9 @@ impl CpuGroup {
         let stop = Stop::default();
         let deadline = Instant::now() + OTHERS_TIME;
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);
-        let own = self.mesh.rank();
+        let own_rank = self.mesh.rank();
         let others = self.ranks.iter().copied();
-        let mut others: Vec<Rank> = others.filter(|&it| it != rank && it != own).collect();
+        let mut others: Vec<Rank> = others.filter(|&it| it != rank && it != own_rank).collect();
         if others.len() > MAX_CHECKED {
             return Vec::new();
         }

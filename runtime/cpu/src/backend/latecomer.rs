@@ -74,7 +74,7 @@ impl Punctuality {
 }
 
 impl CpuGroup {
-    /// When an operation begins, for [`end_message`](Self::end_message).
+    /// Returns the present time, for [`end_message`](Self::end_message); 0 in a group whose ranks all share memory.
     pub(super) fn begin_message(&self) -> u64 {
         match self.is_in_memory {
             true => 0,

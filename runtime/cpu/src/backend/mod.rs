@@ -10,7 +10,7 @@ mod sequencer;
 use crate::algorithm::ChannelEngine;
 use crate::channels::{Channels, Sockets};
 use crate::mesh::handshake::ChannelKind;
-use crate::mesh::{Mesh, Notes, address};
+use crate::mesh::{KeysToPublish, Mesh, address};
 use crate::p2p::P2p;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
 use crate::window::{CpuWindow, Members};
@@ -36,7 +36,7 @@ use std::time::Duration;
 pub struct CpuFactory {
     pub(crate) mesh: Arc<Mesh>,
     /// The keys and values that are still to be published.
-    notes: Notes,
+    to_publish: KeysToPublish,
 }
 
 impl CpuFactory {
@@ -54,12 +54,12 @@ impl CpuFactory {
     /// shared although the configuration requires it; `Store` if the store fails.
     pub fn open(world: &WorldContext) -> Result<Self> {
         let mut factory = Self::prepare(world)?;
-        let notes = std::mem::take(&mut factory.notes);
-        let notes: Vec<(&str, &[u8])> = notes
+        let to_publish = std::mem::take(&mut factory.to_publish);
+        let entries: Vec<(&str, &[u8])> = to_publish
             .iter()
             .map(|(key, value)| (&**key, &**value))
             .collect();
-        world.store.multi_set(&notes)?;
+        world.store.multi_set(&entries)?;
         Ok(factory)
     }
 
@@ -70,8 +70,8 @@ impl CpuFactory {
     /// Those of [`open`](Self::open).
     pub fn prepare(world: &WorldContext) -> Result<Self> {
         let address = address::choose(&world.config)?;
-        let (mesh, notes) = Mesh::open(world, address)?;
-        Ok(Self { mesh, notes })
+        let (mesh, to_publish) = Mesh::open(world, address)?;
+        Ok(Self { mesh, to_publish })
     }
 
     /// Number of connections to this rank that were refused, since the caller did not prove the job's secret,
@@ -97,7 +97,7 @@ impl BackendFactory for CpuFactory {
     }
 
     fn announcement(&self) -> Vec<(String, Vec<u8>)> {
-        self.notes.clone()
+        self.to_publish.clone()
     }
 
     fn agree(

@@ -4,7 +4,7 @@ use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdic
 use super::host::Host;
 use super::links::Links;
 use super::listener::{ChannelId, Listener, ListenerState, milliseconds};
-use super::{Notes, fill_random, lock};
+use super::{KeysToPublish, fill_random, lock};
 use crate::registered::Registry;
 use crate::transport::Wire;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
@@ -78,7 +78,10 @@ impl Mesh {
     /// # Errors
     /// `Io` if the address cannot be listened on, the thread cannot be started, or memory cannot be shared
     /// although the configuration requires it; `Store` if the store fails.
-    pub(crate) fn open(world: &WorldContext, address: IpAddr) -> Result<(Arc<Self>, Notes)> {
+    pub(crate) fn open(
+        world: &WorldContext,
+        address: IpAddr,
+    ) -> Result<(Arc<Self>, KeysToPublish)> {
         let listener = TcpListener::bind((address, 0))
             .map_err(|e| Error::io(format!("cannot listen on {address} for other ranks"), e))?;
         let cannot = "cannot prepare the port for other ranks";
@@ -127,11 +130,11 @@ impl Mesh {
             thread: Mutex::new(Some(thread)),
         });
         let (host_key, host_note) = mesh.host.note(world.rank);
-        let notes = vec![
+        let to_publish = vec![
             (host_key, host_note.into_bytes()),
             (address_key(world.rank), address.to_string().into_bytes()),
         ];
-        Ok((mesh, notes))
+        Ok((mesh, to_publish))
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -272,7 +275,8 @@ impl Mesh {
     }
 
     /// Whether `peer` is known to be gone. If no connection to `peer` is watched, opens one to find out.
-    /// `false` if the store fails, or another thread is already opening the connection.
+    /// `false` if the store fails, if `peer` has published no address, or if another thread is already opening the
+    /// connection. Fails if the wait ends before it is known, or if `peer` refuses the connection.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         match self.find_gone(peer, policy) {
             Err(Failure::Store(_)) => Ok(false),

@@ -223,12 +223,12 @@ impl Host {
     /// which is based on the number of ranks alone, if this rank shares memory, a quota limits its processors, or
     /// the notes do not cover all ranks of the machine.
     pub(crate) fn wait_mode(&self, rank: Rank, counted: WaitMode) -> WaitMode {
-        let Some((machine, own)) = self.note.machine.as_ref() else {
+        let Some((machine, own_set)) = self.note.machine.as_ref() else {
             return counted;
         };
         // A quota may leave fewer cores than the rank's processors.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let is_rationed = cores < own.iter().map(|word| word.count_ones() as usize).sum();
+        let is_rationed = cores < own_set.iter().map(|word| word.count_ones() as usize).sum();
         if self.segment.is_some() || is_rationed {
             return counted;
         }
@@ -237,7 +237,7 @@ impl Host {
         let others = others.filter_map(|(_, note)| note.machine.as_ref());
         let here = others.filter(|(theirs, _)| theirs == machine);
         let mut sets: Vec<Processors> = here.map(|&(_, set)| set).collect();
-        sets.push(*own);
+        sets.push(*own_set);
         if sets.len() < self.local_ranks {
             return counted;
         }

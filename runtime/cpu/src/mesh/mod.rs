@@ -22,7 +22,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Keys and values that a rank publishes in the world's store, so that others find the rank.
-pub(crate) type Notes = Vec<(String, Vec<u8>)>;
+pub(crate) type KeysToPublish = Vec<(String, Vec<u8>)>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

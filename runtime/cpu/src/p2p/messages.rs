@@ -28,8 +28,8 @@ pub(crate) struct P2p {
     /// A view of each peer's channel that needs no lock. It is set when a channel through memory is opened.
     pub(super) views: Vec<OnceLock<StreamView>>,
     next: AtomicU64,
-    /// This rank's place in the group.
-    own: usize,
+    /// This rank, as its index in the group.
+    rank: usize,
 }
 
 pub(super) fn lock(peer: &Mutex<PeerChannel>) -> MutexGuard<'_, PeerChannel> {
@@ -39,9 +39,9 @@ pub(super) fn lock(peer: &Mutex<PeerChannel>) -> MutexGuard<'_, PeerChannel> {
 impl P2p {
     pub(crate) fn new(mesh: Arc<Mesh>, group: u64, ranks: Arc<[Rank]>, sockets: Sockets) -> Self {
         let peers = ranks.iter().map(|_| Mutex::new(PeerChannel::new()));
-        let own = ranks.iter().position(|&rank| rank == mesh.rank());
+        let rank = ranks.iter().position(|&rank| rank == mesh.rank());
         Self {
-            own: own.unwrap_or(usize::MAX),
+            rank: rank.unwrap_or(usize::MAX),
             mesh,
             group,
             peers: peers.collect(),
@@ -89,7 +89,7 @@ impl P2p {
             // The core has already copied a message that this rank sends to itself. It passes the send and its receive
             // in one coalesced block only.
             Stage::SendQueued { peer } | Stage::Receive { peer: Some(peer) }
-                if peer == self.own =>
+                if peer == self.rank =>
             {
                 let source = matches!(stage, Stage::Receive { .. }).then_some(peer);
                 let done = Stage::Done { source };

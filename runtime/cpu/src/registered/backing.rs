@@ -110,7 +110,7 @@ impl Backing {
     }
 
     /// Returns the handle by which other ranks map a buffer's memory for a window. `None` if a group did not allocate
-    /// the buffer, if the buffer does not begin with the file, or if pages were [cut off](Self::cut_off).
+    /// the buffer, if the buffer does not begin where the memory begins, or if pages were [cut off](Self::cut_off).
     pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<RegionHandle> {
         let backing = memory.owner()?.downcast_ref::<Self>()?;
         let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());
@@ -157,17 +157,17 @@ impl Backing {
                 MapFlags::PRIVATE,
             )
         };
-        let moved = made.and_then(|own| {
-            // SAFETY: the caller guarantees that `len` bytes are readable at `place`, the beginning of a page. `own`
-            // is a mapping of the same length, which also begins with a page, and nothing else uses it.
-            unsafe { copy_while_written(place, own.cast(), layout.size()) };
-            // SAFETY: `own` is a mapping of this length that nothing else uses yet. It replaces whole pages (the
+        let moved = made.and_then(|private| {
+            // SAFETY: the caller guarantees that `len` bytes are readable at `place`, the beginning of a page.
+            // `private` is a mapping of the same length, which also begins with a page, and nothing else uses it.
+            unsafe { copy_while_written(place, private.cast(), layout.size()) };
+            // SAFETY: `private` is a mapping of this length that nothing else uses yet. It replaces whole pages (the
             // last one may extend beyond the region's end, where no bytes are) in one step for all threads of this
             // process. It contains the same bytes, since the caller guarantees that no thread of this process
             // writes to them during the call.
             unsafe {
                 rustix::mm::mremap_fixed(
-                    own,
+                    private,
                     layout.size(),
                     layout.size(),
                     MremapFlags::MAYMOVE,
@@ -229,8 +229,8 @@ mod tests {
 
     #[test]
     fn only_the_process_that_made_memory_empties_it() {
-        let own = std::process::id();
-        for (maker, is_empty) in [(own, true), (own + 1, false)] {
+        let own_pid = std::process::id();
+        for (maker, is_empty) in [(own_pid, true), (own_pid + 1, false)] {
             let mut backing = Backing::create(5000, Weak::new()).unwrap();
             Arc::get_mut(&mut backing).unwrap().maker = maker;
             backing.lend();

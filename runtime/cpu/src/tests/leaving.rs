@@ -82,9 +82,9 @@ fn first_after_end_of_second(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 's
         store: shared.clone(),
         then: Mutex::default(),
     });
-    let own = store_of_first.clone();
+    let store = store_of_first.clone();
     let (here, there) = std::thread::scope(|scope| {
-        let here = scope.spawn(move || Rig::new(own, 0, 2, wiring));
+        let here = scope.spawn(move || Rig::new(store, 0, 2, wiring));
         let there = scope.spawn(move || Rig::new(shared, 1, 2, wiring));
         (here.join().unwrap(), there.join().unwrap())
     });

@@ -65,19 +65,19 @@ fn mappings(address: usize) -> usize {
 fn every_rank_maps_a_buffer_once_and_unmaps_it_after_it_was_freed() {
     world(3, Wiring::Registered, |rig| {
         let mut buffer = filled(rig, rig.rank as f32);
-        let first = buffer.as_ptr().addr();
+        let address = buffer.as_ptr().addr();
         for expected in [3.0, 9.0] {
             run(rig, sum(buffer.lend()), LONG).unwrap();
             assert!(is_all(&buffer, expected));
             run(rig, Op::Barrier, LONG).unwrap();
             assert_eq!(
-                mappings(first),
+                mappings(address),
                 3,
                 "mapped by its owner and by the two others"
             );
             run(rig, Op::Barrier, LONG).unwrap();
         }
-        let inode = inode_of(first).unwrap();
+        let inode = inode_of(address).unwrap();
         drop(buffer);
         run(rig, Op::Barrier, LONG).unwrap();
         assert_eq!(times_mapped(&inode), 2, "still mapped by the two others");

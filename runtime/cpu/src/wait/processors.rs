@@ -52,8 +52,8 @@ pub(crate) fn format(set: &Processors) -> String {
 }
 
 /// Reads a set in the format of [`format`]; `None` if the text is not a set.
-pub(crate) fn parse(words: &str) -> Option<Processors> {
-    let words = words.split(',').map(|word| u64::from_str_radix(word, 16));
+pub(crate) fn parse(text: &str) -> Option<Processors> {
+    let words = text.split(',').map(|word| u64::from_str_radix(word, 16));
     let words: Vec<u64> = words.collect::<Result<_, _>>().ok()?;
     words.try_into().ok()
 }

@@ -4,7 +4,7 @@
 //! head, and the bytes of a get are sent back. Heads, bytes of puts and bytes of gets have different tags. A request
 //! is for at most [`PIECE`] bytes, which limits the thread's memory; longer accesses are several requests. The thread
 //! handles requests in the order in which they arrive, so the requests of one sender are carried out in the order in
-//! which they were made. The thread ends when every other member has announced its end.
+//! which they were made. The thread ends when every other member has announced that it makes no more requests.
 
 use super::WindowState;
 use rcomm_core::Buffer;
@@ -192,7 +192,7 @@ impl Service {
         while self.left > 0 {
             if let Err(error) = self.answer() {
                 if !self.shared.stop.is_raised() {
-                    tracing::warn!(%error, "window service stopped");
+                    tracing::warn!(%error, "the thread of a window stopped");
                     self.shared.stop.raise(error);
                 }
                 return;

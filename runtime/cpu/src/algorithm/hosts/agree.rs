@@ -82,14 +82,19 @@ impl HostAgreement {
         via: &mut HostTransports<'_>,
         position: Position,
         op_header: OpHeader,
-        (contribution, own): (Contribution, &[u8]),
+        (contribution, own_bytes): (Contribution, &[u8]),
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         self.bytes.clear();
         self.starts.clear();
         via.host_exchange.begin(op_header.signature());
-        let differing =
-            self.agree_inside_host(via.host_exchange, op_header, contribution, own, policy)?;
+        let differing = self.agree_inside_host(
+            via.host_exchange,
+            op_header,
+            contribution,
+            own_bytes,
+            policy,
+        )?;
         // Ranks that disagree expect different lengths.
         let expected = if differing.is_some() {
             Contribution::Nothing
@@ -118,7 +123,7 @@ impl HostAgreement {
         host_exchange: &mut HostExchange,
         op_header: OpHeader,
         contribution: Contribution,
-        own: &[u8],
+        own_bytes: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<Vec<OpHeader>>, Failure> {
         let max_len = contribution.max_len();
@@ -126,14 +131,17 @@ impl HostAgreement {
         // A list is sent with its header, which has the list's length and the other fields in which ranks may differ.
         let mut listed = op_header;
         if contribution == Contribution::List {
-            if OP_HEADER_LEN + own.len() > SLOT {
-                let what = format!("{} bytes of counts, more than a slot holds", own.len());
+            if OP_HEADER_LEN + own_bytes.len() > SLOT {
+                let what = format!(
+                    "{} bytes of counts, more than a slot holds",
+                    own_bytes.len()
+                );
                 return Err(Failure::Garbled(
                     host_exchange.global(host_exchange.index()),
                     what,
                 ));
             }
-            listed.inline = own.len() as u32;
+            listed.inline = own_bytes.len() as u32;
         }
         let header: &[u8] = match contribution {
             Contribution::List => &listed.encode(),
@@ -141,19 +149,19 @@ impl HostAgreement {
         };
         if host_exchange.size() == 1 {
             self.bytes.extend_from_slice(header);
-            self.bytes.extend_from_slice(own);
+            self.bytes.extend_from_slice(own_bytes);
             self.starts.extend([0, self.bytes.len()]);
             return Ok(None);
         }
         let (inline, used) = if is_inline {
-            (own, 0)
+            (own_bytes, 0)
         } else {
             (&[][..], max_len)
         };
         if !is_inline {
             host_exchange.fill(max_len, |slot, copier| {
                 slot[..header.len()].copy_from_slice(header);
-                copier.copy(&mut slot[header.len()..][..own.len()], own);
+                copier.copy(&mut slot[header.len()..][..own_bytes.len()], own_bytes);
             });
         }
         if !host_exchange.run_phase(inline, used, policy)? {

@@ -85,11 +85,11 @@ impl Chain {
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let own = via.layout.index_on_host();
+        let index = via.layout.index_on_host();
         for block in data.chunks_mut(block_len(by)) {
             let stripes = stripes(via, block.len(), by);
             self.fold_block(via, position, block, &stripes, by, policy)?;
-            if let Some(mine) = stripes.get(own).cloned() {
+            if let Some(mine) = stripes.get(index).cloned() {
                 if is_last(via) {
                     block[mine.clone()].copy_from_slice(&self.results);
                 }
@@ -110,7 +110,7 @@ impl Chain {
         root: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let own = via.layout.index_on_host();
+        let index = via.layout.index_on_host();
         let last = via.layout.hosts() - 1;
         let (len, step) = (data.bytes().len(), block_len(by));
         for start in (0..len).step_by(step) {
@@ -119,7 +119,7 @@ impl Chain {
             let block = &data.bytes()[range.clone()];
             self.fold_block(via, position, block, &stripes, by, policy)?;
             let mut transfers = Vec::new();
-            if is_last(via) && own < stripes.len() && position.rank != root {
+            if is_last(via) && index < stripes.len() && position.rank != root {
                 transfers.push(Transfer::send(root, &self.results));
             }
             if let Data::Write(data) = &mut data {
@@ -166,13 +166,14 @@ impl Chain {
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let own = via.layout.index_on_host();
+        let index = via.layout.index_on_host();
         let longest = inputs.iter().map(|input| input.len()).max().unwrap_or(0);
         let layout = ChunkLayout::of(inputs.len(), longest);
         for range in layout.chunks(longest) {
             if via.host_exchange.size() > 1 {
                 via.host_exchange.fill(layout.used(), |slot, copier| {
-                    for (stripe, input) in inputs.iter().enumerate().filter(|(at, _)| *at != own) {
+                    for (stripe, input) in inputs.iter().enumerate().filter(|(at, _)| *at != index)
+                    {
                         let piece = &input[clip(&range, input.len())];
                         copier.copy(&mut slot[layout.at(stripe)..][..piece.len()], piece);
                     }
@@ -180,9 +181,9 @@ impl Chain {
                 via.host_exchange
                     .run_agreed_phase(&[], layout.used(), policy)?;
             }
-            if let Some(input) = inputs.get(own) {
+            if let Some(input) = inputs.get(index) {
                 let piece = &input[clip(&range, input.len())];
-                self.combine_chunk(via, position, piece, layout.at(own), by, policy)?;
+                self.combine_chunk(via, position, piece, layout.at(index), by, policy)?;
             }
         }
         Ok(())
@@ -190,19 +191,19 @@ impl Chain {
 
     /// Processes one chunk of this rank's stripe: receives the combined data of the previous hosts, combines the data
     /// of this host's ranks with it in order, and sends the result to the next host, or keeps it on the last host.
-    /// `own` is this rank's input; the inputs of the others are at `at` in their slots.
+    /// `piece` is this rank's input; the inputs of the others are at `at` in their slots.
     fn combine_chunk(
         &mut self,
         via: &mut HostTransports<'_>,
         position: Position,
-        own: &[u8],
+        piece: &[u8],
         at: usize,
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (host, stripe) = (via.layout.host(), via.layout.index_on_host());
         let partial = Partial::new(by.op, by.dtype);
-        let partial_len = partial.len(own.len());
+        let partial_len = partial.len(piece.len());
         if host > 0 {
             self.before.resize(partial_len, 0);
             let from = via.layout.ranks_of(host - 1)[stripe];
@@ -211,8 +212,8 @@ impl Chain {
         }
         let host_exchange = &*via.host_exchange;
         let inputs = (0..host_exchange.size()).map(|index| match index == stripe {
-            true => own,
-            false => &host_exchange.slot(index)[at..][..own.len()],
+            true => piece,
+            false => &host_exchange.slot(index)[at..][..piece.len()],
         });
         let inputs: Vec<&[u8]> = inputs.collect();
         let before = (host > 0).then_some(&self.before[..]);
@@ -220,7 +221,7 @@ impl Chain {
         partial.step(before, &inputs, &mut self.after, &mut self.wide);
         if is_last(via) {
             let start = self.results.len();
-            self.results.resize(start + own.len(), 0);
+            self.results.resize(start + piece.len(), 0);
             partial.finish(&mut self.after, position.size, &mut self.results[start..]);
             return Ok(());
         }
@@ -240,7 +241,7 @@ impl Chain {
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (layout, own) = (via.layout, via.layout.index_on_host());
+        let (layout, index) = (via.layout, via.layout.index_on_host());
         let count = layout.fewest();
         let mut items: Vec<Vec<usize>> = vec![Vec::new(); count];
         for rank in 0..position.size {
@@ -267,9 +268,9 @@ impl Chain {
                 round += 1;
             }
             let mut transfers = Vec::new();
-            if own < count && layout.host() == last {
+            if index < count && layout.host() == last {
                 let mut rest = &self.results[..];
-                for &rank in items[own].iter().take(round).skip(first) {
+                for &rank in items[index].iter().take(round).skip(first) {
                     let (part, after) = rest.split_at(inputs.part(rank).len());
                     rest = after;
                     if rank != position.rank {
@@ -279,7 +280,7 @@ impl Chain {
                     }
                 }
             }
-            let from = layout.ranks_of(last)[own % count];
+            let from = layout.ranks_of(last)[index % count];
             if (first..round).contains(&mine)
                 && from != position.rank
                 && let Some(output) = output.take()
@@ -339,7 +340,7 @@ pub(super) fn put_together(
     if host_exchange.size() == 1 {
         return Ok(());
     }
-    let own = host_exchange.index();
+    let index = host_exchange.index();
     let longest = stripes.iter().map(Range::len).max().unwrap_or(0);
     for start in (0..longest).step_by(SLOT) {
         let range = start..longest.min(start + SLOT);
@@ -347,14 +348,14 @@ pub(super) fn put_together(
             let range = clip(&range, stripe.len());
             stripe.start + range.start..stripe.start + range.end
         };
-        if let Some(mine) = stripes.get(own) {
+        if let Some(mine) = stripes.get(index) {
             let mine = &block[piece(mine)];
             host_exchange.fill(range.len(), |slot, copier| {
                 copier.copy(&mut slot[..mine.len()], mine);
             });
         }
         host_exchange.run_agreed_phase(&[], range.len(), policy)?;
-        for (stripe, whole) in stripes.iter().enumerate().filter(|(at, _)| *at != own) {
+        for (stripe, whole) in stripes.iter().enumerate().filter(|(at, _)| *at != index) {
             let piece = piece(whole);
             let shown = &host_exchange.slot(stripe)[..piece.len()];
             copy(&mut block[piece], shown);

@@ -183,10 +183,10 @@ impl HostsEngine {
         let is_inline_data = choice == Algorithm::Notice;
         let listed: Vec<u8>;
         let contributed = if !has_lists(op_header.op) {
-            let own = small_input(&collective, position).filter(|_| is_inline_data);
+            let input = small_input(&collective, position).filter(|_| is_inline_data);
             (
                 contribution(&collective, is_inline_data),
-                own.unwrap_or(&[]),
+                input.unwrap_or(&[]),
             )
         } else {
             listed = lists.iter().flat_map(|count| count.to_le_bytes()).collect();

@@ -23,10 +23,10 @@ pub(super) fn broadcast(
 ) -> Result<(), Failure> {
     let (layout, hosts) = (via.layout, via.layout.hosts());
     let (source, root_index) = layout.host_and_index(root);
-    let own = layout.index_on_host();
+    let index = layout.index_on_host();
     let count = layout.fewest();
     let is_source = layout.host() == source;
-    let at = |host: usize| layout.ranks_of(host % hosts)[own];
+    let at = |host: usize| layout.ranks_of(host % hosts)[index];
     let next = (layout.host() + 1) % hosts;
     let len = data.bytes().len();
     for start in (0..len).step_by(BLOCK) {
@@ -37,7 +37,7 @@ pub(super) fn broadcast(
         if is_source {
             show(via, &mut data, &range, root_index, policy)?;
         }
-        if let Some(stripe) = stripes.get(own) {
+        if let Some(stripe) = stripes.get(index) {
             let stripe = start + stripe.start..start + stripe.end;
             let to = (next != source).then(|| at(next));
             let transfer = match (&mut data, to) {
@@ -93,18 +93,18 @@ pub(super) fn all_gather(
     mut outputs: Outputs<'_>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let (layout, own) = (via.layout, via.layout.index_on_host());
+    let (layout, index) = (via.layout, via.layout.index_on_host());
     let here = layout.neighbors().len();
     let mut transfers = Vec::new();
     for host in (0..layout.hosts()).filter(|&host| host != layout.host()) {
         let ranks = layout.ranks_of(host);
-        transfers.push(Transfer::send(ranks[own % ranks.len()], input));
+        transfers.push(Transfer::send(ranks[index % ranks.len()], input));
     }
     for (rank, part) in outputs.parts(position.size).into_iter().enumerate() {
         let (host, at) = layout.host_and_index(rank);
         if rank == position.rank {
             part.copy_from_slice(input);
-        } else if host != layout.host() && at % here == own {
+        } else if host != layout.host() && at % here == index {
             transfers.push(Transfer::receive(rank, part));
         }
     }
@@ -133,7 +133,7 @@ pub(super) fn all_gather(
         for start in (0..longest).step_by(SLOT) {
             let range = start..longest.min(start + SLOT);
             let clip = |len: usize| range.start.min(len)..range.end.min(len);
-            if let Some(rank) = shown[own] {
+            if let Some(rank) = shown[index] {
                 let part = outputs.part_mut(rank);
                 let piece = &part[clip(part.len())];
                 host_exchange.fill(range.len(), |slot, copier| {
@@ -141,7 +141,7 @@ pub(super) fn all_gather(
                 });
             }
             host_exchange.run_agreed_phase(&[], range.len(), policy)?;
-            for (at, rank) in shown.iter().enumerate().filter(|(at, _)| *at != own) {
+            for (at, rank) in shown.iter().enumerate().filter(|(at, _)| *at != index) {
                 let Some(rank) = *rank else { continue };
                 let part = outputs.part_mut(rank);
                 let range = clip(part.len());

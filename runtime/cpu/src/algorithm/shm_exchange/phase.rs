@@ -16,6 +16,7 @@ pub(super) struct PhaseContext<'a, 'p> {
     pub(super) position: Position,
     pub(super) op_header: &'a OpHeader,
     pub(super) signature: u64,
+    /// The largest number of bytes of an all_reduce in which every rank combines all inputs.
     pub(super) whole: usize,
     /// The registered memory of the ranks; `None` while the ranks agree on access to it.
     pub(super) regions: Option<&'a mut MappedRegions>,

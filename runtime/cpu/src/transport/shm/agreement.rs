@@ -158,8 +158,8 @@ mod tests {
             let [value] = decided[..] else {
                 panic!("{answers:?}");
             };
-            let is_right = |(own, answer): &(&str, Agreement)| {
-                *own == value || *answer == Agreement::Other(value.as_bytes().to_vec())
+            let is_right = |(passed, answer): &(&str, Agreement)| {
+                *passed == value || *answer == Agreement::Other(value.as_bytes().to_vec())
             };
             assert!(answers.iter().all(is_right), "{answers:?}");
         }

@@ -205,9 +205,9 @@ impl Segment {
             != 0
     }
 
-    /// Whether each of the ranks that have entered has a processor, according to [`wait_mode_of`].
+    /// Returns whether each rank that now has the segment has a processor, according to [`wait_mode_of`].
     ///
-    /// If sets of processors overlap without one containing the other, the answer may wrongly be yes.
+    /// If sets of processors overlap without one containing the other, it may wrongly be [`WaitMode::CorePerRank`].
     pub(crate) fn wait_mode(&self) -> WaitMode {
         let sets = (0..self.world_size).filter_map(|rank| {
             let entry = HEAD + rank * RANK;

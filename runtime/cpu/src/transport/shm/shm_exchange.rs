@@ -62,7 +62,7 @@ pub(crate) struct ShmExchange {
     next_slot: usize,
     /// The number of the next phase in which the two ranks swap slots. Phases without slots are not counted, so that
     /// each rank writes where it has read, whichever phases are between.
-    exchange: u32,
+    next_swap: u32,
     /// Whether this rank has seen the flags of all ranks for phase `phase`.
     complete: bool,
     huge_pages: Option<io::Result<()>>,
@@ -107,7 +107,7 @@ impl ShmExchange {
             },
             shown: 0,
             next_slot,
-            exchange: 0,
+            next_swap: 0,
             complete: true,
             huge_pages,
         })
@@ -175,10 +175,10 @@ impl ShmExchange {
     }
 
     #[inline]
-    fn slot_at(&self, rank: usize, place: SlotLayout) -> usize {
+    fn slot_at(&self, rank: usize, layout: SlotLayout) -> usize {
         let size = self.ranks.len();
-        let rank = rank ^ usize::from(place.swapped);
-        align(size * CONTROL, PAGE) + rank * slots_len(size) + place.start
+        let rank = rank ^ usize::from(layout.swapped);
+        align(size * CONTROL, PAGE) + rank * slots_len(size) + layout.start
     }
 
     /// Sets the traffic of the next phases; all ranks set the same value.
@@ -194,23 +194,23 @@ impl ShmExchange {
         self.shown = 0;
         self.traffic = Traffic::OneWay;
         self.next_slot = round_at(self.ranks.len());
-        self.exchange = 0;
+        self.next_swap = 0;
     }
 
     /// Whether the two ranks of this group swap slots.
     #[inline]
-    fn exchanges(&self) -> bool {
+    fn swaps_slots(&self) -> bool {
         self.traffic == Traffic::Exchange && self.ranks.len() == 2
     }
 
     /// Returns the positions of the slots in a phase in which `used` bytes are shown.
     #[inline]
-    fn place(&self, phase: u32, used: usize) -> SlotLayout {
+    fn slot_layout(&self, phase: u32, used: usize) -> SlotLayout {
         let parity = (phase & 1) as usize;
-        if self.exchanges() {
+        if self.swaps_slots() {
             return SlotLayout {
-                start: 2 * SMALL + (self.exchange & 1) as usize * SLOT,
-                swapped: self.exchange >> 1 & 1 == 1,
+                start: 2 * SMALL + (self.next_swap & 1) as usize * SLOT,
+                swapped: self.next_swap >> 1 & 1 == 1,
             };
         }
         let start = if used <= SMALL {
@@ -236,7 +236,10 @@ impl ShmExchange {
     pub(crate) fn slots_and_next(&mut self, used: usize) -> (Slots<'_>, &mut [u8]) {
         assert!(self.complete, "an exchange was used after an error");
         assert!(used <= SLOT, "more bytes than a slot holds");
-        let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
+        let start = self.slot_at(
+            self.rank,
+            self.slot_layout(self.phase.wrapping_add(1), used),
+        );
         // SAFETY: this rank alone writes its slot of the next phase, and only through `&mut self`. That slot does not
         // overlap the slots of this phase (`run_phase`), which `Slots` and the other ranks read. The other ranks have
         // finished with all earlier slots, since this rank has seen all flags of this phase (`complete`; see the
@@ -291,11 +294,11 @@ impl ShmExchange {
         assert!(self.complete, "an exchange was used after an error");
         assert!(used <= SLOT, "more bytes than a slot holds");
         self.complete = false;
-        self.slot = self.place(self.phase.wrapping_add(1), used);
+        self.slot = self.slot_layout(self.phase.wrapping_add(1), used);
         self.shown = used;
         let size = self.ranks.len();
-        if self.exchanges() {
-            self.exchange = self.exchange.wrapping_add(u32::from(used > 0));
+        if self.swaps_slots() {
+            self.next_swap = self.next_swap.wrapping_add(u32::from(used > 0));
         } else if self.slot.start == self.next_slot {
             self.next_slot += align(used, LINE);
             // A slot of any size fits either here or at the beginning of the round, where it does not overlap the last
@@ -332,7 +335,7 @@ impl ShmExchange {
     /// more lines would delay the processor's loads of the flags.
     #[inline]
     fn fetch_small(&self, used: usize) {
-        let next = self.place(self.phase.wrapping_add(1), used);
+        let next = self.slot_layout(self.phase.wrapping_add(1), used);
         let start = self.slot_at(self.rank, next);
         self.fetch(start, used.min(FETCHED));
     }

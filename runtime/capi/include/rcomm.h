@@ -128,7 +128,7 @@
 // The operation, reduction or function is not supported; nothing was sent.
 #define RCOMM_UNSUPPORTED 6
 
-// The store sent a wrong reply or none.
+// The store is gone, refused a request, or sent a wrong reply.
 #define RCOMM_STORE 7
 
 // The ranks could not find each other, or do not agree on their ranks.

@@ -75,7 +75,7 @@ pub const RCOMM_MISMATCH: i32 = 4;
 pub const RCOMM_INVALID_ARGUMENT: i32 = 5;
 /// The operation, reduction or function is not supported; nothing was sent.
 pub const RCOMM_UNSUPPORTED: i32 = 6;
-/// The store sent a wrong reply or none.
+/// The store is gone, refused a request, or sent a wrong reply.
 pub const RCOMM_STORE: i32 = 7;
 /// The ranks could not find each other, or do not agree on their ranks.
 pub const RCOMM_RENDEZVOUS: i32 = 8;

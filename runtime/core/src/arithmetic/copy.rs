@@ -89,7 +89,7 @@ impl AdaptiveCopy {
     const TIMED_INTERVAL: u32 = 6;
     /// How many pieces are copied through the caches, while that is slow, between two that are streamed for comparison.
     const TRIED_INTERVAL: u32 = 60;
-    /// The same before both paces are known.
+    /// The same until enough streamed copies were timed to know their pace.
     const FIRST_TRIED_INTERVAL: u32 = 12;
     /// A copy through the caches that takes longer than this, in nanoseconds for a byte, is slow. Cores that share a
     /// cache copy faster, unless the bytes have left the caches.
@@ -346,9 +346,15 @@ mod tests {
     fn streaming_begins_where_it_is_faster_after_many_slow_bytes_and_ends_after_its_bytes() {
         let mut copier = AdaptiveCopy::default();
         feed(&mut copier, false, 5.5, 20);
-        assert!(!copier.streams(PIECE), "no streamed copy was timed");
+        assert!(
+            !copier.streams(PIECE),
+            "it streams before a streamed copy was timed"
+        );
         feed(&mut copier, true, 20.0, 3);
-        assert!(!copier.streams(PIECE), "too few streamed copies were timed");
+        assert!(
+            !copier.streams(PIECE),
+            "it streams after too few timed streamed copies"
+        );
         feed(&mut copier, true, 20.0, 1);
         assert!(copier.streams(PIECE) && !copier.streams(100));
         assert_eq!(copier.bytes_to_stream, AdaptiveCopy::STREAMED_BYTES);

@@ -110,7 +110,7 @@ fn encode_fp8(dtype: DType, value: f32) -> u8 {
                 let (da, db) = ((a.0 - magnitude).abs(), (b.0 - magnitude).abs());
                 da.total_cmp(&db).then((a.1 & 1).cmp(&(b.1 & 1)))
             })
-            .expect("there are values")
+            .expect("an fp8 format without values")
             .1
     };
     sign | code

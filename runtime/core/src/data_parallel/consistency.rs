@@ -43,11 +43,11 @@ impl Parameter {
 /// `Mismatch`, on all ranks, describes the first difference from the group's first rank.
 pub(super) fn check_parameters(
     group: &ProcessGroup,
-    own: &[Parameter],
+    parameters: &[Parameter],
     is_sparse: &[bool],
 ) -> Result<()> {
-    let own = (own.to_vec(), is_sparse.to_vec());
-    let all: Vec<(Vec<Parameter>, Vec<bool>)> = group.all_gather_object(&own)?;
+    let description = (parameters.to_vec(), is_sparse.to_vec());
+    let all: Vec<(Vec<Parameter>, Vec<bool>)> = group.all_gather_object(&description)?;
     let sparse: Vec<&[bool]> = all.iter().map(|(_, sparse)| sparse.as_slice()).collect();
     let all: Vec<&[Parameter]> = all
         .iter()
@@ -100,17 +100,17 @@ pub(super) fn check_values<T: Gradient>(
     values: &[Vec<T>],
 ) -> Result<()> {
     const HASH: usize = 32;
-    let mut own = Vec::with_capacity(values.len() * HASH);
+    let mut hashes = Vec::with_capacity(values.len() * HASH);
     for values in values {
         let bytes = Buffer::from_slice(values);
-        own.extend_from_slice(&Sha256::digest(bytes.as_bytes()?));
+        hashes.extend_from_slice(&Sha256::digest(bytes.as_bytes()?));
     }
-    let mut all = vec![0; own.len() * group.size() as usize];
-    group.all_gather_single(&own, &mut all)?;
-    if own.is_empty() {
+    let mut all = vec![0; hashes.len() * group.size() as usize];
+    group.all_gather_single(&hashes, &mut all)?;
+    if hashes.is_empty() {
         return Ok(());
     }
-    let hash = |rank: usize, at: usize| &all[rank * own.len() + at * HASH..][..HASH];
+    let hash = |rank: usize, at: usize| &all[rank * hashes.len() + at * HASH..][..HASH];
     for (at, parameter) in parameters.iter().enumerate() {
         let ranks = group.ranks();
         let differ = (0..ranks.len()).filter(|&rank| hash(rank, at) != hash(0, at));

@@ -37,8 +37,8 @@ pub type Averaging<T = f32> = Box<dyn FnOnce() -> Result<Vec<T>> + Send>;
 ///
 /// A hook is called for the buckets of a step in the same order on every rank. It may keep state between
 /// steps (the error of its compression, a low-rank basis). It may use several operations of the group, the
-/// same on all ranks, also in the [`Averaging`] that it returns. The reducer calls these functions in the order of
-/// the buckets, after it has passed the last bucket to the hook.
+/// same on all ranks, also in the [`Averaging`] that it returns. The reducer calls the returned functions in the
+/// order of the buckets, after it has passed the last bucket to the hook.
 pub trait CommHook<T = f32>: Send {
     /// Starts to average a bucket. It should not wait for peers, so that the caller can go on to compute the
     /// next gradients.

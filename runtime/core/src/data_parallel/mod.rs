@@ -6,8 +6,8 @@
 //! use rcomm::data_parallel::{Parameter, Reducer, ReducerOptions};
 //! let world = rcomm::World::init(rcomm::Config::from_environment()?)?;
 //! let mut weights = vec![vec![0.5f32; 100], vec![0.5; 10]];
-//! let names = vec![Parameter::new("hidden", &[100]), Parameter::new("output", &[10])];
-//! let mut reducer = Reducer::new(world.group(), names, ReducerOptions::default())?;
+//! let parameters = vec![Parameter::new("hidden", &[100]), Parameter::new("output", &[10])];
+//! let mut reducer = Reducer::new(world.group(), parameters, ReducerOptions::default())?;
 //! reducer.broadcast_parameters(&mut weights)?;
 //! for layer in (0..weights.len()).rev() {
 //!     backward(layer, reducer.gradient_mut(layer)?); // in the memory that is sent

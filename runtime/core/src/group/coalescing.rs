@@ -3,7 +3,7 @@
 //! The members of a block share a sequence number, and none waits for another; all ranks of the group
 //! list the same collectives in the same order.
 
-use crate::group::p2p::members;
+use crate::group::p2p::coalesced_ops;
 use crate::group::process_group::ProcessGroup;
 use crate::group::work::Work;
 use crate::op::buffer::Buffer;
@@ -107,7 +107,7 @@ impl ProcessGroup {
     ) -> Result<Work<Vec<Op<'static>>>> {
         match self.collect(fill) {
             None => self.submit_empty(),
-            Some(block) => self.submit(block, members),
+            Some(block) => self.submit(block, coalesced_ops),
         }
     }
 

@@ -91,12 +91,12 @@ impl ProcessGroup {
             return Err(refuse(ErrorKind::InvalidArgument, message));
         }
         let maker = self.group.maker()?;
-        let own = self.ranks()[self.rank() as usize];
-        if excluding.contains(&own) {
-            let message = format!("rank {own} excludes itself");
+        let own_rank = self.ranks()[self.rank() as usize];
+        if excluding.contains(&own_rank) {
+            let message = format!("rank {own_rank} excludes itself");
             return Err(refuse(ErrorKind::InvalidArgument, message));
         }
-        let left: Vec<Rank> = self
+        let remaining: Vec<Rank> = self
             .ranks()
             .iter()
             .copied()
@@ -104,7 +104,7 @@ impl ProcessGroup {
             .collect();
         let store = self.notes()?;
         // A failed call may be followed by one with another list. So the n-th calls of all members belong together.
-        let round = store.add(&format!("shrink/calls/{own}"), 1)?;
+        let round = store.add(&format!("shrink/calls/{own_rank}"), 1)?;
         let wanted = format!("{excluding:?}");
         let list = format!("shrink/{round}/list");
         let agreed = store.compare_set(&list, b"", wanted.as_bytes())?;
@@ -114,13 +114,13 @@ impl ProcessGroup {
             return Err(refuse(ErrorKind::Mismatch, message));
         }
         let arrival = |rank: &Rank| format!("shrink/{round}/{rank}");
-        store.set(&arrival(&own), b"1")?;
-        let keys: Vec<String> = left.iter().map(arrival).collect();
+        store.set(&arrival(&own_rank), b"1")?;
+        let keys: Vec<String> = remaining.iter().map(arrival).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         match store.wait(&keys, self.timeout()) {
             Err(error) if error.kind() == ErrorKind::Timeout => {
                 let mut absent = Vec::new();
-                for (&rank, key) in left.iter().zip(&keys) {
+                for (&rank, key) in remaining.iter().zip(&keys) {
                     // A store that fails now must not make present ranks look absent.
                     if !store.check(&[key])? {
                         absent.push(rank);
@@ -135,7 +135,7 @@ impl ProcessGroup {
             }
             waited => waited?,
         }
-        maker.new_group(&left, options, Origin::Shrink(&self.group))
+        maker.new_group(&remaining, options, Origin::Shrink(&self.group))
     }
 
     /// Returns the members that do not call this within the time `within`, as ranks of the world, for a group
@@ -153,10 +153,10 @@ impl ProcessGroup {
     /// `PeerLost` if the published list contains the caller. Otherwise the store's error.
     pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
         let store = self.notes()?;
-        let own = self.ranks()[self.rank() as usize];
-        let round = store.add(&format!("absent/calls/{own}"), 1)?;
+        let own_rank = self.ranks()[self.rank() as usize];
+        let round = store.add(&format!("absent/calls/{own_rank}"), 1)?;
         let arrival = |rank: &Rank| format!("absent/{round}/{rank}");
-        store.set(&arrival(&own), b"1")?;
+        store.set(&arrival(&own_rank), b"1")?;
         let keys: Vec<String> = self.ranks().iter().map(arrival).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let result_key = format!("absent/{round}/verdict");
@@ -194,8 +194,9 @@ impl ProcessGroup {
             .with_source(error)
             .in_group(self.desc())
         })?;
-        if agreed.contains(&own) {
-            let message = format!("the others continue without rank {own}, which arrived too late");
+        if agreed.contains(&own_rank) {
+            let message =
+                format!("the others continue without rank {own_rank}, which arrived too late");
             return Err(Error::new(ErrorKind::PeerLost, message).in_group(self.desc()));
         }
         Ok(agreed)

@@ -110,7 +110,7 @@ impl ProcessGroup {
                 "a batch holds sends and receives, and nothing else",
             ));
         }
-        self.submit(Op::Coalesced(ops), members)
+        self.submit(Op::Coalesced(ops), coalesced_ops)
     }
 }
 
@@ -123,8 +123,8 @@ pub(crate) fn message<T: Element>(op: Op<'static>, _: Done) -> Result<Vec<T>> {
     }
 }
 
-/// The members of a coalesced block that has ended.
-pub(crate) fn members(op: Op<'static>, _: Done) -> Result<Vec<Op<'static>>> {
+/// The operations of a coalesced block that has ended.
+pub(crate) fn coalesced_ops(op: Op<'static>, _: Done) -> Result<Vec<Op<'static>>> {
     if let Op::Coalesced(ops) = op {
         Ok(ops)
     } else {

@@ -21,9 +21,9 @@ impl ProcessGroup {
         key: i64,
         options: &GroupOptions,
     ) -> Result<Option<ProcessGroup>> {
-        let own = [color.map_or(-1, i64::from), key];
+        let choice = [color.map_or(-1, i64::from), key];
         let mut all = vec![0i64; 2 * self.size() as usize];
-        self.all_gather_single(&own, &mut all)?;
+        self.all_gather_single(&choice, &mut all)?;
         let maker = self.group.maker()?;
         let Some(color) = color else {
             maker.decline_split(&self.group, options)?;
@@ -100,9 +100,9 @@ impl ProcessGroup {
                 seen.push(rank);
             }
         }
-        let own = self.ranks()[self.rank() as usize];
+        let own_rank = self.ranks()[self.rank() as usize];
         let maker = self.group.maker()?;
-        let Some(list) = lists.iter().find(|list| list.contains(&own)) else {
+        let Some(list) = lists.iter().find(|list| list.contains(&own_rank)) else {
             maker.decline_split(&self.group, options)?;
             return Ok(None);
         };

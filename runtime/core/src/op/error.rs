@@ -27,7 +27,7 @@ pub enum ErrorKind {
     InvalidArgument = 5,
     /// The operation, reduction or function is not supported, by rcomm or by the backend.
     Unsupported = 6,
-    /// The store sent a wrong reply or none.
+    /// The store is gone, refused a request, or sent a wrong reply.
     Store = 7,
     /// The ranks could not find each other, or do not agree on their ranks.
     Rendezvous = 8,

@@ -90,7 +90,7 @@ impl MonitorThread {
                 if reported {
                     tracing::warn!(
                         silent = text::duration(last.1.elapsed()),
-                        "watchdog resumed"
+                        "the watchdog works again"
                     );
                 }
                 last = (rounds, Instant::now());
@@ -143,7 +143,7 @@ mod tests {
         let mut monitor = HeartbeatMonitor::start(watch, own, Duration::from_millis(20)).unwrap();
         let (reason, flag) = dumped.recv_timeout(long).unwrap();
         assert_eq!(reason, STUCK_MESSAGE);
-        assert!(flag, "the flag comes before the dump");
+        assert!(flag, "the flag was not set before the dump");
         let (reason, _) = other_dumped.recv_timeout(long).unwrap();
         assert_eq!(reason, format!("rank 0: {STUCK_MESSAGE}"));
         assert!(dumped.recv_timeout(Duration::from_millis(100)).is_err());

@@ -54,9 +54,9 @@ fn every_fault_is_found<W: Wakes + 'static>() -> usize {
             move || inbox.leave_urgent(|requests| requests.faults.push(fault(1)))
         });
         inbox.leave_urgent(|requests| requests.faults.push(fault(2)));
-        caller.join().expect("no panic");
+        caller.join().expect("the thread panicked");
         inbox.stop();
-        let mut found = watchdog.join().expect("no panic");
+        let mut found = watchdog.join().expect("the thread panicked");
         found.sort_unstable();
         assert_eq!(found, [1, 2]);
     })

@@ -83,8 +83,8 @@ impl WorldShared {
                 (is_over && !missing.is_empty()).then_some(late)
             });
             if let Some(missed) = missed {
-                let own = self.place.rank;
-                let note = [&own.to_le_bytes()[..], &missed.to_note(own)].concat();
+                let own_rank = self.place.rank;
+                let note = [&own_rank.to_le_bytes()[..], &missed.to_note(own_rank)].concat();
                 let key = self.lost_key();
                 // If this fails, the others check for the lost rank themselves until their own time-out.
                 let _ = self.ask(POLL_INTERVAL, move |notes| {

@@ -27,7 +27,7 @@ impl<B> World<B> {
     }
 
     /// The group that an earlier call of this function on this rank made for the same ranks, in the same order, and the
-    /// same [`desc`](GroupOptions::desc), whatever the other options are; a new one, as of
+    /// same [`desc`](GroupOptions::desc), whatever the other options are; a new one, as from
     /// [`new_group`](Self::new_group), if there is none. For parts of a program that do not know of each other, as
     /// `pg_tag` of PyTorch. The group lives as long as the world, or until it is destroyed, aborted or fails; the next
     /// call then makes a new one.

@@ -87,7 +87,7 @@ impl<B: BackendSet> World<B> {
     /// The round that these arguments ask for.
     fn next_round(&self, lost: &[Rank], size: u32) -> Result<Round> {
         let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
-        let own = self.shared.place.rank;
+        let own_rank = self.shared.place.rank;
         if self.threads.is_none() {
             let message = "this world has ended: it could not be made anew";
             return Err(Error::new(ErrorKind::Closed, message));
@@ -97,8 +97,8 @@ impl<B: BackendSet> World<B> {
                 "rank {outsider} is listed as lost and is not in the world"
             ));
         }
-        if lost.contains(&own) {
-            return refuse(format!("rank {own} lists itself as lost"));
+        if lost.contains(&own_rank) {
+            return refuse(format!("rank {own_rank} lists itself as lost"));
         }
         let mut stay = self.group.ranks().to_vec();
         stay.retain(|rank| !lost.contains(rank));

@@ -125,7 +125,9 @@ impl JobSecret {
         match self {
             Self::Given(secret) => fingerprint(secret),
             Self::OfUser { job, .. } => format!("user {}", fingerprint(job)),
-            Self::ToAgree(own) => format!("none {}", text::hex(PublicKey::from(&**own).as_bytes())),
+            Self::ToAgree(own_key) => {
+                format!("none {}", text::hex(PublicKey::from(&**own_key).as_bytes()))
+            }
         }
     }
 
@@ -147,16 +149,16 @@ impl JobSecret {
         sealed: impl Fn(Rank) -> String,
         deadline: Deadline,
     ) -> Result<Secret> {
-        let own = match self {
+        let own_key = match self {
             Self::Given(secret) | Self::OfUser { job: secret, .. } => return Ok(secret),
-            Self::ToAgree(own) => own,
+            Self::ToAgree(own_key) => own_key,
         };
         if place.rank > 0 {
             let keys = [statements[0].as_str(), &sealed(place.rank)];
             let values = notes.multi_get(&keys, deadline.remaining())?;
             let opened = match &values[..] {
                 [statement, envelope] => public_key(statement)
-                    .and_then(|theirs| open(&own, &theirs, place.rank, envelope)),
+                    .and_then(|theirs| open(&own_key, &theirs, place.rank, envelope)),
                 _ => None,
             };
             return opened.ok_or_else(|| {
@@ -174,7 +176,7 @@ impl JobSecret {
                 let what = format!("rank {rank} left no public key in the store");
                 Error::new(ErrorKind::Rendezvous, what)
             })?;
-            envelopes.push((sealed(rank), seal(&own, &theirs, rank, &secret)));
+            envelopes.push((sealed(rank), seal(&own_key, &theirs, rank, &secret)));
         }
         let envelopes: Vec<(&str, &[u8])> = envelopes
             .iter()
@@ -238,8 +240,8 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
 
 /// The key that rank 0 and `rank` share, computed by either of them; `None` if the public key of the other is
 /// invalid.
-fn shared(own: &StaticSecret, theirs: &PublicKey, rank: Rank) -> Option<Secret> {
-    let shared = own.diffie_hellman(theirs);
+fn shared(own_key: &StaticSecret, theirs: &PublicKey, rank: Rank) -> Option<Secret> {
+    let shared = own_key.diffie_hellman(theirs);
     // With a public key of small order, the shared key would be publicly known.
     let shared = shared
         .was_contributory()
@@ -258,10 +260,10 @@ fn pad(key: &Secret, bytes: &[u8]) -> [u8; 32] {
     padded
 }
 
-/// Encrypts `secret` with the key that rank 0 (`own`) and `rank` (`theirs`) share.
-fn seal(own: &StaticSecret, theirs: &PublicKey, rank: Rank, secret: &Secret) -> Vec<u8> {
+/// Encrypts `secret` with the key that rank 0 (`own_key`) and `rank` (`theirs`) share.
+fn seal(own_key: &StaticSecret, theirs: &PublicKey, rank: Rank, secret: &Secret) -> Vec<u8> {
     // A rank whose public key is invalid gets zeros in place of the secret, which it cannot open.
-    let Some(key) = shared(own, theirs, rank) else {
+    let Some(key) = shared(own_key, theirs, rank) else {
         return vec![0; SEALED];
     };
     let padded = pad(&key, secret.as_bytes());
@@ -269,8 +271,8 @@ fn seal(own: &StaticSecret, theirs: &PublicKey, rank: Rank, secret: &Secret) -> 
 }
 
 /// Decrypts what [`seal`] returned for `rank`; `None` if a key or the envelope is invalid.
-fn open(own: &StaticSecret, theirs: &PublicKey, rank: Rank, envelope: &[u8]) -> Option<Secret> {
-    let key = shared(own, theirs, rank)?;
+fn open(own_key: &StaticSecret, theirs: &PublicKey, rank: Rank, envelope: &[u8]) -> Option<Secret> {
+    let key = shared(own_key, theirs, rank)?;
     let envelope: &[u8; SEALED] = envelope.try_into().ok()?;
     let (padded, tag) = envelope.split_at(32);
     key.derive("whole")

@@ -37,7 +37,7 @@ impl<B> World<B> {
             Err(error.in_group(if desc.is_empty() { "(new)" } else { desc }))
         };
         if desc.is_empty() {
-            return refuse("groups merge for a purpose: options need a description".to_owned());
+            return refuse("a merge needs a description of its purpose in its options".to_owned());
         }
         let nth = {
             let made = &self.shared.made;
@@ -61,15 +61,15 @@ impl<B> World<B> {
         }
         if let Err(error) = store.wait(&[&whole], group.timeout()) {
             let has_come = store.check(&[&list]).unwrap_or(false);
-            let come = match has_come {
+            let arrived = match has_come {
                 true => store.get(&list, group.timeout()).unwrap_or_default(),
                 false => Vec::new(),
             };
-            let come = parse(&come).concat();
+            let arrived = parse(&arrived).concat();
             let message = format!(
                 "of {size} ranks that are to be merged, {} have come: {}",
-                come.len(),
-                text::ranks(&come, 64)
+                arrived.len(),
+                text::ranks(&arrived, 64)
             );
             return Err(error.with_more(&message));
         }

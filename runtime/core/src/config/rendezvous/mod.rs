@@ -237,9 +237,9 @@ impl Rendezvous {
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names which of these it is; the store's own errors are passed on.
     pub fn check_in(&self, store: &(impl Store + ?Sized)) -> Result<()> {
-        let own = self.check_in_keys();
-        let replies = store.batch(&own.requests())?;
-        self.checked_in(store, &own, &replies)
+        let keys = self.check_in_keys();
+        let replies = store.batch(&keys.requests())?;
+        self.checked_in(store, &keys, &replies)
     }
 
     /// The keys that [`check_in`](Self::check_in) writes, for callers that write more in the same request.
@@ -258,11 +258,11 @@ impl Rendezvous {
         format!("{}/{}", self.world_size, self.job)
     }
 
-    /// Checks the replies to the first requests of a batch, which wrote `own`.
+    /// Checks the replies to the first requests of a batch, which wrote `keys`.
     pub(crate) fn checked_in(
         &self,
         store: &(impl Store + ?Sized),
-        own: &CheckInKeys,
+        keys: &CheckInKeys,
         replies: &[BatchReply],
     ) -> Result<()> {
         let [BatchReply::Value(held), BatchReply::Count(times), ..] = replies else {
@@ -271,7 +271,7 @@ impl Rendezvous {
                 format!("the store answered a check-in with {replies:?}"),
             ));
         };
-        let ours = &own.held;
+        let ours = &keys.held;
         if held != ours.as_bytes() {
             let held = String::from_utf8_lossy(held);
             let (size, job) = held.split_once('\n').unwrap_or(("?", &held));

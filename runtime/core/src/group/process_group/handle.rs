@@ -3,7 +3,7 @@
 use super::group::{Group, Timing};
 use super::issue::CallOptions;
 use crate::backend::{Backend, Done};
-use crate::group::p2p::members;
+use crate::group::p2p::coalesced_ops;
 use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::DeviceKind;
@@ -258,7 +258,7 @@ impl ProcessGroup {
     pub(crate) fn submit_empty(&self) -> Result<Work<Vec<Op<'static>>>> {
         let nothing = Op::Coalesced(Vec::new());
         let in_flight = self.group.submit_nothing(nothing, self.options())?;
-        Ok(Work::new(in_flight, members))
+        Ok(Work::new(in_flight, coalesced_ops))
     }
 }
 

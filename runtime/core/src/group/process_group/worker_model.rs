@@ -29,9 +29,9 @@ fn jobs_are_done_after_drain<W: Wakes + 'static>() -> usize {
         });
         assert!(queue.drain(None));
         assert_eq!(done.load(Ordering::Relaxed), 1, "a job was not done");
-        caller.join().expect("no panic");
+        caller.join().expect("the thread panicked");
         queue.close();
-        worker.join().expect("no panic");
+        worker.join().expect("the thread panicked");
     })
 }
 
@@ -64,7 +64,7 @@ fn jobs_that_are_queued_when_the_queue_is_closed_are_done() {
             }));
         }
         queue.close();
-        worker.join().expect("no panic");
+        worker.join().expect("the thread panicked");
         assert_eq!(done.load(Ordering::Relaxed), 2);
     });
     assert!(visited > 5, "{visited}");

@@ -419,8 +419,8 @@ enum Refusal {
 }
 
 #[inline]
-fn check(right: bool, message: impl FnOnce() -> String) -> Result<(), Refusal> {
-    if right {
+fn check(is_right: bool, message: impl FnOnce() -> String) -> Result<(), Refusal> {
+    if is_right {
         return Ok(());
     }
     Err(Refusal::Argument(message()))

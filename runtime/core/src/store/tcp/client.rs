@@ -503,7 +503,7 @@ enum Obstacle {
     Closed,
     Silent,
     Foreign(String),
-    /// There is no TLS with what listens there.
+    /// TLS could not be set up with what listens there.
     Tls(TlsError),
     /// A store refused, for this reason.
     Refusal(String),
@@ -526,7 +526,7 @@ impl Obstacle {
                  RCOMM_TLS_KEY and RCOMM_TLS_CA on all ranks, or on none"
             ),
             Obstacle::Tls(why) => {
-                format!("there is no TLS with the store at {host} port {port}: {why}")
+                format!("TLS with the store at {host} port {port} failed: {why}")
             }
             Obstacle::Refusal(reason) => format!(
                 "the store at {host} port {port} refuses this process: {reason}. Set RCOMM_JOB_SECRET and \

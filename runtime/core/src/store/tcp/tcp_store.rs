@@ -33,7 +33,7 @@ pub struct TcpStore {
     timeout: Duration,
     access: StoreAccess,
     idle: Mutex<Vec<Connection>>,
-    /// PyTorch's legacy server closes a connection that asks for a missing key.
+    /// Whether the server was seen to close a connection that asks for a missing key, as PyTorch's legacy server does.
     closes_on_missing: AtomicBool,
     /// The last field, so that the connections are closed before the server.
     server: Option<TcpStoreServer>,

@@ -57,7 +57,7 @@ fn two_failures_are_one_alarm(is_atomic: bool) -> usize {
             }
         };
         let (first, second) = (raise(0), loom::thread::spawn(raise(1)));
-        let results = [first(), second.join().expect("no panic")];
+        let results = [first(), second.join().expect("the thread panicked")];
         let cause = store.store.get("rcomm/cause/0/1", Duration::ZERO);
         let cause = String::from_utf8(cause.expect("the alarm has a cause")).expect("UTF-8");
         for (rank, (alarm, announced)) in results.into_iter().enumerate() {
@@ -93,7 +93,7 @@ fn a_rank_that_polls_answers_the_alarm_once_with_its_cause() {
         });
         let alarm = failed.raise(&Incident::of_rank("late"));
         assert_eq!(alarm.expect("the store answers"), 1);
-        let mut polls = other.join().expect("no panic");
+        let mut polls = other.join().expect("the thread panicked");
         polls.read_store().expect("the store answers");
         let reasons = reasons.0.lock().expect("no thread has panicked");
         assert_eq!(*reasons, ["rank 0: late"]);

@@ -38,14 +38,14 @@ impl Bootstrap {
     /// # Errors
     /// `Store`; `Backend` if the library cannot make an id.
     pub(crate) fn begin(shared: &Shared, members: BootstrapGroup) -> Result<Self> {
-        let own = members.own_index;
+        let own_index = members.own_index;
         let ranks = members.ranks.len() as u32;
-        let id = match own.is_multiple_of(Self::ranks_per_id(shared, ranks)) {
+        let id = match own_index.is_multiple_of(Self::ranks_per_id(shared, ranks)) {
             true => Some(shared.library.unique_id()?.internal.to_vec()),
             false => None,
         };
         let info = PeerInfo {
-            rank: members.ranks[own as usize],
+            rank: members.ranks[own_index as usize],
             host: shared.host.clone(),
             device: shared.device.ordinal(),
             uuid: shared.device.uuid(),

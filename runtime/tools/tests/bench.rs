@@ -203,7 +203,7 @@ fn measuring_a_machine_gives_a_usable_table() {
         .env("RCOMM_TUNING_FILE", &file)
         .output()
         .expect("the program of this package starts");
-    std::fs::remove_dir_all(&folder).expect("the directory made above");
+    std::fs::remove_dir_all(&folder).expect("the directory is removed");
     assert!(printed.status.success());
     let text = String::from_utf8_lossy(&printed.stdout);
     for pattern in [

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 /// How long an operation may take: a demonstration shows its fault until the user ends it.
 const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long loading a batch and each of the two computations take.
+/// How long loading a batch takes.
 const LOAD: Duration = Duration::from_millis(30);
+/// How long each computation of a step takes.
 const COMPUTE: Duration = Duration::from_millis(30);
 /// Additional time that a slow rank needs to load a batch.
 const EXTRA: Duration = Duration::from_millis(300);
@@ -49,8 +50,8 @@ pub(super) fn run(demo: &Demo) -> Result<()> {
     hang()
 }
 
-/// The groups for tensor and data parallelism. Each is over a part of the ranks if the ranks can be divided, else over
-/// all ranks.
+/// The groups for tensor and data parallelism. Each is over a part of the ranks if the ranks can be divided; else, and
+/// in `deadlock` and `mismatch`, over all ranks.
 fn groups(world: &World, demo: &Demo) -> rcomm::Result<[ProcessGroup; 2]> {
     let (rank, size) = (world.rank(), world.size());
     let all: Vec<u32> = (0..size).collect();

@@ -127,8 +127,9 @@ impl Rounds {
         others.map(label).collect()
     }
 
-    /// The number of launchers that had come when the current round was decided: if more have come since, the round has
-    /// a place for another one. `None` if it has no place, or if another launcher decides.
+    /// If the current round has a place for another host: the number of launchers that had come when the round was
+    /// decided. A larger number shows that one has come since. `None` if the round has no place, or if another launcher
+    /// decides.
     pub(super) fn full_at(&self, options: &Options) -> Option<i64> {
         let members = self.round.as_ref().map_or(0, |(_, members)| members.len());
         (self.serves_store && members < options.nnodes.most as usize).then_some(self.seen)
@@ -185,7 +186,7 @@ impl Rounds {
         }
         let limit = options.linger + options.grace + options.timeout * 2;
         let mut since = Instant::now();
-        let mut told = false;
+        let mut is_reported = false;
         loop {
             keys.add(&pulse_key(self.id), 1)?;
             if let Some(failure) = stop_of(signals) {
@@ -208,12 +209,12 @@ impl Rounds {
             since = Instant::now();
             match self.read(keys, &text)? {
                 Some(next) => return Ok(next),
-                None if told => {}
+                None if is_reported => {}
                 None => {
                     sinks.print_message(
                         "the job runs with as many hosts as it takes: this one waits until one of them is lost",
                     );
-                    told = true;
+                    is_reported = true;
                 }
             }
         }

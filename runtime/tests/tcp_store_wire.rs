@@ -67,10 +67,12 @@ impl Raw {
     }
 }
 
+/// A string as the protocol sends it: its length, then its bytes.
 fn s(string: &[u8]) -> Vec<u8> {
     [&(string.len() as u64).to_le_bytes()[..], string].concat()
 }
 
+/// A number as the protocol sends it.
 fn n(number: i64) -> Vec<u8> {
     number.to_le_bytes().to_vec()
 }

@@ -128,7 +128,7 @@ impl Job {
     pub fn wait(&mut self, rank: u32) -> Ended {
         let child = &mut self.ranks[rank as usize];
         let status = wait_until(&format!("rank {rank} to end"), || {
-            child.try_wait().expect("a child of this process")
+            child.try_wait().expect("a rank can be waited for")
         });
         let mut stderr = String::new();
         if let Some(mut pipe) = child.stderr.take() {

@@ -65,6 +65,7 @@ struct Registered {
 }
 
 impl Registered {
+    /// The same operation on copies of its buffers, in memory that the group allocates.
     fn twin(&self, op: &Op<'_>) -> Result<Op<'static>> {
         op.map_buffers(&|buffer| {
             let mut twin = self.inner.allocate(buffer.dtype(), buffer.len())?;

@@ -190,7 +190,7 @@ fn a_held_job_can_be_analyzed_until_it_is_signaled() {
         (first.culprit_ranks == [2] && first.sentence.contains("load data")).then_some(())
     });
     launcher.end();
-    let status = launcher.0.wait().expect("the end of the launcher");
+    let status = launcher.0.wait().expect("the launcher can be waited for");
     assert!(!status.success(), "{status}");
     let mut removed = 0;
     wait_until("the end of its ranks", || {
@@ -205,8 +205,10 @@ fn a_held_job_can_be_analyzed_until_it_is_signaled() {
 fn the_readme_shows_the_report_of_the_first_example() {
     let Some(hang) = example("hang") else { return };
     let readme = include_str!("../../README.md");
-    let (_, rest) = readme.split_once("```text\n").expect("a report");
-    let (shown, _) = rest.split_once("```").expect("the end of the report");
+    let (_, rest) = readme
+        .split_once("```text\n")
+        .expect("README.md has a report");
+    let (shown, _) = rest.split_once("```").expect("the report ends");
     let output = std::process::Command::new(hang)
         .output()
         .expect("the example runs");
@@ -214,6 +216,6 @@ fn the_readme_shows_the_report_of_the_first_example() {
     let (_, rest) = printed
         .split_once("\n\nSTUCK")
         .unwrap_or_else(|| panic!("{printed}"));
-    let (report, _) = rest.split_once("\n\n").expect("the end of the findings");
+    let (report, _) = rest.split_once("\n\n").expect("the findings end");
     assert_eq!(tokens(shown)[1..], tokens(report), "{printed}");
 }

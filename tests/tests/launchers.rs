@@ -149,7 +149,7 @@ fn the_recipes_for_several_hosts_are_valid_scripts() {
         let checked = Command::new("bash")
             .args(["-n", &format!("{RECIPES}/{script}")])
             .output();
-        let checked = checked.expect("bash");
+        let checked = checked.expect("bash starts");
         assert!(checked.status.success(), "{script}: {}", text(&checked));
     }
 }

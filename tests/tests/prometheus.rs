@@ -169,7 +169,7 @@ const OF_LATE_RANKS: [&str; 2] = [
 ];
 
 #[test]
-fn every_panel_and_every_alert_has_an_answer_for_a_job_that_hangs() {
+fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
     if !has_prometheus() {
         return;
     }

@@ -76,7 +76,7 @@ fn issued_sums_complete_in_order_with_blocking_ones() {
                 for round in 0..8 {
                     // Some ranks issue an operation that others run blocking: only the order must be the same.
                     let own = tensor(rank, round);
-                    let expected = move |sum: SparseTensor<f64>| {
+                    let check = move |sum: SparseTensor<f64>| {
                         let mut dense = vec![0.0; 24];
                         (0..3).for_each(|rank| add_to(&mut dense, &tensor(rank, round)));
                         let mut got = vec![0.0; 24];
@@ -84,10 +84,10 @@ fn issued_sums_complete_in_order_with_blocking_ones() {
                         assert_eq!(got, dense);
                     };
                     if (u64::from(rank) + round).is_multiple_of(3) {
-                        expected(group.all_reduce_sparse(&own, ReduceOp::Sum).unwrap());
+                        check(group.all_reduce_sparse(&own, ReduceOp::Sum).unwrap());
                     } else {
                         let work = group.all_reduce_sparse_async(own, ReduceOp::Sum).unwrap();
-                        works.push((work, expected));
+                        works.push((work, check));
                     }
                     let mut ranks = [rank];
                     if round % 2 == 0 {
@@ -98,8 +98,8 @@ fn issued_sums_complete_in_order_with_blocking_ones() {
                     }
                     assert_eq!(ranks, [3]);
                 }
-                for (work, expected) in works {
-                    expected(work.wait().unwrap());
+                for (work, check) in works {
+                    check(work.wait().unwrap());
                 }
                 let dump = world.snapshot();
                 let sums = dump.entries.iter();

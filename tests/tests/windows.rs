@@ -43,19 +43,19 @@ fn data_put_before_a_signal_is_visible_after_it() {
     for path in DATA_PATHS {
         run(path, 3, |world, path| {
             let group = world.group();
-            let (own, size) = (group.rank(), group.size());
-            let (next, before) = ((own + 1) % size, (own + size - 1) % size);
+            let (this_rank, size) = (group.rank(), group.size());
+            let (next, before) = ((this_rank + 1) % size, (this_rank + size - 1) % size);
             // Longer than one request may be.
             let len = 1_300_000;
             let window = group.new_window(memory(group, path, len + 3)).unwrap();
             assert_eq!(window.len_of(next), len + 3);
             for round in 1..4 {
-                let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ own << round).collect();
+                let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ this_rank << round).collect();
                 window.put(next, 3, &numbers).unwrap();
                 window.signal(next).unwrap();
                 window.wait_signal(before).unwrap();
                 let mut got = vec![0; len];
-                window.get(own, 3, &mut got).unwrap();
+                window.get(this_rank, 3, &mut got).unwrap();
                 assert!((0..len as u32).all(|at| got[at as usize] == at ^ before << round));
                 // No rank overwrites what has not been checked.
                 group.barrier().unwrap();
@@ -63,7 +63,10 @@ fn data_put_before_a_signal_is_visible_after_it() {
             // A neighbor's part is read without its help.
             let mut theirs = [0u32; 4];
             window.get(next, 2, &mut theirs).unwrap();
-            assert_eq!(theirs, [0, own << 3, 1 ^ own << 3, 2 ^ own << 3]);
+            assert_eq!(
+                theirs,
+                [0, this_rank << 3, 1 ^ this_rank << 3, 2 ^ this_rank << 3]
+            );
             let back = window.close().unwrap().expect("the memory comes back");
             assert_eq!(back.as_slice::<u32>().unwrap()[4], 1 ^ before << 3);
             world.shutdown().unwrap();
@@ -76,19 +79,19 @@ fn data_of_an_issued_put_is_visible_after_the_signal_issued_after_it() {
     for path in DATA_PATHS {
         run(path, 3, |world, path| {
             let group = world.group();
-            let (own, size) = (group.rank(), group.size());
-            let (next, before) = ((own + 1) % size, (own + size - 1) % size);
+            let (this_rank, size) = (group.rank(), group.size());
+            let (next, before) = ((this_rank + 1) % size, (this_rank + size - 1) % size);
             let len = 300_000;
             let window = group.new_window(memory(group, path, len)).unwrap();
             for round in 1..4 {
                 // The wait is issued before the put that makes the peer signal.
                 let signal = window.wait_signal_async(before).unwrap();
-                let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ own << round).collect();
+                let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ this_rank << round).collect();
                 let at = numbers.as_ptr();
                 let put = window.put_async(next, 0, numbers).unwrap();
                 let signaled = window.signal_async(next).unwrap();
                 signal.wait().unwrap();
-                let got = window.get_async(own, 0, vec![0u32; len]).unwrap();
+                let got = window.get_async(this_rank, 0, vec![0u32; len]).unwrap();
                 let got = got.wait().unwrap();
                 assert!((0..len as u32).all(|at| got[at as usize] == at ^ before << round));
                 let back = put.wait().unwrap();
@@ -221,16 +224,16 @@ fn all_ranks_add_to_one_counter_in_mapped_memory() {
 fn memory_that_another_rank_still_has_mapped_is_not_returned() {
     run(DataPath::Mapped, 2, |world, path| {
         let group = world.group();
-        let own = group.rank();
+        let this_rank = group.rank();
         for is_kept in [true, false] {
             let window = group.new_window(memory(group, path, 4)).unwrap();
-            let theirs = window.map_remote(1 - own).unwrap();
-            theirs.write(0, &[own as u8 + 1]).unwrap();
-            let kept = Some(theirs).filter(|_| is_kept && own == 1);
+            let theirs = window.map_remote(1 - this_rank).unwrap();
+            theirs.write(0, &[this_rank as u8 + 1]).unwrap();
+            let kept = Some(theirs).filter(|_| is_kept && this_rank == 1);
             let back = window.close().unwrap();
-            assert_eq!(back.is_none(), is_kept && own == 0);
+            assert_eq!(back.is_none(), is_kept && this_rank == 0);
             if let Some(back) = back {
-                assert_eq!(back.as_slice::<u32>().unwrap()[0], 2 - own);
+                assert_eq!(back.as_slice::<u32>().unwrap()[0], 2 - this_rank);
             }
             // The rank that keeps it may continue to write.
             if let Some(kept) = kept {
@@ -246,20 +249,20 @@ fn data_of_issued_puts_is_visible_when_the_window_has_closed() {
     for path in DATA_PATHS {
         run(path, 3, |world, path| {
             let group = world.group();
-            let (own, size) = (group.rank(), group.size());
+            let (this_rank, size) = (group.rank(), group.size());
             let len = 300_000;
             let window = group.new_window(memory(group, path, len)).unwrap();
             let puts: Vec<_> = (0..size)
-                .filter(|&peer| peer != own)
+                .filter(|&peer| peer != this_rank)
                 .map(|peer| {
-                    let part = vec![own + 1; len / size as usize];
-                    window.put_async(peer, own as usize * part.len(), part)
+                    let part = vec![this_rank + 1; len / size as usize];
+                    window.put_async(peer, this_rank as usize * part.len(), part)
                 })
                 .collect();
             let back = window.close().unwrap().expect("the memory comes back");
             let got = back.as_slice::<u32>().unwrap();
             for (peer, part) in (0..size).zip(got.chunks_exact(len / size as usize)) {
-                let expected = if peer == own { 0 } else { peer + 1 };
+                let expected = if peer == this_rank { 0 } else { peer + 1 };
                 assert!(part.iter().all(|&number| number == expected));
             }
             puts.into_iter()
@@ -303,32 +306,32 @@ fn windows_are_made_in_the_order_of_the_calls_whether_issued_or_not() {
     for path in DATA_PATHS {
         run(path, 3, |world, path| {
             let group = world.group();
-            let own = group.rank();
+            let this_rank = group.rank();
             let issue = |len| group.new_window_async(memory(group, path, len)).unwrap();
             // Some ranks issue what others run blocking, while other operations are in flight.
             let first = issue(1);
-            let second = if own == 1 {
+            let second = if this_rank == 1 {
                 group.new_window(memory(group, path, 2)).unwrap()
             } else {
                 let second = issue(2);
-                let from_rank_2 = group.broadcast_object_async(own, 2).unwrap();
+                let from_rank_2 = group.broadcast_object_async(this_rank, 2).unwrap();
                 assert_eq!(from_rank_2.wait().unwrap(), 2);
                 second.wait().unwrap()
             };
-            if own == 1 {
-                let from_rank_2 = group.broadcast_object_async(own, 2).unwrap();
+            if this_rank == 1 {
+                let from_rank_2 = group.broadcast_object_async(this_rank, 2).unwrap();
                 assert_eq!(from_rank_2.wait().unwrap(), 2);
             }
             let first = first.wait().unwrap();
             assert_eq!((first.len_of(0), second.len_of(0)), (1, 2));
-            let next = (own + 1) % 3;
+            let next = (this_rank + 1) % 3;
             for (window, mark) in [(&first, 10), (&second, 20)] {
-                window.put(next, 0, &[mark + own]).unwrap();
+                window.put(next, 0, &[mark + this_rank]).unwrap();
                 window.signal(next).unwrap();
-                window.wait_signal((own + 2) % 3).unwrap();
+                window.wait_signal((this_rank + 2) % 3).unwrap();
                 let mut got = [0u32];
-                window.get(own, 0, &mut got).unwrap();
-                assert_eq!(got, [mark + (own + 2) % 3]);
+                window.get(this_rank, 0, &mut got).unwrap();
+                assert_eq!(got, [mark + (this_rank + 2) % 3]);
             }
             first.close().unwrap();
             second.close().unwrap();

@@ -265,7 +265,9 @@ impl Job {
             _ => {}
         }
         wait_until("the end of the launcher", || {
-            self.launcher.try_wait().expect("a child of this process")
+            self.launcher
+                .try_wait()
+                .expect("the launcher can be waited for")
         });
         fault.unwrap_or(begun)
     }
@@ -302,7 +304,8 @@ impl Job {
     }
 
     fn mark(&self, name: &str) {
-        std::fs::write(self.folder.path().join(name), "").expect("a folder of this process");
+        std::fs::write(self.folder.path().join(name), "")
+            .expect("the job's folder can be written to");
     }
 
     fn ring(&self, rank: u32) -> Option<RingReader> {

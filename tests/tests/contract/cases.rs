@@ -48,6 +48,7 @@ impl<'a> Cases<'a> {
         self.checked
     }
 
+    /// This rank's number in the group.
     pub(crate) fn own(&self) -> usize {
         self.group.rank() as usize
     }

@@ -23,7 +23,8 @@ fn carriers() -> [Carrier; 3] {
     ]
 }
 
-/// Every operation on every type, in this world's group and in one whose ranks are in reverse order.
+/// Checks every operation on every type, in this world's group and in one whose ranks are in reverse order; returns the
+/// number of cases.
 fn check_all_types(world: &World, len: usize) -> u64 {
     let reversed: Vec<u32> = (0..world.size()).rev().collect();
     let reversed = world.new_group(&reversed, &GroupOptions::named("reversed"));
@@ -148,9 +149,9 @@ fn long_buffers_give_what_the_reference_computes() {
     }
 }
 
-/// One rank of the test below, in a process of its own.
+/// One rank of the next test, in a separate process.
 #[test]
-#[ignore = "a rank of the test below"]
+#[ignore = "a rank of nccl_on_the_simulator_computes_what_the_reference_computes"]
 fn rank_over_nccl() {
     let config = Config::from_environment().unwrap();
     let world = over_nccl(config).init().unwrap();

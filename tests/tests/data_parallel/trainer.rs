@@ -67,13 +67,13 @@ fn buckets_are_formed_anew_in_the_order_of_the_first_step_of_rank_0() {
     run(3, |world| {
         let mut reducer = Reducer::new(world.group(), parameters(), small_buckets()).unwrap();
         assert_eq!(reducer.buckets(), [vec![3], vec![2], vec![1, 0]]);
-        let own = if world.rank() == 0 {
+        let order = if world.rank() == 0 {
             [0, 3, 1, 2]
         } else {
             [2, 1, 3, 0]
         };
         for nth in 0..3 {
-            step(&mut reducer, world.rank(), nth, &own);
+            step(&mut reducer, world.rank(), nth, &order);
             check_averages(&reducer, 3, nth);
             assert_eq!(reducer.buckets(), [vec![0], vec![3, 1, 2]]);
         }
@@ -84,7 +84,7 @@ fn buckets_are_formed_anew_in_the_order_of_the_first_step_of_rank_0() {
             ..small_buckets()
         };
         let mut fixed = Reducer::new(world.group(), parameters(), options).unwrap();
-        step(&mut fixed, world.rank(), 0, &own);
+        step(&mut fixed, world.rank(), 0, &order);
         assert_eq!(fixed.buckets(), [vec![3], vec![2], vec![1, 0]]);
         world.shutdown().unwrap();
     });
@@ -178,10 +178,10 @@ fn a_static_graph_is_searched_once_and_delays_no_bucket() {
     });
 }
 
-/// Rank r has input for r + 1 steps.
-fn uneven(world: &World, uneven: UnevenInputs) -> Reducer {
+/// Takes r + 1 steps on rank r, checks the averages of each, and returns the reducer.
+fn uneven(world: &World, way: UnevenInputs) -> Reducer {
     let options = ReducerOptions {
-        uneven,
+        uneven: way,
         ..small_buckets()
     };
     let (rank, size) = (world.rank(), world.size());
@@ -189,7 +189,7 @@ fn uneven(world: &World, uneven: UnevenInputs) -> Reducer {
     for nth in 0..=rank {
         step(&mut reducer, rank, nth, &[3, 1, 2, 0]);
         let active = nth..size;
-        let divisor = match uneven {
+        let divisor = match way {
             UnevenInputs::DivideByActive => active.len() as f32,
             _ => size as f32,
         };
@@ -354,7 +354,7 @@ fn a_narrow_wire_rounds_as_the_hook_of_its_type_does() {
 }
 
 #[test]
-fn power_sgd_sends_less_and_loses_nothing_over_many_steps() {
+fn power_sgd_sends_less_and_its_errors_even_out_over_many_steps() {
     run(2, |world| {
         let names = vec![
             Parameter::new("matrix", &[24, 20]),
@@ -413,7 +413,7 @@ fn power_sgd_sends_less_and_loses_nothing_over_many_steps() {
     });
 }
 
-/// An element of a rank, and what 3 ranks have on average, of some hundred elements of any size.
+/// Element `at` of a rank's gradient. Every 300 elements they become ten times as large.
 fn element(rank: u32, at: usize) -> f32 {
     let size = 10.0f32.powi((at / 300) as i32);
     (((at * 37 + rank as usize * 11) % 17) as f32 - 8.3) * size

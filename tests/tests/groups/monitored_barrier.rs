@@ -153,8 +153,8 @@ fn an_issued_monitored_barrier_names_the_absent_ranks_and_the_group_stays_usable
         } else {
             // The time-out counts from the issue, so both ranks issue at about the same time.
             let here = ["test/here/0", "test/here/1"];
-            let own = here[world.rank() as usize];
-            world.store().set(own, b"1").unwrap();
+            let own_key = here[world.rank() as usize];
+            world.store().set(own_key, b"1").unwrap();
             world.store().wait(&here, Duration::from_secs(30)).unwrap();
         }
         // A rank that arrives too late gets the same error as the others.

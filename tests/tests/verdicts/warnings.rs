@@ -163,7 +163,7 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
     let (culprits, report) = without_processor(HOUR_NS, false, None);
     let named = report.findings.iter().any(|one| one.code == Code::W220);
     assert!(!named, "{}", summary_of(&report));
-    let note = note(&report).expect("the reason");
+    let note = note(&report).expect("a note gives the reason");
     let names_it = note.contains(&format!("rank {} on host", culprits[0]));
     assert!(
         names_it && note.contains("had to wait for a processor for"),

@@ -123,25 +123,25 @@ impl Bench {
     fn compare_hosts(&self) -> Result<()> {
         let timing = NcclOptions::of(self.world.config())?.timing;
         let bytes = SIZES[0];
-        let (theirs, mine) = self.costs(bytes)?;
+        let (raw_cost, our_cost) = self.costs(bytes)?;
         self.say(&format!(
             "timing {timing:?}, {bytes} bytes: host ns of a call: raw {:.0}, ProcessGroup {:.0}, more {:.0}",
-            theirs.host_ns,
-            mine.host_ns,
-            mine.host_ns - theirs.host_ns
+            raw_cost.host_ns,
+            our_cost.host_ns,
+            our_cost.host_ns - raw_cost.host_ns
         ));
         Ok(())
     }
 
     fn compare(&self, bytes: usize) -> Result<()> {
-        let (theirs, mine) = self.costs(bytes)?;
+        let (raw_cost, our_cost) = self.costs(bytes)?;
         self.say(&format!(
             "{bytes:>10} bytes: device {:9.1} {:9.1} x{:.3}; host {:8.0} {:8.0}",
-            theirs.device_us,
-            mine.device_us,
-            mine.device_us / theirs.device_us,
-            theirs.host_ns,
-            mine.host_ns
+            raw_cost.device_us,
+            our_cost.device_us,
+            our_cost.device_us / raw_cost.device_us,
+            raw_cost.host_ns,
+            our_cost.host_ns
         ));
         Ok(())
     }
@@ -158,12 +158,12 @@ impl Bench {
         };
         let ours = |many: u32| self.issue(&buffer, many);
         // The two are measured in turn, so that the device has the same temperature for both.
-        let (mut theirs, mut mine) = (Vec::new(), Vec::new());
+        let (mut raw_costs, mut our_costs) = (Vec::new(), Vec::new());
         for _ in 0..3 {
-            theirs.push(self.measure(calls, raw)?);
-            mine.push(self.measure(calls, ours)?);
+            raw_costs.push(self.measure(calls, raw)?);
+            our_costs.push(self.measure(calls, ours)?);
         }
-        Ok((best(&theirs), best(&mine)))
+        Ok((best(&raw_costs), best(&our_costs)))
     }
 
     /// Issues this many all-reduces and makes the stream wait for the last.

@@ -176,7 +176,7 @@ fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
     let owner = Arc::new(gpu.buffer(&[1i32; 64])?);
     let (at, dtype, len) = (owner.address(), owner.dtype(), owner.len());
     let watched = Arc::downgrade(&owner);
-    // SAFETY: `len` elements at `at` are all of the memory of `owner`, which is the owner.
+    // SAFETY: `len` elements at `at` are all of the memory of `owner`, which the buffer keeps.
     let buffer = unsafe { DeviceBuffer::foreign(&gpu.stream, at, dtype, len, owner)? };
     graphs.begin(stream);
     let work = group.execute_async(all_reduce(&buffer)?)?;

@@ -348,8 +348,8 @@ fn a_file_larger_than_allowed_is_left_aside() {
 
 #[test]
 fn packings_within_each_other_are_not_unpacked_past_1000_times_the_size() {
-    let hole = tar(&[("rank_0", &vec![0; 10 << 20]), ("rank_1", &dump(1))]);
-    let folder = folder(&[("bomb.gz", &gzip(&gzip(&hole)))]);
+    let archive = tar(&[("rank_0", &vec![0; 10 << 20]), ("rank_1", &dump(1))]);
+    let folder = folder(&[("bomb.gz", &gzip(&gzip(&archive)))]);
     let options = LoadOptions {
         max_file_bytes: 100_000,
         ..LoadOptions::default()

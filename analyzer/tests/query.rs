@@ -96,7 +96,7 @@ fn no_query_of_the_corpus_and_no_variant_of_one_panics() {
         println!("{}", file.path().display());
         reader::query_sql(&query);
         for at in (0..query.len()).step_by(6) {
-            // Cut there, without the byte there, and with another one.
+            // The query cut at this byte, without it, and with another one in its place.
             reader::query_sql(&query[..at]);
             let (before, after) = (&query[..at], &query[at + 1..]);
             reader::query_sql(&[before, after].concat());

@@ -1,7 +1,7 @@
 //! The program `rcomm-fr`: command line, sub-commands, output and exit codes.
 //!
 //! [`args`] defines the command line, [`failure`] maps errors to messages and exit codes, [`output`] writes to files
-//! and terminals, [`progress`] shows how far long work is. [`judge`] judges records for several sub-commands, and
+//! and terminals, [`progress`] shows how far long work has come. [`judge`] judges records for several sub-commands, and
 //! [`on_node`] finds those of this node. [`look`] runs if there is no sub-command. Every other file is a sub-command;
 //! it takes its arguments and returns an exit code.
 

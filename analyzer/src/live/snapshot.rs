@@ -187,7 +187,7 @@ impl RankView {
         match known {
             Some(at) if newer(dump, &self.dumps[at]) => self.dumps[at] = dump.clone(),
             Some(_) => {}
-            // An unused recorder is dropped if another one was used.
+            // A record without operations and groups is left out if there is one of another recorder.
             None if is_empty(dump) && !self.dumps.is_empty() => {}
             None => {
                 self.dumps.retain(|known| !is_empty(known));

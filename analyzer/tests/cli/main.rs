@@ -1,5 +1,5 @@
 //! Tests `rcomm-fr` from outside: its output, errors and exit codes.
-#![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod analyze;
 mod collect;

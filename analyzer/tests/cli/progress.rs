@@ -64,7 +64,7 @@ fn on_a_terminal<A: AsRef<OsStr>>(args: &[A], text: &str, go_on: impl FnOnce()) 
     String::from_utf8_lossy(&shown).into_owned()
 }
 
-/// `collect` from two hosts that answer, without an archive, once the file `go` exists.
+/// The arguments of `collect` for two hosts that answer, without an archive, once the file `go` exists.
 fn slow_hosts(folder: &Path) -> [String; 8] {
     let go = folder.join("go");
     let script = format!("while [ ! -e {} ]; do sleep 0.05; done", go.display());

@@ -1,5 +1,5 @@
 //! Tests of the printers and exports.
-#![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod difference;
 mod html;

@@ -22,10 +22,10 @@ impl Simulation {
     }
 
     pub(super) fn dump(&self, rank: Rank, now_ns: i64, progress: Option<&RankProgress>) -> Dump {
-        let since = ((now_ns - self.start_ns).max(0) / STEP_NS) as u64;
+        let elapsed_steps = ((now_ns - self.start_ns).max(0) / STEP_NS) as u64;
         let last_step = match progress {
-            Some(_) => since.min(Self::FAULT_STEP + 2),
-            None => since,
+            Some(_) => elapsed_steps.min(Self::FAULT_STEP + 2),
+            None => elapsed_steps,
         };
         // A step has three operations, and every eighth step a barrier.
         let first_step = last_step.saturating_sub(self.window as u64 / 3 + 1);
@@ -140,8 +140,8 @@ impl Simulation {
         let created = self.arrival_ns(rank, operation);
         let started = created + 30_000;
         let ended = self.end_ns(rank, operation);
-        let program = self.slots(rank, operation.step);
-        let index = program
+        let slots = self.slots(rank, operation.step);
+        let index = slots
             .iter()
             .position(|&slot| slot == operation.slot)
             .unwrap_or(0);

@@ -10,8 +10,8 @@ use std::time::Instant;
 pub struct SimulatedSource {
     simulation: Simulation,
     now_ns: Box<dyn FnMut() -> i64 + Send>,
-    /// For each rank, the newest record id and the number of unfinished operations at the last poll: a change alters
-    /// one of them.
+    /// For each rank, the newest record id and the number of unfinished operations at the last poll: every change but
+    /// the start of an operation alters one of them.
     stamps: HashMap<Rank, (u64, usize)>,
 }
 

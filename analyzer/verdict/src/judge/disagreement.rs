@@ -48,7 +48,8 @@ pub(crate) struct Disagreement {
     pub(crate) completed: bool,
 }
 
-/// The first disagreement of each group, and the first one of each further rank that deviates later.
+/// The first disagreement of each group, and the first one of each further rank that deviates later: of a group at most
+/// [`MOST`], and none after one in which no part is known to be right.
 pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
     let mut found = Vec::new();
     for group in 0..aligned.groups.len() {
@@ -118,10 +119,11 @@ fn seqs_to_compare(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
 }
 
 /// A rank, its record, and the calls that it issued under one number.
-type StatedRow = (Rank, RecordIx, Vec<u32>);
+type MemberCalls = (Rank, RecordIx, Vec<u32>);
 
-/// The calls of the members under one number, and whether all completed; `None` if all issued one and the same call.
-fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<StatedRow>, bool)> {
+/// The calls of the members under one number, without incomplete blocks of coalesced calls, and whether all completed;
+/// `None` if all issued one and the same call.
+fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<MemberCalls>, bool)> {
     let mut single: Option<u32> = None;
     let mut alike = true;
     for member in 0..aligned.groups[group].ranks.len() {
@@ -171,7 +173,7 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<StatedRow
         let mut cut = cut.into_iter();
         blocks.retain(|_| {
             cut.next()
-                .is_some_and(|(part, open, _)| !(part || open && closes))
+                .is_some_and(|(partial, open, _)| !(partial || open && closes))
         });
     }
     Some((blocks, completed))
@@ -193,7 +195,7 @@ fn judge(
     aligned: &Aligned<'_>,
     group: GroupIx,
     seq: u32,
-    blocks: &[StatedRow],
+    blocks: &[MemberCalls],
     completed: bool,
 ) -> Option<Disagreement> {
     let mut parts: Vec<(Vec<u32>, AgreeingMembers)> = Vec::new();
@@ -291,7 +293,8 @@ fn clear_winner(votes: &[usize]) -> Option<usize> {
     (votes.iter().filter(|&&votes| votes == most).count() == 1).then_some(winner)
 }
 
-/// Whether input and output of a call fit each other: the output of an all-gather is one input for each member.
+/// Whether input and output of a call fit each other: the output of an all-gather is one input for each member. `true`
+/// for a call without such a rule.
 fn is_consistent(aligned: &Aligned<'_>, call: u32, members: u64) -> bool {
     let call = aligned.shared.calls.get(call);
     let (input, output) = (

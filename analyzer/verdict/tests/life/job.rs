@@ -18,9 +18,9 @@ pub(crate) fn at(seconds: f64) -> i64 {
 
 /// The state of an operation, and when it was recorded.
 #[derive(Clone, Copy)]
-pub(crate) enum Came {
-    /// Pending.
-    Inside,
+pub(crate) enum State {
+    /// Issued, and not ended.
+    Pending,
     /// Completed at this time.
     Done(f64),
     /// Ended with an error at this time.
@@ -29,7 +29,7 @@ pub(crate) enum Came {
 
 /// The record of one rank of a job of `ranks`, with its all_reduces in order: when each was issued, and its state. The
 /// time-out of each is 30 s.
-pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, Came)]) -> Dump {
+pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, State)]) -> Dump {
     let mut dump = Dump {
         recorder: Recorder::Rcomm,
         status: Some(RankStatus::default()),
@@ -58,41 +58,44 @@ pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, Came)]) -> Dum
         output_dtypes: vec!["Float".to_owned()],
         ..Signature::default()
     });
-    let entries = operations.iter().zip(1..).map(|(&(issued, came), number)| {
-        let (state, ended) = match came {
-            Came::Inside => (EntryState::Started, 0),
-            Came::Done(then) => (EntryState::Completed, at(then)),
-            Came::Failed(then) => (EntryState::Failed, at(then)),
-        };
-        Entry {
-            record_id: number,
-            collective_seq_id: number,
-            p2p_seq_id: 0,
-            op_id: number,
-            group: 0,
-            signature: 0,
-            stack: None,
-            op: OpType::AllReduce,
-            state,
-            retired: state > EntryState::Started,
-            is_p2p: false,
-            peer: Peer::None,
-            root: None,
-            reduce_op: None,
-            time_created_ns: at(issued),
-            time_discovered_started_ns: at(issued),
-            time_discovered_completed_ns: ended,
-            duration_ms: None,
-            graph_id: None,
-            timeout_ms: 30_000,
-            thread: None,
-        }
-    });
+    let entries = operations
+        .iter()
+        .zip(1..)
+        .map(|(&(issued, state), number)| {
+            let (state, ended) = match state {
+                State::Pending => (EntryState::Started, 0),
+                State::Done(then) => (EntryState::Completed, at(then)),
+                State::Failed(then) => (EntryState::Failed, at(then)),
+            };
+            Entry {
+                record_id: number,
+                collective_seq_id: number,
+                p2p_seq_id: 0,
+                op_id: number,
+                group: 0,
+                signature: 0,
+                stack: None,
+                op: OpType::AllReduce,
+                state,
+                retired: state > EntryState::Started,
+                is_p2p: false,
+                peer: Peer::None,
+                root: None,
+                reduce_op: None,
+                time_created_ns: at(issued),
+                time_discovered_started_ns: at(issued),
+                time_discovered_completed_ns: ended,
+                duration_ms: None,
+                graph_id: None,
+                timeout_ms: 30_000,
+                thread: None,
+            }
+        });
     dump.entries = entries.collect();
     dump
 }
 
-/// The ring of a process that gave its last sign of life at this time.
+/// The ring of a dead process that gave its last sign of life at this time.
 pub(crate) fn dead(dump: Dump, last: f64) -> Dump {
     taken(dump, last, RingReader::OWNER_IS_DEAD)
 }
@@ -125,7 +128,7 @@ pub(crate) fn stopped(dump: Dump, then: f64, now: f64) -> Dump {
     dump
 }
 
-/// A dump whose last operation failed at this time, as the rank recorded it.
+/// Adds the rank's account of a failure of its last operation at this time.
 pub(crate) fn fails(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64) -> Dump {
     let rank = dump.identity.rank.unwrap_or_default();
     let last = dump
@@ -147,8 +150,8 @@ pub(crate) fn fails(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64
     dump
 }
 
-/// A launch record: the signal that the launcher received and when, and for each rank exit code, signal and time of its
-/// end.
+/// A launch record: the signal that the launcher received and when, and for each rank the exit code, the signal and the
+/// time of its end.
 pub(crate) fn launch(
     received: Option<(i32, f64)>,
     ends: &[(Option<i32>, Option<i32>, f64)],

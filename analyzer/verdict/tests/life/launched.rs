@@ -13,7 +13,7 @@ pub(crate) fn judge_launched(dumps: &[Dump], launch: LaunchRecord) -> Report {
 
 #[test]
 fn the_launcher_knows_who_asked_for_the_end() {
-    let between = [(0.0, Came::Done(0.1))];
+    let between = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = (0..2)
         .map(|rank| dead(record(rank, 2, &between), 1.0))
         .collect();
@@ -30,8 +30,8 @@ fn the_launcher_knows_who_asked_for_the_end() {
 
 #[test]
 fn a_rank_that_takes_its_time_to_end_when_asked_was_no_hang() {
-    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let between = [(0.0, Came::Done(0.1))];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let between = [(0.0, State::Done(0.1))];
     // Rank 1 gives its last sign of life when it is asked to end, and ends eleven seconds later.
     let dumps: Vec<Dump> = [(&waits[..], 1.6), (&between, 1.5), (&waits, 1.6)]
         .into_iter()
@@ -41,7 +41,7 @@ fn a_rank_that_takes_its_time_to_end_when_asked_was_no_hang() {
     let ends = [1.7, 12.5, 1.7].map(|then| (None, Some(15), then));
     let report = judge_launched(&dumps, launch(Some((15, 1.5)), &ends));
     assert_eq!(report.verdict, Verdict::Cancelled, "{:?}", report.findings);
-    // The same wait is a hang if it was one before.
+    // If the launcher receives the signal eleven seconds into this wait, the job hung before.
     let report = judge_launched(
         &dumps,
         launch(
@@ -54,8 +54,8 @@ fn a_rank_that_takes_its_time_to_end_when_asked_was_no_hang() {
 
 #[test]
 fn a_stopped_rank_that_is_killed_later_than_the_others_end_hides_no_hang() {
-    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let between = [(0.0, Came::Done(0.1))];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let between = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = [(&waits[..], 6.1), (&between, 1.5), (&waits, 6.1)]
         .into_iter()
         .zip(0..)
@@ -70,8 +70,8 @@ fn a_stopped_rank_that_is_killed_later_than_the_others_end_hides_no_hang() {
 
 #[test]
 fn the_launcher_knows_the_exit_code_of_the_rank_that_went_first() {
-    let between = [(0.0, Came::Done(0.1))];
-    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let between = [(0.0, State::Done(0.1))];
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let dumps = [
         dead(record(0, 2, &inside), 1.2),
         dead(record(1, 2, &between), 1.0),
@@ -90,8 +90,8 @@ fn the_launcher_knows_the_exit_code_of_the_rank_that_went_first() {
 }
 
 #[test]
-fn an_exit_with_success_is_an_end_in_order_whatever_the_ring_shows() {
-    let between = [(0.0, Came::Done(0.1))];
+fn exits_with_success_are_the_verdict_ended_whatever_the_rings_show() {
+    let between = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = (0..2)
         .map(|rank| dead(record(rank, 2, &between), 1.0))
         .collect();
@@ -101,8 +101,8 @@ fn an_exit_with_success_is_an_end_in_order_whatever_the_ring_shows() {
 
 #[test]
 fn the_order_in_which_ranks_end_that_the_kernel_killed_for_memory_means_nothing() {
-    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let between = [(0.0, Came::Done(0.1))];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let between = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = [&waits[..], &waits, &between, &waits]
         .into_iter()
         .zip(0..)

@@ -1,6 +1,6 @@
 //! What the records of connections show: who is cut off from whom, and whether the store is lost.
 
-use crate::job::{Came, alive, at, record};
+use crate::job::{State, alive, at, record};
 use crate::root;
 use rcomm_recorder::model::{LinkEnd, PeerLink, Rank};
 use rcomm_recorder::publish::Dump;
@@ -14,7 +14,7 @@ const SAMPLED: f64 = 8.0;
 
 /// All members came to the second all_reduce, and none finished it.
 fn dumps() -> Vec<Dump> {
-    let waits = [(0.0, Came::Done(0.1)), (1.9, Came::Inside)];
+    let waits = [(0.0, State::Done(0.1)), (1.9, State::Pending)];
     let dump = |rank| {
         let mut dump = record(rank, RANKS, &waits);
         dump.identity.host = format!("n{rank}");

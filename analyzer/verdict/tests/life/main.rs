@@ -4,7 +4,7 @@ mod job;
 mod launched;
 mod links;
 
-use job::{Came, alive, at, closed, dead, fails, launch, record, stopped};
+use job::{State, alive, at, closed, dead, fails, launch, record, stopped};
 use launched::judge_launched;
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
@@ -37,7 +37,7 @@ fn end(report: &Report) -> (EndKind, &str) {
 
 #[test]
 fn a_job_that_closed_its_records_has_ended() {
-    let operations = [(0.0, Came::Done(0.1)), (1.0, Came::Done(1.1))];
+    let operations = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
     let dumps: Vec<Dump> = (0..3)
         .map(|rank| closed(record(rank, 3, &operations), 2.0 + f64::from(rank)))
         .collect();
@@ -56,8 +56,8 @@ fn a_job_that_closed_its_records_has_ended() {
 
 #[test]
 fn a_job_that_was_terminated_in_the_middle_is_no_hang() {
-    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let between = [(0.0, Came::Done(0.1))];
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let between = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = [&inside[..], &inside, &between]
         .iter()
         .zip(0..)
@@ -79,8 +79,8 @@ fn a_job_that_was_terminated_in_the_middle_is_no_hang() {
 
 #[test]
 fn a_wait_of_unknown_age_is_no_sure_hang_when_the_job_was_terminated() {
-    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let late = [(0.0, Came::Done(0.1))];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let late = [(0.0, State::Done(0.1))];
     let ranks = [&waits[..], &late, &waits].into_iter().zip(0..);
     let dumps: Vec<Dump> = ranks
         .map(|(operations, rank)| {
@@ -109,8 +109,8 @@ fn a_wait_of_unknown_age_is_no_sure_hang_when_the_job_was_terminated() {
 
 #[test]
 fn a_hang_that_was_cancelled_keeps_its_cause_and_its_age() {
-    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let late = [(0.0, Came::Done(0.1))];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let late = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = [&waits[..], &late, &waits]
         .iter()
         .zip(0..)
@@ -135,8 +135,8 @@ fn a_hang_that_was_cancelled_keeps_its_cause_and_its_age() {
 
 #[test]
 fn a_rank_that_was_killed_inside_an_operation_leads_before_those_that_failed_by_it() {
-    let killed = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let fails = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(1.04))];
+    let killed = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let fails = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.04))];
     let of = |rank| match rank {
         1 => dead(record(1, 3, &killed), 1.01),
         rank => dead(record(rank, 3, &fails), 1.1),
@@ -155,8 +155,8 @@ fn a_rank_that_was_killed_inside_an_operation_leads_before_those_that_failed_by_
 
 #[test]
 fn the_rank_that_went_first_leads_where_the_others_waited_for_it() {
-    let gone = [(0.0, Came::Done(0.1))];
-    let waited = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(31.0))];
+    let gone = [(0.0, State::Done(0.1))];
+    let waited = [(0.0, State::Done(0.1)), (1.0, State::Failed(31.0))];
     let of = |rank| match rank {
         2 => dead(record(2, 4, &gone), 0.9),
         rank => dead(record(rank, 4, &waited), 31.5),
@@ -168,8 +168,8 @@ fn the_rank_that_went_first_leads_where_the_others_waited_for_it() {
 
 #[test]
 fn ranks_that_died_of_a_time_out_are_not_the_cause() {
-    let waited = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(31.0))];
-    let late = [(0.0, Came::Done(0.1))];
+    let waited = [(0.0, State::Done(0.1)), (1.0, State::Failed(31.0))];
+    let late = [(0.0, State::Done(0.1))];
     let of = |rank| match rank {
         1 => dead(record(1, 3, &late), 35.0),
         rank => dead(record(rank, 3, &waited), 31.5),
@@ -185,7 +185,7 @@ fn ranks_that_died_of_a_time_out_are_not_the_cause() {
 
 #[test]
 fn how_a_job_ended_is_unknown_if_its_processes_are_gone_between_operations() {
-    let operations = [(0.0, Came::Done(0.1))];
+    let operations = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = (0..3)
         .map(|rank| dead(record(rank, 3, &operations), f64::from(rank) * 20.0 + 1.0))
         .collect();
@@ -198,7 +198,7 @@ fn how_a_job_ended_is_unknown_if_its_processes_are_gone_between_operations() {
 
 #[test]
 fn while_a_process_lives_the_job_is_not_over_and_an_end_is_judged_once_it_has_settled() {
-    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let judge_at = |now: f64| {
         let of = |rank| match rank {
             1 => dead(record(1, 3, &inside), 1.01),
@@ -222,11 +222,11 @@ fn while_a_process_lives_the_job_is_not_over_and_an_end_is_judged_once_it_has_se
 
 #[test]
 fn a_rank_that_ended_inside_an_operation_waits_for_no_rank_that_may_still_come() {
-    let done = (0.0, Came::Done(0.1));
+    let done = (0.0, State::Done(0.1));
     // Rank 1 was killed in the operation just after it had arrived; rank 2 has not arrived yet.
     let dumps = [
-        alive(record(0, 3, &[done, (1.0, Came::Inside)]), 2.5),
-        dead(record(1, 3, &[done, (1.0, Came::Inside)]), 1.01),
+        alive(record(0, 3, &[done, (1.0, State::Pending)]), 2.5),
+        dead(record(1, 3, &[done, (1.0, State::Pending)]), 1.01),
         alive(record(2, 3, &[done]), 2.5),
     ];
     let policy = Policy {
@@ -240,7 +240,7 @@ fn a_rank_that_ended_inside_an_operation_waits_for_no_rank_that_may_still_come()
 
 #[test]
 fn a_job_is_not_over_if_a_rank_left_no_record() {
-    let inside = [(0.0, Came::Inside)];
+    let inside = [(0.0, State::Pending)];
     let dumps: Vec<Dump> = (0..2)
         .map(|rank| dead(record(rank, 3, &inside), 1.0))
         .collect();
@@ -249,7 +249,7 @@ fn a_job_is_not_over_if_a_rank_left_no_record() {
 
 #[test]
 fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
-    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let of = |rank| dead(record(rank, 3, &inside), 1.1 + f64::from(rank) / 10.0);
     let dumps: Vec<Dump> = (0..3).map(of).collect();
     let killed = |then| (None, Some(9), then);
@@ -280,8 +280,8 @@ fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
 
 #[test]
 fn a_stopped_rank_is_named_whether_it_came_or_not() {
-    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let between = [(0.0, Came::Done(0.1))];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let between = [(0.0, State::Done(0.1))];
     for (operations, word) in [(&waits[..], "is inside"), (&between, "never issued")] {
         let dumps = [
             alive(record(0, 2, &waits), 9.0),
@@ -301,8 +301,8 @@ fn a_stopped_rank_is_named_whether_it_came_or_not() {
 
 #[test]
 fn a_job_whose_processes_are_all_stopped_is_one_finding() {
-    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let between = [(0.0, Came::Done(0.1))];
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let between = [(0.0, State::Done(0.1))];
     for (others, last) in [
         (&inside[..], &inside[..]),
         (&inside, &between),
@@ -336,8 +336,8 @@ fn a_job_whose_processes_are_all_stopped_is_one_finding() {
 
 #[test]
 fn a_stopped_rank_is_named_when_the_job_was_killed_as_soon_as_it_was_called_stuck() {
-    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let between = [(0.0, Came::Done(0.1))];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let between = [(0.0, State::Done(0.1))];
     // The watchdogs' last rounds were up to a tenth of a second before the ends.
     let dumps = [
         dead(record(0, 3, &waits), 5.9),
@@ -361,7 +361,7 @@ fn a_stopped_rank_is_named_when_the_job_was_killed_as_soon_as_it_was_called_stuc
 
 #[test]
 fn a_stopped_rank_is_named_when_the_last_signs_of_life_are_old() {
-    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     // On a busy host the watchdogs' last rounds were one and a half seconds before the ends, which the launcher
     // has noticed.
     let dumps = [
@@ -377,8 +377,8 @@ fn a_stopped_rank_is_named_when_the_last_signs_of_life_are_old() {
 
 #[test]
 fn a_rank_that_gave_up_and_ended_is_no_cause_when_the_missing_one_comes_then() {
-    let waited = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(31.0))];
-    let late = [(0.0, Came::Done(0.1)), (35.0, Came::Failed(35.1))];
+    let waited = [(0.0, State::Done(0.1)), (1.0, State::Failed(31.0))];
+    let late = [(0.0, State::Done(0.1)), (35.0, State::Failed(35.1))];
     let dumps = [
         fails(
             dead(record(0, 2, &waited), 31.5),
@@ -401,10 +401,10 @@ fn a_rank_that_gave_up_and_ended_is_no_cause_when_the_missing_one_comes_then() {
 #[test]
 fn the_fabric_is_not_blamed_before_it_has_had_time() {
     let judge_at = |now: f64| {
-        let came = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-        let late = [(0.0, Came::Done(0.1)), (8.0, Came::Inside)];
+        let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+        let late = [(0.0, State::Done(0.1)), (8.0, State::Pending)];
         let dumps = [
-            alive(record(0, 2, &came), now),
+            alive(record(0, 2, &waits), now),
             alive(record(1, 2, &late), now),
         ];
         let policy = Policy {
@@ -423,7 +423,7 @@ fn the_fabric_is_not_blamed_before_it_has_had_time() {
 
 #[test]
 fn survivors_prove_that_a_rank_is_gone_that_left_no_record() {
-    let failed = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(1.1))];
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.1))];
     let dumps: Vec<Dump> = [0, 2]
         .map(|rank| fails(record(rank, 3, &failed), FailureKind::PeerGone, &[1], 1.1))
         .into();
@@ -438,7 +438,7 @@ fn survivors_prove_that_a_rank_is_gone_that_left_no_record() {
 
 #[test]
 fn one_survivor_does_not_know_who_went_first_where_others_left_no_record() {
-    let failed = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(1.1))];
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.1))];
     let dump = fails(record(1, 4, &failed), FailureKind::PeerGone, &[3], 1.1);
     let report = analyze(&[dump], &Policy::default());
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[][..]));
@@ -461,8 +461,8 @@ fn one_survivor_does_not_know_who_went_first_where_others_left_no_record() {
 
 #[test]
 fn a_rank_that_came_after_the_time_out_is_named_by_those_that_waited() {
-    let waited = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(31.0))];
-    let late = [(0.0, Came::Done(0.1)), (35.0, Came::Done(35.1))];
+    let waited = [(0.0, State::Done(0.1)), (1.0, State::Failed(31.0))];
+    let late = [(0.0, State::Done(0.1)), (35.0, State::Done(35.1))];
     let of = |rank| match rank {
         1 => record(1, 3, &late),
         rank => fails(record(rank, 3, &waited), FailureKind::Timeout, &[1], 31.0),
@@ -476,7 +476,7 @@ fn a_rank_that_came_after_the_time_out_is_named_by_those_that_waited() {
 /// Ranks 1 and 3 have a group, ranks 2 and 3 another. Rank 1 gives up in the first, where rank 3 is missing because it
 /// waits for rank 2 in the second; rank 2 arrives late. `has_timed_out` is whether rank 3 recorded a time-out, too.
 fn chain(has_timed_out: bool) -> Vec<Dump> {
-    let of = |rank: Rank, group: u32, operations: &[(f64, Came)]| {
+    let of = |rank: Rank, group: u32, operations: &[(f64, State)]| {
         let mut dump = record(rank, 4, operations);
         let mut groups = dump.groups.clone();
         for (id, name, ranks) in [(1, "dp", vec![1, 3]), (2, "tp", vec![2, 3])] {
@@ -499,15 +499,15 @@ fn chain(has_timed_out: bool) -> Vec<Dump> {
         dump.groups = groups;
         dump
     };
-    let waited = [(1.0, Came::Failed(31.0))];
+    let waited = [(1.0, State::Failed(31.0))];
     let mut first = fails(of(1, 1, &waited), FailureKind::Timeout, &[3], 31.0);
     first.failures[0].group = Some(1);
-    let mut second = of(3, 2, &[(2.0, Came::Failed(32.0))]);
+    let mut second = of(3, 2, &[(2.0, State::Failed(32.0))]);
     if has_timed_out {
         second = fails(second, FailureKind::Timeout, &[2], 32.0);
         second.failures[0].group = Some(2);
     }
-    let late = of(2, 2, &[(40.0, Came::Done(40.1))]);
+    let late = of(2, 2, &[(40.0, State::Done(40.1))]);
     vec![first, late, second]
 }
 
@@ -526,7 +526,7 @@ fn a_rank_that_waited_for_another_is_not_blamed_for_a_time_out() {
 
 #[test]
 fn complete_records_without_pending_operations_are_healthy() {
-    let operations = [(0.0, Came::Done(0.1))];
+    let operations = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = (0..2).map(|rank| record(rank, 2, &operations)).collect();
     let report = analyze(&dumps, &Policy::default());
     assert_eq!((report.verdict, report.exit_code()), (Verdict::Healthy, 0));

@@ -10,7 +10,7 @@ const MAX_GROUPS: usize = 6;
 /// At most this many ranks get a row in the timeline.
 const MAX_RANKS: usize = 24;
 
-/// The records, with the groups and ranks of them to show.
+/// The records, with the groups and the ranks that the page shows.
 pub(super) struct ShownRecords<'a> {
     pub(super) dumps: Vec<(Rank, &'a Dump)>,
     /// Groups with a matrix: those that errors and warnings or their evidence name, then those with operations in

@@ -119,9 +119,9 @@ impl Context<'_> {
 
     /// The places where others wait for a rank, and why it is missing there.
     pub(crate) fn missed_at(&self, node: Node) -> Vec<(usize, Missing)> {
-        let before = &self.reversed[node];
+        let waiting = &self.reversed[node];
         let mut places = Vec::new();
-        for &place in before {
+        for &place in waiting {
             let Some(place) = place.checked_sub(self.graph.ranks) else {
                 continue;
             };

@@ -115,8 +115,8 @@ fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
     const MOST: usize = 1 << 14;
     let asked: usize = ctx.graph.missing.iter().map(Vec::len).sum();
     // torchcomms records no peers, so the order of its messages proves nothing.
-    let nameless = |record: &Record| record.recorder == Recorder::Torchcomms;
-    if ctx.aligned.records.iter().any(nameless) {
+    let lacks_peers = |record: &Record| record.recorder == Recorder::Torchcomms;
+    if ctx.aligned.records.iter().any(lacks_peers) {
         return None;
     }
     if !ctx

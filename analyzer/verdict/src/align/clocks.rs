@@ -75,9 +75,9 @@ fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
     }
     for records in hosts.values().filter(|records| records.len() > 1) {
         let all = records.iter().filter_map(|&record| offsets[record]);
-        let mut moments: Vec<i64> = all.map(|offset| offset.ns).collect();
-        moments.sort_unstable();
-        let common = moments[moments.len() / 2];
+        let mut sorted_ns: Vec<i64> = all.map(|offset| offset.ns).collect();
+        sorted_ns.sort_unstable();
+        let common = sorted_ns[sorted_ns.len() / 2];
         let root = (records.len() as f64).sqrt();
         for &record in records {
             if let Some(offset) = &mut offsets[record]

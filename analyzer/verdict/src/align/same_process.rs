@@ -294,9 +294,11 @@ fn messages(shared: &Shared, plugin: &Record, local: usize, program: &Record) ->
     agree(seen.iter().zip(&issued))
 }
 
-type Numbered<'a> = (&'a (usize, Pattern), &'a (usize, Pattern));
+/// One call of the plug-in's record and one of the program's, each by its place and its pattern.
+type CallPair<'a> = (&'a (usize, Pattern), &'a (usize, Pattern));
 
-fn agree<'a>(both: impl Iterator<Item = Numbered<'a>>) -> Option<Vec<Pair>> {
+/// The places of these calls; `None` if there are none or the known patterns of one pair differ.
+fn agree<'a>(both: impl Iterator<Item = CallPair<'a>>) -> Option<Vec<Pair>> {
     let mut pairs = Vec::new();
     for (&(plugin, seen), &(program, issued)) in both {
         if seen != issued && seen != Pattern::Unknown && issued != Pattern::Unknown {
@@ -340,7 +342,8 @@ fn moved(
     moved
 }
 
-/// Adds the plug-in's duration and start to an operation of the program that lacks them.
+/// Adds the plug-in's duration and start to an operation of the program that lacks them. If it was only scheduled, a
+/// start makes it a started one.
 fn add_times(op: &mut Op, seen: &Op) {
     if op.duration_ms < 0.0 {
         op.duration_ms = seen.duration_ms;

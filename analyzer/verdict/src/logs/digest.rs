@@ -169,7 +169,7 @@ impl<'a> Digest<'a> {
     }
 }
 
-/// Whether this is the group of all ranks, which PyTorch names `0`; a line without a group is taken for one of it.
+/// Whether this is the group of all ranks, which PyTorch names `0`; a line without a group counts as one about it.
 pub(super) fn is_world(group: Option<&str>) -> bool {
     group.is_none_or(|name| name == "0" || name.contains("default_pg"))
 }

@@ -183,7 +183,7 @@ fn a_store_that_leaves_most_ranks_without_an_answer_is_lost() {
 }
 
 #[test]
-fn a_host_that_aborts_its_connections_is_named_although_others_broke_later() {
+fn a_host_that_aborts_its_connections_is_named_although_other_links_broke_too() {
     let mut dumps = dumps();
     connect(&mut dumps, |_, _| false);
     let break_link = |dumps: &mut [Dump], from: Rank, to: Rank, errno| {

@@ -169,7 +169,7 @@ impl Tally {
     }
 
     /// The number of units that cost most in at least one deciding stretch.
-    pub(crate) fn bearers(&self) -> usize {
+    pub(crate) fn units_at_worst(&self) -> usize {
         self.delays_ms.len()
     }
 
@@ -188,22 +188,22 @@ impl Tally {
         let mut late: Vec<Late> = Vec::new();
         let (mut of_the_late, mut repeated) = (0, false);
         for (&unit, delays) in &self.delays_ms {
-            let was = before.contains(&unit);
-            let (rate, least_ms) = if was {
+            let was_late = before.contains(&unit);
+            let (rate, least_ms) = if was_late {
                 (REPEATED_RATE, least_ms / 2.0)
             } else {
                 (ERROR_RATE, least_ms)
             };
             if self.price(unit) >= least_ms && self.by_chance(delays, among) <= rate {
                 of_the_late += delays.len();
-                repeated |= was;
+                repeated |= was_late;
                 late.push(Late {
                     unit,
                     stretches: delays.len(),
                 });
             }
         }
-        let most = if repeated { REPEATED_SHARE } else { LATE_SHARE };
+        let share = if repeated { REPEATED_SHARE } else { LATE_SHARE };
         let is_late = |unit: &usize| late.iter().any(|one| one.unit == *unit);
         let least = late.iter().map(|one| self.price(one.unit));
         let least = least.fold(f64::MAX, f64::min);
@@ -211,8 +211,8 @@ impl Tally {
         let most_of_others = others.map(|(_, &ms)| ms).fold(0.0, f64::max);
         let few = late.len() <= (among / 4).max(1);
         let stand_out = least >= most_of_others * STANDS_OUT;
-        let bear_it = of_the_late as f64 >= most * self.stretches as f64;
-        if few && stand_out && bear_it {
+        let often_worst = of_the_late as f64 >= share * self.stretches as f64;
+        if few && stand_out && often_worst {
             late
         } else {
             Vec::new()

@@ -184,7 +184,7 @@ fn crossing_at(
         Some([place(stack?)?; 2])
     };
     let elsewhere =
-        |seq: u32, member: usize| of(seq, member).is_some_and(|[usual, own]| usual != own);
+        |seq: u32, member: usize| of(seq, member).is_some_and(|[usual, place]| usual != place);
     let mut odd: BTreeMap<[u32; 3], Vec<RecordIx>> = BTreeMap::new();
     for (member, &(record, _)) in members.iter().enumerate() {
         let begins = |&seq: &u32| {
@@ -249,17 +249,17 @@ fn stretch(
     let (mut moved, mut agreed) = (HashSet::new(), Vec::new());
     let mut second = None;
     for seq in first..first.saturating_add(LONGEST) {
-        let [usual, own] = of(seq)?;
-        if usual == own {
+        let [usual, place] = of(seq)?;
+        if usual == place {
             agreed.push(usual);
             continue;
         }
-        moved.extend([usual, own]);
-        if second.is_none() && own == begun {
+        moved.extend([usual, place]);
+        if second.is_none() && place == begun {
             second = Some(seq);
         }
         *balance.entry(usual).or_default() += 1;
-        *balance.entry(own).or_default() -= 1;
+        *balance.entry(place).or_default() -= 1;
         if balance.values().any(|&open| open != 0) {
             continue;
         }
@@ -267,8 +267,9 @@ fn stretch(
         // crossing.
         let inside = agreed.iter().all(|place| moved.contains(place));
         let known = moved.iter().all(|place| common.contains(place));
-        let [after, own] = of(seq.checked_add(1)?)?;
-        return (inside && known && after == own).then_some([first, second?, seq]);
+        let [usual_after, place_after] = of(seq.checked_add(1)?)?;
+        let together_after = usual_after == place_after;
+        return (inside && known && together_after).then_some([first, second?, seq]);
     }
     None
 }

@@ -85,7 +85,7 @@ fn by_turns(lateness: &Lateness) -> String {
         "ranks take turns at being late: {} of {} cost most in the {} stretches of {} that lost most, none in more \
             than half of them; in all this is {} of the job's time: look at the hosts' load and the network, \
             not at one rank",
-        tally.bearers(),
+        tally.units_at_worst(),
         lateness.among,
         tally.stretches,
         format_lateness(tally.stretch_ms),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 fn ring_of(job: &str, directory: &Path) -> FlightRecorder {
     let mut config = RecorderConfig::new(job.to_owned(), 0, 1);
     config.placement = Placement::Dir(directory.to_owned());
-    FlightRecorder::create(&config).expect("a ring in a fresh directory")
+    FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
 }
 
 /// Polls until `find` returns a value.

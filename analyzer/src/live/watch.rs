@@ -82,8 +82,8 @@ impl Signals {
         pending.stopped
     }
 
-    /// Sleeps until `rest_until`, or until a poll is requested, but at least until `soonest`. Returns whether the
-    /// thread must stop.
+    /// Sleeps until `rest_until`. If a poll is due earlier, sleeps until then, but at least until `soonest`. Returns
+    /// at once if the thread must stop, and whether it must.
     fn rest(&self, anchor: Anchor, soonest: Duration, rest_until: Duration) -> bool {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

@@ -56,9 +56,9 @@ fn pipe(folder: &Path, rank: u32, dump: Option<PathBuf>) {
     let target = folder.join(format!("rank_{rank}"));
     std::thread::spawn(move || {
         let deadline = Instant::now() + Duration::from_secs(60);
-        let mut byte = [0; 8];
+        let mut request = [0; 8];
         // Without a writer there is nothing to read, which is not the end of the pipe.
-        while Instant::now() < deadline && !matches!(reader.read(&mut byte), Ok(1..)) {
+        while Instant::now() < deadline && !matches!(reader.read(&mut request), Ok(1..)) {
             std::thread::sleep(Duration::from_millis(5));
         }
         fs::copy(dump, target).unwrap();

@@ -118,7 +118,7 @@ fn nothing_to_pack_is_exit_code_two_and_leaves_no_file() {
 }
 
 #[test]
-fn stacks_are_named_as_left_aside_and_so_are_problems_that_are_not_shown() {
+fn stacks_are_reported_as_left_aside_and_problems_beyond_the_limit_are_counted() {
     let dir = tempfile::tempdir().unwrap();
     let [one, _] = nodes(dir.path());
     let stacks = "Thread 0x1 (most recent call first):\n  File \"train.py\", line 13 in load\n";

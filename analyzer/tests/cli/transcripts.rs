@@ -86,7 +86,7 @@ fn the_readme_shows_the_beginning_of_a_real_report() {
     let mut blocks = readme.split("```text\n").skip(1);
     let block = blocks.find(|block| block.starts_with("STUCK  rank 5 "));
     let shown = block.and_then(|block| block.split("```").next());
-    let shown = shown.expect("the README has no report on rank 5");
+    let shown = shown.expect("the README shows a report on rank 5");
     let report = output_of("rcomm-fr analyze cascade-2x2x2/pickle");
     assert!(
         report.starts_with(shown),

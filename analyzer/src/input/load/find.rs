@@ -57,8 +57,8 @@ pub(super) struct Found {
     pub(super) problems: Vec<Problem>,
 }
 
-/// Finds the files that the paths name. A path that names no file becomes a problem. It is an error if none of the
-/// paths names a file, or if a pattern is not valid.
+/// Finds the files that the paths name. A path that does not exist and a pattern that matches nothing become problems.
+/// It is an error if all paths are such, or if a pattern is not valid. A folder may be empty.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
     let mut missing = Vec::new();

@@ -102,7 +102,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
             Ok(())
         }
         _ => {
-            // An archive is read twice: the names of all members are needed to find their ranks.
+            // Such a file is read twice: the names of all members of an archive are needed to find their ranks.
             file.rewind()?;
             worker.sums.open(about.len());
             let budget = budget(about.len(), worker);

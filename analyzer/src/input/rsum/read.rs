@@ -132,7 +132,7 @@ struct PartReader<'a, R> {
     count: Count<'a>,
     tables: WireTables,
     table_bytes: usize,
-    /// The failures of the next record, and when its process closed it (ns since the epoch; 0 if unknown).
+    /// The failures of the next record, and when its process closed its ring (ns since the epoch; 0 if unknown).
     ended: (Vec<Failure>, i64),
     /// The connections of the next record.
     peers: Vec<PeerLink>,

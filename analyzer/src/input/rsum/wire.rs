@@ -23,7 +23,8 @@ pub(super) enum Part {
     Ras(String, RasReport),
     /// A record, and the index and the graph of each operation that was captured into a CUDA graph (since version 2).
     Captured(Box<Record>, Vec<(u32, u64)>),
-    /// The failures of the next record, and when its process closed it, ns since the epoch, or 0 (since version 3).
+    /// The failures of the next record, and when its process closed its ring, ns since the epoch or 0 (since version
+    /// 3).
     Ended(Vec<Failure>, i64),
     /// The connections of the next record (since version 4).
     Peers(Vec<PeerLink>),

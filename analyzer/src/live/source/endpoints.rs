@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The time between two requests for further ranks.
-const PEERS: Duration = Duration::from_secs(10);
+const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The endpoints of a job as a source; see the module.
 pub struct EndpointSource {
@@ -184,7 +184,8 @@ impl EndpointSource {
     }
 }
 
-/// Requests dumps through endpoints; ranks that do not answer are requested through the job's store, if it is known.
+/// Requests dumps through endpoints and, from the ranks that give none in this way, through the job's store, if it is
+/// known.
 pub struct EndpointDumps(Mutex<EndpointSource>);
 
 impl EndpointDumps {
@@ -253,13 +254,13 @@ impl Source for EndpointSource {
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
         let due = self
             .asked_for_peers
-            .is_none_or(|asked| asked.elapsed() >= PEERS);
+            .is_none_or(|asked| asked.elapsed() >= SEARCH_INTERVAL);
         let restart = due && self.find(deadline)?;
         let ranks = self.ranks.iter();
         let ranks: Vec<(Rank, Arc<Mutex<Followed>>)> = ranks
             .map(|(&rank, known)| (rank, known.followed.clone()))
             .collect();
-        let names: Vec<Rank> = ranks.iter().map(|&(rank, _)| rank).collect();
+        let numbers: Vec<Rank> = ranks.iter().map(|&(rank, _)| rank).collect();
         let polled =
             self.poller.ask(
                 ranks,
@@ -270,7 +271,7 @@ impl Source for EndpointSource {
                 },
             );
         let mut observations = polled.answers;
-        observations.extend(polled.missing.into_iter().map(|at| unanswered(names[at])));
+        observations.extend(polled.missing.into_iter().map(|at| unanswered(numbers[at])));
         for observation in &observations {
             if let Seen::Changed(dump) = &observation.seen {
                 self.world_size = self.world_size.max(dump.identity.world_size);

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The time between two searches of the store for ranks that joined.
-const LISTING: Duration = Duration::from_secs(10);
+const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 /// The time after which a whole ring is read again, though its operations under way are the same: a message may have
 /// been issued and completed, which NCCL's counters leave out.
 const WHOLE: Duration = Duration::from_secs(10);
@@ -193,7 +193,9 @@ impl WorkerServerSource {
         let Some(store) = &self.store else {
             return Ok(());
         };
-        let due = self.listed.is_none_or(|listed| listed.elapsed() >= LISTING);
+        let due = self
+            .listed
+            .is_none_or(|listed| listed.elapsed() >= SEARCH_INTERVAL);
         if !due && !self.workers.is_empty() {
             return Ok(());
         }

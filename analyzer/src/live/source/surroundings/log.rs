@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines_of_a_file_are_read_and_pipes_are_left_alone() {
+    fn the_last_lines_of_a_file_are_read_and_a_device_is_left_alone() {
         let proc = tempfile::tempdir().expect("a temporary directory can be made");
         let descriptors = proc.path().join("7/fd");
         fs::create_dir_all(&descriptors).expect("the directory takes new files");

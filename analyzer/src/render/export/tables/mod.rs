@@ -174,7 +174,7 @@ mod tests {
         let simulation = Simulation::new(Situation::StuckRank, 16, 0);
         let dumps = simulation.dumps_at(simulation.fault_ns() + 1_000_000_000);
         let tables =
-            Tables::new(&dumps, &empty_report()).expect("all columns of a table are as long");
+            Tables::new(&dumps, &empty_report()).expect("all columns of a table are equally long");
         (dumps, tables)
     }
 
@@ -256,12 +256,12 @@ mod tests {
             "late" => [true, false, false],
         );
         write(
-            &table.expect("all columns of a table are as long"),
+            &table.expect("all columns of a table are equally long"),
             TableFormat::Text,
             &mut file,
         )
         .expect("writing to memory does not fail");
-        let text = String::from_utf8(file.into_inner()).expect("CSV is UTF-8");
+        let text = String::from_utf8(file.into_inner()).expect("the text is UTF-8");
         let expected = "\
 rank  op            late
    3  send          yes

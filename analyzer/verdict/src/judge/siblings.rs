@@ -85,15 +85,15 @@ pub(crate) fn odd(
         member,
         peer,
     };
-    let mut own = Program::read(aligned, record, lane_at, peer);
+    let mut program = Program::read(aligned, record, lane_at, peer);
     let mut siblings = siblings(aligned, record, &part);
-    if let Some(odd) = decide(aligned, record, &walks(aligned, &own, &siblings)) {
+    if let Some(odd) = decide(aligned, record, &walks(aligned, &program, &siblings)) {
         return Some(odd);
     }
     // Pipelines that exchange parts of different lengths are alike only in their order.
-    own.forget_sizes();
+    program.forget_sizes();
     siblings.iter_mut().for_each(Program::forget_sizes);
-    decide(aligned, record, &walks(aligned, &own, &siblings))
+    decide(aligned, record, &walks(aligned, &program, &siblings))
 }
 
 /// The part of a rank: a member of a group and its peer.
@@ -128,10 +128,10 @@ fn siblings(aligned: &Aligned<'_>, record: RecordIx, part: &Part) -> Vec<Program
 }
 
 /// Compares the steps of a rank with those of each sibling; siblings that cannot be compared are left out.
-fn walks(aligned: &Aligned<'_>, own: &Program, siblings: &[Program]) -> Vec<(RecordIx, Walk)> {
-    let walks = siblings.iter().filter_map(|theirs| {
-        let walk = walk(aligned, own, theirs)?;
-        Some((theirs.record, walk))
+fn walks(aligned: &Aligned<'_>, program: &Program, siblings: &[Program]) -> Vec<(RecordIx, Walk)> {
+    let walks = siblings.iter().filter_map(|sibling| {
+        let walk = walk(aligned, program, sibling)?;
+        Some((sibling.record, walk))
     });
     walks.collect()
 }
@@ -158,10 +158,10 @@ type Vote = (Rank, RecordIx, u32);
 fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -> Option<Odd> {
     let mut votes: HashMap<(Deviation, u32), Vec<Vote>> = HashMap::new();
     for &(sibling, Walk { parted, .. }) in walks {
-        if let Some((deviation, position, theirs)) = parted {
+        if let Some((deviation, position, there)) = parted {
             let rank = aligned.records[sibling].rank;
             let votes = votes.entry((deviation, position)).or_default();
-            votes.push((rank, sibling, theirs));
+            votes.push((rank, sibling, there));
         }
     }
     let most = votes
@@ -180,13 +180,13 @@ fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -
     if votes.len() <= like_it + others {
         return None;
     }
-    let (_, sibling, theirs) = votes[0];
+    let (_, sibling, there) = votes[0];
     Some(Odd {
         record,
         deviation,
         position,
         siblings: votes.iter().map(|&(rank, ..)| rank).collect(),
-        shown_by: (sibling, theirs),
+        shown_by: (sibling, there),
         like_it,
     })
 }
@@ -253,12 +253,12 @@ fn is_compared(aligned: &Aligned<'_>, record: RecordIx, step: Step) -> bool {
 
 /// Compares both programs from their beginning or, if a ring has wrapped, from the first collective that both hold;
 /// `None` if they have none in common.
-fn walk(aligned: &Aligned<'_>, own: &Program, theirs: &Program) -> Option<Walk> {
+fn walk(aligned: &Aligned<'_>, program: &Program, sibling: &Program) -> Option<Walk> {
     let wrapped = |program: &Program| aligned.records[program.record].wrapped();
-    let is_shared = |&(step, _): &(Step, u32)| is_compared(aligned, theirs.record, step);
-    let is_ours = |&(step, _): &(Step, u32)| is_compared(aligned, own.record, step);
-    let (mut mine, mut usual) = (&own.steps[..], &theirs.steps[..]);
-    if wrapped(own) || wrapped(theirs) {
+    let is_shared = |&(step, _): &(Step, u32)| is_compared(aligned, sibling.record, step);
+    let is_ours = |&(step, _): &(Step, u32)| is_compared(aligned, program.record, step);
+    let (mut mine, mut usual) = (&program.steps[..], &sibling.steps[..]);
+    if wrapped(program) || wrapped(sibling) {
         let first = mine
             .iter()
             .position(|step| step.0.direction().is_none() && is_shared(step))?;
@@ -290,36 +290,37 @@ fn walk(aligned: &Aligned<'_>, own: &Program, theirs: &Program) -> Option<Walk> 
 
 /// The deviation of a program from where it no longer agrees with the other; `None` if a collective is the first
 /// difference or none explains it.
-fn parted(own: &[(Step, u32)], theirs: &[(Step, u32)]) -> Option<(Deviation, u32, u32)> {
-    let (&(mine, position), &(usual, there)) = (own.first()?, theirs.first()?);
+fn parted(
+    rank_steps: &[(Step, u32)],
+    sibling_steps: &[(Step, u32)],
+) -> Option<(Deviation, u32, u32)> {
+    let (&(mine, position), &(usual, there)) = (rank_steps.first()?, sibling_steps.first()?);
     let messages = |steps: &[(Step, u32)]| steps.iter().all(|(step, _)| step.direction().is_some());
     let later = |steps: &[(Step, u32)], wanted: Step| {
         let found = steps.iter().take(STEPS + 1).skip(1);
         found.clone().position(|&(step, _)| step == wanted)
     };
     // A message of another size, after which the two agree again, is neither an extra nor a missing step.
-    let agree = |own: &[(Step, u32)], theirs: &[(Step, u32)]| {
-        let pairs = own.iter().zip(theirs);
-        pairs
-            .take_while(|((own, _), (theirs, _))| own == theirs)
-            .count()
+    let agree = |a: &[(Step, u32)], b: &[(Step, u32)]| {
+        let pairs = a.iter().zip(b);
+        pairs.take_while(|((a, _), (b, _))| a == b).count()
     };
     let resized = mine.direction().is_some() && mine.direction() == usual.direction();
     let as_one_step = if resized {
-        agree(&own[1..], &theirs[1..])
+        agree(&rank_steps[1..], &sibling_steps[1..])
     } else {
         0
     };
-    if let Some(left_out) = later(theirs, mine) {
+    if let Some(left_out) = later(sibling_steps, mine) {
         let sends = usual.direction()?;
-        if agree(own, &theirs[left_out + 1..]) < as_one_step {
+        if agree(rank_steps, &sibling_steps[left_out + 1..]) < as_one_step {
             return Some((Deviation::Resized { sends }, position, there));
         }
-        if !messages(&theirs[..=left_out]) {
+        if !messages(&sibling_steps[..=left_out]) {
             return None;
         }
-        let follows = theirs.get(left_out + 2).map(|&(step, _)| step);
-        let went_on = own.get(1).map(|&(step, _)| step);
+        let follows = sibling_steps.get(left_out + 2).map(|&(step, _)| step);
+        let went_on = rank_steps.get(1).map(|&(step, _)| step);
         // If the missing half comes right after it, the two steps are swapped.
         let turned = went_on == Some(usual);
         let deviation = if follows.is_some() && went_on == follows && !turned {
@@ -331,15 +332,15 @@ fn parted(own: &[(Step, u32)], theirs: &[(Step, u32)]) -> Option<(Deviation, u32
     }
     let sends = mine.direction()?;
     let resized = resized.then_some((Deviation::Resized { sends }, position, there));
-    let known = theirs.iter().any(|&(step, _)| step == mine);
+    let known = sibling_steps.iter().any(|&(step, _)| step == mine);
     if resized.is_some() && !known {
         return resized;
     }
-    let Some(extra) = later(own, usual) else {
+    let Some(extra) = later(rank_steps, usual) else {
         return resized;
     };
-    if resized.is_some() && agree(&own[extra + 1..], theirs) <= as_one_step {
+    if resized.is_some() && agree(&rank_steps[extra + 1..], sibling_steps) <= as_one_step {
         return resized;
     }
-    messages(&own[..=extra]).then_some((Deviation::Extra { sends }, position, there))
+    messages(&rank_steps[..=extra]).then_some((Deviation::Extra { sends }, position, there))
 }

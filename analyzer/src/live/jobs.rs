@@ -267,7 +267,7 @@ mod tests {
     fn recorder(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
         let mut config = RecorderConfig::new(job, rank, 2);
         config.placement = Placement::Dir(directory.to_owned());
-        FlightRecorder::create(&config).expect("a ring in a fresh directory")
+        FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
     }
 
     /// Issues an operation whose time-out is over at once.

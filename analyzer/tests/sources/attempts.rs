@@ -12,7 +12,7 @@ fn rings_of_an_earlier_attempt_are_dropped_once_a_rank_has_begun_a_later_one() {
         let mut config = RecorderConfig::new("job", rank, 2);
         config.placement = Placement::Dir(directory.path().to_owned());
         config.attempt = attempt;
-        FlightRecorder::create(&config).expect("a ring in a fresh directory")
+        FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
     };
     let mut source = RingSource::new(directory.path().to_owned(), None);
     let mut poll = || {

@@ -58,7 +58,7 @@ pub(super) struct Found {
 }
 
 /// Finds the files that the paths name. A path that does not exist and a pattern that matches nothing become problems.
-/// It is an error if all paths are such, or if a pattern is not valid. A folder may be empty.
+/// It is an error if this holds for all paths, or if a pattern is not valid. A folder may be empty.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
     let mut missing = Vec::new();

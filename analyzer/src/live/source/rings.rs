@@ -349,7 +349,7 @@ mod tests {
     fn recorder(directory: &std::path::Path, job: &str, rank: Rank) -> FlightRecorder {
         let mut config = RecorderConfig::new(job, rank, 2);
         config.placement = Placement::Dir(directory.to_owned());
-        FlightRecorder::create(&config).expect("a ring in a fresh directory")
+        FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
     }
 
     fn soon() -> Instant {

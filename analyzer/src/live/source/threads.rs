@@ -132,7 +132,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let mut config = RecorderConfig::new("job", 3, 4);
         config.placement = Placement::Dir(directory.path().to_owned());
-        let _recorder = FlightRecorder::create(&config).expect("a ring in a fresh directory");
+        let _recorder =
+            FlightRecorder::create(&config).expect("a ring can be made in a fresh directory");
         let (release, held) = channel::<()>();
         let waits = std::thread::Builder::new().name("waits-for-you".into());
         let waits = waits

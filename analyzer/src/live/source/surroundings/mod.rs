@@ -285,7 +285,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let mut config = RecorderConfig::new("job", 3, 4);
         config.placement = Placement::Dir(directory.path().to_owned());
-        let _recorder = FlightRecorder::create(&config).expect("a ring in a fresh directory");
+        let _recorder =
+            FlightRecorder::create(&config).expect("a ring can be made in a fresh directory");
         let source = RingSource::new(directory.path().to_owned(), None);
         let mut around = RingSurroundings::new(source);
         around.program = directory.path().join("there-is-no-such-program");

@@ -47,10 +47,10 @@ enum Block {
     #[default]
     Other,
     /// A communicator.
-    Of {
+    Communicator {
         name: String,
         /// The state of ranks that are listed without a state.
-        silent: MemberState,
+        default_state: MemberState,
         /// The kind of operation that the counts are of.
         kind: String,
         /// The state of the ranks listed below, unless their line states another.
@@ -92,9 +92,9 @@ impl TextParser {
             let known = self.known.entry(name.clone()).or_default();
             known.name.clone_from(&name);
             known.size = size;
-            self.block = Block::Of {
+            self.block = Block::Communicator {
                 name,
-                silent: match section {
+                default_state: match section {
                     "INCOMPLETE" => MemberState::Unresponsive,
                     _ => MemberState::Running,
                 },
@@ -120,9 +120,9 @@ impl TextParser {
                     self.troubled.push((process, state.clone()));
                 }
             }
-            Block::Of {
+            Block::Communicator {
                 name,
-                silent,
+                default_state,
                 kind,
                 heading,
             } => {
@@ -157,8 +157,8 @@ impl TextParser {
                         }
                         Some(Parsed::Is(state)) => member.state = state,
                         // A rank may be listed in several sections; this section does not show the rank's state.
-                        None if *silent == MemberState::Running => {}
-                        None => member.state = silent.clone(),
+                        None if *default_state == MemberState::Running => {}
+                        None => member.state = default_state.clone(),
                     }
                 } else if let Some((_, state)) = text.split_once(" ranks ") {
                     *heading = Parsed::of(state);
@@ -352,7 +352,7 @@ Warnings
     }
 
     #[test]
-    fn dead_silent_and_late_ranks_are_read() {
+    fn dead_ranks_and_ranks_that_are_behind_are_read() {
         let communicators = read(REPORT.as_bytes()).expect("the text is a report");
         let [communicator] = communicators.as_slice() else {
             panic!("{communicators:?}");

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mismatch_is_one_rank_with_another_operation_under_the_same_number() {
+    fn a_mismatch_is_two_operations_under_one_number() {
         let simulation = Simulation::new(Situation::Mismatch, 16, 0);
         let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
         let seen: HashSet<_> = dumps[8..].iter().map(|dump| open(dump)[0]).collect();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_job_never_stops() {
+    fn a_healthy_job_goes_on_with_a_full_window() {
         let simulation = Simulation::new(Situation::Healthy, 8, 0).with_window(60);
         let last = |ns| {
             simulation.dumps_at(ns)[3]

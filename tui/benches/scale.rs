@@ -211,7 +211,8 @@ fn step(members: &[(FlightRecorder, GroupHandle)], seq: &mut u64) {
 fn member(directory: &Path, rank: u32) -> (FlightRecorder, GroupHandle) {
     let mut config = RecorderConfig::new("bench-job", rank, 8);
     config.placement = Placement::Dir(directory.to_owned());
-    let recorder = FlightRecorder::create(&config).expect("a ring in a fresh directory");
+    let recorder =
+        FlightRecorder::create(&config).expect("a ring can be made in a fresh directory");
     let info = ProcessGroupInfo {
         id: 0,
         name: "0".into(),

@@ -34,7 +34,7 @@ fn enter_drills_from_the_finding_to_the_rank_and_esc_comes_back() {
 }
 
 #[test]
-fn a_filter_applies_while_it_is_typed_and_esc_restores_the_former() {
+fn a_filter_applies_while_it_is_typed_and_esc_restores_the_previous_one() {
     let mut state = stuck();
     press(&mut state, "2");
     let all = state.page.rows(0);
@@ -128,12 +128,13 @@ fn following_goes_to_the_suspect_as_soon_as_there_is_one() {
 fn sorting_goes_by_columns_and_back_to_the_default_order() {
     let mut state = stuck();
     press(&mut state, "2:sort ranks<enter>");
-    let largest = |state: &State| state.table().expect("a table").rows[0].cells[2].value;
+    let largest =
+        |state: &State| state.table().expect("the screen has a table").rows[0].cells[2].value;
     assert_eq!(largest(&state), 32.0);
     press(&mut state, "S");
     assert!(largest(&state) < 32.0);
     press(&mut state, "S:sort<enter>");
-    assert!(state.table().expect("a table").rows[0].problem);
+    assert!(state.table().expect("the screen has a table").rows[0].problem);
     press(&mut state, ":sort nothing<enter>");
     assert!(text::of(&state).contains("no column named"));
 }
@@ -169,7 +170,7 @@ fn copy_and_export_are_commands_to_the_event_loop() {
 fn n_goes_from_problem_to_problem_and_reports_if_there_is_none() {
     let mut state = stuck();
     press(&mut state, "2Gn");
-    assert!(state.table().expect("a table").rows[state.selection().row].problem);
+    assert!(state.table().expect("the screen has a table").rows[state.selection().row].problem);
     let mut healthy = showing(recorded(Situation::Healthy), (100, 30));
     press(&mut healthy, "2n");
     assert!(text::of(&healthy).contains("no row here shows a problem"));
@@ -258,7 +259,7 @@ fn columns_and_panes_are_those_of_the_configuration() {
     let headings = screen
         .lines()
         .find(|line| line.contains("oldest"))
-        .expect("no headings of columns are shown");
+        .expect("the headings of columns are shown");
     assert_eq!(
         headings.split_whitespace().collect::<Vec<_>>(),
         ["oldest", "group"]

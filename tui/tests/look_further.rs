@@ -179,11 +179,14 @@ fn a_wide_terminal_has_two_columns_and_a_narrow_one_has_one() {
     };
     let wide = stuck((200, 50));
     let (warnings, groups) = (title(&wide, "warnings:"), title(&wide, "groups ─"));
-    let ((warnings, _), (groups, _)) = (warnings.expect("a pane"), groups.expect("a pane"));
+    let ((warnings, _), (groups, _)) = (
+        warnings.expect("the pane is shown"),
+        groups.expect("the pane is shown"),
+    );
     assert_eq!(warnings, groups, "the panes are not in one row");
     let narrow = stuck((120, 50));
     let (warnings, groups) = (title(&narrow, "warnings:"), title(&narrow, "groups ─"));
-    assert!(warnings.expect("a pane").0 < groups.expect("a pane").0);
+    assert!(warnings.expect("the pane is shown").0 < groups.expect("the pane is shown").0);
     // A click in the right column selects its row.
     let mut wide = wide;
     let row = groups_row(&wide) + 2;
@@ -194,5 +197,5 @@ fn a_wide_terminal_has_two_columns_and_a_narrow_one_has_one() {
 fn groups_row(state: &State) -> u16 {
     let shown = text::of(state);
     let row = shown.lines().position(|line| line.contains(" groups ─"));
-    u16::try_from(row.expect("a pane of groups")).expect("the screen has few rows")
+    u16::try_from(row.expect("the pane of groups is shown")).expect("the screen has few rows")
 }

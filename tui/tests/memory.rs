@@ -93,7 +93,7 @@ fn a_long_pause_keeps_its_frame_within_the_budget() {
         }
         assert!(state.history.bytes() <= BUDGET / 4, "{look}");
     }
-    let shown = state.history.shown().expect("a frame");
+    let shown = state.history.shown().expect("a frame is shown");
     assert!(Arc::ptr_eq(
         shown,
         &paused_frame.expect("the view was paused")

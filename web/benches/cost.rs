@@ -69,12 +69,12 @@ fn ticks() -> u64 {
 /// CPU time of watching eight rings at the default pace: idle, and while each rank issues 100 operations a second
 /// (whose own cost is included).
 fn idle() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let recorders: Vec<FlightRecorder> = (0..RANKS)
         .map(|rank| {
             let mut config = RecorderConfig::new("bench", rank, RANKS);
             config.placement = Placement::Dir(folder.path().to_owned());
-            FlightRecorder::create(&config).expect("a ring")
+            FlightRecorder::create(&config).expect("a ring can be made")
         })
         .collect();
     let info = ProcessGroupInfo {

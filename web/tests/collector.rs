@@ -215,15 +215,15 @@ impl Cluster {
         for node in 0..NODES {
             if fate(node) == Fate::Gone {
                 // Bound without listening, so that no other program gets the port.
-                let socket = TcpSocket::new_v4().expect("a socket");
-                socket.bind(any).expect("a free port");
+                let socket = TcpSocket::new_v4().expect("a socket can be made");
+                socket.bind(any).expect("a port is free");
                 let address = socket.local_addr().expect("the socket is bound");
                 urls.push(format!("http://{address}"));
                 gone.push(socket);
                 continue;
             }
             let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
-            let listener = listener.expect("a free port");
+            let listener = listener.expect("a port is free");
             let address = listener.local_addr().expect("the socket is bound");
             urls.push(format!("http://{address}"));
             let delay = match fate(node) {
@@ -247,12 +247,13 @@ impl Cluster {
             let (store, watch) = SnapshotStore::watch(vec![Box::new(rings)], options(), pace())
                 .expect("the threads start");
             let server = Server::bind(any, store, Access::with_token(TOKEN));
-            let server = runtime.block_on(server).expect("a free port");
+            let server = runtime.block_on(server).expect("a port is free");
             runtime.spawn(forward(listener, server.address(), delay, answered.clone()));
             runtime.spawn(server.run(std::future::pending()));
             watches.push(watch);
         }
-        let sources = NodeSource::all(Nodes::List(urls), Some(TOKEN)).expect("a list");
+        let sources =
+            NodeSource::all(Nodes::List(urls), Some(TOKEN)).expect("a list needs no look-up");
         let (collector, watch) =
             SnapshotStore::watch(sources, options(), pace()).expect("the threads start");
         watches.push(watch);
@@ -361,12 +362,13 @@ fn a_wrong_token_is_reported() {
     let (store, _watch) =
         SnapshotStore::watch(vec![Box::new(whole)], LiveOptions::default(), pace())
             .expect("the threads start");
-    let address = "127.0.0.1:0".parse().expect("an address");
+    let address = "127.0.0.1:0".parse().expect("the text is an address");
     let server = runtime.block_on(Server::bind(address, store, Access::with_token(TOKEN)));
-    let server = server.expect("a free port");
+    let server = server.expect("a port is free");
     let url = format!("http://{}", server.address());
     runtime.spawn(server.run(std::future::pending()));
-    let mut sources = NodeSource::all(Nodes::List(vec![url]), Some("another")).expect("a list");
+    let mut sources =
+        NodeSource::all(Nodes::List(vec![url]), Some("another")).expect("a list needs no look-up");
     let error = sources[0]
         .poll(Instant::now() + Duration::from_secs(20))
         .expect_err("the token is refused");

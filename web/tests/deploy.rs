@@ -30,7 +30,7 @@ fn systemd_accepts_the_unit_without_warnings() {
     if !runs(Path::new("systemd-analyze"), &["--version"]) {
         return skip("systemd-analyze is not installed");
     }
-    let folder = tempfile::tempdir().expect("a directory");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let unit = std::fs::read_to_string(deploy().join("systemd/rcomm-web.service"));
     // The program and the files that the unit names need not exist where this test runs.
     let unit = unit
@@ -100,7 +100,7 @@ fn kubernetes_schemas_accept_the_manifests() {
     let parts: Vec<&str> = text.split("\n---\n").collect();
     assert_eq!(parts.len(), 3);
     // The monitor is a resource of an operator, for which these schemas have no rules: see the next test.
-    let files = tempfile::tempdir().expect("a directory");
+    let files = tempfile::tempdir().expect("a temporary directory can be made");
     for (number, part) in parts[..2].iter().enumerate() {
         let path = files.path().join(format!("{number}.yml"));
         std::fs::write(&path, part).expect("the path is writable");
@@ -121,8 +121,11 @@ fn the_monitor_is_valid_for_prometheus_operator() {
     };
     let text = std::fs::read_to_string(deploy().join("kubernetes/rcomm-web.yml"));
     let text = text.expect("the path is readable");
-    let monitor = text.split("\n---\n").last().expect("the monitor");
-    let folder = tempfile::tempdir().expect("a directory");
+    let monitor = text
+        .split("\n---\n")
+        .last()
+        .expect("a split has at least one part");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let path = folder.path().join("monitor.yml");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/validate_monitor.mjs");
     let validate = |monitor: &str| {
@@ -168,7 +171,7 @@ fn the_schema_of_grafana_accepts_the_dashboards() {
     let dashboards = deploy().join("grafana/dashboards");
     assert_eq!(validate(&dashboards), "valid\n");
     // The check itself finds an unknown value, a misspelled field, and a type of panel without a schema.
-    let folder = tempfile::tempdir().expect("a directory");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let text = std::fs::read_to_string(dashboards.join("job-overview.json"))
         .expect("the path is readable");
     for (number, (right, wrong)) in [

@@ -61,7 +61,7 @@ fn serve_streams(ranks: u32, span: Span) {
     let number = || {
         web.get("/api/v1/status", &[]).json()["number"]
             .as_u64()
-            .expect("a number")
+            .expect("the value is a number")
     };
     wait_until("all streams", || {
         (web.sample("rcomm_web_event_streams") >= CLIENTS as f64).then_some(())
@@ -124,7 +124,7 @@ impl StrictServer {
         let (store, watch) = watched.expect("the threads start");
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = runtime.block_on(Server::bind(any, store, Access::open()));
-        let server = server.expect("a free port").limits(Limits {
+        let server = server.expect("a port is free").limits(Limits {
             idle_timeout: Duration::from_millis(300),
             ..Limits::default()
         });
@@ -142,7 +142,9 @@ impl StrictServer {
         let host = self.address;
         write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("it listens");
         let mut text = String::new();
-        stream.read_to_string(&mut text).expect("an answer");
+        stream
+            .read_to_string(&mut text)
+            .expect("the server answers in UTF-8");
         text
     }
 
@@ -164,7 +166,7 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
     let host = server.address;
     let question = format!("GET /assets/vendor/uPlot.esm.min.js HTTP/1.1\r\nHost: {host}\r\n\r\n");
     slow.set_write_timeout(Some(Duration::from_secs(1)))
-        .expect("a time-out");
+        .expect("the time-out is positive");
     for _ in 0..600 {
         // The server may drop the client before it has sent all requests.
         if slow.write_all(question.as_bytes()).is_err() {
@@ -182,7 +184,7 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
     });
     // After the unread bytes, the stream ends.
     slow.set_read_timeout(Some(Duration::from_secs(20)))
-        .expect("a time-out");
+        .expect("the time-out is positive");
     let mut buffer = vec![0; 1 << 20];
     while let Ok(1..) = slow.read(&mut buffer) {}
     assert_eq!(dropped(), 1);
@@ -201,7 +203,7 @@ fn a_tls_server_refuses_plain_http() {
     if !are_installed {
         return skip("openssl and curl are not installed");
     }
-    let folder = tempfile::tempdir().expect("a directory");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let (cert, key) = (
         folder.path().join("cert.pem"),
         folder.path().join("key.pem"),
@@ -281,7 +283,7 @@ fn a_tls_server_refuses_plain_http() {
 
 #[test]
 fn an_invalid_certificate_is_reported_at_start() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let file = folder.path().join("nonsense.pem");
     std::fs::write(&file, "no certificate").expect("the path is writable");
     let file = file.to_str().expect("the path is UTF-8");

@@ -117,7 +117,7 @@ fn malformed_and_oversized_requests_are_answered_and_the_server_survives() {
 
 #[test]
 fn uploads_are_limited_and_never_leave_their_folder() {
-    let scratch = tempfile::tempdir().expect("a directory");
+    let scratch = tempfile::tempdir().expect("a temporary directory can be made");
     let web = Web::start_with(
         &["--no-token", "--demo", "healthy", "--upload-limit", "1"],
         |command| {

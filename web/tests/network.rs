@@ -28,7 +28,7 @@ fn worker_server(rank: u32) -> String {
 
 #[test]
 fn the_culprit_of_a_pytorch_job_is_reported_and_exported_through_its_store_or_worker_servers() {
-    let store = TcpStore::host("127.0.0.1", 0, common::DEADLINE).expect("a free port");
+    let store = TcpStore::host("127.0.0.1", 0, common::DEADLINE).expect("a port is free");
     let servers: Vec<String> = (0..4).map(worker_server).collect();
     for (rank, address) in servers.iter().enumerate() {
         let key = format!("debug_server/rank{rank}");
@@ -68,7 +68,7 @@ fn the_culprit_of_a_pytorch_job_is_reported_and_exported_through_its_store_or_wo
 
 #[test]
 fn a_store_without_ranks_is_named_with_what_was_looked_for() {
-    let store = TcpStore::host("127.0.0.1", 0, common::DEADLINE).expect("a free port");
+    let store = TcpStore::host("127.0.0.1", 0, common::DEADLINE).expect("a port is free");
     let web = Web::start(&["--store", &format!("127.0.0.1:{}", store.port())]);
     let problem = wait_until("the reason", || {
         let answer = web.get("/api/v1/status", &[&web.authorized()]);

@@ -37,7 +37,7 @@ fn pictures() -> (PathBuf, Option<tempfile::TempDir>) {
     match std::env::var_os("RCOMM_TEST_PICTURES") {
         Some(folder) => (folder.into(), None),
         None => {
-            let folder = tempfile::tempdir().expect("a directory");
+            let folder = tempfile::tempdir().expect("a temporary directory can be made");
             (folder.path().to_owned(), Some(folder))
         }
     }
@@ -48,7 +48,7 @@ fn drive(script: &str, modules: &Path, args: &[&str]) -> String {
     let chromium = Command::new("sh")
         .args(["-c", "command -v chromium"])
         .output();
-    let chromium = chromium.expect("a shell").stdout;
+    let chromium = chromium.expect("sh starts").stdout;
     let Output {
         status,
         stdout,

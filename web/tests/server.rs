@@ -71,7 +71,10 @@ fn printed_address_leads_to_the_page_and_leaves_the_token_in_a_cookie() {
         "{}",
         moved.head
     );
-    let (_, kept) = moved.head.split_once("set-cookie: ").expect("a cookie");
+    let (_, kept) = moved
+        .head
+        .split_once("set-cookie: ")
+        .expect("the answer sets a cookie");
     let (cookie, _) = kept.split_once(';').expect("the cookie has attributes");
     let name = format!("rcomm_session_{}=", web.address.port());
     assert!(cookie.starts_with(&name), "{cookie}");
@@ -131,7 +134,7 @@ fn event_stream_begins_with_the_current_snapshot() {
     let data = lines
         .filter_map(|line| line.strip_prefix("data: ").map(str::to_owned))
         .next()
-        .expect("an event");
+        .expect("the stream has an event");
     let message: Value = serde_json::from_str(&data).expect("the text is JSON");
     assert_eq!(
         message["report"]["findings"][0]["culprit_ranks"],
@@ -252,7 +255,7 @@ fn the_log_is_text_or_one_json_object_per_line_and_never_has_the_token() {
     assert_eq!(lines[0]["fields"]["address"], address);
     assert!(lines[0]["timestamp"].is_string(), "{}", lines[0]);
     let (address, text) = log_of(&[]);
-    let first = text.lines().next().expect("a line");
+    let first = text.lines().next().expect("the log has a line");
     assert!(
         first.contains("INFO") && first.contains(&address),
         "{first}"
@@ -287,7 +290,7 @@ fn events(web: &Web) -> impl Iterator<Item = (String, Value)> {
 fn deltas_applied_to_the_first_snapshot_give_the_later_ones() {
     let web = Web::demo("stuck", 16, &["--no-token"]);
     let mut events = events(&web);
-    let (name, mut picture) = events.next().expect("an event");
+    let (name, mut picture) = events.next().expect("the stream has an event");
     assert_eq!(name, "picture");
     let mut deltas = 0;
     while picture["report"]["verdict"] != "stuck" {
@@ -305,13 +308,15 @@ fn deltas_applied_to_the_first_snapshot_give_the_later_ones() {
         }
         for (section, rows) in data["rows"].as_object().expect("the delta has sections") {
             for (index, row) in rows.as_object().expect("the value has rows") {
-                let index: usize = index.parse().expect("an index");
+                let index: usize = index.parse().expect("the key is an index");
                 picture["report"][section][index] = row.clone();
             }
         }
     }
     assert!(deltas > 0);
-    let number = picture["status"]["number"].as_u64().expect("a number");
+    let number = picture["status"]["number"]
+        .as_u64()
+        .expect("the value is a number");
     let kept = web.get(&format!("/api/v1/picture?at={number}"), &[]);
     assert_eq!(kept.json(), picture);
     let culprit = &picture["report"]["findings"][0]["culprit_ranks"];
@@ -357,12 +362,12 @@ fn answers_match_the_description() {
         .collect();
     described.sort();
     let listed = web.get("/api/v1", &[]).json();
-    let mut listed: Vec<String> = serde_json::from_value(listed).expect("a list");
+    let mut listed: Vec<String> = serde_json::from_value(listed).expect("the value is a list");
     listed.sort();
     assert_eq!(described, listed.iter().collect::<Vec<_>>());
     let report = web.get("/api/v1/report", &[]).json();
     let group = &report["groups"][0]["group"]["name"];
-    let group = group.as_str().expect("a name");
+    let group = group.as_str().expect("the name is a text");
     let mut compared = 0;
     for (path, route) in api["paths"].as_object().expect("the description has paths") {
         let schema = &route["get"]["responses"]["200"]["content"]["application/json"]["schema"];
@@ -384,12 +389,17 @@ fn answers_match_the_description() {
     assert!(compared >= 10, "{compared}");
     // The records follow this head as bytes.
     let records = web.get("/api/v1/records", &[]).body;
-    let (head, rest) = records.split_once('\n').expect("a head");
+    let (head, rest) = records
+        .split_once('\n')
+        .expect("the records start with a head");
     let head: Value = serde_json::from_str(head).expect("the text is JSON");
     let schema = serde_json::json!({ "$ref": "#/components/schemas/RecordsHead" });
     assert_described(&api, &schema, &head, "/api/v1/records");
-    let lengths = head["records"].as_array().expect("a list").iter();
-    let lengths = lengths.map(|record| record["bytes"].as_u64().expect("a length"));
+    let lengths = head["records"]
+        .as_array()
+        .expect("the value is a list")
+        .iter();
+    let lengths = lengths.map(|record| record["bytes"].as_u64().expect("the value is a length"));
     assert_eq!(lengths.sum::<u64>(), rest.len() as u64);
 }
 
@@ -397,7 +407,7 @@ fn answers_match_the_description() {
 fn assert_described(api: &Value, schema: &Value, answer: &Value, what: &str) {
     let mut schema = schema.clone();
     schema["components"] = api["components"].clone();
-    let validator = jsonschema::validator_for(&schema).expect("a schema");
+    let validator = jsonschema::validator_for(&schema).expect("the schema is valid");
     let errors: Vec<String> = validator
         .iter_errors(answer)
         .map(|error| format!("{}: {error}", error.instance_path()))
@@ -412,7 +422,10 @@ fn uploaded_dumps_get_a_separate_report() {
     let files: Vec<(String, Vec<u8>)> = folder
         .map(|entry| {
             let path = entry.expect("the path is readable").path();
-            let name = path.file_name().expect("a name").to_string_lossy();
+            let name = path
+                .file_name()
+                .expect("the path names a file")
+                .to_string_lossy();
             (
                 format!("dumps/{name}"),
                 std::fs::read(&path).expect("the path is readable"),
@@ -424,13 +437,13 @@ fn uploaded_dumps_get_a_separate_report() {
     let answer = web.ask("POST", "/api/v1/uploads", &[&kind], &body);
     assert_eq!(answer.status, 201, "{}", answer.body);
     let kept = answer.json();
-    let id = kept["id"].as_str().expect("an id");
+    let id = kept["id"].as_str().expect("the id is a text");
     let report = web.get(&format!("/api/v1/report?upload={id}"), &[]).json();
     assert_eq!(
         report["findings"][0]["culprit_ranks"],
         serde_json::json!([5])
     );
-    let page = web.get(kept["url"].as_str().expect("a path"), &[]);
+    let page = web.get(kept["url"].as_str().expect("the URL is a text"), &[]);
     assert_eq!(page.status, 200);
     let trace = web.get(&format!("/api/v1/perfetto?upload={id}"), &[]);
     assert!(trace.head.contains("attachment"), "{}", trace.head);
@@ -446,7 +459,7 @@ fn uploaded_dumps_get_a_separate_report() {
 
 #[test]
 fn jobs_are_listed_trouble_first_and_another_job_can_be_requested_by_name() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let stuck = [0, 1].map(|rank| ring(directory.path(), "stuck", rank));
     issue_overdue_barrier(&stuck[0]);
     let ring_dir = directory.path().to_str().expect("the path is UTF-8");
@@ -456,7 +469,7 @@ fn jobs_are_listed_trouble_first_and_another_job_can_be_requested_by_name() {
     let _third = ring(directory.path(), "third", 0);
     let listed = wait_until("three jobs, one of them stuck", || {
         let jobs = web.get("/api/v1/jobs", &[]).json()["jobs"].clone();
-        let jobs = jobs.as_array().expect("a list").clone();
+        let jobs = jobs.as_array().expect("the value is a list").clone();
         (jobs.len() == 3 && jobs[0]["verdict"] == "stuck").then_some(jobs)
     });
     let of = |key: &str| listed.iter().map(|job| &job[key]).collect::<Vec<_>>();

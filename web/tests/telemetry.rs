@@ -54,7 +54,7 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
             .to_owned();
         assert_eq!(of["service.instance.id"], format!("rank-{rank}"));
         if about["rcomm.group.id"] == "dp_5" {
-            let trace = span["traceId"].as_str().expect("an id");
+            let trace = span["traceId"].as_str().expect("the id is a text");
             let key = format!("{} {rank}", about["rcomm.seq"]);
             traces.entry(trace).or_default().insert(key);
         }
@@ -76,7 +76,9 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
     )
     .find(|(_, record)| attributes(record).get("rcomm.finding.code") == Some(&"E101".into()));
     let (_, record) = finding.expect("the finding is exported");
-    let body = record["body"]["stringValue"].as_str().expect("a sentence");
+    let body = record["body"]["stringValue"]
+        .as_str()
+        .expect("the sentence is a text");
     assert!(
         body.starts_with("rank 13 never issued all_reduce"),
         "{body}"
@@ -113,7 +115,7 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
 #[test]
 fn a_job_that_is_stuck_already_is_exported_at_once() {
     let Some(python) = python() else { return };
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let rings = [0, 1].map(|rank| ring(directory.path(), "stuck", rank));
     issue_overdue_barrier(&rings[0]);
     let collector = Collector::start();
@@ -210,7 +212,7 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
     };
     let receiver = Collector::start();
     let (http, grpc) = (free_port(), free_port());
-    let folder = tempfile::tempdir().expect("a directory");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let _rotel = Rotel(
         Command::new(rotel)
             .arg("start")
@@ -247,7 +249,7 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
             (code == "E101").then(|| record["body"]["stringValue"].clone())
         })
     });
-    let found = found.as_str().expect("a sentence");
+    let found = found.as_str().expect("the sentence is a text");
     assert!(
         found.starts_with("rank 13 never issued all_reduce"),
         "{found}"
@@ -261,7 +263,7 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
 #[test]
 fn an_unusable_collector_causes_only_dropped_items() {
     // One collector refuses connections; the other accepts them and never answers.
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let silent_url = format!(
         "http://{}",
         silent.local_addr().expect("the socket is bound")

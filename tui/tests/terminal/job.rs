@@ -19,8 +19,8 @@ const WHAT: &str = "RCOMM_TOP_TEST_CULPRIT";
 /// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, on request. In a job that `trains`,
 /// all ranks average gradients instead.
 pub(crate) fn run_as_a_rank() {
-    let config = Config::from_environment().expect("the environment of a rank");
-    let world = World::init(config).expect("a world");
+    let config = Config::from_environment().expect("the environment is that of a rank");
+    let world = World::init(config).expect("the world starts");
     let what = std::env::var(WHAT).unwrap_or_default();
     if what == "trains" {
         train(&world);
@@ -39,7 +39,7 @@ pub(crate) fn run_as_a_rank() {
         world.phase("train");
         let mut numbers = [1.0f32; 256];
         let summed = world.group().all_reduce(&mut numbers, ReduceOp::Sum);
-        summed.expect("a sum of all ranks");
+        summed.expect("all ranks take part");
     }
 }
 
@@ -51,22 +51,22 @@ fn train(world: &World) {
         ..ReducerOptions::default()
     };
     let reducer = Reducer::<f32>::new(world.group(), parameters.collect(), options);
-    let mut reducer = reducer.expect("the same model on all ranks");
+    let mut reducer = reducer.expect("all ranks have the same model");
     for step in 0.. {
         world.step(step);
         reducer.begin_forward();
         std::thread::sleep(Duration::from_millis(5));
         for parameter in (0..3).rev() {
-            let gradient = reducer.gradient_mut(parameter).expect("a gradient");
+            let gradient = reducer
+                .gradient_mut(parameter)
+                .expect("the parameter has a gradient");
             gradient.fill(1.0);
             std::thread::sleep(Duration::from_millis(2));
             reducer
                 .mark_ready(parameter)
                 .expect("the parameter is part of the step");
         }
-        reducer
-            .finish_in_place()
-            .expect("the averages of all ranks");
+        reducer.finish_in_place().expect("all ranks take part");
     }
 }
 
@@ -128,7 +128,7 @@ fn list(folder: &Path) -> Vec<PathBuf> {
 fn signal(job: &Job, rank: u32, signal: Signal) {
     let process =
         rustix::process::Pid::from_raw(job.pid(rank) as i32).expect("the process id is valid");
-    rustix::process::kill_process(process, signal).expect("a child");
+    rustix::process::kill_process(process, signal).expect("the rank is a running child");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store
     let sockets = list(&job.folder().join("rings")).into_iter();
     let mut sockets = sockets.flat_map(|job| list(&job));
     let socket = sockets.find(|path| path.ends_with("1.0.sock"));
-    std::fs::remove_file(socket.expect("the endpoint of rank 1"))
+    std::fs::remove_file(socket.expect("rank 1 has an endpoint"))
         .expect("the file belongs to this test");
     session.press("dr");
     session.wait_text("3 of 4 ranks wrote their dumps");
@@ -231,7 +231,7 @@ fn endpoints_over_tcp_are_read_with_the_secret_of_the_job_and_a_refusal_is_repor
     });
     assert_eq!(stuck.findings[0].culprit_ranks, [CULPRIT]);
     assert_eq!(stuck.input.ranks_read, RANKS as usize);
-    let refused = look(Some("another-token-long-enough")).expect("a report");
+    let refused = look(Some("another-token-long-enough")).expect("the output is a report");
     assert_eq!(refused.verdict, Verdict::Inconclusive);
     assert_eq!(refused.input.ranks_expected, RANKS as usize);
     let is_reported = |problem: &Problem| {
@@ -288,9 +288,9 @@ fn a_healthy_job_raises_no_warning() {
     let (job, store) = job("");
     // On a busy machine, some rank may really be slow.
     let config = job.folder().join("rcomm");
-    std::fs::create_dir(&config).expect("a new folder");
+    std::fs::create_dir(&config).expect("the folder is new");
     let muted = "[warnings.W220]\nthreshold = 1.0\n[warnings.W240]\nenabled = false\n";
-    std::fs::write(config.join("top.toml"), muted).expect("a new file");
+    std::fs::write(config.join("top.toml"), muted).expect("the folder is writable");
     let mut session = Session::start(&["--store", &store, "--refresh", "100ms"], job.folder());
     session.wait_text("warnings: none");
     session.press("7");
@@ -324,12 +324,16 @@ fn a_rank_that_is_late_in_a_running_job_is_named() {
 
 /// Asks `rcomm-web` for a path; returns the body of its answer.
 fn get(address: SocketAddr, token: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("a server");
+    let mut stream = TcpStream::connect(address).expect("the server listens");
     let head = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n");
-    write!(stream, "{head}Authorization: Bearer {token}\r\n\r\n").expect("a request");
+    write!(stream, "{head}Authorization: Bearer {token}\r\n\r\n").expect("the server reads");
     let mut text = String::new();
-    stream.read_to_string(&mut text).expect("an answer");
-    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    stream
+        .read_to_string(&mut text)
+        .expect("the server answers in UTF-8");
+    let (head, body) = text
+        .split_once("\r\n\r\n")
+        .expect("the head ends with an empty line");
     assert!(head.contains(" 200 "), "{path}: {text}");
     body.to_owned()
 }
@@ -356,7 +360,7 @@ fn the_steps_of_reducers_are_shown_live_and_counted() {
         ..rcomm_web::Options::default()
     };
     options.pace.refresh = Duration::from_millis(100);
-    let page = rcomm_web::serve(options).expect("a page");
+    let page = rcomm_web::serve(options).expect("the page is served");
     let ask = |path: &str| get(page.address(), page.token(), path);
     let rows = wait_until("a row of each rank", || {
         if !ask("/metrics").contains("rcomm_reducer_steps_total") {
@@ -364,27 +368,34 @@ fn the_steps_of_reducers_are_shown_live_and_counted() {
         }
         let answer = ask("/api/v1/reducers");
         let answer: serde_json::Value = serde_json::from_str(&answer).expect("the text is JSON");
-        let rows = answer["reducers"].as_array().expect("a list").clone();
+        let rows = answer["reducers"]
+            .as_array()
+            .expect("the value is a list")
+            .clone();
         (rows.len() == RANKS as usize).then_some(rows)
     });
     for (row, rank) in rows.iter().zip(0..) {
         assert_eq!(row["rank"].as_u64(), Some(rank), "{row}");
-        let number = |key: &str| row[key].as_f64().expect("a number");
+        let number = |key: &str| row[key].as_f64().expect("the value is a number");
         assert_eq!(number("bytes"), 4.0 * 7168.0, "{row}");
         // The forward pass sleeps for 5 ms, and the backward pass before each of three buckets for 2 ms.
         assert!(
             number("forward_ms") >= 5.0 && number("backward_ms") >= 6.0,
             "{row}"
         );
-        let buckets = row["buckets"].as_array().expect("a list");
-        let ready = |at: usize| buckets[at]["ready_ms"].as_f64().expect("a time");
+        let buckets = row["buckets"].as_array().expect("the value is a list");
+        let ready = |at: usize| {
+            buckets[at]["ready_ms"]
+                .as_f64()
+                .expect("the value is a time")
+        };
         assert!(ready(0) >= 2.0 && ready(2) >= 6.0, "{row}");
     }
     let metrics = ask("/metrics");
     let value = |name: &str| -> f64 {
         let line = metrics.lines().find(|line| line.starts_with(name));
         let value = line.and_then(|line| line.rsplit_once(' ')).expect(name).1;
-        value.parse().expect("a number")
+        value.parse().expect("the value is a number")
     };
     let steps = value("rcomm_reducer_steps_total{desc=\"default_pg\"}");
     assert!(steps >= f64::from(RANKS), "{steps}");
@@ -402,7 +413,7 @@ fn every_view_works_through_a_collector() {
     };
     options.live.policy.overdue = Duration::from_millis(500);
     options.pace.refresh = Duration::from_millis(200);
-    let page = rcomm_web::serve(options).expect("a page");
+    let page = rcomm_web::serve(options).expect("the page is served");
     let address = format!("http://{}", page.address());
     let arguments = [
         "--collector",

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn the_late_rank_is_named_filtered_opened_and_the_terminal_restored() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();
     let mut session = Session::start(
@@ -45,7 +45,7 @@ fn the_late_rank_is_named_filtered_opened_and_the_terminal_restored() {
 /// the dark theme, and no character of the answer as a key press.
 #[test]
 fn a_light_background_gives_the_light_theme() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();
     let arguments = ["--ring-dir", &rings, "--overdue", "200ms"];
@@ -69,7 +69,7 @@ fn a_light_background_gives_the_light_theme() {
 
 #[test]
 fn a_terminal_of_one_cell_is_drawn_on_and_left() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();
     let arguments = ["--ring-dir", &rings, "--overdue", "1us"];
@@ -81,9 +81,9 @@ fn a_terminal_of_one_cell_is_drawn_on_and_left() {
 
 #[test]
 fn a_ring_of_a_newer_version_is_reported_with_those_that_are_read() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let rings = stuck_job(directory.path());
-    let ring = rings[0].storage().path().expect("a file");
+    let ring = rings[0].storage().path().expect("the ring is a file");
     let mut bytes = std::fs::read(ring).expect("the path is readable");
     bytes[8] = 9;
     std::fs::write(ring.with_file_name("7.0.ring"), bytes).expect("the path is writable");
@@ -99,7 +99,7 @@ fn a_ring_of_a_newer_version_is_reported_with_those_that_are_read() {
 
 #[test]
 fn a_job_that_ends_stays_on_the_screen_and_its_processes_are_shown_as_gone() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let rings = stuck_job(directory.path());
     let ring_dir = directory.path().display().to_string();
     let mut session = Session::start(
@@ -109,7 +109,7 @@ fn a_job_that_ends_stays_on_the_screen_and_its_processes_are_shown_as_gone() {
     session.wait_text("pty-job");
     // The job ends cleanly and removes its rings.
     for ring in &rings {
-        ring.close().expect("an open ring");
+        ring.close().expect("the ring is open");
     }
     drop(rings);
     session.press(":rank 1\r");
@@ -128,7 +128,7 @@ fn the_finding_is_drawn_in_tmux() {
         let _ = writeln!(std::io::stderr(), "skipped: tmux is not installed");
         return;
     }
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let _rings = stuck_job(directory.path());
     let socket = directory.path().join("tmux").display().to_string();
     let tmux = |arguments: &[&str]| {
@@ -166,7 +166,7 @@ fn the_finding_is_drawn_in_tmux() {
 
 #[test]
 fn a_terminal_that_cannot_move_its_cursor_is_refused_with_advice() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let arguments = ["TERM=dumb", BINARY, "demo", "stuck"];
     let mut session = Session::start_program("env", &arguments, directory.path());
     session.wait_text("use --once or --json");

@@ -22,7 +22,8 @@ pub(crate) fn ring(directory: &Path, rank: Rank, last: u64) -> FlightRecorder {
     let mut config = RecorderConfig::new("pty-job", rank, WORLD);
     config.placement = Placement::Dir(directory.to_owned());
     config.host = format!("n{:03}", rank / 2);
-    let recorder = FlightRecorder::create(&config).expect("a ring in a fresh directory");
+    let recorder =
+        FlightRecorder::create(&config).expect("a ring can be made in a fresh directory");
     let info = ProcessGroupInfo {
         id: 0,
         name: "dp_0".into(),

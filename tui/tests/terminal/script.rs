@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 #[test]
 fn once_and_json_end_with_the_verdict() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();
     let stuck = ["--ring-dir", &rings, "--overdue", "1us"];
@@ -18,7 +18,8 @@ fn once_and_json_end_with_the_verdict() {
     assert!(out.lines().count() < 30, "{out}");
     let (status, out, _) = run(&[&stuck[..], &["--json"]].concat(), directory.path());
     assert_eq!(status, Some(1));
-    let report: rcomm_analyzer::Report = serde_json::from_str(&out).expect("a report");
+    let report: rcomm_analyzer::Report =
+        serde_json::from_str(&out).expect("the output is a report");
     assert_eq!(report.findings[0].culprit_ranks, [LATE]);
     let young = ["--ring-dir", &rings, "--overdue", "1h", "--once"];
     assert_eq!(run(&young, directory.path()).0, Some(0));
@@ -26,7 +27,7 @@ fn once_and_json_end_with_the_verdict() {
 
 #[test]
 fn failures_end_with_status_two_and_a_sentence() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let ring_dir = directory.path().display().to_string();
     for (arguments, part) in [
         (
@@ -51,7 +52,7 @@ fn failures_end_with_status_two_and_a_sentence() {
 
 #[test]
 fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let rings = stuck_job(directory.path());
     let ring_dir = directory.path().display().to_string();
     let recording = directory.path().join("job.rec").display().to_string();
@@ -69,7 +70,9 @@ fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
     let replay = ["replay", "--overdue", "1us", "--json", &recording];
     let (status, again, err) = run(&replay, directory.path());
     assert_eq!(status, Some(1), "{err}");
-    let read = |text: &str| serde_json::from_str::<rcomm_analyzer::Report>(text).expect("a report");
+    let read = |text: &str| {
+        serde_json::from_str::<rcomm_analyzer::Report>(text).expect("the output is a report")
+    };
     assert_eq!(read(&live).verdict, read(&again).verdict);
     assert_eq!(
         read(&live).findings[0].sentence,
@@ -96,7 +99,7 @@ fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
 #[test]
 fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
     const ISSUED_NS: u64 = 1_795_239_695_873_462_017;
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let fixture = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../tests/fixtures/dumps/never-join-w4/pickle"
@@ -105,7 +108,7 @@ fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
         for rank in 0..4 {
             let name = format!("rank_{rank}");
             let path = directory.path().join(&name);
-            let bytes = fs::read(Path::new(fixture).join(&name)).expect("a fixture");
+            let bytes = fs::read(Path::new(fixture).join(&name)).expect("the fixture is readable");
             fs::write(&path, bytes).expect("the path is writable");
             let file = fs::File::options()
                 .write(true)

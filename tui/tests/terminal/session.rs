@@ -91,7 +91,7 @@ impl Session {
         };
         let pair = native_pty_system()
             .openpty(size)
-            .expect("a pseudo-terminal");
+            .expect("the system has a free pseudo-terminal");
         let mut command = CommandBuilder::new(program);
         command.args(arguments);
         command.env("TERM", "xterm-256color");
@@ -111,8 +111,14 @@ impl Session {
             .spawn_command(command)
             .expect("the program starts");
         drop(pair.slave);
-        let mut output = pair.master.try_clone_reader().expect("a reader");
-        let keys = pair.master.take_writer().expect("a writer");
+        let mut output = pair
+            .master
+            .try_clone_reader()
+            .expect("the terminal can be read");
+        let keys = pair
+            .master
+            .take_writer()
+            .expect("the terminal can be written to");
         let (sender, bytes) = channel();
         let reader = std::thread::spawn(move || {
             // The master stays open while a reader has it.

@@ -215,7 +215,10 @@ mod tests {
     const ALL: RangeInclusive<Rank> = 0..=Rank::MAX;
 
     fn head_of(body: &[u8]) -> RecordsHead {
-        let line = body.split(|&byte| byte == b'\n').next().expect("a head");
+        let line = body
+            .split(|&byte| byte == b'\n')
+            .next()
+            .expect("the records start with a head");
         serde_json::from_slice(line).expect("the text is JSON")
     }
 

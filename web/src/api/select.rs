@@ -150,7 +150,10 @@ mod tests {
             ..Policy::default()
         };
         let report = analyze(&simulation.dumps_at(now), &policy);
-        selected(&report, &Filter::parse(filter).expect("a valid filter"))
+        selected(
+            &report,
+            &Filter::parse(filter).expect("the filter is valid"),
+        )
     }
 
     #[test]

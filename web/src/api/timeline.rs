@@ -206,7 +206,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     fn timeline_of(filter: &str, ranks: u32) -> Timeline {
-        let filter = Filter::parse(filter).expect("a valid filter");
+        let filter = Filter::parse(filter).expect("the filter is valid");
         build_timeline(&snapshot(ranks), &filter, 2_000_000_000)
     }
 
@@ -220,7 +220,8 @@ mod tests {
         let mut source = SimulatedSource::new(simulation, move || ns);
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         live.observe(0, source.poll(Instant::now()), at);
-        live.refresh(at).expect("the first look")
+        live.refresh(at)
+            .expect("the first look finds something new")
     }
 
     #[test]
@@ -247,8 +248,11 @@ mod tests {
         newest.graph_id = Some(7);
         let timeline = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
         let json = serde_json::to_value(&timeline).expect("plain data");
-        let lanes = json["lanes"].as_array().expect("a list").iter();
-        let slices = lanes.flat_map(|lane| lane["slices"].as_array().expect("a list"));
+        let lanes = json["lanes"]
+            .as_array()
+            .expect("the value is a list")
+            .iter();
+        let slices = lanes.flat_map(|lane| lane["slices"].as_array().expect("the value is a list"));
         let graphs: Vec<_> = slices.filter_map(|slice| slice.get("graph_id")).collect();
         assert_eq!(graphs, [7]);
     }

@@ -255,7 +255,9 @@ mod tests {
         let mut source = SimulatedSource::new(simulation, move || ns);
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         live.observe(0, source.poll(Instant::now()), at);
-        let snapshot = live.refresh(at).expect("the first look");
+        let snapshot = live
+            .refresh(at)
+            .expect("the first look finds something new");
         let mut counters = Counters::default();
         counters.take(&snapshot);
         write(Some(&snapshot), &counters, form, exemplars)
@@ -331,8 +333,8 @@ mod tests {
         let web = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut files = vec![web.join("../docs/WEB.md")];
         for folder in ["deploy/grafana/dashboards", "deploy/prometheus"] {
-            let folder = std::fs::read_dir(web.join(folder)).expect("a folder");
-            files.extend(folder.map(|file| file.expect("a file").path()));
+            let folder = std::fs::read_dir(web.join(folder)).expect("the folder is readable");
+            files.extend(folder.map(|file| file.expect("the folder is readable").path()));
         }
         let known: Vec<String> = list::ALL.iter().flat_map(samples).collect();
         let mut seen = 0;

@@ -67,7 +67,7 @@ mod tests {
         let entries: Vec<_> = (first..).zip(ops).map(entry).collect();
         let group = json!({"name": "pp_1", "desc": "pp", "ranks": "[4, 5, 6]"});
         let text = json!({"version": "2.10", "pg_config": {"0": group}, "entries": entries});
-        let (dump, problems) = Dump::read(text.to_string().as_bytes()).expect("a dump");
+        let (dump, problems) = Dump::read(text.to_string().as_bytes()).expect("the text is a dump");
         assert!(problems.is_empty(), "{problems:?}");
         dump
     }
@@ -82,7 +82,9 @@ mod tests {
             let entry = &dump.entries[at];
             let message = numbers.of(entry.record_id);
             let operation = Operation::new(rank, dump, entry, message);
-            let shared = operation.shared("llama").expect("a group");
+            let shared = operation
+                .shared("llama")
+                .expect("the operation has a group");
             (shared.trace_id(), shared.span_id(rank, entry.record_id))
         };
         let ((sent, span), (received, other)) = (ids(4, &four, 2), ids(5, &five, 1));

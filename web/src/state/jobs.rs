@@ -225,12 +225,12 @@ mod tests {
 
     #[test]
     fn an_idle_job_is_forgotten_and_the_number_of_watched_jobs_is_limited() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let _rings: Vec<FlightRecorder> = (0..6)
             .map(|job| {
                 let mut config = RecorderConfig::new(format!("job{job}"), 0, 1);
                 config.placement = Placement::Dir(directory.path().to_owned());
-                FlightRecorder::create(&config).expect("a ring in a fresh directory")
+                FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
             })
             .collect();
         let directory = directory.path().to_owned();

@@ -39,13 +39,13 @@ impl Web {
         let mut stdout = BufReader::new(child.stdout.take().expect("the stream is piped"));
         let mut line = String::new();
         stdout.read_line(&mut line).expect("the address is printed");
-        let (_, rest) = line.trim().split_once("://").expect("an address");
-        let (address, query) = rest.split_once('/').expect("a path");
+        let (_, rest) = line.trim().split_once("://").expect("the line has a URL");
+        let (address, query) = rest.split_once('/').expect("the URL has a path");
         let token = query.strip_prefix("?token=").map(str::to_owned);
         Self {
             child,
             _stdout: stdout,
-            address: address.parse().expect("an address"),
+            address: address.parse().expect("the URL has an address"),
             token,
         }
     }
@@ -119,7 +119,9 @@ impl Web {
 
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("the server listens");
-        stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
+        stream
+            .set_read_timeout(Some(DEADLINE))
+            .expect("the time-out is positive");
         stream
     }
 
@@ -177,12 +179,14 @@ pub struct Answer {
 
 impl Answer {
     fn parse(text: &str) -> Self {
-        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+        let (head, body) = text
+            .split_once("\r\n\r\n")
+            .expect("an empty line follows the head");
         let status = head
             .split(' ')
             .nth(1)
             .and_then(|code| code.parse().ok())
-            .expect("a status");
+            .expect("the first line has a status");
         Self {
             status,
             head: head.to_lowercase(),

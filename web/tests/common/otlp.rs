@@ -22,10 +22,10 @@ pub struct Collector {
 
 impl Collector {
     pub fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let collector = Self {
             address: listener.local_addr().expect("the socket is bound"),
-            folder: tempfile::tempdir().expect("a directory"),
+            folder: tempfile::tempdir().expect("a temporary directory can be made"),
             taken: Arc::default(),
         };
         let (folder, taken) = (collector.folder.path().to_owned(), collector.taken.clone());

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub fn ring(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
     let mut config = RecorderConfig::new(job, rank, 2);
     config.placement = Placement::Dir(directory.to_owned());
-    FlightRecorder::create(&config).expect("a ring in a fresh directory")
+    FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
 }
 
 /// Issues a barrier with a time-out of 1 ms, which does not end.

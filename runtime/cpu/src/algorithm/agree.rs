@@ -39,7 +39,7 @@ pub(super) struct Agreement {
 #[derive(Clone, Copy)]
 pub(super) struct Participants<'a> {
     pub(super) members: &'a [usize],
-    pub(super) own: usize,
+    pub(super) index: usize,
 }
 
 impl Agreement {
@@ -52,7 +52,7 @@ impl Agreement {
         inline: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (rank, size) = (participants.own, participants.members.len());
+        let (rank, size) = (participants.index, participants.members.len());
         self.rank = rank;
         self.count += 1;
         self.outgoing.clear();
@@ -138,9 +138,9 @@ impl Agreement {
         after_header: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<usize, Failure> {
-        self.rank = participants.own;
+        self.rank = participants.index;
         self.count += 1;
-        let peer = participants.members[1 - participants.own];
+        let peer = participants.members[1 - participants.index];
         let mut ours = [0; HEADER_MESSAGE];
         ours[..HEAD].copy_from_slice(&head(self.count, 1, 1, OP_HEADER_LEN + after_header.len()));
         ours[HEAD..].copy_from_slice(&op_header.encode());
@@ -161,7 +161,7 @@ impl Agreement {
         let theirs = theirs.ok_or_else(|| garbled(channels, peer))?;
         self.op_headers.clear();
         self.op_headers.extend([op_header, theirs]);
-        self.op_headers.rotate_left(participants.own);
+        self.op_headers.rotate_left(participants.index);
         Ok(sent)
     }
 

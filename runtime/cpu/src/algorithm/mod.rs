@@ -89,7 +89,7 @@ impl ChannelEngine {
         op_header.inline = u32::try_from(inline.len()).unwrap_or(0);
         let participants = Participants {
             members: &self.members,
-            own: position.rank,
+            index: position.rank,
         };
         let agreement = &mut self.agreement;
         agreement.exchange(&mut self.channels, participants, op_header, inline, policy)?;

@@ -24,17 +24,17 @@ impl ChannelEngine {
         mut op_header: OpHeader,
         data: &mut [u8],
         by: Combination,
-        own: usize,
+        rank: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (channels, agreement, scratch) =
             (&mut self.channels, &mut self.agreement, &mut self.scratch);
-        let peer = 1 - own;
+        let peer = 1 - rank;
         let ahead = data.len().min(AHEAD);
         op_header.inline = ahead as u32;
         let participants = Participants {
             members: &self.members,
-            own,
+            index: rank,
         };
         let sent =
             agreement.exchange_pair(channels, participants, op_header, &data[..ahead], policy)?;
@@ -59,7 +59,7 @@ impl ChannelEngine {
         }
         scratch.resize(SCRATCH.min(data.len()), 0);
         let combine = |ours: &mut [u8], theirs: &[u8]| {
-            arithmetic::combine_in_place(by.op, by.dtype, ours, own, &[theirs], None);
+            arithmetic::combine_in_place(by.op, by.dtype, ours, rank, &[theirs], None);
         };
         let swap = Swap::new(peer, data, sent, scratch, &combine);
         channels.drive(&mut [Transfer::Swap(swap)], policy)

@@ -23,17 +23,17 @@ pub(crate) struct Note {
 }
 
 impl Note {
-    /// The note of rank `own`.
-    pub(crate) fn new(first_turn: u64, error: &Error, own: Rank) -> Self {
+    /// The note of rank `own_rank`.
+    pub(crate) fn new(first_turn: u64, error: &Error, own_rank: Rank) -> Self {
         Self {
             first_turn,
-            reason: error.to_note(own),
+            reason: error.to_note(own_rank),
         }
     }
 
-    /// Returns the error for an operation of rank `own` that `from`, which left this note, has ended.
-    pub(crate) fn error(&self, from: Rank, own: Rank) -> Error {
-        Error::from_note(&self.reason, from, own)
+    /// Returns the error for an operation of rank `own_rank` that `from`, which left this note, has ended.
+    pub(crate) fn error(&self, from: Rank, own_rank: Rank) -> Error {
+        Error::from_note(&self.reason, from, own_rank)
     }
 
     fn decode(bytes: &[u8]) -> Self {
@@ -44,11 +44,11 @@ impl Note {
         }
     }
 
-    /// Puts the note of rank `own` into the store.
-    pub(crate) fn publish(&self, store: &dyn Store, own: Rank) -> Result<()> {
+    /// Puts the note of rank `own_rank` into the store.
+    pub(crate) fn publish(&self, store: &dyn Store, own_rank: Rank) -> Result<()> {
         let bytes = [&self.first_turn.to_le_bytes()[..], &self.reason].concat();
-        store.set(&key(own), &bytes)?;
-        store.compare_set(FIRST_TO_GIVE_UP, b"", &own.to_le_bytes())?;
+        store.set(&key(own_rank), &bytes)?;
+        store.compare_set(FIRST_TO_GIVE_UP, b"", &own_rank.to_le_bytes())?;
         Ok(())
     }
 

@@ -55,12 +55,12 @@ pub(crate) fn compare_lists(
             };
             for (rank, op_header) in op_headers.iter().enumerate() {
                 let count = listed.get(rank).copied();
-                if count != Some(op_header.own) {
+                if count != Some(op_header.own_count) {
                     return Err(Disagreement {
                         rank,
                         message: format!(
                             "rank {rank} of the group has {} {}, but root {root} lists {} for it",
-                            op_header.own,
+                            op_header.own_count,
                             first.dtype,
                             count.unwrap_or(0)
                         ),

@@ -27,7 +27,7 @@ pub(crate) struct OpHeader {
     /// The count on which all ranks must agree.
     pub(crate) count: u64,
     /// Count of this rank's own part, if parts differ.
-    pub(crate) own: u64,
+    pub(crate) own_count: u64,
     /// A hash of the lists of counts on which all ranks must agree.
     pub(crate) lists: u64,
     /// Number of bytes of data that directly follow this header.
@@ -45,7 +45,7 @@ impl OpHeader {
             root: None,
             part: (0, 1),
             count: 0,
-            own: 0,
+            own_count: 0,
             lists: 0,
             inline: 0,
         }
@@ -63,7 +63,7 @@ impl OpHeader {
         bytes[24..28].copy_from_slice(&self.part.0.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.part.1.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.count.to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.own.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.own_count.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.lists.to_le_bytes());
         bytes
     }
@@ -89,7 +89,7 @@ impl OpHeader {
             root: Some(word(20)).filter(|&root| root != NONE),
             part: (word(24), word(28)),
             count: long(32),
-            own: long(40),
+            own_count: long(40),
             lists: long(48),
         })
     }
@@ -136,7 +136,7 @@ impl std::fmt::Display for OpHeader {
             write!(f, ", buffer {nth} of {}", self.part.1)?;
         }
         if self.op.pattern() != Pattern::Barrier {
-            write!(f, " of {} {}", self.count.max(self.own), self.dtype)?;
+            write!(f, " of {} {}", self.count.max(self.own_count), self.dtype)?;
         }
         if let Some(root) = self.root {
             write!(f, " with root {root}")?;
@@ -220,7 +220,7 @@ mod tests {
         let op_header = OpHeader {
             root: Some(3),
             part: (1, 4),
-            own: 9,
+            own_count: 9,
             lists: 77,
             inline: 5,
             ..all_reduce(1 << 40)
@@ -298,11 +298,11 @@ mod tests {
             assert_ne!(other.signature(), op_header.signature(), "{other:?}");
             assert!(compare(&[op_header, other]).is_err(), "{other:?}");
         }
-        let own = OpHeader {
-            own: 3,
+        let other_own_count = OpHeader {
+            own_count: 3,
             ..op_header
         };
-        assert_eq!(own.signature(), op_header.signature());
+        assert_eq!(other_own_count.signature(), op_header.signature());
     }
 
     #[test]

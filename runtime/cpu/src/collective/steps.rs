@@ -246,11 +246,11 @@ fn with_count(op_header: OpHeader, buffer: &Buffer<'_>) -> OpHeader {
     }
 }
 
-/// The header of an operation in which all ranks have the same list of parts. `own` is this rank's part.
-fn listed(op_header: OpHeader, own: &Buffer<'_>, parts: &[Buffer<'_>]) -> OpHeader {
+/// The header of an operation in which all ranks have the same list of parts. `own_part` is this rank's part.
+fn listed(op_header: OpHeader, own_part: &Buffer<'_>, parts: &[Buffer<'_>]) -> OpHeader {
     OpHeader {
-        dtype: own.dtype(),
-        own: own.len() as u64,
+        dtype: own_part.dtype(),
+        own_count: own_part.len() as u64,
         lists: hash_counts(counts_of(parts)),
         ..op_header
     }
@@ -264,19 +264,19 @@ fn with_part(op_header: OpHeader, at: usize, count: usize) -> OpHeader {
     }
 }
 
-/// The header and lists of a gather (`own` is the input) or scatter (`own` is the output).
+/// The header and lists of a gather (`own_part` is the input) or scatter (`own_part` is the output).
 fn rooted(
     op_header: OpHeader,
-    own: &Buffer<'_>,
+    own_part: &Buffer<'_>,
     all: &[Buffer<'_>],
     kind: OpType,
 ) -> (OpHeader, Vec<u64>) {
     match kind.parts() {
-        Parts::Equal => (with_count(op_header, own), Vec::new()),
+        Parts::Equal => (with_count(op_header, own_part), Vec::new()),
         Parts::PerRank | Parts::PerPair => {
             let op_header = OpHeader {
-                dtype: own.dtype(),
-                own: own.len() as u64,
+                dtype: own_part.dtype(),
+                own_count: own_part.len() as u64,
                 ..op_header
             };
             (op_header, counts_of(all).collect())

@@ -40,7 +40,7 @@ struct MappedBytes {
 ///
 /// The other ranks are trusted to keep to the terms, as in the exchange area.
 pub(crate) struct DirectAccess<'a> {
-    own: Exposed<'a>,
+    exposed: Exposed<'a>,
     rank: usize,
     rule: Rule,
     /// The bytes of each rank; `None` for a rank whose bytes the terms do not name.
@@ -50,7 +50,7 @@ pub(crate) struct DirectAccess<'a> {
 impl<'a> DirectAccess<'a> {
     /// Makes the access. `mapped` has the other ranks' bytes that the terms name, in the lengths of the terms.
     pub(super) fn new(
-        mut own: Exposed<'a>,
+        mut exposed: Exposed<'a>,
         rank: usize,
         terms: &AccessTerms,
         mapped: Vec<Option<RegionBytes>>,
@@ -73,16 +73,16 @@ impl<'a> DirectAccess<'a> {
                 None => {
                     assert_eq!(at, rank, "another rank's bytes are not mapped");
                     assert!(
-                        own.is_open() && own.len() == need.len,
+                        exposed.is_open() && exposed.len() == need.len,
                         "this rank's bytes are not exposed, or not in the length of the terms"
                     );
                     assert!(
-                        need.access == Access::Read || own.access() == Access::Write,
+                        need.access == Access::Read || exposed.access() == Access::Write,
                         "the terms let ranks write to a buffer lent for reading"
                     );
                     MappedBytes {
-                        start: own.start(),
-                        len: own.len(),
+                        start: exposed.start(),
+                        len: exposed.len(),
                         access: need.access,
                         _mapped: None,
                     }
@@ -92,10 +92,10 @@ impl<'a> DirectAccess<'a> {
         }
         if rank_bytes[rank].is_none() {
             // Under these terms no other rank accesses this rank's bytes.
-            own.close();
+            exposed.close();
         }
         Self {
-            own,
+            exposed,
             rank,
             rule: terms.rule,
             rank_bytes,
@@ -107,9 +107,9 @@ impl<'a> DirectAccess<'a> {
         assert_eq!(self.rule, Rule::Read, "the terms let ranks write");
         let own_or_mapped = self.rank_bytes[rank]
             .as_ref()
-            .expect("the terms name the bytes of this rank");
-        // SAFETY: the bytes are mapped (`own_or_mapped`) or lent (`own`). Under the terms all ranks only read, so no
-        // rank writes to them before this rank has announced that it has finished, which consumes this access.
+            .expect("the terms do not name the bytes of this rank");
+        // SAFETY: the bytes are mapped (`own_or_mapped`) or lent (`exposed`). Under the terms all ranks only read, so
+        // no rank writes to them before this rank has announced that it has finished, which consumes this access.
         unsafe { std::slice::from_raw_parts(own_or_mapped.start.as_ptr(), own_or_mapped.len) }
     }
 
@@ -117,14 +117,15 @@ impl<'a> DirectAccess<'a> {
     /// may access.
     pub(crate) fn of_and_own(&mut self, rank: usize) -> (&[u8], &mut [u8]) {
         assert!(
-            self.rank_bytes[self.rank].is_none() && self.own.access() == Access::Write,
+            self.rank_bytes[self.rank].is_none() && self.exposed.access() == Access::Write,
             "other ranks may access this rank's bytes, or they were lent for reading"
         );
         // SAFETY: the bytes were lent for writing. No other rank has access to them, since the terms do not name them
         // (`new`). They do not overlap other ranks' bytes, which are in other mappings.
-        let own =
-            unsafe { std::slice::from_raw_parts_mut(self.own.start().as_ptr(), self.own.len()) };
-        (self.of(rank), own)
+        let own_bytes = unsafe {
+            std::slice::from_raw_parts_mut(self.exposed.start().as_ptr(), self.exposed.len())
+        };
+        (self.of(rank), own_bytes)
     }
 
     /// Returns the range of the bytes that this rank works on for all ranks; empty unless the rule is
@@ -152,7 +153,7 @@ impl<'a> DirectAccess<'a> {
         let shares = self.rank_bytes.iter().map(|own_or_mapped| {
             let own_or_mapped = own_or_mapped
                 .as_ref()
-                .expect("the bytes of all ranks are mapped");
+                .expect("the bytes of a rank are not mapped");
             assert!(
                 bytes.end <= own_or_mapped.len,
                 "a rank has fewer bytes than the share"
@@ -186,7 +187,7 @@ impl<'a> DirectAccess<'a> {
     /// Those of the phases; the other ranks' access to this rank's bytes is then revoked.
     pub(crate) fn end(mut self, phases: &mut impl Phases) -> Result<(), Failure> {
         phases.show(&[])?;
-        self.own.close();
+        self.exposed.close();
         Ok(())
     }
 }

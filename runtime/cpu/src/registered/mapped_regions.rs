@@ -75,31 +75,31 @@ impl MappedRegions {
     /// more bytes than its region has.
     pub(crate) fn agree<'a>(
         &mut self,
-        mut own: Exposed<'a>,
+        mut exposed: Exposed<'a>,
         terms: &[AccessTerms],
         phases: &mut impl Phases,
     ) -> Result<AccessOutcome<'a>, Failure> {
-        let offer = own.open();
+        let offer = exposed.open();
         if let Err(failure) = phases.show(&Offer::encode(offer.as_ref())) {
             if let Failure::Mismatch(..) = failure {
                 // All ranks have seen that their signatures differ, so none accesses the bytes.
-                own.close();
+                exposed.close();
             }
             return Err(failure);
         }
         let offers: Vec<Option<Offer>> = (0..self.known.len())
             .map(|rank| Offer::decode(phases.shown(rank)))
             .collect();
-        let decline = |mut own: Exposed<'a>| {
-            own.close();
-            Ok(AccessOutcome::Declined(own))
+        let decline = |mut exposed: Exposed<'a>| {
+            exposed.close();
+            Ok(AccessOutcome::Declined(exposed))
         };
         let Some((number, chosen)) = terms
             .iter()
             .enumerate()
             .find_map(|(number, terms)| Some((number, chosen(terms, &offers)?)))
         else {
-            return decline(own);
+            return decline(exposed);
         };
         self.operations += 1;
         let unknown = self.unknown(&chosen);
@@ -110,10 +110,10 @@ impl MappedRegions {
             self.remember(&unknown, all_ranks_mapped);
         }
         if !self.are_mapped(&chosen) {
-            return decline(own);
+            return decline(exposed);
         }
         let mapped = self.map_chosen(&chosen).map_err(Failure::Io)?;
-        let access = DirectAccess::new(own, self.rank, &terms[number], mapped);
+        let access = DirectAccess::new(exposed, self.rank, &terms[number], mapped);
         Ok(AccessOutcome::Agreed(number, access))
     }
 

@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn only_the_file_of_the_handle_is_mapped() {
-        let own = Region::create(100).unwrap();
-        let at = own.handle();
+        let region = Region::create(100).unwrap();
+        let at = region.handle();
         assert!(Region::attach(&at).is_ok());
         assert!(Region::attach(&RegionHandle { len: 99, ..at }).is_err());
         let id = at.id ^ 1;
@@ -170,14 +170,14 @@ mod tests {
 
     #[test]
     fn emptied_memory_is_zero_in_other_mappings() {
-        let own = Region::create(5000).unwrap();
-        let other = Region::attach(&own.handle()).unwrap();
+        let region = Region::create(5000).unwrap();
+        let other = Region::attach(&region.handle()).unwrap();
         // SAFETY: byte 4,999 of 5,000, which nothing else uses in this mapping.
-        unsafe { own.start().as_ptr().add(4999).write(7) };
+        unsafe { region.start().as_ptr().add(4999).write(7) };
         assert!(!other.is_empty());
         // SAFETY: byte 4,999 of 5,000, initialized by the file, and not written during the read.
         assert_eq!(unsafe { other.start().as_ptr().add(4999).read() }, 7);
-        own.empty();
+        region.empty();
         assert!(other.is_empty());
         // SAFETY: byte 4,999 of 5,000, initialized by the file, and not written during the read.
         assert_eq!(unsafe { other.start().as_ptr().add(4999).read() }, 0);

@@ -216,11 +216,11 @@ fn broadcast_gives_every_rank_the_roots_data() {
 fn all_gather_gives_every_rank_all_inputs() {
     on_all(|rig| {
         for &count in COUNTS {
-            let own = input(rig.rank, count);
+            let own_input = input(rig.rank, count);
             let expected: Vec<f32> = (0..rig.size).flat_map(|rank| input(rank, count)).collect();
             let mut output = vec![0.0; count * rig.size];
             rig.run(Op::AllGatherSingle {
-                input: Buffer::from_slice(&own),
+                input: Buffer::from_slice(&own_input),
                 output: Buffer::from_mut(&mut output),
             })
             .unwrap();
@@ -228,7 +228,7 @@ fn all_gather_gives_every_rank_all_inputs() {
 
             let mut parts = vec![vec![0.0f32; count]; rig.size];
             rig.run(Op::AllGather {
-                input: Buffer::from_slice(&own),
+                input: Buffer::from_slice(&own_input),
                 outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),
             })
             .unwrap();
@@ -241,19 +241,19 @@ fn all_gather_gives_every_rank_all_inputs() {
 fn reduce_scatter_gives_every_rank_its_part_of_the_sum() {
     on_all(|rig| {
         for &count in COUNTS {
-            let own = input(rig.rank, count * rig.size);
+            let own_input = input(rig.rank, count * rig.size);
             let all = sum(rig.size, count * rig.size);
             let expected = &all[rig.rank * count..(rig.rank + 1) * count];
             let mut output = vec![0.0f32; count];
             rig.run(Op::ReduceScatterSingle {
-                input: Buffer::from_slice(&own),
+                input: Buffer::from_slice(&own_input),
                 output: Buffer::from_mut(&mut output),
                 op: ReduceOp::Sum.into(),
             })
             .unwrap();
             assert!(output == expected, "{count}");
             output.fill(0.0);
-            let parts = own.chunks(count.max(1)).take(rig.size);
+            let parts = own_input.chunks(count.max(1)).take(rig.size);
             let mut inputs: Vec<_> = parts.map(Buffer::from_slice).collect();
             inputs.resize_with(rig.size, || Buffer::from_slice::<f32>(&[]));
             rig.run(Op::ReduceScatter {
@@ -278,10 +278,10 @@ fn operations_with_uneven_parts_give_every_rank_its_parts() {
     on_all(|rig| {
         for &count in COUNTS {
             let lens: Vec<usize> = (0..rig.size).map(|rank| uneven(rank, count)).collect();
-            let own = input(rig.rank, lens[rig.rank]);
+            let own_input = input(rig.rank, lens[rig.rank]);
             let mut parts: Vec<Vec<f32>> = lens.iter().map(|&len| vec![0.0; len]).collect();
             rig.run(Op::AllGatherV {
-                input: Buffer::from_slice(&own),
+                input: Buffer::from_slice(&own_input),
                 outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),
             })
             .unwrap();
@@ -306,7 +306,7 @@ fn operations_with_uneven_parts_give_every_rank_its_parts() {
             let at_root = rig.rank == root;
             let outputs = parts.iter_mut().map(|p| Buffer::from_mut(p));
             rig.run(Op::GatherV {
-                input: Buffer::from_slice(&own),
+                input: Buffer::from_slice(&own_input),
                 outputs: outputs.filter(|_| at_root).collect(),
                 root: root as u32,
             })
@@ -335,10 +335,10 @@ fn gather_and_scatter_move_parts_to_and_from_the_root() {
         for &count in COUNTS {
             let root = rig.size / 2;
             let at_root = rig.rank == root;
-            let own = input(rig.rank, count);
+            let own_input = input(rig.rank, count);
             let mut parts = vec![vec![0.0f32; count]; if at_root { rig.size } else { 0 }];
             rig.run(Op::Gather {
-                input: Buffer::from_slice(&own),
+                input: Buffer::from_slice(&own_input),
                 outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),
                 root: root as u32,
             })
@@ -353,7 +353,7 @@ fn gather_and_scatter_move_parts_to_and_from_the_root() {
                 root: root as u32,
             })
             .unwrap();
-            assert!(output == own);
+            assert!(output == own_input);
         }
     });
 }
@@ -362,12 +362,12 @@ fn gather_and_scatter_move_parts_to_and_from_the_root() {
 fn all_to_all_gives_every_rank_its_part_of_all_inputs() {
     on_all(|rig| {
         for &count in COUNTS {
-            let own: Vec<f32> = (0..rig.size)
+            let own_input: Vec<f32> = (0..rig.size)
                 .flat_map(|to| input(rig.rank * 10 + to, count))
                 .collect();
-            let mut output = vec![0.0f32; own.len()];
+            let mut output = vec![0.0f32; own_input.len()];
             rig.run(Op::AllToAllSingle {
-                input: Buffer::from_slice(&own),
+                input: Buffer::from_slice(&own_input),
                 output: Buffer::from_mut(&mut output),
             })
             .unwrap();
@@ -380,14 +380,14 @@ fn all_to_all_gives_every_rank_its_part_of_all_inputs() {
             let to: Vec<usize> = (0..rig.size)
                 .map(|t| count * ((t + rig.rank) % 3))
                 .collect();
-            let own: Vec<f32> = to
+            let own_input: Vec<f32> = to
                 .iter()
                 .enumerate()
                 .flat_map(|(t, &len)| input(rig.rank * 10 + t, len))
                 .collect();
             let mut output = vec![0.0f32; to.iter().sum()];
             rig.run(Op::AllToAllVSingle {
-                input: Buffer::from_slice(&own),
+                input: Buffer::from_slice(&own_input),
                 output: Buffer::from_mut(&mut output),
                 input_splits: to.clone(),
                 output_splits: to.clone(),

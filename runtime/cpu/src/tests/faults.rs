@@ -267,7 +267,7 @@ fn rank_1_sends_noise(kind: ChannelKind, noise: &[u8]) {
                 streams: 1,
             };
             let channel = rig.factory.mesh.connect(request, &mut policy);
-            let mut channel = channel.unwrap_or_else(|_| panic!("the channel to rank 0"));
+            let mut channel = channel.unwrap_or_else(|_| panic!("no channel to rank 0"));
             let mut channel = channel.remove(0).socket;
             channel.set_nonblocking(false).unwrap();
             // An error is ignored: the peer may close the channel before it has read all bytes.

@@ -114,7 +114,7 @@ fn group_context(
     GroupContext {
         group_rank: info
             .group_rank_of(rank)
-            .expect("the rank is a member of the group"),
+            .expect("the rank is not a member of the group"),
         info,
         wire_id,
         store: Arc::new(store),

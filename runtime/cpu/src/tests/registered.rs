@@ -73,14 +73,18 @@ fn every_rank_maps_a_buffer_once_and_unmaps_it_after_it_was_freed() {
             assert_eq!(
                 mappings(address),
                 3,
-                "mapped by its owner and by the two others"
+                "not mapped by exactly its owner and the two others"
             );
             run(rig, Op::Barrier, LONG).unwrap();
         }
         let inode = inode_of(address).unwrap();
         drop(buffer);
         run(rig, Op::Barrier, LONG).unwrap();
-        assert_eq!(times_mapped(&inode), 2, "still mapped by the two others");
+        assert_eq!(
+            times_mapped(&inode),
+            2,
+            "not mapped by exactly the two others"
+        );
         run(rig, Op::Barrier, LONG).unwrap();
         // The other ranks find the region empty when the next one is mapped.
         let mut next = filled(rig, 1.0);
@@ -115,10 +119,14 @@ fn results_are_the_same_whichever_ranks_have_registered_buffers() {
                         root,
                     };
                     run(rig, reduce, LONG).unwrap();
-                    let own = rig.rank as f32 + 1.0;
-                    let expected = if rig.rank as u32 == root { total } else { own };
+                    let own_value = rig.rank as f32 + 1.0;
+                    let expected = if rig.rank as u32 == root {
+                        total
+                    } else {
+                        own_value
+                    };
                     assert!(is_all(&buffer, expected));
-                    buffer.as_mut_slice().unwrap().fill(own);
+                    buffer.as_mut_slice().unwrap().fill(own_value);
                     let broadcast = Op::Broadcast {
                         buffer: buffer.lend(),
                         root,
@@ -237,7 +245,7 @@ fn a_buffer_that_begins_inside_a_page_is_not_mapped_by_others() {
         let (left, right) = all.split_at_mut(1000);
         run(rig, sum(Buffer::from_mut(right)), LONG).unwrap();
         run(rig, Op::Barrier, LONG).unwrap();
-        assert_eq!(mappings(address), 1, "mapped by its owner alone");
+        assert_eq!(mappings(address), 1, "not mapped by its owner alone");
         run(rig, Op::Barrier, LONG).unwrap();
         assert!(left.iter().all(|&it| it == 1.0) && right.iter().all(|&it| it == 2.0));
         let (left, right) = all.split_at_mut(1024);

@@ -52,19 +52,19 @@ impl Side {
     }
 }
 
-fn run_phases(protocol: ExchangeModel, own: &Side, other: &Side) {
+fn run_phases(protocol: ExchangeModel, own_side: &Side, other_side: &Side) {
     for phase in 1..=PHASES {
         let parity = (phase % protocol.slots) as usize;
         let (written, read) = match protocol.swaps && phase >> 1 & 1 == 1 {
-            true => (other, own),
-            false => (own, other),
+            true => (other_side, own_side),
+            false => (own_side, other_side),
         };
         written.slots[parity].with_mut(|slot| {
             // SAFETY: the model must let no other thread use the cell now; loom fails the test if one does.
             unsafe { *slot = phase }
         });
-        own.flags[parity].store(phase, protocol.store);
-        while other.flags[parity].load(protocol.load) != phase {
+        own_side.flags[parity].store(phase, protocol.store);
+        while other_side.flags[parity].load(protocol.load) != phase {
             thread::yield_now();
         }
         read.slots[parity].with(|slot| {

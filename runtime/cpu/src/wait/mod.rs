@@ -258,7 +258,7 @@ mod tests {
                     std::thread::sleep(time);
                 }
                 Err(Interrupted::TimedOut) => break,
-                Err(Interrupted::Stopped(_)) => unreachable!("the wait is not stopped"),
+                Err(Interrupted::Stopped(_)) => unreachable!("the wait was stopped"),
             }
         }
         assert!(polled && slept);

@@ -316,12 +316,12 @@ fn part(parts: &[PeerPart], peer: u32) -> Result<&PeerPart> {
     parts.get(peer as usize).ok_or_else(closed)
 }
 
-/// Maps all parts that can be mapped; `memory` and `own` are this rank's part and its description. Fails with the same
-/// error on all ranks if element types differ.
+/// Maps all parts that can be mapped; `memory` and `own_description` are this rank's part and its description. Fails
+/// with the same error on all ranks if element types differ.
 fn map_parts(
     shared: &WindowState,
     memory: &RemoteMemory,
-    own: &PartDescription,
+    own_description: &PartDescription,
     gathered: &[u8],
 ) -> Result<Vec<PeerPart>> {
     let mut peer_parts = Vec::new();
@@ -333,7 +333,7 @@ fn map_parts(
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
         let bytes = usize::try_from(description.bytes).unwrap_or(usize::MAX);
-        let here = description.host != 0 && description.host == own.host;
+        let here = description.host != 0 && description.host == own_description.host;
         let map = |region: Option<RegionHandle>, least: usize| {
             let region = region.filter(|region| here && region.len >= least);
             match region.map(|region| SharedMemory::attach(&region)) {

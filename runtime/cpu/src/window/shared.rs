@@ -67,9 +67,9 @@ mod tests {
 
     #[test]
     fn two_mappings_of_one_memory_show_the_same_bytes() {
-        let own = Arc::new(SharedMemory::create(100).unwrap());
-        let other = Arc::new(SharedMemory::attach(&own.handle()).unwrap());
-        own.access().write(93, b"window!").unwrap();
+        let memory = Arc::new(SharedMemory::create(100).unwrap());
+        let other = Arc::new(SharedMemory::attach(&memory.handle()).unwrap());
+        memory.access().write(93, b"window!").unwrap();
         let mut bytes = [0; 7];
         other.access().read(93, &mut bytes).unwrap();
         assert_eq!(&bytes, b"window!");

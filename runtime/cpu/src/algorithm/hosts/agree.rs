@@ -244,7 +244,7 @@ impl HostAgreement {
         let leaders = via.layout.leaders();
         let participants = Participants {
             members: &leaders,
-            own: via.layout.host(),
+            index: via.layout.host(),
         };
         self.agreement
             .exchange(via.channels, participants, host_header, &ours, policy)

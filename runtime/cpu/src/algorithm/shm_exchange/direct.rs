@@ -86,7 +86,7 @@ impl Phases for PhaseContext<'_, '_> {
         self.shm_exchange
             .inline(rank, INLINE)
             .first_chunk()
-            .expect("a line has INLINE bytes")
+            .expect("a line has fewer than INLINE bytes")
     }
 }
 
@@ -221,11 +221,11 @@ impl PhaseContext<'_, '_> {
         let Some(regions) = self.regions.take() else {
             return Ok(Agreed::Slots(data));
         };
-        let own = Exposed::of(regions.registry(), data);
-        let outcome = regions.agree(own, terms, self);
+        let exposed = Exposed::of(regions.registry(), data);
+        let outcome = regions.agree(exposed, terms, self);
         self.regions = Some(regions);
         Ok(match outcome? {
-            AccessOutcome::Declined(own) => Agreed::Slots(own.take_back()),
+            AccessOutcome::Declined(exposed) => Agreed::Slots(exposed.take_back()),
             AccessOutcome::Agreed(number, access) => Agreed::Direct(number, access),
         })
     }
@@ -343,7 +343,7 @@ enum Agreed<'a> {
 fn written(data: Data<'_>) -> &mut [u8] {
     match data {
         Data::Write(bytes) => bytes,
-        Data::Read(_) => unreachable!("the terms require a writable buffer"),
+        Data::Read(_) => unreachable!("a buffer to read, but the terms let ranks write"),
     }
 }
 

@@ -59,12 +59,12 @@ impl PhaseContext<'_, '_> {
         }
         self.shm_exchange.expect(Traffic::Exchange);
         for range in chunks(longest, CHUNK) {
-            let own = clip(&range, input.len());
-            let piece = &mut self.shm_exchange.next_slot(range.len())[..own.len()];
-            self.copier.copy(piece, &input[own.clone()]);
+            let mine = clip(&range, input.len());
+            let piece = &mut self.shm_exchange.next_slot(range.len())[..mine.len()];
+            self.copier.copy(piece, &input[mine.clone()]);
             // This rank's own part is copied to the output now, while the bytes are still in the cache.
-            let kept = &mut outputs.part_mut(rank)[own.clone()];
-            copy_result(kept, &input[own], longest * size);
+            let kept = &mut outputs.part_mut(rank)[mine.clone()];
+            copy_result(kept, &input[mine], longest * size);
             self.run_phase(range.len())?;
             for peer in self.others() {
                 let part = outputs.part_mut(peer);
@@ -162,9 +162,9 @@ impl PhaseContext<'_, '_> {
         self.shm_exchange.expect(Traffic::OneWay);
         for range in chunks(longest, CHUNK) {
             if rank != root {
-                let own = clip(&range, input.len());
-                let piece = &mut self.shm_exchange.next_slot(range.len())[..own.len()];
-                self.copier.copy(piece, &input[own]);
+                let mine = clip(&range, input.len());
+                let piece = &mut self.shm_exchange.next_slot(range.len())[..mine.len()];
+                self.copier.copy(piece, &input[mine]);
             }
             self.run_phase(range.len())?;
             if let Some(outputs) = &mut outputs {

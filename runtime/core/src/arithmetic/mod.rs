@@ -150,13 +150,13 @@ fn combine_by_loops(
     }
 }
 
-/// As [`combine`], with `out` itself as input number `own`, counted from 0, among `others`.
+/// As [`combine`], with `out` itself as input number `own_index`, counted from 0, among `others`.
 #[inline]
 pub fn combine_in_place(
     op: ReduceOp,
     dtype: DType,
     out: &mut [u8],
-    own: usize,
+    own_index: usize,
     others: &[&[u8]],
     also: Option<&mut [u8]>,
 ) {
@@ -168,18 +168,18 @@ pub fn combine_in_place(
             out.len(),
             "an input and the output differ in length"
         );
-        if few::combine(op, dtype, out, other, own == 0) {
+        if few::combine(op, dtype, out, other, own_index == 0) {
             return;
         }
     }
-    combine_in_place_by_loops(op, dtype, out, own, others, also);
+    combine_in_place_by_loops(op, dtype, out, own_index, others, also);
 }
 
 fn combine_in_place_by_loops(
     op: ReduceOp,
     dtype: DType,
     out: &mut [u8],
-    own: usize,
+    own_index: usize,
     others: &[&[u8]],
     also: Option<&mut [u8]>,
 ) {
@@ -192,12 +192,12 @@ fn combine_in_place_by_loops(
             out.len(),
             "an input and the output differ in length"
         );
-        if at == own {
+        if at == own_index {
             sources.push(out.cast::<u8>());
         }
         sources.push(input.as_ptr());
     }
-    if own == others.len() {
+    if own_index == others.len() {
         sources.push(out.cast::<u8>());
     }
     let also = also_at(also, out.len());

@@ -154,20 +154,27 @@ fn two_short_inputs_give_the_result_of_the_loops() {
 
 #[test]
 fn combine_in_place_uses_its_own_input_at_its_position_in_the_order() {
-    for own in 0..3 {
+    for own_index in 0..3 {
         let values = [[1e8f32; 70], [1.0; 70], [-1e8; 70]];
         let bytes: Vec<Vec<u8>> = values
             .iter()
             .map(|v| v.iter().flat_map(|f| f.to_le_bytes()).collect())
             .collect();
-        let mut out = bytes[own].clone();
+        let mut out = bytes[own_index].clone();
         let others: Vec<&[u8]> = (0..3)
-            .filter(|&i| i != own)
+            .filter(|&i| i != own_index)
             .map(|i| bytes[i].as_slice())
             .collect();
-        combine_in_place(ReduceOp::Sum, DType::F32, &mut out, own, &others, None);
+        combine_in_place(
+            ReduceOp::Sum,
+            DType::F32,
+            &mut out,
+            own_index,
+            &others,
+            None,
+        );
         // (1e8 + 1) - 1e8 is 0 in f32; adding -1e8 to 1e8 first would give 1.
-        assert!(out.iter().all(|&b| b == 0), "own input at {own}");
+        assert!(out.iter().all(|&b| b == 0), "own input at {own_index}");
     }
 }
 

@@ -90,7 +90,7 @@ impl Parts {
 #[derive(Default)]
 struct Lost {
     /// Of this rank's own elements.
-    own: Vec<f32>,
+    elements: Vec<f32>,
     /// Of the sums of this rank's part.
     sums: Vec<f32>,
     /// The rank and the size of the group to which the part belongs.
@@ -134,14 +134,14 @@ fn gather(
     if all.is_empty() {
         return Ok(());
     }
-    let own = parts.range(group.rank() as usize);
-    let mut sums = vec![0.0f32; own.len()];
+    let own_part = parts.range(group.rank() as usize);
+    let mut sums = vec![0.0f32; own_part.len()];
     // The parts are added in the order of the ranks. Only this rank computes these sums, so all ranks get the same
     // bits.
     for message in received.chunks_exact(parts.message()) {
-        parts.dequantize(message, own.len(), |at, value| sums[at] += value);
+        parts.dequantize(message, own_part.len(), |at, value| sums[at] += value);
     }
-    lost.resize(own.len(), 0.0);
+    lost.resize(own_part.len(), 0.0);
     for (lost, sum) in lost.iter_mut().zip(&sums) {
         *lost += sum * factor;
     }
@@ -217,11 +217,11 @@ impl<T: Gradient> CommHook<T> for Int8CompressHook {
         } = bucket;
         let mut all = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         let lost = all.entry(index).or_default();
-        lost.own.resize(gradients.len(), 0.0);
-        for (lost, gradient) in lost.own.iter_mut().zip(&gradients) {
+        lost.elements.resize(gradients.len(), 0.0);
+        for (lost, gradient) in lost.elements.iter_mut().zip(&gradients) {
             *lost += gradient.to_f32();
         }
-        let scattered = scatter(group, &mut lost.own)?;
+        let scattered = scatter(group, &mut lost.elements)?;
         drop(all);
         let (group, lost) = (group.clone(), Arc::clone(&self.lost));
         let factor = 1.0 / group.size() as f32;
@@ -263,10 +263,10 @@ mod tests {
                 let mut read = Vec::new();
                 parts.dequantize(&message, range.len(), |_, value| read.push(value));
                 prop_assert_eq!(read.len(), range.len());
-                let own = &values[range];
-                for (at, (read, value)) in read.iter().zip(own).enumerate() {
+                let part = &values[range];
+                for (at, (read, value)) in read.iter().zip(part).enumerate() {
                     let begin = at / BLOCK * BLOCK;
-                    let block = &own[begin..(begin + BLOCK).min(own.len())];
+                    let block = &part[begin..(begin + BLOCK).min(part.len())];
                     let largest = block.iter().fold(0.0f32, |most, it| most.max(it.abs()));
                     prop_assert!((read - value).abs() <= largest / 254.0 * 1.001);
                     prop_assert!((read + lost[at] - value).abs() <= largest * 1e-6);

@@ -210,10 +210,10 @@ fn op_record<T: Element>(shape: &[u64]) -> OpRecord<'_> {
     }
 }
 
-fn all_gather_v<T: Element>(share: &mut Share, own: &[T], parts: &mut [Vec<T>]) -> Result<()> {
+fn all_gather_v<T: Element>(share: &mut Share, input: &[T], parts: &mut [Vec<T>]) -> Result<()> {
     let parts = parts.iter_mut().map(|part| Buffer::from_mut(part));
     let mut op = Op::AllGatherV {
-        input: Buffer::from_slice(own),
+        input: Buffer::from_slice(input),
         outputs: parts.collect(),
     };
     share.run(&mut op)?;

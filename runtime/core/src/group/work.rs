@@ -26,14 +26,14 @@ use std::time::{Duration, Instant};
 /// The records of one operation: the members of a coalesced block, then its own.
 pub(crate) struct Tickets {
     pub(crate) members: Vec<Ticket>,
-    pub(crate) own: Ticket,
+    pub(crate) operation: Ticket,
 }
 
 impl Tickets {
     #[inline]
     fn for_each(&self, mut note: impl FnMut(Ticket)) {
         self.members.iter().for_each(|&member| note(member));
-        note(self.own);
+        note(self.operation);
     }
 
     pub(crate) fn started(&self, recorder: &FlightRecorder) {
@@ -288,7 +288,7 @@ impl Observer for InFlightOp {
     }
 
     fn call_site(&self) -> Option<Frame> {
-        self.group.recorder().call_site(self.tickets.own)
+        self.group.recorder().call_site(self.tickets.operation)
     }
 }
 

@@ -28,21 +28,21 @@ impl ErrorKind {
 }
 
 impl Error {
-    /// The error of an abort by the program of rank `own` (this rank).
-    pub fn aborted(own: Rank, reason: &str) -> Self {
-        let failure = Failure::new(FailureKind::Abort, &[own], own, reason);
+    /// The error of an abort by the program of rank `own_rank` (this rank).
+    pub fn aborted(own_rank: Rank, reason: &str) -> Self {
+        let failure = Failure::new(FailureKind::Abort, &[own_rank], own_rank, reason);
         let message = format!("aborted by the program: {}", failure.text);
         Self::new(ErrorKind::Aborted, message).with_failure(failure)
     }
 
-    /// The facts as rank `own` (this rank) records and publishes them: without group, operation and time.
-    pub fn failure(&self, own: Rank) -> Failure {
+    /// The facts as rank `own_rank` (this rank) records and publishes them: without group, operation and time.
+    pub fn failure(&self, own_rank: Rank) -> Failure {
         match self.known_failure() {
             Some(known) => known.clone(),
             None => Failure::new(
                 self.kind().as_failure(),
                 self.ranks(),
-                own,
+                own_rank,
                 self.message_with_cause(),
             ),
         }
@@ -67,13 +67,13 @@ impl Error {
     }
 
     /// The facts as a note for the other ranks, which [`from_note`](Self::from_note) reads.
-    pub fn to_note(&self, own: Rank) -> Vec<u8> {
-        serde_json::to_vec(&self.failure(own)).unwrap_or_default()
+    pub fn to_note(&self, own_rank: Rank) -> Vec<u8> {
+        serde_json::to_vec(&self.failure(own_rank)).unwrap_or_default()
     }
 
-    /// The error of an operation that failed on rank `own` (this rank), because rank `from` had ended the
+    /// The error of an operation that failed on rank `own_rank` (this rank), because rank `from` had ended the
     /// group's operations and left this note. If the note cannot be read, the error says so.
-    pub fn from_note(note: &[u8], from: Rank, own: Rank) -> Self {
+    pub fn from_note(note: &[u8], from: Rank, own_rank: Rank) -> Self {
         let read = serde_json::from_slice::<Failure>(&note[..note.len().min(MAX_NOTE_BYTES)]);
         let Ok(mut failure) = read else {
             let message = format!("rank {from} gave up, for a reason that cannot be read");
@@ -81,7 +81,7 @@ impl Error {
         };
         failure.limit();
         let Failure { text, seen_by, .. } = &failure;
-        let others = |rank: &&Rank| **rank != from && **rank != own;
+        let others = |rank: &&Rank| **rank != from && **rank != own_rank;
         let culprits: Vec<Rank> = failure.ranks.iter().filter(others).copied().collect();
         let error = match (failure.kind, culprits.as_slice()) {
             (FailureKind::Abort, _) => {

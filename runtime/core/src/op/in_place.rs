@@ -9,33 +9,35 @@ use crate::op::buffer::{Buffer, Device};
 use crate::op::error::Result;
 
 impl<'a> Op<'a> {
-    /// Copies the inputs that share memory with the output as NCCL allows it, on rank `own` of `size`. Other memory
-    /// that overlaps is left as it is, and refused by [`validate`](Self::validate).
+    /// Copies the inputs that share memory with the output as NCCL allows it, on rank `own_rank` of `size`. Other
+    /// memory that overlaps is left as it is, and refused by [`validate`](Self::validate).
     ///
     /// # Errors
     /// `InvalidArgument` if a copy cannot be allocated.
     #[inline]
-    pub(crate) fn copy_shared_inputs(&mut self, own: u32, size: u32) -> Result<()> {
-        let (own, size) = (own as usize, size as usize);
+    pub(crate) fn copy_shared_inputs(&mut self, own_rank: u32, size: u32) -> Result<()> {
+        let (own_rank, size) = (own_rank as usize, size as usize);
         match self {
             Self::AllGatherSingle { input, output } => {
-                copy_if(is_part(input, output, own, size), input)
+                copy_if(is_part(input, output, own_rank, size), input)
             }
             Self::AllGather { input, outputs } | Self::AllGatherV { input, outputs } => {
-                let is_own = outputs.get(own).is_some_and(|part| is_same(input, part));
+                let is_own = outputs
+                    .get(own_rank)
+                    .is_some_and(|part| is_same(input, part));
                 copy_if(is_own, input)
             }
             Self::AllGatherCoalesced { inputs, outputs } => {
                 let mut pairs = inputs.iter_mut().zip(outputs);
                 pairs.try_for_each(|(input, output)| {
-                    copy_if(is_part(input, output, own, size), input)
+                    copy_if(is_part(input, output, own_rank, size), input)
                 })
             }
             Self::ReduceScatterSingle { input, output, .. } => {
-                copy_if(is_part(output, input, own, size), input)
+                copy_if(is_part(output, input, own_rank, size), input)
             }
             Self::ReduceScatter { inputs, output, .. }
-            | Self::ReduceScatterV { inputs, output, .. } => match inputs.get_mut(own) {
+            | Self::ReduceScatterV { inputs, output, .. } => match inputs.get_mut(own_rank) {
                 Some(input) => copy_if(is_same(input, output), input),
                 None => Ok(()),
             },
@@ -44,13 +46,13 @@ impl<'a> Op<'a> {
             } => {
                 let mut pairs = inputs.iter_mut().zip(outputs);
                 pairs.try_for_each(|(input, output)| {
-                    copy_if(is_part(output, input, own, size), input)
+                    copy_if(is_part(output, input, own_rank, size), input)
                 })
             }
             Self::Coalesced(ops) => {
-                let (own, size) = (own as u32, size as u32);
+                let (own_rank, size) = (own_rank as u32, size as u32);
                 let mut ops = ops.iter_mut();
-                ops.try_for_each(|op| op.copy_shared_inputs(own, size))
+                ops.try_for_each(|op| op.copy_shared_inputs(own_rank, size))
             }
             Self::AllReduce { .. }
             | Self::AllReduceCoalesced { .. }
@@ -78,14 +80,14 @@ fn copy_if<'a>(shares: bool, input: &mut Buffer<'a>) -> Result<()> {
     Ok(())
 }
 
-/// Whether `part` is exactly part `own` of the `size` equal parts of `whole`, in foreign memory of the host: slices and
-/// vectors cannot share memory.
+/// Whether `part` is exactly part `own_rank` of the `size` equal parts of `whole`, in foreign memory of the host:
+/// slices and vectors cannot share memory.
 #[inline]
-fn is_part(part: &Buffer<'_>, whole: &Buffer<'_>, own: usize, size: usize) -> bool {
+fn is_part(part: &Buffer<'_>, whole: &Buffer<'_>, own_rank: usize, size: usize) -> bool {
     let is_candidate = is_shareable(part) && is_shareable(whole) && part.dtype() == whole.dtype();
     is_candidate
         && part.len().checked_mul(size) == Some(whole.len())
-        && part.as_ptr().addr() == whole.as_ptr().addr() + own * part.size_bytes()
+        && part.as_ptr().addr() == whole.as_ptr().addr() + own_rank * part.size_bytes()
 }
 
 #[inline]

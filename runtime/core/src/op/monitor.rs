@@ -124,7 +124,7 @@ pub(crate) mod model {
 
     impl<T, W: Wakes> Shared<T> for Model<T, W> {
         fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
-            body(&mut self.state.lock().expect("no thread has panicked"))
+            body(&mut self.state.lock().expect("a thread has panicked"))
         }
 
         fn wake_all(&self) {
@@ -137,9 +137,9 @@ pub(crate) mod model {
             ready: impl Fn(&T) -> bool,
             body: impl FnOnce(&mut T) -> R,
         ) -> R {
-            let mut state = self.state.lock().expect("no thread has panicked");
+            let mut state = self.state.lock().expect("a thread has panicked");
             while !ready(&state) {
-                state = self.changed.wait(state).expect("no thread has panicked");
+                state = self.changed.wait(state).expect("a thread has panicked");
             }
             body(&mut state)
         }

@@ -135,12 +135,14 @@ mod tests {
     #[test]
     fn a_silent_watchdog_is_reported_once_and_all_ranks_dump() {
         let store = Arc::new(HashStore::new());
-        let (own, dumped, mut own_thread) = broadcast(0, &store, Duration::from_millis(10));
+        let (own_broadcast, dumped, mut own_thread) =
+            broadcast(0, &store, Duration::from_millis(10));
         let (_other, other_dumped, mut other_thread) =
             broadcast(1, &store, Duration::from_millis(10));
         let long = Duration::from_secs(30);
         let watch = Arc::new(Watch::default());
-        let mut monitor = HeartbeatMonitor::start(watch, own, Duration::from_millis(20)).unwrap();
+        let mut monitor =
+            HeartbeatMonitor::start(watch, own_broadcast, Duration::from_millis(20)).unwrap();
         let (reason, flag) = dumped.recv_timeout(long).unwrap();
         assert_eq!(reason, STUCK_MESSAGE);
         assert!(flag, "the flag was not set before the dump");

@@ -82,7 +82,7 @@ impl<B: BackendSet> WorldBuilder<B> {
     /// interface.
     ///
     /// # Errors
-    /// `Rendezvous` says what is wrong with the URL; `Io` if the file cannot be opened.
+    /// `Rendezvous` says what is wrong with the URL; otherwise those of [`FileStore::open`], if the URL names a file.
     pub fn init_method(
         mut self,
         url: &str,

@@ -116,7 +116,7 @@ impl<B: BackendSet> World<B> {
         })
     }
 
-    /// Ends everything of this world but its store, which it returns if this process serves it.
+    /// Ends everything of this world but its store; returns the store's server if it runs in this process.
     fn end_for_next(&mut self, deadline: Deadline) -> Option<TcpStoreServer> {
         for group in self.shared.watch.groups().iter().rev() {
             if let Err(error) = group.shut_down(deadline) {
@@ -142,7 +142,7 @@ pub(super) fn place_in(place: &Rendezvous, round: &Round) -> Rendezvous {
     Rendezvous {
         world_size: round.size,
         attempt: round.attempt,
-        // How many of further ranks are on this host is not known.
+        // How many of the further ranks are on this host is not known.
         local_world_size: place.local_world_size.filter(|_| is_as_large),
         ..place.clone()
     }

@@ -95,7 +95,7 @@ enum Missed {
     NoRound,
     /// The newest round has another process for this rank, or no such rank.
     Closed(Round),
-    /// Not all ranks came to the round of this attempt.
+    /// The ranks did not find each other in the round of this attempt.
     Failed(u32, Error),
 }
 

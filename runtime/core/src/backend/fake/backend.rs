@@ -216,16 +216,16 @@ impl Backend for FakeBackend {
     fn abort(&self, reason: &AbortReason) {
         let mut state = self.fabric.lock();
         let group_state = state.groups.entry(self.group.wire_id).or_default();
-        let own = self.group.group_rank;
+        let own_rank = self.group.group_rank;
         let lost = Error::new(
             ErrorKind::PeerLost,
             format!("rank {} left the group: {reason}", self.rank),
         )
         .with_rank(self.rank);
-        group_state.left.entry(own).or_insert(lost.clone());
+        group_state.left.entry(own_rank).or_insert(lost.clone());
         for (_, members) in std::mem::take(&mut group_state.turns) {
             for (rank, ticket) in members.into_iter().enumerate() {
-                let error = if rank == own as usize {
+                let error = if rank == own_rank as usize {
                     &reason.error
                 } else {
                     &lost
@@ -237,9 +237,9 @@ impl Backend for FakeBackend {
         }
         group_state.unmatched.retain(|message| {
             let peer = end_of(&message.ticket.lock(), message.part).peer;
-            let error = match (message.owner == own, peer) {
+            let error = match (message.owner == own_rank, peer) {
                 (true, _) => &reason.error,
-                (false, Some(peer)) if peer == own => &lost,
+                (false, Some(peer)) if peer == own_rank => &lost,
                 _ => return true,
             };
             message.ticket.end(Progress::Failed(error.clone()));
@@ -260,12 +260,13 @@ struct MessageEnd {
 }
 
 impl MessageEnd {
-    /// Whether this end, of group rank `own`, and `other`, of group rank `other_rank`, are the two ends of one message.
-    fn matches_with(&self, own: u32, other: &MessageEnd, other_rank: u32) -> bool {
+    /// Whether this end, of group rank `own_rank`, and `other`, of group rank `other_rank`, are the two ends of one
+    /// message.
+    fn matches_with(&self, own_rank: u32, other: &MessageEnd, other_rank: u32) -> bool {
         self.is_send != other.is_send
             && self.tag == other.tag
             && self.peer.is_none_or(|peer| peer == other_rank)
-            && other.peer.is_none_or(|peer| peer == own)
+            && other.peer.is_none_or(|peer| peer == own_rank)
     }
 }
 

@@ -142,9 +142,9 @@ fn move_bytes(ops: &mut [Op<'static>]) -> Result<()> {
     let reductions: Vec<Reduction> = ops.iter().filter_map(Op::reduction).collect();
     // The final value of each rank's i-th output.
     let mut results: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
-    for own in 0..size {
-        let outputs = 0..ops[own].outputs().len();
-        let result = outputs.map(|at| output_of(ops, &reductions, own, at));
+    for rank in 0..size {
+        let outputs = 0..ops[rank].outputs().len();
+        let result = outputs.map(|at| output_of(ops, &reductions, rank, at));
         results.push(result.collect::<Result<_>>()?);
     }
     for (op, results) in ops.iter_mut().zip(results) {
@@ -157,11 +157,11 @@ fn move_bytes(ops: &mut [Op<'static>]) -> Result<()> {
     Ok(())
 }
 
-/// The final value of rank `own`'s output `at`; `None` if it is unchanged.
+/// The final value of output `at` of `rank`; `None` if it is unchanged.
 fn output_of(
     ops: &[Op<'_>],
     reductions: &[Reduction],
-    own: usize,
+    rank: usize,
     at: usize,
 ) -> Result<Option<Vec<u8>>> {
     let size = ops.len();
@@ -174,26 +174,26 @@ fn output_of(
     let root = ops[0].root().unwrap_or(0) as usize;
     let bytes = match kind.pattern() {
         Pattern::AllReduce => combine(&all(at), reductions)?,
-        Pattern::Reduce if own == root => combine(&all(at), reductions)?,
-        Pattern::Broadcast if own != root => bytes_of(&ops[root].inputs()[at])?,
+        Pattern::Reduce if rank == root => combine(&all(at), reductions)?,
+        Pattern::Broadcast if rank != root => bytes_of(&ops[root].inputs()[at])?,
         Pattern::AllGather | Pattern::Gather if is_list => bytes_of(&ops[at].inputs()[0])?,
-        Pattern::Gather if own != root => return Ok(None),
+        Pattern::Gather if rank != root => return Ok(None),
         Pattern::AllGather | Pattern::Gather => {
             let parts = all(at).into_iter().map(bytes_of);
             parts.collect::<Result<Vec<_>>>()?.concat()
         }
-        Pattern::ReduceScatter if is_list => combine(&all(own), reductions)?,
-        Pattern::ReduceScatter => part(&combine(&all(at), reductions)?, own, size).to_vec(),
-        Pattern::AllToAll if is_list => bytes_of(&ops[at].inputs()[own])?,
-        Pattern::AllToAll if kind.has_splits() => collect_splits(ops, own)?,
+        Pattern::ReduceScatter if is_list => combine(&all(rank), reductions)?,
+        Pattern::ReduceScatter => part(&combine(&all(at), reductions)?, rank, size).to_vec(),
+        Pattern::AllToAll if is_list => bytes_of(&ops[at].inputs()[rank])?,
+        Pattern::AllToAll if kind.has_splits() => collect_splits(ops, rank)?,
         Pattern::AllToAll => {
             let wholes = all(0).into_iter().map(bytes_of);
             let wholes = wholes.collect::<Result<Vec<_>>>()?;
-            let parts = wholes.iter().map(|whole| part(whole, own, size));
+            let parts = wholes.iter().map(|whole| part(whole, rank, size));
             parts.collect::<Vec<_>>().concat()
         }
-        Pattern::Scatter if is_list => bytes_of(&ops[root].inputs()[own])?,
-        Pattern::Scatter => part(ops[root].inputs()[0].as_bytes()?, own, size).to_vec(),
+        Pattern::Scatter if is_list => bytes_of(&ops[root].inputs()[rank])?,
+        Pattern::Scatter => part(ops[root].inputs()[0].as_bytes()?, rank, size).to_vec(),
         Pattern::Reduce
         | Pattern::Broadcast
         | Pattern::Barrier
@@ -207,8 +207,8 @@ fn output_of(
     Ok(Some(bytes))
 }
 
-/// The data for rank `own` in an all-to-all of uneven parts.
-fn collect_splits(ops: &[Op<'_>], own: usize) -> Result<Vec<u8>> {
+/// The data for `rank` in an all-to-all of uneven parts.
+fn collect_splits(ops: &[Op<'_>], rank: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for op in ops {
         let Some((input_splits, _)) = op.splits() else {
@@ -216,8 +216,8 @@ fn collect_splits(ops: &[Op<'_>], own: usize) -> Result<Vec<u8>> {
         };
         let input = &op.inputs()[0];
         let element = crate::op::buffer::element_size(input.dtype());
-        let before: usize = input_splits[..own].iter().sum();
-        let range = before * element..(before + input_splits[own]) * element;
+        let before: usize = input_splits[..rank].iter().sum();
+        let range = before * element..(before + input_splits[rank]) * element;
         bytes.extend_from_slice(&input.as_bytes()?[range]);
     }
     Ok(bytes)

@@ -108,7 +108,7 @@ impl FakeFabric {
         Arc::new(Self::default())
     }
 
-    /// Adds a fault. Its group may be made later.
+    /// Adds a fault. Before any group is made, the fault may name any group.
     ///
     /// # Errors
     /// `InvalidArgument` if groups were made and none has this name, or if the rank is not in the group: the fault

@@ -243,7 +243,7 @@ mod tests {
     }
 
     fn message(pairs: &[(&str, &str)]) -> String {
-        let error = from(pairs).expect_err("a wrong environment");
+        let error = from(pairs).expect_err("a wrong environment was accepted");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
         error.to_string()
     }

@@ -346,7 +346,9 @@ mod tests {
     fn an_explicit_rendezvous_is_checked() {
         let wrong = |rank, world_size, port| {
             let rendezvous = Rendezvous::explicit(rank, world_size, "node0", port);
-            rendezvous.expect_err("wrong").to_string()
+            rendezvous
+                .expect_err("wrong values were accepted")
+                .to_string()
         };
         assert_eq!(
             wrong(2, 2, 1),
@@ -364,7 +366,9 @@ mod tests {
         let store = HashStore::new();
         let rendezvous = rendezvous();
         rendezvous.check_in(&store).unwrap();
-        let again = rendezvous.check_in(&store).expect_err("started twice");
+        let again = rendezvous
+            .check_in(&store)
+            .expect_err("a second start was accepted");
         assert_eq!(
             again.to_string(),
             "rank 3 of job \"train\" was started 2 times"
@@ -390,7 +394,7 @@ mod tests {
         assert_eq!(
             other
                 .check_in(&store)
-                .expect_err("sizes differ")
+                .expect_err("another world size was accepted")
                 .to_string(),
             "rank 4 was given a world size of 16, another rank of job \"train\" one of 8"
         );
@@ -399,7 +403,10 @@ mod tests {
             ..rendezvous
         };
         assert_eq!(
-            other.check_in(&store).expect_err("jobs differ").to_string(),
+            other
+                .check_in(&store)
+                .expect_err("another job was accepted")
+                .to_string(),
             "the store at node0:29500 serves job \"train\", not \"eval\": two jobs share MASTER_PORT"
         );
     }

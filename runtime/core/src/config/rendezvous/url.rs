@@ -93,7 +93,7 @@ mod tests {
         let parse = |url| InitMethod::parse(url, None, None);
         assert_eq!(parse("env://").unwrap(), InitMethod::Environment);
         let InitMethod::Tcp(place) = parse("tcp://node0:29500?rank=1&world_size=4").unwrap() else {
-            panic!("tcp");
+            panic!("not read as a TCP address");
         };
         assert_eq!(
             (place.rank, place.world_size, place.master_port),
@@ -104,7 +104,7 @@ mod tests {
         assert!(matches!(six, InitMethod::Tcp(place) if place.master_addr == "::1"));
         let file = InitMethod::parse("file:///tmp/meet", Some(2), Some(3)).unwrap();
         let InitMethod::File(path, place) = file else {
-            panic!("file");
+            panic!("not read as a file");
         };
         assert_eq!(path, PathBuf::from("/tmp/meet"));
         assert_eq!((place.job.as_str(), place.rank), ("meet", 2));

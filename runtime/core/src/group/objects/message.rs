@@ -39,8 +39,8 @@ impl ProcessGroup {
         let send = |buffer| Op::Send { buffer, peer, tag };
         let mut first = send(Buffer::from_vec(vec![len]));
         self.refuse_peer(&first)?;
-        let own = self.rank();
-        let fits = check_lengths(&[len], |_| own);
+        let own_rank = self.rank();
+        let fits = check_lengths(&[len], |_| own_rank);
         if fits.is_ok() {
             first = Op::Coalesced(vec![first, send(Buffer::from_vec(bytes))]);
         }

@@ -233,7 +233,7 @@ impl Group {
             inputs: op_record.tensor.as_slice(),
             ..SignatureKey::default()
         };
-        let own = self.recorder.begin(&Operation {
+        let operation = self.recorder.begin(&Operation {
             collective_seq_id: issue.collective_seq,
             p2p_seq_id: issue.p2p_seq,
             op_id: issue.op_id,
@@ -244,7 +244,7 @@ impl Group {
             ..Operation::new(self.handle, op_record.op, SignatureRef::Key(&key))
         });
         let op_info = OpInfo {
-            record_id: own.record_id(),
+            record_id: operation.record_id(),
             op: op_record.op,
             seq,
             is_p2p,
@@ -268,7 +268,7 @@ impl Group {
             hints: *options.hints,
         };
         let members = Vec::new();
-        Ok((op_info, Tickets { members, own }, share))
+        Ok((op_info, Tickets { members, operation }, share))
     }
 
     /// Counts the turn of a collective as ended.

@@ -139,9 +139,9 @@ impl Group {
 
     #[inline]
     fn check(&self, op: &mut Op<'_>) -> Result<usize> {
-        let (own, size) = (self.group_rank, self.size());
-        let copied = op.copy_shared_inputs(own, size);
-        let checked = copied.and_then(|()| op.validate(own, size));
+        let (own_rank, size) = (self.group_rank, self.size());
+        let copied = op.copy_shared_inputs(own_rank, size);
+        let checked = copied.and_then(|()| op.validate(own_rank, size));
         match checked.and_then(|()| self.lane_of(op)) {
             Ok(lane) => Ok(lane),
             Err(error) => Err(error.in_group(self.label())),
@@ -287,7 +287,7 @@ impl Group {
         // No record has the number 0.
         let tickets = Tickets {
             members: Vec::new(),
-            own: Ticket::of_words([0; 3]),
+            operation: Ticket::of_words([0; 3]),
         };
         let in_flight = InFlightOp::new(self.clone(), op_info, tickets);
         in_flight.launched(Arc::new(Ended(Mutex::new(Some(op)))));
@@ -317,7 +317,7 @@ impl Group {
         let SeqIds { seq, turn } = issue.next(lane, is_p2p);
         let tickets = self.record_all(issue, op, &params);
         let op_info = OpInfo {
-            record_id: tickets.own.record_id(),
+            record_id: tickets.operation.record_id(),
             op: op.op_type(),
             seq,
             is_p2p,
@@ -341,8 +341,8 @@ impl Group {
         } else {
             Vec::new()
         };
-        let own = self.record(issue, op, params);
-        Tickets { members, own }
+        let operation = self.record(issue, op, params);
+        Tickets { members, operation }
     }
 
     #[cold]
@@ -531,7 +531,7 @@ impl Observer for Recorded<'_> {
     fn ended(&self) {}
 
     fn call_site(&self) -> Option<Frame> {
-        self.recorder.call_site(self.tickets.own)
+        self.recorder.call_site(self.tickets.operation)
     }
 }
 

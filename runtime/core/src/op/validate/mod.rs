@@ -12,25 +12,25 @@ use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 
 impl<'a> Op<'a> {
-    /// Refuses arguments that rank `own` of a group of `size` ranks can see to be wrong.
+    /// Refuses arguments that rank `own_rank` of a group of `size` ranks can see to be wrong.
     ///
     /// # Errors
     /// `InvalidArgument` or `Unsupported`, naming operation and argument. Nothing was sent: the group
     /// is still usable.
     #[inline]
-    pub fn validate(&self, own: u32, size: u32) -> Result<()> {
-        if self.is_plain(own, size) {
+    pub fn validate(&self, own_rank: u32, size: u32) -> Result<()> {
+        if self.is_plain(own_rank, size) {
             return Ok(());
         }
-        self.check(own, size)
-            .and_then(|()| self.check_overlaps(own))
+        self.check(own_rank, size)
+            .and_then(|()| self.check_overlaps(own_rank))
             .map_err(|wrong| self.refusal(wrong))
     }
 
     /// A cheap check that accepts the most frequent operations over the caller's slices. All others are
     /// checked in full.
     #[inline]
-    fn is_plain(&self, own: u32, size: u32) -> bool {
+    fn is_plain(&self, own_rank: u32, size: u32) -> bool {
         // Lent memory is host memory, and Rust ensures that no other loan overlaps one for writing.
         let writable = |buffer: &Buffer<'_>| buffer.is_lent() && buffer.is_writable();
         let holds = |whole: &Buffer<'_>, part: &Buffer<'_>| {
@@ -80,7 +80,7 @@ impl<'a> Op<'a> {
                 inputs.iter().all(Buffer::is_lent)
                     && outputs.iter().all(writable)
                     && peer < size
-                    && peer != own
+                    && peer != own_rank
             }
             Pattern::Reduce
             | Pattern::Broadcast
@@ -108,16 +108,16 @@ impl<'a> Op<'a> {
     /// Refuses memory that one buffer of the operation writes and another one uses. Slices and vectors cannot
     /// overlap, so only foreign memory is checked.
     #[inline]
-    fn check_overlaps(&self, own: u32) -> Result<(), Refusal> {
+    fn check_overlaps(&self, own_rank: u32) -> Result<(), Refusal> {
         if !self.has_foreign_memory() {
             return Ok(());
         }
-        self.compare_uses(own)
+        self.compare_uses(own_rank)
     }
 
-    fn compare_uses(&self, own: u32) -> Result<(), Refusal> {
+    fn compare_uses(&self, own_rank: u32) -> Result<(), Refusal> {
         let mut uses = Vec::new();
-        self.collect_uses(own, &mut uses);
+        self.collect_uses(own_rank, &mut uses);
         uses.sort_by_key(|it| it.start);
         // The use with the highest end address so far: of all uses, and of those that write.
         let mut furthest: [Option<&Use<'_, '_>>; 2] = [None, None];
@@ -150,9 +150,9 @@ impl<'a> Op<'a> {
         }
     }
 
-    fn collect_uses<'b>(&'b self, own: u32, uses: &mut Vec<Use<'b, 'a>>) {
+    fn collect_uses<'b>(&'b self, own_rank: u32, uses: &mut Vec<Use<'b, 'a>>) {
         if let Self::Coalesced(ops) = self {
-            ops.iter().for_each(|op| op.collect_uses(own, uses));
+            ops.iter().for_each(|op| op.collect_uses(own_rank, uses));
             return;
         }
         let mut add = |buffer: &'b Buffer<'a>, writes: bool| {
@@ -166,19 +166,19 @@ impl<'a> Op<'a> {
                 });
             }
         };
-        let writes = !self.reads_only(own);
+        let writes = !self.reads_only(own_rank);
         self.outputs().iter().for_each(|buffer| add(buffer, writes));
         let inputs = self.inputs_only().iter();
         inputs.for_each(|buffer| add(buffer, false));
     }
 
     /// Whether this rank only reads the operation's one buffer, although it is an output on other ranks.
-    fn reads_only(&self, own: u32) -> bool {
-        let (pattern, is_root) = (self.op_type().pattern(), self.root() == Some(own));
+    fn reads_only(&self, own_rank: u32) -> bool {
+        let (pattern, is_root) = (self.op_type().pattern(), self.root() == Some(own_rank));
         (pattern == Pattern::Broadcast && is_root) || (pattern == Pattern::Reduce && !is_root)
     }
 
-    fn check(&self, own: u32, size: u32) -> Result<(), Refusal> {
+    fn check(&self, own_rank: u32, size: u32) -> Result<(), Refusal> {
         // Each accessor is called once, to save time: a short call takes a tenth of a microsecond.
         let (inputs, outputs) = (self.inputs(), self.outputs());
         if let Some(first) = inputs.first().or_else(|| outputs.first()) {
@@ -200,7 +200,7 @@ impl<'a> Op<'a> {
                 }
             }
         }
-        if !self.reads_only(own) {
+        if !self.reads_only(own_rank) {
             for output in outputs {
                 check(output.is_writable(), || {
                     format!("the output {output:?} may only be read")
@@ -216,24 +216,28 @@ impl<'a> Op<'a> {
             | Pattern::Agreement
             | Pattern::OneSided
             | Pattern::Unknown => Ok(()),
-            Pattern::AllGather => self.check_parts("output", inputs, outputs, own, size),
-            Pattern::ReduceScatter => self.check_parts("input", outputs, inputs, own, size),
+            Pattern::AllGather => self.check_parts("output", inputs, outputs, own_rank, size),
+            Pattern::ReduceScatter => self.check_parts("input", outputs, inputs, own_rank, size),
             // The parts are listed on the root alone.
             Pattern::Gather | Pattern::Scatter => {
-                let listed = if self.root() == Some(own) { size } else { 0 };
-                if pattern == Pattern::Gather {
-                    self.check_parts("output", inputs, outputs, own, listed)
+                let listed = if self.root() == Some(own_rank) {
+                    size
                 } else {
-                    self.check_parts("input", outputs, inputs, own, listed)
+                    0
+                };
+                if pattern == Pattern::Gather {
+                    self.check_parts("output", inputs, outputs, own_rank, listed)
+                } else {
+                    self.check_parts("input", outputs, inputs, own_rank, listed)
                 }
             }
-            Pattern::AllToAll => self.check_exchange(inputs, outputs, own, size),
+            Pattern::AllToAll => self.check_exchange(inputs, outputs, own_rank, size),
             Pattern::Send | Pattern::Recv => match self.peer() {
                 Peer::Rank(peer) => {
                     check(peer < size, || {
                         format!("peer {peer} is not in a group of {size} ranks")
                     })?;
-                    check(peer != own, || {
+                    check(peer != own_rank, || {
                         format!(
                             "peer {peer} is this rank itself: such a message needs its send and its receive in \
                              one batch"
@@ -244,7 +248,7 @@ impl<'a> Op<'a> {
                     "the group has no other rank to receive from".to_owned()
                 }),
             },
-            Pattern::Block => self.check_block(own, size),
+            Pattern::Block => self.check_block(own_rank, size),
         }
     }
 
@@ -255,7 +259,7 @@ impl<'a> Op<'a> {
         what: &str,
         ones: &[Buffer<'_>],
         wholes: &[Buffer<'_>],
-        own: u32,
+        own_rank: u32,
         size: u32,
     ) -> Result<(), Refusal> {
         let kind = self.op_type();
@@ -264,7 +268,7 @@ impl<'a> Op<'a> {
                 check_list(what, wholes, size)?;
                 match kind.parts() {
                     Parts::Equal => check_even(one, wholes),
-                    Parts::PerRank | Parts::PerPair => check_own(one, wholes, own),
+                    Parts::PerRank | Parts::PerPair => check_own(one, wholes, own_rank),
                 }
             }
             (Layout::Several, _) => {
@@ -284,14 +288,14 @@ impl<'a> Op<'a> {
         &self,
         inputs: &[Buffer<'_>],
         outputs: &[Buffer<'_>],
-        own: u32,
+        own_rank: u32,
         size: u32,
     ) -> Result<(), Refusal> {
         if self.op_type().layout() == Layout::List {
             check_list("input", inputs, size)?;
             check_list("output", outputs, size)?;
             check_types(self.buffers())?;
-            let (out, back) = (&inputs[own as usize], &outputs[own as usize]);
+            let (out, back) = (&inputs[own_rank as usize], &outputs[own_rank as usize]);
             return check(out.len() == back.len(), || {
                 format!("the part for this rank itself is {out:?} as input, {back:?} as output")
             });
@@ -310,13 +314,16 @@ impl<'a> Op<'a> {
         };
         check_splits("input", input, input_splits, size)?;
         check_splits("output", output, output_splits, size)?;
-        let (out, back) = (input_splits[own as usize], output_splits[own as usize]);
+        let (out, back) = (
+            input_splits[own_rank as usize],
+            output_splits[own_rank as usize],
+        );
         check(out == back, || {
             format!("the split for this rank itself is {out} as input, {back} as output")
         })
     }
 
-    fn check_block(&self, own: u32, size: u32) -> Result<(), Refusal> {
+    fn check_block(&self, own_rank: u32, size: u32) -> Result<(), Refusal> {
         let Self::Coalesced(ops) = self else {
             return Ok(());
         };
@@ -327,12 +334,12 @@ impl<'a> Op<'a> {
         check(!ops.iter().any(|op| matches!(op, Op::Coalesced(_))), || {
             "a coalesced block holds another".to_owned()
         })?;
-        messages_to_self(ops, own)?;
+        messages_to_self(ops, own_rank)?;
         // No group has a rank of this number, so a message of this rank to itself passes the check of its peer.
         let no_rank = u32::MAX;
         ops.iter().try_for_each(|op| {
-            let is_to_self = op.is_p2p() && op.peer() == Peer::Rank(own);
-            op.check(if is_to_self { no_rank } else { own }, size)
+            let is_to_self = op.is_p2p() && op.peer() == Peer::Rank(own_rank);
+            op.check(if is_to_self { no_rank } else { own_rank }, size)
         })
     }
 
@@ -342,11 +349,11 @@ impl<'a> Op<'a> {
     /// # Errors
     /// `InvalidArgument` if a message does not fit, which `validate` refuses.
     #[cold]
-    pub(crate) fn deliver_to_self(&mut self, own: u32) -> Result<()> {
+    pub(crate) fn deliver_to_self(&mut self, own_rank: u32) -> Result<()> {
         let Self::Coalesced(ops) = self else {
             return Ok(());
         };
-        let pairs = messages_to_self(ops, own).unwrap_or_default();
+        let pairs = messages_to_self(ops, own_rank).unwrap_or_default();
         for (send, recv) in pairs {
             let both = ops.get_disjoint_mut([send, recv]);
             if let Ok(
@@ -366,10 +373,10 @@ impl<'a> Op<'a> {
 
 /// The sends of a block to this rank itself, each with the receive that gets it: the first send under a tag goes to
 /// the first receive under it, and so on.
-fn messages_to_self(ops: &[Op<'_>], own: u32) -> Result<Vec<(usize, usize)>, Refusal> {
+fn messages_to_self(ops: &[Op<'_>], own_rank: u32) -> Result<Vec<(usize, usize)>, Refusal> {
     let mut pairs = Vec::new();
     let mut taken = Vec::new();
-    let to_self = |op: &Op<'_>| op.is_p2p() && op.peer() == Peer::Rank(own);
+    let to_self = |op: &Op<'_>| op.is_p2p() && op.peer() == Peer::Rank(own_rank);
     for (at, op) in ops.iter().enumerate().filter(|(_, op)| to_self(op)) {
         let Op::Send { buffer, tag, .. } = op else {
             continue;
@@ -381,7 +388,7 @@ fn messages_to_self(ops: &[Op<'_>], own: u32) -> Result<Vec<(usize, usize)>, Ref
         let receive = receives.find(|(at, _)| !taken.contains(at));
         let Some((recv, Op::Recv { buffer: into, .. })) = receive else {
             return Err(Refusal::Argument(format!(
-                "the batch sends {buffer:?} under tag {tag} to this rank itself, rank {own}, and does not receive it"
+                "the batch sends {buffer:?} under tag {tag} to this rank itself, rank {own_rank}, and does not receive it"
             )));
         };
         check(
@@ -398,7 +405,7 @@ fn messages_to_self(ops: &[Op<'_>], own: u32) -> Result<Vec<(usize, usize)>, Ref
     match receives.find(|(at, _)| !taken.contains(at)) {
         None => Ok(pairs),
         Some((_, op)) => Err(Refusal::Argument(format!(
-            "the batch receives under tag {} from this rank itself, rank {own}, and does not send to it",
+            "the batch receives under tag {} from this rank itself, rank {own_rank}, and does not send to it",
             op.tag().unwrap_or(0)
         ))),
     }
@@ -458,13 +465,13 @@ fn check_even(one: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Refusal> {
 }
 
 /// Checks that every part has the type of `one`, and that this rank's part has the length of `one`.
-fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own: u32) -> Result<(), Refusal> {
+fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own_rank: u32) -> Result<(), Refusal> {
     for part in parts {
         check(part.dtype() == one.dtype(), || {
             format!("{part:?} and {one:?}: element types differ")
         })?;
     }
-    match parts.get(own as usize) {
+    match parts.get(own_rank as usize) {
         Some(part) => check(part.len() == one.len(), || {
             format!(
                 "the part of this rank is {part:?} in the list but {one:?} as the single buffer"

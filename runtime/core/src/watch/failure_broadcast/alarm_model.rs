@@ -22,7 +22,7 @@ struct Reasons(Arc<Mutex<Vec<String>>>);
 
 impl DumpWriter for Reasons {
     fn write(&self, dump: &Dump) -> Result<String> {
-        let mut reasons = self.0.lock().expect("no thread has panicked");
+        let mut reasons = self.0.lock().expect("a thread has panicked");
         reasons.push(dump.identity.reason.clone());
         Ok(String::new())
     }
@@ -52,21 +52,22 @@ fn two_failures_are_one_alarm(is_atomic: bool) -> usize {
             let mut responder = responder(rank, &store, &Reasons::default());
             move || {
                 let incident = Incident::of_rank("late");
-                let alarm = responder.raise(&incident).expect("the store answers");
+                let alarm = responder.raise(&incident).expect("the store failed");
                 (alarm, responder.announced.map(|(_, cause)| cause))
             }
         };
         let (first, second) = (raise(0), loom::thread::spawn(raise(1)));
         let results = [first(), second.join().expect("the thread panicked")];
         let cause = store.store.get("rcomm/cause/0/1", Duration::ZERO);
-        let cause = String::from_utf8(cause.expect("the alarm has a cause")).expect("UTF-8");
+        let cause = String::from_utf8(cause.expect("an alarm without a cause"))
+            .expect("a cause that is not UTF-8");
         for (rank, (alarm, announced)) in results.into_iter().enumerate() {
             assert_eq!(alarm, 1);
-            let own = format!("rank {rank}: late");
-            assert_eq!(announced, (cause != own).then(|| cause.clone()));
+            let own_cause = format!("rank {rank}: late");
+            assert_eq!(announced, (cause != own_cause).then(|| cause.clone()));
         }
         let both = ["rcomm/status/0/1/0", "rcomm/status/0/1/1"];
-        assert!(store.store.check(&both).expect("the store answers"));
+        assert!(store.store.check(&both).expect("the store failed"));
     })
 }
 
@@ -88,17 +89,17 @@ fn a_rank_that_polls_answers_the_alarm_once_with_its_cause() {
         let mut failed = responder(0, &store, &Reasons::default());
         let mut polls = responder(1, &store, &reasons);
         let other = loom::thread::spawn(move || {
-            polls.read_store().expect("the store answers");
+            polls.read_store().expect("the store failed");
             polls
         });
         let alarm = failed.raise(&Incident::of_rank("late"));
-        assert_eq!(alarm.expect("the store answers"), 1);
+        assert_eq!(alarm.expect("the store failed"), 1);
         let mut polls = other.join().expect("the thread panicked");
-        polls.read_store().expect("the store answers");
-        let reasons = reasons.0.lock().expect("no thread has panicked");
+        polls.read_store().expect("the store failed");
+        let reasons = reasons.0.lock().expect("a thread has panicked");
         assert_eq!(*reasons, ["rank 0: late"]);
         let status = store.store.check(&["rcomm/status/0/1/1"]);
-        assert!(status.expect("the store answers"));
+        assert!(status.expect("the store failed"));
     });
     assert!(visited > 5, "{visited}");
 }

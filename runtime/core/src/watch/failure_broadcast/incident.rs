@@ -30,7 +30,7 @@ pub(crate) struct Incident {
 #[derive(Default)]
 pub(super) struct IncidentProgress {
     /// Whether the attempt to raise the alarm has ended, with or without success.
-    pub(super) raised: bool,
+    pub(super) raise_ended: bool,
     /// The other ranks' status, or why it is not known; `None` until the exchange has ended.
     pub(super) answers: Option<StatusReplies>,
     /// Whether the store has failed the alarm and then another request, so that its server is taken to have ended.

@@ -124,7 +124,7 @@ impl FailureBroadcast {
         drop(incidents);
         self.wake();
         let wait_time = left_until(until).min(Duration::from_secs(1));
-        drop(incident.wait(wait_time, |progress| progress.raised));
+        drop(incident.wait(wait_time, |progress| progress.raise_ended));
     }
 
     /// Makes this rank's dump on the thread `rcomm/dump-file`, unless one was made for this fault already.
@@ -213,7 +213,7 @@ impl FailureBroadcast {
         let may_be_rank_0 = error.is_time_out() || error.ranks().contains(&0);
         if may_be_rank_0
             && silence >= STORE_SILENT
-            && !incident.wait(Duration::ZERO, |_| true).raised
+            && !incident.wait(Duration::ZERO, |_| true).raise_ended
         {
             // It cannot be known here whether the rank that this one waited for works; rank 0 does not.
             let silent = format!(
@@ -242,10 +242,10 @@ impl FailureBroadcast {
     /// alarm.
     fn answers(&self, incident: &Incident, until: Instant) -> StatusReplies {
         let has_ended =
-            |progress: &IncidentProgress| !progress.raised || progress.answers.is_some();
+            |progress: &IncidentProgress| !progress.raise_ended || progress.answers.is_some();
         let mut progress = incident.wait(left_until(until), has_ended);
         progress.answers.take().unwrap_or_else(|| {
-            let why = match progress.raised {
+            let why = match progress.raise_ended {
                 true => "the answers of the other ranks did not arrive in time",
                 false => "the status of the other ranks is not known: the store has not answered",
             };

@@ -309,7 +309,7 @@ impl Responder {
         let mut store_gone = false;
         let answers = match self.raise(incident) {
             Ok(alarm) => {
-                incident.update(|progress| progress.raised = true);
+                incident.update(|progress| progress.raise_ended = true);
                 let exchange = self.exchange(alarm);
                 let mut answers = exchange.collect(&*self.broadcast.parts.root, &incident.query());
                 if let Some((at, cause)) = &self.announced
@@ -331,7 +331,7 @@ impl Responder {
             }
         };
         incident.update(|progress| {
-            progress.raised = true;
+            progress.raise_ended = true;
             progress.store_gone = store_gone;
             progress.answers = Some(answers);
         });

@@ -120,7 +120,7 @@ fn a_disk_that_does_not_respond_delays_neither_the_status_nor_the_next_dump() {
     let (failed, _dumped, _failed_thread) = broadcast(0, &store, often);
     fail(&failed, "late");
     let status = store.get("rcomm/status/0/1/1", Duration::from_secs(60));
-    status.expect("the status of the rank whose dump is not written");
+    status.expect("no status of the rank whose dump is not written");
     slow.dump("requested", Instant::now());
     for _ in 0..100 {
         slow.dump_for_fault("late", Instant::now());
@@ -161,8 +161,8 @@ fn ranks_that_time_out_at_once_raise_one_alarm() {
         broadcast.wake();
     }
     for incident in incidents {
-        let raised = incident.wait(Duration::from_secs(60), |progress| progress.raised);
-        assert!(raised.raised);
+        let progress = incident.wait(Duration::from_secs(60), |progress| progress.raise_ended);
+        assert!(progress.raise_ended);
     }
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
     let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
@@ -280,8 +280,8 @@ fn fail(broadcast: &FailureBroadcast, cause: &str) {
     let incident = Incident::of_rank(cause);
     broadcast.incidents.lock().unwrap().push(incident.clone());
     broadcast.wake();
-    let raised = incident.wait(Duration::from_secs(60), |progress| progress.raised);
-    assert!(raised.raised);
+    let progress = incident.wait(Duration::from_secs(60), |progress| progress.raise_ended);
+    assert!(progress.raise_ended);
 }
 
 #[test]

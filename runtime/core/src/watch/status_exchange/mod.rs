@@ -442,7 +442,7 @@ mod tests {
         let short = Duration::from_millis(20);
         for (rank, last, phase) in [(0, 41, ""), (1, 42, "backward"), (2, 40, "load data")] {
             let published = exchange(rank, short).publish(&store, &report(last, phase));
-            published.expect("a store in memory");
+            published.expect("the store in memory failed");
         }
         assert_eq!(
             exchange(0, short).collect(&store, &query(&members)).text,
@@ -462,14 +462,14 @@ mod tests {
     #[test]
     fn four_thousand_ranks_are_asked_once_and_the_answers_are_passed_on() {
         let store: Arc<TcpStore> = TcpStore::host("127.0.0.1", 0, Duration::from_secs(60))
-            .expect("a port on the loopback interface")
+            .expect("no port on the loopback interface")
             .into();
         let members: Vec<Rank> = (0..4096).collect();
         let silent = [17, 18, 1_000, 4_095];
         for &rank in members.iter().filter(|rank| !silent.contains(rank)) {
             let last = if rank == 300 { 40 } else { 41 };
             let published = exchange(rank, Duration::ZERO).publish(&*store, &report(last, ""));
-            published.expect("the store is there");
+            published.expect("the store failed");
         }
         let first = exchange(5, Duration::from_millis(50))
             .collect(&*store, &query(&members))
@@ -484,7 +484,7 @@ mod tests {
         // The second rank does not read the answers again: late ones change nothing.
         exchange(17, Duration::ZERO)
             .publish(&*store, &report(41, ""))
-            .expect("the store is there");
+            .expect("the store failed");
         let second = exchange(6, Duration::from_secs(60))
             .collect(&*store, &query(&members))
             .text;
@@ -505,7 +505,7 @@ mod tests {
         let store = HashStore::new();
         let members: Vec<Rank> = (0..100).collect();
         let asking = exchange(0, Duration::ZERO).key(format_args!("{}/41/asking", wire_name(7)));
-        store.add(&asking, 1).expect("a store in memory");
+        store.add(&asking, 1).expect("the store in memory failed");
         let second = StatusExchange {
             read_time: Duration::ZERO,
             ..exchange(1, Duration::from_millis(10))

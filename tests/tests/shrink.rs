@@ -56,7 +56,7 @@ fn an_issued_monitored_barrier_names_a_killed_process_and_its_group_stays_usable
     }
 }
 
-/// Starts a job whose culprit is killed, and a process in its place once it has ended.
+/// Starts a job whose culprit is killed, and once that process has ended another one in its place.
 fn replace_the_culprit(argument: &str, change: impl Fn(&mut Command)) -> Job {
     let program = env!("CARGO_BIN_EXE_rank");
     let mut job = Job::start_as(program, RANKS, argument, |_, command| change(command));
@@ -89,7 +89,7 @@ fn a_job_goes_on_with_a_process_in_place_of_one_that_was_killed() {
                 "{output}"
             );
         }
-        // The job has ended well: no ring is left, neither of the processes of the first attempt.
+        // The job has ended well: no ring is left, not even of the first attempt.
         wait_until("the rings to be removed", || {
             (0..RANKS)
                 .all(|rank| !job.ring_path(rank).exists())
@@ -120,7 +120,7 @@ fn the_records_of_a_job_that_was_made_anew_show_its_newest_hang_alone() {
         let first = report.findings.first().unwrap();
         assert_eq!(first.culprit_ranks, [1], "{}", first.sentence);
         assert!(first.sentence.contains("load data"), "{}", first.sentence);
-        // Of the process that was killed in the first attempt nothing is said.
+        // No finding accuses another rank, nor the process that was killed in the first attempt.
         let accused = |rank| {
             report
                 .findings

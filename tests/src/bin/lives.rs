@@ -92,7 +92,7 @@ fn run(options: &Options) -> Result<bool> {
             None => jobs.extend(transports.iter().map(|&transport| (row, transport))),
         }
     }
-    // Run after run, so that a matrix that is interrupted has the same number of each row.
+    // Run after run, so that a matrix that is interrupted has about the same number of runs of each row.
     let runs = std::iter::repeat_n(jobs, options.runs as usize);
     let jobs: Vec<_> = runs.flatten().collect();
     let tally = Mutex::new(Tally::default());

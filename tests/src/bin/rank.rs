@@ -192,7 +192,7 @@ fn hold_worlds() -> Result<(), String> {
             assert_eq!(
                 sums,
                 [at * u64::from(world.size()); 1_000],
-                "a sum of world {at}"
+                "a sum of world {at} is wrong"
             );
         }
         for world in worlds {
@@ -226,11 +226,19 @@ fn make_world(config: &Config, world: u64) -> Result<(), rcomm::Error> {
         let size = u64::from(group.size());
         let mut sums = [world; 10_000];
         group.all_reduce(&mut sums, ReduceOp::Sum)?;
-        assert_eq!(sums, [world * size; 10_000], "a sum of world {world}");
+        assert_eq!(
+            sums,
+            [world * size; 10_000],
+            "a sum of world {world} is wrong"
+        );
     }
     let mut ranks = [u64::from(made.rank())];
     made.group().all_reduce(&mut ranks, ReduceOp::Sum)?;
-    assert_eq!(ranks, [all], "the ranks of world {world}");
+    assert_eq!(
+        ranks,
+        [all],
+        "the sum of the ranks of world {world} is wrong"
+    );
     made.shutdown()
 }
 

@@ -23,7 +23,7 @@ pub struct Fault {
     pub decidable: bool,
 }
 
-/// Injects a fault into the programs; `None` if the job has no place for it.
+/// Injects a fault into the programs; `None` if none of 64 random places is fit for it.
 pub(super) fn inject(
     kind: Kind,
     spec: &Spec,
@@ -204,8 +204,8 @@ fn try_at(
                 return None;
             }
             program.acts.remove(at);
-            // torchcomms names no peers. The halves do not show which rank left out a message that a receiver
-            // takes from any source, or whether the receiver took too few.
+            // torchcomms names no peers. The two halves of a message do not show which rank left out one that a
+            // receiver takes from any source, or whether the receiver took too few.
             fault(mesh.siblings(group) > 2 && recorder != Recorder::Torchcomms && !any)
         }
         Kind::MessageSize => {

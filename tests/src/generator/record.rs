@@ -317,9 +317,9 @@ impl<'a> Writer<'a> {
                 reason: "time-out".into(),
                 ..self.dump.identity
             };
-            let named = self.spec.faults.contains(&Kind::ShortRing);
+            let has_step = self.spec.faults.contains(&Kind::ShortRing);
             self.dump.status = Some(RankStatus {
-                step: if named {
+                step: if has_step {
                     i64::from(self.spec.steps) - 1
                 } else {
                     -1

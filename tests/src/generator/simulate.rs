@@ -50,7 +50,7 @@ struct FromAny {
 impl FromAny {
     /// Posts one half; returns the rank that posted the other, if it was there.
     fn post(&mut self, group: usize, receiver: u32, rank: Rank, sends: bool) -> Option<Rank> {
-        let (own, others) = if sends {
+        let (same_side, others) = if sends {
             (&mut self.sends, &mut self.receives)
         } else {
             (&mut self.receives, &mut self.sends)
@@ -58,7 +58,7 @@ impl FromAny {
         let key = (group, receiver);
         let matched = others.get_mut(&key).and_then(VecDeque::pop_front);
         if matched.is_none() {
-            own.entry(key).or_default().push_back(rank);
+            same_side.entry(key).or_default().push_back(rank);
         }
         matched
     }

@@ -1,11 +1,11 @@
-//! The asynchronous form of every collective, all of them in progress at once.
+//! Asynchronous collectives, all of them in progress at once.
 
 use crate::cases::Cases;
 use crate::scalar::Scalar;
 use rcomm::{ReduceOp, Reduction};
 
 impl Cases<'_> {
-    /// Issues everything, then waits in another order.
+    /// Issues all of them, then waits in another order. Also checks some blocking collectives.
     pub(crate) fn check_issued<T: Scalar>(&mut self) {
         let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
         let what = |name: &str| format!("{name} of {}", T::DTYPE);

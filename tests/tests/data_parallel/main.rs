@@ -164,12 +164,12 @@ fn an_unknown_parameter_a_wrong_length_and_a_second_gradient_are_refused() {
 #[test]
 fn models_that_differ_are_refused_with_rank_and_parameter() {
     run(3, |world| {
-        let mut own = parameters();
+        let mut model = parameters();
         if world.rank() == 2 {
-            own[1] = Parameter::new("b", &[3]);
+            model[1] = Parameter::new("b", &[3]);
         }
         let options = ReducerOptions::<f32>::default();
-        let error = Reducer::new(world.group(), own, options).unwrap_err();
+        let error = Reducer::new(world.group(), model, options).unwrap_err();
         assert_eq!((error.kind(), error.rank()), (ErrorKind::Mismatch, Some(2)));
         let expected = "parameter 1 is b [3] on rank 2, b [1] on rank 0";
         assert!(error.to_string().contains(expected), "{error}");
@@ -258,8 +258,8 @@ fn gradients_of_every_floating_type_are_averaged_and_compressed() {
             reducer.broadcast_parameters(&mut values).unwrap();
             reducer.check_consistency(&values).unwrap();
             for parameter in 0..4 {
-                let own = typed(gradient(world.rank(), parameter, 1));
-                reducer.ready(parameter, &own).unwrap();
+                let elements = typed(gradient(world.rank(), parameter, 1));
+                reducer.ready(parameter, &elements).unwrap();
             }
             for (parameter, got) in reducer.finish().unwrap().into_iter().enumerate() {
                 // Small numbers and halves of them: exact in every type.

@@ -322,9 +322,9 @@ fn the_status_of_a_group_has_its_time_out() {
             let limits = groups.map(|group| group.status.map(|status| status.timeout_ms));
             limits.collect::<Vec<_>>()
         };
-        let worlds = world.group().timeout().as_millis() as u64;
+        let world_limit = world.group().timeout().as_millis() as u64;
         assert_eq!(quick.status().timeout_ms, 7_000);
-        assert_eq!(shown(), [Some(worlds), Some(7_000)]);
+        assert_eq!(shown(), [Some(world_limit), Some(7_000)]);
         quick.set_timeout(Duration::from_millis(1500));
         // A handle's own time-out is not the group's.
         quick.within(Duration::from_secs(3)).barrier().unwrap();

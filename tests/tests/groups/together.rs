@@ -196,12 +196,12 @@ fn groups_are_found_by_name_and_shared_by_purpose() {
         assert_eq!((one.name(), two.name()), ("dp", "dp"));
         let other = world.shared_group(&[1, 0], &data).unwrap();
         assert_ne!(other.ranks(), one.ranks());
-        let own = world.new_group(&[0, 1], &data).unwrap();
-        assert_eq!(own.name(), "dp.2");
+        let separate = world.new_group(&[0, 1], &data).unwrap();
+        assert_eq!(separate.name(), "dp.2");
         assert_eq!(world.groups().len(), 4);
         let found = world.group_named("dp.2").unwrap();
         assert_eq!(found.ranks(), [0, 1]);
-        drop((own, found));
+        drop((separate, found));
         assert_eq!(names().iter().filter(|name| *name == "dp.2").count(), 0);
         assert!(world.group_named("tp").is_none());
         // The world keeps it: another part of the program may still ask for it.
@@ -368,8 +368,8 @@ fn a_hook_is_called_when_each_operation_begins_and_ends() {
         let objects = group.all_gather_object(&world.rank()).unwrap();
         assert_eq!(objects, [0, 1]);
         group.coalesce(|_| {}).unwrap();
-        let (other, own) = (1 - group.rank(), group.rank());
-        let sent = group.send_async(vec![own], other, 0).unwrap();
+        let (other, this_rank) = (1 - group.rank(), group.rank());
+        let sent = group.send_async(vec![this_rank], other, 0).unwrap();
         group.recv(&mut [0u32], other, 0).unwrap();
         sent.wait().unwrap();
         let of = |what: &str| {

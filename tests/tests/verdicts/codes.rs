@@ -110,7 +110,8 @@ fn every_code_is_reported_of_a_job_that_has_it() {
     }
 }
 
-/// The job of this seed with the cause, and its report; `None` if the seed's layout offers no place for the cause.
+/// The job of this seed with the cause, and its report; `None` if the seed's layout offers no place for the cause, or
+/// if the records do not show it.
 fn job_with(seed: u64, cause: Cause) -> Option<(Job, Report)> {
     let hang = |kind: Kind| {
         let mut spec = Spec::random(seed.wrapping_add(13 << 32), 32);
@@ -144,11 +145,11 @@ fn job_with(seed: u64, cause: Cause) -> Option<(Job, Report)> {
             let cut = job.culprits();
             let ranks = job.dumps.len() as Rank;
             for dump in &mut job.dumps {
-                let own = dump.identity.rank.unwrap_or_default();
+                let this_rank = dump.identity.rank.unwrap_or_default();
                 let taken = dump.identity.dump_time_ns;
-                let others = (0..ranks).filter(|&other| other != own);
+                let others = (0..ranks).filter(|&other| other != this_rank);
                 let link = |other| {
-                    let crosses = cut.contains(&own) != cut.contains(&other);
+                    let crosses = cut.contains(&this_rank) != cut.contains(&other);
                     PeerLink {
                         heard_ns: taken - if crosses { 9_000_000_000 } else { 300_000_000 },
                         sampled_ns: taken,
@@ -220,8 +221,9 @@ fn job_with(seed: u64, cause: Cause) -> Option<(Job, Report)> {
     placed.then_some((job, report))
 }
 
-/// Whether the report has the code: an error first and of the ranks at fault, a warning of no other
-/// rank, a note of the input.
+/// Whether the report has the code. An error must be the first that no other finding causes, and name only ranks at
+/// fault, or none if none is at fault. A warning, except `W150`, must name no other rank. A note must be among the
+/// problems of the input.
 fn says(job: &Job, report: &Report, code: Code) -> bool {
     let guilty = job.culprits();
     match code.severity() {

@@ -96,12 +96,14 @@ fn one(spec: &PacedSpec) -> u32 {
     (Random::new(spec.seed ^ 0x0e).draw() % u64::from(spec.world())) as u32
 }
 
-/// The results of the jobs of a class.
+/// The results of the jobs of a class, with one polling interval.
 #[derive(Default)]
 struct Row {
     jobs: usize,
     right: usize,
+    /// The number of jobs in which a finding names a rank that is not late.
     innocents: usize,
+    /// The jobs that were not judged right, and their reports.
     others: Vec<String>,
 }
 
@@ -141,7 +143,8 @@ pub(crate) fn names(job: &PacedJob, report: &Report) -> bool {
         && late.is_some_and(|one| one.code == Code::W220 && one.culprit_ranks == job.culprits)
 }
 
-/// The classes' rows at all grains; at least `least` of a class are right, and no innocent is named.
+/// Judges the jobs of the classes with each polling interval. Panics with the jobs that were not judged right if the
+/// others are less than the share `least` of a class, or if there are any and a rank that is not late is named.
 fn assert_rows(classes: &[Class], least: f64, right: impl Fn(&PacedJob, &Report) -> bool + Copy) {
     let mut misses = Vec::new();
     for class in classes {

@@ -36,7 +36,7 @@ pub(crate) fn first_is_true(job: &Job, report: &Report) -> bool {
 }
 
 /// Whether the report leaves open which rank is at fault: it has no error, or the confidence of its first error is at
-/// most one half and the error lists the truth.
+/// most one half and it lists a rank at fault.
 pub(crate) fn is_open(job: &Job, report: &Report) -> bool {
     // Ranks that no record can blame may still be listed.
     let at = job.faults.iter().map(|fault| fault.rank);
@@ -87,7 +87,7 @@ pub(crate) struct Tally {
     right: usize,
     open: usize,
     kinds: BTreeMap<Kind, [usize; 2]>,
-    /// How often the first root was right, by how sure it was.
+    /// How often a first finding that is an error was right, by how sure it was.
     sure: BTreeMap<Sureness, Share>,
     misses: Vec<String>,
     accused: Vec<String>,
@@ -140,8 +140,8 @@ impl Tally {
         }
     }
 
-    /// Prints the counts, and asserts that at least the share `right` of the jobs is right and no innocent rank is
-    /// accused.
+    /// Prints the counts, and asserts that at least the share `right` of the jobs is right, that no innocent rank is
+    /// accused, and that confidences are not too high.
     pub(crate) fn assert_right(&self, name: &str, right: f64) {
         self.assert_share(name, right, self.right);
     }

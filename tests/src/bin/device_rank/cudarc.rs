@@ -17,9 +17,9 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     let ordinal = usize::from(gpu.device.ordinal());
     let context = expect_cudarc("a context", CudaContext::new(ordinal));
     let stream = expect_cudarc("a stream", context.new_stream());
-    let own = group.rank() as f32 + 1.0;
+    let value = group.rank() as f32 + 1.0;
     let sum: f32 = (1..=group.size()).map(|rank| rank as f32).sum();
-    let slice: CudaSlice<f32> = expect_cudarc("a slice", stream.clone_htod(&vec![own; LEN]));
+    let slice: CudaSlice<f32> = expect_cudarc("a slice", stream.clone_htod(&vec![value; LEN]));
     let slice = Arc::new(slice);
     let read = |stream: &Arc<TheirStream>| expect_cudarc("a copy", stream.clone_dtoh(&*slice));
 

@@ -52,7 +52,7 @@ impl List {
 
 pub(super) fn gather_and_scatter(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
-    let own = i32::try_from(group.rank()).expect("a small number");
+    let this_rank = i32::try_from(group.rank()).expect("a small number");
     for (round, is_contiguous) in [(1, true), (2, false), (3, false), (4, true)] {
         for root in 0..group.size() {
             let is_root = group.rank() == root;
@@ -83,7 +83,7 @@ pub(super) fn gather_and_scatter(world: &World, gpu: &Gpu) -> Result<()> {
                 root,
             };
             group.execute_async(scatter)?.wait()?;
-            let expected = 7 * (round * 100 + own);
+            let expected = 7 * (round * 100 + this_rank);
             assert_eq!(
                 mine.to_vec::<i32>()?,
                 vec![expected; 100],

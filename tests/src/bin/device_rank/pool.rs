@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 const SEGMENT: usize = 2 << 20;
 
-/// Segments are registered with the groups of their pool, before and after they are made, and freed once they are
-/// deregistered: the simulator ends a process that frees registered memory.
+/// A pool registers its segments, also those that it allocates later, with every group that it is registered with. It
+/// deregisters a segment before it frees it: the simulator ends a process that frees registered memory.
 pub(super) fn pool(world: &World, gpu: &Gpu) -> Result<()> {
     let size = world.size() as f32;
     let (group, world_backend) = (world.group(), backend(world));

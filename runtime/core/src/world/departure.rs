@@ -47,9 +47,9 @@ impl WorldShared {
             None => return Err(self.store_silent(limit)),
         }
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let (key, slice) = (self.all_gone(), POLL_INTERVAL.min(left));
-            let waited = self.ask(left.min(POLL_INTERVAL * 2), move |notes| {
+            let time_left = deadline.saturating_duration_since(Instant::now());
+            let (key, slice) = (self.all_gone(), POLL_INTERVAL.min(time_left));
+            let waited = self.ask(time_left.min(POLL_INTERVAL * 2), move |notes| {
                 notes.wait(&[&key], slice)
             });
             match waited {

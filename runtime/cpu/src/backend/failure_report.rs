@@ -194,8 +194,8 @@ impl CpuGroup {
             let half = deadline.min(Instant::now() + REASON_TIME / 2);
             let mut looking = WaitPolicy::new(&stop, Deadline::At(half), self.wait_mode);
             let gone = self.mesh.find_gone(rank, &mut looking);
-            let left = deadline.saturating_duration_since(Instant::now());
-            if let Some(note) = self.note_of(rank, left) {
+            let time_left = deadline.saturating_duration_since(Instant::now());
+            if let Some(note) = self.note_of(rank, time_left) {
                 let reason = note.error(rank, self.mesh.rank());
                 // A rank publishes its reason before it closes its channels. So a channel that ended before
                 // there was a reason broke by itself, and if that reason is another broken channel of the
@@ -274,8 +274,9 @@ impl CpuGroup {
         }
         others.retain(|&other| {
             let is_gone = self.mesh.is_gone(other, &mut policy);
-            let left = deadline.saturating_duration_since(Instant::now());
-            matches!(is_gone, Ok(true)) && matches!(self.has_note(other, left), Some(Ok(false)))
+            let time_left = deadline.saturating_duration_since(Instant::now());
+            matches!(is_gone, Ok(true))
+                && matches!(self.has_note(other, time_left), Some(Ok(false)))
         });
         others
     }

@@ -164,7 +164,7 @@ pub(super) struct Service {
     /// This rank's part.
     part: RemoteMemory,
     /// Number of other members that have not announced that they close the window.
-    left: usize,
+    remaining: usize,
     /// Holds the bytes of one request at a time.
     piece: Vec<u8>,
 }
@@ -175,11 +175,11 @@ impl Service {
         part: RemoteMemory,
         name: &str,
     ) -> Result<JoinHandle<()>> {
-        let left = shared.ranks.len() - 1;
+        let remaining = shared.ranks.len() - 1;
         let service = Self {
             shared,
             part,
-            left,
+            remaining,
             piece: Vec::new(),
         };
         std::thread::Builder::new()
@@ -189,7 +189,7 @@ impl Service {
     }
 
     fn work(mut self) {
-        while self.left > 0 {
+        while self.remaining > 0 {
             if let Err(error) = self.answer() {
                 if !self.shared.stop.is_raised() {
                     tracing::warn!(%error, "the thread of a window stopped");
@@ -226,7 +226,7 @@ impl Service {
             }
             WindowRequest::Signal => shared.count_signal(&shared.counters, peer as usize),
             WindowRequest::End => {
-                self.left -= 1;
+                self.remaining -= 1;
                 Ok(())
             }
         }

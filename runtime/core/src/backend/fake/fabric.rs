@@ -125,8 +125,9 @@ impl FakeFabric {
     /// never made has not happened.
     pub fn faults_left(&self) -> Vec<FakeFault> {
         let state = self.lock();
-        let left = state.faults.iter().zip(&state.happened);
-        left.filter(|(_, happened)| !**happened)
+        let faults = state.faults.iter().zip(&state.happened);
+        faults
+            .filter(|(_, happened)| !**happened)
             .map(|(fault, _)| fault.clone())
             .collect()
     }

@@ -330,15 +330,15 @@ impl Calls<'_> {
     ) -> Result<()> {
         let it = self.target;
         let ranks = 0..it.size;
-        let own = Part::of(input);
+        let this_part = Part::of(input);
         let Some(gather) = it.library.table().gather else {
             let outputs = self.parts_of_all(outputs).into_iter().zip(ranks);
-            return self.exchange([(own, root)].into_iter(), outputs);
+            return self.exchange([(this_part, root)].into_iter(), outputs);
         };
         let at = match contiguous_start(outputs) {
             Some(at) => at,
             // On ranks other than the root the library reads no output address.
-            None if outputs.is_empty() => own.at,
+            None if outputs.is_empty() => this_part.at,
             None => {
                 let (at, moves) = self.stage(outputs);
                 let back = moves.map(|it| Move {
@@ -350,7 +350,7 @@ impl Calls<'_> {
                 at
             }
         };
-        let units = Units::to_move(own.dtype);
+        let units = Units::to_move(this_part.dtype);
         let root = to_c(root)?;
         // SAFETY: communicator, stream, buffers and staging memory stay until the stream is done with them
         // (`new`). On the root, `at` is memory for as much as the input for each rank: its contiguous outputs, or
@@ -361,9 +361,9 @@ impl Calls<'_> {
                 gather,
                 gather_config,
                 (
-                    own.at,
+                    this_part.at,
                     at,
-                    own.len * units.each,
+                    this_part.len * units.each,
                     units.data_type,
                     root,
                     it.comm,
@@ -382,15 +382,15 @@ impl Calls<'_> {
     ) -> Result<()> {
         let it = self.target;
         let ranks = 0..it.size;
-        let own = Part::of(output);
+        let this_part = Part::of(output);
         let Some(scatter) = it.library.table().scatter else {
             let inputs = self.parts_of_all(inputs).into_iter().zip(ranks);
-            return self.exchange(inputs, [(own, root)].into_iter());
+            return self.exchange(inputs, [(this_part, root)].into_iter());
         };
         let at = match contiguous_start(inputs) {
             Some(at) => at,
             // On ranks other than the root the library reads no input address.
-            None if inputs.is_empty() => own.at,
+            None if inputs.is_empty() => this_part.at,
             None => {
                 let (at, mut moves) = self.stage(inputs);
                 // SAFETY: the parts are the operation's buffers, and the staging memory is large enough for all of
@@ -399,7 +399,7 @@ impl Calls<'_> {
                 at
             }
         };
-        let units = Units::to_move(own.dtype);
+        let units = Units::to_move(this_part.dtype);
         let root = to_c(root)?;
         // SAFETY: communicator, stream, buffers and staging memory stay until the stream is done with them
         // (`new`). On the root, `at` holds as much as the output for each rank: its contiguous inputs, or staging
@@ -411,8 +411,8 @@ impl Calls<'_> {
                 scatter_config,
                 (
                     at,
-                    own.at,
-                    own.len * units.each,
+                    this_part.at,
+                    this_part.len * units.each,
                     units.data_type,
                     root,
                     it.comm,

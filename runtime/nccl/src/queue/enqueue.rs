@@ -359,12 +359,12 @@ impl CommQueue {
                 self.may_be_captured.store(false, Ordering::Release);
                 Ok(graph)
             }
-            Some(own) if !is_same(graph, Some(own)) => Err(Error::new(
+            Some(group_graph) if !is_same(graph, Some(group_graph)) => Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
                     "the stream of the group is being captured into graph {}, and those of the \
                      buffers are not: issue it when that capture has ended",
-                    own.id
+                    group_graph.id
                 ),
             )),
             Some(_) => Ok(graph),

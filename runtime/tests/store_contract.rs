@@ -299,14 +299,14 @@ fn control_collectives_carry_the_values_of_all_ranks() {
             all.barrier(LONG).unwrap();
             let sum = all.all_sum(i64::from(rank) - 5, LONG).unwrap();
             assert_eq!(sum, -12);
-            let own = [rank as u8, nth];
+            let sent = [rank as u8, nth];
             let expected = [vec![0, nth], vec![1, nth], vec![2, nth]];
-            assert_eq!(all.all_gather(&own, LONG).unwrap(), expected);
-            let value = (rank == 1).then_some(&own[..]);
+            assert_eq!(all.all_gather(&sent, LONG).unwrap(), expected);
+            let value = (rank == 1).then_some(&sent[..]);
             assert_eq!(all.broadcast(value, 1, LONG).unwrap(), [1, nth]);
-            let gathered = all.gather(&own, 2, LONG).unwrap();
+            let gathered = all.gather(&sent, 2, LONG).unwrap();
             assert_eq!(gathered, (rank == 2).then_some(expected.to_vec()));
-            let parts: [&[u8]; 3] = [b"a", b"", &own];
+            let parts: [&[u8]; 3] = [b"a", b"", &sent];
             let part = all
                 .scatter((rank == 0).then_some(&parts[..]), 0, LONG)
                 .unwrap();

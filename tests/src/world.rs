@@ -53,7 +53,7 @@ pub fn builder(config: Config, store: Arc<dyn Store>, carrier: &Carrier) -> Worl
     let mut config = config;
     if let Carrier::Registered = carrier {
         let tuned = RegisteredFactory::tune(&mut config.tuning);
-        tuned.expect("valid lines");
+        tuned.expect("the tuning lines are valid");
     }
     let builder = World::builder(Config { backend, ..config }).store(store);
     match carrier.clone() {

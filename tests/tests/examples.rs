@@ -216,6 +216,8 @@ fn the_readme_shows_the_report_of_the_first_example() {
     let (_, rest) = printed
         .split_once("\n\nSTUCK")
         .unwrap_or_else(|| panic!("{printed}"));
-    let (report, _) = rest.split_once("\n\n").expect("the findings end");
+    let (report, _) = rest
+        .split_once("\n\n")
+        .expect("an empty line ends the findings");
     assert_eq!(tokens(shown)[1..], tokens(report), "{printed}");
 }

@@ -100,7 +100,7 @@ fn the_ring_of_a_killed_rank_has_its_last_phase_and_step() {
     assert!(!ring.is_alive());
     assert!(!ring.is_closed());
     let record = ring.snapshot();
-    let status = record.status.expect("our rings have one");
+    let status = record.status.expect("a ring of rcomm has a status");
     assert_eq!((status.phase.as_str(), status.step), ("load data", 3));
     assert_eq!(record.entries.len(), 6);
     let report = judge(&job);
@@ -119,7 +119,10 @@ fn the_ring_of_a_frozen_rank_has_its_phase_and_step() {
     }
     let ring = job.ring(CULPRIT);
     assert!(ring.is_alive());
-    let status = ring.snapshot().status.expect("our rings have one");
+    let status = ring
+        .snapshot()
+        .status
+        .expect("a ring of rcomm has a status");
     assert_eq!((status.phase.as_str(), status.step), ("load data", 3));
     assert_blames_the_culprit(&judge(&job));
     let pid = i32::try_from(job.pid(CULPRIT)).ok().and_then(Pid::from_raw);
@@ -160,7 +163,10 @@ fn the_ring_of_a_rank_stuck_in_teardown_has_its_last_phase() {
     let mut job = start(Fault::StickInTeardown);
     wait_for_the_others(&mut job);
     let status = job.ring(CULPRIT).snapshot().status;
-    assert_eq!(status.expect("our rings have one").phase, "load data");
+    assert_eq!(
+        status.expect("a ring of rcomm has a status").phase,
+        "load data"
+    );
     assert_blames_the_culprit(&judge(&job));
 }
 

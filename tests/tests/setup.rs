@@ -312,18 +312,18 @@ fn an_invalid_list_of_members_or_backend_is_refused() {
                 assert_eq!(error.kind(), ErrorKind::InvalidArgument);
                 error.to_string()
             };
-            let own = world.rank();
-            let omitted = format!("group dp: the list omits rank {own}");
-            assert!(refusal(&[1 - own]).starts_with(&omitted));
-            assert!(refusal(&[own, 7]).contains("rank 7 is not in a world of 2 ranks"));
-            assert!(refusal(&[own, own]).contains("listed twice"));
+            let this_rank = world.rank();
+            let omitted = format!("group dp: the list omits rank {this_rank}");
+            assert!(refusal(&[1 - this_rank]).starts_with(&omitted));
+            assert!(refusal(&[this_rank, 7]).contains("rank 7 is not in a world of 2 ranks"));
+            assert!(refusal(&[this_rank, this_rank]).contains("listed twice"));
             assert!(refusal(&[]).contains("at least one rank"));
             let unknown = GroupOptions {
                 backend: Some("carrier pigeon".to_owned()),
                 ..GroupOptions::default()
             };
             let error = world
-                .new_group(&[own], &unknown)
+                .new_group(&[this_rank], &unknown)
                 .expect_err("no such backend");
             assert!(
                 error.to_string().contains("no backend is called"),
@@ -354,10 +354,10 @@ fn members_that_want_different_backends_are_refused() {
             },
         );
         let mut errors = errors.into_iter().flatten();
-        let error = errors.next().expect("one of the two fails");
+        let error = errors.next().expect("one member is refused");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        let names = |own: &str, other: &str| {
-            let words = format!("wants the backends {own:?}, another member {other:?}");
+        let names = |one: &str, other: &str| {
+            let words = format!("wants the backends {one:?}, another member {other:?}");
             error.to_string().contains(&words)
         };
         assert!(names("cpu", "fake") || names("fake", "cpu"), "{error}");

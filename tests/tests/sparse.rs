@@ -44,8 +44,8 @@ proptest! {
     fn the_sum_is_that_of_the_dense_tensors(size in 1u32..5, seed: u64) {
         for carrier in [Carrier::Cpu, Carrier::Fake(FakeFabric::new())] {
             on_threads(size, &carrier, |_| {}, |world| {
-                let own = tensor(world.rank(), seed);
-                let sum = world.group().all_reduce_sparse(&own, ReduceOp::Sum).unwrap();
+                let input = tensor(world.rank(), seed);
+                let sum = world.group().all_reduce_sparse(&input, ReduceOp::Sum).unwrap();
                 let mut expected = vec![0.0; 24];
                 (0..size).for_each(|rank| add_to(&mut expected, &tensor(rank, seed)));
                 let mut got = vec![0.0; 24];
@@ -75,7 +75,7 @@ fn issued_sums_complete_in_order_with_blocking_ones() {
                 let mut works = Vec::new();
                 for round in 0..8 {
                     // Some ranks issue an operation that others run blocking: only the order must be the same.
-                    let own = tensor(rank, round);
+                    let input = tensor(rank, round);
                     let check = move |sum: SparseTensor<f64>| {
                         let mut dense = vec![0.0; 24];
                         (0..3).for_each(|rank| add_to(&mut dense, &tensor(rank, round)));
@@ -84,9 +84,9 @@ fn issued_sums_complete_in_order_with_blocking_ones() {
                         assert_eq!(got, dense);
                     };
                     if (u64::from(rank) + round).is_multiple_of(3) {
-                        check(group.all_reduce_sparse(&own, ReduceOp::Sum).unwrap());
+                        check(group.all_reduce_sparse(&input, ReduceOp::Sum).unwrap());
                     } else {
-                        let work = group.all_reduce_sparse_async(own, ReduceOp::Sum).unwrap();
+                        let work = group.all_reduce_sparse_async(input, ReduceOp::Sum).unwrap();
                         works.push((work, check));
                     }
                     let mut ranks = [rank];
@@ -123,8 +123,8 @@ fn a_sum_that_a_rank_never_issues_fails_and_names_the_rank() {
         let store = world.store().clone();
         if world.rank() == 0 {
             let group = world.group().within(std::time::Duration::from_millis(200));
-            let own = tensor(0, 1);
-            let work = group.all_reduce_sparse_async(own, ReduceOp::Sum).unwrap();
+            let input = tensor(0, 1);
+            let work = group.all_reduce_sparse_async(input, ReduceOp::Sum).unwrap();
             let error = work.wait().unwrap_err();
             assert_eq!(error.op(), Some(OpType::AllReduceSparse), "{error}");
             assert!(error.to_string().contains("not arrived: rank 1"), "{error}");
@@ -150,11 +150,11 @@ fn all_ranks_report_differing_shapes_and_refuse_other_reductions() {
         |world| {
             let group = world.group();
             let shape = vec![2 + u64::from(world.rank())];
-            let own = SparseTensor::new(shape, 1, vec![1], vec![1u32]).unwrap();
-            let refused = group.all_reduce_sparse(&own, ReduceOp::Max).unwrap_err();
+            let input = SparseTensor::new(shape, 1, vec![1], vec![1u32]).unwrap();
+            let refused = group.all_reduce_sparse(&input, ReduceOp::Max).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Unsupported);
             assert_eq!(refused.op(), Some(OpType::AllReduceSparse));
-            let error = group.all_reduce_sparse(&own, ReduceOp::Sum).unwrap_err();
+            let error = group.all_reduce_sparse(&input, ReduceOp::Sum).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch);
             assert!(
                 error

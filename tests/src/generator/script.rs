@@ -275,9 +275,15 @@ impl Script<'_> {
             return;
         };
         let part = |member: u64| 32 * (member + 1);
-        let own = self.mesh.member(group, self.rank).map_or(0, u64::from);
+        let this_member = self.mesh.member(group, self.rank).map_or(0, u64::from);
         let all = (0..self.members(group)).map(part).sum();
-        let call = collective(OpType::AllGatherV, "all_gather_v", &[part(own)], &[all], 85);
+        let call = collective(
+            OpType::AllGatherV,
+            "all_gather_v",
+            &[part(this_member)],
+            &[all],
+            85,
+        );
         self.issue(group, call);
     }
 

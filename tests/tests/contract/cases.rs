@@ -49,7 +49,7 @@ impl<'a> Cases<'a> {
     }
 
     /// This rank's number in the group.
-    pub(crate) fn own(&self) -> usize {
+    pub(crate) fn rank(&self) -> usize {
         self.group.rank() as usize
     }
 
@@ -90,7 +90,7 @@ impl<'a> Cases<'a> {
         panic!(
             "{what}, {} elements, rank {} of {}: got {}, expected {}",
             self.len,
-            self.own(),
+            self.rank(),
             self.size(),
             cut(&got),
             cut(&expected)
@@ -106,11 +106,11 @@ impl<'a> Cases<'a> {
     }
 
     fn check_reductions<T: Scalar>(&mut self) {
-        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         let root = n - 1;
         for op in reductions::<T>() {
             let what = |name: &str| format!("{name} {op} of {}", T::DTYPE);
-            let input = self.input::<T>(own, 0, len);
+            let input = self.input::<T>(this_rank, 0, len);
             if self.limits.refuse(op, T::DTYPE) {
                 let mut buffer = input.clone();
                 let refusal = group.all_reduce(&mut buffer, op).unwrap_err();
@@ -127,17 +127,17 @@ impl<'a> Cases<'a> {
 
             let mut buffer = input.clone();
             group.reduce(&mut buffer, op, root as u32).unwrap();
-            let left = if own == root { &expected } else { &input };
+            let left = if this_rank == root { &expected } else { &input };
             self.same(&what("reduce"), buffer, left.clone());
 
             let lens = [len, len / 2];
             let expected: Lists<T> = (0..2).map(|i| self.reduced(op, i, lens[i])).collect();
-            let mut buffers = self.inputs::<T>(own, &lens);
+            let mut buffers = self.inputs::<T>(this_rank, &lens);
             group
                 .all_reduce_coalesced(&mut slices_mut(&mut buffers), op)
                 .unwrap();
             self.same(&what("all_reduce_coalesced"), buffers, expected.clone());
-            let mut buffers = self.inputs::<T>(own, &lens);
+            let mut buffers = self.inputs::<T>(this_rank, &lens);
             let [first, second] = &mut buffers[..] else {
                 unreachable!()
             };
@@ -151,11 +151,11 @@ impl<'a> Cases<'a> {
 
             let whole = self.reduced::<T>(op, 0, len * n);
             let mut output = vec![T::default(); len];
-            let input = self.input::<T>(own, 0, len * n);
+            let input = self.input::<T>(this_rank, 0, len * n);
             group
                 .reduce_scatter_single(&input, &mut output, op)
                 .unwrap();
-            let part = whole[own * len..][..len].to_vec();
+            let part = whole[this_rank * len..][..len].to_vec();
             self.same(&what("reduce_scatter_single"), output.clone(), part.clone());
             let work = group
                 .reduce_scatter_single_async(input, output, op)
@@ -164,20 +164,20 @@ impl<'a> Cases<'a> {
             self.same(&what("reduce_scatter_single_async"), got, part);
 
             let lens: Vec<usize> = (0..n).map(|rank| len / (rank + 1)).collect();
-            let inputs = self.inputs::<T>(own, &lens);
-            let mut output = vec![T::default(); lens[own]];
+            let inputs = self.inputs::<T>(this_rank, &lens);
+            let mut output = vec![T::default(); lens[this_rank]];
             group
                 .reduce_scatter_v(&slices(&inputs), &mut output, op)
                 .unwrap();
-            let expected = self.reduced::<T>(op, own, lens[own]);
+            let expected = self.reduced::<T>(op, this_rank, lens[this_rank]);
             self.same(&what("reduce_scatter_v"), output, expected);
 
-            let inputs = self.inputs::<T>(own, &vec![len; n]);
+            let inputs = self.inputs::<T>(this_rank, &vec![len; n]);
             let mut output = vec![T::default(); len];
             group
                 .reduce_scatter(&slices(&inputs), &mut output, op)
                 .unwrap();
-            let expected = self.reduced::<T>(op, own, len);
+            let expected = self.reduced::<T>(op, this_rank, len);
             self.same(&what("reduce_scatter"), output, expected);
         }
         if Reduction::allows(ReduceOp::PremulSum, T::DTYPE) {
@@ -187,7 +187,7 @@ impl<'a> Cases<'a> {
             let expected: Vec<T> = (0..len)
                 .map(|i| T::reduce(ReduceOp::Sum, &twice(i)))
                 .collect();
-            let mut buffer = self.input::<T>(own, 0, len);
+            let mut buffer = self.input::<T>(this_rank, 0, len);
             group
                 .all_reduce(&mut buffer, Reduction::premul_sum(2.0))
                 .unwrap();
@@ -196,16 +196,16 @@ impl<'a> Cases<'a> {
     }
 
     fn check_rooted<T: Scalar>(&mut self) {
-        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         for root in [0, n - 1] {
             let what = |name: &str| format!("{name} of {} from {root}", T::DTYPE);
-            let is_root = own == root;
+            let is_root = this_rank == root;
             let to = root as u32;
             let expected = self.input::<T>(root, 0, len);
-            let mut buffer = self.input::<T>(own, 0, len);
+            let mut buffer = self.input::<T>(this_rank, 0, len);
             group.broadcast(&mut buffer, to).unwrap();
             self.same(&what("broadcast"), buffer, expected.clone());
-            let buffer = self.input::<T>(own, 0, len);
+            let buffer = self.input::<T>(this_rank, 0, len);
             let got = group.broadcast_async(buffer, to).unwrap().wait().unwrap();
             self.same(&what("broadcast_async"), got, expected);
 
@@ -221,7 +221,7 @@ impl<'a> Cases<'a> {
                 } else {
                     Vec::new()
                 };
-                let input = self.input::<T>(own, 0, lens[own]);
+                let input = self.input::<T>(this_rank, 0, lens[this_rank]);
                 if name == "even" {
                     group
                         .gather(&input, &mut slices_mut(&mut outputs), to)
@@ -234,12 +234,12 @@ impl<'a> Cases<'a> {
                 self.same(&what(&format!("gather {name}")), outputs, expected);
 
                 let inputs: Lists<T> = if is_root {
-                    self.inputs(own, &lens)
+                    self.inputs(this_rank, &lens)
                 } else {
                     Vec::new()
                 };
-                let expected = self.inputs::<T>(root, &lens).swap_remove(own);
-                let output = vec![T::default(); lens[own]];
+                let expected = self.inputs::<T>(root, &lens).swap_remove(this_rank);
+                let output = vec![T::default(); lens[this_rank]];
                 let (_, got) = if name == "even" {
                     group
                         .scatter_async(inputs, output, to)
@@ -259,9 +259,9 @@ impl<'a> Cases<'a> {
     }
 
     fn check_gathers<T: Scalar>(&mut self) {
-        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         let what = |name: &str| format!("{name} of {}", T::DTYPE);
-        let input = self.input::<T>(own, 0, len);
+        let input = self.input::<T>(this_rank, 0, len);
         let all: Lists<T> = (0..n).map(|r| self.input(r, 0, len)).collect();
         let mut outputs = vec![vec![T::default(); len]; n];
         group
@@ -282,7 +282,7 @@ impl<'a> Cases<'a> {
         let (_, got) = work.wait().unwrap();
         self.same(&what("all_gather_single_async"), got, all.concat());
 
-        let inputs = self.inputs::<T>(own, &[len, 1]);
+        let inputs = self.inputs::<T>(this_rank, &[len, 1]);
         let mut outputs = vec![vec![T::default(); len * n], vec![T::default(); n]];
         group
             .all_gather_coalesced(&slices(&inputs), &mut slices_mut(&mut outputs))
@@ -295,7 +295,7 @@ impl<'a> Cases<'a> {
         );
 
         let lens: Vec<usize> = (0..n).map(|rank| len / (rank + 1)).collect();
-        let input = self.input::<T>(own, 0, lens[own]);
+        let input = self.input::<T>(this_rank, 0, lens[this_rank]);
         let all: Lists<T> = (0..n).map(|r| self.input(r, 0, lens[r])).collect();
         let mut outputs: Lists<T> = lens.iter().map(|&len| vec![T::default(); len]).collect();
         group
@@ -305,16 +305,16 @@ impl<'a> Cases<'a> {
     }
 
     fn check_exchanges<T: Scalar>(&mut self) {
-        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         let what = |name: &str| format!("{name} of {}", T::DTYPE);
         // Rank a sends len / (a + b + 1) elements to rank b.
         let amount = |from: usize, to: usize| len / (from + to + 1);
-        let out: Vec<usize> = (0..n).map(|to| amount(own, to)).collect();
-        let back: Vec<usize> = (0..n).map(|from| amount(from, own)).collect();
+        let out: Vec<usize> = (0..n).map(|to| amount(this_rank, to)).collect();
+        let back: Vec<usize> = (0..n).map(|from| amount(from, this_rank)).collect();
         let expected: Lists<T> = (0..n)
-            .map(|from| self.input(from, own, back[from]))
+            .map(|from| self.input(from, this_rank, back[from]))
             .collect();
-        let inputs = self.inputs::<T>(own, &out);
+        let inputs = self.inputs::<T>(this_rank, &out);
         let mut outputs: Lists<T> = back.iter().map(|&len| vec![T::default(); len]).collect();
         group
             .all_to_all(&slices(&inputs), &mut slices_mut(&mut outputs))
@@ -337,8 +337,12 @@ impl<'a> Cases<'a> {
         let (_, got) = work.wait().unwrap();
         self.same(&what("all_to_all_v_single_async"), got, expected.concat());
 
-        let input: Vec<T> = (0..n).flat_map(|to| self.input(own, to, len)).collect();
-        let expected: Vec<T> = (0..n).flat_map(|from| self.input(from, own, len)).collect();
+        let input: Vec<T> = (0..n)
+            .flat_map(|to| self.input(this_rank, to, len))
+            .collect();
+        let expected: Vec<T> = (0..n)
+            .flat_map(|from| self.input(from, this_rank, len))
+            .collect();
         let mut output = vec![T::default(); len * n];
         group.all_to_all_single(&input, &mut output).unwrap();
         self.same(&what("all_to_all_single"), output, expected);
@@ -346,26 +350,28 @@ impl<'a> Cases<'a> {
 
     /// Barriers, messages and objects.
     pub(crate) fn check_messages(&mut self) {
-        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         group.barrier().unwrap();
         group.barrier_async().unwrap().wait().unwrap();
-        let names = group.all_gather_object(&format!("rank {own}")).unwrap();
+        let names = group
+            .all_gather_object(&format!("rank {this_rank}"))
+            .unwrap();
         let expected: Vec<String> = (0..n).map(|rank| format!("rank {rank}")).collect();
         self.same("all_gather_object", names, expected.clone());
-        let mut object = (own, vec![own; 3]);
+        let mut object = (this_rank, vec![this_rank; 3]);
         group.broadcast_object(&mut object, 0).unwrap();
         self.same("broadcast_object", object, (0, vec![0; 3]));
-        let gathered = group.gather_object(&own, 0).unwrap();
-        let all = (own == 0).then(|| (0..n).collect::<Vec<_>>());
+        let gathered = group.gather_object(&this_rank, 0).unwrap();
+        let all = (this_rank == 0).then(|| (0..n).collect::<Vec<_>>());
         self.same("gather_object", gathered, all);
         let mine: String = group.scatter_object(&expected, 0).unwrap();
-        self.same("scatter_object", mine, expected[own].clone());
+        self.same("scatter_object", mine, expected[this_rank].clone());
         self.check_issued_objects(&expected);
         if n == 1 {
             return;
         }
-        let (next, before) = ((own + 1) % n, (own + n - 1) % n);
-        let message = self.input::<u32>(own, 0, len);
+        let (next, before) = ((this_rank + 1) % n, (this_rank + n - 1) % n);
+        let message = self.input::<u32>(this_rank, 0, len);
         let expected = self.input::<u32>(before, 0, len);
         let sent = group.send_async(message.clone(), next as u32, 0).unwrap();
         let mut got = vec![0u32; len];
@@ -405,28 +411,32 @@ impl<'a> Cases<'a> {
 
     /// Several objects at once, while other operations run; some ranks block where others issue.
     fn check_issued_objects(&mut self, names: &[String]) {
-        let (group, own, n) = (self.group, self.own(), self.size());
+        let (group, this_rank, n) = (self.group, self.rank(), self.size());
         let root = n as u32 - 1;
-        let gathered = group.all_gather_object_async(&names[own]).unwrap();
-        let from_root = group.broadcast_object_async((own, "from_root".to_owned()), root);
+        let gathered = group.all_gather_object_async(&names[this_rank]).unwrap();
+        let from_root = group.broadcast_object_async((this_rank, "from_root".to_owned()), root);
         let sum = group.all_reduce_async(vec![1u32], ReduceOp::Sum).unwrap();
         let mut mixed = None;
-        if own == 0 {
-            mixed = Some(group.all_gather_object(&own).unwrap());
+        if this_rank == 0 {
+            mixed = Some(group.all_gather_object(&this_rank).unwrap());
         }
         let mixed = match mixed {
             Some(all) => all,
-            None => group.all_gather_object_async(&own).unwrap().wait().unwrap(),
+            None => group
+                .all_gather_object_async(&this_rank)
+                .unwrap()
+                .wait()
+                .unwrap(),
         };
         self.same("all_gather_object both ways", mixed, (0..n).collect());
-        let to_root = group.gather_object_async(&own, root).unwrap();
+        let to_root = group.gather_object_async(&this_rank, root).unwrap();
         let mine = group.scatter_object_async(names, root).unwrap();
         self.same(
             "scatter_object_async",
             mine.wait().unwrap(),
-            names[own].clone(),
+            names[this_rank].clone(),
         );
-        let all = (own as u32 == root).then(|| (0..n).collect::<Vec<_>>());
+        let all = (this_rank as u32 == root).then(|| (0..n).collect::<Vec<_>>());
         self.same("gather_object_async", to_root.wait().unwrap(), all);
         self.same(
             "with objects in flight",
@@ -443,18 +453,22 @@ impl<'a> Cases<'a> {
     }
 
     fn check_tags(&mut self, next: usize, before: usize) {
-        let (group, own, n) = (self.group, self.own(), self.size());
+        let (group, this_rank, n) = (self.group, self.rank(), self.size());
         // A send may wait for its receive: one rank begins with the receive.
-        let send = || group.send_object(&vec![own; 2], next as u32, 9).unwrap();
-        if own != 0 {
+        let send = || {
+            group
+                .send_object(&vec![this_rank; 2], next as u32, 9)
+                .unwrap();
+        };
+        if this_rank != 0 {
             send();
         }
         let object: Vec<usize> = group.recv_object(before as u32, 9).unwrap();
-        if own == 0 {
+        if this_rank == 0 {
             send();
         }
         self.same("send_object and recv_object", object, vec![before; 2]);
-        let sent = group.send_object_async(&own, next as u32, 9).unwrap();
+        let sent = group.send_object_async(&this_rank, next as u32, 9).unwrap();
         let object: usize = group.recv_object(before as u32, 9).unwrap();
         self.same("send_object_async", object, before);
         sent.wait().unwrap();
@@ -468,7 +482,7 @@ impl<'a> Cases<'a> {
         ];
         let long = "x".repeat(70_000);
         for (tag, text) in [(10, "c"), (9, "a"), (9, long.as_str())] {
-            let text = format!("{own} {text}");
+            let text = format!("{this_rank} {text}");
             group
                 .send_object_async(&text, next as u32, tag)
                 .unwrap()
@@ -490,7 +504,7 @@ impl<'a> Cases<'a> {
         first.wait().unwrap();
         second.wait().unwrap();
 
-        if own == 0 {
+        if this_rank == 0 {
             let mut seen: Vec<(u32, u8)> = Vec::new();
             for _ in 1..n {
                 let mut byte = [0u8];
@@ -500,7 +514,7 @@ impl<'a> Cases<'a> {
             let all: Vec<(u32, u8)> = (1..n).map(|rank| (rank as u32, rank as u8)).collect();
             self.same("recv_any", seen, all);
         } else {
-            group.send(&[own as u8], 0, 3).unwrap();
+            group.send(&[this_rank as u8], 0, 3).unwrap();
         }
     }
 }

@@ -7,7 +7,7 @@ use rcomm::{ReduceOp, Reduction};
 impl Cases<'_> {
     /// Issues all of them, then waits in another order. Also checks some blocking collectives.
     pub(crate) fn check_issued<T: Scalar>(&mut self) {
-        let (group, own, n, len) = (self.group, self.own(), self.size(), self.len);
+        let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         let what = |name: &str| format!("{name} of {}", T::DTYPE);
         let op = ReduceOp::Sum;
         if self.limits.refuse(op, T::DTYPE) {
@@ -15,20 +15,20 @@ impl Cases<'_> {
         }
         let root = n - 1;
         let to = root as u32;
-        let is_root = own == root;
+        let is_root = this_rank == root;
         let uneven: Vec<usize> = (0..n).map(|rank| len / (rank + 1)).collect();
         let even = vec![len; n];
         let lists = |lens: &[usize]| -> Vec<Vec<T>> {
             lens.iter().map(|&len| vec![T::default(); len]).collect()
         };
         let at_root = |lists: Vec<Vec<T>>| if is_root { lists } else { Vec::new() };
-        let input = self.input::<T>(own, 0, len);
-        let wide = self.input::<T>(own, 0, len * n);
-        let part = self.input::<T>(own, 0, uneven[own]);
-        let pair = self.inputs::<T>(own, &[len, 1]);
-        let both = self.inputs::<T>(own, &[len * n, n]);
-        let for_each = self.inputs::<T>(own, &even);
-        let for_each_v = self.inputs::<T>(own, &uneven);
+        let input = self.input::<T>(this_rank, 0, len);
+        let wide = self.input::<T>(this_rank, 0, len * n);
+        let part = self.input::<T>(this_rank, 0, uneven[this_rank]);
+        let pair = self.inputs::<T>(this_rank, &[len, 1]);
+        let both = self.inputs::<T>(this_rank, &[len * n, n]);
+        let for_each = self.inputs::<T>(this_rank, &even);
+        let for_each_v = self.inputs::<T>(this_rank, &uneven);
         let issued = "the operation is issued";
 
         let reduce = group.reduce_async(input.clone(), op, to).expect(issued);
@@ -49,7 +49,11 @@ impl Cases<'_> {
             .reduce_scatter_async(for_each.clone(), vec![T::default(); len], op)
             .expect(issued);
         let scatter_v = group
-            .reduce_scatter_v_async(for_each_v.clone(), vec![T::default(); uneven[own]], op)
+            .reduce_scatter_v_async(
+                for_each_v.clone(),
+                vec![T::default(); uneven[this_rank]],
+                op,
+            )
             .expect(issued);
         let scattered = group
             .reduce_scatter_coalesced_async(both.clone(), lists(&[len, 1]), op)
@@ -70,15 +74,23 @@ impl Cases<'_> {
             .scatter_async(at_root(for_each.clone()), vec![T::default(); len], to)
             .expect(issued);
         let from_root_v = group
-            .scatter_v_async(at_root(for_each_v), vec![T::default(); uneven[own]], to)
+            .scatter_v_async(
+                at_root(for_each_v),
+                vec![T::default(); uneven[this_rank]],
+                to,
+            )
             .expect(issued);
 
         // The input vectors are returned unchanged, with the results.
         let (_, got) = from_root_v.wait().unwrap();
-        let expected = self.input(root, own, uneven[own]);
+        let expected = self.input(root, this_rank, uneven[this_rank]);
         self.same(&what("scatter_v_async"), got, expected);
         let (_, got) = from_root.wait().unwrap();
-        self.same(&what("scatter_async"), got, self.input(root, own, len));
+        self.same(
+            &what("scatter_async"),
+            got,
+            self.input(root, this_rank, len),
+        );
         let (kept, got) = to_root_v.wait().unwrap();
         self.same(&what("gather_v_async, its input"), kept, part);
         let all: Vec<Vec<T>> = (0..n).map(|r| self.input(r, 0, uneven[r])).collect();
@@ -88,29 +100,31 @@ impl Cases<'_> {
         self.same(&what("gather_async"), got, at_root(each.clone()));
         let (_, got) = swap_single.wait().unwrap();
         let expected: Vec<T> = (0..n)
-            .flat_map(|from| self.input::<T>(from, 0, len * n)[own * len..][..len].to_vec())
+            .flat_map(|from| self.input::<T>(from, 0, len * n)[this_rank * len..][..len].to_vec())
             .collect();
         self.same(&what("all_to_all_single_async"), got, expected);
         let (_, got) = swap.wait().unwrap();
-        let expected: Vec<Vec<T>> = (0..n).map(|from| self.input(from, own, len)).collect();
+        let expected: Vec<Vec<T>> = (0..n)
+            .map(|from| self.input(from, this_rank, len))
+            .collect();
         self.same(&what("all_to_all_async"), got, expected);
         let (_, got) = scattered.wait().unwrap();
-        let first = self.reduced::<T>(op, 0, len * n)[own * len..][..len].to_vec();
-        let second = self.reduced::<T>(op, 1, n)[own..][..1].to_vec();
+        let first = self.reduced::<T>(op, 0, len * n)[this_rank * len..][..len].to_vec();
+        let second = self.reduced::<T>(op, 1, n)[this_rank..][..1].to_vec();
         self.same(
             &what("reduce_scatter_coalesced_async"),
             got,
             vec![first, second],
         );
         let (_, got) = scatter_v.wait().unwrap();
-        let expected = self.reduced(op, own, uneven[own]);
+        let expected = self.reduced(op, this_rank, uneven[this_rank]);
         self.same(&what("reduce_scatter_v_async"), got, expected);
         let (kept, got) = scatter.wait().unwrap();
         self.same(&what("reduce_scatter_async, its inputs"), kept, for_each);
         self.same(
             &what("reduce_scatter_async"),
             got,
-            self.reduced(op, own, len),
+            self.reduced(op, this_rank, len),
         );
         let (_, got) = gathered.wait().unwrap();
         let ones: Vec<T> = (0..n).flat_map(|r| self.input(r, 1, 1)).collect();
@@ -145,8 +159,8 @@ impl Cases<'_> {
         group
             .reduce_scatter_coalesced(&views, &mut output_slices, op)
             .unwrap();
-        let first = self.reduced::<T>(op, 0, len * n)[own * len..][..len].to_vec();
-        let second = self.reduced::<T>(op, 1, n)[own..][..1].to_vec();
+        let first = self.reduced::<T>(op, 0, len * n)[this_rank * len..][..len].to_vec();
+        let second = self.reduced::<T>(op, 1, n)[this_rank..][..1].to_vec();
         self.same(
             &what("reduce_scatter_coalesced"),
             outputs,
@@ -161,19 +175,19 @@ impl Cases<'_> {
                 (0..len).map(|i| T::reduce(op, &at(i))).collect()
             };
             let (one, whole) = (doubled(0, len), doubled(0, len * n));
-            let mut buffer = self.input::<T>(own, 0, len);
+            let mut buffer = self.input::<T>(this_rank, 0, len);
             group.reduce(&mut buffer, twice, to).unwrap();
             let left = if is_root {
                 one
             } else {
-                self.input(own, 0, len)
+                self.input(this_rank, 0, len)
             };
             self.same(&what("reduce premul_sum"), buffer, left);
             let mut output = vec![T::default(); len];
             group
                 .reduce_scatter_single(&wide, &mut output, twice)
                 .unwrap();
-            let expected = whole[own * len..][..len].to_vec();
+            let expected = whole[this_rank * len..][..len].to_vec();
             self.same(&what("reduce_scatter_single premul_sum"), output, expected);
         }
     }

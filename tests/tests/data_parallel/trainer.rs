@@ -98,19 +98,21 @@ fn gradients_of_several_passes_add_up_and_only_the_last_pass_sends() {
             let before = count(&world, OpType::AllReduce);
             for nth in 0..2 {
                 for parameter in 0..4 {
-                    let own = gradient(world.rank(), parameter, nth);
-                    reducer.accumulate(parameter, &own).unwrap();
+                    let values = gradient(world.rank(), parameter, nth);
+                    reducer.accumulate(parameter, &values).unwrap();
                 }
             }
             assert_eq!(count(&world, OpType::AllReduce), before);
             for parameter in 0..3 {
-                let own = gradient(world.rank(), parameter, 2);
-                reducer.ready(parameter, &own).unwrap();
+                let values = gradient(world.rank(), parameter, 2);
+                reducer.ready(parameter, &values).unwrap();
             }
             // The last one in place: it holds the sum so far.
-            let own = gradient(world.rank(), 3, 2);
+            let values = gradient(world.rank(), 3, 2);
             let sum = reducer.gradient_mut(3).unwrap();
-            sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            sum.iter_mut()
+                .zip(values)
+                .for_each(|(sum, value)| *sum += value);
             reducer.finish_in_place().unwrap();
             for parameter in 0..4 {
                 let passes = (0..3).map(|nth| average(2, parameter, nth));
@@ -360,11 +362,14 @@ fn power_sgd_sends_less_and_its_errors_even_out_over_many_steps() {
             Parameter::new("matrix", &[24, 20]),
             Parameter::new("bias", &[24]),
         ];
-        let own = |at: usize| {
+        let value_at = |at: usize| {
             let rank = world.rank() as usize;
             ((at * 37 + rank * 11) % 17) as f32 - 8.0
         };
-        let gradients: [Vec<f32>; 2] = [(0..480).map(own).collect(), (0..24).map(own).collect()];
+        let gradients: [Vec<f32>; 2] = [
+            (0..480).map(value_at).collect(),
+            (0..24).map(value_at).collect(),
+        ];
         let mean = |at: usize| -> f32 {
             let all = (0..2).map(|rank| ((at * 37 + rank * 11) % 17) as f32 - 8.0);
             all.sum::<f32>() / 2.0
@@ -426,14 +431,14 @@ fn sums_in_8_bits_are_the_same_on_all_ranks_and_off_by_less_than_their_bound() {
         let group = world.group();
         for len in [0, 1, 2, 5, 900, 1_537] {
             for op in [ReduceOp::Sum, ReduceOp::Avg] {
-                let own = (0..len).map(|at| element(world.rank(), at));
-                let own: Vec<f32> = own.collect();
-                let mut got = own.clone();
+                let input = (0..len).map(|at| element(world.rank(), at));
+                let input: Vec<f32> = input.collect();
+                let mut got = input.clone();
                 group.all_reduce_int8(&mut got, op).unwrap();
-                let mut exact = own.clone();
+                let mut exact = input.clone();
                 group.all_reduce(&mut exact, op).unwrap();
                 // No element of a block is larger than the largest of all elements.
-                let largest = own
+                let largest = input
                     .iter()
                     .fold(0.0f32, |most, it| most.max(it.abs()))
                     .max(1.0);
@@ -473,11 +478,11 @@ fn gradients_in_8_bits_lose_nothing_over_many_steps() {
             ..ReducerOptions::default()
         };
         let mut reducer = Reducer::new(world.group(), names, options).unwrap();
-        let own: Vec<f32> = (0..LEN).map(|at| element(world.rank(), at)).collect();
+        let values: Vec<f32> = (0..LEN).map(|at| element(world.rank(), at)).collect();
         let mean = |at| (0..3).map(|rank| element(rank, at)).sum::<f32>() / 3.0;
         let mut sum = vec![0.0f64; LEN];
         for _ in 0..STEPS {
-            reducer.ready(0, &own).unwrap();
+            reducer.ready(0, &values).unwrap();
             reducer.finish_in_place().unwrap();
             let got = reducer.average(0).unwrap();
             sum.iter_mut()

@@ -27,18 +27,18 @@ fn received(ops: Vec<Op<'static>>) -> Vec<Vec<u32>> {
 
 /// Each rank sends to itself, twice under one tag, and to its neighbour.
 fn batch(group: &ProcessGroup) -> Vec<Op<'static>> {
-    let (own, size) = (group.rank(), group.size());
-    let (next, before) = ((own + 1) % size, (own + size - 1) % size);
+    let (this_rank, size) = (group.rank(), group.size());
+    let (next, before) = ((this_rank + 1) % size, (this_rank + size - 1) % size);
     let mut ops = vec![
-        recv(2, own, 7),
-        send(vec![own, 1], own, 7),
-        send(vec![own, 2], own, 7),
-        recv(2, own, 7),
-        send(vec![], own, 8),
-        recv(0, own, 8),
+        recv(2, this_rank, 7),
+        send(vec![this_rank, 1], this_rank, 7),
+        send(vec![this_rank, 2], this_rank, 7),
+        recv(2, this_rank, 7),
+        send(vec![], this_rank, 8),
+        recv(0, this_rank, 8),
     ];
     if size > 1 {
-        ops.push(send(vec![own, 3], next, 7));
+        ops.push(send(vec![this_rank, 3], next, 7));
         ops.push(recv(2, before, 7));
     }
     ops
@@ -46,21 +46,21 @@ fn batch(group: &ProcessGroup) -> Vec<Op<'static>> {
 
 fn check(world: &World) {
     let group = world.group();
-    let (own, size) = (group.rank(), group.size());
-    let mut expected = vec![vec![own, 1], vec![own, 2], vec![]];
+    let (this_rank, size) = (group.rank(), group.size());
+    let mut expected = vec![vec![this_rank, 1], vec![this_rank, 2], vec![]];
     if size > 1 {
-        expected.push(vec![(own + size - 1) % size, 3]);
+        expected.push(vec![(this_rank + size - 1) % size, 3]);
     }
     for _ in 0..3 {
         let got = group.batch_isend_irecv(batch(group)).unwrap();
         assert_eq!(received(got.wait().unwrap()), expected);
     }
     // The blocking form, over the caller's memory.
-    let (sent, mut got) = ([own, 5], [0; 2]);
+    let (sent, mut got) = ([this_rank, 5], [0; 2]);
     group
         .coalesce(|block| {
-            block.recv(&mut got, own, 1);
-            block.send(&sent, own, 1);
+            block.recv(&mut got, this_rank, 1);
+            block.send(&sent, this_rank, 1);
         })
         .unwrap();
     assert_eq!(got, sent);
@@ -83,13 +83,16 @@ fn a_batch_may_hold_both_halves_of_messages_of_a_rank_to_itself() {
 fn half_a_message_of_a_rank_to_itself_is_refused() {
     run(2, |world| {
         let group = world.group();
-        let own = group.rank();
+        let this_rank = group.rank();
         for (ops, expected) in [
-            (vec![send(vec![1], own, 4)], "does not receive it"),
-            (vec![recv(1, own, 4)], "does not send to it"),
-            (vec![send(vec![1], own, 4), recv(1, own, 5)], "under tag 4"),
+            (vec![send(vec![1], this_rank, 4)], "does not receive it"),
+            (vec![recv(1, this_rank, 4)], "does not send to it"),
             (
-                vec![send(vec![1], own, 4), recv(2, own, 4)],
+                vec![send(vec![1], this_rank, 4), recv(1, this_rank, 5)],
+                "under tag 4",
+            ),
+            (
+                vec![send(vec![1], this_rank, 4), recv(2, this_rank, 4)],
                 "receives UInt32[2]",
             ),
         ] {
@@ -97,7 +100,7 @@ fn half_a_message_of_a_rank_to_itself_is_refused() {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             assert!(error.to_string().contains(expected), "{error}");
         }
-        let error = group.send(&[1u32], own, 0).unwrap_err();
+        let error = group.send(&[1u32], this_rank, 0).unwrap_err();
         assert!(error.to_string().contains("in one batch"), "{error}");
         check(&world);
         world.shutdown().unwrap();

@@ -373,7 +373,7 @@ fn a_second_record_of_one_recorder_is_set_aside() {
 /// branch seem to wait for nothing.
 #[test]
 fn a_detour_shows_though_the_ring_holds_nothing_of_the_group_that_it_passed_by() {
-    let job = hanging(231, 31, 32, vec![Kind::Detour]).expect("this seed gives one");
+    let job = hanging(231, 31, 32, vec![Kind::Detour]).expect("this seed gives such a job");
     let report = judge(&job);
     let first = &report.findings[0];
     let named = (first.code, &first.culprit_ranks);

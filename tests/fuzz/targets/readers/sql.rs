@@ -18,9 +18,9 @@ fn tables() -> &'static Tables {
             include_bytes!("../../corpus/read_dump/hook.json"),
             include_bytes!("../../corpus/read_dump/gloo.json"),
         ];
-        let dumps = files.map(|bytes| Dump::read(bytes).expect("a dump").0);
+        let dumps = files.map(|bytes| Dump::read(bytes).expect("the file is a dump").0);
         let report = analyze(&dumps, &Policy::default());
-        Tables::new(&dumps, &report).expect("tables")
+        Tables::new(&dumps, &report).expect("the dumps and the report fit in tables")
     })
 }
 
@@ -35,6 +35,7 @@ pub fn query_sql(input: &[u8]) {
         return;
     }
     if let Ok(answer) = tables().query(sql) {
-        write(&answer, TableFormat::Text, Cursor::new(Vec::new())).expect("a table as text");
+        write(&answer, TableFormat::Text, Cursor::new(Vec::new()))
+            .expect("the answer can be written as text");
     }
 }

@@ -65,10 +65,10 @@ pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
 }
 
 fn work(plan: &Plan, world: &World, report: &mut RankReport) -> Result<(), Error> {
-    let own = world.rank();
+    let this_rank = world.rank();
     let mut groups = vec![world.group().clone()];
     for (number, ranks) in plan.groups().into_iter().enumerate() {
-        if ranks.contains(&own) {
+        if ranks.contains(&this_rank) {
             let options = GroupOptions::named(format!("random{number}"));
             groups.push(world.new_group(&ranks, &options)?);
         }
@@ -76,7 +76,7 @@ fn work(plan: &Plan, world: &World, report: &mut RankReport) -> Result<(), Error
     let all = plan.groups();
     for step in 0..plan.steps {
         if let Some(fault) = plan.fault
-            && (fault.rank, fault.step) == (own, step)
+            && (fault.rank, fault.step) == (this_rank, step)
         {
             act_on_oneself(fault.act);
         }
@@ -145,8 +145,8 @@ impl Inputs<'_> {
     fn run(&self, kind: Kind, group: &ProcessGroup, root: u64) -> Result<bool, Error> {
         let (size, place) = (self.ranks.len(), group.rank() as usize);
         let root = (root % size as u64) as u32;
-        let (own, count) = (self.ranks[place], self.count);
-        let mut buffer = self.of(own, count);
+        let (this_rank, count) = (self.ranks[place], self.count);
+        let mut buffer = self.of(this_rank, count);
         match kind {
             Kind::AllReduce => {
                 group.all_reduce(&mut buffer, ReduceOp::Sum)?;
@@ -156,7 +156,7 @@ impl Inputs<'_> {
                 let first = group.all_reduce_async(buffer.clone(), ReduceOp::Sum)?;
                 let second = group.all_reduce_async(buffer, ReduceOp::Max)?;
                 let (first, second) = (first.wait()?, second.wait()?);
-                let last = self.ranks.iter().max().copied().unwrap_or(own);
+                let last = self.ranks.iter().max().copied().unwrap_or(this_rank);
                 Ok(first == self.sums(0, count) && second == self.of(last, count))
             }
             Kind::Reduce => {
@@ -174,12 +174,12 @@ impl Inputs<'_> {
                 Ok(parts.all(|(&rank, part)| part == self.of(rank, count)))
             }
             Kind::ReduceScatter => {
-                let input = self.of(own, count * size);
+                let input = self.of(this_rank, count * size);
                 group.reduce_scatter_single(&input, &mut buffer, ReduceOp::Sum)?;
                 Ok(buffer == self.sums(place * count, count))
             }
             Kind::AllToAll => {
-                let (input, mut output) = (self.of(own, count * size), vec![0; count * size]);
+                let (input, mut output) = (self.of(this_rank, count * size), vec![0; count * size]);
                 group.all_to_all_single(&input, &mut output)?;
                 let mut parts = self.ranks.iter().zip(output.chunks(count));
                 Ok(parts.all(|(&rank, part)| {

@@ -4,8 +4,8 @@ use super::skip;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The folder of this name with these packages in its `node_modules`; `None`, with the reason printed, if npm cannot
-/// provide them.
+/// The folder of this name with these packages in its `node_modules`. `None` if npm cannot provide them, with the
+/// reason printed, or if the folder cannot be made.
 ///
 /// They are installed in a temporary folder that is then renamed, so that a folder of that name is always complete.
 pub fn installed_by_npm(name: &str, packages: &[&str]) -> Option<PathBuf> {

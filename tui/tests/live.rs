@@ -35,7 +35,7 @@ proptest! {
             let mut at = looks.clone().into_iter();
             let fault = simulation.fault_ns();
             SimulatedSource::new(simulation.clone(), move || {
-                fault + at.next().expect("one time for each read") * 1_000_000
+                fault + at.next().expect("there is a time for each read") * 1_000_000
             })
         };
         let mut newest = None;

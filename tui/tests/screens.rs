@@ -182,7 +182,7 @@ fn replayed(change: impl Fn(&mut Dump)) -> rcomm_top::state::State {
     let again = state.snapshot().cloned();
     update(
         &mut state,
-        Event::Observed(again.expect("the state holds no snapshot")),
+        Event::Observed(again.expect("the state holds a snapshot")),
     );
     state
 }
@@ -234,7 +234,7 @@ fn the_footer_always_ends_with_the_key_to_quit() {
             let footer = screen
                 .lines()
                 .last()
-                .expect("the screen has no line")
+                .expect("the screen has lines")
                 .trim_end();
             assert!(footer.ends_with("[q]quit"), "{screen}");
         }
@@ -259,7 +259,7 @@ fn trends_are_shown_without_root_causes_and_on_high_terminals() {
         let line = screen.lines().find(|line| line.contains("steps/s"));
         line.map(str::to_owned)
     };
-    let healthy = steps(Situation::Healthy, (80, 24)).expect("the screen has no steps a second");
+    let healthy = steps(Situation::Healthy, (80, 24)).expect("the steps a second are shown");
     assert!(healthy.contains("4.00"), "{healthy}");
     assert!(healthy.contains("▃▄▆▇"), "{healthy}");
     assert_eq!(steps(Situation::StuckRank, (80, 24)), None);
@@ -308,7 +308,7 @@ fn a_problem_has_a_color_and_a_glyph_and_without_colors_only_the_glyph() {
                 marked = Some((y, buffer[(0, y)].fg, buffer[(0, y)].modifier));
             }
         }
-        marked.expect("no row is marked")
+        marked.expect("a row is marked")
     };
     let (row, color, _) = find(&state);
     assert_eq!(Some(color), state.options.theme.style(Tone::Bad).fg);
@@ -477,8 +477,8 @@ fn a_click_selects_a_row_and_another_opens_it() {
     let row = screen
         .lines()
         .position(|line| line.starts_with("! "))
-        .expect("no row is marked");
-    let row = u16::try_from(row).expect("the row is beyond 65535");
+        .expect("a row is marked");
+    let row = u16::try_from(row).expect("the screen has few rows");
     assert!(state.hit(5, row).is_some());
     assert_eq!(state.hit(5, 0), None);
     update(&mut state, Event::Click(5, row));
@@ -510,9 +510,8 @@ fn rewrite_the_recorded_situations() {
         let now = simulation.fault_ns() + common::LATER_S * 1_000_000_000;
         let report: Arc<_> = judged(&simulation, now).report;
         let text = serde_json::to_string_pretty(report.as_ref())
-            .expect("the report is not written as JSON");
-        std::fs::write(common::fixture(situation), text + "\n")
-            .expect("the fixture is not written");
+            .expect("the report can be written as JSON");
+        std::fs::write(common::fixture(situation), text + "\n").expect("the fixture is writable");
     }
 }
 
@@ -530,7 +529,7 @@ fn pending_operations_are_in_flight_at_once_and_no_rank_is_accused() {
     let screen = text::of(&state);
     let culprit = simulation.culprit();
     let row = screen.lines().find(|line| line.contains("waiting"));
-    let row = row.expect("no row waits");
+    let row = row.expect("a row waits");
     assert!(row.contains(&format!("{culprit} not yet")), "{screen}");
     assert!(
         row.starts_with("  0."),

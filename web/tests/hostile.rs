@@ -187,7 +187,7 @@ fn unfinished_requests_make_room_for_clients_and_admitted_clients_do_not() {
         let mut stream = web.connect();
         stream
             .write_all(b"GET / HTTP/1.1\r\n")
-            .expect("room to send");
+            .expect("the connection has room");
         half.push(stream);
         if half.len().is_multiple_of(PLACES) {
             assert_eq!(web.get("/api/v1/status", &[]).status, 200);

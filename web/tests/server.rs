@@ -332,7 +332,7 @@ fn earlier_snapshots_can_be_requested() {
         (points.last()?["verdict"] == "stuck").then_some(points)
     });
     let before = points.iter().find(|point| point["verdict"] == "running");
-    let number = &before.expect("it ran before")["number"];
+    let number = &before.expect("the job ran before")["number"];
     let report = web.get(&format!("/api/v1/report?at={number}"), &[]).json();
     assert_eq!(report["verdict"], "running");
     let selected = web.get(&format!("/api/v1/select?at={number}&filter=rank:3"), &[]);

@@ -49,7 +49,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// If the terminal cannot be taken over again.
+    /// If the terminal cannot be taken over again, or cleared.
     pub fn lend(&mut self, body: impl FnOnce()) -> io::Result<()> {
         give_back();
         body();

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 #[test]
 fn sigterm_and_sighup_end_the_program_and_restore_the_terminal() {
     for signal in [rustix::process::Signal::TERM, rustix::process::Signal::HUP] {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let rings = directory.path().display().to_string();
         let mut session = Session::start(&["--ring-dir", &rings], directory.path());
         session.wait_text("no ring of any job");
@@ -32,7 +32,7 @@ fn sigterm_and_sighup_end_the_program_and_restore_the_terminal() {
 
 #[test]
 fn a_terminal_that_vanishes_without_a_signal_ends_the_program() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();
     let arguments = ["--ring-dir", &rings];
@@ -44,7 +44,7 @@ fn a_terminal_that_vanishes_without_a_signal_ends_the_program() {
 
 #[test]
 fn ctrl_z_gives_the_terminal_back_and_fg_takes_it_again() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();
     let mut session = Session::start(&["--ring-dir", &rings], directory.path());
@@ -153,7 +153,7 @@ fn a_program_that_panics_while_it_draws() {
 
 /// Runs one of this program's tests on a terminal.
 fn run_test(name: &str, directory: &Path) -> Session {
-    let program = std::env::current_exe().expect("this test's program");
+    let program = std::env::current_exe().expect("the path of this test is known");
     let arguments = ["--exact", name, "--ignored", "--nocapture"];
     let program = program.to_str().expect("the path is UTF-8");
     Session::start_program(program, &arguments, directory)
@@ -161,7 +161,7 @@ fn run_test(name: &str, directory: &Path) -> Session {
 
 #[test]
 fn a_panic_while_drawing_restores_the_terminal_and_the_status_says_so() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let mut session = run_test(
         "ends::a_program_that_panics_while_it_draws",
         directory.path(),
@@ -178,7 +178,7 @@ fn a_panic_while_drawing_restores_the_terminal_and_the_status_says_so() {
 
 #[test]
 fn a_panic_restores_the_terminal_before_it_is_reported_and_ends_the_program() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let mut session = run_test("ends::a_program_that_panics", directory.path());
     session.wait("the program's screen", |screen| {
         screen.alternate_screen() && screen.contents().contains("demo-healthy")

@@ -73,7 +73,7 @@ fn train(world: &World) {
 /// Starts a job whose culprit behaves like this, with further environment variables; returns it with the address of its
 /// store.
 fn start(culprit: &str, variables: &[(&str, &str)]) -> (Job, String) {
-    let program = std::env::current_exe().expect("this test's program");
+    let program = std::env::current_exe().expect("the path of this test is known");
     let port = free_port().to_string();
     let job = Job::start_as(
         program.to_str().expect("the path is UTF-8"),
@@ -405,7 +405,7 @@ fn the_steps_of_reducers_are_shown_live_and_counted() {
 }
 
 #[test]
-fn every_view_works_through_a_collector() {
+fn views_that_need_records_work_through_a_collector() {
     let (job, _) = job("stops");
     let mut options = rcomm_web::Options {
         ring_dir: Some(job.folder().join("rings")),
@@ -425,7 +425,7 @@ fn every_view_works_through_a_collector() {
     ];
     let mut session = Session::start(&arguments, job.folder());
     session.wait_text("rank 2 never issued all_reduce #6");
-    // Views that need records: the matrix, the timeline, a rank's operations.
+    // The matrix, the timeline, and a rank's operations.
     session.press("2\r");
     session.wait_text("never issued by 2");
     session.press("7");

@@ -247,7 +247,7 @@ mod tests {
         let newest = dump.entries.last_mut().expect("it has operations");
         newest.graph_id = Some(7);
         let timeline = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
-        let json = serde_json::to_value(&timeline).expect("plain data");
+        let json = serde_json::to_value(&timeline).expect("the timeline can be written as JSON");
         let lanes = json["lanes"]
             .as_array()
             .expect("the value is a list")

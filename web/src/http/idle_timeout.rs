@@ -124,7 +124,7 @@ mod tests {
         let error = server
             .write_all(&[0; 128])
             .await
-            .expect_err("the client does not read");
+            .expect_err("the client has stopped reading");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let mut text = String::new();
         traffic.write(crate::metrics::Form::Text, None, &mut text);

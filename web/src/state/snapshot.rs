@@ -219,7 +219,8 @@ mod tests {
         let new = json!({"status": {"number": 8}, "focus": null, "report": {
             "verdict": "stuck", "findings": [], "ranks": [{"rank": 0, "pending": 0}, {"rank": 1, "pending": 1}],
             "groups": [1, 2, 3]}});
-        let delta = serde_json::to_value(Delta::between(7, &old, &new)).expect("plain data");
+        let delta = serde_json::to_value(Delta::between(7, &old, &new))
+            .expect("the delta can be written as JSON");
         assert_eq!(
             delta,
             json!({"base": 7, "status": {"number": 8}, "focus": null,

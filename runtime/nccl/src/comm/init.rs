@@ -200,7 +200,7 @@ impl CommInit {
         derive(library, device, parent, (params, excluded), call, options)
     }
 
-    /// Advances as far as it can without waiting.
+    /// Advances as far as it can without waiting. Call it again only after `NotYet`.
     ///
     /// # Errors
     /// `Backend` or `PeerLost` with the library's message. The creation has then failed for good.

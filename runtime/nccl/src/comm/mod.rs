@@ -82,7 +82,7 @@ pub(crate) enum CommStatus {
     Failed(Error),
 }
 
-/// The library's handle of a communicator; null after destroy or abort.
+/// The library's handle of a communicator; null once it was destroyed, aborted or abandoned.
 struct Handle(NcclComm);
 
 // SAFETY: NCCL allows calls on a communicator from any thread, one at a time; the lock around the handle
@@ -456,7 +456,7 @@ impl Comm {
 }
 
 fn ended() -> Error {
-    let message = "the communicator was destroyed or aborted";
+    let message = "the communicator was destroyed, aborted or left to the library";
     Error::new(ErrorKind::Closed, message)
 }
 

@@ -112,7 +112,8 @@ pub(crate) fn publish_info(members: &BootstrapGroup, info: &PeerInfo) -> Result<
 /// Returns the unique ids; `None` until all ranks have arrived and the first rank has compared their descriptions.
 ///
 /// # Errors
-/// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`.
+/// `Rendezvous` names ranks that do not fit together, or says that a published value cannot be read; `PeerLost` names
+/// the rank that gave up; `Store`.
 pub(crate) fn poll(
     members: &BootstrapGroup,
     devices: DeviceSharing,
@@ -248,7 +249,7 @@ mod tests {
         );
     }
 
-    /// Counts the keys that are checked or read.
+    /// Counts the keys of all calls that do more than write.
     struct Counting {
         store: HashStore,
         keys: AtomicU64,

@@ -157,7 +157,7 @@ impl std::ops::Deref for Mark {
     type Target = Event;
 
     fn deref(&self) -> &Event {
-        self.event.as_ref().expect("taken out by drop alone")
+        self.event.as_ref().expect("only drop takes the event out")
     }
 }
 

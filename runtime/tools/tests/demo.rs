@@ -116,7 +116,8 @@ fn rings_below(folder: &Path) -> usize {
     rcomm_recorder::publish::list_rings(folder).unwrap().len()
 }
 
-/// Checks that a report has this verdict, and that its first finding has this code and names rank 2 alone.
+/// Runs a demonstration of this kind until its report has this verdict, and checks that the first finding has this code
+/// and names rank 2 alone.
 #[track_caller]
 fn first_finding_names_rank_2(kind: &str, verdict: Verdict, code: Code) {
     let demo = Demo::start(kind);

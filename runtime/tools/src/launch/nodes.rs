@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 const KEYS: &str = "rcomm-run";
 /// Time between two increments of a launcher's pulse.
 pub(super) const PULSE: Duration = Duration::from_millis(500);
-/// How long node 0 waits for the others to read how the job ended.
+/// How long the launcher with the store waits for the others to read how the job ended.
 pub(super) const LEAVE_TIME: Duration = Duration::from_secs(5);
 
 /// The facts about the whole job that the ranks need.
@@ -402,14 +402,15 @@ impl Nodes {
         Ok(answers.iter().all(|answer| answer == b"yes"))
     }
 
-    /// Ends the job on this node. Node 0, which serves the store, waits up to [`LEAVE_TIME`] for the others.
+    /// Ends the job on this node. The launcher with the store waits up to [`LEAVE_TIME`] for the others.
     pub(super) fn leave(
         &mut self,
         outcome: Option<Failure>,
         options: &Options,
     ) -> Result<Option<Failure>> {
         if let Some(rounds) = &mut self.rounds {
-            // The launcher with the store may have ended, which does not change how this one ends.
+            // If the job failed, an error here does not change how this launcher ends: the one with the store may have
+            // ended.
             let finished = rounds.finish(&self.keys, outcome.as_ref(), options);
             return match &outcome {
                 None => finished.map(|()| None),

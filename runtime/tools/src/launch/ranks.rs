@@ -199,8 +199,8 @@ impl Ranks {
         Rank::start(command, self.job.first_rank + local_rank)
     }
 
-    /// Starts a process that joins in place of the failed one at this index. Returns whether it did: not if the job
-    /// ends, or if as many as configured were started.
+    /// Starts a process that joins in place of the failed one at this index. Returns whether it did: not if the job is
+    /// ending, or if as many as configured were started.
     fn replace(
         &mut self,
         at: usize,
@@ -222,7 +222,7 @@ impl Ranks {
             command.env("RCOMM_JOIN", "1");
         })?;
         self.account.replaced(at, rank.child.id());
-        // The ended one stays in the list until its output is read.
+        // The ended one stays in the list: its output may not be read to its end.
         self.ranks.push(rank);
         Ok(true)
     }

@@ -13,7 +13,7 @@
 //! | `rounds` | how many rounds were published | the one with the store |
 //! | `ready/<attempt>/<id>` | `1`, once its ranks of that attempt have ended | every member of the round |
 //! | `gone/<id>` | `1`: it leaves, and the others go on | a launcher that was stopped by a signal |
-//! | `left/<id>` | `1`, once it knows how the job ended | every launcher |
+//! | `left/<id>` | `1`, once it knows how the job ended, or leaves | every launcher |
 
 use super::nodes::{Job, LEAVE_TIME, Life, PULSE, Pulses};
 use super::options::Options;
@@ -115,7 +115,8 @@ impl Rounds {
         self.pulses.clone()
     }
 
-    /// The others whose pulses this launcher watches: all if it decides who is in a round.
+    /// The launchers whose pulses this one watches: the other members of the round if this one has the store, else
+    /// none.
     pub(super) fn watched(&self) -> Vec<(u32, String)> {
         let members = self.round.iter().flat_map(|(_, members)| members);
         let others = (0..).zip(members);
@@ -415,15 +416,15 @@ impl Rounds {
         let mut others: Vec<u32> = all.filter(|&id| id != self.id).collect();
         while !others.is_empty() && Instant::now() < deadline {
             std::thread::sleep(POLL_INTERVAL);
-            let mut left = Vec::new();
+            let mut unaware = Vec::new();
             for id in others {
                 let knows = keys.check(&[&format!("left/{id}")])?
                     || pulses.look(keys, id, options.node_timeout)? == Life::Silent;
                 if !knows {
-                    left.push(id);
+                    unaware.push(id);
                 }
             }
-            others = left;
+            others = unaware;
         }
         Ok(())
     }
@@ -457,7 +458,7 @@ fn over(failure: &Failure) -> String {
     format!("over {}\n{}", failure.code, failure.sentence)
 }
 
-/// The failure of a launcher that a signal has stopped while it had no ranks.
+/// The failure of a launcher that a signal asks to stop while it has no ranks; `None` without such a signal.
 fn stop_of(signals: &Signals) -> Option<Failure> {
     let asks_to_stop = |signal: &Signal| ![Signal::USR1, Signal::USR2].contains(signal);
     let signal = signals.take().into_iter().find(asks_to_stop)?;

@@ -173,7 +173,7 @@ impl Mesh {
             .map(|at| at as u32)
     }
 
-    /// How many groups have the same role.
+    /// How many groups have the same role, this one included.
     pub(super) fn siblings(&self, group: usize) -> usize {
         self.groups
             .iter()

@@ -114,7 +114,7 @@ static MADE: AtomicU32 = AtomicU32::new(0);
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Its processes have ended; a group that cannot be removed is empty.
+        // Its processes have ended, so at most an empty group is left.
         let _ = std::fs::remove_dir(&self.0);
     }
 }

@@ -76,7 +76,7 @@ pub fn run(
     debug_assert!(over.elapsed() < TIME_LIMIT);
     let cells = Source::ALL.map(|source| match source {
         Source::Live => live(row, fault, &answers),
-        after => left(row, after, &job),
+        source => left(row, source, &job),
     });
     if let Some(folder) = keep.filter(|_| cells.iter().any(Cell::is_wrong)) {
         job.keep(folder)?;

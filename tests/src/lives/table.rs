@@ -55,16 +55,16 @@ pub struct Row {
     pub last: Expected,
     /// What is true from the fault to the end of the job; "not yet" always is.
     pub passing: &'static [Expected],
-    /// What the dumps alone show; `None` where the job leaves none.
+    /// What the dumps alone show; `None` where the job need not leave any.
     pub dumps: Option<Expected>,
 }
 
 const CULPRITS: &[Rank] = &[CULPRIT];
 
-const fn expected(verdict: &'static [Verdict], codes: &'static [Code]) -> Expected {
+const fn expected(verdicts: &'static [Verdict], codes: &'static [Code]) -> Expected {
     let ranks = if codes.is_empty() { &[] } else { CULPRITS };
     Expected {
-        verdicts: verdict,
+        verdicts,
         codes,
         ranks,
     }

@@ -204,10 +204,10 @@ impl Row {
 /// of them.
 fn names(culprits: &[u32], ranks: &[u32], text: &str) -> bool {
     let words: BTreeSet<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
-    let to_text = culprits
+    let all_in_text = culprits
         .iter()
         .all(|rank| words.contains(rank.to_string().as_str()));
-    !ranks.is_empty() && ranks.iter().all(|rank| culprits.contains(rank)) && to_text
+    !ranks.is_empty() && ranks.iter().all(|rank| culprits.contains(rank)) && all_in_text
 }
 
 #[cfg(test)]

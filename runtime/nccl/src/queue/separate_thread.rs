@@ -67,7 +67,8 @@ impl LoneCall<'_> {
     /// Waits until the call is done.
     ///
     /// # Errors
-    /// The library's error; `Timeout`, after which the queue is unusable, since the library may still be in the call.
+    /// The library's error; `Timeout`, or the error of an abort. If the call may not have ended, the queue is unusable
+    /// from then on.
     pub(crate) fn wait(mut self, deadline: Deadline) -> Result<()> {
         let unfinished = match self.queue.wait_for_thread(&mut self.call, deadline) {
             Ok(Ok(Call::InProgress)) => self.queue.wait_until_connected(&self.comm, deadline),

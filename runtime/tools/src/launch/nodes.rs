@@ -1,7 +1,8 @@
 //! Coordination between the launchers of a job's nodes: their agreement before the job, and notifications during it.
 //!
-//! The launchers use the job's store, under keys with their own prefix. Node 0 serves the store, publishes the job's
-//! name, and detects launchers that have ended: every launcher regularly increments a counter in the store, its pulse.
+//! The launchers use the job's store, under keys with their own prefix. One of them serves the store, publishes the
+//! job's name, and detects launchers that have ended: every launcher regularly increments a counter in the store, its
+//! pulse. That one is node 0, unless the number of hosts may change (`rounds`).
 
 use super::options::Options;
 use super::output::Sinks;
@@ -365,8 +366,8 @@ impl Nodes {
         Ok(outcome)
     }
 
-    /// Whether the ranks start again after the attempt that has ended with this failure: if all nodes want it, or if a
-    /// launcher decides so.
+    /// Whether this launcher goes on after the attempt that has ended with this failure: if all nodes want to start
+    /// their ranks again, or, if the number of hosts may change, unless it has left the job.
     ///
     /// # Blocking
     /// Until all launchers have ended their ranks: for the time that these may take, and the launchers' own time-out.

@@ -292,11 +292,11 @@ fn run_monitored_barrier() -> Result<(), String> {
     // The barrier's time-out counts from when the groups of all remaining ranks exist.
     let here = |rank: u32| format!("test/here/{rank}");
     world.store().set(&here(rank), b"1").map_err(text)?;
-    let left = (0..world.size()).filter(|&rank| rank != CULPRIT);
-    let left: Vec<String> = left.map(here).collect();
-    let left: Vec<&str> = left.iter().map(String::as_str).collect();
+    let remaining = (0..world.size()).filter(|&rank| rank != CULPRIT);
+    let remaining: Vec<String> = remaining.map(here).collect();
+    let remaining: Vec<&str> = remaining.iter().map(String::as_str).collect();
     let patience = Duration::from_secs(60);
-    world.store().wait(&left, patience).map_err(text)?;
+    world.store().wait(&remaining, patience).map_err(text)?;
     let brief = world.group().within(Duration::from_secs(2));
     let work = brief
         .monitored_barrier_async(MissingRanks::All)

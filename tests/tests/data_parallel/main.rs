@@ -193,7 +193,7 @@ fn differing_parameters_are_found_and_broadcast_sets_those_of_rank_0() {
     });
 }
 
-/// One step through a hook.
+/// Returns the averages of one step whose buckets go through this hook.
 fn through(world: &World, hook: impl CommHook + 'static) -> Vec<Vec<f32>> {
     let options = ReducerOptions {
         hook: Some(Box::new(hook)),

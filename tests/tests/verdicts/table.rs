@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Judged {
     decidable: bool,
     right: bool,
-    /// The report leaves open which rank is at fault, and lists the truth.
+    /// Whether the report leaves open which rank is at fault, as [`is_open`] says.
     open: bool,
-    /// A rank is accused that is not at fault.
+    /// Whether a rank is accused that is not at fault.
     innocent: bool,
     /// Of the first finding.
     confidence: Option<f64>,

@@ -80,8 +80,11 @@ pub(super) fn no_suspension(world: &World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     let backend = backend(world);
     let refused = [
-        backend.suspend(LIMIT).expect_err("refused"),
-        backend.comm_memory().map(drop).expect_err("refused"),
+        backend.suspend(LIMIT).expect_err("the library cannot"),
+        backend
+            .comm_memory()
+            .map(drop)
+            .expect_err("the library cannot"),
     ];
     for error in refused {
         eprintln!("refused: {error}");

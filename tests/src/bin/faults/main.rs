@@ -328,10 +328,10 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     Ok(row)
 }
 
-/// Checks that a launcher whose job has failed ends by itself.
+/// Checks that a launcher whose job has failed ends by itself, unless the fault was applied to the launcher.
 fn judge_launcher(row: &mut Row, scenario: &Scenario, job: &mut Job<'_>) {
-    let is_frozen = matches!(scenario.fault, Fault::Launcher(..) | Fault::Store);
-    if scenario.start == Start::Launcher && !is_frozen && !job.wait_for_end(job::LAUNCHER_ENDS) {
+    let is_culprit = matches!(scenario.fault, Fault::Launcher(..) | Fault::Store);
+    if scenario.start == Start::Launcher && !is_culprit && !job.wait_for_end(job::LAUNCHER_ENDS) {
         row.wrong.push("the launcher has not ended".to_owned());
     }
 }

@@ -135,11 +135,11 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
         rank,
         path: events_folder(&args.folder).join(format!("{rank}.{pid}")),
     };
-    let mine = args.ranks.contains(&rank);
-    let act = args.act.filter(|_| mine);
+    let is_culprit = args.ranks.contains(&rank);
+    let act = args.act.filter(|_| is_culprit);
     log.write(What::Began);
     crate::around::serve_once(&args.folder)?;
-    if let Some(limit) = args.descriptors.filter(|_| mine) {
+    if let Some(limit) = args.descriptors.filter(|_| is_culprit) {
         let limit = Rlimit {
             current: Some(limit),
             maximum: Some(limit),
@@ -185,7 +185,8 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     Ok(ended?)
 }
 
-/// Sums and broadcasts until an operation fails, or rank 0 is asked to stop.
+/// Sums and broadcasts until an operation fails, or rank 0 is asked to stop. With [`At::End`], until the step of the
+/// fault.
 fn work(world: &World, args: &RankArgs, log: &Log, act_at: &impl Fn(At)) -> rcomm::Result<()> {
     let (rank, size) = (world.rank(), world.size());
     let pair = [rank / 2 * 2, rank / 2 * 2 + 1];

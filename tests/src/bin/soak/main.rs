@@ -6,8 +6,8 @@
 //!
 //! Every result is checked against what the ranks' inputs must give. In a round with a fault, every other rank must get
 //! an error in time that names the culprit; in a round without a fault, no rank may get an error. After its world no
-//! rank may hold more descriptors or threads than before. Everything follows from the seed and the number of the round,
-//! and a round that was wrong is printed as the command that repeats it.
+//! rank may hold more descriptors or threads than before. The seed and the number of the round decide all random
+//! choices, and a round that was wrong is printed as the command that repeats it.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -86,7 +86,7 @@ struct Limits {
     slack: Duration,
 }
 
-/// The sums over all rounds.
+/// The totals of all rounds, with the slowest error and the largest memory of a rank.
 #[derive(Debug, Default)]
 struct Totals {
     rounds: u64,
@@ -206,7 +206,7 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
         let (fds, threads) = report.left;
         ensure!(
             fds <= 0 && threads <= 0,
-            "rank {rank} is left with {fds} descriptors and {threads} threads"
+            "rank {rank} is left with {fds} more descriptors and {threads} more threads"
         );
         match (&report.error, &plan.fault) {
             (None, None) => {}

@@ -244,7 +244,7 @@ impl Backend for NcclBackend {
         }
     }
 
-    /// The library frees its communicators on a separate thread, since it waits for kernels that may never end.
+    /// Ends the communicators on a separate thread, since the library waits for kernels that may never end.
     fn abort(&self, reason: &AbortReason) {
         if self.shared.aborted.set(reason.error.clone()).is_err() {
             return;

@@ -255,7 +255,7 @@ impl CommQueue {
     /// memory are kept in plain arrays that a launch reads (`ncclRegister`, register/register.cc).
     ///
     /// # Errors
-    /// `Timeout` if this state is not reached in time; the library's own error.
+    /// `Timeout` if this state is not reached in time; the error of an abort, or the library's own.
     pub(crate) fn lock_idle(&self, comm: &Comm) -> Result<MutexGuard<'_, QueueState>> {
         let deadline = Deadline::In(Self::IDLE_TIME).started();
         let state = self.lock(deadline)?;
@@ -320,8 +320,8 @@ impl CommQueue {
         ticket
     }
 
-    /// Advances the joining and the queue, unless another thread is doing so. Never waits for a peer to
-    /// join.
+    /// Advances the joining and the queue if an operation waits in it, unless another thread is doing so. Never waits
+    /// for a peer to join.
     pub(crate) fn try_progress(&self) {
         if let Some(mut state) = self.try_lock() {
             self.enter_and_launch_waiting(&mut state);
@@ -425,7 +425,8 @@ impl CommQueue {
     /// Until the step is done, or an abort or the deadline ends it.
     ///
     /// # Errors
-    /// `Timeout`, or the errors of `begin` and `step`. The queue is unusable after most of them.
+    /// `Timeout`; `Closed` if the communicator does not exist; the errors of an abort, of `begin` and of `step`. The
+    /// queue is unusable after an error that comes once `begin` has returned.
     pub(crate) fn take_over<S, T>(
         &self,
         begin: impl FnOnce(&Arc<Comm>) -> Result<S>,

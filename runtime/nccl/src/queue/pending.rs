@@ -93,7 +93,7 @@ impl Ticket {
         self.op.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts the operation on the device, unless it was abandoned before.
+    /// Puts the operation on the device, unless it has already failed.
     pub(crate) fn launch(
         &self,
         enqueue: impl FnOnce(

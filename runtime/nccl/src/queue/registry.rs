@@ -67,6 +67,10 @@ impl Registry {
 
 impl CommQueue {
     /// Registers memory, which stays alive until it is deregistered or the communicator has ended.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for memory without an owner or without bytes; `Closed` if the communicator does not exist;
+    /// `Timeout` if it is not free in time; the library's error.
     pub(crate) fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
         let refuse =
             |why: &str| Error::new(ErrorKind::InvalidArgument, format!("{memory:?}: {why}"));

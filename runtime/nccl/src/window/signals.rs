@@ -117,7 +117,8 @@ impl NcclWindow {
         Ok((word as u32, (word >> 32) as u32))
     }
 
-    /// Whether another signal from `peer` has arrived. Waits for a copy from the device, but never for a peer.
+    /// Whether another signal from `peer` has arrived; false also while another thread uses the queue. Waits for a copy
+    /// from the device, but never for a peer.
     pub(super) fn poll_signals(
         &self,
         open: &OpenWindow,

@@ -98,8 +98,8 @@ fn command_for(program: &Path, name: &str) -> String {
     name.to_owned()
 }
 
-/// Removes the job's rings, launch record and dumps. Errors are ignored: `rcomm-fr rings remove-stale` finds the rings
-/// that stay.
+/// Removes the job's rings, launch record and dumps, or nothing if the rings are in memory. Errors are ignored:
+/// `rcomm-fr rings remove-stale` finds the rings that stay.
 fn clean_up(job: &str) {
     let directory = match Config::from_environment().map(|config| config.ring_dir) {
         Ok(RingDir::Shared) => default_directory(),

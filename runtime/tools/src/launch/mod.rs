@@ -50,7 +50,7 @@ impl Failure {
 /// Whether the ranks may be started again after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Restart {
-    /// No: a signal to a launcher, or the loss of one.
+    /// No: for example, after a signal to a launcher, or after the store has failed.
     Never,
     /// As often as `--max-restarts` says.
     Counted,

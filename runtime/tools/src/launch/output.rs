@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 const LONGEST_LINE: usize = 64 << 10;
 /// Number of pieces of output, each from one read, that a stream's thread may have in its queue. If the queue is full,
 /// the ranks' output is not read.
-const WAITING: usize = 64;
+const QUEUE_LENGTH: usize = 64;
 
 /// One of the two output streams of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ struct Sink {
 
 impl Sink {
     fn start(name: &str, mut stream: impl Write + Send + 'static) -> Self {
-        let (pieces, queue) = sync_channel::<Vec<u8>>(WAITING);
+        let (pieces, queue) = sync_channel::<Vec<u8>>(QUEUE_LENGTH);
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {

@@ -1,4 +1,5 @@
-//! A rank is killed in the middle of collectives or messages: the others get an error that names it, at once.
+//! A rank is killed in the middle of collectives or messages: the others get an error that names it, long before their
+//! deadline.
 //!
 //! Ranks are processes: this program starts itself once for each rank.
 #![allow(clippy::unwrap_used)]

@@ -49,7 +49,7 @@ fn on_every_queue_store(check: impl Fn(&dyn QueueStore)) {
 }
 
 fn timed_out<T: std::fmt::Debug>(result: Result<T>) -> String {
-    let error = result.expect_err("the key is never set");
+    let error = result.expect_err("nothing ends the wait");
     assert_eq!(error.kind(), ErrorKind::Timeout);
     error.to_string()
 }

@@ -63,15 +63,15 @@ impl NcclBackend {
         let deadline = deadline.started();
         let queues = self.queues();
         queues.iter().try_for_each(|queue| queue.drain(deadline))?;
-        let mut begun = Vec::with_capacity(queues.len());
-        for queue in &queues {
-            begun.push(queue.begin_alone(name, call.clone(), deadline)?);
-        }
-        // Each call is waited for, even if another has failed, at most until the deadline; the first error is returned.
+        let begun: Vec<_> = queues
+            .iter()
+            .map(|queue| queue.begin_alone(name, call.clone(), deadline))
+            .collect();
+        // Each call is waited for, even if another could not begin or has failed, at most until the deadline; the first
+        // error is returned.
         let ended: Vec<Result<()>> = begun
             .into_iter()
-            .flatten()
-            .map(|call| call.wait(deadline))
+            .map(|call| call?.map_or(Ok(()), |call| call.wait(deadline)))
             .collect();
         ended.into_iter().collect()
     }

@@ -46,6 +46,11 @@ impl IncompleteCall {
         let left = RemainingWork::Nothing;
         Self { error, left }
     }
+
+    fn unknown(error: Error) -> Self {
+        let left = RemainingWork::Unknown;
+        Self { error, left }
+    }
 }
 
 impl From<IncompleteCall> for Error {
@@ -59,15 +64,14 @@ impl CommQueue {
     /// captured. The context must be current; `graph` is that of [`check_capture`](Self::check_capture) if
     /// it is known.
     ///
-    /// An error comes with a mark if all work that may be on the device is before this mark. An error without a mark
-    /// says nothing about the device: the caller must keep the buffers.
+    /// After an error the caller must keep the buffers for as long as the error says that there may be work.
     pub(super) fn enqueue(
         &self,
         op: &Op<'static>,
         (seq, deadline): (u64, Deadline),
         graph: Option<Option<Graph>>,
-    ) -> Result<Enqueued, (Error, Option<Arc<Mark>>)> {
-        let early = |error| (error, None);
+    ) -> Result<Enqueued, IncompleteCall> {
+        let early = IncompleteCall::untouched;
         let Some(comm) = self.comm.get() else {
             let message = "the communicator does not exist yet";
             return Err(early(Error::new(ErrorKind::Closed, message)));
@@ -125,7 +129,7 @@ impl CommQueue {
         };
         self.launched.fetch_add(1, Ordering::Relaxed);
         let (Some(start), None) = (start, graph) else {
-            finished.map_err(early)?;
+            finished.map_err(IncompleteCall::unknown)?;
             return Ok(Enqueued::Captured(graph.map_or(0, |graph| graph.id)));
         };
         let end = shared.marks.mark(&self.stream).map(Arc::new);
@@ -134,8 +138,11 @@ impl CommQueue {
                 *self.latest() = Some(end.clone());
                 Ok(Enqueued::Between(start, end))
             }
-            (Err(error), end) => Err((error, end.ok().filter(|_| is_marked))),
-            (Ok(()), Err(error)) => Err((error, None)),
+            (Err(error), Ok(end)) if is_marked => Err(IncompleteCall {
+                error,
+                left: RemainingWork::Until(end),
+            }),
+            (Err(error), _) | (Ok(()), Err(error)) => Err(IncompleteCall::unknown(error)),
         }
     }
 

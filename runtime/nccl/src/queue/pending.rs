@@ -2,7 +2,7 @@
 
 use crate::cuda::event::Mark;
 use crate::cuda::stream::CudaStream;
-use crate::queue::{CommQueue, Enqueued};
+use crate::queue::{CommQueue, Enqueued, IncompleteCall, RemainingWork};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{Done, Pending, Progress, Stream};
@@ -24,7 +24,7 @@ pub(crate) struct Ticket {
     /// Set if the operation is part of a graph, and runs when the graph is launched.
     captured: OnceLock<()>,
     /// The end of the work on the device of an operation that could not be launched completely.
-    failed_launch: OnceLock<FailedLaunch>,
+    failed_launch: OnceLock<RemainingWork>,
     outcome: OnceLock<Result<Done>>,
     /// Set before the launch: from then on work of the operation may be on the device. `marks`, `captured` or
     /// `failed_launch` has the result of the launch.
@@ -60,14 +60,6 @@ impl Start {
     }
 }
 
-/// The work that a failed launch has left on the device.
-enum FailedLaunch {
-    /// There is no work after this mark.
-    Until(Arc<Mark>),
-    /// There may be work, and it is unknown when the device will be done with it.
-    Unknown,
-}
-
 impl Ticket {
     pub(crate) fn new(
         queue: Arc<CommQueue>,
@@ -96,10 +88,7 @@ impl Ticket {
     /// Puts the operation on the device, unless it has already failed.
     pub(crate) fn launch(
         &self,
-        enqueue: impl FnOnce(
-            &Op<'static>,
-            (u64, Deadline),
-        ) -> Result<Enqueued, (Error, Option<Arc<Mark>>)>,
+        enqueue: impl FnOnce(&Op<'static>, (u64, Deadline)) -> Result<Enqueued, IncompleteCall>,
     ) {
         let op = self.op();
         let Some(op) = op.as_ref().filter(|_| self.outcome.get().is_none()) else {
@@ -121,9 +110,8 @@ impl Ticket {
                 };
                 let _ = self.outcome.set(Ok(done));
             }
-            Err((error, mark)) => {
-                let failed_launch = mark.map_or(FailedLaunch::Unknown, FailedLaunch::Until);
-                let _ = self.failed_launch.set(failed_launch);
+            Err(IncompleteCall { error, left }) => {
+                let _ = self.failed_launch.set(left);
                 self.fail(error);
             }
         }
@@ -191,8 +179,9 @@ impl Ticket {
     /// Whether the device has provably finished with the buffers.
     fn is_free(&self) -> bool {
         let end = match (self.marks.get(), self.failed_launch.get()) {
-            (Some((_, end)), _) | (None, Some(FailedLaunch::Until(end))) => end,
-            (None, Some(FailedLaunch::Unknown)) => return false,
+            (Some((_, end)), _) | (None, Some(RemainingWork::Until(end))) => end,
+            (None, Some(RemainingWork::Nothing)) => return true,
+            (None, Some(RemainingWork::Unknown)) => return false,
             // An operation that was never launched is not on the device; one in a graph is kept by the graph.
             (None, None) => {
                 return self.may_be_on_device.get().is_none() || self.captured.get().is_some();
@@ -306,7 +295,7 @@ impl Drop for Ticket {
             return;
         };
         match (self.marks.take(), self.failed_launch.take()) {
-            (Some((_, end)), _) | (None, Some(FailedLaunch::Until(end))) => {
+            (Some((_, end)), _) | (None, Some(RemainingWork::Until(end))) => {
                 self.queue.keep_until(op.op_type(), Box::new(op), end);
             }
             (None, _) => self.queue.shared.leak(op.op_type(), Box::new(op)),

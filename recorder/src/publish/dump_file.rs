@@ -140,7 +140,10 @@ impl TempFile {
                 // The file system has no links: create an empty file of that name, then replace it by a
                 // rename.
                 create_private(wanted)?;
-                std::fs::rename(&self.path, wanted)
+                std::fs::rename(&self.path, wanted).inspect_err(|_| {
+                    // The rename's error is the one to report.
+                    let _ = std::fs::remove_file(wanted);
+                })
             }
             result => result,
         }

@@ -328,8 +328,12 @@ fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usiz
         [_] => format!("rank {rank}"),
         many => format!("one of {}", format_ranks(many)),
     };
+    let before = match ctx.aligned.shared.calls.get(op.call).timeout_ms {
+        0 => "",
+        _ => ", long before its time-out",
+    };
     let sentence = format!(
-        "{} failed on {who}{took}, long before its time-out, and no member was missing there",
+        "{} failed on {who}{took}{before}, and no member was missing there",
         ctx.describe_op(first.record, op)
     );
     let culprits = match together {

@@ -63,12 +63,13 @@ fn draft(ctx: &Context<'_>, near: usize, share: f64, record: usize, position: u3
     let mut draft = FindingDraft::new(
         Code::W250,
         format!(
-            "{} on rank {} took {} of its time-out of {}; {near} operation{} came as close to {} time-out",
+            "{} on rank {} took {} of its time-out of {}; {near} operation{} took at least {} % of {} time-out",
             ctx.describe_op(record, op),
             ctx.aligned.records[record].rank,
             format_time(share * limit),
             format_time(limit),
             if near == 1 { "" } else { "s" },
+            NEAR * 100.0,
             if near == 1 { "its" } else { "their" },
         ),
     );

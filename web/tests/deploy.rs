@@ -58,7 +58,7 @@ fn deployed_commands_use_options_that_exist() {
                 || line.trim().starts_with("- --listen")
                 || line.contains("rcomm-web --")
                 || line.trim().starts_with("- --")
-                || line.contains("command: [\"rcomm-web\"")
+                || line.contains("command: [\"--listen\"")
         });
         for word in lines.flat_map(|line| line.split([' ', '"', ','])) {
             let Some(option) = word

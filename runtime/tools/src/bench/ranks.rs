@@ -68,14 +68,13 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
     }
     let mut worst = 0;
     for rank in 0..ranks.len() {
-        let status = ranks[rank]
-            .wait()
-            .with_context(|| format!("failed to wait for rank {rank}"))?;
-        match status.code() {
+        let status = ranks[rank].wait();
+        match status.as_ref().ok().and_then(|it| it.code()) {
             Some(0) => {}
             Some(1) => worst = 1,
             _ => {
                 stop(&mut ranks);
+                let status = status.with_context(|| format!("failed to wait for rank {rank}"))?;
                 bail!("rank {rank} failed: {status}");
             }
         }

@@ -98,12 +98,16 @@ fn command_for(program: &Path, name: &str) -> String {
     name.to_owned()
 }
 
-/// Removes the job's rings, launch record and dumps, or nothing if the rings are in memory. Errors are ignored:
-/// `rcomm-fr rings remove-stale` finds the rings that stay.
+/// Removes the job's rings, launch record and dumps. Errors are ignored: `rcomm-fr rings remove-stale` finds the rings
+/// that stay.
 fn clean_up(job: &str) {
+    if std::env::var_os("RCOMM_DUMP_DIR").is_none() {
+        let _ = std::fs::remove_dir_all(dump_directory(job));
+    }
     let directory = match Config::from_environment().map(|config| config.ring_dir) {
         Ok(RingDir::Shared) => default_directory(),
         Ok(RingDir::Dir(directory)) => directory,
+        // There is nothing on disk.
         Ok(RingDir::Memory) | Err(_) => return,
     };
     let _ = remove_stale_rings(&directory, Some(job));
@@ -112,8 +116,5 @@ fn clean_up(job: &str) {
     if let Some(folder) = launch_record.parent() {
         // Only an empty folder is removed.
         let _ = std::fs::remove_dir(folder);
-    }
-    if std::env::var_os("RCOMM_DUMP_DIR").is_none() {
-        let _ = std::fs::remove_dir_all(dump_directory(job));
     }
 }

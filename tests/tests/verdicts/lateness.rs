@@ -103,7 +103,7 @@ struct Row {
     right: usize,
     /// The number of jobs in which a finding names a rank that is not late.
     innocents: usize,
-    /// The jobs that were not judged right, and their reports.
+    /// The jobs that were not judged right, or with a finding that names a rank that is not late, and their reports.
     others: Vec<String>,
 }
 
@@ -118,9 +118,9 @@ fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> b
         let mut claims = report.findings.iter().filter(|one| is_claim(one));
         let accuses = claims.any(|one| one.culprit_ranks.iter().any(is_innocent));
         row.innocents += usize::from(accuses);
-        if right(&job, &report) {
-            row.right += 1;
-        } else {
+        let is_right = right(&job, &report);
+        row.right += usize::from(is_right);
+        if accuses || !is_right {
             row.others.push(format!(
                 "{name}, seed {seed}: {} in {spec:?}",
                 summary_of(&report)

@@ -174,7 +174,7 @@ fn of_hang(job: &Job, unsure: f64) -> Judged {
         decidable: job.decidable,
         right: first_is_true(job, &report),
         open: is_open(job, &report),
-        innocent: job.decidable && roots(&report).any(accuses),
+        innocent: roots(&report).any(accuses),
         confidence: confidence(&report, |one| one.severity == Severity::Error),
         summary: format!("{} judged as {}", truth(job), summary_of(&report)),
     }

@@ -405,9 +405,15 @@ impl<'a> Job<'a> {
                 while matches!(intruder.try_wait(), Ok(None)) && Instant::now() < until {
                     std::thread::sleep(POLL_INTERVAL);
                 }
+                let has_ended = !matches!(intruder.try_wait(), Ok(None));
                 let _ = intruder.kill();
+                let status = intruder.wait()?;
                 ensure!(
-                    !intruder.wait()?.success(),
+                    has_ended,
+                    "a process that does not belong to the job was not refused within {TIME_LIMIT:?}"
+                );
+                ensure!(
+                    !status.success(),
                     "a process that does not belong to the job joined it"
                 );
             }

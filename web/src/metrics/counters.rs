@@ -74,7 +74,7 @@ pub(crate) struct Series {
     pub(crate) completed: u64,
     /// Operations that ended with an error or a time-out, counted on each rank.
     pub(crate) failed: u64,
-    /// Operations that failed after at least their time-out, counted on each rank.
+    /// Operations that failed once their time-out had passed, counted on each rank.
     pub(crate) timed_out: u64,
     /// Input bytes of completed operations, over all ranks.
     pub(crate) bytes: u64,
@@ -126,7 +126,7 @@ impl Counters {
         self.lost
     }
 
-    /// Operations overwritten between two reads, which were never counted.
+    /// Operations overwritten before they were seen to end, which were never counted.
     pub(crate) fn unread(&self) -> u64 {
         self.new_entries.unread()
     }

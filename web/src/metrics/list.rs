@@ -49,10 +49,10 @@ metrics! {
     VERDICT_INFO Gauge "rcomm_verdict_info"
         "1 for the current verdict, 0 for the others.";
     STEP Gauge "rcomm_step"
-        "Newest training step reported by the program: of the last rank and of the first.";
+        "Newest training step reported by the program: of the rank furthest behind (last) and furthest ahead (first).";
     INFLIGHT_COLLECTIVES Gauge "rcomm_inflight_collectives"
         "Operations issued by at least one rank and not completed by all."
-        => "rcomm.inflight" "{collective}";
+        => "rcomm.inflight" "{operation}";
     SOURCE_ANSWERED_RANKS Gauge "rcomm_source_answered_ranks"
         "Ranks that answered in the newest read of the source.";
     SOURCE_KNOWN_RANKS Gauge "rcomm_source_known_ranks"
@@ -60,24 +60,24 @@ metrics! {
     SOURCE_FAILING Gauge "rcomm_source_failing"
         "1 if the newest read of the source failed.";
     CULPRIT_RANK Gauge "rcomm_culprit_rank"
-        "1 for each rank that a finding names as culprit; at most 16 ranks.";
+        "1 for each culprit and code of the findings that no other one causes, without notes; at most 16 series.";
     RANK_STRAGGLER_TIME_RATIO Gauge "rcomm_rank_straggler_time_ratio"
-        "Share of the job's time that was lost to this rank; the 16 largest.";
+        "Share of the job's time that was lost to this rank, 0 to 1; the 16 largest.";
     RANK_ARRIVAL_LAG_P50_SECONDS Gauge "rcomm_rank_arrival_lag_p50_seconds"
-        "Median arrival lag of the same ranks.";
+        "Median arrival lag, in its group with the largest, of each rank in rcomm_rank_straggler_time_ratio.";
     FINDINGS Gauge "rcomm_findings"
         "Findings of the newest report, by code.";
     RANKS_EXPECTED Gauge "rcomm_ranks_expected"
         "World size of the job."
         => "rcomm.ranks.expected" "{rank}";
     RANKS_READ Gauge "rcomm_ranks_read"
-        "Ranks whose record was read."
+        "Ranks whose records were read."
         => "rcomm.ranks.read" "{rank}";
     RANKS_SILENT Gauge "rcomm_ranks_silent"
         "Ranks that stopped answering."
         => "rcomm.ranks.silent" "{rank}";
     OLDEST_INFLIGHT_SECONDS Gauge "rcomm_oldest_inflight_seconds"
-        "Age of the oldest pending operation; 0 if none is pending."
+        "Age of the oldest pending operation; 0 if none is pending, or no age is known."
         => "rcomm.inflight.oldest" "s";
     STRAGGLER_TIME_RATIO Gauge "rcomm_straggler_time_ratio"
         "Share of the job's time that is lost to the ranks that W220 names, 0 to 1; 0 if it names none."
@@ -91,11 +91,11 @@ metrics! {
     RECORDER_DROPPED Counter "rcomm_recorder_dropped"
         "Records that rings dropped or overwrote, over all ranks.";
     RECORDER_UNREAD Counter "rcomm_recorder_unread"
-        "Operations overwritten between two reads, which no counter includes.";
+        "Operations overwritten before rcomm-web saw them end, which rcomm_collectives and its like do not include.";
     RECORDER_ENTRIES Gauge "rcomm_recorder_entries"
-        "Operations held in memory, over all ranks.";
+        "Operations in the records that rcomm-web holds, over all ranks.";
     WATCHDOG_FIRES Counter "rcomm_watchdog_fires"
-        "Operations that failed after at least their time-out, counted on each rank.";
+        "Sum of rcomm_collectives_timed_out over all its series.";
     WATCHDOG_HEARTBEAT_AGE_SECONDS Gauge "rcomm_watchdog_heartbeat_age_seconds"
         "Time since the last heartbeat of the slowest watchdog among live ranks.";
     PROCESSES_ALIVE Gauge "rcomm_processes_alive"
@@ -105,37 +105,37 @@ metrics! {
     GROUPS_OMITTED Gauge "rcomm_groups_omitted"
         "Groups beyond the first 512, which have no series.";
     GROUP_RANKS Gauge "rcomm_group_ranks"
-        "Members of the group.";
+        "Members of the group, added up over groups of one name and description.";
     GROUP_INFLIGHT_COLLECTIVES Gauge "rcomm_group_inflight_collectives"
-        "Pending operations of the group.";
+        "Pending collectives of the group, added up over groups of one name and description.";
     GROUP_OLDEST_INFLIGHT_SECONDS Gauge "rcomm_group_oldest_inflight_seconds"
-        "Age of the group's oldest pending operation.";
+        "Age of the group's oldest pending collective; 0 if none is pending, or no age is known.";
     LAST_ISSUED_SEQ Gauge "rcomm_last_issued_seq"
         "Newest collective sequence number that any member issued.";
     LAST_COMPLETED_SEQ Gauge "rcomm_last_completed_seq"
         "Newest collective sequence number completed by every member, where records include it.";
     MEMBERS_BEHIND_SEQ Gauge "rcomm_members_behind_seq"
-        "Collectives by which the last member is behind the first.";
+        "Collectives by which the member furthest behind trails the one furthest ahead.";
     GROUP_ARRIVAL_LAG_P50_SECONDS Gauge "rcomm_group_arrival_lag_p50_seconds"
-        "Median arrival lag of the recorded collectives.";
+        "Median arrival lag of the group's recorded collectives; 0 if not measured.";
     GROUP_ARRIVAL_LAG_P99_SECONDS Gauge "rcomm_group_arrival_lag_p99_seconds"
-        "99th percentile of the arrival lag.";
+        "99th percentile of the arrival lag of the group's recorded collectives; 0 if not measured.";
     BUS_BANDWIDTH_BYTES_PER_SECOND Gauge "rcomm_bus_bandwidth_bytes_per_second"
-        "Median bus bandwidth of collectives of at least 1 MiB.";
+        "Median bus bandwidth of the group's collectives of at least 1 MiB; 0 if not measured.";
     COLLECTIVE_DURATION_SECONDS Histogram "rcomm_collective_duration_seconds"
         "From the arrival of the last member to completion, one value per collective."
         => "rcomm.collective.duration" "s";
     COLLECTIVE_ARRIVAL_LAG_SECONDS Histogram "rcomm_collective_arrival_lag_seconds"
-        "Arrival of the last member after the first, one value per collective."
+        "From the arrival of the first member to that of the last, one value per collective."
         => "rcomm.collective.arrival_lag" "s";
     COLLECTIVES Counter "rcomm_collectives"
         "Operations completed, counted on each rank."
-        => "rcomm.collectives" "{collective}";
+        => "rcomm.collectives" "{operation}";
     COLLECTIVES_FAILED Counter "rcomm_collectives_failed"
         "Operations that ended with an error or a time-out, counted on each rank."
-        => "rcomm.collectives.failed" "{collective}";
+        => "rcomm.collectives.failed" "{operation}";
     COLLECTIVES_TIMED_OUT Counter "rcomm_collectives_timed_out"
-        "Operations that failed after at least their time-out, counted on each rank.";
+        "Operations that failed once their time-out had passed, counted on each rank.";
     COLLECTIVE_BYTES Counter "rcomm_collective_bytes"
         "Input bytes of completed operations, over all ranks."
         => "rcomm.collective.io" "By";
@@ -143,13 +143,13 @@ metrics! {
         "The longest of the ranks' newest steps of data-parallel training: forward, backward, exposed communication."
         => "rcomm.reducer.step" "s";
     REDUCER_EXPOSED_SECONDS Gauge "rcomm_reducer_exposed_seconds"
-        "The longest exposed communication of these steps: what the backward pass did not hide."
+        "The longest exposed communication of the ranks' newest reducer steps: what the backward pass did not hide."
         => "rcomm.reducer.exposed" "s";
     REDUCER_STEPS Counter "rcomm_reducer_steps"
         "Steps of reducers, counted on each rank."
         => "rcomm.reducer.steps" "{step}";
     REDUCER_SECONDS Counter "rcomm_reducer_seconds"
-        "Time of these steps, by part: forward, backward, communication, and what of it was exposed."
+        "Time of reducer steps on all ranks: forward, backward, communication, and exposed, a part of communication."
         => "rcomm.reducer.time" "s";
     WEB_CONNECTIONS Gauge "rcomm_web_connections"
         "Open client connections.";
@@ -158,21 +158,21 @@ metrics! {
     WEB_REQUESTS Counter "rcomm_web_requests"
         "Requests answered.";
     WEB_REQUESTS_DENIED Counter "rcomm_web_requests_denied"
-        "Requests denied: no token, unknown host name, or foreign origin.";
+        "Requests denied: missing or wrong token, unknown host name, or foreign origin.";
     WEB_CONNECTIONS_REFUSED Counter "rcomm_web_connections_refused"
-        "Connections refused or closed since there were too many, in all or of one host.";
+        "Connections refused or closed because there were too many, in total or from one host.";
     WEB_SLOW_CLIENTS_DROPPED Counter "rcomm_web_slow_clients_dropped"
         "Clients dropped because they did not read their answer in time.";
     OTEL_SPANS_SENT Counter "rcomm_otel_spans_sent"
-        "Spans accepted by the collector.";
+        "Spans accepted by the OTLP collector.";
     OTEL_SPANS_DROPPED Counter "rcomm_otel_spans_dropped"
-        "Spans dropped because the export failed, or because they exceed 16,384 in one round.";
+        "Spans dropped because the export failed, or because more than 16,384 were due in one export.";
     OTEL_LOGS_SENT Counter "rcomm_otel_logs_sent"
-        "Log records accepted by the collector.";
+        "Log records accepted by the OTLP collector.";
     OTEL_LOGS_DROPPED Counter "rcomm_otel_logs_dropped"
         "Log records dropped because the export failed.";
     OTEL_METRICS_SENT Counter "rcomm_otel_metrics_sent"
-        "Metrics accepted by the collector.";
+        "Metrics accepted by the OTLP collector.";
     OTEL_METRICS_DROPPED Counter "rcomm_otel_metrics_dropped"
         "Metrics dropped because the export failed.";
 }

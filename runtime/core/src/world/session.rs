@@ -1,9 +1,11 @@
 //! Which part of a store a world uses: a process may make one world after another, and the store of a launcher or of
 //! the program outlives them.
 //!
-//! The key `rcomm/worlds/<attempt>` counts the worlds whose ranks have all left. The first world uses the store as it
-//! is, a later one the keys below `rcomm/world/<count>`, so that it finds no key of an earlier one. Ranks of PyTorch
-//! see the dump flag of the first world only.
+//! The key `rcomm/worlds/<attempt>` counts the worlds whose ranks have all left. Within an attempt, the first world
+//! uses the store as it is, a later one the keys below `rcomm/world/<count>`, so that it finds no key of an earlier
+//! world that all ranks have left. A world that some rank never left is not counted: the next one uses the same keys.
+//! Ranks of PyTorch read the dump flag (`exception_dump`) without a prefix, so they see only that of an attempt's
+//! first world.
 
 use crate::config::Config;
 use crate::config::rendezvous::Rendezvous;
@@ -15,11 +17,11 @@ use rcomm_recorder::publish::Tls;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The pause between two attempts to reach the store of a new world.
+/// The pause between two tries to reach the store of a new world.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// The key that counts the worlds that have ended.
-fn worlds(attempt: u32) -> String {
+/// The key of the number of worlds of an attempt whose ranks have all left.
+fn ended_worlds_key(attempt: u32) -> String {
     format!("rcomm/worlds/{attempt}")
 }
 
@@ -28,7 +30,7 @@ fn worlds(attempt: u32) -> String {
 /// # Errors
 /// Those of the store.
 pub(super) fn part_for_next_world(store: &Arc<dyn Store>, attempt: u32) -> Result<Arc<dyn Store>> {
-    let ended = store.add(&worlds(attempt), 0)?;
+    let ended = store.add(&ended_worlds_key(attempt), 0)?;
     Ok(match ended {
         0 => store.clone(),
         ended => Arc::new(PrefixStore::new(
@@ -44,13 +46,15 @@ pub(super) fn part_for_next_world(store: &Arc<dyn Store>, attempt: u32) -> Resul
 /// # Errors
 /// Those of the store.
 pub(super) fn count_ended_world(store: &dyn Store, attempt: u32) -> Result<()> {
-    store.add(&worlds(attempt), 1).map(drop)
+    store.add(&ended_worlds_key(attempt), 1).map(drop)
 }
 
-/// Connects to the job's TCP store. A store of rank 0's earlier world, which rank 0 is about to close, is not used.
+/// Connects to the job's TCP store. If rank 0 serves it, a store of rank 0's earlier world, which rank 0 is about to
+/// close, is not used: tries again until rank 0 serves that of a new world.
 ///
 /// # Errors
-/// Those of [`JobSecret::connect_store`]; `Rendezvous` if rank 0 does not begin a new world before the deadline.
+/// Those of [`JobSecret::connect_store`], and those of the store but `Store`, after which it tries again; `Rendezvous`
+/// if there is no store of a new world before the deadline.
 pub(super) fn connect(
     secret: &JobSecret,
     config: &Config,
@@ -63,19 +67,26 @@ pub(super) fn connect(
         if place.uses_agent_store || place.serves_store() {
             return Ok(store);
         }
-        match store.add(&worlds(place.attempt), 0) {
+        let closed = match store.add(&ended_worlds_key(place.attempt), 0) {
             Ok(0) => return Ok(store),
-            // Also where the store was closed before it replied.
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::Store => {}
+            Ok(_) => None,
+            // The store was closed before it replied.
+            Err(error) if error.kind() == ErrorKind::Store => Some(error),
             Err(error) => return Err(error),
-        }
+        };
         if deadline.remaining().is_zero() {
-            let message = format!(
-                "the store at {} port {} is that of a world that has ended: rank 0 has not begun a new one",
-                place.master_addr, place.master_port
-            );
-            return Err(Error::new(ErrorKind::Rendezvous, message).with_rank(0));
+            let (host, port) = (&place.master_addr, place.master_port);
+            let what = if closed.is_none() {
+                "is that of a world that has ended: rank 0 has not begun a new one in time"
+            } else {
+                "was closed before it replied, and rank 0 did not open another in time"
+            };
+            let message = format!("the store at {host} port {port} {what}");
+            let error = Error::new(ErrorKind::Rendezvous, message).with_rank(0);
+            return Err(match closed {
+                Some(closed) => error.with_source(closed),
+                None => error,
+            });
         }
         std::thread::sleep(RETRY);
     }

@@ -1,4 +1,4 @@
-//! Reads real dumps: whole, truncated and damaged.
+//! Reads dumps: real ones, whole, truncated and damaged, and small ones written by hand.
 #![allow(clippy::unwrap_used)]
 
 mod indices;
@@ -28,14 +28,14 @@ fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// A dump without the parts that its JSON form omits.
-fn without_stacks(mut dump: Dump) -> Dump {
+/// The dump without stacks, which its JSON form omits, and with its groups sorted, which the two forms list in
+/// different orders.
+fn comparable(mut dump: Dump) -> Dump {
     dump.frames.clear();
     dump.stacks.clear();
     for entry in &mut dump.entries {
         entry.stack = None;
     }
-    // The two forms list groups in different orders.
     let mut order: Vec<u32> = (0..dump.groups.len() as u32).collect();
     order.sort_by_key(|&at| {
         let info = &dump.groups[at as usize].info;
@@ -128,8 +128,8 @@ fn pickle_and_json_of_one_moment_are_the_same_dump() {
                 Dump::read(&bytes(&format!("{scenario}/json/rank_{rank}.json"))).unwrap();
             assert!(pickle.entries.iter().all(|entry| entry.stack.is_some()));
             assert_eq!(
-                without_stacks(pickle),
-                without_stacks(json),
+                comparable(pickle),
+                comparable(json),
                 "{scenario} rank {rank}"
             );
         }
@@ -390,7 +390,7 @@ fn lengths_beyond_the_file_are_truncation() {
 }
 
 #[test]
-fn invalid_memo_numbers_and_lengths_are_damage() {
+fn invalid_memo_numbers_lengths_and_missing_operands_are_damage() {
     for body in [
         &b"}r\xff\xff\xff\xff"[..],
         b"}j\xff\xff\xff\xff",
@@ -430,8 +430,8 @@ fn five_million_nested_lists_do_not_overflow_the_stack() {
 
 #[test]
 fn a_memo_bomb_is_never_expanded() {
-    // Each list contains the previous one twice: 2^60 leaves when expanded. The last one is used as the frames of an
-    // entry, for its shapes, and for the list of groups.
+    // Each list contains the previous one twice: 2^60 leaves when expanded. The last one is used as the members of a
+    // group, and in one entry each as its frames, its shapes and its group.
     let mut body = b"}(N]q\x00".to_vec();
     for level in 0..60_u8 {
         body.extend([

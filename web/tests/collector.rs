@@ -348,7 +348,7 @@ fn assert_unchanged_records_cost_little(cluster: &Cluster, ranks: u64) {
         "{ranks} ranks: {} bytes a rank and second",
         bytes / seconds / ranks
     );
-    // A whole record has about twenty thousand bytes.
+    // The whole dump of a rank has about twenty thousand bytes.
     assert!(
         bytes / seconds / ranks < 4096,
         "{bytes} bytes in {seconds} s"

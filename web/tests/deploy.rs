@@ -18,7 +18,7 @@ fn runs(program: &Path, args: &[&str]) -> bool {
 
 /// Runs a program that must succeed, and returns its output.
 fn succeed(command: &mut Command) -> String {
-    let output = command.output().expect("it was found before");
+    let output = command.output().expect("the program was found before");
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text).into_owned();
     assert!(output.status.success(), "{command:?}: {text}");

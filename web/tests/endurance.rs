@@ -48,7 +48,7 @@ fn serve_streams(ranks: u32, span: Span) {
             stream,
             "GET /api/v1/events HTTP/1.1\r\nHost: {host}\r\n\r\n"
         )
-        .expect("it listens");
+        .expect("the server listens");
         let received = received.clone();
         // Ends when the server closes the stream.
         std::thread::spawn(move || {
@@ -138,9 +138,9 @@ impl StrictServer {
     }
 
     fn ask(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).expect("it listens");
+        let mut stream = TcpStream::connect(self.address).expect("the server listens");
         let host = self.address;
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("it listens");
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("the server listens");
         let mut text = String::new();
         stream
             .read_to_string(&mut text)
@@ -162,7 +162,7 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
     let dropped = || server.sample("rcomm_web_slow_clients_dropped_total ");
     assert_eq!(dropped(), 0);
     // The client requests more than the sockets can hold, and reads nothing.
-    let mut slow = TcpStream::connect(server.address).expect("it listens");
+    let mut slow = TcpStream::connect(server.address).expect("the server listens");
     let host = server.address;
     let question = format!("GET /assets/vendor/uPlot.esm.min.js HTTP/1.1\r\nHost: {host}\r\n\r\n");
     slow.set_write_timeout(Some(Duration::from_secs(1)))
@@ -274,7 +274,7 @@ fn a_tls_server_refuses_plain_http() {
     let mut plain = web.connect();
     plain
         .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        .expect("it listens");
+        .expect("the server listens");
     let mut answer = Vec::new();
     // The server may reset the connection.
     let _ = plain.read_to_end(&mut answer);

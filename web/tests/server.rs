@@ -350,7 +350,8 @@ fn a_filter_that_cannot_be_read_is_refused_with_its_column() {
     assert!(refused.body.contains("(column 8)"), "{}", refused.body);
 }
 
-/// Every answer matches the OpenAPI description, which covers every route.
+/// Every answer in JSON to a GET, and the head of the records, matches the OpenAPI description, which covers every
+/// route.
 #[test]
 fn answers_match_the_description() {
     let web = Web::on_dumps("cascade-2x2x2", &["--no-token"]);

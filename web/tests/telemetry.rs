@@ -229,7 +229,7 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .expect("it was found before"),
+            .expect("the program was found before"),
     );
     wait_until("the collector to listen", || {
         std::net::TcpStream::connect(("127.0.0.1", http)).ok()

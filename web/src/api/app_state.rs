@@ -20,7 +20,7 @@ pub(crate) struct AppState {
     pub(crate) exemplars: Exemplars,
     /// Counts of the OpenTelemetry exporter, if one runs.
     pub(crate) exported: Option<Arc<Counts>>,
-    /// One permit: an answer that copies all records is built one at a time, to bound memory.
+    /// One permit: answers that copy all records are built one at a time, to bound memory.
     pub(crate) heavy: Arc<Semaphore>,
 }
 

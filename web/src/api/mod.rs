@@ -15,7 +15,7 @@ pub(crate) mod uploads;
 
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
-use crate::state::jobs::{MOST_WATCHED, NotWatched, WatchedJob};
+use crate::state::jobs::{MAX_WATCHED, NotWatched, WatchedJob};
 use crate::state::store::{Frame, SnapshotStore};
 use rcomm_analyzer::{Report, Snapshot};
 use serde::Deserialize;
@@ -134,7 +134,7 @@ impl Shown {
         let watched = watched.await.map_err(|_| Refusal::Stopping)?;
         let watched = watched.map_err(|why| match why {
             NotWatched::Unknown => Refusal::NoJob(name),
-            NotWatched::TooMany => Refusal::ManyJobs(MOST_WATCHED),
+            NotWatched::TooMany => Refusal::ManyJobs(MAX_WATCHED),
             NotWatched::Failed(error) => Refusal::Thread(error),
         })?;
         if watched.store.frame().is_none() {

@@ -1,4 +1,4 @@
-//! The newest step of each rank's reducer.
+//! The newest step of each reducer on each rank.
 
 use super::SnapshotSelector;
 use crate::api::app_state::AppState;

@@ -192,7 +192,7 @@ fn plain_name(path: &str, number: usize) -> String {
     }
 }
 
-/// An upload may unpack to this many times its size, or to the size of the largest upload if that is more. A larger
+/// An upload may unpack to this many times its size, or to the maximum size of an upload if that is more. A larger
 /// archive is one for `rcomm-fr`.
 const MAX_UNPACKED_RATIO: u64 = 20;
 
@@ -241,7 +241,7 @@ fn analyze_files(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     if observations.is_empty() {
         let why = problems.first();
         let why = why.map_or_else(String::new, |it| format!(": {}: {}", it.path, it.sentence));
-        return Err(Refusal::Upload(format!("no file in it is a dump{why}")));
+        return Err(Refusal::Upload(format!("no dump in it can be read{why}")));
     }
     let poll = Poll {
         observations,

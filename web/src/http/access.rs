@@ -18,7 +18,7 @@ use subtle::ConstantTimeEq;
 /// since browsers share the cookies of a host among all its ports.
 const COOKIE: &str = "rcomm_session_";
 
-/// The requirements that every request must meet.
+/// Which requests the server admits, by their token, `Host` and `Origin`.
 #[derive(Clone)]
 pub struct Access {
     token: Option<Arc<str>>,
@@ -29,7 +29,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Allows requests that carry `token`.
+    /// Requires `token`: as a bearer token, in the address, or proved by the cookie that the server set.
     pub fn with_token(token: impl Into<Arc<str>>) -> Self {
         Self {
             token: Some(token.into()),
@@ -38,7 +38,7 @@ impl Access {
         }
     }
 
-    /// Allows every request.
+    /// Requires no token; `Host` and `Origin` are checked all the same.
     pub fn open() -> Self {
         Self {
             token: None,
@@ -143,7 +143,8 @@ fn host_name(authority: &str) -> &str {
         .map_or(authority, |(name, _)| name)
 }
 
-/// Checks every request before its route, and sets strict security headers on every answer.
+/// Checks `Host` and `Origin` of every request before its route, and the token unless it is a probe. Sets strict
+/// security headers on the answers.
 pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let text = |name| {
@@ -196,7 +197,7 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
         ];
         return with_security_headers((StatusCode::SEE_OTHER, redirect).into_response());
     }
-    // A client that only probes keeps no place among the connections.
+    // A connection that only probes is not admitted, so another one can take its place.
     if let (false, Some(place)) = (probe, request.extensions().get::<Arc<Place>>()) {
         place.admit();
     }

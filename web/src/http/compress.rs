@@ -11,10 +11,10 @@ use std::io::Write as _;
 
 /// Minimum size of a body that is compressed, in bytes before compression: smaller ones fit into one packet as they
 /// are.
-const LEAST: u64 = 1024;
+const MIN_BYTES: u64 = 1024;
 /// Maximum size of a body that is compressed, in bytes before compression: both forms of a larger one would take too
 /// much memory.
-const MOST: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Compresses text and JSON whose length is known; never a stream, whose events the encoder would hold back.
 pub(crate) async fn compressed(request: Request, next: Next) -> Response {
@@ -26,12 +26,12 @@ pub(crate) async fn compressed(request: Request, next: Next) -> Response {
     let vary = HeaderValue::from_static("accept-encoding");
     response.headers_mut().append(header::VARY, vary);
     let length = response.body().size_hint().exact();
-    let fits = length.is_some_and(|length| (LEAST..=MOST).contains(&length));
+    let fits = length.is_some_and(|length| (MIN_BYTES..=MAX_BYTES).contains(&length));
     if !accepts || !fits || response.headers().contains_key(header::CONTENT_ENCODING) {
         return response;
     }
     let (mut parts, body) = response.into_parts();
-    let Ok(bytes) = to_bytes(body, MOST as usize).await else {
+    let Ok(bytes) = to_bytes(body, MAX_BYTES as usize).await else {
         // A body of known length is in memory: reading it does not fail.
         return Response::from_parts(parts, Body::empty());
     };

@@ -25,7 +25,7 @@ use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{Code, InstanceState, RankView, Severity, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 
-/// Maximum number of culprits that have series, and of ranks with the largest shares of lost time.
+/// Maximum number of pairs of a culprit and a code that have series, and of ranks with the largest shares of lost time.
 const MAX_RANKS: usize = 16;
 /// Maximum number of sources that have series.
 const MAX_SOURCES: usize = 256;
@@ -47,7 +47,8 @@ pub enum Exemplars {
     OfTraces,
 }
 
-/// Writes every metric; without a snapshot only the build info, so that a scrape still succeeds.
+/// Writes the metrics of the snapshot and the counters; without a snapshot only the build info, so that a scrape still
+/// succeeds.
 pub(crate) fn write(
     snapshot: Option<&Snapshot>,
     counters: &Counters,

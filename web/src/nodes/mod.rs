@@ -1,7 +1,8 @@
 //! A collector's sources: the records of a whole job, read from the rcomm-web instances on its nodes.
 //!
 //! Every node is one source, which a separate thread queries for changes. A dead or slow node affects only its own
-//! ranks, which fall silent. An answer is as large as what changed since the previous one.
+//! ranks, which fall silent. Of each rank's entries, an answer holds those from the oldest that had not ended in the
+//! previous one.
 
 mod discovery;
 
@@ -133,6 +134,9 @@ fn query_node(
         let mut answer = request.call().map_err(|error| error.to_string())?;
         match answer.status().as_u16() {
             200 => {}
+            401 if token.is_none() => {
+                return Err("it requires a token: pass --nodes-token-file".into());
+            }
             401 => return Err("it refused the token".into()),
             503 => return Err("it has not read its records yet".into()),
             status => return Err(format!("it answered with HTTP status {status}")),

@@ -110,7 +110,7 @@ impl Telemetry {
 }
 
 impl Drop for Telemetry {
-    /// Blocks until a request in progress has ended: at most its time-out.
+    /// Blocks until the round in progress has ended: at most the time-out of each of its requests in turn.
     fn drop(&mut self) {
         *self
             .stop

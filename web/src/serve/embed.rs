@@ -18,9 +18,9 @@ use tokio::sync::oneshot;
 pub struct Options {
     /// Loopback address to listen on; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// The job whose rings are read; by default the newest job of the folder.
+    /// The job whose rings are read; by default the newest job of the folder, preferring one that is alive.
     pub job: Option<String>,
-    /// Folder of the rings; by default the one that this user's programs write to.
+    /// Folder of the rings; by default the one to which this user's programs write without `RCOMM_RING_DIR`.
     pub ring_dir: Option<PathBuf>,
     /// Token that requests must carry; by default one is generated.
     pub token: Option<String>,

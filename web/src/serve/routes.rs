@@ -17,7 +17,7 @@
 //! | `GET /api/v1/explain?code=` | what a finding's code means, and what to do |
 //! | `GET /api/v1/matrix?group=` | the rank × sequence matrix of a group |
 //! | `GET /api/v1/timeline` | the newest operations of each rank |
-//! | `GET /api/v1/reducers` | the newest step of each rank's reducer |
+//! | `GET /api/v1/reducers` | the newest step of each reducer on each rank |
 //! | `GET /api/v1/perfetto` | a timeline for ui.perfetto.dev |
 //! | `GET /api/v1/records` | the records of this node, or their changes, for a collector |
 //! | `POST /api/v1/uploads` | analyzes dumps, returns the address of the report |

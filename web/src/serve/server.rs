@@ -1,6 +1,6 @@
 //! The server's socket and connections.
 //!
-//! Limits the number of connections, the time to send a request, and the time a client may leave an
+//! Limits the number of connections, the time to send the head of a request, and the time a client may leave an
 //! answer unread. Speaks TLS if a certificate is configured.
 
 use crate::api::app_state::AppState;

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Maximum number of jobs that are watched at a time, besides the one that the server shows.
-pub(crate) const MOST_WATCHED: usize = 4;
+pub(crate) const MAX_WATCHED: usize = 4;
 /// Time for which a list is served again before a new one is made.
 const FRESH: Duration = Duration::from_secs(3);
 /// A list or a watched job that no client has requested for this long is dropped.
@@ -55,7 +55,7 @@ struct Watched {
 pub(crate) enum NotWatched {
     /// No ring in the directory belongs to it.
     Unknown,
-    /// [`MOST_WATCHED`] other jobs are in use.
+    /// [`MAX_WATCHED`] other jobs are in use.
     TooMany,
     /// No thread could be started.
     Failed(std::io::Error),
@@ -159,7 +159,7 @@ impl Jobs {
         if !known.any(|ring| ring.identity.job == name) {
             return Err(NotWatched::Unknown);
         }
-        if watched.len() >= MOST_WATCHED {
+        if watched.len() >= MAX_WATCHED {
             let unused = |it: &(&String, &Watched)| Arc::strong_count(&it.1.job) == 1;
             let oldest = watched.iter().filter(unused).min_by_key(|it| it.1.used);
             let oldest = oldest.map(|(name, _)| name.clone());
@@ -237,7 +237,7 @@ mod tests {
         let jobs = Jobs::new(directory, LiveOptions::default(), Pace::default());
         let watched = || lock(&jobs.0.watched).keys().cloned().collect::<Vec<_>>();
         assert!(matches!(jobs.watch("other"), Err(NotWatched::Unknown)));
-        let mut held: Vec<_> = (0..MOST_WATCHED)
+        let mut held: Vec<_> = (0..MAX_WATCHED)
             .map(|job| {
                 jobs.watch(&format!("job{job}"))
                     .ok()
@@ -250,10 +250,10 @@ mod tests {
         held.push(jobs.watch("job4").ok().expect("an unused job is replaced"));
         assert_eq!(watched(), ["job1", "job2", "job3", "job4"]);
         jobs.forget(Duration::ZERO);
-        assert_eq!(watched().len(), MOST_WATCHED);
+        assert_eq!(watched().len(), MAX_WATCHED);
         held.truncate(1);
         jobs.forget(IDLE);
-        assert_eq!(watched().len(), MOST_WATCHED);
+        assert_eq!(watched().len(), MAX_WATCHED);
         jobs.forget(Duration::ZERO);
         assert_eq!(watched(), ["job1"]);
     }

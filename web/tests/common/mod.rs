@@ -145,7 +145,7 @@ impl Web {
         let status = std::fs::read_to_string(path).expect("the server lives");
         let line = status.lines().find(|line| line.starts_with("VmRSS:"));
         let number = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
-        number.expect("Linux provides it")
+        number.expect("Linux shows the resident memory")
     }
 
     /// One sample of `/metrics` without labels.

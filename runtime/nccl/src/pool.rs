@@ -81,7 +81,7 @@ impl PoolGroup {
 }
 
 /// Functions with the signatures that PyTorch's `CUDAPluggableAllocator` asks for, and other frameworks' hooks like it.
-/// They serve the [installed](MemoryPool::install) pool of the device.
+/// They take memory from the [installed](MemoryPool::install) pool of the device.
 #[derive(Clone, Copy, Debug)]
 pub struct AllocatorFunctions {
     /// Returns the address of a new segment of `size` bytes on `device`, or null. The stream is not used.

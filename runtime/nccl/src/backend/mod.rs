@@ -43,9 +43,9 @@ pub struct NcclBackend {
     peers: Mutex<BTreeMap<[u32; 2], Arc<CommQueue>>>,
     turns: Turns,
     abort: Mutex<Option<JoinHandle<()>>>,
-    /// Number of times that this group was split.
+    /// Number of splits of this group that this rank has begun.
     pub(crate) splits: AtomicU64,
-    /// Number of windows that this group has made.
+    /// Number of windows that this group has begun to make.
     pub(crate) windows: AtomicU64,
     pub(crate) signals: Arc<Signals>,
 }

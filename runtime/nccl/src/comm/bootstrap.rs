@@ -83,8 +83,8 @@ impl Bootstrap {
         Self::LONGEST_PAUSE * (1 + self.members.ranks.len() as u32 / 256)
     }
 
-    /// Advances as far as it can without waiting; returns `true` when this rank has joined and the communicator
-    /// exists.
+    /// Advances as far as it can without waiting for another rank; returns `true` when this rank has joined and the
+    /// communicator exists. Does nothing if the last step was so recent that the store should not be polled yet.
     ///
     /// # Errors
     /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`; `Backend`

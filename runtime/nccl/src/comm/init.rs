@@ -5,8 +5,8 @@
 //! library works in the background until then. If the communicator is configured as blocking, the call runs
 //! on a separate thread, which is detached if the call never returns.
 //!
-//! A joined communicator makes one small broadcast, so that the library connects its rings
-//! (`ncclCollPreconnectFunc`, group.cc). Otherwise the first operation would connect them, and wait for peers.
+//! If the caller passes a [`WarmUp`], a joined communicator makes one small broadcast, so that the library connects its
+//! rings (`ncclCollPreconnectFunc`, group.cc). Otherwise the first operation connects them, and waits for peers.
 //!
 //! Sources: for the states, "Creating a communicator with options" and "Creating more communicators" in NCCL's
 //! user guide; for the slot to which a child's handle is written, `ncclCommSplit` in NCCL's `init.cc`.

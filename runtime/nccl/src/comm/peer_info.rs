@@ -5,7 +5,8 @@
 //! or the reason why these ranks cannot form a communicator. All other ranks wait for that one key. So N
 //! ranks read O(N) keys in total; if every rank read every value, they would read N².
 //!
-//! Ranks on the same device and libraries of different versions are refused here, with their ranks: NCCL could hang.
+//! Ranks on the same device (unless sharing is allowed), with libraries of different versions, or with different
+//! selections of algorithms are refused here, with their numbers: NCCL could hang.
 
 use super::members::BootstrapGroup;
 use crate::context::options::DeviceSharing;

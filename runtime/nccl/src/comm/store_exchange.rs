@@ -65,7 +65,7 @@ impl StoreExchange {
         }
     }
 
-    /// Publishes that this rank gives up. The store keeps only the group's first error.
+    /// Publishes that this rank gives up. The store keeps only the first error of this step.
     pub(crate) fn publish_failure(&self, why: &Error) {
         let text = format!("rank {}: {why}", self.ranks[self.own_index as usize]);
         if let Err(error) = self.store.compare_set("failed", b"", text.as_bytes()) {
@@ -73,7 +73,7 @@ impl StoreExchange {
         }
     }
 
-    /// Fails with the error of the first rank that gave up, if one did.
+    /// Fails with `Mismatch` and the message of the first rank that gave up, if one did.
     pub(crate) fn check_failed(&self) -> Result<()> {
         if !self.store.check(&["failed"])? {
             return Ok(());

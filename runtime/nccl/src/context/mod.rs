@@ -29,7 +29,7 @@ pub(crate) struct Shared {
     /// [`NcclOptions::algorithms`] for the library.
     pub(crate) algorithms: Option<&'static CStr>,
     pub(crate) host: String,
-    /// Events that mark the start and the end of operations.
+    /// Events that mark the end of operations and, with [`Timing::On`](options::Timing::On), their start.
     pub(crate) marks: Arc<EventPool>,
     /// Events by which one stream waits for another.
     pub(crate) sync_events: Arc<EventPool>,

@@ -215,7 +215,7 @@ impl NanFinder {
             std::mem::forget((slot, kernels));
             return Err(error);
         }
-        // SAFETY: `host` is the address of eight aligned bytes of the slot. The copy has written them, since the mark
+        // SAFETY: `host` is the address of eight aligned bytes of the slot. The copy has written them, since the event
         // after the copy was waited for, and nothing else writes them.
         let first = unsafe { slot.host.read_volatile() };
         lock(&self.slots).push(slot);
@@ -256,7 +256,7 @@ impl NanFinder {
     }
 }
 
-/// Waits for a mark of the buffer's stream, and for nothing else of the device. The context must be
+/// Waits until an event of the buffer's stream is complete, and for nothing else of the device. The context must be
 /// current.
 fn wait_for(mark: &Mark, aborted: &OnceLock<Error>) -> Result<()> {
     let mut pause = Duration::from_micros(10);

@@ -94,13 +94,13 @@ pub enum PairComms {
     PerPair,
 }
 
-/// Whether starts and ends of operations are measured with events of the device.
+/// Whether the device measures when operations start and end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Timing {
-    /// The device marks start and end, without times.
+    /// Events mark where operations end, without the time.
     #[default]
     Off,
-    /// The device marks start and end with the time.
+    /// Events mark start and end, with the time.
     On,
 }
 
@@ -118,7 +118,9 @@ pub enum Connecting {
 /// c10d (`ErrorHandlingMode` of ProcessGroupNCCL).
 ///
 /// In every mode the failure is first published to the other ranks, the dump is written, and every operation of
-/// the group ends with the error. An abort that the program requests never ends the process.
+/// the group ends with the error. An abort that the program requests never ends the process. A communicator that is
+/// still joining is aborted in every mode. Where NCCL can shrink communicators, the group's own one is revoked instead
+/// of aborted, so that it can be shrunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorHandling {
     /// Communicators stay as they are, and the process continues (c10d: `NoHandling`).

@@ -57,7 +57,7 @@ impl Event {
         self.device.driver().check("cuEventRecord", status)
     }
 
-    /// Whether everything before the mark is complete.
+    /// Whether the work before the newest record is complete.
     ///
     /// # Errors
     /// `Backend` if the work failed. The context is then unusable.
@@ -71,7 +71,7 @@ impl Event {
         Ok(true)
     }
 
-    /// Returns the time from this mark to a later one; `None` unless both are complete and timed.
+    /// Returns the time from this event to a later one; `None` unless both are complete and timed.
     pub(crate) fn until(&self, later: &Event) -> Option<Duration> {
         let mut milliseconds = 0f32;
         let elapsed = self.device.driver().table().event_elapsed_time;
@@ -146,9 +146,9 @@ impl EventPool {
     }
 }
 
-/// An event of a pool, which is returned to the pool on drop.
+/// An event of a pool, recorded once. On drop it is returned to the pool.
 pub(crate) struct Mark {
-    /// `None` only while the mark is being dropped.
+    /// `None` only while this value is being dropped.
     event: Option<Event>,
     pool: Arc<EventPool>,
 }

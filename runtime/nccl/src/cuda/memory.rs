@@ -265,13 +265,13 @@ impl DeviceBuffer {
         refuse_to_zero(stream)?;
         let mut memory = LibraryAllocation::new(library, device, bytes)?;
         let at = memory.at;
-        // SAFETY: the bytes were just allocated at this address, and are freed only after the mark below is reached.
+        // SAFETY: the bytes were just allocated at this address, and are freed only after the event below is complete.
         unsafe { zero(copies, at, bytes)? };
-        // The mark is on `copies`, not on the buffer's own stream, whose work may wait for a peer.
+        // The event is on `copies`, not on the buffer's own stream, whose work may wait for a peer.
         memory.zeroed = match marks.mark(copies) {
             Ok(mark) => Some(mark),
             Err(error) => {
-                // Without a mark it is unknown when the fill is complete, and the library would unmap the memory
+                // Without an event it is unknown when the fill is complete, and the library would unmap the memory
                 // while the device writes to it. So the memory is leaked.
                 std::mem::forget(memory);
                 return Err(error);

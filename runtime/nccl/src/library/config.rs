@@ -11,7 +11,7 @@ pub enum Blocking {
     /// of the library, which costs several times as much as the call's own work.
     No,
     /// Calls wait, as in PyTorch. A call that may have to connect to peers (making a communicator, and the
-    /// first operation of each type, size and peer) runs on a separate thread and has a deadline.
+    /// first operation of each type, power of two of bytes, and peer) runs on a separate thread and has a deadline.
     #[default]
     Yes,
 }

@@ -1,5 +1,5 @@
-//! Enqueues operations on a queue's stream: after the pending work of their buffers' streams, between two
-//! marks, or into the graph into which those streams are captured.
+//! Enqueues operations on a queue's stream, after the pending work of their buffers' streams and followed by an event;
+//! or into the graph into which those streams are captured.
 
 use super::pending::Start;
 use super::{Captured, CommQueue, Enqueued, QueueState, Stage};
@@ -35,7 +35,7 @@ pub(crate) struct IncompleteCall {
 pub(crate) enum RemainingWork {
     /// There is no work: the call failed before it enqueued any.
     Nothing,
-    /// There is no work after this mark.
+    /// There is no work once this event is complete.
     Until(Arc<Mark>),
     /// There may be work, and it is unknown when the device will be done with it.
     Unknown,
@@ -84,14 +84,14 @@ impl CommQueue {
             self.may_be_captured.store(true, Ordering::Release);
         }
         let sync_events = self.wait_for_buffer_streams(op).map_err(early)?;
-        // Marks made in a capture are part of the graph, and cannot be queried.
+        // Events recorded in a capture are part of the graph, and cannot be queried.
         let start = match (graph, shared.options.timing) {
             (Some(_), _) => None,
             (None, Timing::On) => {
                 let mark = shared.marks.mark(&self.stream).map_err(early)?;
                 Some(Start::Marked(Arc::new(mark)))
             }
-            // The operation starts when the work before it is done, and that work already has marks.
+            // The operation starts when the work before it is done, and events already mark the end of that work.
             (None, Timing::Off) => Some(Start::Follows(self.latest().clone(), sync_events)),
         };
         let launched = comm.with(|library, raw| {
@@ -109,13 +109,13 @@ impl CommQueue {
             };
             // SAFETY: the communicator is live and locked while it is lent, and the queue owns the stream. The
             // group has validated the operation, and `check_place` the device of its buffers. The ticket keeps
-            // the operation until the mark below is reached, and the queue keeps the staging memory. If the
+            // the operation until the event below is complete, and the queue keeps the staging memory. If the
             // operation is captured, the graph and everything made from it keep both.
             unsafe { target.launch(op) }
         });
         let mut is_marked = true;
         let finished = match launched {
-            // If the library is still launching at an error, it enqueues work after any mark.
+            // If the library is still launching at an error, it enqueues work after any event.
             Ok(Ok(launched)) => self
                 .complete_launch(comm, launched, deadline)
                 .inspect_err(|_| is_marked = false),
@@ -214,7 +214,7 @@ impl CommQueue {
                     state.called.insert(name);
                     called
                 }
-                // The call may still be in progress, and then enqueues work after any mark.
+                // The call may still be in progress, and then enqueues work after any event.
                 Err(error) => {
                     given_up = Some(error.clone());
                     Err(error)
@@ -231,7 +231,7 @@ impl CommQueue {
         if let Ok(Call::InProgress) = called
             && let Err(error) = self.wait_until_connected(comm, deadline)
         {
-            // The library may still be launching, and then enqueues work after any mark.
+            // The library may still be launching, and then enqueues work after any event.
             state.stage = Stage::Broken(error.clone());
             return Err(IncompleteCall {
                 error,
@@ -240,7 +240,7 @@ impl CommQueue {
         }
         let mark = self.shared.sync_events.mark(&self.stream).map(Arc::new);
         if let Err(error) = &mark {
-            // Without a mark it is unknown when the buffers may be reused.
+            // Without an event it is unknown when the buffers may be reused.
             state.stage = Stage::Broken(error.clone());
         }
         match (called, mark) {
@@ -277,7 +277,7 @@ impl CommQueue {
         }
         launched.copies.into_iter().try_for_each(|copy| {
             // SAFETY: the copy reads the staging memory and writes a buffer of the operation, of the length that
-            // was staged for it. Both are kept until the mark is reached, as for the call.
+            // was staged for it. Both are kept until the event is complete, as for the call.
             unsafe { copy.enqueue(&self.stream) }
         })
     }
@@ -402,7 +402,7 @@ impl CommQueue {
         stream.wait_for(&mark)
     }
 
-    /// Makes the queue's stream wait for the pending work of the buffers' streams; returns the marks for
+    /// Makes the queue's stream wait for the pending work of the buffers' streams; returns the events for
     /// which it waits.
     fn wait_for_buffer_streams(&self, op: &Op<'_>) -> Result<Vec<Mark>> {
         let streams = Streams::of(op, &self.shared.default_stream);
@@ -414,7 +414,7 @@ impl CommQueue {
             .collect()
     }
 
-    /// Makes the queue's stream wait for the pending work of this stream, up to the mark that is returned.
+    /// Makes the queue's stream wait for the pending work of this stream; returns the event that marks its end.
     pub(crate) fn wait_for_stream(&self, stream: &CudaStream) -> Result<Mark> {
         let mark = self.shared.sync_events.mark(stream)?;
         self.stream.wait_for(&mark)?;

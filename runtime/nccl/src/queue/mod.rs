@@ -61,7 +61,7 @@ pub(crate) struct QueueState {
 
 /// The result of enqueueing an operation.
 pub(crate) enum Enqueued {
-    /// The operation runs between these marks.
+    /// The operation runs between this start and this event.
     Between(Start, Arc<Mark>),
     /// The operation is part of the graph with this id.
     Captured(u64),
@@ -101,7 +101,7 @@ pub(crate) struct CommQueue {
     abandoned: Mutex<Vec<AbandonedOp>>,
     /// Staging memory for lists whose parts the library requires to be contiguous.
     staging: Mutex<Option<DeviceBuffer>>,
-    /// The time since which the library reports an error of the communicator.
+    /// When an error of the communicator was first seen.
     error_since: OnceLock<Instant>,
 }
 

@@ -19,11 +19,11 @@ pub(crate) struct Ticket {
     deadline: Deadline,
     /// The operation, locked while it is being launched; `None` after it was reclaimed.
     op: Mutex<Option<Op<'static>>>,
-    /// Start and end of the operation, once it is on the device.
+    /// Start and end of the operation, once it was put on the device completely.
     marks: OnceLock<(Start, Arc<Mark>)>,
     /// Set if the operation is part of a graph, and runs when the graph is launched.
     captured: OnceLock<()>,
-    /// The end of the work on the device of an operation that could not be launched completely.
+    /// What an operation that could not be launched completely may have left on the device.
     failed_launch: OnceLock<RemainingWork>,
     outcome: OnceLock<Result<Done>>,
     /// Set before the launch: from then on work of the operation may be on the device. `marks`, `captured` or
@@ -35,7 +35,7 @@ pub(crate) struct Ticket {
 
 /// The point at which the device starts an operation.
 pub(crate) enum Start {
-    /// The operation starts at this mark.
+    /// The operation starts when this event is complete.
     Marked(Arc<Mark>),
     /// The operation starts when the operation before it has ended, and the work on other streams for which it
     /// waits is done.
@@ -166,7 +166,7 @@ impl Ticket {
             duration,
             ..Done::default()
         };
-        // The abort is checked after the mark: work that an abort stops also reaches its end.
+        // The abort is checked after the event: work that an abort stops also reaches its end.
         let outcome = match self.queue.shared.aborted.get() {
             Some(error) => Err(error.clone()),
             None => Ok(done),

@@ -27,7 +27,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ConnectionKey {
     op: OpType,
-    /// The binary logarithm of the number of bytes, rounded down: the library chooses algorithms by size.
+    /// The binary logarithm of the bytes of all buffers, rounded down: the library chooses algorithms by size.
     size: u32,
     /// The peer of a send or receive, whose connections are per peer.
     peer: Option<u32>,

@@ -13,7 +13,7 @@
 //!   for a signal that is never sent ends at its deadline and delays no other work.
 //! - *A put's source lies in a window.* Other sources are staged in an area that lies in a window.
 //! - *There is no get.* A peer's part is read by a copy if this device can reach it
-//!   (`ncclGetPeerDevicePointer`); otherwise the get is refused.
+//!   (`ncclGetPeerDevicePointer`), this rank's own part always; otherwise the get is refused.
 //!
 //! Puts and signals run on the stream of the group's communicator, after the work that was enqueued there before.
 //! Source: `nccl.h`, `src/rma/rma_ce.cc` and `src/dev_runtime.cc` of NCCL 2.30.7; "One-sided communication"
@@ -84,7 +84,7 @@ struct Incoming {
     taken: u32,
     /// Number of signals that have arrived, together with the data that were put before them.
     available: u32,
-    /// Number of signals that will have arrived, with these data, once this mark is reached.
+    /// Number of signals that will have arrived, with these data, once this event is complete.
     awaited: Option<(u32, Arc<Mark>)>,
 }
 
@@ -119,10 +119,11 @@ fn to_c(rank: u32) -> c_int {
 }
 
 impl CommQueue {
-    /// Blocks the host until the device has reached a mark.
+    /// Blocks the host until an event is complete.
     ///
     /// # Errors
-    /// `Timeout` at the deadline; the error of an abort, or of the communicator.
+    /// `Timeout` at the deadline; the error of an abort, of the communicator or of the device; the reason why the queue
+    /// is unusable.
     fn wait_for(&self, mark: &Mark, deadline: Deadline) -> Result<()> {
         let mut pause = Duration::from_micros(10);
         loop {
@@ -294,15 +295,15 @@ impl BackendWindow for NcclWindow {
             let _entered = device.enter()?;
             let to = held.as_ptr().addr() as u64;
             // SAFETY: the copy reads `bytes` bytes of the peer's part, which stays registered while the window is
-            // open. It writes as many bytes of the target, which `held` keeps until the mark is reached; without
-            // a mark, `held` is leaked.
+            // open. It writes as many bytes of the target, which `held` keeps until the event is complete; without
+            // an event, `held` is leaked.
             unsafe { stream.copy(to, at, bytes)? };
             self.queue.shared.sync_events.mark(&stream)
         };
         let mark = match marked {
             Ok(mark) => mark,
             Err(error) => {
-                // The copy is in progress, and no mark follows it.
+                // The copy is in progress, and no event follows it.
                 self.queue.shared.leak(OpType::Get, Box::new(held));
                 return Err(error);
             }

@@ -36,7 +36,7 @@ pub(crate) struct WindowGroup<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) main: &'a Arc<CommQueue>,
     pub(crate) signals: &'a Arc<Signals>,
-    /// Number of windows that the group has made.
+    /// Number of windows that the group has begun to make.
     pub(crate) windows: &'a AtomicU64,
 }
 
@@ -114,8 +114,9 @@ impl WindowGroup<'_> {
         Ok(Arc::new(window))
     }
 
-    /// Allocates what this rank needs besides its memory: a placeholder for empty memory, the words and staging
-    /// area, and a stream for copies. Sends no data.
+    /// Checks that this rank can take part, and allocates what it needs besides its memory: a placeholder for empty
+    /// memory, the words and staging area, and a stream for copies. Waits for the pending work of the queue, but makes
+    /// no call that the other ranks must make.
     #[allow(clippy::type_complexity, reason = "three things, used once")]
     fn prepare(
         &self,

@@ -1,4 +1,5 @@
-//! Outgoing data of a window: puts from memory that the library may read, and signals, which are puts of one word.
+//! Outgoing data of a window: puts, whose source is staged where it is not in the window's own memory, and signals,
+//! which are puts of one word.
 
 use super::{NcclWindow, OpenWindow, RawWindow, STAGING, WORD, keep_alive, lock, to_c};
 use crate::cuda::event::Mark;
@@ -18,13 +19,12 @@ use std::sync::atomic::AtomicPtr;
 pub(super) struct Outgoing {
     /// Number of the window's signals that were sent to each rank.
     signals: Vec<u32>,
-    /// The mark up to which the staging area is in use.
-    staging: Option<Arc<Mark>>,
-    /// The end of the work that was enqueued last.
+    /// The end of the last put or signal. The staging area is free once this event is complete.
     pub(super) last: Option<Arc<Mark>>,
 }
 
-/// The arguments of one put of the library: from memory of a window to an offset in a window of the peer.
+/// The arguments of one call of `ncclPutSignal`: from an address in a window of this rank to an offset in the peer's
+/// memory of a window.
 struct Put {
     from: u64,
     bytes: usize,
@@ -47,9 +47,10 @@ impl NcclWindow {
     /// signals to the peer, since each put is one signal.
     ///
     /// # Safety
-    /// The source of the put lies in a window of this communicator. It, and the memory from which `before` copies,
-    /// stay until the mark is reached that is returned or that comes with an error. After an error without a mark
-    /// that memory is leaked.
+    /// The source of the put lies in a window of this communicator; `put.to` is registered, and the target lies in
+    /// the peer's memory of it. The source, and the memory from which `before` copies, stay until the returned event,
+    /// or the one of [`RemainingWork::Until`], is complete. After [`RemainingWork::Unknown`] they are never freed;
+    /// after [`RemainingWork::Nothing`] this call uses nothing any more.
     unsafe fn enqueue_put(
         &self,
         outgoing: &mut Outgoing,
@@ -78,9 +79,9 @@ impl NcclWindow {
             || before(number),
             move |comm, stream| {
                 let from: *const c_void = std::ptr::with_exposed_provenance(from);
-                // SAFETY: communicator and stream are live and lent for the call, and the window is
-                // registered. The caller keeps the source until the mark is reached, and the target lies in the
-                // peer's part. The three zeros are the signal's index, the context and the flags.
+                // SAFETY: communicator and stream are live and lent for the call. By this function's contract the
+                // window is registered, the target lies in the peer's memory of it, and the source stays until
+                // the event is complete. The three zeros are the signal's index, the context and the flags.
                 unsafe {
                     call(
                         from,
@@ -109,7 +110,6 @@ impl NcclWindow {
             }) => mark,
             Err(_) => return made,
         };
-        outgoing.staging = Some(end.clone());
         outgoing.last = Some(end.clone());
         made
     }
@@ -118,7 +118,8 @@ impl NcclWindow {
         open.words.address() + (2 * self.parts.len() * WORD) as u64
     }
 
-    /// Puts host memory. It is copied to the staging area piece by piece, so the device does not use it afterwards.
+    /// Puts host memory. It is copied to the staging area piece by piece, so the device does not read it after this
+    /// call; the last piece may still be on its way to the peer.
     pub(super) fn put_from_host(
         &self,
         open: &OpenWindow,
@@ -130,8 +131,8 @@ impl NcclWindow {
         let at = self.staging_at(open);
         for (nth, piece) in bytes.chunks(STAGING).enumerate() {
             self.queue.check_usable(deadline)?;
-            if let Some(mark) = &outgoing.staging {
-                self.queue.wait_for(mark, deadline)?;
+            if let Some(event) = &outgoing.last {
+                self.queue.wait_for(event, deadline)?;
             }
             let device = &self.queue.shared.device;
             let status = {
@@ -150,15 +151,16 @@ impl NcclWindow {
                 to: open.data.handle(),
                 offset: offset + nth * STAGING,
             };
-            // SAFETY: the staging area is part of a window. It is used again only after the mark in `outgoing`
-            // is reached, and never again if there is no mark: the queue is then broken, and keeps the area.
+            // SAFETY: the staging area is part of the control window. `open` is borrowed, so `data` is registered, and
+            // `put` has checked that the range lies in the peer's part. The area is written again only after the
+            // event in `outgoing` is complete, and never if that is unknown: the queue is then broken, and keeps it.
             unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, |_| Ok(()))? };
         }
         Ok(())
     }
 
-    /// Puts device memory after the pending work of its own stream: directly if it is in this window, and through
-    /// the staging area otherwise.
+    /// Puts device memory after the pending work of its own stream: directly if it is in this rank's part of the
+    /// window, and through the staging area otherwise. Waits until the device has read it.
     pub(super) fn put_from_device(
         &self,
         open: &OpenWindow,
@@ -195,9 +197,10 @@ impl NcclWindow {
                 // stream; the source is held as the contract of the call below requires.
                 unsafe { self.queue.stream().copy(staging, here, len) }
             };
-            // SAFETY: the bytes are in this window's own memory or its staging area. The source is held
-            // until the last mark: by this call, by the queue after an error, or leaked if there is no
-            // mark.
+            // SAFETY: the bytes are in this window's own memory or its staging area. `open` is borrowed, so `data` is
+            // registered, and `put` has checked that the range lies in the peer's part. The source is held until the
+            // last event is complete, by this call or, after an error, by the queue; it is leaked if it is unknown
+            // what the device still does (`RemainingWork::Unknown`).
             let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
             end = match made {
                 Ok(mark) => Some(mark),
@@ -218,8 +221,8 @@ impl NcclWindow {
         waited
     }
 
-    /// Keeps the source of a failed put for as long as the device may read it. `before` is the mark after the pieces
-    /// that were put before the failed piece.
+    /// Keeps the source of a failed put for as long as the device may read it, for ever if that is unknown. `before` is
+    /// the end of the pieces that were put before the failed piece.
     fn keep_source(&self, held: Buffer<'static>, left: RemainingWork, before: Option<Arc<Mark>>) {
         let end = match left {
             RemainingWork::Unknown => return self.queue.shared.leak(OpType::Put, Box::new(held)),
@@ -251,8 +254,9 @@ impl NcclWindow {
             // SAFETY: as above: these are the last four bytes of the same word.
             unsafe { stream.fill_u32(from + 4, number) }
         };
-        // SAFETY: the word lies in the control window, which is closed only after the mark in `outgoing` is reached,
-        // and never if there is no mark: the queue is then broken, and keeps the memory.
+        // SAFETY: the word lies in the control window, which stays registered while `open` is borrowed; the target is
+        // this rank's entry in the peer's table there. The window is closed only after the event in `outgoing` is
+        // complete, and never if that is unknown: the queue is then broken, and keeps the memory.
         let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
         made.map_err(Error::from)?;
         outgoing.signals[peer as usize] = count;

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(crate) struct Signals {
     /// Number of signals sent to each rank.
     pub(super) sent: Mutex<Vec<u32>>,
-    /// Number of signals from each rank that were waited for.
+    /// Number of signals from each rank for which a wait was enqueued.
     taken: Mutex<Vec<u32>>,
 }
 
@@ -32,6 +32,9 @@ impl NcclWindow {
     /// Makes this rank signal itself; all ranks call it. At the first one-sided operation of a communicator the
     /// library connects all its ranks (`ncclRmaCeInit`), and would wait for those that have issued no one-sided
     /// operation yet.
+    ///
+    /// # Blocking
+    /// Until the signal has arrived, or the deadline.
     pub(super) fn connect(&self, deadline: Deadline) -> Result<()> {
         let Some(signal) = self.queue.shared.library.table().signal else {
             return Err(self.queue.shared.library.lacks("a window", "ncclSignal"));
@@ -62,7 +65,7 @@ impl NcclWindow {
     }
 
     /// Enqueues a wait for the library's signals from `peer` up to number `until`, which were all sent already;
-    /// returns `None` if they were waited for before.
+    /// returns `None` if a wait for them was enqueued before.
     fn take_signals(
         &self,
         state: MutexGuard<'_, QueueState>,
@@ -117,8 +120,8 @@ impl NcclWindow {
         Ok((word as u32, (word >> 32) as u32))
     }
 
-    /// Whether another signal from `peer` has arrived; false also while another thread uses the queue. Waits for a copy
-    /// from the device, but never for a peer.
+    /// Whether another signal from `peer` has arrived, with the data put before it; false also while another thread
+    /// uses the queue. Waits for a copy from the device, but never for a peer.
     pub(super) fn poll_signals(
         &self,
         open: &OpenWindow,

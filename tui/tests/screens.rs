@@ -415,7 +415,7 @@ fn the_age_of_a_hang_ends_with_its_job() {
 fn a_warning_about_a_job_that_ended_has_its_own_sentence() {
     let mut snapshot = recorded(Situation::Straggler);
     let mut report = Report::clone(&snapshot.report);
-    assert!(text::of(&showing(snapshot.clone(), (80, 24))).contains("the first line above"));
+    assert!(text::of(&showing(snapshot.clone(), (80, 24))).contains("see the first line"));
     report.verdict = Verdict::Ended;
     report.end = Some(JobEnd {
         how: EndKind::Ended,
@@ -426,7 +426,7 @@ fn a_warning_about_a_job_that_ended_has_its_own_sentence() {
     snapshot.report = Arc::new(report);
     let screen = text::of(&showing(snapshot, (80, 24)));
     assert!(screen.contains("ENDED all 32 ranks ended"), "{screen}");
-    assert!(!screen.contains("the first line above"), "{screen}");
+    assert!(!screen.contains("see the first line"), "{screen}");
     assert!(screen.contains("are repeatedly last"), "{screen}");
 }
 

@@ -1,8 +1,8 @@
 //! The event loop: event → update → draw, in a few threads with one channel.
 //!
-//! `rcomm-top/keys` reads the terminal, `rcomm-top/signals` waits for signals, `rcomm-top/writer` writes files;
-//! sources and the analysis run on the threads of [`rcomm_analyzer::Watch`]. While the view runs, the main thread
-//! does not wait for any of them to finish.
+//! `rcomm-top/keys` reads the terminal, `rcomm-top/signals` waits for signals, `rcomm-top/writer` writes
+//! files, sends requests to ranks and reads facts on their processes; sources and the analysis run on the threads of
+//! [`rcomm_analyzer::Watch`]. While the view runs, the main thread does not wait for any of them to finish.
 
 pub mod background;
 pub mod terminal;

@@ -128,7 +128,14 @@ pub const BINDINGS: &[Binding] = {
     use Action as A;
     use Section::{Ask, Move, Show, Take, Time, Views};
     &[
-        bind(Views, A::Help, "help", &["?"], "help", "help for this view"),
+        bind(
+            Views,
+            A::Help,
+            "help",
+            &["?"],
+            "help",
+            "keys, filters, commands and words",
+        ),
         bind(
             Views,
             A::View(1),
@@ -152,7 +159,7 @@ pub const BINDINGS: &[Binding] = {
             "in_flight",
             &["4"],
             "",
-            "collectives in flight",
+            "operations in flight",
         ),
         bind(
             Views,

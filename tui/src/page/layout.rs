@@ -99,7 +99,7 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
 }
 
 /// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows: enough to show a sentence
-/// whole where the terminal is high enough.
+/// whole where the terminal is tall enough.
 fn lines_for_one(rows: u16) -> usize {
     match rows {
         0..20 => 2,

@@ -53,7 +53,7 @@ pub enum Body {
     Strip(Strip),
     /// Cells in rows and columns.
     Grid(Grid),
-    /// Operations along time.
+    /// Operations over time.
     Timeline(Timeline),
     /// Lines of text.
     Text(Vec<Line>),
@@ -95,7 +95,7 @@ pub const INSIDE: char = '█';
 /// Timeline glyph: within an operation that has not ended.
 pub const PENDING: char = '▒';
 
-/// Operations along time, in lanes (rows), one for each rank.
+/// Operations over time, in lanes (rows), one for each rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     /// Left edge, wall clock, ns since the epoch.

@@ -12,7 +12,7 @@ Exit codes of --once and --json:
   0  healthy, running or ended, or cancelled with nothing wrong before;
      notes alone are healthy
   1  at least one error or warning was found, or the job crashed
-  2  no verdict: wrong usage, no job, no readable input";
+  2  inconclusive, or nothing to judge: wrong usage, no job, no readable input";
 
 /// Shows a job's collectives live: whether it is stuck, which rank is the cause, and since when.
 ///

@@ -53,7 +53,7 @@ pub struct FindingSettings {
 #[serde(default, deny_unknown_fields)]
 pub struct LayoutConfig {
     /// Panes of the first screen, from top to bottom; if empty, the default ones, which depend on the job and on the
-    /// height of the terminal.
+    /// size of the terminal.
     pub overview: Vec<OverviewPane>,
 }
 
@@ -118,7 +118,7 @@ const TABLES: &str = r#"
 [layout]
 # Panes of the first screen from top to bottom: warnings, why, look, trends, groups, in_flight, timeline,
 # ranks.
-# Default: depends on the job and on the height of the terminal.
+# Default: depends on the job and on the size of the terminal.
 #overview = ["warnings", "groups", "ranks"]
 "#;
 

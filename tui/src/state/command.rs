@@ -26,7 +26,7 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ),
     ("mark N", "mark or unmark a rank"),
     ("compare", "compare the marked ranks"),
-    ("mute CODE", "mute or unmute a warning"),
+    ("mute CODE", "mute or unmute a code of findings"),
     (
         "export text|json|perfetto [FILE]",
         "write the view, the report or the timeline",

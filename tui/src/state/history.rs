@@ -87,7 +87,8 @@ impl History {
         }
     }
 
-    /// Drops the oldest operations of frames that are not among the newest [`WHOLE`], except the displayed frame.
+    /// Keeps only the newest and the pending operations of frames that are not among the newest [`WHOLE`], except the
+    /// displayed frame.
     fn cut_old(&mut self) {
         let old = self.frames.len().saturating_sub(WHOLE);
         let uncut = (0..old).rev().take_while(|&at| self.frames[at].is_whole);

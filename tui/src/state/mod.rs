@@ -68,7 +68,7 @@ pub struct Options {
     /// Columns of tables, by the name of their pane; other tables show all columns.
     pub columns: BTreeMap<String, Vec<String>>,
     /// Panes of the first screen, from top to bottom; if empty, the default ones, which depend on the job and on the
-    /// height of the terminal.
+    /// size of the terminal.
     pub layout: Vec<OverviewPane>,
 }
 

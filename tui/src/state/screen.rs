@@ -22,15 +22,15 @@ pub enum Screen {
     RanksOf(Arc<[Rank]>),
     /// One rank.
     Rank(Rank),
-    /// Collectives in flight.
+    /// Collectives and messages in flight.
     InFlight,
     /// Ranks that arrive late.
     Stragglers,
-    /// Findings of the analysis.
+    /// Findings of the analysis and problems of its input.
     Warnings,
     /// The finding with this id, and its evidence.
     Finding(u32),
-    /// The operations of ranks along time.
+    /// The operations of ranks over time.
     Timeline,
     /// The causal chain of the target, or of the whole hang.
     Why(Option<Target>),
@@ -44,7 +44,7 @@ pub enum Screen {
     Jobs,
     /// The times of each rank's newest step of data-parallel training.
     Reducer,
-    /// Help: keys, filter terms, commands and marks.
+    /// Help: keys, filter terms, commands, words and marks.
     Help,
 }
 

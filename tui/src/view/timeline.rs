@@ -1,4 +1,4 @@
-//! Draws operations along time: one lane (row) per rank, wide operations with their names, and the cursor.
+//! Draws operations over time: one lane (row) per rank, wide operations with their names, and the cursor.
 
 use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};

@@ -103,7 +103,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         empty: "none of the marked ranks has recorded a collective".into(),
     };
     let head = vec![vec![plain(
-        "newest first; empty: not a member; -: not in its record",
+        "newest first; empty: not a member; -: not among its newest 40 operations",
     )]];
     Page::of(head, "marked ranks", table)
 }

@@ -11,7 +11,7 @@ use rcomm_analyzer::filter;
 const WORDS: &[(&str, &str)] = &[
     (
         "root",
-        "a rank that others wait for, and that waits for none",
+        "at fault or in the cycle of an error that nothing else causes",
     ),
     (
         "seq last/min",

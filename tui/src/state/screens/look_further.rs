@@ -1,4 +1,4 @@
-//! How to look further at a rank: a ready command, and what surrounds its process.
+//! How to look further at a rank: a ready command, facts on its process, host and GPU, and the end of its log.
 
 use super::ViewModel;
 use crate::page::theme::Tone;
@@ -61,7 +61,8 @@ pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
     ])
 }
 
-/// The command for a rank and what surrounds its process; `None` if neither is known.
+/// The command for a rank, facts on its process, host and GPU, and the end of its log; `None` if nothing of this is
+/// known.
 pub(super) fn pane(model: &ViewModel<'_>, rank: Rank) -> Option<Pane> {
     let mut lines: Vec<Line> = Vec::new();
     lines.extend(shown_command(model, rank).map(|command| vec![plain(command)]));

@@ -82,7 +82,7 @@ pub struct ViewModel<'a> {
     pub layout: &'a [OverviewPane],
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
-    /// What surrounds the processes of the ranks at fault and of the rank on display, as read last.
+    /// Facts on the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last.
     pub surroundings: &'a [Surroundings],
     /// Whether dumps are replayed, whose processes are likely to have ended.
     pub is_replay: bool,

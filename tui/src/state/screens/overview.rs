@@ -32,21 +32,21 @@ const HINT: &str = "  [w]";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OverviewPane {
-    /// What the analysis found.
+    /// The findings of the analysis and the problems of its input.
     Warnings,
     /// Process groups.
     Groups,
-    /// Collectives in flight.
+    /// Collectives and messages in flight.
     InFlight,
     /// One character per rank or host.
     Ranks,
-    /// Steps per second, bandwidth, lateness and the oldest pending operation over time.
+    /// Steps per second, bandwidth, arrival lag and the age of the oldest pending operation over time.
     Trends,
-    /// The causal chain of the hang.
+    /// The root causes, and the ranks that wait because of them.
     Why,
-    /// A command for the first rank at fault, and what surrounds its process.
+    /// A command for the first rank at fault, facts on its process, host and GPU, and the end of its log.
     Look,
-    /// The operations of the first ranks along time.
+    /// The operations of up to 32 ranks over time, those that are marked or in trouble first.
     Timeline,
 }
 
@@ -150,7 +150,7 @@ fn simulated_fault(model: &ViewModel<'_>) -> Option<Line> {
         format!("simulated job: its fault begins in {:.0} s", left_s.ceil())
     } else {
         format!(
-            "simulated job: its fault began {:.0} s ago and is not found yet",
+            "simulated job: its fault began {:.0} s ago and has not been found yet",
             -left_s
         )
     };
@@ -177,7 +177,7 @@ pub(super) fn verdict(verdict: Verdict) -> (&'static str, Tone) {
         Verdict::Ended => ("ENDED", Tone::Good),
         Verdict::Cancelled => ("CANCELLED", Tone::Silent),
         Verdict::Crashed => ("CRASHED", Tone::Bad),
-        Verdict::Inconclusive => ("CANNOT TELL", Tone::Silent),
+        Verdict::Inconclusive => ("INCONCLUSIVE", Tone::Silent),
     }
 }
 
@@ -193,7 +193,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
     let report = &model.snapshot.report;
     let head = head_finding(model);
     let (word, tone) = match (report.verdict, head) {
-        // The collectives have no problem, but there is a finding of another kind.
+        // No operation hangs or differs, but there is a finding of another kind.
         (Verdict::Healthy | Verdict::Running, Some(_)) => ("WARNING", Tone::Late),
         (other, _) => verdict(other),
     };
@@ -214,7 +214,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
                     0 => "nothing is overdue".to_owned(),
                     n => format!("{} in flight, none overdue", count(n as u64, "operation")),
                 },
-                _ => "no verdict from these records".to_owned(),
+                _ => "the records do not decide".to_owned(),
             };
             if input.ranks_read < input.ranks_expected {
                 let (read, all) = (input.ranks_read, input.ranks_expected);
@@ -226,8 +226,9 @@ fn headline(model: &ViewModel<'_>) -> Line {
     line
 }
 
-/// The age and the beginning of a finding: `00:01:42 since 14:03:27Z  `. Without the age if it is unknown or below
-/// one second; `None` if the beginning is unknown too.
+/// The age and the beginning of a finding: `00:01:42 since 14:03:27Z  ` or, if the age is counted to the time of the
+/// records' files, `since 14:03:27Z, 5 s before the files were written  `. Without the age if it is unknown or below
+/// one second; `None` if the beginning is unknown, even if an age is known.
 fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
     let age_ms = match finding.since {
         Some(since) => since.age_ms,
@@ -273,33 +274,34 @@ fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
     if let Some(row) = table.rows.iter_mut().find(about)
         && let Some(cell) = row.cells.last_mut()
     {
-        *cell = Cell::text("the first line above; [enter] evidence, [!] explained");
+        *cell = Cell::text("see the first line; [enter] evidence, [!] explanation");
     }
 }
 
 /// Characters of a bar, from low to high. The last one fills its cell, so that a bar can go on in the cell above.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The largest number of rows of one figure.
-const HIGHEST: u16 = 3;
+/// Maximum number of rows of the chart of one trend.
+const MAX_CHART_ROWS: u16 = 3;
 
-/// On high terminals, gives the trends the rows that no pane needs, evenly among the figures.
+/// On terminals of at least [`ROOMY`] rows, divides the rows that no pane needs evenly among the charts of the trends,
+/// up to [`MAX_CHART_ROWS`] each. The rest stays empty.
 fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page) {
     let trends_at = panes.iter().position(|pane| *pane == OverviewPane::Trends);
     let Some(at) = trends_at.filter(|_| is_roomy(model)) else {
         return;
     };
     let spare = model.size.1.saturating_sub(needed(page, model.size));
-    let figures = match &page.panes[at].body {
+    let charts = match &page.panes[at].body {
         Body::Text(lines) => u16::try_from(lines.len()).unwrap_or(u16::MAX).max(1),
         _ => return,
     };
-    let height = (1 + spare / figures).min(HIGHEST);
+    let height = (1 + spare / charts).min(MAX_CHART_ROWS);
     page.panes[at].body = Body::Text(trends(model, usize::from(height)));
 }
 
-/// `steps/s   9.8  ▁▂▃▅▇  max 12`: one figure after the other, each with bars of `height` rows, the newest value on the
-/// right. The highest bar ends below the top, so that the bars of two figures do not touch.
+/// `steps/s   9.8  ▁▂▃▅▇  max 12`: one chart below the other, each with bars of `height` rows, the newest value on the
+/// right. The highest bar ends below the top, so that the bars of two charts do not touch.
 fn trends(model: &ViewModel<'_>, height: usize) -> Vec<Line> {
     let trends = model.trends.until(model.snapshot.at.wall_ns);
     // Where panes are in two columns, a line is half as wide. 36 of its characters are for the texts around the bars.

@@ -1,4 +1,4 @@
-//! Warnings: the report's findings with their codes and sentences.
+//! The screen `warnings`: the report's findings and the problems of its input, with their codes and sentences.
 
 use super::{Fold, ViewModel};
 use crate::page::Page;
@@ -127,9 +127,9 @@ pub(super) fn table(model: &ViewModel<'_>, muted: Muted) -> Table {
         rows: findings.chain(problems).collect(),
         headings: Headings::Shown,
         empty: if report.findings.is_empty() {
-            "no warnings".into()
+            "no findings".into()
         } else {
-            model.none_left("warning")
+            model.none_left("finding")
         },
     }
 }

@@ -18,8 +18,8 @@ pub(crate) fn is_child() -> bool {
 /// Starts `count` ranks with this program's arguments and waits for them. Returns exit code 1 if a rank exited with 1.
 ///
 /// # Errors
-/// If a rank cannot be prepared or started, or ends in any other way than by exiting with 0 or 1: the other ranks are
-/// then killed. If waiting for a rank fails: the other ranks are then left running.
+/// If a rank cannot be prepared, started or waited for, or ends in any other way than by exiting with 0 or 1: the other
+/// ranks are then killed.
 pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("failed to find this program's own file")?;
     let port = TcpListener::bind("127.0.0.1:0")

@@ -28,7 +28,7 @@ use std::process::ExitCode;
 /// Exit code for a failure of the launcher itself.
 const LAUNCHER_FAILED: u8 = 125;
 
-/// Why a job failed, and the exit code for it.
+/// Why an attempt ended before all its ranks had exited with 0, and the exit code for it; 0 if only a host has come.
 #[derive(Clone, Debug)]
 struct Failure {
     sentence: String,

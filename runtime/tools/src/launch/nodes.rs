@@ -74,7 +74,8 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Opens the job's store, and reads how many ranks the other launchers start.
+    /// Opens the job's store, and reads how many ranks the other launchers start; if the number of hosts may change,
+    /// registers this launcher instead.
     ///
     /// The store requires the job's `secret`, unless the options ask for an open store.
     pub(super) fn join(options: &Options, secret: &str) -> Result<Self> {
@@ -243,7 +244,7 @@ impl Nodes {
     fn listen(&self, options: &Options) -> Result<JoinHandle<()>> {
         let (keys, remote, wake) = (self.keys.clone(), self.remote.clone(), self.wake.clone());
         let failure_key = failure_key(self.attempt());
-        let (own_id, watched, after_loss, full_at) = match &self.rounds {
+        let (own_id, watched, after_loss, known_launchers) = match &self.rounds {
             None => {
                 let others = 1..if self.job.node == 0 {
                     self.job.nnodes
@@ -254,8 +255,13 @@ impl Nodes {
                 (self.job.node, others.collect(), Restart::Never, None)
             }
             Some(rounds) => {
-                let full_at = rounds.full_at(options);
-                (rounds.id(), rounds.watched(), Restart::Free, full_at)
+                let known_launchers = rounds.known_launchers(options);
+                (
+                    rounds.id(),
+                    rounds.watched(),
+                    Restart::Free,
+                    known_launchers,
+                )
             }
         };
         let silence = options.node_timeout;
@@ -271,8 +277,8 @@ impl Nodes {
                     return publish_failure(keys, &failure_key, &failure).map(Some);
                 }
             }
-            if let Some(full_at) = full_at
-                && keys.add("members", 0)? > full_at
+            if let Some(known) = known_launchers
+                && keys.add("members", 0)? > known
             {
                 let failure = Failure {
                     sentence: "another host has come".to_owned(),
@@ -322,7 +328,8 @@ impl Nodes {
         Ok(thread.spawn(listen)?)
     }
 
-    /// The job's failure as read from the store, if there is one; it may be the failure that this node reported.
+    /// The failure of the attempt as read from the store, if there is one, or that of the store; it may be the failure
+    /// that this node reported.
     pub(super) fn remote_failure(&self) -> Option<Failure> {
         let failure = self.remote.failure.lock();
         failure.unwrap_or_else(PoisonError::into_inner).clone()

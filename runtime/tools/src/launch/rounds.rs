@@ -32,7 +32,7 @@ type Keys = PrefixStore<TcpStore>;
 
 /// The interval at which the launcher with the store checks which launchers are there.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The most launchers of a job, also those that wait.
+/// Maximum number of launchers that may come to a job, also of those that wait.
 const MAX_LAUNCHERS: i64 = 65_536;
 
 /// A launcher that has come.
@@ -131,7 +131,7 @@ impl Rounds {
     /// If the current round has a place for another host: the number of launchers that had come when the round was
     /// decided. A larger number shows that one has come since. `None` if the round has no place, or if another launcher
     /// decides.
-    pub(super) fn full_at(&self, options: &Options) -> Option<i64> {
+    pub(super) fn known_launchers(&self, options: &Options) -> Option<i64> {
         let members = self.round.as_ref().map_or(0, |(_, members)| members.len());
         (self.serves_store && members < options.nnodes.most as usize).then_some(self.seen)
     }

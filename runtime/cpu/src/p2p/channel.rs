@@ -7,10 +7,10 @@ use crate::wait::Failure;
 use rcomm_recorder::model::{DType, Rank};
 use std::collections::VecDeque;
 
-/// While more than this number of bytes from one peer are kept for later receives, no further message is read.
+/// While more than this number of bytes from one peer are kept for later receives, no further frame is read from it.
 pub(super) const MAX_KEPT: usize = 64 << 20;
 
-/// A message, or an offer of one, that arrived before its receive was posted.
+/// A message, or an offer of one, that is kept until its receive takes it.
 pub(super) struct UnexpectedMessage {
     pub(super) frame: Frame,
     /// `None` for an offer.
@@ -49,7 +49,7 @@ pub(super) enum Incoming {
 pub(super) enum Outgoing {
     /// No message is partly written.
     Free,
-    /// The send with this id has written part of its message.
+    /// The send with this id is writing: no other bytes may be written until it has written its frame and message.
     Send(u64),
 }
 
@@ -68,15 +68,15 @@ pub(super) struct PeerChannel {
     pub(super) channel: Option<Channel>,
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
-    /// Frames to be written before any other bytes.
+    /// Answers to the peer's offers, to be written before the next message or offer.
     pub(super) replies: VecDeque<[u8; FRAME]>,
     /// Number of bytes of the first reply that were written.
     pub(super) replied: usize,
     /// Receives that no message has matched yet, in order.
     pub(super) waiting: VecDeque<Waiting>,
-    /// Offers that were cleared, each with its receive.
+    /// Offers of the peer that were accepted and whose messages have not arrived, each with its receive.
     pub(super) cleared: Vec<(Frame, u64)>,
-    /// Messages and offers that arrived before their receives were posted, in order.
+    /// Messages and offers that no receive has taken yet, in order of arrival.
     pub(super) kept: VecDeque<UnexpectedMessage>,
     pub(super) kept_bytes: usize,
     /// Sends that have not started, in order.
@@ -131,6 +131,7 @@ impl PeerChannel {
         Ok(moved)
     }
 
+    /// Accepts an offer for this receive.
     fn clear(&mut self, offer: &Frame, receive: u64) {
         self.cleared.push((*offer, receive));
         let answer = Frame {
@@ -140,6 +141,7 @@ impl PeerChannel {
         self.replies.push_back(answer.encode());
     }
 
+    /// Refuses an offer, whose receive has this type and this length in bytes.
     fn refuse(&mut self, offer: &Frame, dtype: DType, len: u64) {
         let answer = Frame {
             kind: FrameKind::Refuse,
@@ -164,7 +166,7 @@ impl PeerChannel {
         Some(kept)
     }
 
-    /// Whether a message is kept that a posted receive may take.
+    /// Whether a message, not only an offer, is kept that a posted receive may take.
     fn has_match_for_waiting(&self) -> bool {
         let is_waited_for =
             |kept: &UnexpectedMessage| self.waiting.iter().any(|w| w.tag == kept.frame.tag);
@@ -184,7 +186,8 @@ impl PeerChannel {
         first.is_some_and(|first| first.receive == request.id)
     }
 
-    /// Advances a receive as far as it can go now; returns whether it advanced.
+    /// Advances a receive as far as it can go now. Returns whether anything advanced, which may also be a reply, or a
+    /// message that is kept for another receive.
     pub(super) fn receive(
         &mut self,
         request: &mut Request,
@@ -238,8 +241,9 @@ impl PeerChannel {
         Ok(moved)
     }
 
-    /// Reads bytes that have arrived, for `mine` or for the requests to which they belong; returns whether any were
-    /// read. Stops at bytes that another request must read itself, and while more than [`MAX_KEPT`] bytes are kept.
+    /// Reads bytes that have arrived, for `mine` or for the requests to which they belong; returns whether anything
+    /// advanced. Stops after a message for `mine` or one to be kept, at bytes that another request must read itself,
+    /// and while more than [`MAX_KEPT`] bytes are kept.
     pub(super) fn read_on(
         &mut self,
         mut mine: Option<(&mut Request, &mut [u8], usize)>,
@@ -265,7 +269,7 @@ impl PeerChannel {
                     if *done == FRAME {
                         let frame = Frame::decode(bytes);
                         let frame = frame.ok_or_else(|| {
-                            Failure::Garbled(rank, "a message with a malformed head".into())
+                            Failure::Garbled(rank, "a message with an invalid header".into())
                         })?;
                         let reader = mine.as_ref().map(|(request, _, _)| request.id);
                         self.incoming = self.assign(frame, reader, rank)?;
@@ -409,7 +413,7 @@ impl PeerChannel {
                 };
                 let found = self.cleared.iter().position(|(offer, _)| is_this(offer));
                 let found = found.ok_or_else(|| {
-                    Failure::Garbled(rank, "a message that was not cleared".into())
+                    Failure::Garbled(rank, "a message whose offer was not accepted".into())
                 })?;
                 let (_, receive) = self.cleared.swap_remove(found);
                 Ok(Incoming::Message {

@@ -1,10 +1,10 @@
-//! A single send or receive on a channel without other requests: it completes without a wait in a queue.
+//! A single send or receive that completes at once if nothing else is in progress on its channel.
 //!
 //! A send of at most [`EAGER`] bytes on an open channel writes its message if no other send writes or waits to write.
-//! If the message does not fit completely, [`advance`](P2p::advance) writes the rest. A receive takes its message if
-//! the message is next and complete, and no earlier receive is posted. Until then the receive is queued like any other,
-//! so that other threads do not take its message. If another message or request comes first, it continues as an
-//! ordinary request.
+//! If the message does not fit completely, [`advance`](P2p::advance) writes the rest. A receive on a channel through
+//! memory takes its message if the message is next and complete, and no earlier receive is posted. While it looks, the
+//! receive is queued like any other, so that other threads do not take its message. If another message or request comes
+//! first, and on sockets always, it continues as an ordinary request.
 
 use super::channel::{Incoming, Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame};
@@ -17,8 +17,8 @@ use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 
 impl PeerChannel {
-    /// Reads a message with exactly this head for the receive `id`, if the message is next on the channel and no
-    /// receive was posted before `id`.
+    /// Reads a message with exactly this head for the receive `id`, if the message is next on the channel, no earlier
+    /// receive is posted, no message is kept, and no reply is to be written.
     #[inline]
     fn take_next(&mut self, id: u64, head: &[u8; FRAME], into: &mut [u8]) -> Found {
         let is_next = self.waiting.front().is_some_and(|w| w.receive == id)
@@ -38,7 +38,8 @@ impl PeerChannel {
 }
 
 impl P2p {
-    /// Runs one send or receive to its end; returns the rank of the group from which a receive got its message.
+    /// Runs one send or receive to its end; returns the rank of the group from which a receive got its message, or
+    /// `None` for a send.
     pub(crate) fn run_one(
         &self,
         op: &mut Op<'_>,
@@ -112,8 +113,8 @@ impl P2p {
         Ok(Some(Request::new(id, tag, dtype, stage)))
     }
 
-    /// Receives a message if it is next on the channel; polls for it if the channel goes through memory. Returns `None`
-    /// if the message was received, and otherwise the queued request.
+    /// Polls for a message and receives it, if the channel goes through memory and the message is next on it. Returns
+    /// `None` if the message was received, and otherwise the queued request.
     #[inline]
     fn receive_at_once(
         &self,

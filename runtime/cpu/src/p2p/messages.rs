@@ -122,7 +122,7 @@ impl P2p {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Runs posted requests to their end.
+    /// Runs posted requests, and waits until all have ended, or one has failed otherwise than by a mismatch.
     pub(crate) fn run(
         &self,
         op: &mut Op<'_>,
@@ -161,7 +161,8 @@ impl P2p {
         }
     }
 
-    /// Advances the requests of `op`, in their order, as far as possible now; returns whether any advanced.
+    /// Advances the requests of `op`, in their order, as far as possible now; returns whether anything advanced, which
+    /// may also be another request on their channels.
     pub(crate) fn advance(
         &self,
         op: &mut Op<'_>,

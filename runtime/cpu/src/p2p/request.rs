@@ -10,14 +10,16 @@ pub(crate) struct Request {
     pub(super) tag: u32,
     pub(super) dtype: DType,
     pub(super) stage: Stage,
-    /// Why the request has ended without its message. The other requests of its operation may continue.
+    /// The mismatch that ended this request. The other requests of its operation go on; any other failure ends the
+    /// whole operation instead.
     pub(super) failure: Option<Failure>,
 }
 
 pub(super) enum Stage {
     /// The send is in the queue for its peer.
     SendQueued { peer: usize },
-    /// The frame and the message are being written; `done` bytes were written.
+    /// The frame and, unless the frame is an offer, the message are being written; `done` counts the bytes of both that
+    /// were written.
     SendWriting {
         peer: usize,
         frame: [u8; FRAME],
@@ -29,14 +31,14 @@ pub(super) enum Stage {
     SendOffered { peer: usize },
     /// The receive waits for a message from this peer, or from any peer if `None`.
     Receive { peer: Option<usize> },
-    /// A message is arriving, or was cleared and will arrive.
+    /// A message is arriving, or its offer was accepted and it will arrive.
     Receiving { peer: usize },
-    /// The request is done; a receive has the message's source.
+    /// The request is done; `source` is the sender of the message that a receive got.
     Done { source: Option<usize> },
 }
 
-/// Returns the result of an operation whose requests have all ended, with the first failure if there is one; `None`
-/// if a request has not ended.
+/// Returns the result of an operation whose requests have all ended: the failure of the first of `requests` that has
+/// one. Takes that failure, so a second call does not return it again. `None` if a request has not ended.
 pub(crate) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
     let done = |request: &Request| matches!(request.stage, Stage::Done { .. });
     if !requests.iter().all(done) {
@@ -57,8 +59,9 @@ impl Request {
         }
     }
 
-    /// If `result` is a mismatch, stores it as this request's failure and ends the request: a message that does not fit
-    /// ends only its own request. Returns any other result unchanged.
+    /// If `result` is a mismatch, stores it as this request's failure, ends the request and returns `Ok(true)`: a
+    /// message that does not fit ends only its own request. Returns any other result unchanged. The value in `Ok` tells
+    /// whether anything advanced.
     pub(super) fn keep_mismatch(&mut self, result: Result<bool, Failure>) -> Result<bool, Failure> {
         match result {
             Err(failure @ Failure::Mismatch(..)) => {
@@ -70,7 +73,8 @@ impl Request {
         }
     }
 
-    /// The rank of the group that sent the message, once a receive is done; `None` for a send.
+    /// The rank of the group that sent the message, once a receive is done; `None` for a send, and for a receive that
+    /// ended with a mismatch.
     pub(crate) fn source(&self) -> Option<usize> {
         match self.stage {
             Stage::Done { source } => source,
@@ -78,6 +82,8 @@ impl Request {
         }
     }
 
+    /// The rank of the group for which the request waits; `None` for a receive from any rank, and once the request is
+    /// done.
     pub(super) fn peer(&self) -> Option<usize> {
         match self.stage {
             Stage::SendQueued { peer }

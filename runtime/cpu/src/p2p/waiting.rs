@@ -10,11 +10,11 @@ use rcomm_recorder::model::Rank;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How long requests wait before they check whether peers that have not connected are still alive.
+/// How long requests wait before they check whether peers without an open channel are still alive.
 const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 
 impl P2p {
-    /// Returns the ranks for which these requests wait. A receive from any rank adds none.
+    /// Returns the ranks for which these requests wait, in order. A receive from any rank adds none.
     pub(crate) fn missing(&self, requests: &[Request]) -> Vec<Rank> {
         let mut missing: Vec<Rank> = requests
             .iter()
@@ -26,8 +26,8 @@ impl P2p {
         missing
     }
 
-    /// Fails with `Failure::Gone` if a peer that has not connected is gone. Does nothing in a wait shorter than
-    /// [`LIVENESS_CHECK`].
+    /// Fails with `Failure::Gone` if a peer that has not connected is gone. A receive from any rank checks none. Does
+    /// nothing in a wait shorter than [`LIVENESS_CHECK`].
     pub(super) fn check_peers(
         &self,
         requests: &[Request],
@@ -61,7 +61,8 @@ impl P2p {
         Ok(())
     }
 
-    /// Sleeps until one of these requests may advance, `bell` is written to, or `time` has passed.
+    /// Sleeps until one of these requests may advance, `bell` is written to, or `time` has passed; at most a
+    /// millisecond if no socket shows that a request may advance.
     pub(crate) fn sleep<'r>(
         &self,
         requests: impl Iterator<Item = &'r Request>,

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 pub(crate) enum Failure {
     /// The deadline passed, or the group was stopped.
     Interrupted(Interrupted),
-    /// The peer's process has ended, or cannot be reached.
+    /// The peer has left the group, its process has ended, or it cannot be reached.
     Gone(Rank, Option<io::Error>),
     /// The operation has failed on all ranks, since `rank` gave up the operation or an earlier one. `absent` had not
     /// come to the operation when this rank learned of it; empty if an earlier one was given up, or more is not known.

@@ -167,7 +167,8 @@ impl<'a> WaitPolicy<'a> {
         self.idle_since = None;
     }
 
-    /// Counts an unsuccessful poll; returns what to do next. Fails if the wait should end now.
+    /// Counts an unsuccessful poll; returns what to do next. Yields first, in the modes that yield. Fails if the wait
+    /// should end now, which a rank with a core to itself checks only every [`POLLS_PER_CHECK`] polls.
     #[inline]
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
         self.polls += 1;
@@ -187,7 +188,7 @@ impl<'a> WaitPolicy<'a> {
             .map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Fails if the wait should end now.
+    /// Fails if the wait should end now. Starts the deadline if it was not started yet.
     pub(crate) fn check(&mut self) -> Result<(), Interrupted> {
         if let Some(reason) = self.stop.reason() {
             return Err(Interrupted::Stopped(reason));
@@ -222,7 +223,7 @@ impl<'a> WaitPolicy<'a> {
         };
         if idle < limit {
             if yields {
-                yielding::yield_from(now);
+                yielding::yield_and_measure(now);
             }
             return Ok(Pause::Poll);
         }
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_that_expects_a_long_wait_sleeps_at_once() {
+    fn a_hint_decides_whether_a_waiter_sleeps_at_once() {
         let stop = Stop::default();
         for (hint, wait_mode) in [
             (WaitHint::Long, WaitMode::CorePerRank),

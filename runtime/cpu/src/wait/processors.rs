@@ -1,8 +1,8 @@
-//! The processors on which the ranks of a host may run, and whether there is a processor for each rank.
+//! The processors on which the ranks of a host may run, and whether each rank can have one to itself.
 
 use super::WaitMode;
 
-/// Number of 64-bit words of a set: enough for 1024 processors, as in the C library's `cpu_set_t`.
+/// Number of 64-bit words of a [set](Processors): enough for 1024 processors, as in the C library's `cpu_set_t`.
 pub(crate) const SET: usize = 16;
 
 /// A set of processors, with one bit for each.

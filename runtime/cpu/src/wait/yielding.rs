@@ -1,26 +1,30 @@
-//! Whether it is worth while for this thread to yield its processor.
+//! Whether yielding the processor is worthwhile for this thread.
 //!
-//! A yield takes about a microsecond if the ranks of the job are alone on their processors. If another program keeps a
-//! processor busy, the system gives it a whole time slice, some milliseconds, for each yield of a rank, and takes the
-//! time from the rank's share. A thread that sleeps gets its processor back as soon as it is woken. So a thread
-//! measures its yields: after one that took long it sleeps instead, for a number of waits, and then tries again.
+//! A yield takes about a microsecond if only ranks that wait as well share the processor. If another program, or a
+//! rank that computes, keeps the processor busy, the scheduler may give it a whole time slice, some milliseconds, for
+//! each yield, and may take that time from the share of the thread that yields. A thread that sleeps usually gets a
+//! processor soon after it is woken. So a thread measures its yields: after one that took long it sleeps instead, for
+//! a number of sleeps, and then tries again.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A yield that takes this long is slow: another program had the processor, not a rank that has just arrived.
+/// A yield that takes this long is slow: another program or a rank that computes had the processor. A rank that waits
+/// gives it back sooner.
 const SLOW: Duration = Duration::from_micros(500);
-/// How many sleeps follow a slow yield, at least and at most.
-const LEAST: u32 = 32;
-const MOST: u32 = 1024;
-/// A fast yield lowers the number of sleeps by one part in this many, rounded up. So the number grows from the least to
-/// the most if one yield in sixteen is slow, and then stays there if only one in about forty is.
+/// The minimum and maximum number of sleeps that follow a slow yield.
+const MIN_SLEEPS: u32 = 32;
+const MAX_SLEEPS: u32 = 1024;
+/// A fast yield lowers the number of sleeps by one part in this many, rounded up. So the number grows from
+/// [`MIN_SLEEPS`] to [`MAX_SLEEPS`] if one yield in sixteen is slow, and then stays there if only one in about forty
+/// is.
 const DECAY: u32 = 64;
 
 /// How a thread's yields have gone.
 #[derive(Clone, Copy, Debug, Default)]
 struct Yields {
-    /// The number of sleeps after the next slow yield is twice this, but at least [`LEAST`] and at most [`MOST`].
+    /// The number of sleeps after the next slow yield is twice this, but at least [`MIN_SLEEPS`] and at most
+    /// [`MAX_SLEEPS`].
     sleeps: u32,
     /// Number of sleeps that remain before the thread yields again.
     left: u32,
@@ -29,13 +33,13 @@ struct Yields {
 impl Yields {
     const NONE: Self = Self { sleeps: 0, left: 0 };
 
-    /// Takes a yield into account.
+    /// Takes a yield that took this time into account.
     fn took(&mut self, time: Duration) {
         if time < SLOW {
             self.sleeps -= self.sleeps.div_ceil(DECAY);
             return;
         }
-        self.sleeps = (2 * self.sleeps).clamp(LEAST, MOST);
+        self.sleeps = (2 * self.sleeps).clamp(MIN_SLEEPS, MAX_SLEEPS);
         self.left = self.sleeps;
     }
 }
@@ -44,17 +48,17 @@ thread_local! {
     static YIELDS: Cell<Yields> = const { Cell::new(Yields::NONE) };
 }
 
-/// Whether this thread should sleep rather than yield.
+/// Whether this thread should sleep rather than yield, since its last yield was slow.
 #[inline]
 pub(super) fn takes_too_long() -> bool {
     YIELDS.get().left > 0
 }
 
-/// Yields the processor; `now` is the present time.
-pub(super) fn yield_from(now: Instant) {
+/// Yields the processor, and takes into account how long that took since `start`, the time just before the call.
+pub(super) fn yield_and_measure(start: Instant) {
     std::thread::yield_now();
     let mut yields = YIELDS.get();
-    yields.took(now.elapsed());
+    yields.took(start.elapsed());
     YIELDS.set(yields);
 }
 
@@ -82,13 +86,13 @@ mod tests {
             sleeps.push(yields.left);
         }
         assert_eq!(sleeps, [32, 64, 128, 256, 512, 1024, 1024, 1024]);
-        // One slow yield in twenty keeps the number of sleeps at the most.
+        // One slow yield in twenty keeps the number of sleeps at the maximum.
         for _ in 0..20 {
             yields.took(SLOW / 100);
         }
         yields.took(SLOW);
         assert_eq!(yields.left, 1024);
-        // Once all are fast again, that is forgotten.
+        // After many fast yields a slow one counts as the first.
         for _ in 0..1000 {
             yields.took(SLOW / 100);
         }
@@ -100,8 +104,8 @@ mod tests {
     fn a_thread_yields_again_after_its_sleeps() {
         let far_back = Instant::now().checked_sub(SLOW).unwrap();
         assert!(!takes_too_long());
-        yield_from(far_back);
-        for _ in 0..LEAST {
+        yield_and_measure(far_back);
+        for _ in 0..MIN_SLEEPS {
             assert!(takes_too_long());
             note_sleep();
         }

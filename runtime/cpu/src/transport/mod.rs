@@ -31,7 +31,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// A connection without TLS.
+    /// Makes a connection without TLS.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn plain(socket: TcpStream) -> Self {
         Self { socket, tls: None }
@@ -81,10 +81,11 @@ pub(crate) enum Channel {
 }
 
 impl Channel {
-    /// Reads the bytes that have arrived, up to `into.len()`; 0 if there are none yet.
+    /// Reads bytes that have arrived, at most `into.len()`; 0 if there are none yet.
     ///
     /// # Errors
-    /// `UnexpectedEof` once the peer has closed its end and all it sent was read.
+    /// `UnexpectedEof` once the peer has closed its end and all it sent was read; in memory only after
+    /// [`prepare_sleep`](shm::ShmStream::prepare_sleep) has found that.
     #[inline]
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -107,7 +108,7 @@ impl Channel {
         }
     }
 
-    /// Writes as much of `from` as fits now; 0 if nothing fits.
+    /// Writes the first bytes of `from`, not always all that fit now; returns how many, 0 if nothing fits.
     #[inline]
     pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match self {
@@ -116,7 +117,7 @@ impl Channel {
         }
     }
 
-    /// Writes as much of `head` and then `rest` as fits now; 0 if nothing fits.
+    /// Works as [`write`](Self::write) on `head` followed by `rest`.
     #[inline]
     pub(crate) fn write_both(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         match self {

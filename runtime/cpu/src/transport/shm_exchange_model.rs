@@ -1,5 +1,5 @@
-//! Model checking of the phase protocol of the exchange area, by loom: every order of steps, with every value that a
-//! load may return.
+//! Model checking of the phase protocol of the exchange area, by loom: every order of steps with at most four
+//! preemptions, with every value that a load may return.
 //!
 //! The model is the protocol of [`shm`](super::shm) with a cell in place of a slot. A cell that is read while it is
 //! written, or before the write is visible, fails the model. Variants without a step on which the protocol relies
@@ -75,7 +75,7 @@ fn run_phases(protocol: ExchangeModel, own_side: &Side, other_side: &Side) {
     }
 }
 
-/// Runs every order of steps of two ranks; returns the number of orders.
+/// Runs every order of steps of two ranks with at most four preemptions; returns the number of orders.
 fn explore(protocol: ExchangeModel) -> usize {
     let orders = std::sync::Arc::new(AtomicUsize::new(0));
     let counted = orders.clone();

@@ -277,7 +277,7 @@ pub(crate) fn keep_alive(
     Ok(())
 }
 
-/// Sleeps until one of the sockets is ready, something is written to `bell`, or `time` has passed.
+/// Sleeps until one of the sockets is ready, something is written to `bell`, a signal arrives, or `time` has passed.
 pub(crate) fn poll<'a>(
     sockets: impl Iterator<Item = (&'a TcpStream, Interest)>,
     bell: Option<&OwnedFd>,

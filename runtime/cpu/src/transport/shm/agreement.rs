@@ -23,9 +23,10 @@ const WRITE_TIME: Duration = Duration::from_millis(200);
 /// Bytes of the table.
 pub(super) const AGREEMENTS_LEN: usize = AGREEMENTS * AGREEMENT_LEN;
 
-/// Agrees on `value` under `number`, in the table that begins at `start`. Does not wait until the other ranks call.
-/// Returns `None` if all entries for this number are in use: none is ever freed, so the other ranks get `None` as
-/// well.
+/// Agrees on `value` under `number`, in the table that begins at `start`, without waiting until the other ranks call:
+/// the first rank that calls decides. Returns `Same` if this rank's value has the hash of the decided one, else `Other`
+/// with the first [`TEXT_LEN`] bytes of the decided value, after at most about [`WRITE_TIME`]. Returns `None` if all
+/// entries for this number are in use: none is ever freed, so the other ranks get `None` as well.
 pub(super) fn agree(table: &Mapping, start: usize, number: u64, value: &[u8]) -> Option<Agreement> {
     let number = number.max(1);
     let first = (number % AGREEMENTS as u64) as usize;

@@ -9,7 +9,8 @@ pub(super) fn align(len: usize, to: usize) -> usize {
     len.div_ceil(to) * to
 }
 
-/// Bytes from the start of one rank's control words (two lines, `sleepers`, `left`) to the next rank's.
+/// Bytes from the start of one rank's control words (two lines, `sleepers`, `left`, and for the first rank the group's
+/// outcome) to the next rank's.
 pub(super) const CONTROL: usize = 512;
 /// Bytes from one line of a rank to the next, and the alignment of slots: two cache lines, since
 /// processors fetch cache lines in pairs. Lines are described in the documentation of [`shm`](super).
@@ -34,8 +35,8 @@ pub(super) const FETCHED: usize = 1 << 10;
 const EXCHANGED: usize = 2 * SLOT;
 /// Minimum size of a round, so that a slot never overlaps the previous one.
 const SLOTS_LEAST: usize = 3 * SLOT;
-/// Bytes for the rounds of all ranks of a group; a larger group needs more, since a rank gets at least
-/// [`SLOTS_LEAST`].
+/// Bytes that the rounds of all ranks of a group share. A small group has fewer and a large one more, since a round has
+/// at most [`SLOTS_ROUND`] and at least [`SLOTS_LEAST`].
 const SLOTS_ALL: usize = 24 << 20;
 
 /// Bytes before the data of a ring, for its counts, marks and cells.
@@ -44,8 +45,8 @@ pub(super) const RING_HEAD: usize = PAGE;
 /// given at [`SLOTS_ROUND`].
 const RING_MOST: usize = 1 << 20;
 const RING_LEAST: usize = 256 << 10;
-/// Bytes for the rings of all pairs of a group, without their heads; a larger group needs more, since a ring has at
-/// least [`RING_LEAST`].
+/// Bytes that the rings of all pairs of a group share, without their heads. A small group has fewer and a large one
+/// more, since a ring has at most [`RING_MOST`] and at least [`RING_LEAST`].
 const RINGS_ALL: usize = 128 << 20;
 
 /// Bytes for the slots of one rank.
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pair_has_rings_of_its_own() {
+    fn every_pair_has_an_index_of_its_own() {
         for size in [2, 3, 8] {
             let mut all: Vec<usize> = (0..size)
                 .flat_map(|high| (0..high).map(move |low| pair_of(low, high)))

@@ -51,8 +51,9 @@ impl Outcome<'_> {
         word & STATE == FAILED && word as u32 == phase
     }
 
-    /// Makes a proposal if `vote` is `GiveUp`, and decides an open proposal. Returns the rank that gave up this phase
-    /// or an earlier one; `None` if the phase has not failed.
+    /// Makes a proposal if `vote` is `GiveUp` and not all ranks have published the phase, and decides a proposal that
+    /// it finds. `all_published` returns whether all ranks have published a phase. Returns the rank that gave up this
+    /// phase or an earlier one; `None` if the phase has not failed.
     pub(super) fn decide(
         &self,
         phase: u32,

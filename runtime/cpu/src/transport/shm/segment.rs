@@ -21,17 +21,17 @@ use std::time::{Duration, Instant};
 
 /// `rtcsgm02` in ASCII: marks a segment of this layout.
 const MAGIC: u64 = 0x3230_6d67_7363_7472;
-/// The number of groups that can have an exchange area at the same time. Further groups use sockets. An area occupies
-/// only memory to which a rank has written.
+/// The number of groups that can have an area at the same time. Further groups use sockets. An area occupies only the
+/// pages that a rank has touched.
 const GROUPS: usize = 4096;
 /// Bytes before the table of ranks.
 const HEAD: usize = 4096;
 /// Bytes of a group's entry: state, number of ranks that have left the group, and key.
-const ENTRY: usize = 64;
-/// Bytes of a rank's entry: state, process id, and from byte 64 on the processors on which the rank may
-/// run.
-const RANK: usize = 192;
-const PROCESSORS: usize = 64;
+const GROUP_ENTRY_LEN: usize = 64;
+/// Bytes of a rank's entry: state, process id, and the processors on which the rank may run.
+const RANK_ENTRY_LEN: usize = 192;
+/// Offset of the processors in a rank's entry.
+const RANK_PROCESSORS: usize = 64;
 /// Offset of the number of claims, both granted and refused.
 const CLAIMS: usize = 16;
 /// Offset of the number of ranks that sleep until the number of claims changes.
@@ -40,8 +40,8 @@ const SLEEPERS: usize = 20;
 const ENTERED: usize = 24;
 /// Offset of the number of refused claims.
 const REFUSED: usize = 64;
-/// Number of refusals that are kept, the latest. A rank whose group was refused before these does not find its
-/// refusal, and waits until its deadline.
+/// How many of the latest refusals are kept. A rank whose group's refusal was overwritten does not find it, and waits
+/// until its deadline, or until the group's rank 0 is gone.
 const REFUSALS: usize = 8192;
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -99,23 +99,32 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Uses the segment that another rank made.
+    /// Uses the segment that another rank made. Fails if it is not a segment of this version for this world size.
     pub(crate) fn attach(file: OwnedFd, rank: Rank, world_size: usize) -> io::Result<Self> {
         let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
         let actual = rustix::fs::fstat(&file)?.st_size;
         let sealed = rustix::fs::fcntl_get_seals(&file)?;
         if u64::try_from(actual).ok() != Some(len as u64) || !sealed.contains(SealFlags::SHRINK) {
-            return Err(io::Error::other(
-                "the shared memory has another layout: do all ranks run the same version of rcomm?",
-            ));
+            return Err(io::Error::other(format!(
+                "the shared memory has {actual} bytes and the seals {sealed:?}, but {len} bytes \
+                 sealed against shrinking are expected: run the same version of rcomm, with the \
+                 same world size, on all ranks"
+            )));
         }
         let segment = Self::map(file, rank, world_size)?;
         let magic = segment.table.long(0).load(Ordering::Acquire);
         let size = segment.table.long(8).load(Ordering::Relaxed);
-        if magic != MAGIC || size != world_size as u64 {
-            return Err(io::Error::other(
-                "the shared memory has another layout or another world size",
-            ));
+        if magic != MAGIC {
+            return Err(io::Error::other(format!(
+                "the shared memory begins with {magic:#x} instead of {MAGIC:#x}: run the same \
+                 version of rcomm on all ranks"
+            )));
+        }
+        if size != world_size as u64 {
+            return Err(io::Error::other(format!(
+                "the shared memory is that of a world of {size} ranks, not of {world_size}: start \
+                 all ranks with the same world size"
+            )));
         }
         segment.enter();
         Ok(segment)
@@ -139,19 +148,19 @@ impl Segment {
         align(Self::agreements_at(world_size) + AGREEMENTS_LEN, HUGE_PAGE)
     }
 
-    /// Size in bytes of an area that is large enough for a group of any size: a smaller group may need a larger area,
-    /// since it has more bytes per rank.
+    /// Size in bytes of an area that is large enough for a group of any size up to `world_size`: a smaller group may
+    /// need a larger area, since it has more bytes per rank.
     fn stride(world_size: usize) -> usize {
         let longest = (1..=world_size).map(area_len).max();
         align(longest.unwrap_or(0), HUGE_PAGE)
     }
 
     fn rank_entry(rank: Rank) -> usize {
-        HEAD + rank as usize * RANK
+        HEAD + rank as usize * RANK_ENTRY_LEN
     }
 
     fn refusals_at(world_size: usize) -> usize {
-        HEAD + world_size * RANK + GROUPS * ENTRY
+        HEAD + world_size * RANK_ENTRY_LEN + GROUPS * GROUP_ENTRY_LEN
     }
 
     fn agreements_at(world_size: usize) -> usize {
@@ -159,7 +168,7 @@ impl Segment {
     }
 
     fn group_entry(&self, at: usize) -> usize {
-        HEAD + self.world_size * RANK + at * ENTRY
+        HEAD + self.world_size * RANK_ENTRY_LEN + at * GROUP_ENTRY_LEN
     }
 
     fn enter(&self) {
@@ -167,7 +176,7 @@ impl Segment {
         let pid = std::process::id();
         self.table.word(entry + 4).store(pid, Ordering::Relaxed);
         for (at, word) in own_processors().into_iter().enumerate() {
-            let place = self.table.long(entry + PROCESSORS + at * 8);
+            let place = self.table.long(entry + RANK_PROCESSORS + at * 8);
             place.store(word, Ordering::Relaxed);
         }
         self.table.word(entry).store(PRESENT, Ordering::Release);
@@ -205,15 +214,16 @@ impl Segment {
             != 0
     }
 
-    /// Returns whether each rank that now has the segment has a processor, according to [`wait_mode_of`].
+    /// Returns `CorePerRank` if each rank that now has the segment can have a processor to itself, else
+    /// `Oversubscribed` ([`wait_mode_of`]).
     ///
     /// If sets of processors overlap without one containing the other, it may wrongly be [`WaitMode::CorePerRank`].
     pub(crate) fn wait_mode(&self) -> WaitMode {
         let sets = (0..self.world_size).filter_map(|rank| {
-            let entry = HEAD + rank * RANK;
+            let entry = HEAD + rank * RANK_ENTRY_LEN;
             let is_present = self.table.word(entry).load(Ordering::Acquire) == PRESENT;
             is_present.then(|| {
-                let word = |at| self.table.long(entry + PROCESSORS + at * 8);
+                let word = |at| self.table.long(entry + RANK_PROCESSORS + at * 8);
                 std::array::from_fn(|at| word(at).load(Ordering::Relaxed))
             })
         });
@@ -221,8 +231,8 @@ impl Segment {
         wait_mode_of(&sets)
     }
 
-    /// Whether `rank` has dropped its segment, or its process has ended; `false` if the system does not let this
-    /// process find out.
+    /// Whether `rank` has dropped its segment, or its process has ended; `false` if the rank has not entered yet, or if
+    /// the system does not let this process find out.
     pub(crate) fn is_gone(&self, rank: Rank) -> bool {
         let entry = Self::rank_entry(rank);
         match self.table.word(entry).load(Ordering::Acquire) {
@@ -257,40 +267,43 @@ impl Segment {
         matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(1))
     }
 
-    /// Agrees on `value` with the other ranks that call this with the same number. Does not wait until they call.
-    /// Returns `None` on all of them if the table has no free entry.
+    /// Agrees on `value` with the other ranks that call this with the same number, without waiting until they call.
+    /// Returns `None` on all of them if all entries in which this number may be are in use.
     pub(crate) fn agree(&self, number: u64, value: &[u8]) -> Option<Agreement> {
         let start = Self::agreements_at(self.world_size);
         agree(&self.table, start, number, value)
     }
 
-    /// Returns the index of a group's area. The group's rank 0, whose global rank is `first`, claims the area, and the
+    /// Returns the index of a group's area. The group's rank 0, whose global rank is `leader`, claims the area, and the
     /// others wait for its claim. Returns `None` if the claim was refused.
     pub(super) fn area_of(
         &self,
         key: u64,
         rank: usize,
-        first: Rank,
+        leader: Rank,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<usize>, ShmExchangeError> {
         if rank == 0 {
             Ok(self.claim(key))
         } else {
-            self.find(key, first, policy)
+            self.find(key, leader, policy)
         }
     }
 
+    /// The offset in the file of the area with index `at`.
     fn area(&self, at: usize) -> usize {
         Self::table_len(self.world_size) + at * self.stride
     }
 
-    /// Maps some bytes of an area.
+    /// Maps `len` bytes of the area with index `at`, from its byte `start` on. Fails if they are not all in the area.
     pub(super) fn map_area(&self, at: usize, start: usize, len: usize) -> io::Result<Mapping> {
         let end = start.checked_add(len);
         if at >= GROUPS || end.is_none_or(|end| end > self.stride) {
-            return Err(io::Error::other(
-                "the range reaches beyond the group's area",
-            ));
+            return Err(io::Error::other(format!(
+                "{len} bytes from byte {start} of area {at} are not in the segment, which has \
+                 {GROUPS} areas of {} bytes",
+                self.stride
+            )));
         }
         Mapping::new(&self.file, self.area(at) + start, len)
     }
@@ -301,7 +314,7 @@ impl Segment {
         left.fetch_add(1, Ordering::AcqRel) as usize + 1
     }
 
-    /// Returns an area's memory, `len` bytes, to the system, and frees the area for later groups.
+    /// Returns the first `len` bytes of an area's memory to the system, and frees the area for later groups.
     pub(super) fn free_area(&self, at: usize, len: usize) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, len) = (self.area(at) as u64, len as u64);
@@ -312,6 +325,7 @@ impl Segment {
         }
     }
 
+    /// Claims a free area for the group with this key, and publishes the result; `None` if no area is free.
     fn claim(&self, key: u64) -> Option<usize> {
         let found = indices(key).find(|&at| {
             let state = self.table.word(self.group_entry(at));
@@ -352,8 +366,8 @@ impl Segment {
         self.table.long(Self::refusals_at(self.world_size) + at * 8)
     }
 
-    /// Returns the result of a group's claim: the index of its area, or `Some(None)` for a refusal. `None` without a
-    /// claim.
+    /// Returns the result of a group's claim: `Some(Some(index))` with the index of its area, or `Some(None)` for a
+    /// refusal. `None` if there is no claim yet, or if the refusal is no longer kept.
     fn answer_to(&self, key: u64) -> Option<Option<usize>> {
         let is_its_entry = |&at: &usize| {
             let entry = self.group_entry(at);
@@ -368,6 +382,7 @@ impl Segment {
         refused.then_some(None)
     }
 
+    /// Waits for the result of a group's claim, as [`area_of`](Self::area_of) does on ranks other than the leader.
     fn find(
         &self,
         key: u64,
@@ -392,8 +407,8 @@ impl Segment {
             match policy.pause() {
                 Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => {
-                    // An area that the leader has claimed before it ended is valid: the next iteration searches for
-                    // it once more.
+                    // An area that the leader claimed before it ended is valid: the next iteration searches once
+                    // more.
                     is_leader_gone = self.is_gone(leader);
                     if !is_leader_gone {
                         self.await_claim(claims, time);
@@ -433,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn every_granted_and_refused_claim_is_found_later() {
+    fn granted_and_refused_claims_are_found_later() {
         let segment = Segment::create(0, 2).unwrap();
         let keys = || (0..(GROUPS + REFUSALS) as u64).map(|group| group * 0x9e37_79b9);
         let given: Vec<_> = keys().map(|key| segment.claim(key)).collect();
@@ -444,7 +459,7 @@ mod tests {
             assert_eq!(segment.answer_to(key), Some(*place));
         }
         assert_eq!(segment.answer_to(u64::MAX / 2), None);
-        // A freed area is found, wherever the search begins.
+        // A freed area is claimed by another group, wherever the search begins.
         let freed = given[7].unwrap();
         segment.free_area(freed, PAGE);
         assert_eq!(segment.claim(1), Some(freed));

@@ -69,7 +69,8 @@ pub(crate) struct ShmExchange {
 }
 
 impl ShmExchange {
-    /// Returns the exchange area of a group, which the group's rank 0 claims; `None` if there are too many groups.
+    /// Returns the exchange area of a group, after the group's rank 0 has claimed it; `None` if there are too many
+    /// groups.
     pub(crate) fn of_group(
         segment: &Arc<Segment>,
         key: u64,
@@ -340,7 +341,7 @@ impl ShmExchange {
         self.fetch(start, used.min(FETCHED));
     }
 
-    /// Prefetches cache lines that this rank will write to.
+    /// Prefetches cache lines that this rank will write to; does nothing on processors other than x86-64.
     #[inline]
     fn fetch(&self, start: usize, len: usize) {
         let lines = self.area.at(start, len);
@@ -451,7 +452,7 @@ impl ShmExchange {
         Ok(())
     }
 
-    /// Whether the ranks of this host have a processor each.
+    /// Returns `CorePerRank` if each rank of this host can have a processor to itself ([`Segment::wait_mode`]).
     pub(crate) fn wait_mode(&self) -> WaitMode {
         self.segment.wait_mode()
     }
@@ -531,7 +532,7 @@ pub(crate) struct CloseGuard {
 }
 
 impl CloseGuard {
-    /// Ends the waits of other ranks for this rank.
+    /// Ends the waits of other ranks for phases that this rank has not published.
     pub(crate) fn leave(&self) {
         let control = self.rank * CONTROL;
         let left = self.control.word(control + 3 * LINE);
@@ -541,7 +542,7 @@ impl CloseGuard {
         }
     }
 
-    /// Whether a rank of the exchange area has released the ranks that wait for it.
+    /// Whether this rank of the exchange area has announced that it leaves the group.
     #[inline]
     pub(crate) fn has_left(&self, rank: usize) -> bool {
         let left = self.control.word(rank * CONTROL + 3 * LINE);

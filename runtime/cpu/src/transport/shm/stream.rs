@@ -38,6 +38,7 @@ const CARRIED: usize = CELL - BYTES;
 const NUMBER: usize = 0;
 /// The number of bytes of the ring that precede the cell.
 const PLACE: usize = 8;
+/// The first of the cell's data bytes.
 const BYTES: usize = 16;
 
 // Fields in the head of a ring, each on its own cache lines.
@@ -124,7 +125,7 @@ pub(crate) struct ShmStream {
     /// Number of bytes that this rank has read of the next cell.
     cell_done: usize,
     copier: AdaptiveCopy,
-    /// Whether the other end was closed.
+    /// Whether [`prepare_sleep`](Self::prepare_sleep) has found that the other end was closed.
     closed: bool,
 }
 
@@ -190,7 +191,7 @@ impl ShmStream {
         ring + FIRST_CELL + (number % CELLS) as usize * CELL
     }
 
-    /// Returns the bytes that can be read now.
+    /// Returns which bytes can be read next: those of the ring up to the next cell, or the rest of that cell.
     #[inline]
     fn readable(&mut self) -> io::Result<Readable> {
         if self.seen_written == self.read {
@@ -232,10 +233,11 @@ impl ShmStream {
         Ok(self.ring_len - self.within_ring(taken)?)
     }
 
-    /// Reads the bytes that have arrived, up to `into.len()`; 0 if there are none yet.
+    /// Reads bytes that have arrived, at most `into.len()`; 0 if there are none yet.
     ///
     /// # Errors
-    /// `UnexpectedEof` once the peer has closed its end and all it sent was read.
+    /// `UnexpectedEof` once [`prepare_sleep`](Self::prepare_sleep) has found that the peer has closed its end, and all
+    /// it sent was read.
     #[inline]
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let some = match self.readable()? {
@@ -353,7 +355,11 @@ impl ShmStream {
             .store(self.cells_read, Ordering::Release);
     }
 
-    /// Writes as much of `head` and then `rest` as fits now; 0 if nothing fits.
+    /// Writes the first bytes of `head` followed by `rest`, at most [`PIECE`] at a time; returns how many, 0 if nothing
+    /// fits.
+    ///
+    /// # Errors
+    /// `BrokenPipe` once [`prepare_sleep`](Self::prepare_sleep) has found that the peer has closed its end.
     #[inline]
     pub(crate) fn write(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         if self.closed {

@@ -30,11 +30,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The time-out of a neighbor's handshake.
+/// The time-out of each read and write in the handshake with the rank that made the segment.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long to wait for ranks to enter the shared memory before looking for their notes in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
-/// The name of a host whose ranks share no memory.
+/// Stands for the host's name in the note of a rank that shares no memory.
 const NONE: &str = "-";
 /// Separates the parts of a host's name. The first part identifies the machine.
 const SEPARATOR: char = ':';
@@ -95,8 +95,8 @@ impl Host {
     /// allows shared memory.
     ///
     /// # Errors
-    /// `Store` if the store fails. If memory cannot be shared, the ranks use sockets; if the configuration
-    /// requires shared memory, the error is `Io`.
+    /// `Store` if the store fails or has an invalid entry. Any other error, mostly `Io`, is returned only if the
+    /// configuration requires shared memory; otherwise it is logged, and this rank uses sockets.
     pub(crate) fn enter(
         world: &WorldContext,
         identity: &Identity,
@@ -219,9 +219,10 @@ impl Host {
         Ok(Layout::new(&names, rank))
     }
 
-    /// Returns whether each rank of this machine has a processor, according to the ranks' notes. Returns `counted`,
-    /// which is based on the number of ranks alone, if this rank shares memory, a quota limits its processors, or
-    /// the notes do not cover all ranks of the machine.
+    /// Returns `CorePerRank` if each rank of this machine can have a processor to itself, according to the ranks'
+    /// notes, else `Oversubscribed`. Returns `counted`, which is based on the number of ranks alone, if this rank
+    /// shares memory, a quota limits its processors, the machine is not known, or the notes do not cover all of its
+    /// ranks.
     pub(crate) fn wait_mode(&self, rank: Rank, counted: WaitMode) -> WaitMode {
         let Some((machine, own_set)) = self.note.machine.as_ref() else {
             return counted;
@@ -274,8 +275,8 @@ impl Host {
         if is_here && !self.is_separation_reported.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 rank,
-                "a rank of this machine is in another network or process namespace, or runs as \
-                 another user: no memory is shared with it"
+                "a rank of this machine is in another network or process namespace, runs as \
+                 another user, or has another host id: no memory is shared with it"
             );
         }
     }

@@ -20,7 +20,7 @@ const MAGIC: u32 = 0x7263_6d31;
 /// The longest message that is accepted, in bytes. Headers with lists for about ten thousand ranks fit.
 const MAX_MESSAGE: usize = 1 << 30;
 
-/// The headers of all ranks for one operation.
+/// The headers of all ranks for one operation, with the bytes that follow each.
 #[derive(Default)]
 pub(super) struct Agreement {
     op_headers: Vec<OpHeader>,
@@ -43,7 +43,7 @@ pub(super) struct Participants<'a> {
 }
 
 impl Agreement {
-    /// Exchanges headers with the other ranks. The caller compares them.
+    /// Exchanges headers, and the bytes `inline` after each, with the other ranks. The caller compares the headers.
     pub(super) fn exchange(
         &mut self,
         channels: &mut Channels,

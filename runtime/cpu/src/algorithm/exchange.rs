@@ -1,8 +1,8 @@
 //! Direct exchange: each rank sends its bytes for another rank directly to that rank, all pairs at the same time.
 //!
 //! A *part* is the share of a reduction that one rank combines. A *segment* is the piece of a part that is exchanged
-//! before it is combined, small enough to be still in the cache then. While the contributions to one segment are
-//! sent, the results of the previous segment are sent as well.
+//! before it is combined, small enough to still be in the cache then. In an all-reduce, the results of one segment are
+//! sent together with the contributions to the next.
 
 use crate::channels::{Channels, Transfer};
 use crate::collective::part_of;
@@ -20,12 +20,13 @@ fn others(position: Position) -> impl Iterator<Item = usize> {
     (1..size).map(move |step| (rank + step) % size)
 }
 
-/// The part of `range` that segment number `at` covers; empty past its end.
+/// The bytes of `range` in its segment number `at`; empty if `range` has fewer segments.
 fn segment(range: &Range<usize>, at: usize) -> Range<usize> {
     let start = (range.start + at * SEGMENT).min(range.end);
     start..(start + SEGMENT).min(range.end)
 }
 
+/// The number of segments of a part of `longest` bytes.
 fn segments(longest: usize) -> usize {
     longest.div_ceil(SEGMENT)
 }
@@ -59,12 +60,13 @@ pub(super) fn all_reduce(
                     transfers.push(Transfer::receive(peer, into));
                 }
             }
-            let done = |range: &Range<usize>| match round {
+            // The segment whose results are sent in this round; empty in round 0.
+            let previous = |range: &Range<usize>| match round {
                 0 => range.start..range.start,
                 _ => segment(range, round - 1),
             };
-            // Each part consists of final bytes, then bytes that arrive in this round, then bytes that this rank still
-            // has to send.
+            // The part of each other rank consists of results, then results that arrive in this round, then bytes that
+            // this rank still has to send. Of its own part, this rank sends the results of the previous segment.
             let (mut contributions, mut arriving) = (Vec::new(), Vec::new());
             let mut result: &[u8] = &[];
             let mut rest = &mut *data;
@@ -72,16 +74,16 @@ pub(super) fn all_reduce(
                 let (part, after) = rest.split_at_mut(range.len());
                 rest = after;
                 let local = 0..range.len();
-                let old = done(&local);
-                let (arrives, later) = part.split_at_mut(old.end);
+                let arrives = previous(&local);
+                let (up_to_results, later) = part.split_at_mut(arrives.end);
                 if peer == rank {
-                    result = &arrives[old];
+                    result = &up_to_results[arrives];
                     continue;
                 }
                 let new = segment(&local, round);
                 let offset = local.len() - later.len();
                 contributions.push((peer, &later[new.start - offset..new.end - offset]));
-                arriving.push((peer, &mut arrives[old]));
+                arriving.push((peer, &mut up_to_results[arrives]));
             }
             for (peer, bytes) in contributions {
                 transfers.push(Transfer::send(peer, bytes));

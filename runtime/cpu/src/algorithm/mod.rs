@@ -2,11 +2,11 @@
 //!
 //! A group whose ranks all share memory uses [`shm_exchange`]. For a group on several hosts, at least one of
 //! which has several of its ranks, [`hosts`] divides the work between each host and the network. All other
-//! groups use channels:
+//! groups use channels, and so do groups for which the shared memory of a host has no space:
 //!
 //! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
 //! |---|---|---|
-//! | headers and small data | [`agree`]: doubling | n × s in ⌈log2 n⌉ messages |
+//! | headers and small data | [`agree`]: doubling | s (n-1) in ⌈log2 n⌉ messages |
 //! | all_reduce of two ranks | [`swap`]: each sends all, and both combine | s |
 //! | all_reduce | [`exchange`]: direct reduce-scatter, then all-gather | 2 s (n-1)/n |
 //! | reduce | [`exchange`]: direct reduce-scatter, then gather at the root | s |
@@ -153,7 +153,7 @@ impl ChannelEngine {
 
 /// Returns the plan's choice for this operation, among the algorithms that `allows` permits.
 ///
-/// The choice depends only on the plan and on what headers agree on, so all ranks choose the same.
+/// The choice depends only on the plan and on what the headers hold, so ranks whose headers agree choose the same.
 fn choose(
     plan: &Plan,
     collective: &Collective<'_>,

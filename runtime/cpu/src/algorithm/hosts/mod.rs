@@ -52,22 +52,22 @@ pub(crate) struct HostsEngine {
     _streams: Option<ShmExchange>,
 }
 
-/// Whether the ranks of every host have an exchange area.
+/// Whether every host with several ranks of the group has an exchange area.
 #[derive(Clone, Copy)]
 enum Hierarchy {
     /// No operation has read this from the store yet.
     Unknown,
-    /// Every host has an exchange area.
+    /// Every host with several ranks of the group has an exchange area.
     Nested,
-    /// A host has no exchange area, so all ranks use channels.
+    /// A host with several ranks of the group has no exchange area, so all ranks use channels.
     Flat,
 }
 
 /// The exchange areas of a group on one host.
 pub(crate) struct ShmExchanges {
-    /// For phases; `None` on a host with one rank.
+    /// For phases; `None` on a host with one rank, or without space for the group.
     pub(crate) phases: Option<ShmExchange>,
-    /// For the streams of the group's channels.
+    /// For the streams of the group's channels; without it they use sockets.
     pub(crate) streams: Option<ShmExchange>,
 }
 

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_sent_where_no_rank_knows_all_counts() {
+    fn lists_are_sent_where_not_every_rank_knows_all_counts() {
         let all = OpType::ALL.iter().copied();
         let with: Vec<&str> = all.filter(|&op| has_lists(op)).map(OpType::name).collect();
         assert_eq!(

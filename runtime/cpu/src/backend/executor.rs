@@ -128,7 +128,8 @@ pub(crate) enum ExecutorKind {
 
 struct ExecutorState {
     queue: Mutex<Queue>,
-    /// Number of operations that were issued, plus one once the queue is closed. A polling thread watches it.
+    /// Number of operations that were issued, plus the number of calls of [`Executor::close`]. A polling thread watches
+    /// it.
     issued: AtomicU64,
     /// Notified for the thread that waits for tasks.
     task_queued: Condvar,

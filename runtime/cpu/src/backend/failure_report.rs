@@ -55,7 +55,7 @@ impl CpuGroup {
     }
 
     /// Makes all pending and later operations fail with this error, on this rank and on the peers that wait
-    /// for it.
+    /// for it. If the group has failed before, the first error is kept, and the peers are released at once.
     ///
     /// A thread publishes the reason, and releases the peers once the store has it, or after [`NOTE_TIME`].
     ///
@@ -161,13 +161,14 @@ impl CpuGroup {
                 Error::new(ErrorKind::Mismatch, message).with_rank(rank)
             }
             Failure::Store(error) | Failure::Argument(error) => error,
-            Failure::Io(error) => Error::io("cannot use a socket", error),
+            Failure::Io(error) => Error::io("cannot use a socket or shared memory", error),
             Failure::Closed => Error::new(ErrorKind::Closed, "the world was shut down"),
         }
     }
 
     /// Returns the error for a channel to `rank` that has ended: the reason from its note if it gave up, else
-    /// that its process is gone, or still running, or that this could not be found out.
+    /// that its process is gone, or still running, or that this could not be found out. If this host's own system
+    /// ended the channel, the error names this rank instead.
     ///
     /// # Blocking
     /// For about [`REASON_TIME`], whether or not the store answers, and [`OTHERS_TIME`] more if the process is

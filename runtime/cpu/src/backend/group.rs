@@ -38,11 +38,11 @@ pub(crate) struct CpuGroup {
     pub(crate) stop: Stop,
     pub(crate) sequencer: Sequencer,
     pub(crate) engine: Mutex<CollectiveEngine>,
-    /// Ends the waits of ranks that share memory with this one; `None` if none does.
+    /// Ends the waits of ranks that share memory with this one; `None` without an exchange area.
     pub(crate) close_guard: Option<Arc<CloseGuard>>,
     pub(crate) p2p: P2p,
     pub(crate) sockets: Sockets,
-    /// Whether all members share memory.
+    /// Whether all members share memory, and collectives use it.
     pub(crate) is_in_memory: bool,
     pub(crate) punctuality: Punctuality,
     /// The thread that publishes this rank's reason for giving up.
@@ -53,7 +53,7 @@ pub(crate) struct CpuGroup {
 pub(crate) enum CollectiveEngine {
     /// All its ranks share memory.
     ShmExchange(ShmEngine),
-    /// None of its ranks share memory.
+    /// None of its ranks share memory, or all do but the segment has no space for the group.
     Channels(Box<ChannelEngine>),
     /// Its ranks are on several hosts, and those of at least one host share memory.
     Hosts(Box<HostsEngine>),

@@ -89,8 +89,8 @@ impl CpuGroup {
         }
     }
 
-    /// Fails if a member has left the group or given it up: a collective needs all members. Returns when the collective
-    /// began, for [`end_collective`](Self::end_collective).
+    /// Fails if a member has left the group or given it up: a collective needs all members. Looks for such a member
+    /// only if this rank may be late. Returns when the collective began, for [`end_collective`](Self::end_collective).
     ///
     /// # Blocking
     /// As [`fail`](Self::fail), after such a member was found.
@@ -148,8 +148,8 @@ impl CpuGroup {
         }
     }
 
-    /// Fails if a member has given up the group with which this operation exchanges messages, or if one that it sends
-    /// to has left. What a member sent before it left cleanly may still be received.
+    /// Fails if a member with which this operation exchanges messages has given up the group, or if one to which it
+    /// sends has left. What a member sent before it left cleanly may still be received.
     ///
     /// # Blocking
     /// As [`fail`](Self::fail), after such a member was found; for the store's answer if one has left cleanly.

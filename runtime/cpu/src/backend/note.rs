@@ -9,7 +9,7 @@ use std::time::Duration;
 const FIRST_TO_GIVE_UP: &str = "first_gave_up";
 /// How long the store may take to return a value that it has.
 const READ_TIME: Duration = Duration::from_millis(500);
-/// The largest number of members whose notes are looked for.
+/// The largest number of members with ended connections whose notes are looked for.
 const MAX_LOOKED_FOR: usize = 64;
 
 /// Why a rank gave up, and from which collective on.
@@ -61,7 +61,7 @@ impl Note {
         }
     }
 
-    /// Waits for the note of `rank`, for at most this time.
+    /// Waits for the note of `rank`, for at most this time; then fails with the store's `Timeout`.
     pub(crate) fn wait(store: &dyn Store, rank: Rank, limit: Duration) -> Result<Self> {
         Ok(Self::decode(&store.get(&key(rank), limit)?))
     }

@@ -58,7 +58,8 @@ impl Sequencer {
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the group up: the current turn and those after it end without success. Returns the current turn.
+    /// Gives the group up: no later turn begins, and [`pass`](Self::pass) returns true from now on. Returns the current
+    /// turn.
     pub(crate) fn give_up(&self) -> u64 {
         self.current.fetch_or(GIVEN_UP, Ordering::SeqCst) & !GIVEN_UP
     }

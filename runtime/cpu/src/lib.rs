@@ -36,7 +36,7 @@
 //! | `registered` | memory that a rank has allocated and that other ranks of its host access directly |
 //! | `collective` | an operation as one or more `Collective`s, the few kinds that the algorithms implement; what ranks compare before data moves |
 //! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
-//! | `wait` | how a thread waits, whether ranks have a processor each, and why a wait fails |
+//! | `wait` | how a thread waits, whether each rank can have a processor to itself, and why a wait fails |
 //!
 //! A blocking operation runs on its caller's thread; a collective first waits there until the group's
 //! earlier collectives have ended. Issued collectives run on the group's thread `rcomm/cpu/<group>`, issued

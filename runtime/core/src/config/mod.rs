@@ -1,6 +1,6 @@
 //! Every option with its default, and the one place of this crate that reads options from the environment.
 //!
-//! [`Config::default`] reads nothing; [`Config::from_environment`] adds the variables that are set.
+//! [`Config::default`] reads nothing; [`Config::from_environment`] adds the variables that are set and not blank.
 //!
 //! | variable | option | default |
 //! |---|---|---|
@@ -82,7 +82,7 @@ pub struct Config {
     /// by rank 0 and sealed for each rank.
     pub secret: Option<Secret>,
     /// The files of this rank's TLS identity; `None` = no TLS. All ranks have one or none: with it the job's store, the
-    /// data connections over TCP and endpoints over TCP use TLS. They are read once, when the world is made.
+    /// data connections over TCP and endpoints over TCP use TLS. They are read only while the world is made.
     pub tls: Option<TlsFiles>,
     /// The clients that may use the job's store.
     pub store: StoreChoice,

@@ -31,7 +31,7 @@ pub(super) fn endpoint(value: &str) -> Result<EndpointChoice> {
         wrong_value(
             NAME,
             value,
-            "unix, off, or tcp:ADDRESS:PORT as tcp:10.0.0.1:0",
+            "unix, off, or tcp:ADDRESS:PORT such as tcp:10.0.0.1:0",
         )
     })?;
     if address.ip().is_unspecified() {

@@ -95,8 +95,9 @@ pub enum BatchReply {
 /// threads.
 ///
 /// # Errors
-/// [`ErrorKind::Timeout`] names the keys that were not there in time; [`ErrorKind::Store`] describes the failure of
-/// the store.
+/// [`ErrorKind::Timeout`] names the keys that were not there in time, gives the number of ranks that reached a barrier,
+/// or says that the store did not answer; [`ErrorKind::Store`] describes the failure of the store, [`ErrorKind::Io`]
+/// that of its file; [`ErrorKind::InvalidArgument`] names a limit of the store that a request exceeds.
 pub trait Store: Send + Sync {
     /// Sets `key`, replacing the value that it had, and wakes the callers that wait for it.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;

@@ -47,7 +47,7 @@ pub(crate) fn sum(held: Option<&[u8]>, delta: i64) -> Result<i64, AddError> {
 }
 
 /// The overhead, in bytes, that is counted for each key, each queue and each value of a queue.
-pub(crate) const ENTRY: usize = 64;
+pub(crate) const ENTRY_OVERHEAD: usize = 64;
 
 /// Keys with their values, and queues with theirs.
 #[derive(Default)]
@@ -59,8 +59,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The memory that is counted for all keys and values: their bytes, and [`ENTRY`] for each key, each queue and
-    /// each value of a queue.
+    /// The memory that is counted for all keys and values: their bytes, and [`ENTRY_OVERHEAD`] for each key, each
+    /// queue and each value of a queue.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -85,7 +85,7 @@ impl Table {
                 *held = value.to_vec();
             }
             None => {
-                self.bytes += key.len() + ENTRY;
+                self.bytes += key.len() + ENTRY_OVERHEAD;
                 self.values.insert(key.into(), value.to_vec());
             }
         }
@@ -141,7 +141,7 @@ impl Table {
     pub(crate) fn delete(&mut self, key: &[u8]) -> bool {
         let removed = self.values.remove(key);
         if let Some(value) = &removed {
-            self.bytes -= key.len() + ENTRY + value.len();
+            self.bytes -= key.len() + ENTRY_OVERHEAD + value.len();
         }
         removed.is_some()
     }
@@ -160,11 +160,11 @@ impl Table {
     }
 
     pub(crate) fn queue_push(&mut self, key: &[u8], value: &[u8]) {
-        self.bytes += ENTRY + value.len();
+        self.bytes += ENTRY_OVERHEAD + value.len();
         match self.queues.get_mut(key) {
             Some(queue) => queue.push_back(value.to_vec()),
             None => {
-                self.bytes += key.len() + ENTRY;
+                self.bytes += key.len() + ENTRY_OVERHEAD;
                 let queue = VecDeque::from([value.to_vec()]);
                 self.queues.insert(key.into(), queue);
             }
@@ -174,11 +174,13 @@ impl Table {
     pub(crate) fn queue_pop(&mut self, key: &[u8]) -> Option<Vec<u8>> {
         let queue = self.queues.get_mut(key)?;
         let value = queue.pop_front();
-        self.bytes -= value.as_ref().map_or(0, |value| ENTRY + value.len());
+        self.bytes -= value
+            .as_ref()
+            .map_or(0, |value| ENTRY_OVERHEAD + value.len());
         // Empty queues are removed, since `has` checks only whether the name exists.
         if queue.is_empty() {
             self.queues.remove(key);
-            self.bytes -= key.len() + ENTRY;
+            self.bytes -= key.len() + ENTRY_OVERHEAD;
         }
         value
     }
@@ -231,14 +233,17 @@ mod tests {
     fn bytes_counts_keys_values_and_queues_and_is_0_once_all_are_removed() {
         let mut table = Table::default();
         table.set(b"key", b"value");
-        assert_eq!(table.bytes(), 8 + ENTRY);
+        assert_eq!(table.bytes(), 8 + ENTRY_OVERHEAD);
         table.set(b"key", &[7; 1000]);
         table.set(b"key", b"x");
         table.append(b"key", b"yz");
-        assert_eq!(table.bytes(), 6 + ENTRY);
+        assert_eq!(table.bytes(), 6 + ENTRY_OVERHEAD);
         table.queue_push(b"q", b"one");
         table.queue_push(b"q", b"two");
-        assert_eq!(table.bytes(), 6 + ENTRY + 1 + 6 + 3 * ENTRY);
+        assert_eq!(
+            table.bytes(),
+            6 + ENTRY_OVERHEAD + 1 + 6 + 3 * ENTRY_OVERHEAD
+        );
         assert_eq!(table.names(), 2);
         table.queue_pop(b"q");
         table.queue_pop(b"q");

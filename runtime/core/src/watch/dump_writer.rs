@@ -26,7 +26,7 @@ pub trait DumpWriter: Send + Sync {
     fn write(&self, dump: &Dump) -> Result<String>;
 }
 
-/// Writes `rank_<n>.json`, `rank_<n>.pickle` or both to a directory. A world passes another directory for
+/// Writes `rank_<n>.json`, `rank_<n>.pickle` or both to a directory. A world passes a different directory for
 /// each run ([`World::dump_dir`](crate::World::dump_dir)).
 ///
 /// A file is complete or absent, has mode 0600, and never replaces another: further dumps get the endings
@@ -99,7 +99,7 @@ impl Dumps {
     /// at about the same time.
     const ONE_FAULT: Duration = Duration::from_secs(10);
     /// The most announced dumps that may be under way. Each has a thread, which a disk that does not respond blocks.
-    const MOST_UNDER_WAY: usize = 8;
+    const MAX_UNDER_WAY: usize = 8;
 
     pub(crate) fn new(
         recorder: Arc<FlightRecorder>,
@@ -116,11 +116,11 @@ impl Dumps {
         }
     }
 
-    /// Announces a dump, which another thread may make; `None` if [`MOST_UNDER_WAY`](Self::MOST_UNDER_WAY) are not
+    /// Announces a dump, which another thread may make; `None` if [`MAX_UNDER_WAY`](Self::MAX_UNDER_WAY) are not
     /// written yet.
     pub(crate) fn announce(self: &Arc<Self>) -> Option<UnderWay> {
         let mut under_way = self.under_way();
-        if *under_way >= Self::MOST_UNDER_WAY {
+        if *under_way >= Self::MAX_UNDER_WAY {
             return None;
         }
         *under_way += 1;

@@ -1,4 +1,4 @@
-//! [`HeartbeatMonitor`]: watches the watchdog. If the watchdog is stuck, it raises the alarm and makes the
+//! [`HeartbeatMonitor`]: watches the watchdog. If the watchdog is stuck, the monitor raises the alarm and makes a
 //! dump.
 //!
 //! The watchdog calls backends, and a backend may call a driver that does not return. The monitor only reads

@@ -67,7 +67,8 @@ impl<S: Shared<Requests>> Inbox<S> {
         self.leave_urgent(|requests| requests.stopped = true);
     }
 
-    /// Waits for an urgent request, for `limit` at most. Then passes all requests to `body`, which takes them.
+    /// Waits for an urgent request, for `limit` at most if there is one. Then passes all requests to `body`, which
+    /// takes them.
     fn take<R>(&self, limit: Option<Duration>, body: impl FnOnce(&mut Requests) -> R) -> R {
         self.0.when(
             limit,
@@ -373,8 +374,8 @@ impl Rounds {
         if !self.ring_truncated && self.broadcast.recorder().is_truncated() {
             self.ring_truncated = true;
             tracing::warn!(
-                "another process has truncated this rank's ring: readers from outside no longer have its record, only its \
-                 dumps and its endpoint"
+                "another process has truncated this rank's ring: readers from outside no longer have its records, \
+                 only its dumps and its endpoint"
             );
         }
     }
@@ -424,7 +425,8 @@ impl Rounds {
         }
     }
 
-    /// Handles blocking calls that have not ended by [`GRACE`](Self::GRACE) after their deadline.
+    /// Handles blocking calls that have not ended by [`GRACE`](Self::GRACE) after their time-out, counted from the
+    /// round that first saw them.
     fn check_running_calls(&mut self) {
         let now = Instant::now();
         let mut seen = HashMap::new();

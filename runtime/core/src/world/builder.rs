@@ -326,7 +326,7 @@ impl Meeting {
     /// Holds the rendezvous: waits in the store for the other ranks, and agrees with them on secret and settings.
     ///
     /// # Errors
-    /// As [`rendezvous`]; `Io` or `InvalidArgument` if there is no secret.
+    /// As [`rendezvous`]; `Io` if the user's secret cannot be used or none can be generated.
     pub(super) fn hold(
         place: Rendezvous,
         config: Arc<Config>,

@@ -12,9 +12,9 @@ pub(super) struct FailedInit {
 }
 
 impl FailedInit {
-    /// Ends the attempt to make the world. An error is recorded in the ring, which is closed and kept; but
-    /// the ring is removed after `InvalidArgument` or `Unsupported`, which are mistakes in the call and no
-    /// failure of the job. Without an error the ring stays as it is.
+    /// Ends the making of the world. An error is recorded in the ring, which is closed and kept; but the ring is
+    /// removed after `InvalidArgument` or `Unsupported`, which are mistakes in the call and no failure of the job.
+    /// Without an error the ring stays as it is.
     pub(super) fn end(&mut self, error: Option<&Error>) {
         let Some(recorder) = self.recorder.take() else {
             return;

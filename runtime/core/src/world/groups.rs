@@ -70,7 +70,7 @@ impl<B> World<B> {
         self.shared.checks.store(checks, Ordering::Relaxed);
     }
 
-    /// Whether ranks compare what they issue in the groups that are made from now on.
+    /// `Detail` if ranks compare what they issue in the groups that are made from now on, `Off` if not.
     pub fn debug_level(&self) -> DebugLevel {
         match self.shared.checks.load(Ordering::Relaxed) {
             true => DebugLevel::Detail,

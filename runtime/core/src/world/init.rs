@@ -42,6 +42,10 @@ fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -
 /// request that waits for the result also reads rank 0's settings. A rank writes all its keys in one request,
 /// before it knows whether it may check in. A refused rank's keys do no harm: keys contain the job and the
 /// world size, and of two ranks with one number the first to check in is accepted.
+///
+/// # Errors
+/// `Rendezvous` if this rank may not check in, if not all ranks arrive before the deadline, or if their secrets
+/// differ. Otherwise as [`JobSecret::agree`].
 pub(crate) fn rendezvous(
     root: &dyn Store,
     notes: &PrefixStore<dyn Store>,
@@ -54,14 +58,14 @@ pub(crate) fn rendezvous(
     let text = own_settings.as_ref().map(Settings::to_text);
     let own_statement = secret.statement(place);
     let check_in = place.check_in_keys();
-    let (here, count) = (here(place, place.rank), count(place));
-    let (here, here_count, run) = (
-        notes.name(&here),
+    let count = arrival_count_key(place);
+    let (here, here_count, settings_key) = (
+        notes.name(&statement_key(place, place.rank)),
         notes.name(&count),
-        notes.name(&run(place)),
+        notes.name(&settings_key(place)),
     );
     let text = text.iter().map(|text| BatchRequest::CompareSet {
-        key: &run,
+        key: &settings_key,
         expected: b"",
         desired: text.as_bytes(),
     });
@@ -113,7 +117,7 @@ pub(crate) fn rendezvous(
             None => Settings::from_text(text)?,
         };
         let statement_keys: Vec<String> = (0..place.world_size)
-            .map(|rank| self::here(place, rank))
+            .map(|rank| statement_key(place, rank))
             .collect();
         let sealed = |rank| format!("sealed/{}/{rank}", place.key_scope());
         let secret = secret.agree(notes, place, &statement_keys, sealed, deadline)?;
@@ -143,8 +147,9 @@ pub(crate) fn rendezvous(
     Err(Error::new(ErrorKind::Rendezvous, message).with_ranks(&ranks))
 }
 
-/// The longest time for which the rank that serves the store keeps it, after a refusal, for ranks that have
-/// not read why: so that a rank that starts a little later does not look for a store that is closed.
+/// For how long the rank that serves the store keeps it at most, after a refusal, for ranks that have not read why,
+/// unless [`Config::status_wait`] is longer: so that a rank that starts a little later does not look for a store that
+/// is closed.
 const STORE_KEPT: Duration = Duration::from_secs(10);
 /// How often the rank that serves the store counts the ranks that have read a refusal.
 const COUNTING: Duration = Duration::from_millis(5);
@@ -173,25 +178,25 @@ const YES: &str = "yes\n";
 const MAX_RANKS: usize = 16;
 
 /// The key of a rank's statement on its secret.
-fn here(place: &Rendezvous, rank: Rank) -> String {
+fn statement_key(place: &Rendezvous, rank: Rank) -> String {
     format!("here/{}/{rank}", place.key_scope())
 }
 
 /// The key of rank 0's settings, which the last rank to check in copies into the result.
-fn run(place: &Rendezvous) -> String {
+fn settings_key(place: &Rendezvous) -> String {
     format!("run/{}", place.key_scope())
 }
 
-/// The key that counts the ranks that have arrived.
-fn count(place: &Rendezvous) -> String {
+/// The key of the number of ranks that have arrived.
+fn arrival_count_key(place: &Rendezvous) -> String {
     format!("count/{}", place.key_scope())
 }
 
 /// The result that is published once all ranks have arrived: [`YES`] and rank 0's settings, or an error
 /// message.
 fn result_for_all(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<String> {
-    let keys = (0..place.world_size).map(|rank| here(place, rank));
-    let keys: Vec<String> = std::iter::once(run(place)).chain(keys).collect();
+    let keys = (0..place.world_size).map(|rank| statement_key(place, rank));
+    let keys: Vec<String> = std::iter::once(settings_key(place)).chain(keys).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let values = notes.multi_get(&keys, deadline.remaining())?;
     let (text, given) = values
@@ -210,7 +215,7 @@ fn comparable(statement: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether this statement is that of a rank whose configuration has a secret.
+/// Whether this is the statement of a rank whose configuration has a secret.
 fn was_given(statement: &[u8]) -> bool {
     !statement.starts_with(b"none") && !statement.starts_with(b"user ")
 }
@@ -248,7 +253,7 @@ fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
 
 /// The error message that names the ranks that did not arrive; its second line has only their numbers.
 fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
-    let keys = (0..place.world_size).map(|rank| here(place, rank));
+    let keys = (0..place.world_size).map(|rank| statement_key(place, rank));
     let keys: Vec<String> = keys.collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let arrived = which_are_set(notes, &keys, Instant::now() + Duration::from_secs(2));

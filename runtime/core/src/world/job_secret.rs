@@ -3,7 +3,7 @@
 //! | `RCOMM_JOB_SECRET` | all ranks on one host | ranks on several hosts |
 //! |---|---|---|
 //! | set | the given secret | the given secret |
-//! | not set | derived from the [user's secret](Secret::of_user), a file of mode 0600 | rank 0 generates a secret and seals it for each other rank |
+//! | not set | derived from the [user's secret](Secret::of_user), in a file of mode 0600 | rank 0 generates a secret and seals it for each other rank |
 //!
 //! The store never holds the secret itself. To *seal* it is to encrypt it with a key that rank 0 and one
 //! other rank agree on (X25519, RFC 7748): an attacker who reads the store does not learn the secret. An
@@ -132,7 +132,7 @@ impl JobSecret {
     }
 
     /// The job's secret. Called once all ranks have arrived and their statements have been found to agree.
-    /// `statements` are the keys of the ranks' [statements](Self::statement), by rank; `sealed` returns the
+    /// `statement_keys` are those of the ranks' [statements](Self::statement), by rank; `sealed_key` returns the
     /// key under which rank 0 publishes the secret sealed for a rank.
     ///
     /// # Blocking
@@ -145,8 +145,8 @@ impl JobSecret {
         self,
         notes: &dyn Store,
         place: &Rendezvous,
-        statements: &[String],
-        sealed: impl Fn(Rank) -> String,
+        statement_keys: &[String],
+        sealed_key: impl Fn(Rank) -> String,
         deadline: Deadline,
     ) -> Result<Secret> {
         let own_key = match self {
@@ -154,7 +154,7 @@ impl JobSecret {
             Self::ToAgree(own_key) => own_key,
         };
         if place.rank > 0 {
-            let keys = [statements[0].as_str(), &sealed(place.rank)];
+            let keys = [statement_keys[0].as_str(), &sealed_key(place.rank)];
             let values = notes.multi_get(&keys, deadline.remaining())?;
             let opened = match &values[..] {
                 [statement, envelope] => public_key(statement)
@@ -168,7 +168,7 @@ impl JobSecret {
             });
         }
         let secret = generate_secret()?;
-        let keys: Vec<&str> = statements.iter().map(String::as_str).collect();
+        let keys: Vec<&str> = statement_keys.iter().map(String::as_str).collect();
         let values = notes.multi_get(&keys, deadline.remaining())?;
         let mut envelopes = Vec::new();
         for (rank, statement) in (0..).zip(&values).skip(1) {
@@ -176,7 +176,7 @@ impl JobSecret {
                 let what = format!("rank {rank} left no public key in the store");
                 Error::new(ErrorKind::Rendezvous, what)
             })?;
-            envelopes.push((sealed(rank), seal(&own_key, &theirs, rank, &secret)));
+            envelopes.push((sealed_key(rank), seal(&own_key, &theirs, rank, &secret)));
         }
         let envelopes: Vec<(&str, &[u8])> = envelopes
             .iter()

@@ -13,7 +13,7 @@ use std::fmt;
 /// groups along that dimension it is (`tp of pp 3, dp 0`), and records, errors and verdicts show the description.
 pub struct DeviceMesh {
     dimensions: Vec<Dimension>,
-    /// In row-major order: the last dimension is the fastest.
+    /// In row-major order: the coordinate in the last dimension changes from each rank to the next.
     ranks: Vec<Rank>,
     groups: Vec<ProcessGroup>,
 }
@@ -21,7 +21,7 @@ pub struct DeviceMesh {
 struct Dimension {
     name: String,
     size: u32,
-    /// This rank's place in it.
+    /// This rank's position in it, from 0.
     coordinate: u32,
 }
 
@@ -117,12 +117,13 @@ impl DeviceMesh {
         self.groups.get(self.position(dimension)?)
     }
 
-    /// This rank's place in a dimension; `None` if there is no such dimension.
+    /// This rank's position in a dimension, from 0; `None` if there is no such dimension.
     pub fn coordinate(&self, dimension: &str) -> Option<u32> {
         Some(self.dimensions[self.position(dimension)?].coordinate)
     }
 
-    /// The rank in the world at these places, one for each dimension; `None` if a place is outside of its dimension.
+    /// The rank in the world at these coordinates, one for each dimension; `None` if a coordinate is outside of its
+    /// dimension, or if there are more or fewer of them than dimensions.
     pub fn rank_at(&self, places: &[u32]) -> Option<Rank> {
         if places.len() != self.dimensions.len() {
             return None;

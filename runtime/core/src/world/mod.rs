@@ -86,8 +86,8 @@ struct Threads {
     watchdog: Watchdog,
     #[cfg(feature = "endpoint")]
     endpoint: Option<Endpoint>,
-    /// If this process serves the store. Its port is free once this has been dropped, even if a thread that waits for
-    /// a reply still holds the store.
+    /// The store's server, if it runs in this process. Its port is free once this has been dropped, even if a thread
+    /// that waits for a reply still holds the store.
     server: Option<TcpStoreServer>,
 }
 
@@ -186,7 +186,7 @@ impl<B> World<B> {
         &self.shared.config
     }
 
-    /// The group of all ranks.
+    /// The group of all ranks; after [`shrink`](Self::shrink), of the remaining ones.
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }
@@ -269,7 +269,7 @@ impl<B> World<B> {
         Ok(())
     }
 
-    /// This rank's record as it is now.
+    /// This rank's records as they are now.
     pub fn snapshot(&self) -> Dump {
         self.shared.recorder.snapshot()
     }

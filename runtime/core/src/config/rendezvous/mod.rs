@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 /// all ranks have arrived, or why the job cannot start. It is set once.
 pub(crate) const ALL_HERE: &str = "all here";
 
-/// The key below `rcomm/<attempt>` that counts the ranks that know why the job cannot start.
+/// The key below `rcomm/<attempt>` of the number of ranks that know why the job cannot start.
 pub(crate) const REFUSAL_READ: &str = "refusal read";
 
 /// The launcher that gave this process its rank.
@@ -78,7 +78,8 @@ pub struct Rendezvous {
     pub master_port: u16,
     /// The job's name, equal on all ranks. Where no launcher names it, `master_addr` and `master_port`.
     pub job: String,
-    /// How often the launcher has restarted the job.
+    /// The number of the attempt, from 0: how often the launcher has restarted the job, or a later number if the ranks
+    /// have made the world anew ([`World::grow`](crate::World::grow)).
     pub attempt: u32,
     /// Whether the launcher's agent serves the store. If not, rank 0 does.
     pub uses_agent_store: bool,
@@ -309,7 +310,7 @@ impl Rendezvous {
 pub(crate) struct CheckInKeys {
     /// The key that holds the job's name and world size.
     job: String,
-    /// The key that counts how often this rank was started.
+    /// The key of the number of times that this rank was started.
     rank: String,
     /// The value to write under `job` if that key is absent.
     held: String,

@@ -21,8 +21,8 @@ pub(super) const MAX_KEY: u64 = 8192;
 pub(super) const MAX_VALUE: u64 = 8 << 20;
 /// The most keys in one CHECK, WAIT, MULTI_GET or MULTI_SET.
 pub(super) const MAX_KEYS: u64 = 131_072;
-/// The longest request and the longest reply, in bytes. PyTorch has no such limit, but [`MAX_KEYS`] values of
-/// [`MAX_VALUE`] bytes are a terabyte.
+/// The longest request, and the longest reply to MULTI_GET, in bytes. PyTorch has no such limit, but [`MAX_KEYS`]
+/// values of [`MAX_VALUE`] bytes are a terabyte.
 pub(super) const MAX_MESSAGE: usize = 256 << 20;
 /// The reply to WAIT and BARRIER, and to a PROOF that is right.
 pub(super) const STOP_WAITING: u8 = 0;

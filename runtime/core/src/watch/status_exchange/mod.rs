@@ -206,8 +206,9 @@ impl StatusExchange {
         (!last.is_empty() && !text.is_empty()).then(|| (text, last.into_iter().collect()))
     }
 
-    /// The ranks for which this rank has waited for at least half of the time-out: those that it names itself, and the
-    /// members of its pending collectives that have not come to them, or have not answered.
+    /// The ranks for which `rank` has waited for at least half of `timeout`: those that its report names, and the
+    /// members of its pending collectives that have not come to them, or have not answered. Empty if `rank` has not
+    /// answered.
     fn waits_of(
         &self,
         store: &dyn Store,

@@ -15,7 +15,9 @@ use std::time::Instant;
 pub(super) struct Buffers(Vec<Vec<u8>>);
 
 impl Buffers {
+    /// The most buffers in the pool.
     const KEPT: usize = 64;
+    /// The largest buffer that the pool takes, in bytes.
     const LARGEST: usize = 256 << 10;
 
     pub(super) fn take(&mut self) -> Vec<u8> {

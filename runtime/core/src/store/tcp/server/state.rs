@@ -3,7 +3,7 @@
 //! The module does no I/O: its input is requests, its output reply bytes and the numbers of woken
 //! connections.
 
-use crate::store::table::{ENTRY, Table};
+use crate::store::table::{ENTRY_OVERHEAD, Table};
 use crate::store::tcp::protocol::{
     MAX_MESSAGE, MAX_VALUE, Request, STOP_WAITING, Strings, Violation, WAIT_CANCELED,
 };
@@ -28,8 +28,11 @@ impl PendingWait {
     /// map of waiting connections.
     fn bytes(&self) -> usize {
         match self {
-            PendingWait::Keys { keys, .. } => keys.iter().map(|key| 2 * (key.len() + ENTRY)).sum(),
-            PendingWait::Barrier(key) => 2 * (key.len() + ENTRY),
+            PendingWait::Keys { keys, .. } => keys
+                .iter()
+                .map(|key| 2 * (key.len() + ENTRY_OVERHEAD))
+                .sum(),
+            PendingWait::Barrier(key) => 2 * (key.len() + ENTRY_OVERHEAD),
         }
     }
 }
@@ -76,7 +79,12 @@ impl State {
         if is_new && self.table.names() >= self.limits.1 {
             return Err(Violation::TooManyStoredKeys(self.limits.1));
         }
-        let more = more + if is_new { key.len() + ENTRY } else { 0 };
+        let more = more
+            + if is_new {
+                key.len() + ENTRY_OVERHEAD
+            } else {
+                0
+            };
         self.admit_bytes(more)
     }
 
@@ -149,7 +157,7 @@ impl State {
             }
             Request::Ping(nonce) => out.extend_from_slice(&nonce),
             Request::QueuePush(key, value) => {
-                self.admit(key, ENTRY + value.len())?;
+                self.admit(key, ENTRY_OVERHEAD + value.len())?;
                 self.table.queue_push(key, value);
                 self.wake_first(key);
             }

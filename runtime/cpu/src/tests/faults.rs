@@ -1,5 +1,5 @@
-//! The errors of the other ranks name a rank that disagrees, is silent, ends or sends garbage. Callers without the
-//! job's secret are refused.
+//! Errors name a rank that disagrees, is silent or ends; garbage from a rank ends in an error that names it, or in a
+//! time-out. Callers without the job's secret are refused.
 
 use super::*;
 use crate::mesh::ChannelRequest;
@@ -254,7 +254,8 @@ fn callers_without_the_secret_are_refused_and_counted_and_do_not_affect_ranks() 
     });
 }
 
-/// Runs a rank 1 that has the secret and then sends arbitrary bytes.
+/// Runs a rank 1 that has the secret and then sends arbitrary bytes. The operation of rank 0 must fail with an error
+/// that names rank 1, or with a time-out.
 fn rank_1_sends_noise(kind: ChannelKind, noise: &[u8]) {
     world(2, Wiring::Tcp, |rig| {
         if rig.rank == 1 {
@@ -293,7 +294,7 @@ fn rank_1_sends_noise(kind: ChannelKind, noise: &[u8]) {
 }
 
 #[test]
-fn a_rank_that_sends_garbage_is_named_in_the_error() {
+fn garbage_ends_in_an_error_that_names_its_sender_or_in_a_time_out() {
     use rand_bytes::Noise;
     for kind in [ChannelKind::Collective, ChannelKind::P2p] {
         for seed in 0..12 {

@@ -1,4 +1,4 @@
-//! Sends and receives in every order.
+//! Sends and receives: sizes, tags, order, sources and mismatches.
 
 use super::*;
 use rcomm_core::ErrorKind;

@@ -1,4 +1,5 @@
-//! Model checking of the counts and marks of a stream, by loom: every order of steps of a writer and a reader.
+//! Model checking of the counts and marks of a stream, by loom: every order of steps of a writer and a reader with at
+//! most four preemptions.
 //!
 //! The model is one direction of a [stream](super::shm) that holds one value. It fails if a cell is written while it
 //! is read, if a value is not the next one, and if a sleeper is never woken. Variants without a step on which the
@@ -30,7 +31,7 @@ const REAL: StreamModel = StreamModel {
     checks_again: true,
 };
 
-/// Runs every order of steps; returns the number of orders.
+/// Runs every order of steps with at most four preemptions; returns the number of orders.
 fn explore(run: impl Fn() + Send + Sync + 'static) -> usize {
     let orders = std::sync::Arc::new(AtomicUsize::new(0));
     let counted = orders.clone();

@@ -19,7 +19,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 ///
 /// # Errors
 /// `InvalidArgument` if the interface that the configuration names cannot be used, `Rendezvous` if
-/// there is no route to the store: both list the host's interfaces. `Io` if the interfaces cannot be listed.
+/// there is no route to the store: both list the host's interfaces. `Rendezvous` also if the store's name does not
+/// resolve. `Io` if the interfaces cannot be listed.
 pub(crate) fn choose(config: &Config) -> Result<IpAddr> {
     match (&config.socket_ifname, &config.rendezvous) {
         (Some(name), rendezvous) => {

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 /// How long a rank waits for a peer to connect before it checks whether the peer is still alive.
 const LIVENESS_CHECK: Duration = Duration::from_millis(50);
-/// The time-out of one attempt to connect.
+/// The time-out of one try to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 
 /// This rank's connections to the other ranks of the world.
@@ -63,7 +63,7 @@ pub(crate) struct ChannelRequest {
 }
 
 /// State of the connection by which this rank detects that a peer is gone. It carries no data and is closed
-/// when the peer's process ends.
+/// when the peer drops its mesh or its process ends.
 enum WatchedPeer {
     /// A thread is opening the connection. Only one thread does so at a time: of two connections, the peer
     /// keeps the later one, which need not be the one that this rank keeps.
@@ -166,8 +166,8 @@ impl Mesh {
         &self.tuning
     }
 
-    /// Whether this host has a core for each of its ranks, judged by their number alone. It is computed on the
-    /// first call, which takes a dozen system calls.
+    /// Returns `CorePerRank` if this host has a core for each of its ranks, judged by their number alone, else
+    /// `Oversubscribed`. It is computed on the first call, which takes a dozen system calls.
     pub(crate) fn wait_mode(&self) -> WaitMode {
         let find_out = || WaitMode::of(self.local_ranks as usize);
         *self.wait_mode.get_or_init(find_out)
@@ -274,7 +274,8 @@ impl Mesh {
         ))
     }
 
-    /// Whether `peer` is known to be gone. If no connection to `peer` is watched, opens one to find out.
+    /// Whether `peer` is known to be gone: it has dropped its mesh, or its process has ended. If no connection to
+    /// `peer` is watched, opens one to find out.
     /// `false` if the store fails, if `peer` has published no address, or if another thread is already opening the
     /// connection. Fails if the wait ends before it is known, or if `peer` refuses the connection.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
@@ -327,8 +328,8 @@ impl Mesh {
         }
     }
 
-    /// Opens a connection to `peer` that carries no data and only shows when the peer's process ends. `None` if
-    /// the peer has never published an address.
+    /// Opens a connection to `peer` that carries no data and only shows when the peer is gone. `None` if the peer has
+    /// never published an address.
     fn dial_to_watch(
         &self,
         peer: Rank,

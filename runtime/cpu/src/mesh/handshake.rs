@@ -37,7 +37,7 @@ pub(crate) enum ChannelKind {
     Collective = 1,
     /// Messages between two ranks of one group.
     P2p = 2,
-    /// No data: the connection only shows when the acceptor's process ends.
+    /// No data: the connection only shows when the acceptor drops its mesh or its process ends.
     Watch = 3,
     /// A request for the host's shared memory, over a unix socket.
     Segment = 4,
@@ -61,11 +61,12 @@ impl ChannelKind {
 pub(crate) enum Verdict {
     /// The handshake may continue.
     Welcome = 0,
-    /// The caller uses another protocol, or another version of this protocol.
+    /// The caller uses another protocol or another version of this protocol, or names a kind or stream that does not
+    /// exist.
     OtherProtocol = 1,
     /// The caller belongs to another job.
     OtherJob = 2,
-    /// The dialed rank is not this rank, the caller is not a rank of the world, or the worlds differ.
+    /// The dialed rank is not this rank, the caller is not a rank of the world, or the worlds have different sizes.
     OtherRank = 3,
     /// The proof was wrong.
     WrongSecret = 4,

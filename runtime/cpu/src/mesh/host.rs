@@ -150,7 +150,7 @@ impl Host {
         let name = boot.and_then(|boot| name(&boot, id));
         self.name = name.map_err(|e| Error::io("cannot tell this host from others", e))?;
         let maker_key = format!("cpu/host/{}", self.name);
-        let cannot = |e| Error::io("cannot make memory for the ranks of this host", e);
+        let cannot = |e| Error::io("cannot share memory with the ranks of this host", e);
         // Every rank listens before it writes to the store, so that the others can connect at once to the rank that
         // wrote first.
         let (socket, listener) = listen().map_err(cannot)?;

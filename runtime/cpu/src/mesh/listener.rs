@@ -136,7 +136,7 @@ struct PendingHandshake {
     caller: Caller,
     since: Instant,
     received: Vec<u8>,
-    /// The handshake, its bytes, and the nonce of the reply; `None` until the reply was sent.
+    /// The handshake, its bytes, and the nonce of the reply; `None` until the handshake is answered.
     answered: Option<(Handshake, [u8; HANDSHAKE_LEN], [u8; 32])>,
 }
 
@@ -244,7 +244,7 @@ impl Listener {
         };
         while self.pending.len() < MAX_HANDSHAKES {
             let Ok((stream, _)) = listener.accept() else {
-                // There is no caller, or the caller has already closed its connection.
+                // There is no caller, or its connection cannot be accepted.
                 return;
             };
             let user = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid);

@@ -49,7 +49,8 @@ impl Contribution {
     }
 }
 
-/// The bytes that all ranks have sent in the last agreement, in order of ranks.
+/// The bytes that all ranks have sent in the last agreement, in order of ranks; lists of counts only on the first rank
+/// of a host.
 #[derive(Default)]
 pub(super) struct HostAgreement {
     bytes: Vec<u8>,
@@ -250,7 +251,7 @@ impl HostAgreement {
             .exchange(via.channels, participants, host_header, &ours, policy)
     }
 
-    /// Compares the hosts' headers; if they differ, compares those of all ranks.
+    /// Compares the hosts' headers; if they differ, or the ranks of a host disagree, compares those of all ranks.
     fn compare(
         &self,
         via: &HostTransports<'_>,

@@ -26,8 +26,8 @@ use std::ops::Range;
 /// After this many bytes a rank checks whether its deadline has passed or its group was stopped.
 const PIECE: usize = 1 << 20;
 
-/// Returns the pattern and the size in bytes if the operation can run in registered buffers. All ranks get the same
-/// values, since their headers agree.
+/// Returns the pattern and the size in bytes if the operation can run in registered buffers. Ranks whose headers agree
+/// get the same values.
 #[inline]
 pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Pattern, usize)> {
     match collective {
@@ -54,7 +54,7 @@ pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Patter
     }
 }
 
-/// The sizes, in bytes, for which the ranks check whether the buffers of all are registered.
+/// The sizes, in bytes, for which the ranks check whether the buffers that the operation needs are registered.
 pub(super) struct DirectSizes(Vec<(Pattern, Range<usize>)>);
 
 impl DirectSizes {

@@ -4,7 +4,7 @@
 //! cache when the others read it. Signatures of the headers are compared in every phase: ranks that disagree
 //! detect this in the first phase, before any rank has read another's data.
 //!
-//! An all_reduce reads each rank's buffer once and writes it once. In phase c every rank writes to its slot
+//! An all_reduce in chunks reads each rank's buffer once and writes it once. In phase c every rank writes to its slot
 //! the inputs of chunk c that other ranks combine, and its share of the result of chunk c - 1. Then it
 //! copies the others' shares of chunk c - 1 from their slots and combines its own share of chunk c.
 //!
@@ -12,8 +12,8 @@
 //! |---|---|
 //! | `engine` | the choice between slots and registered buffers, for each operation |
 //! | `phase` | one phase, and the handling of ranks that disagree |
-//! | `shares` | operations that combine: all_reduce, reduce |
-//! | `parts` | all other operations: they move parts between ranks |
+//! | `shares` | all_reduce and reduce: every rank combines its share of each chunk |
+//! | `parts` | all other operations: they move parts between ranks, and reduce_scatter combines them |
 //! | `direct` | operations in registered buffers, without slots |
 
 mod direct;

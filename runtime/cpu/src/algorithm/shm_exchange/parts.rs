@@ -1,4 +1,4 @@
-//! Operations that move parts between ranks, chunk by chunk.
+//! Operations that move parts between ranks, chunk by chunk. In a reduce_scatter each rank also combines them.
 
 use super::CHUNK;
 use super::phase::PhaseContext;
@@ -230,7 +230,8 @@ impl PhaseContext<'_, '_> {
         &line[section_of(rank, peer) * longest..][..longest]
     }
 
-    /// Puts the chunk `range` of each part into the section of this rank's slot that its rank reads.
+    /// Puts the chunk `range` of the part for each other rank into the section of this rank's slot that the other rank
+    /// reads.
     fn fill_sections(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, section: usize) {
         let peers = self.others();
         let Position { rank, size, .. } = self.position;

@@ -1,4 +1,4 @@
-//! Operations that combine: every rank combines its share of each chunk.
+//! All_reduce and reduce: every rank combines its share of each chunk.
 
 use super::CHUNK;
 use super::phase::PhaseContext;
@@ -21,7 +21,7 @@ fn traffic_of(len: usize) -> Traffic {
     }
 }
 
-/// The division of an operation that combines: in each chunk every rank combines one part of all inputs, which is its
+/// The division of an all_reduce or reduce: in each chunk every rank combines one part of all inputs, which is its
 /// share of the result.
 ///
 /// In phase c a slot holds, for each rank other than the writer, the part of chunk c that this rank combines, and then

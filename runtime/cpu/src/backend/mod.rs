@@ -50,8 +50,8 @@ impl CpuFactory {
     ///
     /// # Errors
     /// `InvalidArgument` if the configured interface cannot be used (it lists those of the host);
-    /// `Rendezvous` if there is no route to the store; `Io` if no port can be opened, or memory cannot be
-    /// shared although the configuration requires it; `Store` if the store fails.
+    /// `Rendezvous` if the store's name does not resolve or there is no route to it; `Io` if no port can be opened, or
+    /// memory cannot be shared although the configuration requires it; `Store` if the store fails.
     pub fn open(world: &WorldContext) -> Result<Self> {
         let mut factory = Self::prepare(world)?;
         let to_publish = std::mem::take(&mut factory.to_publish);
@@ -74,8 +74,9 @@ impl CpuFactory {
         Ok(Self { mesh, to_publish })
     }
 
-    /// Number of connections to this rank that were refused, since the caller did not prove the job's secret,
-    /// belonged to another job or spoke another protocol, or that ended or expired during the handshake.
+    /// Number of connections to this rank whose handshake was not completed: the caller was refused (it did not prove
+    /// the job's secret, did not use the job's TLS, had another job, protocol or user, or took this rank for another),
+    /// or the connection ended or expired.
     pub fn refused(&self) -> u64 {
         self.mesh.refused()
     }

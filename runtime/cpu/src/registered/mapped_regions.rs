@@ -32,7 +32,7 @@ pub(crate) enum AccessOutcome<'a> {
 struct KnownRegion {
     /// The mapping, if the region is another rank's and is still mapped here.
     mapped: Option<Arc<MappedRegion>>,
-    /// Whether all other ranks have mapped the region.
+    /// Whether all other ranks could map the region when it became known.
     is_mapped: bool,
     /// The value of `operations` when the region was last used.
     used: u64,
@@ -155,7 +155,7 @@ impl MappedRegions {
         all_mapped
     }
 
-    /// Records whether all ranks have mapped these regions.
+    /// Records whether all ranks could map these regions, and forgets the least recently used beyond [`MAX_REGIONS`].
     fn remember(&mut self, regions: &[(usize, RegionHandle)], is_mapped: bool) {
         for (rank, region) in regions {
             let known = &mut self.known[*rank];

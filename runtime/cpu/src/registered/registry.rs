@@ -81,8 +81,8 @@ impl Registry {
         {
             tracing::info!(
                 %error,
-                "huge pages were refused: memory that ranks share has small ones, and long messages \
-                 may be slower"
+                "huge pages were refused: memory that ranks share has small ones, and long \
+                 operations may be slower"
             );
         }
     }

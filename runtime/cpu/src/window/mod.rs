@@ -1,8 +1,8 @@
 //! One-sided windows: memory of each member that the other members read and write without a call of that member.
 //!
-//! A window has a second backend of the same members, for its messages only. When it is opened, the members
-//! exchange where their memory is. A member maps the memory of another member of its host if the group allocated
-//! that memory ([`Backend::allocate`]). Otherwise it sends requests by message, and a thread on each rank
+//! A window has a second backend of the same members, for its messages and collectives only. When it is opened, the
+//! members exchange where their memory is. A member maps the memory of another member of its host if the group
+//! allocated that memory ([`Backend::allocate`]). Otherwise it sends requests by message, and a thread on each rank
 //! (`rcomm/win/<group>`, started only if a member needs it) answers them ([`service`]). Signals are counters, one for
 //! each sender: a sender that has mapped the member's memory increments its counter there; other senders send a
 //! message.
@@ -117,7 +117,7 @@ struct PeerPart {
 
 /// The state that the caller's threads and the service share.
 struct WindowState {
-    /// Carries this window's messages and nothing else.
+    /// Carries this window's messages and collectives, and nothing else.
     messages: Box<dyn Backend>,
     mesh: Arc<Mesh>,
     rank: usize,
@@ -193,7 +193,7 @@ pub(super) struct CpuWindow {
 }
 
 impl CpuWindow {
-    /// Opens a window over `memory`; `name` is the group's name.
+    /// Opens a window over `memory`, and waits until all members have done so; `name` is the group's name.
     pub(super) fn open(
         members: Members,
         name: &str,
@@ -488,8 +488,8 @@ impl BackendWindow for CpuWindow {
         part(&parts, peer)?.data.clone().ok_or_else(|| {
             let rank = self.shared.ranks[peer as usize];
             let message = format!(
-                "the part of rank {rank} cannot be mapped here: it is on another host, or not of \
-                 memory that the group allocated; use put and get"
+                "the part of rank {rank} cannot be mapped here: it is on another host, is not a \
+                 buffer that the group allocated, or could not be mapped; use put and get"
             );
             Error::new(ErrorKind::Unsupported, message).with_rank(rank)
         })

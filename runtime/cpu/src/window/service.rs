@@ -4,7 +4,8 @@
 //! head, and the bytes of a get are sent back. Heads, bytes of puts and bytes of gets have different tags. A request
 //! is for at most [`PIECE`] bytes, which limits the thread's memory; longer accesses are several requests. The thread
 //! handles requests in the order in which they arrive, so the requests of one sender are carried out in the order in
-//! which they were made. The thread ends when every other member has announced that it makes no more requests.
+//! which they were made. The thread ends when every other member has announced that it makes no more requests, or when
+//! a request fails.
 
 use super::WindowState;
 use rcomm_core::Buffer;
@@ -98,7 +99,8 @@ fn receive(
     Ok(done.source)
 }
 
-/// Sends bytes to a peer's service, which writes them into the peer's part.
+/// Sends bytes to a peer's service, which writes them into the peer's part. Returns once they are sent, which may be
+/// before they are written.
 pub(super) fn send_put(
     shared: &WindowState,
     peer: u32,
@@ -136,7 +138,7 @@ pub(super) fn send_get(
     Ok(())
 }
 
-/// Sends a signal, which the peer's service counts.
+/// Sends a signal, which the peer's service counts after it has carried out this rank's earlier requests.
 pub(super) fn send_signal(shared: &WindowState, peer: u32, deadline: Deadline) -> Result<()> {
     send(
         shared,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(super) struct SharedMemory(Region);
 
 impl SharedMemory {
-    /// New memory, all zero.
+    /// Makes new memory, all zero.
     pub(super) fn create(len: usize) -> io::Result<Self> {
         Region::create(len).map(Self)
     }

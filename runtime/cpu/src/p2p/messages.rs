@@ -27,6 +27,7 @@ pub(crate) struct P2p {
     pub(super) neighbors: Neighbors,
     /// A view of each peer's channel that needs no lock. It is set when a channel through memory is opened.
     pub(super) views: Vec<OnceLock<StreamView>>,
+    /// The identifier of the next request.
     next: AtomicU64,
     /// This rank, as its index in the group.
     rank: usize,

@@ -36,7 +36,7 @@ pub(crate) enum Failure {
     Mismatch(Rank, String),
     /// The store failed.
     Store(Error),
-    /// A system call failed.
+    /// A system call failed, or memory of another rank is not what that rank described.
     Io(io::Error),
     /// The mesh was closed.
     Closed,

@@ -1,9 +1,9 @@
 //! How a thread waits for a peer: it polls for a short time, then sleeps.
 //!
 //! A waiter polls for about as long as a wake-up takes. If ranks outnumber cores, the peer may need this core, so
-//! the waiter yields between polls, and polls for longer; where other programs keep the cores busy, it does not yield
-//! ([`yielding`]). Then it sleeps, at most ten milliseconds at a time, so that it detects a stop, a deadline or a dead
-//! peer soon even without a wake-up.
+//! the waiter yields between polls, and polls for longer; while yields take long, it polls only briefly and does not
+//! yield ([`yielding`]). Then it sleeps, at most ten milliseconds at a time, so that it detects a stop, a deadline or a
+//! dead peer soon even without a wake-up.
 
 mod failure;
 pub(crate) mod processors;

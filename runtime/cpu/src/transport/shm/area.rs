@@ -23,41 +23,41 @@ pub(crate) const SLOT: usize = 192 << 10;
 /// The maximum size of a *round*, the memory in which a rank places its slots one after the other and then from the
 /// beginning again: more than a second-level cache of 1 MiB holds. So when a slot's memory is written again, the
 /// caches of the ranks that have read it no longer have it. Writing is slow if it has to invalidate those copies.
-const SLOTS_ROUND: usize = 8 * SLOT;
+const MAX_ROUND: usize = 8 * SLOT;
 /// Slots up to this size, except those that two ranks swap, use two positions alternately, which are before the
 /// round. The first-level caches of the ranks' cores hold them, and a rank fetches them for writing while it waits
 /// (`fetch_small`).
 pub(super) const SMALL: usize = 8 << 10;
 /// Bytes of a small slot that are fetched ahead.
 pub(super) const FETCHED: usize = 1 << 10;
-/// Bytes of the two positions that each of two ranks has for slots that they swap (`Traffic::Exchange` in
+/// Bytes of the two positions that each of two ranks has for the slots that they swap (`Traffic::Exchange` in
 /// `shm_exchange`).
-const EXCHANGED: usize = 2 * SLOT;
+const SWAPPED: usize = 2 * SLOT;
 /// Minimum size of a round, so that a slot never overlaps the previous one.
-const SLOTS_LEAST: usize = 3 * SLOT;
+const MIN_ROUND: usize = 3 * SLOT;
 /// Bytes that the rounds of all ranks of a group share. A small group has fewer and a large one more, since a round has
-/// at most [`SLOTS_ROUND`] and at least [`SLOTS_LEAST`].
-const SLOTS_ALL: usize = 24 << 20;
+/// at most [`MAX_ROUND`] and at least [`MIN_ROUND`].
+const ROUNDS_TOTAL: usize = 24 << 20;
 
 /// Bytes before the data of a ring, for its counts, marks and cells.
 pub(super) const RING_HEAD: usize = PAGE;
 /// Maximum and minimum number of bytes that a stream holds in each direction. A large ring is faster for the reason
-/// given at [`SLOTS_ROUND`].
-const RING_MOST: usize = 1 << 20;
-const RING_LEAST: usize = 256 << 10;
+/// given at [`MAX_ROUND`].
+const MAX_RING: usize = 1 << 20;
+const MIN_RING: usize = 256 << 10;
 /// Bytes that the rings of all pairs of a group share, without their heads. A small group has fewer and a large one
-/// more, since a ring has at most [`RING_MOST`] and at least [`RING_LEAST`].
-const RINGS_ALL: usize = 128 << 20;
+/// more, since a ring has at most [`MAX_RING`] and at least [`MIN_RING`].
+const RINGS_TOTAL: usize = 128 << 20;
 
 /// Bytes for the slots of one rank.
 pub(super) fn slots_len(ranks: usize) -> usize {
-    let share = SLOTS_ALL / ranks.max(1) / PAGE * PAGE;
-    round_at(ranks) + share.clamp(SLOTS_LEAST, SLOTS_ROUND)
+    let share = ROUNDS_TOTAL / ranks.max(1) / PAGE * PAGE;
+    round_at(ranks) + share.clamp(MIN_ROUND, MAX_ROUND)
 }
 
 /// The offset of the round of slots, after the positions for small slots and for swapped slots.
 pub(super) fn round_at(ranks: usize) -> usize {
-    2 * SMALL + if ranks == 2 { EXCHANGED } else { 0 }
+    2 * SMALL + if ranks == 2 { SWAPPED } else { 0 }
 }
 
 /// Bytes of a group's exchange area: lines and slots.
@@ -72,8 +72,8 @@ fn pairs(ranks: usize) -> usize {
 
 /// Bytes that a stream of a group of `ranks` ranks holds in each direction.
 pub(super) fn ring_len(ranks: usize) -> usize {
-    let share = RINGS_ALL / (2 * pairs(ranks).max(1)) / PAGE * PAGE;
-    share.clamp(RING_LEAST, RING_MOST)
+    let share = RINGS_TOTAL / (2 * pairs(ranks).max(1)) / PAGE * PAGE;
+    share.clamp(MIN_RING, MAX_RING)
 }
 
 /// Bytes of the two rings of a pair.

@@ -20,6 +20,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// Maps `len` bytes of the file from `offset` on, which is a multiple of the page size.
     pub(super) fn new(file: &OwnedFd, offset: usize, len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
@@ -37,6 +38,10 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
+    /// Returns the address of the `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they are not inside the mapping.
     pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(
             offset.checked_add(len).is_some_and(|end| end <= self.len),
@@ -46,6 +51,7 @@ impl Mapping {
         unsafe { self.start.as_ptr().add(offset) }
     }
 
+    /// Returns the 32-bit word at `offset`; panics if it is not aligned or not inside the mapping.
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert_eq!(offset % 4, 0, "the word is not aligned");
         // SAFETY: these are four aligned bytes (checked) inside the mapping, which lives as long as `self`. All
@@ -53,6 +59,7 @@ impl Mapping {
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
+    /// Returns the 64-bit word at `offset`; panics if it is not aligned or not inside the mapping.
     pub(super) fn long(&self, offset: usize) -> &AtomicU64 {
         assert_eq!(offset % 8, 0, "the word is not aligned");
         // SAFETY: these are eight aligned bytes (checked) inside the mapping, which lives as long as `self`. All
@@ -60,6 +67,7 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
 
+    /// Asks the system for huge pages; success does not mean that there are any.
     pub(super) fn request_huge_pages(&self) -> io::Result<()> {
         let start = self.start.as_ptr().cast();
         // SAFETY: the range is this whole mapping; the advice changes neither its bytes nor its address.

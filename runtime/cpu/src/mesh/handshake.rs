@@ -97,7 +97,9 @@ impl Verdict {
         match verdict {
             None => "it is not a rank",
             Some(Self::Welcome) => "it accepted",
-            Some(Self::OtherProtocol) => "it speaks another version of the protocol",
+            Some(Self::OtherProtocol) => {
+                "it speaks another protocol, or another version of this one"
+            }
             Some(Self::OtherJob) => "it belongs to another job",
             Some(Self::OtherRank) => "it is another rank, or its world has another size",
             Some(Self::WrongSecret) => "the two do not know the same job secret",

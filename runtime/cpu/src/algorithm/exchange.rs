@@ -151,7 +151,7 @@ pub(super) fn reduce_scatter(
     Ok(())
 }
 
-/// Every rank combines its part and sends it to the root.
+/// Every rank combines its part; all but the root send it to the root.
 pub(super) fn reduce(
     channels: &mut Channels,
     position: Position,

@@ -3,7 +3,7 @@
 //!
 //! | pattern | between hosts | inside a host | bytes out of a host, h hosts, n ranks, s bytes |
 //! |---|---|---|---|
-//! | headers, barrier, small data ([`agree`]) | doubling, first ranks only | one phase before, one after | n × s in ⌈log2 h⌉ messages |
+//! | headers, barrier, small data ([`agree`]) | doubling, first ranks only | one phase before, one after | less than n × s in ⌈log2 h⌉ messages |
 //! | all_reduce, reduce, reduce_scatter ([`chain`]) | from host to host; results back | each rank combines a stripe | 2 s for all_reduce, s for the others |
 //! | broadcast ([`spread`]) | from host to host, by stripes | all data before, stripes put together after | s |
 //! | all_gather ([`spread`]) | each host's parts to all others | parts put together after | s (h-1) × ranks of the host |

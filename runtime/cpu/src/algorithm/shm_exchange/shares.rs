@@ -11,10 +11,10 @@ use std::ops::Range;
 
 /// The maximum size in bytes of an operation with [`Traffic::Exchange`]. A longer operation has phases in which some
 /// ranks have no share, and so do not write where they have read: from 512 KiB on it would take a quarter longer.
-const EXCHANGED: usize = 256 << 10;
+const MAX_EXCHANGE: usize = 256 << 10;
 
 fn traffic_of(len: usize) -> Traffic {
-    if len <= EXCHANGED {
+    if len <= MAX_EXCHANGE {
         Traffic::Exchange
     } else {
         Traffic::OneWay

@@ -100,7 +100,7 @@ impl Pending for Issued {
     }
 }
 
-/// One issued operation that waits for its thread.
+/// One issued operation that has not ended.
 struct Task {
     op: Op<'static>,
     call: Call,
@@ -110,7 +110,7 @@ struct Task {
     began: u64,
 }
 
-/// A thread of a group, started with the first operation that needs it.
+/// A thread of a group and the queue of its operations. The thread starts with the first operation that is issued.
 pub(crate) struct Executor {
     kind: ExecutorKind,
     shared: Arc<ExecutorState>,

@@ -209,8 +209,8 @@ impl Backend for CpuBackend {
         true
     }
 
-    /// An operation ends at its deadline, with an error of what this rank itself knows. The three seconds are
-    /// for a busy machine.
+    /// An operation ends at its deadline. Finding the reason and releasing the peers may take about two seconds
+    /// more (`failure_report`); the rest is for a busy machine.
     fn ends_overdue_within(&self) -> Duration {
         Duration::from_secs(3)
     }

@@ -35,7 +35,7 @@
 //! | `mesh` | how ranks find each other, which of them share memory, and how connections without the job's secret are refused |
 //! | `registered` | memory that a rank has allocated and that other ranks of its host access directly |
 //! | `collective` | an operation as one or more `Collective`s, the few kinds that the algorithms implement; what ranks compare before data moves |
-//! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
+//! | `transport` | streams of bytes between two ranks; memory shared by the ranks of a host |
 //! | `wait` | how a thread waits, whether each rank can have a processor to itself, and why a wait fails |
 //!
 //! A blocking operation runs on its caller's thread; a collective first waits there until the group's

@@ -3,8 +3,9 @@
 #
 #   examples/slurm/hang.sh JOBID [FOLDER]        # the folder must be shared by the nodes; default ./hang-JOBID
 #
-# On every node the ranks are asked for their records (rings, worker servers, NCCL's pipes) and for their stacks. The job
-# goes on. A node that does not answer within two minutes is missing in the report, which says so.
+# On every node the ranks are asked for their records (rings, worker servers, the pipes of PyTorch's NCCL backend) and
+# for their stacks. The job goes on. A node that does not answer within two minutes is missing in the report, which says
+# so.
 set -uo pipefail
 
 job=${1:?the number of the job}

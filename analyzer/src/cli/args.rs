@@ -7,13 +7,14 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The list of exit codes in `--help`; the same for every program of the project.
+/// The list of exit codes in `--help` of the program and of the commands that judge.
 const EXIT_CODES: &str = "\
 Exit codes:
   0  healthy, running or ended, or cancelled with nothing wrong before;
      notes alone are healthy
   1  at least one error or warning was found, or the job crashed
-  2  could not tell: wrong usage, no readable input, output not writable";
+  2  inconclusive, or nothing to judge: wrong usage, no readable input,
+     output not writable";
 
 /// Reads flight recorder dumps and rings, and names the rank at fault.
 #[derive(Debug, Parser)]
@@ -267,7 +268,7 @@ pub(crate) struct WatchArgs {
 /// Compare two runs, or two moments of one: which findings are new, which groups progressed.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 the second has no error or warning that the first lacks; 1 it has; 2 could not tell.")]
+Exit codes: 0 the second has no error or warning that the first lacks; 1 it has; 2 no comparison.")]
 pub(crate) struct DiffArgs {
     /// Records (as for `analyze`), or a report that was saved as JSON.
     #[arg(value_name = "A")]
@@ -328,9 +329,9 @@ pub(crate) struct CollectArgs {
     /// Take the records of a running PyTorch job from its ranks on this node: the job of --job, or the newest.
     ///
     /// Takes the rings of ranks that record. Of the others it asks the worker servers that the job's store lists, and
-    /// then NCCL's pipes (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The job goes on. Python stacks come from the worker servers
-    /// or, without these, from `py-spy` if it is in PATH. Then the native stack of the rank at fault is taken by
-    /// `py-spy`, `eu-stack` or `gdb`, whichever is there first: that holds its process for a moment.
+    /// then the pipes of PyTorch's NCCL backend (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The job goes on. Python stacks come
+    /// from the worker servers or, without these, from `py-spy` if it is in PATH. Then the native stack of the rank at
+    /// fault is taken by `py-spy`, `eu-stack` or `gdb`, whichever is there first: that holds its process for a moment.
     #[arg(long)]
     pub(crate) ask: bool,
     /// With --ask: do not take native stacks.

@@ -12,7 +12,7 @@ use rcomm_analyzer::rsum::{SummarizeError, Writer};
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
-/// The most problems that are shown; the summary has all.
+/// Maximum number of problems that are shown; the summary has all.
 const MAX_SHOWN: usize = 20;
 
 pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, Failure> {

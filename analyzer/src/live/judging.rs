@@ -238,9 +238,10 @@ impl Live {
             .min();
     }
 
-    /// Adds the findings on silent ranks and from NCCL's RAS. An error among them turns the verdicts `healthy`,
-    /// `running` and `inconclusive` into `stuck`. Returns the time after which findings on ended processes and recorded
-    /// failures may change although no record does; `None` if they will not.
+    /// Adds the findings on silent ranks and from NCCL's RAS, except those from RAS that only repeat a recorded failure
+    /// or a silence. An error from RAS turns the verdicts `healthy`, `running` and `inconclusive` into `stuck`. Returns
+    /// the time after which findings on ended processes and recorded failures may change although no record does;
+    /// `None` if they will not.
     fn add_seen(
         &self,
         report: &mut Report,

@@ -1,4 +1,5 @@
-//! `rcomm-fr collect --ask`: the records of ranks that run, by NCCL's pipes and by PyTorch's worker servers.
+//! `rcomm-fr collect --ask`: the records of ranks that run, by the pipes of PyTorch's NCCL backend and by PyTorch's
+//! worker servers.
 
 use crate::collect::{DUMPS, open};
 use crate::program::{Run, run};

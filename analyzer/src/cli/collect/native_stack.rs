@@ -21,7 +21,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(20);
 const LET_GO: Duration = Duration::from_secs(2);
 /// The time between two polls of a running program.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// The most frames of one thread that are kept.
+/// Maximum number of frames of one thread that are kept.
 const MOST_FRAMES: usize = 64;
 
 /// The frames of each thread, by the thread's id.
@@ -67,8 +67,9 @@ const TOOLS: [Tool; 3] = [
     },
 ];
 
-/// The native stack of the main thread as text that [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native)
-/// reads, and the reasons why programs gave none. Blocks for at most [`LIMIT`] and [`LET_GO`] per program.
+/// The native stack of the main thread, or of another if a program shows none of it, as text that
+/// [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native) reads, and the reasons why programs gave none. Blocks for
+/// at most [`LIMIT`] and [`LET_GO`] per program.
 pub(super) fn take(pid: u32) -> (String, Vec<String>) {
     let mut refused = Vec::new();
     match state(pid) {

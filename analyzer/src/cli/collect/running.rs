@@ -1,8 +1,9 @@
 //! `collect --ask`: takes the records of a running PyTorch job from its ranks.
 //!
 //! PyTorch's worker servers are asked first. A rank that gave no record there, and has no ring on this node, is then
-//! asked for a dump in a file, by the store's flag if the user wants that, and by NCCL's pipe. Each step has a
-//! deadline, and a rank that does not answer delays no other: the archive lists why it is absent.
+//! asked for a dump in a file, by the store's flag if the user wants that, and by the pipe of PyTorch's NCCL
+//! backend. Each step has a deadline, and a rank that does not answer delays no other: the archive lists why it is
+//! absent.
 
 use super::archive::Archive;
 use super::{native_stack, py_spy, this_host};
@@ -26,7 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The longest search for worker servers in a store that the user did not name, since most jobs have none.
 const SEARCH: Duration = Duration::from_secs(2);
 
-/// The most ranks whose native stacks are taken.
+/// Maximum number of ranks whose native stacks are taken.
 const MOST_NATIVE: usize = 4;
 
 /// What is known of the job after its ranks were asked.

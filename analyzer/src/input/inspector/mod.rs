@@ -20,10 +20,10 @@ use std::collections::HashMap;
 use std::io::{self, BufRead};
 use trends::{Operation, Series};
 
-/// The most series, each of the calls of one size and function that one rank makes on one communicator.
+/// Maximum number of series, each of the calls of one size and function that one rank makes on one communicator.
 pub const MAX_SERIES: usize = 65_536;
-/// The most times that are kept of a series. If there are more, every second is dropped, then every second of the
-/// rest, and so on.
+/// Maximum number of times that are kept of a series. If there are more, every second is dropped, then every second of
+/// the rest, and so on.
 pub const MAX_SAMPLES: usize = 128;
 /// The longest line that is read, bytes. Lines with the trace of every channel need some 100 KiB.
 const MAX_LINE: usize = 4 << 20;

@@ -1,9 +1,10 @@
 //! Loads records from files, and with them the reports of NCCL's RAS and logs.
 //!
 //! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring files, summaries,
-//! reports of NCCL's RAS, logs, stacks, or `-` for standard input. The kind of a file is recognized by its content,
-//! never by its name. Files are read in parallel and passed on one by one, so memory is bounded by the files in flight
-//! and not by their total. A file that cannot be used becomes a [`Problem`]; the others are not affected.
+//! reports of NCCL's RAS, logs, stacks, or `-` for standard input. The kind of a file is recognized by its content;
+//! only hidden files and launch records in a folder, which are not read, and the manifest of an archive are recognized
+//! by their names. Files are read in parallel and passed on one by one, so memory is bounded by the files in flight and
+//! not by their total. A file that cannot be used becomes a [`Problem`]; the others are not affected.
 //!
 //! Each file is judged alone here. Whether a dump belongs to the same job as the others, and which one counts if a rank
 //! has several, is known only after all are read: the analysis decides.

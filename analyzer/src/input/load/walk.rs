@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const MAX_DEPTH: usize = 16;
 
 /// Calls `found` with every regular file below `folder` that is neither hidden nor a launch record, in no particular
-/// order. Hidden files are still being written.
+/// order. A hidden file may be a dump that is still being written.
 ///
 /// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets and devices are
 /// skipped, since they would block the reader. Folders more than 16 levels down are ignored. `unlisted` is called for

@@ -166,7 +166,7 @@ impl Simulation {
         self.ranks / 2 + (self.per_host - 1).min(5)
     }
 
-    /// The time of the fault, ns since the epoch.
+    /// When the step begins in which the fault occurs, ns since the epoch.
     pub fn fault_ns(&self) -> i64 {
         self.start_ns + Self::FAULT_STEP as i64 * STEP_NS
     }

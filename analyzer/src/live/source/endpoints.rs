@@ -1,7 +1,7 @@
 //! The endpoints of a job's ranks as a source. Each endpoint lists the others, and so does the job's store.
 //!
-//! All ranks are asked at the same time and until the same deadline for the changes since the last poll. A rank that
-//! does not answer fails alone and does not delay the others.
+//! A poll asks the ranks for the changes since the last poll, up to 32 at the same time, all until the same deadline.
+//! If a rank does not answer, the others are shown nevertheless.
 
 use super::net::HostPort;
 use super::questions::{NO_ANSWER_YET, RankPoller, ask_all, unless_asked};

@@ -86,14 +86,14 @@ fn any_alive(poll: &Poll) -> bool {
     ranks.any(|rank| rank.liveness == Liveness::Alive)
 }
 
-/// Requests dumps from the ranks that [`LocalSource`] shows: through NCCL's pipes from ranks without a ring, else from
-/// the rings.
+/// Requests dumps on this node, whichever job [`LocalSource`] shows: from the newest job without rings whose processes
+/// have the pipes of PyTorch's NCCL backend, or, if there is none, from the ranks with rings.
 pub struct LocalDumps {
     rings: RingDumps,
 }
 
 impl LocalDumps {
-    /// Requests dumps from the ranks of this source, or from processes without rings.
+    /// Requests dumps from processes without rings, or, if none has a pipe, from the ranks of this source.
     pub fn new(rings: RingSource) -> Self {
         Self {
             rings: RingDumps::new(rings),

@@ -182,7 +182,7 @@ pub enum SourceError {
 }
 
 /// Whether two dumps have the same operations, groups, failures, connections, end, reason, phase, step and number of
-/// dropped records; their heartbeats may differ.
+/// dropped records; the rest, such as the heartbeats, may differ.
 fn is_same(last: &Dump, dump: &Dump) -> bool {
     let metadata = |dump: &Dump| {
         let status = dump.status.as_ref();

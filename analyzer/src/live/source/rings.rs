@@ -26,7 +26,7 @@ const LISTING_AT_START: Duration = Duration::from_millis(200);
 /// A job counts as starting for this time after a new ring was found.
 const START: Duration = Duration::from_secs(10);
 
-/// The most jobs that an error names.
+/// Maximum number of jobs that an error names.
 const MOST_NAMED: usize = 8;
 
 /// A job is shown for this time after its last process ended; then a living job replaces it, unless the user chose it.

@@ -8,13 +8,13 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// The most lines at the end of a file that are shown.
+/// Maximum number of lines at the end of a file that are shown.
 const LINES: usize = 5;
-/// The most bytes at the end of a file that are read.
+/// Maximum number of bytes at the end of a file that are read.
 const BYTES: u64 = 8 * 1024;
-/// The most messages of the kernel that are read.
+/// Maximum number of messages of the kernel that are read.
 const MOST_MESSAGES: usize = 65_536;
-/// The most messages of the kernel that are shown.
+/// Maximum number of messages of the kernel that are shown.
 const SHOWN_MESSAGES: usize = 2;
 /// A message of the kernel that is older than this, in ms, is not shown: it has nothing to do with a hang that lasts.
 const MOST_AGE_MS: f64 = 3_600_000.0;

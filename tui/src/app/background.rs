@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{self, Write as _, stdout};
 use std::time::{Duration, Instant};
 
-/// The most time that a terminal has to answer. What is typed meanwhile is lost.
+/// The longest time that a terminal may take to answer. What is typed meanwhile is lost.
 const DEADLINE: Duration = Duration::from_millis(300);
 
 /// OSC 11 and DA1.
@@ -101,7 +101,7 @@ pub(super) struct LateAnswer {
 }
 
 impl LateAnswer {
-    /// The most time between two characters of an answer.
+    /// The longest time between two characters of an answer.
     const GAP: Duration = Duration::from_millis(100);
 
     /// Whether a key press at `now` is part of an answer, and no press of the user's.

@@ -131,7 +131,7 @@
 // The store is gone, refused a request, or sent a wrong reply.
 #define RCOMM_STORE 7
 
-// The ranks could not find each other, or do not agree on their ranks.
+// The ranks could not find each other, or do not agree on the world that they start.
 #define RCOMM_RENDEZVOUS 8
 
 // The operating system reported an error.

@@ -77,7 +77,7 @@ pub const RCOMM_INVALID_ARGUMENT: i32 = 5;
 pub const RCOMM_UNSUPPORTED: i32 = 6;
 /// The store is gone, refused a request, or sent a wrong reply.
 pub const RCOMM_STORE: i32 = 7;
-/// The ranks could not find each other, or do not agree on their ranks.
+/// The ranks could not find each other, or do not agree on the world that they start.
 pub const RCOMM_RENDEZVOUS: i32 = 8;
 /// The operating system reported an error.
 pub const RCOMM_IO: i32 = 9;

@@ -35,7 +35,7 @@
 //! assert!(!second.check(&["ranks"])?);
 //! # Ok::<(), rcomm_core::Error>(())
 //! ```
-// invariant 8: `unsafe` only where docs/ARCHITECTURE.md lists it.
+// Invariant 8 of docs/ARCHITECTURE.md: `unsafe` only in the modules that it lists.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

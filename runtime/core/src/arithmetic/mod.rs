@@ -150,7 +150,7 @@ fn combine_by_loops(
     }
 }
 
-/// As [`combine`], with `out` itself as input number `own_index`, counted from 0, among `others`.
+/// As [`combine`], with `out` itself as input number `own_index`, counted from 0, among `others`: at most their number.
 #[inline]
 pub fn combine_in_place(
     op: ReduceOp,

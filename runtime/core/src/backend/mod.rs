@@ -43,7 +43,7 @@ pub struct WorldContext {
     pub local_world_size: Option<u32>,
     /// The job's name, equal on all ranks.
     pub job: String,
-    /// How often the job was restarted.
+    /// The number of the attempt, from 0.
     pub attempt: u32,
     /// The world's store, under a prefix for backends.
     pub store: Arc<dyn Store>,
@@ -291,7 +291,7 @@ pub trait Backend: Send + Sync {
     /// Waits for no peer.
     ///
     /// # Errors
-    /// `Unsupported` for what this backend cannot do. The buffers are dropped.
+    /// `Unsupported` for what this backend cannot do, or why it takes no more. The buffers are dropped.
     fn issue(
         &self,
         op: Op<'static>,
@@ -304,7 +304,8 @@ pub trait Backend: Send + Sync {
     /// The backend no longer uses any of the buffers when this returns, also with an error. The provided method issues
     /// the operation over copies that the backend owns; a fast backend implements this method itself.
     ///
-    /// It calls `observer.started` if the operation had to wait for its turn, and never `observer.ended`.
+    /// It calls `observer.started` at the start of an operation that had to wait for its turn, may call it for any
+    /// other, and never calls `observer.ended`.
     ///
     /// # Blocking
     /// Until the end of the operation, the call's deadline, or an abort.

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// How many elements share a scale: the scales add 1.6 % to what is sent.
 const BLOCK: usize = 256;
 /// The largest magnitude of a quantized element.
-const MOST: f32 = 127.0;
+const MAX_QUANTIZED: f32 = 127.0;
 const SCALE_BYTES: usize = size_of::<f32>();
 
 /// How elements are divided among ranks. Every rank has the same.
@@ -60,11 +60,11 @@ impl Parts {
         for ((values, elements), to) in blocks.zip(scales.chunks_exact_mut(SCALE_BYTES)) {
             let is_finite = values.iter().all(|value| value.is_finite());
             let largest = values.iter().fold(0.0f32, |most, it| most.max(it.abs()));
-            let scale = if is_finite { largest / MOST } else { f32::NAN };
+            let scale = if is_finite { largest / MAX_QUANTIZED } else { f32::NAN };
             to.copy_from_slice(&scale.to_le_bytes());
             for (value, element) in values.iter_mut().zip(elements) {
                 // The conversion saturates, and makes 0 of NaN.
-                let quantized = (*value / scale).round().clamp(-MOST, MOST) as i8;
+                let quantized = (*value / scale).round().clamp(-MAX_QUANTIZED, MAX_QUANTIZED) as i8;
                 *element = quantized.cast_unsigned();
                 *value = match is_finite {
                     true => *value - f32::from(quantized) * scale,
@@ -164,7 +164,7 @@ impl ProcessGroup {
     /// Each 256 elements share a scale, the largest magnitude among them. Each rank's elements, and then their sums,
     /// are rounded to 1/127 of that scale. So a sum is off by at most 1/254 of the largest element that shares its
     /// scale on each rank, summed over the ranks, and 1/254 of the largest sum. If one of the elements that share a
-    /// scale is infinite or NaN on any rank, all of them end as NaN. The record shows an `all_to_all_single` and an
+    /// scale is infinite or NaN on any rank, all of them end as NaN. Records show an `all_to_all_single` and an
     /// `all_gather_single` of bytes.
     ///
     /// # Errors
@@ -197,8 +197,8 @@ impl ProcessGroup {
 ///
 /// What the rounding takes from a step is added to the next one's gradients, on the rank where it was lost (error
 /// feedback: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
-/// of Speech DNNs", Interspeech 2014). So the sum over many steps comes close to that of the averages. Memory: 4 bytes
-/// for each element, and 4 more for each element of this rank's part.
+/// of Speech DNNs", Interspeech 2014). So the sum over many steps comes close to that of the averages. The hook keeps
+/// 4 bytes for each element, and 4 more for each element of this rank's part.
 ///
 /// A hook belongs to one reducer. The [`Averaging`] of a bucket waits for the first operation, and issues the second,
 /// when the reducer calls it at the end of the step.

@@ -45,7 +45,7 @@ pub struct ReducerOptions<T = f32> {
     /// The sizes of buckets.
     pub buckets: BucketSizes,
     /// Whether buckets are formed anew after the first step, in the order in which rank 0 of the group had its
-    /// gradients then. Only if every parameter must have a gradient, or the graph is static, and a
+    /// gradients then. They are only if every parameter must have a gradient, or the graph is static, and a
     /// [`hook`](Self::hook) allows it.
     pub rebuild_buckets: bool,
     /// How parameters without a gradient are handled.
@@ -60,7 +60,7 @@ pub struct ReducerOptions<T = f32> {
     pub sparse: Vec<usize>,
     /// The element type in which gradients are sent, without a hook.
     pub wire: Wire,
-    /// How buckets are averaged; `None` = by one `all_reduce` for each, in the bucket's own memory.
+    /// How buckets are averaged; `None` = by one `all_reduce` for each, in the type of [`wire`](Self::wire).
     pub hook: Option<Box<dyn CommHook<T>>>,
 }
 

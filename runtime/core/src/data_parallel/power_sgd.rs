@@ -22,8 +22,8 @@ const TINY: f32 = 1e-8;
 /// What the compression loses is added to the next step's gradient on each rank, and Q is kept as the start of the
 /// next step. So the result is not the average of a step, but the sum over many steps comes close to that of the
 /// averages. The method is that of Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression
-/// for Distributed Optimization", NeurIPS 2019. Matrices are computed in `f32`; memory: one `f32` for each element of a
-/// compressed parameter.
+/// for Distributed Optimization", NeurIPS 2019. Matrices are computed in `f32`. The hook keeps one `f32` for each
+/// element of a compressed parameter, and its two factors.
 ///
 /// A hook belongs to one reducer. The [`Averaging`] of a bucket issues the operation on Q, and waits for it, when the
 /// reducer calls it at the end of the step.

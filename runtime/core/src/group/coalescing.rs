@@ -1,6 +1,6 @@
 //! Several operations issued as one.
 //!
-//! The members of a block share a sequence number, and none waits for another; all ranks of the group
+//! The operations of a block share a sequence number, and none waits for another; all ranks of the group
 //! list the same collectives in the same order.
 
 use crate::group::p2p::coalesced_ops;

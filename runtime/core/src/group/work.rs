@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// The records of one operation: the members of a coalesced block, then its own.
+/// The records of one operation: if it is a coalesced block, those of the operations in it; then its own.
 pub(crate) struct Tickets {
     pub(crate) members: Vec<Ticket>,
     pub(crate) operation: Ticket,

@@ -29,7 +29,7 @@ pub enum ErrorKind {
     Unsupported = 6,
     /// The store is gone, refused a request, or sent a wrong reply.
     Store = 7,
-    /// The ranks could not find each other, or do not agree on their ranks.
+    /// The ranks could not find each other, or do not agree on the world that they start.
     Rendezvous = 8,
     /// The operating system returned an error.
     Io = 9,

@@ -2,7 +2,7 @@
 //! output is its own part of the input.
 //!
 //! An algorithm may read its input after it has written parts of its output. So such an input is copied before the
-//! operation starts: of a gather this rank's part, of a reduce-scatter the whole input.
+//! operation starts: of a gather this rank's part; of a reduce-scatter the whole input, or this rank's part of a list.
 
 use super::Op;
 use crate::op::buffer::{Buffer, Device};

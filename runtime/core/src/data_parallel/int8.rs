@@ -60,11 +60,17 @@ impl Parts {
         for ((values, elements), to) in blocks.zip(scales.chunks_exact_mut(SCALE_BYTES)) {
             let is_finite = values.iter().all(|value| value.is_finite());
             let largest = values.iter().fold(0.0f32, |most, it| most.max(it.abs()));
-            let scale = if is_finite { largest / MAX_QUANTIZED } else { f32::NAN };
+            let scale = if is_finite {
+                largest / MAX_QUANTIZED
+            } else {
+                f32::NAN
+            };
             to.copy_from_slice(&scale.to_le_bytes());
             for (value, element) in values.iter_mut().zip(elements) {
                 // The conversion saturates, and makes 0 of NaN.
-                let quantized = (*value / scale).round().clamp(-MAX_QUANTIZED, MAX_QUANTIZED) as i8;
+                let quantized = (*value / scale)
+                    .round()
+                    .clamp(-MAX_QUANTIZED, MAX_QUANTIZED) as i8;
                 *element = quantized.cast_unsigned();
                 *value = match is_finite {
                     true => *value - f32::from(quantized) * scale,

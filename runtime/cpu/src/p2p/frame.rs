@@ -60,6 +60,7 @@ impl Frame {
         bytes
     }
 
+    /// Reads a frame; `None` if the bytes are not a valid frame. An `Eager` frame of more than [`EAGER`] bytes is not.
     pub(super) fn decode(bytes: &[u8; FRAME]) -> Option<Self> {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])

@@ -37,10 +37,10 @@ impl Wire {
         Self { socket, tls: None }
     }
 
-    /// Reads the bytes that have arrived.
+    /// Reads bytes that have arrived; returns how many, 0 at the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock` if there are none, on a socket that does not block.
+    /// The system's error, and `WouldBlock` if there are none, on a socket that does not block.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&self.socket).read(into),
@@ -48,10 +48,10 @@ impl Wire {
         }
     }
 
-    /// Writes as much of `from` as fits now.
+    /// Writes the first bytes of `from` that fit now; returns how many.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing fits, on a socket that does not block.
+    /// The system's error, and `WouldBlock` if nothing fits, on a socket that does not block.
     pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&self.socket).write(from),

@@ -87,7 +87,7 @@ impl Note {
     }
 }
 
-/// The listener and the segment of the rank that made the segment.
+/// The listener and the segment, on the rank that made the segment; `None` on the others.
 type SegmentServer = Option<(UnixListener, Arc<Segment>)>;
 
 impl Host {

@@ -14,7 +14,7 @@ use std::ops::Range;
 const BLOCK: usize = 4 << 20;
 
 /// Broadcasts block by block. The ranks of the root's host get a block first. Then those of them that have a stripe
-/// send it to the next host, which forwards it as it arrives.
+/// send that stripe to the next host, which forwards it as it arrives.
 pub(super) fn broadcast(
     via: &mut HostTransports<'_>,
     mut data: Data<'_>,

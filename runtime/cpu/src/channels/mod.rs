@@ -229,7 +229,7 @@ impl Channels {
         slot.as_mut().ok_or(Failure::Closed)
     }
 
-    /// Runs all transfers to their end.
+    /// Runs all transfers to their end, as [`drive_until`](Self::drive_until) does.
     pub(super) fn drive(
         &mut self,
         transfers: &mut [Transfer<'_>],
@@ -240,7 +240,8 @@ impl Channels {
         })
     }
 
-    /// Runs the transfers until `enough` returns true. Transfers that are not done by then may be continued later.
+    /// Opens the channels of the transfers, and runs the transfers until `enough` returns true. Transfers that are not
+    /// done by then may be continued later.
     pub(super) fn drive_until(
         &mut self,
         transfers: &mut [Transfer<'_>],

@@ -184,7 +184,7 @@ pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
         "rank {differing} of the group called {called}, but rank {majority} called {expected}"
     );
     if called.to_string() == expected.to_string() {
-        message.push_str(" with another list of counts");
+        message.push_str(" with a different list of counts");
     }
     Err(Disagreement {
         rank: differing,

@@ -12,7 +12,7 @@ use rcomm_core::{Error, ErrorKind};
 use rcomm_core::{Op, Reduction, Sides};
 use rcomm_recorder::model::{DType, Layout, OpType, Parts, Pattern, ReduceOp};
 
-/// Splits `op`, and passes each step to `perform` in order.
+/// Splits `op`, and passes each step to `perform` in order, until one fails.
 #[inline]
 pub(crate) fn for_each_step(
     op: &mut Op<'_>,

@@ -21,7 +21,7 @@ const MAX_RANKS: usize = 64;
 
 /// How long a rank that gives up keeps its channels open for the store to take its reason.
 const NOTE_TIME: Duration = Duration::from_millis(400);
-/// How long the error of a rank waits until its peers are released: a store that works answers sooner.
+/// The longest time for which a rank's error waits until its peers are released: a store that works answers sooner.
 const RELEASE_TIME: Duration = Duration::from_millis(250);
 /// How long a rank whose peer has closed its channels looks in the store for that peer's reason.
 const REASON_TIME: Duration = Duration::from_millis(500);
@@ -67,7 +67,7 @@ impl CpuGroup {
         if !self.stop.raise(error.clone()) {
             return self.waiting_peers().refuse();
         }
-        // A collective that ends on this rank after this point fails, as the note says.
+        // A collective that ends on this rank after this point fails, as the note says, unless all ranks share memory.
         let note = Note::new(self.sequencer.give_up(), &error, own_rank);
         let publish = move |store: &dyn Store| note.publish(store, own_rank);
         let (store, peers) = (self.store.clone(), self.waiting_peers());

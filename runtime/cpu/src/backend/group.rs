@@ -77,8 +77,9 @@ impl CollectiveEngine {
 
 impl CpuGroup {
     /// Opens the parts of the group that use shared memory: the engine of its collectives, and the peers that
-    /// its messages reach through memory. `None` if no two ranks of the group are on one host, or if all are on
-    /// this one and its segment has no space for the group.
+    /// its messages reach through memory. Sets `wait_mode` and `close_guard` if the group gets an exchange area on this
+    /// host. `None` if no two ranks of the group are on one host, or if all are on this one and its segment has no
+    /// space for the group.
     pub(crate) fn share(
         &mut self,
         id: u64,

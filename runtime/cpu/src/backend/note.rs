@@ -15,8 +15,8 @@ const MAX_LOOKED_FOR: usize = 64;
 /// Why a rank gave up, and from which collective on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Note {
-    /// The turn of the first collective that did not end on this rank; those before it did. 0, which is before all, if
-    /// the note cannot be read.
+    /// The turn of the first collective that had not ended on this rank when it gave up. 0, which is before all, if the
+    /// note cannot be read.
     pub(crate) first_turn: u64,
     /// The error with which it gave up, as [`Error::to_note`] encodes it.
     reason: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Every collective, with sizes around every threshold, compared with its definition.
+//! Every collective, with sizes around the thresholds, compared with its definition.
 
 use super::*;
 use rcomm_core::Reduction;
@@ -89,7 +89,7 @@ fn averages_of_floats_have_the_same_bits_on_every_rank_and_wiring() {
 }
 
 #[test]
-fn two_ranks_get_the_same_bits_for_any_count_and_any_floats() {
+fn two_ranks_over_sockets_get_the_bits_of_the_reference() {
     for wiring in [Wiring::Tcp, Wiring::Streams(3)] {
         // Sizes around the limits of inline data, of a block, and of how far sending may be ahead of receiving.
         for count in [1, 1023, 1025, 65_535, 65_537, 70_001, 400_003] {

@@ -95,7 +95,8 @@ impl Channel {
     }
 
     /// Fills `into` if the next bytes of the stream are exactly `head` and all bytes of `into` have arrived after it.
-    /// Always `Other` on a socket, to which bytes that do not match could not be put back.
+    /// Also `Other` for bytes in several pieces ([`Found`](shm::Found)), and always on a socket, to which bytes that do
+    /// not match could not be put back.
     #[inline]
     pub(crate) fn read_after<const HEAD: usize>(
         &mut self,

@@ -235,7 +235,7 @@ impl ShmExchange {
     /// Returns the slots of this phase, and the first `used` bytes of this rank's slot of the next phase.
     #[inline]
     pub(crate) fn slots_and_next(&mut self, used: usize) -> (Slots<'_>, &mut [u8]) {
-        assert!(self.complete, "an exchange was used after an error");
+        assert!(self.complete, "an exchange area was used after an error");
         assert!(used <= SLOT, "more bytes than a slot holds");
         let start = self.slot_at(
             self.rank,
@@ -292,7 +292,7 @@ impl ShmExchange {
         used: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, ShmExchangeError> {
-        assert!(self.complete, "an exchange was used after an error");
+        assert!(self.complete, "an exchange area was used after an error");
         assert!(used <= SLOT, "more bytes than a slot holds");
         self.complete = false;
         self.slot = self.slot_layout(self.phase.wrapping_add(1), used);

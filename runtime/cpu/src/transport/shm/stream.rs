@@ -67,7 +67,8 @@ pub(crate) enum Found {
     All,
     /// No bytes have arrived yet.
     Nothing(EmptyStream),
-    /// Other bytes, too few bytes, or the end of the stream; no bytes were read.
+    /// Other bytes, too few bytes, bytes that are not all in the ring or alone in one cell, or the end of the stream.
+    /// No bytes were read.
     Other,
 }
 
@@ -258,7 +259,7 @@ impl ShmStream {
     }
 
     /// Fills `into` with the bytes after this head, if the next bytes of the stream are exactly this head and all bytes
-    /// of `into` have arrived.
+    /// of `into` have arrived, all in the ring or alone in one cell.
     #[inline]
     pub(crate) fn read_after<const HEAD: usize>(
         &mut self,

@@ -126,7 +126,7 @@ impl Host {
                 Err(error) if error.kind() == ErrorKind::Store => return Err(error),
                 Err(error) if world.config.transport == TransportChoice::Shm => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%error, "ranks of this host use sockets: no memory is shared");
+                    tracing::warn!(%error, "this rank uses sockets: it shares no memory on its host");
                     host.name = NONE.into();
                 }
             }

@@ -46,8 +46,11 @@ pub(super) struct Arrived {
 /// The state that the listening thread shares with the threads that open channels.
 pub(super) struct ListenerState {
     pub(super) arrived: Mutex<Arrived>,
+    /// Notified when channels have arrived, and when the mesh is closed.
     pub(super) changed: Condvar,
+    /// Number of callers whose handshake was not completed.
     pub(super) refused: AtomicU64,
+    /// Set to end the thread.
     pub(super) stop: AtomicBool,
 }
 
@@ -70,7 +73,7 @@ pub(super) struct Listener {
     wake: Arc<OwnedFd>,
     pending: Vec<PendingHandshake>,
     /// Callers whose TLS was refused: a socket that is closed with bytes unread is reset, and the reason lost.
-    refused: Vec<(TcpStream, Instant)>,
+    without_tls: Vec<(TcpStream, Instant)>,
 }
 
 /// How a caller connected.
@@ -169,7 +172,7 @@ impl Listener {
             segment_server,
             wake,
             pending: Vec::new(),
-            refused: Vec::new(),
+            without_tls: Vec::new(),
         }
     }
 
@@ -190,7 +193,7 @@ impl Listener {
                 ));
             }
             // A pending handshake may expire without any further event.
-            let timeout = if self.pending.is_empty() && self.refused.is_empty() {
+            let timeout = if self.pending.is_empty() && self.without_tls.is_empty() {
                 None
             } else {
                 Some(milliseconds(250))
@@ -205,7 +208,7 @@ impl Listener {
             drop(sockets);
             self.accept();
             self.advance_handshakes();
-            self.refused.retain_mut(|(socket, since)| {
+            self.without_tls.retain_mut(|(socket, since)| {
                 since.elapsed() < REASON_TIME && drop_received(socket)
             });
         }
@@ -301,9 +304,9 @@ impl Listener {
                     let caller = self.pending.swap_remove(at).caller;
                     if let (HandshakeProgress::NoTls, Caller::Tcp(wire)) = (outcome, caller)
                         && wire.socket.shutdown(Shutdown::Write).is_ok()
-                        && self.refused.len() < MAX_HANDSHAKES
+                        && self.without_tls.len() < MAX_HANDSHAKES
                     {
-                        self.refused.push((wire.socket, Instant::now()));
+                        self.without_tls.push((wire.socket, Instant::now()));
                     }
                     let count = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
                     tracing::warn!(count, "a caller did not complete the handshake of this job");

@@ -8,12 +8,12 @@ use rcomm_core::Secret;
 
 pub use crate::p2p::fuzz::receive_any_bytes;
 
-/// Reads `bytes` as each of the fixed heads that ranks send: a handshake, a header before a collective,
-/// an offer of memory, and the messages of a window.
+/// Reads `bytes` as each of the messages of fixed length that ranks send: a handshake, a header before a collective, an
+/// offer of memory, and the description of a part and the request of a window.
 pub fn read_handshakes(bytes: &[u8]) {
     let identity = Identity::new(1, 4, "job", &Secret::from_text("secret"));
     if let Some(handshake) = bytes.first_chunk::<HANDSHAKE_LEN>() {
-        // Any result is accepted; the decoder must only return one.
+        // Any result is accepted, but the decoder must not panic.
         let _ = Handshake::decode(handshake, &identity);
     }
     if let Some(op_header) = bytes

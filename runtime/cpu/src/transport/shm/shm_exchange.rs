@@ -542,7 +542,7 @@ impl CloseGuard {
         }
     }
 
-    /// Whether this rank of the exchange area has announced that it leaves the group.
+    /// Whether the rank with the index `rank` in the exchange area has announced that it leaves the group.
     #[inline]
     pub(crate) fn has_left(&self, rank: usize) -> bool {
         let left = self.control.word(rank * CONTROL + 3 * LINE);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// A demonstration of four ranks, of which rank 2 is at fault.
+/// A demonstration of four ranks; rank 2 is at fault, except in a healthy one.
 struct Demo {
     launcher: Child,
     rings: tempfile::TempDir,

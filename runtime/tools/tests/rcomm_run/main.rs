@@ -22,7 +22,7 @@ fn rcomm_run(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs `script` in a shell on each of `n` ranks.
+/// The command that runs `script` in a shell on each of `n` ranks.
 fn shell(n: u32, options: &[&str], script: &str) -> Command {
     let n = n.to_string();
     let mut command = rcomm_run(&["-n", &n]);
@@ -155,7 +155,8 @@ fn no_line_is_lost_or_torn() {
     }
 }
 
-/// As [`shell`], with a folder for files by which the ranks wait for each other, as `$DIR`.
+/// As [`shell`], with a folder, `$DIR`, for files by which the ranks wait for each other. Also returns the folder, which
+/// is removed when it is dropped.
 fn shell_with_folder(n: u32, options: &[&str], script: &str) -> (Command, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let mut command = shell(n, options, script);

@@ -130,7 +130,7 @@ fn launcher_of_node_0_that_is_killed_ends_the_other_node() {
         "{err}"
     );
     first.process.wait().unwrap();
-    // The kernel has killed the launcher's rank.
+    // The kernel kills the launcher's rank.
     let rank: u32 = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     while is_alive(rank) {

@@ -1,4 +1,4 @@
-//! Every view in six situations and several sizes, as text; colors where they matter.
+//! The views in six situations and several sizes, as text; colors where they matter.
 
 mod common;
 
@@ -14,7 +14,7 @@ use rcomm_top::view::text;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// Every view with the keys that open it from the first screen.
+/// The views that any job has, with the keys that open them from the first screen.
 const VIEWS: &[(&str, &str)] = &[
     ("overview", ""),
     ("groups", "2"),

@@ -34,7 +34,7 @@ pub(crate) fn moment(simulation: &Simulation, wall_ns: i64) -> Moment {
     }
 }
 
-/// The job some time after the fault, as the current analysis reports it.
+/// The job at `wall_ns`, as the current analysis reports it.
 pub(crate) fn judged(simulation: &Simulation, wall_ns: i64) -> Snapshot {
     let mut live = Live::new(
         LiveOptions::default(),
@@ -42,7 +42,7 @@ pub(crate) fn judged(simulation: &Simulation, wall_ns: i64) -> Snapshot {
         vec!["simulated".into()],
     );
     let mut last = None;
-    // One read before the fault and one now: a silent rank must have answered before.
+    // One read before the fault and one at `wall_ns`: a rank counts as silent only if it has answered before.
     for wall_ns in [simulation.fault_ns() - 1, wall_ns] {
         let mut source = SimulatedSource::new(simulation.clone(), move || wall_ns);
         let poll: Result<_, SourceError> = source.poll(Instant::now());
@@ -150,7 +150,8 @@ pub(crate) fn showing(snapshot: Snapshot, size: (u16, u16)) -> State {
     state
 }
 
-/// Presses keys: characters as they are, `<enter>`, `<esc>`, `<tab>`, `<down>` by name.
+/// Presses keys: characters as they are; `<enter>`, `<esc>`, `<tab>`, `<down>` and `<backspace>` by name. Returns the
+/// command of the last key, if it gave one.
 pub(crate) fn press(state: &mut State, keys: &str) -> Option<Command> {
     let mut last = None;
     let mut rest = keys;

@@ -9,7 +9,8 @@ use rcomm_verdict::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A judge that only counts: a report without findings, with one instance for all unfinished operations.
+/// A judge without rules: its report has no findings, and one instance, as old as the oldest, for all operations that
+/// are not retired.
 fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
     let open = dumps
         .iter()

@@ -155,8 +155,8 @@ fn no_line_is_lost_or_torn() {
     }
 }
 
-/// As [`shell`], with a folder, `$DIR`, for files by which the ranks wait for each other. Also returns the folder, which
-/// is removed when it is dropped.
+/// As [`shell`], with a folder, `$DIR`, for files by which the ranks wait for each other. Also returns the folder,
+/// which is removed when it is dropped.
 fn shell_with_folder(n: u32, options: &[&str], script: &str) -> (Command, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let mut command = shell(n, options, script);

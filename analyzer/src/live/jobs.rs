@@ -79,9 +79,9 @@ impl NodeJobs {
         }
     }
 
-    /// Begins a view without a chosen job: if several jobs are alive and the records of one show an error, the view
-    /// shows the newest such job, not the newest of all. Changes nothing if a job is chosen, or if the directory cannot
-    /// be read: the view's source reports that.
+    /// Begins a view without a chosen job: if several jobs are alive and the records of one of them show an error, the
+    /// view shows the newest such job, not the newest of all. Changes nothing if a job is chosen, or if the directory
+    /// cannot be read: the view's source reports that.
     ///
     /// # Blocking
     ///
@@ -195,8 +195,8 @@ fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
 ///
 /// # Blocking
 ///
-/// Dropping it waits until the job that is being read is read and judged. Reading takes at most two seconds; the
-/// remaining jobs are skipped.
+/// Dropping it waits until the listing of the directory has ended, or the job that is being read is read and judged.
+/// Reading takes at most two seconds; the remaining jobs are skipped.
 pub struct JobsWatch {
     stop: Option<Sender<()>>,
     stopping: Arc<AtomicBool>,
@@ -270,7 +270,7 @@ mod tests {
         FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
     }
 
-    /// Issues an operation whose time-out is over at once.
+    /// Issues an operation whose time-out is over after a millisecond.
     fn issue(recorder: &FlightRecorder) {
         let info = ProcessGroupInfo {
             id: 0,

@@ -24,9 +24,10 @@ pub enum Urgency {
     /// A record or the state of a source changed, a rank fell silent or answers again, or the findings may change with
     /// time alone: ages grow, or [`Live::due`] has come.
     Usual,
-    /// An operation became overdue, and another one was overdue before.
+    /// An operation became overdue in a record that had no overdue one, and another record had one before.
     More,
-    /// The first poll that shows anything, or the first overdue operation: a user waits for the report.
+    /// The first poll that shows anything, or an operation that became overdue while no record had an overdue one: a
+    /// user waits for the report.
     First,
 }
 

@@ -47,9 +47,9 @@ impl Slot {
         self.due.iter().any(|&due| due <= as_of_ns)
     }
 
-    /// Copies signs of life into the record if they matter: if an operation became overdue since the record's last
-    /// change, if the process is stopped, and after [`SIGNS_LAG_NS`], since a heartbeat that is not copied would seem
-    /// to have stopped.
+    /// Copies signs of life into the record if they matter: if an operation has become overdue since the record's time,
+    /// if the process is stopped or traced, or if they are newer than the record by [`SIGNS_LAG_NS`], since a heartbeat
+    /// that is not copied would seem to have stopped.
     pub(super) fn take_signs(&mut self) {
         let (heartbeat, as_of) = self.signs;
         let Some(taken) = self.dump.as_ref().map(|dump| dump.identity.dump_time_ns) else {
@@ -115,7 +115,8 @@ impl LatestRecords {
     }
 
     /// Takes the result of a poll and returns whether anything is new. Of each record, the newest operations are kept:
-    /// the operation budget divided by the number of records, but at least 64 and at most `record_budget`.
+    /// the operation budget divided by the number of records, raised to 64 and then cut to `record_budget`. All from
+    /// the oldest pending one on are kept in any case.
     pub(super) fn observe(
         &mut self,
         source: usize,
@@ -246,9 +247,9 @@ impl LatestRecords {
             .collect()
     }
 
-    /// The time up to which all records show what happened: the oldest last answer of the sources of ranks that are
-    /// neither dead nor silent, by these ranks' clocks. If there is no such rank, it is `at`. `None` if there are such
-    /// ranks, but none has stated its time.
+    /// The time up to which all records show what happened: the oldest last answer of the sources of ranks that have a
+    /// record and are neither dead nor silent, by the median of these ranks' clocks. If there is no such rank, it is
+    /// `at`. `None` if there are such ranks, but none has stated its time.
     ///
     /// So an operation counts as old as it was when it was last seen pending.
     pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
@@ -285,7 +286,7 @@ impl LatestRecords {
     }
 
     /// The report of the collector that has read the most ranks; `None` if there is no collector, or the other sources
-    /// have read as many ranks.
+    /// have read some ranks, and no fewer than it.
     pub(super) fn collected(&self) -> Option<&Collected> {
         let has_records = |source: usize| self.feeds[source].collected.is_none();
         let read: BTreeSet<Rank> = (self.slots.iter())

@@ -2,7 +2,7 @@
 //!
 //! A recording is a gzip stream. Its first line is a header. Each frame then is one line of JSON with the lengths of
 //! its records, followed by these records as dumps in JSON. A frame holds the records that changed since the previous
-//! frame. A recording that was cut is read up to the cut.
+//! frame, and why ranks did not answer. A recording that was cut is read up to its last whole frame.
 
 use crate::live::source::{Liveness, Observation, Poll, Seen};
 use crate::live::{Moment, Snapshot};
@@ -161,7 +161,7 @@ impl RecordingReader {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read.
+    /// If the file cannot be opened. A file whose beginning cannot be read is something else.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         if !path.is_file() {
             return Ok(None);
@@ -180,7 +180,7 @@ impl RecordingReader {
             .then_some(reader))
     }
 
-    /// The next frame: its time and the observations; `None` at the end.
+    /// The next frame: its time, and an observation of every record so far; `None` at the end.
     ///
     /// # Errors
     ///

@@ -15,8 +15,8 @@ use std::time::Duration;
 /// for it.
 const BY_COUNTS: f64 = 0.6;
 
-/// Names the ranks of which no record was ever read, and why the first of them was not; `None` if there is none for
-/// which a source knows a reason.
+/// Names the ranks without a record for which a source states a reason, and the reason for the first of them; `None`
+/// if there is no such rank.
 pub(super) fn never_read(ranks: &[RankView]) -> Option<Problem> {
     let unread = ranks.iter().filter(|view| view.dumps.is_empty());
     let unread: Vec<(Rank, &str)> = unread

@@ -25,7 +25,7 @@ pub struct RankView {
     pub liveness: Liveness,
     /// Age of its last answer; `None` if it never answered.
     pub silence: Option<Duration>,
-    /// Why it does not answer; `None` if it does.
+    /// Why a poll of one of its records last failed; `None` if no record's last poll failed.
     pub failure: Option<Arc<str>>,
     /// Whether it has stopped answering; its records are then old.
     pub silent: bool,

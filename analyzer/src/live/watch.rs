@@ -1,7 +1,7 @@
 //! Polls each source on its own thread and judges on another one: a thread that draws waits for neither.
 //!
-//! `rcomm/source/<n>` polls one source at every interval; `rcomm/judge` owns the [`Live`] and passes each new
-//! [`Snapshot`] to a function. Dropping the [`Watch`] stops and joins all threads.
+//! `rcomm/source/<n>` polls one source again and again, or once if it is still; `rcomm/judge` owns the [`Live`] and
+//! passes each new [`Snapshot`] to a function. Dropping the [`Watch`] stops and joins all threads.
 
 use crate::live::source::{Poll, Source, SourceError};
 use crate::live::{Live, Moment, Snapshot, Urgency};
@@ -41,10 +41,10 @@ impl Anchor {
 /// The timing of a [`Watch`].
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// The time between two polls of a source. If polling would take more than a fiftieth of a core, the time is
-    /// longer, but at most until a pending operation may have become overdue.
+    /// The time between the beginnings of two polls of a source. If polling would take more than a fiftieth of a core,
+    /// the time is longer, but at most until a pending operation may have become overdue.
     pub refresh: Duration,
-    /// The longest time that one poll may take.
+    /// The longest time that one poll may take. Reading files has no limit.
     pub timeout: Duration,
 }
 
@@ -82,8 +82,8 @@ impl Signals {
         pending.stopped
     }
 
-    /// Sleeps until `rest_until`. If a poll is due earlier, sleeps until then, but at least until `soonest`. Returns
-    /// at once if the thread must stop, and whether it must.
+    /// Sleeps until `rest_until`. If a poll is due earlier, sleeps until then, but at least until `soonest`. If the
+    /// thread must stop, returns at once. Returns whether it must.
     fn rest(&self, anchor: Anchor, soonest: Duration, rest_until: Duration) -> bool {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -185,8 +185,8 @@ fn poll_repeatedly(
         if read && source.is_still() {
             return;
         }
-        // Polling may take at most a fiftieth of a core, for any number of ranks. Only processor time counts: ranks
-        // that answer late are polled as often as others.
+        // Polling takes at most a fiftieth of a core, for any number of ranks, unless an operation may have become
+        // overdue. Only processor time counts: ranks that answer late are polled as often as others.
         let rest_until = began + pace.refresh.max(cost * SHARE);
         if signals.rest(anchor, began + pace.refresh, rest_until) {
             return;
@@ -237,7 +237,7 @@ fn judge_repeatedly(
         let at = anchor.moment();
         let rest = match live.urgency(at) {
             Urgency::No => None,
-            // Judging takes at most a fiftieth of a core, unless it is urgent: then an eighth, or as much as it needs.
+            // Judging takes a fiftieth of a core, unless it is urgent: then an eighth, or as much as it needs.
             Urgency::Usual => Some(SHARE),
             Urgency::More => Some(8),
             Urgency::First => Some(1),
@@ -269,13 +269,14 @@ fn judge_repeatedly(
     }
 }
 
-/// Polling takes at most one part in this many of a core, and so does judging.
+/// Polling takes at most one part in this many of a core, unless an operation may have become overdue, and so does
+/// judging, unless it is urgent or has rested for [`LONGEST_REST`].
 const SHARE: u32 = 50;
 
 /// The next judgment begins at the latest this long after the last one began, or as soon as that one is over.
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
-/// The shortest pause between two rounds of the judge.
+/// The shortest pause between two rounds of the judge if no poll arrives.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
 #[cfg(test)]

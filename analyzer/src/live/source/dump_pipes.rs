@@ -79,11 +79,11 @@ impl DumpOfProcess {
         self.pipe.is_some()
     }
 
-    /// Asks through the pipe. Never blocks, also if the process is stopped.
+    /// Asks through the pipe. Never blocks, even if the process is stopped.
     ///
     /// # Errors
     ///
-    /// A reason, if there is no pipe, or no process reads it.
+    /// The reason, if there is no pipe, no process reads it, or it cannot be written.
     pub fn ask(&self) -> Result<(), String> {
         let Some(pipe) = &self.pipe else {
             return Err(format!("it was started without {PIPE_VARIABLE}"));
@@ -111,8 +111,8 @@ impl DumpOfProcess {
         })
     }
 
-    /// The path and the content of the dump that was written since [`of`](Self::of); `None` if there is none yet, or
-    /// only a part of it.
+    /// The path and the content of the dump that was written since [`of`](Self::of); `None` if there is none yet,
+    /// only a part of it, or more than 1 GiB.
     pub fn read_new(&self) -> Option<(PathBuf, Vec<u8>)> {
         self.files.iter().find_map(|(path, before)| {
             let file = File::open(path).ok()?;
@@ -185,7 +185,8 @@ fn version(about: &Metadata) -> Version {
     (about.ino(), about.len(), about.mtime(), about.mtime_nsec())
 }
 
-/// Requests dumps through the pipes of the ranks that [`ProcessSource`](super::ProcessSource) shows.
+/// Requests dumps through their pipes from the ranks without rings of the newest job on this node, which
+/// [`ProcessSource`](super::ProcessSource) shows unless it began with an older one.
 #[derive(Debug, Default)]
 pub struct PipeDumps;
 

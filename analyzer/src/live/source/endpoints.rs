@@ -228,7 +228,7 @@ impl DumpRequests for EndpointDumps {
     }
 }
 
-/// Requests dumps through the store from the ranks that did not answer.
+/// Raises the alarm in the store, at which all ranks write their dumps, and moves those that refused to `requested`.
 fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, all: &mut DumpAnswers) {
     match store::ask_for_dumps(store, attempt, "asked for from outside", deadline) {
         Ok(()) => {

@@ -96,7 +96,8 @@ pub struct Poll {
     pub communicators: Vec<Communicator>,
     /// A report that another program has made.
     pub collected: Option<Collected>,
-    /// Whether all earlier observations of this source belong to another job or an earlier attempt and must be dropped.
+    /// Whether all earlier observations of this source must be dropped: they belong to another job or an earlier
+    /// attempt, or the source now reads records of another kind.
     pub restart: bool,
 }
 
@@ -129,7 +130,7 @@ pub struct Observation {
 pub enum Seen {
     /// The record, which has changed since the last poll.
     Changed(Box<Dump>),
-    /// Nothing but the heartbeat has changed since the last poll.
+    /// Nothing that the analysis uses has changed since the last poll, except the heartbeat.
     Unchanged {
         /// When the rank's watchdog last made a round, wall clock, ns since the epoch; 0 if unknown.
         heartbeat_ns: i64,

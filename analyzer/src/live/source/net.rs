@@ -72,7 +72,7 @@ impl FromStr for HostPort {
 impl HostPort {
     /// Resolves the name to socket addresses.
     ///
-    /// The system's resolver has no deadline. It runs on its own thread, which ends when the resolver gives up; this
+    /// The system's resolver has no deadline. It runs on its own thread, which ends when the resolver returns; this
     /// function returns at the deadline.
     pub(super) fn resolve(&self, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
         if let Ok(number) = self.host.parse::<IpAddr>() {

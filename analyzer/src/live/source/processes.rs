@@ -78,7 +78,7 @@ impl RankProcess {
         found
     }
 
-    /// Of the found processes those of one job: that of the process with the highest id.
+    /// Of the found processes those of one attempt of one job: that of the process with the highest id.
     pub fn of_newest_job(mut found: Vec<Self>) -> Vec<Self> {
         let newest = found.iter().max_by_key(|process| process.pid);
         let Some(launched) = newest.map(|process| process.launched.clone()) else {
@@ -105,7 +105,8 @@ impl RankProcess {
         })
     }
 
-    /// Whether the process has mapped a ring, from which more can be read than from the process.
+    /// Whether the process has mapped a ring, from which more can be read than from the process; `false` also if its
+    /// mappings cannot be read.
     pub fn has_ring(&self) -> bool {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid));
         maps.is_ok_and(|maps| maps.lines().any(|line| line.ends_with(".ring")))
@@ -176,7 +177,8 @@ pub struct ProcessSource {
 }
 
 impl ProcessSource {
-    /// Reads the ranks of one job: that of the process with the highest id, until all its processes have ended.
+    /// Reads the ranks of one attempt of one job: that of the process with the highest id, until all its processes have
+    /// ended.
     pub fn new() -> Self {
         Self::default()
     }
@@ -285,8 +287,9 @@ impl Source for ProcessSource {
     }
 }
 
-/// Takes the stacks of the ranks that [`ProcessSource`] shows: from PyTorch's worker servers if their store lists any,
-/// else the states of their threads.
+/// Takes the stacks of the ranks without rings of the newest job on this node, which [`ProcessSource`] shows unless it
+/// began with an older one: from PyTorch's worker servers if the job's store lists any, else the states of their
+/// threads.
 #[derive(Debug, Default)]
 pub struct ProcessStacks;
 

@@ -136,7 +136,8 @@ impl RecordsFollower {
     ///
     /// # Errors
     ///
-    /// If the answer is not valid, a sentence with the reason. The known records remain.
+    /// If the answer is not valid, a sentence with the reason. The records before the invalid part are taken, the other
+    /// known ones remain as they were.
     pub fn take(
         &mut self,
         asked: &RecordsQuestion,

@@ -66,7 +66,7 @@ impl RingSource {
     /// Reads the rings in `directory` of the job that is chosen at the time of each poll.
     ///
     /// Without a choice, the first poll takes the newest job, preferring one that is alive. That job remains even if
-    /// others start. Five minutes after its last process ended, the newest living job replaces it.
+    /// others start. Five minutes after all its processes were found to have ended, the newest living job replaces it.
     pub fn showing(directory: PathBuf, choice: JobChoice) -> Self {
         Self {
             directory,
@@ -80,7 +80,7 @@ impl RingSource {
         }
     }
 
-    /// Searches for rings and returns whether another job, or a later attempt of it, is shown than before.
+    /// Searches for rings and returns whether it now shows another job, or a later attempt of the same.
     fn list(&mut self) -> Result<bool, SourceError> {
         let listing = list_rings(&self.directory).map_err(|error| SourceError::Unusable {
             place: self.directory.display().to_string(),

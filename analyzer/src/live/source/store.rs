@@ -32,9 +32,9 @@ const MAGIC: u32 = 0x3C85_F7CE;
 const EXCEPTION_DUMP: &str = "exception_dump";
 /// The longest value that is read, bytes: values are addresses.
 const MOST_VALUE: u64 = 4096;
-/// The number of keys in one request.
+/// Maximum number of keys in one request.
 const BATCH: u32 = 256;
-/// After this many attempts of a job without an endpoint in the store, later ones are not searched.
+/// Endpoints are searched in the newest known attempt of a job and in this many after it.
 const GAP: u32 = 4;
 
 /// The endpoints of a job's newest attempt in its store.
@@ -46,7 +46,8 @@ pub(super) struct StoreEndpoints {
     pub(super) notices: Vec<(Rank, EndpointNotice)>,
 }
 
-/// The endpoints of the newest attempt from `from` on that has any; the list is empty if none has.
+/// The endpoints of the newest attempt from `from` on that has any; the list is empty if none has. Attempts after
+/// [`GAP`] ones without an endpoint are not found.
 pub(super) fn endpoints(
     store: &HostPort,
     from: u32,
@@ -78,7 +79,8 @@ pub(super) fn endpoints(
     Ok(newest)
 }
 
-/// The names of the hosts of a job's ranks, from its store: sorted, each once.
+/// The names of the hosts of the ranks that have endpoints in the newest attempt of a job, from its store: sorted, each
+/// once.
 ///
 /// # Blocking
 ///

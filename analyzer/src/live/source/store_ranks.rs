@@ -1,4 +1,4 @@
-//! The ranks that a job's store lists, whatever the job runs on.
+//! The ranks that a job's store lists, whether they have endpoints of rcomm or PyTorch's worker servers.
 
 use super::endpoints::{EndpointDumps, EndpointSource};
 use super::net::HostPort;
@@ -70,8 +70,8 @@ impl DumpRequests for StoreDumps {
     }
 }
 
-/// The answer of the first of two, or of the second if the first one finds no rank; and whether the second one has
-/// ranks. If neither has, the error names both.
+/// The answer of the first of two, or of the second if the first one finds no rank; and whether it is a successful
+/// answer of the second. If neither finds any, the error names both.
 pub(super) fn first_that_lists_any<S, T>(
     [first, second]: [S; 2],
     mut ask: impl FnMut(S) -> Result<T, SourceError>,

@@ -3,11 +3,12 @@
 //!
 //! Their addresses are in the job's store (key `debug_server/rank<R>`), or the user gives them. Both recorders of each
 //! rank are read, NCCL's and the generic one, which are different rings of one process; pickles are parsed without
-//! executing anything. A rank that does not answer fails alone and does not delay the others.
+//! executing anything. If a rank does not answer, the others are shown nevertheless.
 //!
 //! A whole ring is about 1 MB, so from the second poll on NCCL's recorder is asked only for the operations under way:
-//! if these and the progress of the groups are as they were, nothing new was issued. An answer that is the same to the
-//! byte is not parsed again.
+//! if these and the progress of the groups are as they were, no collective was issued. Otherwise, and at the latest 17
+//! seconds after it was read last, the whole ring is read again. An answer that is the same to the byte is not parsed
+//! again.
 
 use super::net::{HostPort, HttpAddress};
 use super::questions::{NO_ANSWER_YET, RankPoller, ask_all, unless_asked};
@@ -188,7 +189,7 @@ impl WorkerServerSource {
         }
     }
 
-    /// Searches the store for ranks; known ranks remain if it does not answer.
+    /// Searches the store for ranks if a search is due; known ranks remain if it does not answer.
     fn list(&mut self, deadline: Instant, problems: &mut Vec<Problem>) -> Result<(), SourceError> {
         let Some(store) = &self.store else {
             return Ok(());

@@ -2,7 +2,7 @@
 //!
 //! The writer derives every field of an entry from one number, so the reader can check that all of them belong
 //! together. The ring is small, so slots are reused all the time. A normal run takes at least three seconds and reads
-//! at least 250,000 entries, or two million in a `--release` build; `RCOMM_HAMMER_SECONDS` sets a longer time.
+//! at least 250,000 entries, or two million in a `--release` build; `RCOMM_HAMMER_SECONDS` sets another time.
 
 #![allow(clippy::unwrap_used)]
 

@@ -314,8 +314,8 @@ void rcomm_recorder_heartbeat(const struct rcomm_recorder *recorder);
 int32_t rcomm_recorder_open(const struct rcomm_recorder_config *config,
                             struct rcomm_recorder **recorder);
 
-// Closes the ring, removes its file and frees the handle: for a rank that ends cleanly. NULL has no effect. Fails if
-// the file cannot be removed; the handle is freed even then.
+// Closes the ring, removes its file and the rings that earlier attempts left, and frees the handle: for a rank that
+// ends cleanly. NULL has no effect. Fails if the file cannot be removed; the handle is freed even then.
 //
 // # Safety
 // `recorder` is NULL or a valid handle that no thread uses any more.
@@ -355,7 +355,8 @@ int32_t rcomm_recorder_group_members(const struct rcomm_recorder *recorder,
                                      const uint32_t *ranks,
                                      size_t count);
 
-// Returns the number of a call site: a location in the program's source; lines count from 1.
+// Returns the number of a call site: a location in the program's source; lines count from 1. `RCOMM_RECORDER_NONE` if
+// it does not fit in its table.
 //
 // # Safety
 // `recorder` is NULL or a valid handle; the texts are NULL or end with a zero byte.
@@ -364,8 +365,8 @@ uint32_t rcomm_recorder_call_site(const struct rcomm_recorder *recorder,
                                   const char *function,
                                   uint32_t line);
 
-// Returns the id of an operation's signature: its backend, its name, and its tensors. If the table is full, operations
-// with it are recorded with their numbers of elements only.
+// Returns the id of an operation's signature: its backend, its name, and its tensors. If it does not fit in its table,
+// operations with it are recorded with their numbers of elements only.
 //
 // # Safety
 // `recorder` is NULL or a valid handle; the texts are NULL or end with a zero byte; `inputs` and

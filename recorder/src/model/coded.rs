@@ -72,9 +72,9 @@ coded! {
         Avg = 1, "avg";
         /// Multiplication.
         Product = 2, "product";
-        /// The smaller value; NaN if any value is NaN.
+        /// The smallest value; NaN if any value is NaN.
         Min = 3, "min";
-        /// The larger value; NaN if any value is NaN.
+        /// The largest value; NaN if any value is NaN.
         Max = 4, "max";
         /// Bitwise and.
         BitAnd = 5, "band";

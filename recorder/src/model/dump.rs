@@ -214,9 +214,9 @@ impl Dump {
             .collect()
     }
 
-    /// Keeps the newest `most` operations and all from the oldest pending one on; drops the others.
-    pub fn keep_newest(&mut self, most: usize) {
-        let first = self.first_of_newest(most);
+    /// Keeps the newest `count` operations and all from the oldest pending one on; drops the others.
+    pub fn keep_newest(&mut self, count: usize) {
+        let first = self.first_of_newest(count);
         if first > 0 {
             self.entries.drain(..first);
             // A live view holds dumps for long: free the memory of removed entries.
@@ -226,8 +226,8 @@ impl Dump {
         }
     }
 
-    /// A copy of the record with the newest `most` operations and all from the oldest pending one on.
-    pub fn newest(&self, most: usize) -> Self {
+    /// A copy of the record with the newest `count` operations and all from the oldest pending one on.
+    pub fn newest(&self, count: usize) -> Self {
         Self {
             version: self.version,
             recorder: self.recorder,
@@ -239,7 +239,7 @@ impl Dump {
             frames: self.frames.clone(),
             stacks: self.stacks.clone(),
             threads: self.threads.clone(),
-            entries: self.entries[self.first_of_newest(most)..].to_vec(),
+            entries: self.entries[self.first_of_newest(count)..].to_vec(),
             nccl_comm_state: self.nccl_comm_state.clone(),
             failures: self.failures.clone(),
             closed_ns: self.closed_ns,
@@ -249,8 +249,8 @@ impl Dump {
         }
     }
 
-    fn first_of_newest(&self, most: usize) -> usize {
-        let beyond = self.entries.len().saturating_sub(most);
+    fn first_of_newest(&self, count: usize) -> usize {
+        let beyond = self.entries.len().saturating_sub(count);
         let is_open = |e: &Entry| e.state < EntryState::Completed && !e.retired;
         let open = self.entries[..beyond].iter().position(is_open);
         open.unwrap_or(beyond)

@@ -88,7 +88,7 @@ impl Failure {
     }
 
     /// Sorts the ranks, removes repeated ones, and truncates ranks and text to their limits; `rank_count` becomes at
-    /// least the number of ranks before the truncation. Needed for values from outside.
+    /// least the number of ranks before the truncation. Values from outside need this.
     pub fn limit(&mut self) {
         self.ranks.sort_unstable();
         self.ranks.dedup();

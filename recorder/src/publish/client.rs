@@ -137,6 +137,7 @@ impl EndpointClient {
         let answer = answer.map_err(|error| self.error(error.to_string()))?;
         match answer.status {
             200 => Ok(answer),
+            401 if self.token.is_none() => Err(self.error("it requires a token")),
             401 => Err(self.error("it refused the token")),
             status => {
                 let text = String::from_utf8_lossy(&answer.body);

@@ -67,7 +67,7 @@ pub const MAX_CONNECTIONS: usize = 32;
 const STRANGERS_PER_HOST: usize = 16;
 /// Maximum duration of a connection, and so of an answer.
 pub const CONNECTION_TIME: Duration = Duration::from_secs(60);
-/// Maximum time for a client to send a request.
+/// Maximum time for a client to send a request's head, and for setting TLS up with it.
 const HEADER_TIME: Duration = Duration::from_secs(5);
 
 /// The address on which an endpoint listens.
@@ -206,7 +206,8 @@ impl Endpoint {
     /// Adds a handler of the program's own, which answers `POST /handlers/NAME`, or replaces the one of this name. It
     /// gets the pairs of the request's query, and returns a text, or why it failed.
     ///
-    /// It runs on a separate thread, as the one of [`find_peers`](Self::find_peers) does; two callbacks run at a time.
+    /// It runs on a separate thread, as the one of [`find_peers`](Self::find_peers) does; at most two callbacks run at
+    /// a time.
     ///
     /// # Errors
     /// If the name is empty, longer than 64 bytes, or holds anything but lower-case letters, digits, `-` and `_`; or if

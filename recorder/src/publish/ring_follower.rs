@@ -34,7 +34,7 @@ pub struct RingPoll {
     /// Whether something was written since the last read, except the heartbeat and the waits for a processor, or the
     /// owner's state has changed.
     pub changed: bool,
-    /// Whether the file still has its whole size. If not, nothing was read.
+    /// Whether the file still has its whole size. If not, nothing was read, also not `alive` and `heartbeat_ns`.
     pub whole: bool,
     /// Whether the process that writes the ring is alive.
     pub alive: bool,

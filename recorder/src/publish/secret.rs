@@ -16,7 +16,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Name of the file with the user's secret, in a folder of mode 0700.
+/// Name of the file with the user's secret, in a folder that only the user may write to.
 const FILE: &str = "secret";
 
 /// The job's secret. Cheap to clone; `Debug` does not print it.

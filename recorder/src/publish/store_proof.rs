@@ -12,9 +12,9 @@
 //!
 //! In place of any reply the server may send a refusal: [`STORE_REFUSAL`], a line of text, and the end of the
 //! connection. Both ends must know the secret; the labels keep one end's proof from being played back as the
-//! other's. The later requests are neither encrypted nor authenticated: the proof keeps out clients without
-//! the secret, but not an attacker who can read or change the traffic. Inside TLS the key of the proofs is tied to the
-//! connection, so an attacker cannot pass them on over another.
+//! other's. Without TLS, the later requests are neither encrypted nor authenticated: the proof keeps out clients
+//! without the secret, but not an attacker who can read or change the traffic. Inside TLS the key of the proofs is tied
+//! to the connection, so an attacker cannot pass them on over another.
 
 use super::secret::{Secret, random};
 use crate::error::Result;

@@ -19,7 +19,7 @@ struct SlotSeen {
 #[derive(Debug)]
 pub(crate) struct Changes {
     slots: Vec<SlotSeen>,
-    /// The number before the first poll's. Not 0, so that numbers of an earlier process are recognized.
+    /// The number before the first poll's. It is not 0, so that numbers of an earlier process are recognized.
     before_first: u64,
     poll: u64,
 }

@@ -72,7 +72,8 @@ pub(crate) fn dump_of(
     dump
 }
 
-/// The call site of the record with this id; `None` if the record has none, or has left the ring.
+/// The call site of the record with this id; `None` if the record has none that fitted in the table, or is not in the
+/// ring.
 pub(crate) fn call_site(memory: &impl Read, layout: &RingLayout, id: u64) -> Option<Frame> {
     let ring = rings::slots(layout);
     match ring.read(memory, ring.index_of(id), TRIES) {

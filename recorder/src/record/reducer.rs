@@ -166,7 +166,7 @@ fn step_of(id: u64, words: &[u64; reducer::WORDS], anchor: Anchor) -> ReducerSte
     }
 }
 
-/// A number that changes when a step is written.
+/// The number of the newest step, given before the step is written; 0 in a ring without steps.
 pub(crate) fn fingerprint(memory: &impl Read, layout: &RingLayout) -> u64 {
     match layout.reducer.rows {
         0 => 0,

@@ -140,7 +140,7 @@ pub struct DumpReader {
     pickle: Pickle,
 }
 
-/// Maximum working memory that is kept for the next file, in values.
+/// Maximum size of each table of working memory that is kept for the next file, in values.
 const KEPT: usize = 1 << 20;
 
 impl DumpReader {

@@ -42,7 +42,7 @@ pub struct TlsFiles {
     /// The certificate, followed by the intermediate certificates up to the CA. If the certificate limits its use
     /// (extended key usage), it must allow use by a server and by a client.
     pub certificate: PathBuf,
-    /// The certificate's private key, in a file that others cannot read.
+    /// The certificate's private key, in a file that only its owner can use; if that is root, its group may read it.
     pub key: PathBuf,
     /// The certificates of the CA that signed those of all processes of the job.
     pub ca: PathBuf,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Why a connection has no TLS. The text is the rest of a sentence that begins with the peer.
+/// Why a connection has no TLS. In its text, "it" is the peer.
 #[derive(Clone, Debug)]
 pub enum TlsError {
     /// The peer sent bytes that are not TLS.

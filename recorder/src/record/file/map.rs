@@ -99,7 +99,7 @@ impl Map {
         Ok(map)
     }
 
-    /// Whether the file was found to be truncated. What was recorded since is in this process's memory only.
+    /// Whether the file was found to be truncated. The pages that it lacked are then in this process's memory only.
     pub(crate) fn is_truncated(&self) -> bool {
         self.guard
             .as_ref()

@@ -53,7 +53,7 @@ impl View {
     }
 }
 
-/// The words of a ring's file, read in blocks. A block is read once between two fences.
+/// The words of a ring's file, read in blocks. The block that was read last is kept until the next fence.
 pub(crate) struct Words<'a> {
     view: &'a View,
     block: RefCell<Block>,

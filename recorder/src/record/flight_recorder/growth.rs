@@ -21,8 +21,8 @@ pub(super) enum Growth {
 
 impl FlightRecorder {
     /// Reserves and maps this many more bytes of the ring, in the order in which records need them. Returns whether
-    /// more remain; false also if the system has no space. For a background thread, with a ring created with
-    /// [`Touch::Ahead`](crate::record::Touch::Ahead).
+    /// more remain; false also if the system has no space. A background thread calls it for a ring that was created
+    /// with [`Touch::Ahead`](crate::record::Touch::Ahead).
     pub fn touch_ahead(&self, bytes: usize) -> bool {
         let all = self.layout.bytes / 8;
         let count = bytes / 8;

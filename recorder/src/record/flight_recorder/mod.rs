@@ -1,5 +1,4 @@
-//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot. `create` makes it, `growth` grows
-//! its file.
+//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot. `create` makes it, `growth` grows its file.
 //!
 //! In steady state a record costs a few dozen stores and the clock: no lock, no allocation, no system call.
 //! No recording call fails: records that cannot be kept are counted in [`Counters`].
@@ -110,9 +109,8 @@ impl FlightRecorder {
         self.add_group_row(info, None, timeout)
     }
 
-    /// Adds a group of which only this rank's position is known, as in a communicator whose members
-    /// have no global ranks. `info.ranks` is ignored. A reader of all members' records can combine them
-    /// by the group's name.
+    /// Adds a group of which only this rank's position is known, as in a communicator whose members have no global
+    /// ranks. `info.ranks` is ignored. A reader of all members' records can combine them by the group's name.
     pub fn add_group_by_place(
         &self,
         info: &ProcessGroupInfo,
@@ -375,8 +373,7 @@ impl FlightRecorder {
         self.failed_at(ticket, self.clock.now());
     }
 
-    /// Records that an operation ended at this moment with an error or a time-out. An operation that
-    /// completed stays completed.
+    /// Records that an operation ended at this moment with an error or a time-out. One that completed stays completed.
     pub fn failed_at(&self, ticket: Ticket, at: Timestamp) {
         self.update(ticket, |words| {
             let created = words[slot::CREATED].load(Ordering::Relaxed);
@@ -460,7 +457,7 @@ impl FlightRecorder {
 
     /// Records a heartbeat of the watchdog, now, and how long the threads of operations have waited for a processor.
     ///
-    /// Makes a few system calls for each thread that issues or runs operations: not for the path that records.
+    /// Makes a few system calls for each thread that issues or runs operations: the path that records must not call it.
     pub fn heartbeat(&self) {
         self.map.words()[header::HEARTBEAT].store(self.clock.now().0, Ordering::Relaxed);
         self.measure_processor_waits();
@@ -469,8 +466,7 @@ impl FlightRecorder {
     /// Records that the calling thread runs operations, so that its waits for a processor count for this rank. A
     /// thread that issues operations is known without this call.
     pub fn note_thread(&self) {
-        // A thread that does not fit in the table is not counted as lost here: `begin` counts it if it issues
-        // operations.
+        // A thread that does not fit in the table is counted as lost by `begin`, if it issues operations.
         let _ = self.tables.thread(&self.map);
     }
 
@@ -497,8 +493,8 @@ impl FlightRecorder {
         self.map.is_truncated()
     }
 
-    /// The call site of an operation that was begun here; `None` if it was given without one, or if its record
-    /// has left the ring. Takes no lock; allocates; does not stop writers.
+    /// The call site of an operation that was begun here; `None` if it was given without one, if the call site did not
+    /// fit in the table, or if the record is not in the ring. Takes no lock; allocates; does not stop writers.
     pub fn call_site(&self, ticket: Ticket) -> Option<Frame> {
         decode::call_site(&self.map, &self.layout, ticket.record_id() & MAX_ID)
     }

@@ -15,7 +15,7 @@ use crate::record::layout::NO_ROW;
 pub struct Tensor<'a> {
     /// Type of its elements.
     pub dtype: DType,
-    /// Its dimensions; empty for a scalar.
+    /// Its dimensions; empty for a scalar; at most 255 are kept.
     pub shape: &'a [u64],
 }
 
@@ -175,9 +175,9 @@ impl Mixer {
     }
 }
 
-/// The longest prefix of a text with at most `most` bytes that splits no character.
-pub(crate) fn cut(text: &str, most: usize) -> &str {
-    &text[..text.floor_char_boundary(most)]
+/// The longest prefix of a text with at most `limit` bytes that splits no character.
+pub(crate) fn cut(text: &str, limit: usize) -> &str {
+    &text[..text.floor_char_boundary(limit)]
 }
 
 /// Reads the bytes of [`SignatureKey::encode`]; `None` if the bytes are invalid.

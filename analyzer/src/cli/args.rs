@@ -115,8 +115,8 @@ pub(crate) struct AnalyzeArgs {
     pub(crate) show: ShowReportArgs,
     #[command(flatten)]
     pub(crate) judge: JudgeArgs,
-    /// Show pseudonyms in place of paths, hosts and the program's own frames: the same one for the same name. Logs and
-    /// RAS reports, which can hold anything, are left out.
+    /// Show pseudonyms in place of paths, hosts and the program's own frames: the same one for the same name. Logs,
+    /// stacks and RAS reports, which can hold anything, are left out.
     #[arg(long)]
     pub(crate) redact: bool,
 }
@@ -244,9 +244,9 @@ impl std::str::FromStr for ByteSize {
 
 /// Watch a folder while dumps arrive in it, and report once the dumps of all ranks are there.
 ///
-/// Each change of the verdict is a line on standard error; the report follows at the end, as with
-/// `analyze`. It ends when every expected rank has left a record and nothing has changed for a
-/// moment, or at --timeout.
+/// Each change of the verdict, its sentence or the number of ranks is a line on standard error; the report follows at
+/// the end, as with `analyze`. It ends when every expected rank has left a record and nothing has changed for a moment,
+/// or at --timeout.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct WatchArgs {
@@ -331,7 +331,8 @@ pub(crate) struct CollectArgs {
     /// Takes the rings of ranks that record. Of the others it asks the worker servers that the job's store lists, and
     /// then the pipes of PyTorch's NCCL backend (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The job goes on. Python stacks come
     /// from the worker servers or, without these, from `py-spy` if it is in PATH. Then the native stack of the rank at
-    /// fault is taken by `py-spy`, `eu-stack` or `gdb`, whichever is there first: that holds its process for a moment.
+    /// fault is taken by the first of `py-spy`, `eu-stack` and `gdb` that gives one: that holds its process for a
+    /// moment.
     #[arg(long)]
     pub(crate) ask: bool,
     /// With --ask: do not take native stacks.

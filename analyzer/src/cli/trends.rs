@@ -13,7 +13,7 @@ use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The number of rows without `--verbose`.
+/// Maximum number of rows without `--verbose`.
 const ROWS: usize = 20;
 
 pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Failure> {

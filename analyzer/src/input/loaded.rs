@@ -35,7 +35,7 @@ impl LoadedDump {
 pub struct Loaded {
     /// Problems of files, in the order of their paths.
     pub problems: Vec<Problem>,
-    /// The number of files, including members of archives.
+    /// The number of files; in place of an archive its members count, and in place of a summary the files in it.
     pub files: usize,
     /// The number of dumps that were passed on; a rank may have several.
     pub dumps: usize,

@@ -19,7 +19,7 @@ use std::fmt;
 
 /// At most this many frames of one process are read.
 const MOST_FRAMES: usize = 4096;
-/// At most this many frames of a stack are added to a finding.
+/// At most this many frames of a stack are added to a finding, and at most this many of a native stack are read.
 const MOST_SHOWN: usize = 64;
 
 /// How a file with a native stack begins; the thread's number follows.
@@ -70,7 +70,8 @@ pub struct RankStacks {
     pub rank: Rank,
     /// One stack for each thread that has a Python frame, innermost frame first.
     pub threads: Vec<Vec<Frame>>,
-    /// The native stack of its main thread, innermost frame first; empty in a file with stacks of Python.
+    /// The native stack of its main thread, or of another if none of the main thread was taken, innermost frame first;
+    /// empty in a file with stacks of Python.
     pub native: Vec<NativeFrame>,
 }
 

@@ -1,9 +1,9 @@
 //! `collect --ask`: takes the records of a running PyTorch job from its ranks.
 //!
 //! PyTorch's worker servers are asked first. A rank that gave no record there, and has no ring on this node, is then
-//! asked for a dump in a file, by the store's flag if the user wants that, and by the pipe of PyTorch's NCCL
-//! backend. Each step has a deadline, and a rank that does not answer delays no other: the archive lists why it is
-//! absent.
+//! asked for a dump in a file, by the store's flag if the user wants that, and by the pipe of PyTorch's NCCL backend.
+//! All steps have one deadline; only the taking of stacks may go on for five seconds after it. A rank that does not
+//! answer delays no other: the archive lists why it is absent.
 
 use super::archive::Archive;
 use super::{native_stack, py_spy, this_host};
@@ -33,7 +33,7 @@ const MOST_NATIVE: usize = 4;
 /// What is known of the job after its ranks were asked.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    /// The number of ranks in the environment of a process.
+    /// The number of ranks of the job, as the environment of a process states it.
     stated_world_size: Option<NonZeroU32>,
     /// Why nothing came from a rank.
     pub(super) silent: BTreeMap<Rank, String>,

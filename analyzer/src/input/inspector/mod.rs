@@ -49,8 +49,9 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Adds the log of one process and returns the number of its records. Lines that are not such a record, such as the
-    /// last one of a process that was killed, are counted and skipped. Blocks until the input ends.
+    /// Adds the log of one process and returns the number of its records. Lines that cannot be used, such as the last
+    /// one of a process that was killed, are counted and skipped; other objects are skipped. Blocks until the input
+    /// ends.
     ///
     /// # Errors
     /// If the input cannot be read; what was read before counts.

@@ -26,7 +26,7 @@ pub(super) struct Sample {
 #[derive(Debug, Default)]
 pub(super) struct Series {
     records: u64,
-    /// A power of two as an exponent: of `1 << thinned` records, the first is kept.
+    /// Of every `1 << thinned` records, the first is kept.
     thinned: u32,
     samples: Vec<Sample>,
 }
@@ -88,7 +88,8 @@ pub struct Trends {
     pub files: u64,
     /// The number of records.
     pub records: u64,
-    /// The number of lines that are not such a record.
+    /// The number of lines that could not be used: torn, too long, without a header before them, or with invalid
+    /// values.
     pub unread_lines: u64,
     /// The number of records that were left out, because the logs hold too many different operations.
     pub left_out_records: u64,
@@ -119,7 +120,7 @@ pub struct Trend {
     /// The median of the ranks' medians, µs.
     pub median_us: f64,
     /// The median change of the ranks' times from the first quarter of their records to the last, as a share: 0.5 if
-    /// the times grew by half. `None` if each rank has fewer than 16 records.
+    /// the times grew by half. `None` if each rank has fewer than 16 records or a first quarter with a median of 0.
     pub change: Option<f64>,
     /// The median bus bandwidth of the ranks, GB/s; `None` if it was not logged.
     pub bus_gbs: Option<f64>,

@@ -61,7 +61,8 @@ impl Follower {
     }
 
     /// Reads new and changed files and passes each change to `take` on the caller's thread: first the names of all
-    /// outdated files, then what the new files hold. `None` if no file has changed. Standard input (`-`) is ignored.
+    /// outdated files, then what the new and changed files hold. `None` if no file is new, changed or gone. Standard
+    /// input (`-`) is ignored.
     ///
     /// Blocks until everything is read.
     ///

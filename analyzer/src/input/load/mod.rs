@@ -41,12 +41,12 @@ use sums::Sums;
 /// Options for loading.
 #[derive(Clone, Copy)]
 pub struct LoadOptions<'a> {
-    /// The number of files read at the same time; `None` = one for each core.
+    /// The number of files read at the same time; `None` = one for each processor that this process may use.
     pub jobs: Option<NonZeroUsize>,
-    /// The largest file and the largest member of an archive that are read, bytes. A log is read at any size.
+    /// The largest plain file, the largest member of an archive and the largest standard input that are read, bytes. A
+    /// log in a file or an archive is read at any size.
     pub max_file_bytes: u64,
-    /// The number of bytes to which all packed files together may unpack, or to this many times their size if that is
-    /// more.
+    /// All packed files together may unpack to this many bytes or, if that is more, to this many times their size.
     pub max_unpacked: (u64, u64),
     /// Called after each file, on the reading threads.
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
@@ -77,8 +77,8 @@ pub struct Progress {
 /// The order of the dumps differs from call to call. Blocks until everything is read.
 ///
 /// # Errors
-/// If no path names a file, or a pattern is not valid. If only some paths name no file, they become problems, like
-/// files that cannot be used.
+/// If no path exists and no pattern matches, or a pattern is not valid. Of several paths, those that do not exist or
+/// match become problems if others do, like files that cannot be used. A folder may be empty.
 pub fn load(
     paths: &[PathBuf],
     options: &LoadOptions<'_>,
@@ -330,5 +330,5 @@ fn log_rank(path: &str, rank_of_name: Option<Rank>) -> Option<Rank> {
 /// The number of first bytes by which a text is recognized.
 const LOG_HEAD: usize = 512;
 
-/// The memory of the file buffer that is kept from file to file, bytes.
+/// Maximum memory of the file buffer that is kept from file to file, bytes.
 const KEPT_BYTES: usize = 4 << 20;

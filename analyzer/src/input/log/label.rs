@@ -153,7 +153,8 @@ fn numeric(text: &str, first: bool) -> Option<(usize, LabelKind)> {
     is_time(word).then_some((word.len(), LabelKind::Other))
 }
 
-/// Whether this is a date, a time or both: digits with their punctuation, and at least one hyphen, slash or colon.
+/// Whether this is a date, a time or both: at least eight digits and punctuation marks of dates and times, a digit
+/// first, with at least one hyphen, slash or colon.
 fn is_time(word: &str) -> bool {
     let bytes = word.bytes();
     let allowed = |byte: u8| byte.is_ascii_digit() || b"-:./,TZ+ ".contains(&byte);
@@ -180,7 +181,7 @@ pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
     Cow::Borrowed(line)
 }
 
-/// The text without ANSI sequences, even if their escape character was lost.
+/// The text without ANSI sequences, or without one at its start whose escape character was lost.
 pub(super) fn without_colors(text: &str) -> Cow<'_, str> {
     if !text.contains('\u{1b}') {
         let lost = text.trim_start().strip_prefix('[').and_then(|rest| {

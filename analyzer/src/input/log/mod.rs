@@ -170,7 +170,7 @@ impl LogReader {
     }
 
     /// Begins a new attempt with the fact of this index, or with the next one if there is none. Does nothing if no fact
-    /// is older.
+    /// is before it.
     fn begin_attempt(&mut self, first: usize) {
         if first == 0 {
             return;

@@ -25,8 +25,8 @@ pub struct DumpAnswers {
     pub written: Vec<(Rank, String)>,
     /// Ranks that answered and will write their dump, ascending.
     pub agreed: Vec<Rank>,
-    /// Ranks whose endpoints do not answer and that were requested through the job's store, ascending: they write a
-    /// dump if they still read the store.
+    /// Ranks that wrote no dump through an endpoint and were then requested through the job's store, ascending: they
+    /// write a dump if they still read the store.
     pub requested: Vec<Rank>,
     /// Ranks that refused or did not answer, with the reason, ascending.
     pub refused: Vec<(Rank, String)>,

@@ -12,7 +12,7 @@ use std::time::Instant;
 /// At most this many threads of one process are read.
 const MOST_THREADS: usize = 1_024;
 
-/// Takes the states of all threads of the ranks with rings on this node.
+/// Takes the states of the threads of a job's ranks with rings on this node, of each at most 1,024.
 pub struct RingThreads(Mutex<RingSource>);
 
 impl RingThreads {

@@ -1,9 +1,9 @@
 //! A timeline for ui.perfetto.dev and chrome://tracing: the JSON Trace Event Format.
 //!
 //! A process is a rank, a thread is a group (several if its operations overlap), a slice is an operation from its issue
-//! to its completion: a slice therefore shows mostly waiting. Arrows lead from the member that arrived last to those
-//! that waited for it, and from a send to its receive. A pending operation extends to the end of the trace and is
-//! marked as pending.
+//! to its completion: a slice therefore includes the wait for other ranks. Arrows lead from the member that arrived
+//! last to those that waited for it, and from a send to its receive. A pending operation extends to the end of the
+//! trace and is marked as pending.
 //!
 //! Times are the hosts' own wall clocks minus a common origin. If clocks disagree, arrows can point backwards in time.
 
@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// Writes the timeline of `dumps`; the root findings of `report`, apart from notes, are marked on their culprits.
+/// Writes the timeline of `dumps`; the findings of `report` that no other one caused, apart from notes, are marked on
+/// their culprits.
 ///
 /// A dump that names no rank gets a process number above all ranks.
 ///
@@ -327,8 +328,8 @@ impl Serialize for Micros {
     }
 }
 
-#[derive(Default, Serialize)]
 /// An event of the trace; the fields are the keys of the format.
+#[derive(Default, Serialize)]
 struct TraceEvent<'a> {
     name: &'a str,
     ph: &'a str,

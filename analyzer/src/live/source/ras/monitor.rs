@@ -1,4 +1,4 @@
-//! Receives events, which show the processes that died since the last report.
+//! Receives events, which show the processes that died or stopped answering since the last report.
 //!
 //! An event is a JSON object over several lines; objects end at their closing brace. Every server with events can send
 //! them in JSON.

@@ -1,4 +1,4 @@
-//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot. `create` makes it, `growth` grows its file.
+//! [`FlightRecorder`], from begin to snapshot. `create` makes it, `growth` grows its file.
 //!
 //! In steady state a record costs a few dozen stores and the clock: no lock, no allocation, no system call.
 //! No recording call fails: records that cannot be kept are counted in [`Counters`].

@@ -177,7 +177,7 @@ impl Meter {
     }
 
     /// Records the last step, of a reducer in this group. Allocates nothing.
-    // invariant 4 of docs/ARCHITECTURE.md: recording never blocks and never fails.
+    // Invariant 4 of docs/ARCHITECTURE.md: recording never blocks and never fails.
     pub(super) fn record(&self, recorder: &FlightRecorder, group: GroupId) {
         let last = &self.last;
         let times = ReducerTimes {

@@ -248,7 +248,7 @@ impl Watchdog {
             first_seen: HashMap::new(),
             ring_truncated: false,
         };
-        // invariant 10 of docs/ARCHITECTURE.md: `stop` joins this thread.
+        // Invariant 10 of docs/ARCHITECTURE.md: `stop` joins this thread.
         let thread = std::thread::Builder::new()
             .name("rcomm/watchdog".to_owned())
             .spawn(move || rounds.run())

@@ -9,7 +9,7 @@ use rcomm_recorder::model::{ProcessGroupInfo, ProcessGroupStatus, Rank};
 use std::time::{Duration, Instant};
 
 /// A group. No function but [`shut_down`](Self::shut_down) takes a lock that a stuck call could hold.
-// invariant 5 of docs/ARCHITECTURE.md
+// Invariant 5 of docs/ARCHITECTURE.md
 pub(crate) trait WatchedGroup: Send + Sync {
     fn info(&self) -> &ProcessGroupInfo;
 

@@ -65,7 +65,7 @@ struct Admitted {
 /// The counters that the issue lock protects.
 #[derive(Default)]
 pub(super) struct Issue {
-    // invariant 2 of docs/ARCHITECTURE.md: no other counter gives sequence numbers.
+    // Invariant 2 of docs/ARCHITECTURE.md: no other counter gives sequence numbers.
     pub(super) collective_seq: u64,
     pub(super) p2p_seq: u64,
     pub(super) op_id: u64,
@@ -160,7 +160,7 @@ impl Group {
     ) -> Result<Done> {
         let lane = self.check(op)?;
         let is_p2p = op.is_p2p();
-        // invariant 3 of docs/ARCHITECTURE.md: one lock is held from the number to the record. The turn
+        // Invariant 3 of docs/ARCHITECTURE.md: one lock is held from the number to the record. The turn
         // orders what runs after the lock was released.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
@@ -219,7 +219,7 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<Arc<InFlightOp>> {
         let lane = self.check(&mut op)?;
-        // invariant 3 of docs/ARCHITECTURE.md: one lock is held from the number until the backend has accepted the
+        // Invariant 3 of docs/ARCHITECTURE.md: one lock is held from the number until the backend has accepted the
         // operation. No backend waits for a peer meanwhile, but for the exception that is named there.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;

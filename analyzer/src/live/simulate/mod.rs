@@ -25,7 +25,7 @@ pub enum Situation {
     Deadlock,
     /// One rank issues another operation than its group.
     Mismatch,
-    /// The ranks of one host repeatedly arrive late.
+    /// The ranks of one host arrive late in every step.
     Straggler,
     /// One rank's record can no longer be read; the job runs on.
     SilentRank,

@@ -1,4 +1,4 @@
-//! Findings as cards: roots first, consequences under their causes.
+//! Findings as cards, with their consequences inside; then the problems of the input.
 
 use super::Text;
 use rcomm_verdict::format::{Ranks, counter, format_frame, format_place, group_label};

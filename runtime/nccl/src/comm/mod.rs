@@ -375,7 +375,8 @@ impl Comm {
         children.push(child);
     }
 
-    /// Leaks the communicator to the library as it is. Later calls fail with `Closed`.
+    /// Leaks the communicator to the library as it is. Later calls fail with `Closed`, or wait for a call that does not
+    /// return.
     pub(crate) fn abandon(&self) {
         let mut children = self
             .abandoned_children

@@ -166,11 +166,11 @@ fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
     if let Some(first) = answers.requested.first() {
         let n = answers.requested.len();
         let who = match n {
-            1 => format!("rank {first} does"),
-            _ => format!("{n} ranks do"),
+            1 => format!("rank {first}"),
+            _ => format!("{n} ranks"),
         };
         text.push_str(&format!(
-            "; {who} not answer and {} asked through the store",
+            "; {who} {} asked through the job's store",
             if n == 1 { "was" } else { "were" }
         ));
     }

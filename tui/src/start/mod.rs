@@ -356,7 +356,8 @@ fn usual_theme(cli: &Cli, depth: Depth, env: &impl Fn(&str) -> Option<String>) -
     }
 }
 
-/// Reads each source once, for at most ten seconds each, and prints the result; returns the exit code.
+/// Reads each source once, for at most ten seconds each (files without a limit), and prints the result; returns the
+/// exit code.
 fn once(
     cli: &Cli,
     sources: Vec<Box<dyn Source>>,

@@ -14,7 +14,7 @@ use rcomm_recorder::record::default_directory;
 use std::path::PathBuf;
 
 /// The sources on the command line. Without any: the rings of this node's newest job, or of a job with an error; or, if
-/// no job has rings, the processes of a job.
+/// no process with a ring is alive, the living processes of a job without rings.
 pub(crate) fn of(
     cli: &Cli,
     anchor: Anchor,

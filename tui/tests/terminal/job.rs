@@ -145,7 +145,7 @@ fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store
         .expect("the file belongs to this test");
     session.press("dr");
     session.wait_text("3 of 4 ranks wrote their dumps");
-    session.wait_text("rank 1 does not answer and was asked through the store");
+    session.wait_text("rank 1 was asked through the job's store");
     wait_until("the dump of rank 1", || {
         let dumps = job.dumps();
         let found = dumps.iter().find(|(_, dump)| dump.identity.rank == Some(1));

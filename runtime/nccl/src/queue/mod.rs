@@ -294,7 +294,8 @@ impl CommQueue {
     /// be current, and the graph is that of [`check_capture`](Self::check_capture).
     ///
     /// # Blocking
-    /// Waits for peers only while the library connects to them: the first time, until `deadline`.
+    /// Until `deadline` at most: for another thread's call on this queue and, the first time, for the peers to which the
+    /// library connects.
     pub(crate) fn submit(
         self: &Arc<Self>,
         op: Op<'static>,

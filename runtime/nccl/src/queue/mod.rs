@@ -294,8 +294,8 @@ impl CommQueue {
     /// be current, and the graph is that of [`check_capture`](Self::check_capture).
     ///
     /// # Blocking
-    /// Until `deadline` at most: for another thread's call on this queue and, the first time, for the peers to which the
-    /// library connects.
+    /// Until `deadline` at most: for another thread's call on this queue and, the first time, for the peers to which
+    /// the library connects.
     pub(crate) fn submit(
         self: &Arc<Self>,
         op: Op<'static>,

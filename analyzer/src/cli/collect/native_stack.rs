@@ -68,8 +68,8 @@ const TOOLS: [Tool; 3] = [
 ];
 
 /// The native stack of the main thread, or of another if a program shows none of it, as text that
-/// [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native) reads, and the reasons why programs gave none. Blocks for
-/// at most [`LIMIT`] and [`LET_GO`] per program.
+/// [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native) reads, and the reasons why programs gave none. Blocks
+/// for at most [`LIMIT`] and [`LET_GO`] per program.
 pub(super) fn take(pid: u32) -> (String, Vec<String>) {
     let mut refused = Vec::new();
     match state(pid) {

@@ -157,8 +157,8 @@ fn show_hang(ranks: u32) -> std::io::Result<()> {
     let text = ranks.to_string();
     let mut running = Running::start(&["demo", "stuck", "--ranks", &text])?;
     running.wait_for("STUCK")?;
-    // The fault is 4 s after the start. The first operation that hangs is issued 0.15 s later, and is overdue after five
-    // more seconds.
+    // The fault is 4 s after the start. The first operation that hangs is issued 0.15 s later, and is overdue after
+    // five more seconds.
     let late = running.began.elapsed().as_secs_f64() - 9.15;
     let peak = peak_mib(&running.pid().to_string());
     running.end()?;

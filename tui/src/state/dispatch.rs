@@ -547,8 +547,8 @@ impl State {
         command_for(snapshot.rank(rank)?)
     }
 
-    /// The command to put on the clipboard: of a rank at fault the command to look further, else the selected line, else
-    /// the first line of the screen.
+    /// The command to put on the clipboard: of a rank at fault the command to look further, else the selected line,
+    /// else the first line of the screen.
     fn copy(&mut self) -> Option<Command> {
         let selection = self.selection();
         let is_text = matches!(

@@ -7,6 +7,7 @@ mod counters;
 mod create;
 mod growth;
 mod nccl;
+mod notes;
 mod peers;
 
 pub use self::counters::Counters;
@@ -20,7 +21,6 @@ use super::bytes::words_of;
 use super::clock::{Clock, Timestamp};
 use super::config::Storage;
 use super::decode;
-use super::failures;
 use super::file::directory;
 use super::file::map::Map;
 use super::lap::{self, LapRange};
@@ -30,7 +30,6 @@ use super::layout::{
 use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 use super::processor_wait::ProcessorWaits;
 use super::progress::{advance, duration_bits, end, graph_bits, retire};
-use super::reducer;
 use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
 use super::signature::{SignatureId, SignatureKey, cut};
 use super::sync::Memory;
@@ -38,8 +37,7 @@ use super::tables::Tables;
 use crate::error::{Error, Result};
 use crate::model::dump::Dump;
 use crate::model::{
-    EntryState, Failure, Frame, GroupId, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus,
-    Rank, ReduceOp, ReducerBucket, ReducerTimes,
+    EntryState, Frame, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, ReduceOp,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
@@ -411,25 +409,6 @@ impl FlightRecorder {
             let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
             row[group::TIMEOUT_MS].store(ms, Ordering::Relaxed);
         }
-    }
-
-    /// Records a failure, now; its `id` and `time_ns` are ignored. Takes no lock and does not allocate. The first eight
-    /// and the newest eight failures are kept.
-    pub fn note_failure(&self, failure: &Failure) {
-        failures::write(&self.map, &self.layout, failure, self.clock.now());
-    }
-
-    /// Records a step of a reducer that ended now, with its buckets in the order of sending; `group` is the group's
-    /// number in this process. Takes no lock and does not allocate. The newest steps are kept, and of each the
-    /// [`MAX_BUCKETS`](crate::model::ReducerStep::MAX_BUCKETS) buckets that were under way the longest.
-    pub fn note_reducer_step(
-        &self,
-        group: GroupId,
-        times: &ReducerTimes,
-        buckets: impl Iterator<Item = ReducerBucket>,
-    ) {
-        let now = self.clock.now();
-        reducer::write(&self.map, &self.layout, group, times, buckets, now);
     }
 
     /// Sets the program's phase from now on; at most 104 bytes of the name are kept.

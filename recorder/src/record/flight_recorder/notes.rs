@@ -1,0 +1,26 @@
+//! Records what has happened beside the operations: failures, and steps of reducers.
+
+use super::FlightRecorder;
+use crate::model::{Failure, GroupId, ReducerBucket, ReducerTimes};
+use crate::record::{failures, reducer};
+
+impl FlightRecorder {
+    /// Records a failure, now; its `id` and `time_ns` are ignored. Takes no lock and does not allocate. The first eight
+    /// and the newest eight failures are kept.
+    pub fn note_failure(&self, failure: &Failure) {
+        failures::write(&self.map, &self.layout, failure, self.clock.now());
+    }
+
+    /// Records a step of a reducer that ended now, with its buckets in the order of sending; `group` is the group's
+    /// number in this process. Takes no lock and does not allocate. The newest steps are kept, and of each the
+    /// [`MAX_BUCKETS`](crate::model::ReducerStep::MAX_BUCKETS) buckets that were under way the longest.
+    pub fn note_reducer_step(
+        &self,
+        group: GroupId,
+        times: &ReducerTimes,
+        buckets: impl Iterator<Item = ReducerBucket>,
+    ) {
+        let now = self.clock.now();
+        reducer::write(&self.map, &self.layout, group, times, buckets, now);
+    }
+}

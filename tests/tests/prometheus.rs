@@ -1,9 +1,12 @@
 //! A real Prometheus scrapes a real job of four ranks, with the files that users get.
 //!
 //! Rank 2 stops joining. Every query of the dashboards' panels, except on the cost of late ranks, then has a result,
-//! and the alerts name the rank. Needs `prometheus` and `promtool`.
+//! and the alerts name the rank. Two ranks that train answer the queries of the dashboard of training. Needs
+//! `prometheus` and `promtool`.
 #![allow(clippy::unwrap_used)]
 
+use rcomm_recorder::model::{ProcessGroupInfo, ReducerBucket, ReducerSums, ReducerTimes};
+use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use rcomm_tests::fault::Fault;
 use rcomm_tests::process::{CULPRIT, Job, free_port, wait_until};
 use serde_json::Value;
@@ -128,6 +131,16 @@ fn encoded(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
 
+fn dashboard(name: &str) -> Value {
+    let path = deploy().join(format!("grafana/dashboards/{name}.json"));
+    serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap()
+}
+
+/// Whether the result of a query has a number.
+fn has_numbers(result: &[Value]) -> bool {
+    result.iter().any(|series| series["value"][1] != "NaN")
+}
+
 /// Every panel's title and queries, variables filled in as Grafana does for "All".
 fn panels(dashboard: &Value) -> Vec<(String, Vec<String>)> {
     let mut panels = Vec::new();
@@ -221,15 +234,13 @@ fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
         "recorder-health",
         "pytorch-job",
     ] {
-        let path = deploy().join(format!("grafana/dashboards/{name}.json"));
-        let dashboard: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let dashboard = dashboard(name);
         writeln!(transcript, "\n{}", dashboard["title"]).unwrap();
         for (title, exprs) in panels(&dashboard) {
             for expr in exprs {
                 let result = prometheus.query(&expr);
-                let numbers = result.iter().filter(|series| series["value"][1] != "NaN");
                 writeln!(transcript, "  {title}: {} series  {expr}", result.len()).unwrap();
-                let has_data = numbers.count() > 0;
+                let has_data = has_numbers(&result);
                 let late_ranks = OF_LATE_RANKS.iter().any(|metric| expr.contains(metric));
                 assert!(
                     has_data != late_ranks,
@@ -267,4 +278,92 @@ fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
         active.contains(&("RcommRankAtFault".into(), rank)),
         "{active:?}"
     );
+}
+
+/// One step more of the reducer of a rank: 10 ms forward, 20 ms backward, 5 ms of 15 ms of communication exposed.
+fn train(ring: &FlightRecorder, step: u64) {
+    const MS: u64 = 1_000_000;
+    let times = ReducerTimes {
+        step,
+        forward_ns: 10 * MS,
+        backward_ns: 20 * MS,
+        communication_ns: 15 * MS,
+        exposed_ns: 5 * MS,
+        bytes: 1 << 20,
+        bucket_count: 1,
+        sums: ReducerSums {
+            steps: step,
+            forward_ns: step * 10 * MS,
+            backward_ns: step * 20 * MS,
+            communication_ns: step * 15 * MS,
+            exposed_ns: step * 5 * MS,
+        },
+    };
+    ring.note_reducer_step(0, &times, [ReducerBucket::default()].into_iter());
+}
+
+#[test]
+fn every_panel_on_training_has_an_answer_for_ranks_with_a_reducer() {
+    if !has_prometheus() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let rings = [0, 1].map(|rank| {
+        let mut config = RecorderConfig::new("training", rank, 2);
+        config.placement = Placement::Dir(folder.path().to_owned());
+        let ring = FlightRecorder::create(&config).unwrap();
+        let info = ProcessGroupInfo {
+            id: 0,
+            name: "0".into(),
+            desc: "dp".into(),
+            ranks: [0, 1].into(),
+        };
+        ring.add_group(&info, Duration::from_secs(60));
+        ring
+    });
+    let page = rcomm_web::serve(rcomm_web::Options {
+        ring_dir: Some(folder.path().to_owned()),
+        ..rcomm_web::Options::default()
+    })
+    .unwrap();
+    let prometheus = Prometheus::start(page.address(), page.token());
+    let panels = panels(&dashboard("training"));
+    assert!(panels.len() >= 9, "{panels:?}");
+    let exprs = || panels.iter().flat_map(|(_, exprs)| exprs);
+    let mut step = 0;
+    // A rate needs samples that grow.
+    wait_until("every panel to have an answer", || {
+        step += 1;
+        rings.iter().for_each(|ring| train(ring, step));
+        exprs()
+            .all(|expr| has_numbers(&prometheus.query(expr)))
+            .then_some(())
+    });
+    let transcript = &mut std::io::stderr().lock();
+    writeln!(transcript, "\n{}", dashboard("training")["title"]).unwrap();
+    for (title, exprs) in &panels {
+        for expr in exprs {
+            let result = prometheus.query(expr);
+            writeln!(transcript, "  {title}: {} series  {expr}", result.len()).unwrap();
+        }
+    }
+    // What follows from the times of a step, whatever the rate of steps.
+    for (title, expected) in [
+        ("Longest step", 0.035),
+        ("Exposed communication", 0.005),
+        ("Exposed share of the steps", 5.0 / 35.0),
+        (
+            "Communication that the backward pass hides, by kind of group",
+            2.0 / 3.0,
+        ),
+        ("Communication in a step, by kind of group", 0.015),
+    ] {
+        let (_, exprs) = panels.iter().find(|panel| panel.0 == title).unwrap();
+        let result = prometheus.query(&exprs[0]);
+        let value: f64 = result[0]["value"][1].as_str().unwrap().parse().unwrap();
+        assert!((value - expected).abs() < 1e-6, "{title}: {value}");
+    }
+    let mean = panels.iter().find(|panel| panel.0 == "Mean step, by part");
+    let parts = prometheus.query(&mean.unwrap().1[0]);
+    assert_eq!(parts.len(), 3, "{parts:?}");
 }

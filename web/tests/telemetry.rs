@@ -3,8 +3,9 @@
 mod common;
 
 use common::otlp::{Collector, attributes, each, python};
-use common::rings::{issue_overdue_barrier, ring};
+use common::rings::{add_group, issue_overdue_barrier, ring};
 use common::{Web, skip, wait_until};
+use rcomm_recorder::model::{ReducerSums, ReducerTimes};
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
 use std::net::TcpListener;
@@ -155,6 +156,104 @@ fn a_job_that_is_stuck_already_is_exported_at_once() {
     assert_eq!(pending.len(), 1, "{pending:?}");
     assert_eq!(pending[0].0, "0", "{pending:?}");
     assert!(pending[0].1.contains("barrier"), "{pending:?}");
+}
+
+/// Each rank has had three steps of 10 ms forward, 20 ms backward, and 15 ms of communication, of which 5 ms (on rank 1:
+/// 7 ms) were exposed.
+#[test]
+fn steps_of_reducers_are_exported_as_metrics_of_their_groups() {
+    const MS: u64 = 1_000_000;
+    let Some(python) = python() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let _rings = [0, 1].map(|rank| {
+        let ring = ring(directory.path(), "training", rank);
+        add_group(&ring);
+        let exposed_ns = (5 + 2 * u64::from(rank)) * MS;
+        let times = ReducerTimes {
+            step: 3,
+            forward_ns: 10 * MS,
+            backward_ns: 20 * MS,
+            communication_ns: 15 * MS,
+            exposed_ns,
+            sums: ReducerSums {
+                steps: 3,
+                forward_ns: 30 * MS,
+                backward_ns: 60 * MS,
+                communication_ns: 45 * MS,
+                exposed_ns: 3 * exposed_ns,
+            },
+            ..ReducerTimes::default()
+        };
+        ring.note_reducer_step(0, &times, std::iter::empty());
+        ring
+    });
+    let collector = Collector::start();
+    let ring_dir = directory.path().to_str().expect("UTF-8");
+    let web = Web::start_with(&["--no-token", "--ring-dir", ring_dir], |command| {
+        let endpoint = format!("http://{}", collector.address);
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+            .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20secret")
+            .env("OTEL_METRIC_EXPORT_INTERVAL", "500");
+    });
+    web.wait_until_ready();
+    wait_until("the steps of both ranks to be counted", || {
+        let page = web.get("/metrics", &[]).body;
+        page.contains("rcomm_reducer_steps_total{desc=\"default_pg\"} 6\n")
+            .then_some(())
+    });
+    let before = collector.files("metrics");
+    wait_until("an export after that", || {
+        (collector.files("metrics") > before + 1).then_some(())
+    });
+
+    let decoded = collector.decoded(&python);
+    let all = each(
+        &decoded["metrics"],
+        ["resourceMetrics", "scopeMetrics", "metrics"],
+    );
+    // The newest export of each metric.
+    let metrics: HashMap<&str, &Value> = all
+        .filter_map(|(_, m)| Some((m["name"].as_str()?, m)))
+        .collect();
+    let points = |name: &str, kind: &str| {
+        let points = metrics[name][kind]["dataPoints"].as_array();
+        points.expect("points").clone()
+    };
+    for (name, expected) in [
+        ("rcomm.reducer.step", 0.037),
+        ("rcomm.reducer.exposed", 0.007),
+    ] {
+        let points = points(name, "gauge");
+        assert_eq!(points.len(), 1, "{points:?}");
+        let about = attributes(&points[0]);
+        assert_eq!(about["rcomm.group.desc"], "default_pg", "{name}");
+        assert_eq!(points[0]["asDouble"], expected, "{name}");
+        assert_eq!(metrics[name]["unit"], "s");
+    }
+    let steps = &metrics["rcomm.reducer.steps"];
+    assert_eq!(steps["sum"]["isMonotonic"], true, "{steps}");
+    assert_eq!(points("rcomm.reducer.steps", "sum")[0]["asInt"], "6");
+    let time = points("rcomm.reducer.time", "sum");
+    let parts: BTreeSet<(String, String)> = time
+        .iter()
+        .map(|point| {
+            let part = attributes(point)["rcomm.reducer.part"].clone();
+            let ms = point["asDouble"].as_f64().expect("seconds") * 1e3;
+            (
+                part.as_str().expect("a name").to_owned(),
+                format!("{ms:.3}"),
+            )
+        })
+        .collect();
+    let expected = [
+        ("backward", "120.000"),
+        ("communication", "90.000"),
+        ("exposed", "36.000"),
+        ("forward", "60.000"),
+    ];
+    let expected = expected.map(|(part, ms)| (part.to_owned(), ms.to_owned()));
+    assert_eq!(parts, BTreeSet::from(expected));
 }
 
 /// A real collector, stopped when dropped.

@@ -2,7 +2,7 @@
 
 use rcomm_recorder::model::{OpType, ProcessGroupInfo};
 use rcomm_recorder::record::{
-    FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
+    FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
 };
 use std::path::Path;
 use std::time::Duration;
@@ -14,15 +14,20 @@ pub fn ring(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
     FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
 }
 
-/// Issues a barrier with a time-out of 1 ms, which does not end.
-pub fn issue_overdue_barrier(ring: &FlightRecorder) {
+/// Adds the group of both ranks, whose time-out is over at once.
+pub fn add_group(ring: &FlightRecorder) -> GroupHandle {
     let info = ProcessGroupInfo {
         id: 0,
         name: "0".into(),
         desc: "default_pg".into(),
         ranks: [0, 1].into(),
     };
-    let group = ring.add_group(&info, Duration::from_millis(1));
+    ring.add_group(&info, Duration::from_millis(1))
+}
+
+/// Issues a barrier whose time-out is over at once.
+pub fn issue_overdue_barrier(ring: &FlightRecorder) {
+    let group = add_group(ring);
     let signature = ring.intern(&SignatureKey {
         backend: "cpu",
         op_name: "barrier",

@@ -448,6 +448,30 @@ fn stuck_rank(rank: u32) -> Dump {
 }
 
 #[test]
+fn a_pickle_has_a_backend_that_pytorch_knows_and_the_real_one_in_a_key_of_its_own() {
+    let has = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|it| it == text.as_bytes());
+    let dump = stuck_rank(0);
+    let (pickle, json) = (dump.to_pickle(), dump.to_json());
+    assert!(has(&pickle, "c10d:all_reduce") && !has(&pickle, "cpu:"));
+    assert!(has(&json, "cpu:all_reduce") && !has(&json, "c10d:"));
+    for bytes in [&pickle, &json] {
+        let read = read_whole(bytes);
+        assert!(read.signatures.iter().all(|it| it.backend == "cpu"));
+    }
+    // A name that PyTorch knows stays as it is, and so does the record of another recorder.
+    let named = |backend: &str, recorder| {
+        let mut dump = stuck_rank(0);
+        dump.recorder = recorder;
+        for signature in &mut dump.signatures {
+            signature.backend = backend.to_owned();
+        }
+        dump.to_pickle()
+    };
+    assert!(has(&named("nccl", Recorder::Rcomm), "nccl:all_reduce"));
+    assert!(has(&named("own", Recorder::Hook), "own:all_reduce"));
+}
+
+#[test]
 fn analyzer_of_pytorch_reads_our_pickles_and_names_the_missing_rank() {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -462,6 +486,11 @@ fn analyzer_of_pytorch_reads_our_pickles_and_names_the_missing_rank() {
         "{printed}"
     );
     assert!(printed.contains("missing ranks: {2}"), "{printed}");
+    let warning = printed.lines().find(|line| {
+        let line = line.to_lowercase();
+        line.contains("warning") || line.contains("unrecognized")
+    });
+    assert_eq!(warning, None, "{printed}");
 }
 
 #[test]

@@ -35,6 +35,7 @@ pub(super) struct Fields {
     pub(super) op_id: u64,
     pub(super) profiling_name: Option<Text>,
     pub(super) op_name: Option<Text>,
+    pub(super) backend: Option<Text>,
     pub(super) state: EntryState,
     pub(super) failed: bool,
     pub(super) retired: bool,
@@ -233,6 +234,7 @@ impl Builder {
             name.op_name = op_name;
             name.op = op_type(self.texts.get(op_name));
         }
+        name.backend = self.draft.fields.backend.unwrap_or(name.backend);
         let group = self.group();
         let signature = self.signature(name);
         let thread = self.thread();

@@ -183,6 +183,8 @@ fields! {
     SeqId "seq_id";
     /// Ours: the operation's own name, if PyTorch's tools need a different one.
     OpName "op_name";
+    /// Ours: the backend, if PyTorch's tools do not know its name.
+    Backend "backend";
     /// Ours: the other end of a send or receive.
     Peer "peer";
     /// Ours: the root of a rooted operation, as a rank of the group.

@@ -88,6 +88,31 @@ pub(super) fn known_to_torch(name: &str) -> &str {
         .unwrap_or(name)
 }
 
+/// The backends that the analyzer of PyTorch 2.15 knows (`Op` in `flight_recorder/components/types.py`): each entry with
+/// another one costs a line of warning.
+const BACKENDS_OF_TORCH: [&str; 11] = [
+    "nccl",
+    "ncclx",
+    "nccl2",
+    "nccl-lazy",
+    "xccl",
+    "gloo",
+    "rccl",
+    "rcclx",
+    "mccl",
+    "hccl",
+    "c10d",
+];
+
+/// The name of a backend that PyTorch's tools accept; unchanged if they accept it as it is. `c10d` is what PyTorch's own
+/// recorder writes if it cannot tell the backend.
+pub(super) fn backend_known_to_torch(name: &str) -> &str {
+    match BACKENDS_OF_TORCH.contains(&name) {
+        true => name,
+        false => "c10d",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

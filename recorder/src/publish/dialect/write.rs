@@ -27,6 +27,8 @@ pub(super) trait Encoder {
     fn counter(&mut self, value: i64);
     /// Name and description of a group: a tuple in pickle, a list in JSON.
     fn pair(&mut self, name: &str, desc: &str);
+    /// The name of a backend of rcomm's in `profiling_name`: in pickle one that PyTorch's tools know.
+    fn backend<'a>(&self, name: &'a str) -> &'a str;
     /// Tables written before the entries, in encodings that have a table of stacks.
     fn stack_tables(&mut self, dump: &Dump);
     /// The stack of one entry, key and value.
@@ -331,7 +333,11 @@ fn entry<E: Encoder>(dump: &Dump, entry: &Entry, out: &mut E) {
     let info = &dump.groups[entry.group as usize].info;
     let signature = &dump.signatures[entry.signature as usize];
     let own_rank = dump.identity.rank.and_then(|rank| info.group_rank_of(rank));
-    let name = profiling_name(entry, signature, own_rank);
+    let backend = match dump.recorder {
+        Recorder::Rcomm => out.backend(&signature.backend),
+        _ => &signature.backend,
+    };
+    let name = profiling_name(entry, signature, backend, own_rank);
     let parsed = ProfilingName::parse(&name);
     let (has_op_name, has_peer) = (
         parsed.op_name == signature.op_name,
@@ -369,6 +375,9 @@ fn entry<E: Encoder>(dump: &Dump, entry: &Entry, out: &mut E) {
         if !has_op_name {
             field(out, Field::OpName).text(&signature.op_name);
         }
+        if backend != signature.backend {
+            field(out, Field::Backend).text(&signature.backend);
+        }
         match entry.peer {
             Peer::Any if !has_peer => field(out, Field::Peer).text("any"),
             Peer::Rank(peer) if !has_peer => field(out, Field::Peer).uint(peer.into()),
@@ -401,8 +410,12 @@ fn field<E: Encoder>(out: &mut E, field: Field) -> &mut E {
 }
 
 /// `<backend>:<op>[ <peers>]`, with peers if both this rank's number in the group and the peer were recorded.
-fn profiling_name(entry: &Entry, signature: &Signature, own_rank: Option<u32>) -> String {
-    let backend = &signature.backend;
+fn profiling_name(
+    entry: &Entry,
+    signature: &Signature,
+    backend: &str,
+    own_rank: Option<u32>,
+) -> String {
     // Readers take the text after the last colon as the operation, so the operation may not contain a colon.
     let op = known_to_torch(&signature.op_name).replace(':', "_");
     let ends = own_rank.and_then(|own| match entry.peer {

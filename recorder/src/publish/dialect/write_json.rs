@@ -113,6 +113,10 @@ impl Encoder for JsonWriter {
         });
     }
 
+    fn backend<'a>(&self, name: &'a str) -> &'a str {
+        name
+    }
+
     fn stack_tables(&mut self, dump: &Dump) {
         if dump.stacks.is_empty() {
             return;

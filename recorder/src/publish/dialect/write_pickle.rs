@@ -3,13 +3,15 @@
 //! Every entry contains its frames; a frame is written once and referred to afterwards.
 
 use super::keys::{Field, frame};
+use super::names::backend_known_to_torch;
 use super::write::{self, Encoder};
 use crate::model::dump::Dump;
 use crate::publish::pickle::PickleWriter;
 
 impl Dump {
     /// The dump as a pickle (protocol 2, plain data only): the 2.10 dialect of PyTorch's flight recorder,
-    /// with rcomm's additional keys.
+    /// with rcomm's additional keys. A backend that PyTorch's tools do not know is `c10d` in `profiling_name`; the key
+    /// `backend` has its name.
     pub fn to_pickle(&self) -> Vec<u8> {
         let mut out = Writer {
             pickle: PickleWriter::new(),
@@ -97,6 +99,10 @@ impl Encoder for Writer {
         self.pickle.text(name);
         self.pickle.text(desc);
         self.pickle.close_pair();
+    }
+
+    fn backend<'a>(&self, name: &'a str) -> &'a str {
+        backend_known_to_torch(name)
     }
 
     fn stack_tables(&mut self, _: &Dump) {}

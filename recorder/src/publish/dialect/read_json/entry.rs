@@ -95,6 +95,10 @@ impl FieldSeed<'_> {
                 draft.fields.op_name = text(value);
                 Some(())
             }
+            Field::Backend => {
+                draft.fields.backend = text(value);
+                Some(())
+            }
             Field::Unknown => Some(()),
             // `null` in place of the list means that it was not recorded; any other scalar is invalid.
             Field::InputSplits | Field::OutputSplits | Field::Frames => {

@@ -160,6 +160,7 @@ impl Reader<'_> {
             Field::ThreadId => self.builder.draft.fields.thread_id = self.text_of(value),
             Field::ThreadName => self.builder.draft.fields.thread_name = self.text_of(value),
             Field::OpName => self.builder.draft.fields.op_name = self.text_of(value),
+            Field::Backend => self.builder.draft.fields.backend = self.text_of(value),
             Field::Unknown => {}
             _ => {
                 let value = self.scalar(value);

@@ -3,8 +3,8 @@
 
 use rcomm::backend::{AbortReason, Call, GroupContext, Observer};
 use rcomm::{
-    Backend, BackendFactory, Deadline, DeviceKind, Done, FakeFabric, HashStore, Hints, Op, OpType,
-    Pending, ReduceOp, Result, SparseTensor, WaitHint, World,
+    Backend, BackendFactory, Deadline, DeviceKind, Done, FakeFabric, GroupOptions, HashStore,
+    Hints, Op, OpType, Pending, ReduceOp, Result, SparseTensor, WaitHint, World,
 };
 use rcomm_tests::world::{self, Carrier, on_threads};
 use std::sync::{Arc, Mutex};
@@ -20,6 +20,8 @@ struct Listening {
 struct ListeningFactory {
     inner: Arc<dyn BackendFactory>,
     seen: Seen,
+    /// The hints of each group.
+    connected: Arc<Mutex<Vec<Hints>>>,
 }
 
 impl BackendFactory for ListeningFactory {
@@ -32,6 +34,7 @@ impl BackendFactory for ListeningFactory {
     }
 
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        self.connected.lock().unwrap().push(group.hints.clone());
         Ok(Arc::new(Listening {
             inner: self.inner.connect(group, deadline)?,
             seen: self.seen.clone(),
@@ -50,12 +53,18 @@ impl Backend for Listening {
         call: Call,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Pending>> {
-        self.seen.lock().unwrap().push((op.op_type(), call.hints));
+        self.seen
+            .lock()
+            .unwrap()
+            .push((op.op_type(), call.hints.clone()));
         self.inner.issue(op, call, observer)
     }
 
     fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
-        self.seen.lock().unwrap().push((op.op_type(), call.hints));
+        self.seen
+            .lock()
+            .unwrap()
+            .push((op.op_type(), call.hints.clone()));
         self.inner.run(op, call, observer)
     }
 
@@ -76,12 +85,15 @@ fn hints_of_a_handle_reach_the_backend_with_each_of_its_calls() {
     };
     let seen = Seen::default();
     let (for_factory, fabric) = (seen.clone(), FakeFabric::new());
+    let connected: Arc<Mutex<Vec<Hints>>> = Arc::default();
+    let groups = connected.clone();
     let world = World::builder(config)
         .store(Arc::new(HashStore::new()))
         .backend(move |world| {
             Ok(Arc::new(ListeningFactory {
                 inner: fabric.factory(world.rank),
                 seen: for_factory,
+                connected: groups,
             }))
         })
         .init()
@@ -91,23 +103,42 @@ fn hints_of_a_handle_reach_the_backend_with_each_of_its_calls() {
     let hints = Hints::NONE
         .wait(WaitHint::Long)
         .own(&[("lane", "2"), ("trace", "on")]);
-    let hinted = group.hinted(hints);
+    let hinted = group.hinted(hints.clone());
     hinted.barrier().unwrap();
     let work = hinted.all_reduce_async(vec![1u8], ReduceOp::Sum).unwrap();
     work.wait().unwrap();
     let tensor = SparseTensor::new(vec![2], 1, vec![1], vec![1f32]).unwrap();
     hinted.all_reduce_sparse(&tensor, ReduceOp::Sum).unwrap();
     group.barrier().unwrap();
-    let gathers = [
-        (OpType::AllGatherSingle, hints),
-        (OpType::AllGatherV, hints),
-        (OpType::AllGatherV, hints),
+    let hinted_ops = [
+        OpType::Barrier,
+        OpType::AllReduce,
+        OpType::AllGatherSingle,
+        OpType::AllGatherV,
+        OpType::AllGatherV,
     ];
-    let mut expected = vec![(OpType::Barrier, hints), (OpType::AllReduce, hints)];
-    expected.extend(gathers);
+    let mut expected: Vec<_> = hinted_ops.map(|op| (op, hints.clone())).into();
     expected.push((OpType::Barrier, Hints::NONE));
     assert_eq!(*seen.lock().unwrap(), expected);
     assert_eq!(hints.get("lane"), Some("2"));
+
+    // Hints of a group, with a value that is known only now: its backend gets them when it connects, and with each call.
+    let device = std::process::id().to_string();
+    let of_group = Hints::NONE.own(&[("device", &device)]);
+    let options = GroupOptions {
+        hints: of_group.clone(),
+        ..GroupOptions::named("hinted")
+    };
+    seen.lock().unwrap().clear();
+    let made = world.new_group(&[0], &options).unwrap();
+    assert_eq!(*connected.lock().unwrap(), [Hints::NONE, of_group.clone()]);
+    made.barrier().unwrap();
+    made.hinted(Hints::NONE).barrier().unwrap();
+    let named = world.group_named(made.name()).unwrap();
+    named.barrier().unwrap();
+    let given = seen.lock().unwrap().clone();
+    let given: Vec<Hints> = given.into_iter().map(|(_, hints)| hints).collect();
+    assert_eq!(given, [of_group.clone(), Hints::NONE, of_group]);
     world.shutdown().unwrap();
 }
 

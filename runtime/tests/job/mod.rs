@@ -108,6 +108,7 @@ impl Rank {
             group_rank: self.rank,
             wire_id,
             store: Arc::new(PrefixStore::new(name_of_keys, self.store.clone())),
+            hints: Hints::NONE,
         };
         Group {
             backend: self.factory.connect(group, DEADLINE.into()).unwrap(),

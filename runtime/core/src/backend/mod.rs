@@ -69,6 +69,8 @@ pub struct GroupContext {
     pub wire_id: u64,
     /// The world's store, under a prefix for this group and backend.
     pub store: Arc<dyn Store>,
+    /// The hints of the options with which the group was made. Its calls have them too, unless they are given others.
+    pub hints: Hints,
 }
 
 impl GroupContext {
@@ -153,7 +155,7 @@ pub trait BackendSet {
 }
 
 /// What the group gives a backend along with an operation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Call {
     /// The sequence number (`collective_seq_id`, or `p2p_seq_id`), for error messages and comparisons of ranks.
     pub seq: u64,

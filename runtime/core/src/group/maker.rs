@@ -4,6 +4,7 @@ use crate::backend::{Backend, GroupContext};
 use crate::group::process_group::{Group, ProcessGroup};
 use crate::op::deadline::Deadline;
 use crate::op::error::{ErrorKind, Result};
+use crate::op::hints::Hints;
 use crate::store::Store;
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub struct GroupOptions {
     pub timeout: Option<Duration>,
     /// Its backends, in the form of [`Config::backend`](crate::Config::backend); `None` = those of the world.
     pub backend: Option<String>,
+    /// Hints for its backends when they connect, and for calls that are given no others. Ranks may give different ones.
+    pub hints: Hints,
 }
 
 impl GroupOptions {

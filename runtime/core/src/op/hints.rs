@@ -1,44 +1,58 @@
 //! [`Hints`]: what the caller of an operation knows and the backend can use.
 
+use std::sync::Arc;
+
 /// Facts that the caller of an operation knows and its backend cannot determine.
 ///
-/// They are set on one handle of a group ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)) and passed to the
-/// backend with each [`Call`](crate::backend::Call). A hint changes how an operation is carried out, never its
+/// They are set on a group when it is made ([`GroupOptions::hints`](crate::GroupOptions::hints)), or on one handle of it
+/// ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)), and passed to the backend with each
+/// [`Call`](crate::backend::Call). A hint changes how an operation is carried out, never its
 /// result; ranks may give different hints. A backend uses the hints that it supports, and its documentation lists
 /// them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Hints {
     /// How long the wait for other ranks will be.
     pub wait: WaitHint,
-    /// Names and values for a backend that the program itself supplies.
-    pub own: &'static [(&'static str, &'static str)],
+    /// Names and values for a backend that the program itself supplies; `None` if there are none. A call shares them with
+    /// the handle: it copies and allocates nothing.
+    own: Option<Arc<[(Box<str>, Box<str>)]>>,
 }
 
 impl Hints {
     /// No hints.
     pub const NONE: Self = Self {
         wait: WaitHint::Unknown,
-        own: &[],
+        own: None,
     };
 
     /// These hints, with `wait` as the hint about waiting.
     #[must_use]
-    pub const fn wait(self, wait: WaitHint) -> Self {
-        Self { wait, ..self }
+    pub const fn wait(mut self, wait: WaitHint) -> Self {
+        self.wait = wait;
+        self
     }
 
-    /// These hints, with these names and values for a backend that the program itself supplies.
+    /// These hints, with these names and values, which are copied, for a backend that the program itself supplies, in
+    /// place of those given before.
     #[must_use]
-    pub const fn own(self, own: &'static [(&'static str, &'static str)]) -> Self {
-        Self { own, ..self }
+    pub fn own(mut self, own: &[(&str, &str)]) -> Self {
+        let pairs = own.iter().map(|&(name, value)| (name.into(), value.into()));
+        self.own = (!own.is_empty()).then(|| pairs.collect());
+        self
     }
 
-    /// The value of `name` in the field `own`; `None` if it is not there.
-    pub fn get(&self, name: &str) -> Option<&'static str> {
-        let mut own = self.own.iter();
-        own.find(|(known, _)| *known == name)
-            .map(|(_, value)| *value)
+    /// The names and values for a backend that the program itself supplies.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.own.iter().flat_map(|own| own.iter());
+        pairs.map(|(name, value)| (&**name, &**value))
+    }
+
+    /// The first value of `name` among [`pairs`](Self::pairs); `None` if it is not there.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.pairs()
+            .find(|&(known, _)| known == name)
+            .map(|(_, value)| value)
     }
 }
 
@@ -64,6 +78,11 @@ mod tests {
         let hints = Hints::NONE.own(&[("lane", "2"), ("trace", "on")]);
         assert_eq!(hints.get("trace"), Some("on"));
         assert_eq!(hints.get("other"), None);
+        let lane = 3.to_string();
+        let known_late = Hints::NONE.own(&[("lane", &lane)]);
+        assert_eq!(known_late.get("lane"), Some("3"));
+        assert_eq!(known_late.pairs().collect::<Vec<_>>(), [("lane", "3")]);
+        assert_eq!(known_late.own(&[]), Hints::NONE);
         assert_eq!(Hints::default(), Hints::NONE);
     }
 }

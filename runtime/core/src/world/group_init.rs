@@ -7,6 +7,7 @@ use crate::group::maker::{GroupMaker, GroupOptions, Origin};
 use crate::group::process_group::{Group, GroupParts, Lane, ProcessGroup};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::hints::Hints;
 use crate::store::{PrefixStore, Store};
 use crate::world::WorldShared;
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
@@ -144,6 +145,7 @@ impl WorldShared {
                 group_rank,
                 wire_id,
                 store: Arc::new(PrefixStore::new(factory.name(), store.clone())),
+                hints: options.hints.clone(),
             };
             let derived = origin.derive(factory.name(), &context, deadline);
             let backend = match derived.map_err(named)? {
@@ -173,6 +175,7 @@ impl WorldShared {
             watch: self.watch.clone(),
             config: self.config.clone(),
             maker: Arc::<Self>::downgrade(self) as Weak<dyn GroupMaker>,
+            hints: options.hints.clone(),
         };
         let group = Group::new(parts);
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,6 +203,7 @@ impl WorldShared {
         let side = GroupContext {
             group_rank: params.group_rank,
             wire_id: wire_id(&name, &info.ranks, self.place.attempt),
+            hints: Hints::NONE,
             store: Arc::new(PrefixStore::new(
                 format!("{}/checks", params.name),
                 params.store.clone(),

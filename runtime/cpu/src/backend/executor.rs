@@ -335,7 +335,7 @@ fn run_collectives(shared: &ExecutorState, group: &CpuGroup) {
         };
         drop(queue);
         let issued = task.issued.clone();
-        let result = group.run_collective(&mut task.op, task.call, |_| issued.start());
+        let result = group.run_collective(&mut task.op, task.call.clone(), |_| issued.start());
         shared.end(task, result);
     }
 }

@@ -118,6 +118,7 @@ fn group_context(
         info,
         wire_id,
         store: Arc::new(store),
+        hints: Hints::NONE,
     }
 }
 

@@ -65,7 +65,7 @@ impl Wrapper {
         }
     }
 
-    fn statement(&self, op: &Op<'_>, call: Call, observer: &dyn Observer) -> Statement {
+    fn statement(&self, op: &Op<'_>, call: &Call, observer: &dyn Observer) -> Statement {
         let nan = match self.nan_check {
             NanCheck::On => nan::find(op, &*self.inner),
             NanCheck::Off => None,
@@ -137,7 +137,7 @@ impl Backend for Wrapper {
             ..call
         };
         let comparison_op = exchange(
-            &self.statement(&op, call, &*observer),
+            &self.statement(&op, &call, &*observer),
             self.comparison.ranks.len(),
         );
         let compared_op = Arc::new(ComparedOp {
@@ -145,7 +145,7 @@ impl Backend for Wrapper {
             moved: Condvar::new(),
             inner: self.inner.clone(),
             comparison: self.comparison.clone(),
-            call,
+            call: call.clone(),
             observer: Mutex::new(Some(observer)),
         });
         let side = self.side.issue(comparison_op, call, compared_op.clone())?;
@@ -166,11 +166,11 @@ impl Backend for Wrapper {
             ..call
         };
         let mut comparison_op = exchange(
-            &self.statement(op, call, observer),
+            &self.statement(op, &call, observer),
             self.comparison.ranks.len(),
         );
         self.side
-            .run(&mut comparison_op, call, observer)
+            .run(&mut comparison_op, call.clone(), observer)
             .map_err(while_comparing)?;
         self.comparison
             .compare_gathered(call.seq, Some(comparison_op))?;
@@ -306,7 +306,7 @@ impl ComparedOp {
         };
         let next = match outcome {
             Err(error) => CheckStage::Refused(error, Some(op)),
-            Ok(()) => match self.inner.issue(op, self.call, observer.clone()) {
+            Ok(()) => match self.inner.issue(op, self.call.clone(), observer.clone()) {
                 Ok(pending) => CheckStage::Passed(pending),
                 Err(error) => CheckStage::Refused(error, None),
             },

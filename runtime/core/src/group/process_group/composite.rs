@@ -124,7 +124,7 @@ impl Share {
             // Messages have no turn.
             turn: 0,
             deadline: self.deadline,
-            hints: self.hints,
+            hints: self.hints.clone(),
         };
         // Backends require that operations are issued one at a time.
         let _issue = self.group.lock();
@@ -149,7 +149,7 @@ impl Share {
             seq: self.seq,
             turn: self.next,
             deadline: self.deadline,
-            hints: self.hints,
+            hints: self.hints.clone(),
         };
         self.next += 1;
         let result = self.group.lanes[self.lane]
@@ -265,7 +265,7 @@ impl Group {
             timeout,
             due,
             deadline: Deadline::At(due),
-            hints: *options.hints,
+            hints: options.hints.clone(),
         };
         let members = Vec::new();
         Ok((op_info, Tickets { members, operation }, share))

@@ -11,6 +11,7 @@ use crate::group::maker::GroupMaker;
 use crate::op::buffer::DeviceKind;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::hints::Hints;
 use crate::op::info::OpInfo;
 use crate::watch::watchdog::{Fault, Running, Watch};
 use crate::watch::watched::WatchedGroup;
@@ -55,6 +56,8 @@ pub(crate) struct Group {
     pub(super) watch: Arc<Watch>,
     maker: Weak<dyn GroupMaker>,
     config: Arc<Config>,
+    /// The hints of the options with which it was made.
+    pub(super) hints: Hints,
     timeout_ms: AtomicU64,
     /// Whether the group measures how long its operations run.
     timing: AtomicBool,
@@ -87,6 +90,7 @@ pub(crate) struct GroupParts {
     pub(crate) watch: Arc<Watch>,
     pub(crate) config: Arc<Config>,
     pub(crate) maker: Weak<dyn GroupMaker>,
+    pub(crate) hints: Hints,
 }
 
 impl Group {
@@ -100,6 +104,7 @@ impl Group {
             config: parts.config,
             maker: parts.maker,
             info: parts.info,
+            hints: parts.hints,
             group_rank: parts.group_rank,
             wire_id: parts.wire_id,
             lanes: parts.lanes,

@@ -75,9 +75,9 @@ pub struct ProcessGroup {
 impl ProcessGroup {
     pub(crate) fn over(group: Arc<Group>) -> Self {
         Self {
-            group,
             timeout: None,
-            hints: Hints::NONE,
+            hints: group.hints.clone(),
+            group,
             site: None,
         }
     }
@@ -178,7 +178,8 @@ impl ProcessGroup {
         }
     }
 
-    /// The same group, with hints to the backend for calls through the returned handle:
+    /// The same group, with hints to the backend for calls through the returned handle, in place of those with which the
+    /// group was made:
     /// `group.hinted(Hints::NONE.wait(WaitHint::Long)).barrier()`. See [`Hints`] for their effects.
     #[must_use]
     pub fn hinted(&self, hints: Hints) -> Self {

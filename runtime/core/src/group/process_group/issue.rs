@@ -185,7 +185,7 @@ impl Group {
             seq: op_info.seq,
             turn,
             deadline: Deadline::In(op_info.timeout),
-            hints: *options.hints,
+            hints: options.hints.clone(),
         };
         let observer = Recorded {
             recorder: &self.recorder,
@@ -242,7 +242,7 @@ impl Group {
             seq: op_info.seq,
             turn,
             deadline,
-            hints: *options.hints,
+            hints: options.hints.clone(),
         };
         let in_flight = InFlightOp::new(self.clone(), op_info, tickets);
         // Added before the call, so that a call that does not return is found overdue as well.

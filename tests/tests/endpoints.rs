@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::EndpointChoice;
-use rcomm::{EndpointAddress, EndpointToken, Secret};
+use rcomm::{EndpointAddress, EndpointToken, Secret, WaitStatistics};
 use rcomm_analyzer::source::{EndpointSource, Seen};
 use rcomm_analyzer::{Policy, Report, Source, analyze};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::{Dump, EndpointClient};
+use rcomm_recorder::publish::{Dump, EndpointClient, OwnThread};
 use rcomm_tests::fault::Fault;
 use rcomm_tests::process::{CULPRIT, Job, wait_until};
 use rcomm_tests::world::{Carrier, on_threads};
@@ -111,6 +111,71 @@ fn ask(address: &EndpointAddress, token: &str, request: &str) -> (u16, String) {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     (status, body.to_owned())
+}
+
+#[test]
+fn waits_are_counted_and_shown_at_the_endpoint_while_they_last() {
+    const TOKEN: &str = "the-token-of-this-test";
+    let change = |config: &mut rcomm::Config| {
+        config.endpoint_token = Some(EndpointToken::new(TOKEN).unwrap());
+        config.endpoint = EndpointChoice::Tcp(([127, 0, 0, 1], 0).into());
+    };
+    on_threads(2, &Carrier::Cpu, change, |world| {
+        let address = world.endpoint().unwrap().clone();
+        let waits = |name: &str| -> WaitStatistics {
+            let (status, body) = ask(&address, TOKEN, "GET /waits");
+            assert_eq!(status, 200, "{body}");
+            let all: Vec<WaitStatistics> = serde_json::from_str(&body).unwrap();
+            let found = all.into_iter().find(|it| it.name == name);
+            found.unwrap_or_else(|| panic!("{name}: {body}"))
+        };
+        assert_eq!(waits("rcomm.rendezvous").count, 1);
+        assert!(waits("rcomm.store").count >= 1);
+        assert_eq!(waits("rcomm.work").count, 0);
+        // Rank 0 waits for an operation of which rank 1 does not know before rank 0 was seen to wait.
+        if world.rank() == 0 {
+            let work = world.group().barrier_async().unwrap();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| work.join().map(drop));
+                wait_until("the wait to be shown", || {
+                    let now = waits("rcomm.work");
+                    (now.waiting == 1 && now.waiting_ns > 0).then_some(())
+                });
+                let (status, text) = ask(&address, TOKEN, "GET /metrics");
+                assert_eq!(status, 200, "{text}");
+                let line = "rcomm_waiting_threads{rank=\"0\",wait=\"rcomm.work\"} 1\n";
+                assert!(text.contains(line), "{text}");
+                world.store().set("rank 0 waits", b"").unwrap();
+                waiter.join().unwrap().unwrap();
+            });
+        } else {
+            let soon = Duration::from_secs(20);
+            world.store().wait(&["rank 0 waits"], soon).unwrap();
+            world.group().barrier().unwrap();
+        }
+        if world.rank() == 0 {
+            let ended = waits("rcomm.work");
+            assert_eq!((ended.count, ended.waiting, ended.waiting_ns), (1, 0, 0));
+            assert!(
+                ended.max_ns > 0 && ended.max_ns == ended.total_ns,
+                "{ended:?}"
+            );
+        }
+        let (status, body) = ask(&address, TOKEN, "GET /threads");
+        assert_eq!(status, 200, "{body}");
+        let threads: Vec<OwnThread> = serde_json::from_str(&body).unwrap();
+        let watchdog = threads
+            .iter()
+            .find(|it| it.name.starts_with("rcomm/watchdog"));
+        assert!(watchdog.is_some(), "{body}");
+        let own = world.wait_counter("data-loader").unwrap();
+        drop(own.begin());
+        assert_eq!(waits("data-loader").count, 1);
+        assert_eq!(world.waits().last().unwrap().name, "data-loader");
+        assert!(world.wait_counter("rcomm.own").is_err());
+        world.group().barrier().unwrap();
+        world.shutdown().unwrap();
+    });
 }
 
 #[test]

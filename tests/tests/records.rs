@@ -2,14 +2,18 @@
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{
-    Buffer, Complex, F8E4M3, MissingRanks, Op, OpType, ProcessGroup, ReduceOp, Reduction,
-    SparseTensor, bf16, f16,
+    Buffer, Complex, Config, F8E4M3, HashStore, MissingRanks, Op, OpType, ProcessGroup, ReduceOp,
+    Reduction, SparseTensor, bf16, f16,
 };
+use rcomm_recorder::record::RecorderConfig;
 use rcomm_tests::process::wait_until;
-use rcomm_tests::world::{Carrier, on_threads};
+use rcomm_tests::world::{Carrier, builder, config, on_threads};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Issues an operation, and those that it needs, on a group that has no other operations.
 type Issue = fn(&ProcessGroup);
@@ -325,4 +329,113 @@ fn a_line_of_another_language_is_recorded_and_several_threads_join_one_operation
             (&Value::from("train.py"), &Value::from(64))
         );
     }
+}
+
+/// A log that a test reads.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_log_has_the_rings_size_at_the_start_and_its_steps_when_they_are_known() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _guard = subscriber.set_default();
+    let steps_of = |mib| {
+        let options = Config {
+            ring_mib: Some(mib),
+            ..config(0, 1)
+        };
+        let world = builder(options, Arc::new(HashStore::new()), &Carrier::Cpu).init();
+        let world = world.unwrap();
+        for step in 0..10 {
+            world.step(step);
+            for _ in 0..100 {
+                world.group().barrier().unwrap();
+            }
+        }
+        let size = (
+            world.recorder().entries(),
+            world.recorder().size_bytes() as f64 / f64::from(1 << 20),
+        );
+        world.shutdown().unwrap();
+        let text = String::from_utf8(std::mem::take(&mut log.0.lock().unwrap())).unwrap();
+        let line = |what: &str| {
+            let mut lines = text.lines().filter(|line| line.contains(what));
+            let line = lines.next().unwrap_or_else(|| panic!("{what}: {text}"));
+            assert_eq!(lines.next(), None, "{text}");
+            line.to_owned()
+        };
+        let made = line("world made");
+        let expected = format!("ring_mib={:.1} ring_entries={}", size.1, size.0);
+        assert!(made.contains(&expected), "{expected}: {made}");
+        assert!(size.1 <= f64::from(mib), "{made}");
+        (size.0, line("ring_steps"))
+    };
+    let (entries, line) = steps_of(4);
+    assert_eq!(entries, 16_384);
+    assert!(
+        line.contains("ring_steps=163 operations_per_step=100"),
+        "{line}"
+    );
+    let (entries, line) = steps_of(1);
+    assert!(entries < 16_384, "{entries}");
+    let steps = format!("ring_steps={} operations_per_step=100", entries / 100);
+    assert!(line.contains(&steps), "{line}");
+}
+
+#[test]
+fn a_ring_with_few_steps_is_a_warning_that_says_how_large_it_should_be() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _guard = subscriber.set_default();
+    let options = Config {
+        ring_entries: 64,
+        ..config(0, 1)
+    };
+    let world = builder(options, Arc::new(HashStore::new()), &Carrier::Cpu).init();
+    let world = world.unwrap();
+    for step in 100..110 {
+        world.step(step);
+        (0..30).for_each(|_| world.group().barrier().unwrap());
+    }
+    world.shutdown().unwrap();
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let warning = text.lines().find(|line| line.contains("RCOMM_RING_STEPS"));
+    let warning = warning.unwrap_or_else(|| panic!("{text}"));
+    assert!(warning.contains("WARN"), "{warning}");
+    assert!(warning.contains("RCOMM_RING_STEPS=8x30"), "{warning}");
+    assert!(warning.contains("ring_steps=2"), "{warning}");
+}
+
+#[test]
+fn a_size_without_room_for_the_tables_is_refused() {
+    // The tables of a job of 200,000 ranks have the members of the group of all ranks.
+    let options = Config {
+        ring_mib: Some(1),
+        ..config(0, 200_000)
+    };
+    let error = builder(options, Arc::new(HashStore::new()), &Carrier::Cpu).init();
+    let error = error.expect_err("there is no room").to_string();
+    assert!(error.contains("a ring of 1 MiB has no room"), "{error}");
+    let least = RecorderConfig::new("job", 0, 200_000).bytes_with(1);
+    let least = format!("it takes {} MiB or more", least.div_ceil(1 << 20));
+    assert!(error.contains(&least), "{least}: {error}");
 }

@@ -6,18 +6,21 @@
 //! | `GET /dump` | the whole record as JSON; header `rcomm-change` numbers the answer, `rcomm-entries` is the ring's capacity |
 //! | `GET /dump?since=N` | what changed since answer N, with header `rcomm-since: N`; the whole record if N is unknown |
 //! | `GET /peers` | a list of [`PeerEndpoint`]: the other ranks' endpoints |
+//! | `GET /waits` | a list of [`WaitStatistics`]: for how long threads of the process wait, and for what |
+//! | `GET /metrics` | the same as metrics, in Prometheus' text format 0.0.4 |
+//! | `GET /threads` | a list of [`OwnThread`](super::OwnThread): what the threads of the process wait in, and their probable callers |
 //! | `GET /ping` | `pong`: the process serves its endpoint |
 //! | `GET /handlers` | the names of the program's own handlers, as a list |
 //! | `POST /handlers/NAME?key=value` | the text that the program's handler returns; 400 with its text if it fails, 404 if there is none |
 //! | `POST /dump` | [`WrittenDump`]: the process has written its dump; 501 if it writes none |
 //!
 //! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of `GET
-//! /peers`, `POST /dump` and `POST /handlers/NAME`, which may block. The endpoint reads the ring and takes no lock
-//! that operations take, so it answers while the program is stuck. Until the first connection it sleeps and holds
-//! only its socket. The mode 0600 of a unix socket restricts access; over TCP every request carries the token
-//! (`Authorization: Bearer ...`), inside TLS if the job uses it ([`Listen::Tls`]). Requests have no body. At most
-//! [`MAX_CONNECTIONS`] connections are served at a time, each for at most [`CONNECTION_TIME`]; if there are more, one
-//! that has not made an admitted request is closed ([`Places`]).
+//! /peers`, `POST /dump` and `POST /handlers/NAME`, which may block, and look at the threads for `GET /threads`. The
+//! endpoint reads the ring and takes no lock that operations take, so it answers while the program is stuck. Until
+//! the first connection it sleeps and holds only its socket. The mode 0600 of a unix socket restricts access; over
+//! TCP every request carries the token (`Authorization: Bearer ...`), inside TLS if the job uses it
+//! ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are served at a time, each for
+//! at most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is closed ([`Places`]).
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
@@ -26,6 +29,8 @@ use super::answer::{
 use super::handlers::{self, HandlerParameters, ProgramHandlers};
 use super::places::{Place, Places};
 use super::tls::Tls;
+use super::wait_routes::{self, ListWaits};
+use super::waits::WaitStatistics;
 use crate::error::{Error, Result};
 use crate::record::FlightRecorder;
 use crate::record::changes::Changes;
@@ -103,6 +108,7 @@ pub struct Endpoint {
     address: EndpointAddress,
     callbacks: Arc<Mutex<Callbacks>>,
     program_handlers: Arc<ProgramHandlers>,
+    waits: Arc<Mutex<ListWaits>>,
     /// Dropping this end of the pair stops the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -148,7 +154,8 @@ impl Endpoint {
         });
         let (stop, stopped) = pair.map_err(|error| listen_error(address.to_string(), error))?;
         let program_handlers = Arc::new(ProgramHandlers::default());
-        let served = (callbacks.clone(), program_handlers.clone());
+        let waits: Arc<Mutex<ListWaits>> = Arc::new(Mutex::new(Arc::new(Vec::new)));
+        let served = (callbacks.clone(), program_handlers.clone(), waits.clone());
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
@@ -169,6 +176,7 @@ impl Endpoint {
             address,
             callbacks,
             program_handlers,
+            waits,
             stop: Some(stop),
             thread: Some(thread),
         })
@@ -201,6 +209,13 @@ impl Endpoint {
         write: impl Fn() -> std::result::Result<String, String> + Send + Sync + 'static,
     ) {
         self.callbacks().dump = Some(Arc::new(write));
+    }
+
+    /// Sets the function that answers `GET /waits` and `GET /metrics`. It runs on the endpoint's thread and must not
+    /// block.
+    pub fn list_waits(&self, list: impl Fn() -> Vec<WaitStatistics> + Send + Sync + 'static) {
+        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        *waits = Arc::new(list);
     }
 
     /// Adds a handler of the program's own, which answers `POST /handlers/NAME`, or replaces the one of this name. It
@@ -437,15 +452,20 @@ where
 }
 
 pub(super) struct Served {
-    recorder: Arc<FlightRecorder>,
+    pub(super) recorder: Arc<FlightRecorder>,
     changes: Mutex<Changes>,
     callbacks: Arc<Mutex<Callbacks>>,
     pub(super) program_handlers: Arc<ProgramHandlers>,
+    pub(super) waits: Arc<Mutex<ListWaits>>,
 }
 
 fn router(
     recorder: Arc<FlightRecorder>,
-    (callbacks, program_handlers): (Arc<Mutex<Callbacks>>, Arc<ProgramHandlers>),
+    (callbacks, program_handlers, waits): (
+        Arc<Mutex<Callbacks>>,
+        Arc<ProgramHandlers>,
+        Arc<Mutex<ListWaits>>,
+    ),
     token: Option<EndpointToken>,
 ) -> Router {
     // Answers are numbered from the current time in microseconds. A read of the ring takes longer than a
@@ -457,11 +477,15 @@ fn router(
         changes,
         callbacks,
         program_handlers,
+        waits,
     });
     let router = Router::new()
         .route("/status", get(status))
         .route("/dump", get(dump).post(write_dump))
         .route("/peers", get(list_peers))
+        .route("/waits", get(wait_routes::list))
+        .route("/metrics", get(wait_routes::metrics))
+        .route("/threads", get(wait_routes::threads))
         .route("/ping", get(async || "pong\n"))
         .route("/handlers", get(handlers::list))
         .route("/handlers/{name}", post(handlers::run))

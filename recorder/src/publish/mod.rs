@@ -21,8 +21,12 @@ mod ring_follower;
 mod ring_reader;
 mod secret;
 mod store_proof;
+mod threads;
 #[cfg(feature = "tls")]
 mod tls;
+#[cfg(feature = "endpoint")]
+mod wait_routes;
+mod waits;
 
 pub use crate::model::dump::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, UnreadableVersion,
@@ -48,5 +52,7 @@ pub use ring_follower::{RingFollower, RingPoll};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};
 pub use secret::Secret;
 pub use store_proof::{STORE_REFUSAL, STORE_TAKES_TLS, StoreCaller, StoreChallenge, StoreOpCode};
+pub use threads::{CodeAddress, OwnThread, own_threads};
 #[cfg(feature = "tls")]
 pub use tls::{Handshake, Tls, TlsError, TlsFiles, TlsSession, TlsStream};
+pub use waits::{WaitStatistics, is_wait_name};

@@ -1,5 +1,6 @@
 //! Configuration of a recorder, and the resulting placement of its ring.
 
+use super::layout::{MAX_SLOTS, RingLayout};
 use crate::error::{Error, Result};
 use crate::model::Rank;
 use std::path::{Path, PathBuf};
@@ -120,6 +121,26 @@ pub struct RecorderConfig {
 }
 
 impl RecorderConfig {
+    /// The largest number of operations that a ring can hold.
+    pub const MAX_ENTRIES: u32 = MAX_SLOTS as u32;
+
+    /// The largest number of operations for which the ring with its tables takes at most this many bytes: a power of
+    /// two, at most [`MAX_ENTRIES`](Self::MAX_ENTRIES). `None` if the tables alone take more.
+    pub fn entries_within(&self, bytes: usize) -> Option<u32> {
+        let most = Self::MAX_ENTRIES.ilog2();
+        let mut sizes = (0..=most).rev().map(|power| 1 << power);
+        sizes.find(|&entries| self.bytes_with(entries) <= bytes)
+    }
+
+    /// The size of a ring for this many operations with its tables, in bytes.
+    pub fn bytes_with(&self, entries: u32) -> usize {
+        let config = Self {
+            entries,
+            ..self.clone()
+        };
+        RingLayout::plan(&config).bytes
+    }
+
     /// A configuration with 16,384 entries in shared memory, for attempt 0 on this host.
     pub fn new(job: impl Into<String>, rank: Rank, world_size: u32) -> Self {
         let host = rustix::system::uname();
@@ -155,7 +176,7 @@ impl RecorderConfig {
             }
         }
         for (what, value, most) in [
-            ("entries", self.entries, 1 << 20),
+            ("entries", self.entries, Self::MAX_ENTRIES),
             ("groups", self.groups, 1 << 16),
             ("signatures", self.signatures, 1 << 16),
             ("call sites", self.call_sites, 1 << 16),

@@ -589,13 +589,4 @@ pub(crate) const fn join(low: u32, high: u32) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn default_ring_takes_less_than_four_mebibytes() {
-        let layout = RingLayout::plan(&RecorderConfig::new("job", 0, 8));
-        assert!(layout.bytes < 4 << 20, "{} bytes", layout.bytes);
-        assert!(layout.bytes.is_multiple_of(4096));
-    }
-}
+mod tests;

@@ -18,6 +18,8 @@
 //! | `RCOMM_STORE` | [`store`](Config::store) | `secret` where rcomm serves the store and there is a secret, else `open` |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
+//! | `RCOMM_RING_STEPS` | the same, as steps times operations of a step: `8x1250` | none |
+//! | `RCOMM_RING_MIB` | [`ring_mib`](Config::ring_mib) | none |
 //! | `RCOMM_RING_KEEP_JOBS`, `RCOMM_RING_KEEP_MIB` | [`kept_jobs`](Config::kept_jobs) | 32, 1,024 |
 //! | `RCOMM_DUMP_DIR` | [`dump_dir`](Config::dump_dir) | `rcomm-dumps` in the working directory |
 //! | `RCOMM_DUMP_FORMAT` | [`dump_format`](Config::dump_format): `json`, `pickle`, `both` | `json` |
@@ -47,7 +49,7 @@ use rendezvous::Rendezvous;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use values::{endpoint, in_variable, is_on, number, wrong_value};
+use values::{endpoint, in_variable, is_on, number, ring_size, wrong_value};
 
 /// All options of a world. Plain data: it can be filled in by hand.
 #[derive(Clone, Debug)]
@@ -88,8 +90,11 @@ pub struct Config {
     pub store: StoreChoice,
     /// The directory of the ring file, if there is a file.
     pub ring_dir: RingDir,
-    /// How many operations the ring holds.
+    /// How many operations the ring holds, rounded up to a power of two; at most 1,048,576.
     pub ring_entries: u32,
+    /// How much memory the ring may take with its tables, in MiB: it holds as many operations as fit, at most 1,048,576,
+    /// and [`ring_entries`](Self::ring_entries) does not count. `None` = as much as `ring_entries` needs.
+    pub ring_mib: Option<u32>,
     /// How many dead jobs keep their rings, and how much memory these rings may take together. Once this rank has
     /// made its ring, it removes the rings of older dead jobs.
     pub kept_jobs: KeptJobs,
@@ -218,6 +223,7 @@ impl Default for Config {
             store: StoreChoice::Auto,
             ring_dir: RingDir::Shared,
             ring_entries: 16_384,
+            ring_mib: None,
             kept_jobs: KeptJobs::default(),
             dump_dir: PathBuf::from("rcomm-dumps"),
             dump_format: DumpFormat::Json,
@@ -380,12 +386,7 @@ impl Config {
                 dir => RingDir::Dir(dir.into()),
             };
         }
-        if let Some(value) = text("RCOMM_RING_ENTRIES") {
-            config.ring_entries = number("RCOMM_RING_ENTRIES", &value)?;
-            if config.ring_entries == 0 {
-                return Err(wrong_value("RCOMM_RING_ENTRIES", &value, "at least 1"));
-            }
-        }
+        ring_size(text, &mut config)?;
         if let Some(value) = text("RCOMM_RING_KEEP_JOBS") {
             config.kept_jobs.jobs = number("RCOMM_RING_KEEP_JOBS", &value)?;
         }
@@ -461,121 +462,4 @@ impl Config {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn from(pairs: &[(&str, &str)]) -> Result<Config> {
-        Config::from_lookup(|name| {
-            let pair = pairs.iter().find(|(key, _)| *key == name);
-            pair.map(|(_, value)| (*value).to_owned())
-        })
-    }
-
-    #[test]
-    fn variables_that_are_set_override_the_defaults() {
-        let config = from(&[
-            ("RCOMM_TIMEOUT_MS", "1500"),
-            ("RCOMM_JOIN", "1"),
-            ("GLOO_SOCKET_IFNAME", "eth1,eth2"),
-            ("RCOMM_DUMP_PIPE", "/tmp/a"),
-            ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/tmp/b"),
-            ("RCOMM_RING_DIR", "memory"),
-            ("RCOMM_RING_KEEP_JOBS", "3"),
-            ("RCOMM_RING_KEEP_MIB", "64"),
-            ("RCOMM_ENDPOINT", "tcp:127.0.0.1:0"),
-        ])
-        .unwrap();
-        assert_eq!(config.timeout, Duration::from_millis(1500));
-        assert!(config.joins);
-        assert_eq!(config.socket_ifname.as_deref(), Some("eth1"));
-        assert_eq!(config.ring_dir, RingDir::Memory);
-        let kept = KeptJobs {
-            jobs: 3,
-            bytes: 64 << 20,
-        };
-        assert_eq!(config.kept_jobs, kept);
-        assert_eq!(config.dump_pipes.len(), 2);
-        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
-        assert_eq!(config.endpoint, EndpointChoice::Tcp(any_port));
-    }
-
-    #[test]
-    fn rcomms_variable_has_precedence_over_gloos() {
-        let config = from(&[
-            ("GLOO_SOCKET_IFNAME", "eth1"),
-            ("RCOMM_SOCKET_IFNAME", "eth0"),
-        ])
-        .unwrap();
-        assert_eq!(config.socket_ifname.as_deref(), Some("eth0"));
-    }
-
-    #[test]
-    fn pytorchs_variables_are_read_in_their_units_and_rcomms_have_precedence() {
-        let theirs = [
-            ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "480"),
-            ("TORCH_NCCL_COORD_CHECK_MILSEC", "250"),
-            ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "30"),
-            ("TORCH_FR_BUFFER_SIZE", "2000"),
-        ];
-        let config = from(&theirs).unwrap();
-        assert_eq!(config.heartbeat_timeout, Duration::from_secs(480));
-        assert_eq!(config.signal_interval, Duration::from_millis(250));
-        assert_eq!(config.init_timeout, Duration::from_secs(30));
-        assert_eq!(config.ring_entries, 2000);
-        let ours = [
-            ("RCOMM_HEARTBEAT_TIMEOUT_MS", "5000"),
-            ("RCOMM_SIGNAL_INTERVAL_MS", "70"),
-            ("RCOMM_INIT_TIMEOUT_MS", "900"),
-            ("RCOMM_RING_ENTRIES", "10"),
-        ];
-        let config = from(&[&theirs[..], &ours[..]].concat()).unwrap();
-        assert_eq!(config.heartbeat_timeout, Duration::from_secs(5));
-        assert_eq!(config.signal_interval, Duration::from_millis(70));
-        assert_eq!(config.init_timeout, Duration::from_millis(900));
-        assert_eq!(config.ring_entries, 10);
-        let off = from(&[("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")]).unwrap();
-        assert_eq!(off.ring_entries, Config::default().ring_entries);
-    }
-
-    #[test]
-    fn debug_checks_are_set_by_rcomms_or_pytorchs_variables() {
-        let debug = |pairs: &[(&str, &str)]| from(pairs).unwrap().debug;
-        assert_eq!(debug(&[]), DebugLevel::Off);
-        let theirs = ("TORCH_DISTRIBUTED_DEBUG", "DETAIL");
-        assert_eq!(debug(&[theirs]), DebugLevel::Detail);
-        assert_eq!(debug(&[theirs, ("RCOMM_DEBUG", "off")]), DebugLevel::Off);
-        let config = from(&[("TORCH_NCCL_NAN_CHECK", "1")]).unwrap();
-        assert_eq!(config.nan_check, NanCheck::On);
-        assert!(from(&[("RCOMM_DEBUG", "loud")]).is_err());
-    }
-
-    #[test]
-    fn a_wrong_value_gives_an_error_that_names_the_variable() {
-        let refusal = |name, value| from(&[(name, value)]).unwrap_err().to_string();
-        assert_eq!(
-            refusal("RCOMM_TIMEOUT_MS", "10s"),
-            "RCOMM_TIMEOUT_MS is \"10s\": it must be a whole number that is not too large"
-        );
-        assert_eq!(
-            refusal("RCOMM_TRANSPORT", "carrier pigeon"),
-            "RCOMM_TRANSPORT is \"carrier pigeon\": it must be auto, shm or tcp"
-        );
-        let lines = refusal("RCOMM_TUNING", "all_reduce sockets any 1X notice");
-        assert!(lines.starts_with("RCOMM_TUNING: the line"), "{lines}");
-        assert!(
-            refusal("RCOMM_TUNING_FILE", "/no/such/file").contains("cannot read /no/such/file")
-        );
-        assert!(refusal("RCOMM_SOCKET_STREAMS", "17").contains("give 1 to 16"));
-        assert!(refusal("RCOMM_ENDPOINT", "tcp:node1:1").contains("tcp:ADDRESS:PORT"));
-        assert!(refusal("RCOMM_ENDPOINT", "tcp:0.0.0.0:0").contains("one interface"));
-        let short = refusal("RCOMM_ENDPOINT_TOKEN", "hunter2");
-        assert!(
-            short.contains("at least 16") && !short.contains("hunter2"),
-            "{short}"
-        );
-        assert_eq!(
-            refusal("RCOMM_RING_ENTRIES", "0"),
-            "RCOMM_RING_ENTRIES is \"0\": it must be at least 1"
-        );
-    }
-}
+mod tests;

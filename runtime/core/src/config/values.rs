@@ -1,7 +1,8 @@
 //! Parses the values of variables, and makes the errors for values that an option cannot have.
 
-use super::EndpointChoice;
+use super::{Config, EndpointChoice};
 use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::record::RecorderConfig;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
@@ -39,6 +40,49 @@ pub(super) fn endpoint(value: &str) -> Result<EndpointChoice> {
         return Err(wrong_value(NAME, value, expected));
     }
     Ok(EndpointChoice::Tcp(address))
+}
+
+/// The size of the ring, which one of three variables gives in a unit of its own.
+pub(super) fn ring_size(text: impl Fn(&str) -> Option<String>, config: &mut Config) -> Result<()> {
+    const ENTRIES: &str = "RCOMM_RING_ENTRIES";
+    const STEPS: &str = "RCOMM_RING_STEPS";
+    const MIB: &str = "RCOMM_RING_MIB";
+    let set: Vec<(&str, String)> = [ENTRIES, STEPS, MIB]
+        .into_iter()
+        .filter_map(|name| Some((name, text(name)?)))
+        .collect();
+    let (name, value) = match &set[..] {
+        [] => return Ok(()),
+        [(name, value)] => (*name, value),
+        [(one, _), (other, _), ..] => {
+            let message = format!(
+                "{one} and {other} are both set: the ring has one size, so set one of them"
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+    };
+    if name == STEPS {
+        let product = value.split_once('x').and_then(|(steps, operations)| {
+            let factor = |text: &str| text.trim().parse::<u32>().ok().filter(|&it| it > 0);
+            factor(steps)?.checked_mul(factor(operations)?)
+        });
+        let entries = product.filter(|&entries| entries <= RecorderConfig::MAX_ENTRIES);
+        config.ring_entries = entries.ok_or_else(|| {
+            let expected =
+                "steps x operations of a step, as 8x1250, and no more than 1,048,576 operations";
+            wrong_value(name, value, expected)
+        })?;
+        return Ok(());
+    }
+    let size: u32 = number(name, value)?;
+    if size == 0 {
+        return Err(wrong_value(name, value, "at least 1"));
+    }
+    match name {
+        MIB => config.ring_mib = Some(size),
+        _ => config.ring_entries = size,
+    }
+    Ok(())
 }
 
 /// Adds the name of the variable to the error.

@@ -12,6 +12,7 @@ use crate::op::Op;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::info::{OpInfo, WorkStatus};
+use crate::watch::wait_counters::{RuntimeWait, Waiting};
 use crate::watch::watched::{WatchedGroup, WatchedOperation};
 use rcomm_recorder::model::{Frame, OpType};
 use rcomm_recorder::record::{FlightRecorder, Ticket};
@@ -211,6 +212,13 @@ impl InFlightOp {
         })
     }
 
+    /// Counts a wait for the end, until what is returned is dropped; none if the end was seen already.
+    fn begin_wait(&self) -> Option<Waiting<'_>> {
+        let waits = self.group.watch().waits();
+        let has_ended = self.outcome.get().is_some();
+        (!has_ended).then(|| waits.begin(RuntimeWait::Work))
+    }
+
     /// Waits for the end in the backend, until the deadline; returns the state.
     fn wait(&self, deadline: Deadline) -> WorkStatus {
         if let Some(pending) = self.pending.get() {
@@ -378,15 +386,14 @@ impl<T> Work<T> {
     /// `Aborted`, `PeerLost` and `Mismatch` likewise describe what happened. After an error the buffers are
     /// freed as soon as the backend no longer uses them; [`finish`](Self::finish) returns them instead.
     pub fn wait(mut self) -> Result<T> {
-        self.in_flight.wait(self.latest());
-        self.take_result()
+        let done = self.until_end()?;
+        self.unpack(done)
     }
 
     /// As [`wait`](Self::wait), but returns the operation and its buffers after an error too, if the
     /// backend no longer uses them.
     pub fn finish(self) -> (Result<()>, Option<Op<'static>>) {
-        self.in_flight.wait(self.latest());
-        let result = self.wait_result().map(|_| ());
+        let result = self.until_end().map(|_| ());
         let pending = self.in_flight.pending.get();
         (result, pending.and_then(|pending| pending.reclaim()))
     }
@@ -399,13 +406,13 @@ impl<T> Work<T> {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn join(&self) -> Result<Done> {
-        self.in_flight.wait(self.latest());
-        self.wait_result()
+        self.until_end()
     }
 
     /// Waits for the end, but for `timeout` at most; returns the state. An operation that has not ended by
     /// then continues.
     pub fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
+        let _waiting = self.in_flight.begin_wait();
         self.in_flight.wait(Deadline::In(timeout))
     }
 
@@ -506,6 +513,13 @@ impl<T> Work<T> {
         Deadline::At(self.in_flight.due() + self.in_flight.group.cleanup_time())
     }
 
+    /// Waits for the end, and for what ends with it after an error.
+    fn until_end(&self) -> Result<Done> {
+        let _waiting = self.in_flight.begin_wait();
+        self.in_flight.wait(self.latest());
+        self.wait_result()
+    }
+
     fn wait_result(&self) -> Result<Done> {
         let in_flight = &self.in_flight;
         match in_flight.poll_state() {
@@ -525,6 +539,10 @@ impl<T> Work<T> {
 
     fn take_result(&mut self) -> Result<T> {
         let done = self.wait_result()?;
+        self.unpack(done)
+    }
+
+    fn unpack(&mut self, done: Done) -> Result<T> {
         let unpack = self.take_unpack().ok_or_else(taken)?;
         unpack(&self.in_flight, done)
     }

@@ -8,5 +8,6 @@ pub(crate) mod failure_broadcast;
 pub(crate) mod heartbeat;
 pub(crate) mod pipe;
 pub(crate) mod status_exchange;
+pub(crate) mod wait_counters;
 pub(crate) mod watchdog;
 pub(crate) mod watched;

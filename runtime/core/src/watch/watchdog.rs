@@ -11,6 +11,7 @@ use crate::op::info::{OpInfo, WorkStatus};
 use crate::op::monitor::{Monitor, Shared};
 use crate::watch::failure_broadcast::{FailureBroadcast, Incident, ResponderThread};
 use crate::watch::heartbeat::HeartbeatMonitor;
+use crate::watch::wait_counters::WaitCounters;
 use crate::watch::watched::{WatchedGroup, WatchedOperation};
 use rcomm_recorder::model::OpType;
 use rcomm_recorder::model::text;
@@ -88,9 +89,22 @@ pub(crate) struct Watch {
     inbox: Inbox,
     /// How many rounds the watchdog has made; the heartbeat monitor reads this.
     rounds: AtomicU64,
+    waits: Arc<WaitCounters>,
 }
 
 impl Watch {
+    pub(crate) fn new(waits: Arc<WaitCounters>) -> Self {
+        Self {
+            waits,
+            ..Self::default()
+        }
+    }
+
+    /// The counters of the world's waits.
+    pub(crate) fn waits(&self) -> &Arc<WaitCounters> {
+        &self.waits
+    }
+
     pub(crate) fn add_group(&self, group: Weak<dyn WatchedGroup>) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|group| group.strong_count() > 0);

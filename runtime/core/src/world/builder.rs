@@ -12,7 +12,9 @@ use crate::watch::endpoint;
 use crate::watch::failure_broadcast::{FailureBroadcast, FailureBroadcastParts, ResponderThread};
 use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::pipe::DumpPipe;
+use crate::watch::wait_counters::{RuntimeWait, WaitCounters};
 use crate::watch::watchdog::{Helpers, Watch, Watchdog};
+use crate::world::counted_store::CountedStore;
 use crate::world::failed_init::FailedInit;
 #[cfg(feature = "endpoint")]
 use crate::world::handlers;
@@ -21,6 +23,7 @@ use crate::world::init::{
 };
 use crate::world::job_secret::JobSecret;
 use crate::world::join;
+use crate::world::step_meter::StepMeter;
 use crate::world::{Threads, World, WorldShared, session};
 use rcomm_recorder::model::{LinkEnd, Rank};
 use rcomm_recorder::record::{FlightRecorder, OnConflict};
@@ -170,6 +173,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             root,
             early,
             agreed,
+            waits,
         } = meeting;
         let tls = config.read_tls()?;
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
@@ -192,7 +196,7 @@ impl<B: BackendSet> WorldBuilder<B> {
                 })?,
         };
         recorder.phase("connect");
-        let watch = Arc::new(Watch::default());
+        let watch = Arc::new(Watch::new(waits));
         let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
         let writer = self
             .dump_writer
@@ -273,6 +277,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             watch,
             dumps,
             dump_dir,
+            step_meter: StepMeter::default(),
             factories,
             next_id: AtomicU32::new(0),
             made: Mutex::default(),
@@ -282,6 +287,8 @@ impl<B: BackendSet> WorldBuilder<B> {
         #[cfg(feature = "endpoint")]
         if let Some(endpoint) = &threads.endpoint {
             handlers::handle_timeouts(endpoint, &shared);
+            let waits = shared.watch.waits().clone();
+            endpoint.list_waits(move || waits.statistics());
         }
         let ranks = (0..shared.place.world_size).collect();
         let options = GroupOptions::named("default_pg");
@@ -316,6 +323,8 @@ pub(super) struct Meeting {
     /// The ring; `None` if another living process recorded as this rank before the ranks met.
     early: Option<Arc<FlightRecorder>>,
     agreed: RendezvousResult,
+    /// How often and for how long this process waits, from here on.
+    waits: Arc<WaitCounters>,
 }
 
 impl Meeting {
@@ -335,12 +344,16 @@ impl Meeting {
         deadline: Deadline,
     ) -> Result<Self> {
         let secret = JobSecret::of(&config, &place)?;
-        let root = session::part_for_next_world(&store, place.attempt)?;
+        let waits = Arc::new(WaitCounters::default());
+        let counted: Arc<dyn Store> = Arc::new(CountedStore::new(store.clone(), waits.clone()));
+        let root = session::part_for_next_world(&counted, place.attempt)?;
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
         if let Some(recorder) = &early {
             recorder.phase("wait for all ranks");
         }
+        let waiting = waits.begin(RuntimeWait::Rendezvous);
         let agreed = rendezvous(&*root, &notes, &place, &config, secret, deadline)?;
+        drop(waiting);
         Ok(Self {
             place,
             config,
@@ -348,6 +361,7 @@ impl Meeting {
             root,
             early,
             agreed,
+            waits,
         })
     }
 }

@@ -15,6 +15,7 @@
 use super::{WorldShared, session};
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{PrefixStore, Store, StoreQuery, which_are_set};
+use crate::watch::wait_counters::RuntimeWait;
 use rcomm_recorder::model::{Rank, text};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,6 +42,7 @@ impl WorldShared {
     /// `PeerLost` names the ranks whose processes have ended, `Timeout` those that have not left. If the
     /// store fails or does not reply, these name rank 0 if it serves the store. Otherwise the store's error.
     pub(super) fn depart(&self, ranks: &[Rank], limit: Duration) -> Result<()> {
+        let _waiting = self.watch.waits().begin(RuntimeWait::Shutdown);
         let deadline = Instant::now() + limit;
         match self.count_departure(limit) {
             Some(counted) => counted.map_err(|error| self.store_lost(error))?,

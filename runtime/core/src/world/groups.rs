@@ -5,8 +5,10 @@ use crate::group::maker::GroupOptions;
 use crate::group::process_group::{ProcessGroup, Timing};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::watch::wait_counters::{RuntimeWait, WaitCounter};
 use crate::world::{World, WorldShared};
 use rcomm_recorder::model::{Rank, text};
+use rcomm_recorder::publish::WaitStatistics;
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, Weak};
 use std::time::Duration;
@@ -119,6 +121,7 @@ impl<B> World<B> {
     /// `Timeout` names the groups in which operations are pending, and how many are.
     pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
         let deadline = Deadline::In(timeout).started();
+        let mut waiting = None;
         loop {
             let groups = self.groups();
             let pending = groups.iter().filter(|group| group.pending() > 0);
@@ -139,8 +142,28 @@ impl<B> World<B> {
                 );
                 return Err(Error::new(ErrorKind::Timeout, message));
             }
+            let waits = self.shared.watch.waits();
+            waiting.get_or_insert_with(|| waits.begin(RuntimeWait::Pending));
             std::thread::sleep(POLL_INTERVAL.min(left));
         }
+    }
+
+    /// The counter of the program's waits of this name, made if there is none: of waits for a data loader, say, or for a
+    /// disk. The rank's endpoint shows them beside the runtime's own (`GET /waits`, and as metrics `GET /metrics`). A
+    /// world that is [made anew](World::grow) has new counters.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the name is not 1 to 64 lower-case letters, digits, `-`, `_` and `.`, or begins with `rcomm.`;
+    /// or if there are 256 others.
+    pub fn wait_counter(&self, name: &str) -> Result<WaitCounter> {
+        self.shared.watch.waits().named(name)
+    }
+
+    /// How often and for how long threads of this process have waited, and wait now: first in the runtime
+    /// (`rcomm.rendezvous`, `rcomm.store`, `rcomm.work`, `rcomm.pending`, `rcomm.shutdown`), then in the program's own
+    /// waits. `rcomm.work` counts waits for operations that were issued; what a blocking call took is in its record.
+    pub fn waits(&self) -> Vec<WaitStatistics> {
+        self.shared.watch.waits().statistics()
     }
 }
 

@@ -335,13 +335,13 @@ impl Settings {
 /// allows another place for the ring.
 ///
 /// # Errors
-/// `Io` if the recorder refuses the configuration.
+/// `Io` if the recorder refuses the configuration; `InvalidArgument` if the size in MiB has no room for a ring.
 pub(crate) fn open_recorder(
     place: &Rendezvous,
     config: &Config,
     on_conflict: OnConflict,
 ) -> Result<Option<FlightRecorder>> {
-    let recorder = RecorderConfig {
+    let mut recorder = RecorderConfig {
         placement: match &config.ring_dir {
             RingDir::Shared => Placement::Shared,
             RingDir::Dir(dir) => Placement::Dir(dir.clone()),
@@ -353,6 +353,9 @@ pub(crate) fn open_recorder(
         entries: config.ring_entries,
         ..RecorderConfig::new(place.job.clone(), place.rank, place.world_size)
     };
+    if let Some(mib) = config.ring_mib {
+        recorder.entries = entries_within(&recorder, mib)?;
+    }
     let made = FlightRecorder::create_anywhere(&recorder, on_conflict);
     if let Ok((recorder, _)) = &made {
         remove_jobs_beside(recorder, &config.kept_jobs);
@@ -369,6 +372,19 @@ pub(crate) fn open_recorder(
             Err(Error::new(ErrorKind::Io, message).with_source(error))
         }
     }
+}
+
+/// The number of operations of a ring of so many MiB.
+fn entries_within(recorder: &RecorderConfig, mib: u32) -> Result<u32> {
+    let bytes = (mib as usize).saturating_mul(1 << 20);
+    recorder.entries_within(bytes).ok_or_else(|| {
+        let least = recorder.bytes_with(1).div_ceil(1 << 20);
+        let message = format!(
+            "a ring of {mib} MiB has no room for the tables of a job of {} ranks: it takes {least} MiB or more",
+            recorder.world_size
+        );
+        Error::new(ErrorKind::InvalidArgument, message)
+    })
 }
 
 /// Reports on standard error that the ring is not where, or as large as, it was configured to be: users of a

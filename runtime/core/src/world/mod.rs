@@ -5,6 +5,7 @@
 //! file.
 
 mod builder;
+mod counted_store;
 mod departure;
 mod failed_init;
 pub(crate) mod group_init;
@@ -19,6 +20,7 @@ mod merge;
 mod mesh;
 mod round;
 mod session;
+mod step_meter;
 
 pub use builder::WorldBuilder;
 pub use mesh::DeviceMesh;
@@ -35,6 +37,7 @@ use crate::store::{Store, TcpStore, TcpStoreServer};
 use crate::watch::dump_writer::Dumps;
 use crate::watch::watchdog::{Watch, Watchdog};
 use crate::world::job_secret::JobSecret;
+use crate::world::step_meter::StepMeter;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 #[cfg(feature = "endpoint")]
@@ -102,6 +105,7 @@ pub(crate) struct WorldShared {
     pub(crate) watch: Arc<Watch>,
     dumps: Arc<Dumps>,
     dump_dir: PathBuf,
+    step_meter: StepMeter,
     /// The factories of the backends. The world itself uses the first one to compare what ranks issue and to
     /// agree on values.
     pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
@@ -220,9 +224,12 @@ impl<B> World<B> {
         self.shared.recorder.phase(name);
     }
 
-    /// Records which step the program is in.
+    /// Records which step the program is in. After a few steps, the log says once how many steps the ring holds.
     pub fn step(&self, step: i64) {
         self.shared.recorder.step(step);
+        self.shared
+            .step_meter
+            .note(step, self.shared.place.rank, &self.shared.recorder);
     }
 
     /// Makes a group of these ranks of the world, in this order. Exactly its members call this, all of them

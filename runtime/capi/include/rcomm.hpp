@@ -237,6 +237,13 @@ class World {
         return detail::take(json);
     }
 
+    /* How often and for how long threads of this process have waited, by the name of the wait, as JSON. */
+    std::string waits() const {
+        char *json = nullptr;
+        check(rcomm_waits(get(), &json));
+        return detail::take(json);
+    }
+
     /* Ends the membership in order. All ranks call this, after they have destroyed their groups and works. */
     void shutdown() { check(rcomm_shutdown(handle_.release())); }
 
@@ -264,6 +271,21 @@ template <typename T> class Reducer {
         handle_.reset(made);
     }
 
+    /* With the options of `rcomm_reducer_new_with`, a JSON object. */
+    Reducer(const Group &group, const std::vector<std::pair<std::string, uint64_t>> &parameters,
+            const std::string &options) {
+        std::vector<const char *> names;
+        std::vector<uint64_t> lens;
+        for (const auto &[name, len] : parameters) {
+            names.push_back(name.c_str());
+            lens.push_back(len);
+        }
+        rcomm_reducer *made = nullptr;
+        check(rcomm_reducer_new_with(group.get(), names.data(), lens.data(), names.size(), dtype<T>::code,
+                                     options.c_str(), &made));
+        handle_.reset(made);
+    }
+
     /* The memory of a parameter's gradient. Fill it before the next call with this reducer. */
     std::pair<T *, std::size_t> gradient(std::size_t parameter) const {
         void *data = nullptr;
@@ -274,6 +296,15 @@ template <typename T> class Reducer {
 
     void ready(std::size_t parameter) const { check(rcomm_reducer_ready(get(), parameter)); }
     void finish() const { check(rcomm_reducer_finish(get())); }
+
+    /* For ranks that may run out of input before others: in how many steps this one took part without input, and a rank
+       with input in the last step. */
+    std::pair<uint64_t, uint32_t> join() const {
+        uint64_t shadowed = 0;
+        uint32_t last = 0;
+        check(rcomm_reducer_join(get(), &shadowed, &last));
+        return {shadowed, last};
+    }
 
     /* A parameter's average in the last step, until the next call with this reducer. */
     std::pair<T *, std::size_t> average(std::size_t parameter) const {

@@ -24,7 +24,7 @@
 //! | `status` | results of calls: the code and an error's text; no panic unwinds into C |
 //! | `memory`, `operate` | C pointers as buffers; the common part of all operations |
 //! | `world`, `group`, `groups` | worlds and groups; groups in a mesh, shared, merged, changed together |
-//! | `reducer` | gradients averaged in buckets |
+//! | `reducer`, `reducer_options` | gradients averaged in buckets |
 //! | `config`, `store` | options of a world; stores of the caller |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
 //! | `sparse`, `object`, `window` | sparse tensors, JSON values, one-sided windows |
@@ -42,6 +42,7 @@ pub mod message;
 pub mod object;
 mod operate;
 pub mod reducer;
+mod reducer_options;
 pub mod sparse;
 pub mod status;
 pub mod store;

@@ -1,22 +1,25 @@
 //! Reducers: gradients of a data-parallel training, averaged in buckets.
 
 use crate::group::Group;
-use crate::memory::{array, dtype_of};
+use crate::memory::{array, dtype_of, input, kept_by_caller};
 use crate::object::give_json;
+use crate::reducer_options::Given;
+use crate::sparse::Sparse;
 use crate::status::{borrow, call, free, give, put, refused, text};
-use rcomm::data_parallel::{
-    BucketSizes, Gradient, Parameter, Reducer as CoreReducer, ReducerOptions, UnusedParameters,
-};
-use rcomm::{DType, ProcessGroup, Result, bf16, f16};
+use rcomm::data_parallel::{Gradient, Joined, Parameter, Reducer as CoreReducer, UnusedParameters};
+use rcomm::{Buffer, DType, ProcessGroup, Result, SparseTensor, bf16, f16};
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Averages the gradients of a model over the ranks of a group.
-pub struct Reducer(Mutex<Box<dyn AnyReducer>>);
+pub struct Reducer {
+    core: Mutex<Box<dyn AnyReducer>>,
+    dtype: DType,
+}
 
 impl Reducer {
     fn core(&self) -> MutexGuard<'_, Box<dyn AnyReducer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -25,43 +28,96 @@ trait AnyReducer: Send {
     /// The address and the number of elements of a parameter's gradient.
     fn gradient(&mut self, parameter: usize) -> Result<(*mut c_void, usize)>;
     fn ready(&mut self, parameter: usize) -> Result<()>;
+    /// How many elements a row of a parameter has: all of its dimensions but the first.
+    fn row(&self, parameter: usize) -> Result<usize>;
+    fn ready_sparse(
+        &mut self,
+        parameter: usize,
+        indices: Vec<i64>,
+        values: &Buffer<'static>,
+    ) -> Result<()>;
     fn finish(&mut self) -> Result<()>;
     /// As `gradient`, of the average; `None` if no rank has used the parameter.
     fn average(&mut self, parameter: usize) -> Option<(*mut c_void, usize)>;
+    fn sparse_average(&self, parameter: usize) -> Option<Sparse>;
+    fn join(&mut self) -> Result<Joined>;
     fn begin_forward(&mut self);
     fn regroup(&mut self, group: &ProcessGroup) -> Result<()>;
     fn statistics(&self) -> serde_json::Value;
 }
 
-impl<T: Gradient> AnyReducer for CoreReducer<T> {
+/// A reducer of this element type, and the shapes of its parameters.
+struct Typed<T> {
+    core: CoreReducer<T>,
+    shapes: Vec<Vec<u64>>,
+}
+
+impl<T: Gradient> Typed<T> {
+    fn shape(&self, parameter: usize) -> Result<&[u64]> {
+        let shape = self.shapes.get(parameter).map(Vec::as_slice);
+        shape.ok_or_else(|| {
+            let count = self.shapes.len();
+            refused(format!("there is no parameter {parameter} of {count}"))
+        })
+    }
+}
+
+impl<T: Gradient> AnyReducer for Typed<T> {
     fn gradient(&mut self, parameter: usize) -> Result<(*mut c_void, usize)> {
-        let part = self.gradient_mut(parameter)?;
+        let part = self.core.gradient_mut(parameter)?;
         Ok((part.as_mut_ptr().cast(), part.len()))
     }
 
     fn ready(&mut self, parameter: usize) -> Result<()> {
-        self.mark_ready(parameter)
+        self.core.mark_ready(parameter)
+    }
+
+    fn row(&self, parameter: usize) -> Result<usize> {
+        let rest = self.shape(parameter)?.get(1..).unwrap_or_default();
+        // The reducer has checked that the whole shape fits in memory.
+        Ok(rest.iter().product::<u64>() as usize)
+    }
+
+    fn ready_sparse(
+        &mut self,
+        parameter: usize,
+        indices: Vec<i64>,
+        values: &Buffer<'static>,
+    ) -> Result<()> {
+        let shape = self.shape(parameter)?.to_vec();
+        let values = values.as_slice::<T>();
+        let values = values.ok_or_else(|| refused("the values are misaligned"))?;
+        let rows = SparseTensor::new(shape, 1, indices, values.to_vec())?;
+        self.core.ready_sparse(parameter, rows)
     }
 
     fn finish(&mut self) -> Result<()> {
-        self.finish_in_place()
+        self.core.finish_in_place()
     }
 
     fn average(&mut self, parameter: usize) -> Option<(*mut c_void, usize)> {
-        let part = self.average_mut(parameter)?;
+        let part = self.core.average_mut(parameter)?;
         Some((part.as_mut_ptr().cast(), part.len()))
     }
 
+    fn sparse_average(&self, parameter: usize) -> Option<Sparse> {
+        self.core.sparse_average(parameter).map(Sparse::of)
+    }
+
+    fn join(&mut self) -> Result<Joined> {
+        self.core.join()
+    }
+
     fn begin_forward(&mut self) {
-        Self::begin_forward(self);
+        self.core.begin_forward();
     }
 
     fn regroup(&mut self, group: &ProcessGroup) -> Result<()> {
-        Self::regroup(self, group)
+        self.core.regroup(group)
     }
 
     fn statistics(&self) -> serde_json::Value {
-        let step = Self::statistics(self);
+        let step = self.core.statistics();
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         let buckets = step.buckets.iter().map(|bucket| {
             serde_json::json!({
@@ -88,16 +144,62 @@ impl<T: Gradient> AnyReducer for CoreReducer<T> {
 fn new_reducer<T: Gradient>(
     group: &ProcessGroup,
     parameters: Vec<Parameter>,
-    buckets: BucketSizes,
-    unused: UnusedParameters,
+    given: Given,
 ) -> Result<Box<dyn AnyReducer>> {
-    let options = ReducerOptions {
-        buckets,
-        unused,
-        ..ReducerOptions::default()
+    let shapes = parameters.iter().map(|it| it.shape.clone()).collect();
+    let options = given.options::<T>(&parameters)?;
+    let core = CoreReducer::<T>::new(group, parameters, options)?;
+    Ok(Box::new(Typed { core, shapes }))
+}
+
+/// Makes a reducer of this element type.
+///
+/// # Safety
+/// `group` is a valid handle; `reducer` may be written.
+unsafe fn make(
+    group: *const Group,
+    parameters: Vec<Parameter>,
+    dtype: u8,
+    given: Given,
+    reducer: *mut *mut Reducer,
+) -> Result<()> {
+    // SAFETY: the caller keeps the handle `group` alive during the call.
+    let group = unsafe { &borrow(group, "the group")?.core };
+    let dtype = dtype_of(dtype)?;
+    let of_type = match dtype {
+        DType::F32 => new_reducer::<f32>,
+        DType::F64 => new_reducer::<f64>,
+        DType::F16 => new_reducer::<f16>,
+        DType::Bf16 => new_reducer::<bf16>,
+        other => return Err(refused(format!("there are no gradients of {other}"))),
     };
-    let reducer = CoreReducer::<T>::new(group, parameters, options)?;
-    Ok(Box::new(reducer))
+    if reducer.is_null() {
+        return Err(refused("the pointer for the handle is NULL"));
+    }
+    let core = Mutex::new(of_type(group, parameters, given)?);
+    // SAFETY: `reducer` is not NULL, so the caller lets a handle be written there.
+    unsafe { give(reducer, Reducer { core, dtype }) }
+}
+
+/// The names and lengths that a caller has passed.
+///
+/// # Safety
+/// `names` holds `count` texts that end with a zero byte, `lens` holds `count` numbers.
+unsafe fn named<'a>(
+    names: *const *const c_char,
+    lens: *const u64,
+    count: usize,
+) -> Result<Vec<(&'a str, u64)>> {
+    // SAFETY: `names` is NULL, or holds `count` addresses that stay unchanged during the call.
+    let names = unsafe { array(names, count, "the list of names")? };
+    // SAFETY: `lens` is NULL, or holds `count` values that stay unchanged during the call.
+    let lens = unsafe { array(lens, count, "the list of lengths")? };
+    let pairs = names.iter().zip(lens).map(|(&name, &len)| {
+        // SAFETY: `name` is NULL, or ends with a zero byte and stays unchanged during the call.
+        let name = unsafe { text(name, "the name of a parameter")? };
+        Ok((name, len))
+    });
+    pairs.collect()
 }
 
 /// Makes a reducer for a model with `count` parameters: their names, and their numbers of elements. All have the
@@ -121,44 +223,55 @@ pub unsafe extern "C" fn rcomm_reducer_new(
     reducer: *mut *mut Reducer,
 ) -> i32 {
     call(|| {
-        // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.core };
-        // SAFETY: `names` is NULL, or holds `count` addresses that stay unchanged during the call.
-        let names = unsafe { array(names, count, "the list of names")? };
-        // SAFETY: `lens` is NULL, or holds `count` values that stay unchanged during the call.
-        let lens = unsafe { array(lens, count, "the list of lengths")? };
-        let mut parameters = Vec::with_capacity(count);
-        for (&name, &len) in names.iter().zip(lens) {
-            // SAFETY: `name` is NULL, or ends with a zero byte and stays unchanged during the call.
-            let name = unsafe { text(name, "the name of a parameter")? };
-            parameters.push(Parameter::new(name, &[len]));
+        // SAFETY: the caller passes `count` names and lengths.
+        let named = unsafe { named(names, lens, count)? };
+        let parameters = named
+            .iter()
+            .map(|&(name, len)| Parameter::new(name, &[len]));
+        let mut given = Given::default();
+        given.set_sizes(first_bytes, bucket_bytes);
+        if find_unused != 0 {
+            given.unused = UnusedParameters::Find;
         }
-        let mut sizes = BucketSizes::default();
-        for (size, given) in [
-            (&mut sizes.first, first_bytes),
-            (&mut sizes.rest, bucket_bytes),
-        ] {
-            if given > 0 {
-                *size = given;
-            }
-        }
-        let unused = match find_unused {
-            0 => UnusedParameters::Refuse,
-            _ => UnusedParameters::Find,
+        // SAFETY: `group` is a valid handle, and the caller lets a handle be written to `reducer`.
+        unsafe { make(group, parameters.collect(), dtype, given, reducer) }
+    })
+}
+
+/// As `rcomm_reducer_new`, with further options: a JSON object with any of these keys, the same on all ranks. NULL = none.
+///
+/// `first_bytes`, `bucket_bytes`: the sizes of buckets. `unused`: `"find"` if parameters may have no gradient in a step.
+/// `uneven`: `"divide_by_size"` or `"divide_by_active"` if ranks may run out of input before others: they then call
+/// `rcomm_reducer_join`. `static_graph`: `true` if each rank uses the same parameters in each step. `rebuild_buckets`:
+/// `false` if buckets are not formed anew after the first step. `wire`: `"f16"` or `"bf16"`, the type in which gradients
+/// are sent. `hook`: `"int8"` sends them in 8 bits; `{"power_sgd": {"rank": 2, "start": 10}}` sends matrices of this rank in
+/// place of those that are worth it, after the first `start` steps. `shapes`: a list of a shape for each parameter, with as
+/// many elements as `lens` says; without it each has one dimension. `sparse`: the positions of parameters whose gradients
+/// are given as rows (`rcomm_reducer_ready_sparse`).
+///
+/// # Safety
+/// As `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_reducer_new_with(
+    group: *const Group,
+    names: *const *const c_char,
+    lens: *const u64,
+    count: usize,
+    dtype: u8,
+    options: *const c_char,
+    reducer: *mut *mut Reducer,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller passes `count` names and lengths.
+        let named = unsafe { named(names, lens, count)? };
+        let given = match options.is_null() {
+            true => Given::default(),
+            // SAFETY: `options` is not NULL, so it ends with a zero byte, and stays unchanged during the call.
+            false => Given::parse(unsafe { text(options, "the options")? })?,
         };
-        let of_type = match dtype_of(dtype)? {
-            DType::F32 => new_reducer::<f32>,
-            DType::F64 => new_reducer::<f64>,
-            DType::F16 => new_reducer::<f16>,
-            DType::Bf16 => new_reducer::<bf16>,
-            other => return Err(refused(format!("there are no gradients of {other}"))),
-        };
-        let core = of_type(group, parameters, sizes, unused)?;
-        if reducer.is_null() {
-            return Err(refused("the pointer for the handle is NULL"));
-        }
-        // SAFETY: `reducer` is not NULL, so the caller lets a handle be written there.
-        unsafe { give(reducer, Reducer(Mutex::new(core))) }
+        let parameters = given.parameters(&named)?;
+        // SAFETY: `group` is a valid handle, and the caller lets a handle be written to `reducer`.
+        unsafe { make(group, parameters, dtype, given, reducer) }
     })
 }
 
@@ -199,6 +312,34 @@ pub unsafe extern "C" fn rcomm_reducer_ready(reducer: *const Reducer, parameter:
     })
 }
 
+/// As `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of its gradient, the others being zero. A row
+/// that is named more than once counts as the sum.
+///
+/// # Safety
+/// `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row after the other;
+/// both are copied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_reducer_ready_sparse(
+    reducer: *const Reducer,
+    parameter: usize,
+    indices: *const i64,
+    values: *const c_void,
+    nnz: usize,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `reducer` alive during the call.
+        let reducer = unsafe { borrow(reducer, "the reducer")? };
+        let mut core = reducer.core();
+        let count = core.row(parameter)?.checked_mul(nnz);
+        let count = count.ok_or_else(|| refused(format!("the size of {nnz} rows overflows")))?;
+        // SAFETY: `indices` is NULL, or holds `nnz` values that stay unchanged during the call, which copies them.
+        let indices = unsafe { array(indices, nnz, "the list of rows")? }.to_vec();
+        // SAFETY: `values` is NULL, or holds `count` elements that stay unchanged during the call, which copies them.
+        let values = unsafe { input(values, count, reducer.dtype, &kept_by_caller())? };
+        core.ready_sparse(parameter, indices, &values)
+    })
+}
+
 /// Waits for the averages of this step.
 ///
 /// # Safety
@@ -233,6 +374,59 @@ pub unsafe extern "C" fn rcomm_reducer_average(
         unsafe { put(average, at)? };
         // SAFETY: `len` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(len, elements) }
+    })
+}
+
+/// Gives the average of a sparse parameter's gradient in the last step, with its rows in ascending order; NULL if no rank has
+/// used the parameter.
+///
+/// # Safety
+/// `reducer` is a valid handle; `out` may be written, and its tensor is freed with `rcomm_sparse_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_reducer_sparse_average(
+    reducer: *const Reducer,
+    parameter: usize,
+    out: *mut *mut Sparse,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `reducer` alive during the call.
+        let reducer = unsafe { borrow(reducer, "the reducer")? };
+        let average = reducer.core().sparse_average(parameter);
+        match average {
+            // SAFETY: `out` is NULL, which is refused, or the caller lets a handle be written there.
+            Some(average) => unsafe { give(out, average) },
+            // SAFETY: as above, for an address.
+            None => unsafe { put(out, std::ptr::null_mut()) },
+        }
+    })
+}
+
+/// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has no
+/// input left. Every rank calls it once at the end. Needs the option `uneven`. Writes in how many steps this rank took part
+/// so, and a rank of the group that had input in the last step, the same on all ranks: its parameters are those of all
+/// steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
+///
+/// # Safety
+/// `reducer` is a valid handle; `shadowed` and `last` are NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_reducer_join(
+    reducer: *const Reducer,
+    shadowed: *mut u64,
+    last: *mut u32,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `reducer` alive during the call.
+        let reducer = unsafe { borrow(reducer, "the reducer")? };
+        let joined = reducer.core().join()?;
+        if !shadowed.is_null() {
+            // SAFETY: `shadowed` is not NULL, so the caller lets one value be written there.
+            unsafe { put(shadowed, joined.shadowed)? };
+        }
+        if !last.is_null() {
+            // SAFETY: `last` is not NULL, so the caller lets one value be written there.
+            unsafe { put(last, joined.last)? };
+        }
+        Ok(())
     })
 }
 

@@ -19,6 +19,17 @@ pub struct Sparse {
 
 impl Made for Sparse {}
 
+impl Sparse {
+    /// A copy of this tensor.
+    pub(crate) fn of<T: Element>(tensor: &SparseTensor<T>) -> Self {
+        Self {
+            nnz: tensor.places(),
+            indices: tensor.indices().to_vec(),
+            values: Buffer::from_vec(tensor.values().to_vec()),
+        }
+    }
+}
+
 /// One rank's input.
 struct Part<'a> {
     shape: Vec<u64>,
@@ -42,11 +53,7 @@ unsafe fn sum<T: Element>(
     let (indices, values) = (part.indices.to_vec(), values.to_vec());
     let input = SparseTensor::new(part.shape, part.sparse_dims, indices, values)?;
     let under_way = group.all_reduce_sparse_async(input, ReduceOp::Sum)?;
-    let made = |sum: SparseTensor<T>| Sparse {
-        nnz: sum.places(),
-        indices: sum.indices().to_vec(),
-        values: Buffer::from_vec(sum.values().to_vec()),
-    };
+    let made = |sum: SparseTensor<T>| Sparse::of(&sum);
     // SAFETY: `work` is NULL, or the caller lets a handle be written there.
     unsafe { start_with_value(group, under_way, work, made) }
 }

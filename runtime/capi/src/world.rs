@@ -275,6 +275,24 @@ pub unsafe extern "C" fn rcomm_snapshot(world: *const World, json: *mut *mut c_c
     })
 }
 
+/// Writes to `*json`, for each name of a wait, how often and for how long threads of this process have waited, and wait now:
+/// a list of objects with `name`, `count`, `total_ns`, `max_ns`, `waiting` and `waiting_ns`, as `GET /waits` of the rank's
+/// endpoint. `rcomm_text_free` frees the text.
+///
+/// # Safety
+/// `world` is a valid handle; `json` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_waits(world: *const World, json: *mut *mut c_char) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        let waits = serde_json::to_vec(&world.core().waits());
+        let waits = waits.map_err(|error| refused(error.to_string()))?;
+        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        unsafe { give_text(json, waits) }
+    })
+}
+
 /// # Safety
 /// `out` is NULL or may be written.
 unsafe fn give_text(out: *mut *mut c_char, text: impl Into<Vec<u8>>) -> rcomm::Result<()> {

@@ -586,6 +586,10 @@ static void more_groups(rcomm_world *world) {
     OK(rcomm_snapshot(world, &json));
     CHECK(strstr(json, "\"duration_ms\""));
     rcomm_text_free(json);
+    OK(rcomm_waits(world, &json));
+    CHECK(strstr(json, "{\"name\":\"rcomm.rendezvous\",\"count\":1,"));
+    rcomm_text_free(json);
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_waits(world, NULL));
     OK(rcomm_set_timing(world, 0));
     OK(rcomm_group_set_timing(merged, 0));
     rcomm_group *made[] = {mesh[0], mesh[1], one, same, merged, alone};
@@ -628,6 +632,94 @@ static void reducers(rcomm_world *world) {
     OK(rcomm_reducer_regroup(reducer, group));
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_finish(reducer));
     rcomm_reducer_free(reducer);
+    rcomm_group_free(dp);
+}
+
+/* Fills a dense parameter's gradient with `value`, and says that it is complete. */
+static void give_gradient(rcomm_reducer *reducer, size_t parameter, float value) {
+    void *gradient = NULL;
+    size_t len = 0;
+    OK(rcomm_reducer_gradient(reducer, parameter, &gradient, &len));
+    for (size_t at = 0; at < len; at++) ((float *)gradient)[at] = value;
+    OK(rcomm_reducer_ready(reducer, parameter));
+}
+
+/* Checks the last element of a parameter's average. */
+static void check_average(rcomm_reducer *reducer, size_t parameter, float expected, float tolerance) {
+    void *average = NULL;
+    size_t len = 0;
+    OK(rcomm_reducer_average(reducer, parameter, &average, &len));
+    CHECK(average && len > 0);
+    float difference = ((float *)average)[len - 1] - expected;
+    CHECK(difference <= tolerance && difference >= -tolerance);
+}
+
+static void reducer_options(rcomm_world *world) {
+    uint32_t all[MAX];
+    for (uint32_t r = 0; r < size; r++) all[r] = r;
+    rcomm_group *dp = NULL;
+    OK(rcomm_new_group(world, all, size, "options", &dp));
+    float mean = (float)(size + 1) / 2.0f;
+    const char *names[] = {"embedding", "output"};
+    uint64_t lens[] = {6, 2};
+    rcomm_reducer *reducer = NULL;
+    const char *wrong[] = {"{", "[1]", "{\"wirr\":\"f16\"}", "{\"wire\":\"f8\"}", "{\"shapes\":[[6],[3]]}",
+                           "{\"hook\":{\"power_sgd\":{}}}"};
+    for (size_t at = 0; at < sizeof wrong / sizeof wrong[0]; at++) {
+        CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_new_with(dp, names, lens, 2, RCOMM_F32, wrong[at], &reducer));
+    }
+
+    /* Rows of a sparse gradient. */
+    const char *rows = "{\"shapes\":[[3,2],[2]],\"sparse\":[0],\"bucket_bytes\":8}";
+    OK(rcomm_reducer_new_with(dp, names, lens, 2, RCOMM_F32, rows, &reducer));
+    give_gradient(reducer, 1, (float)(rank + 1));
+    int64_t row = 1;
+    float values[] = {(float)(rank + 1), 2.0f};
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_ready_sparse(reducer, 1, &row, values, 1));
+    OK(rcomm_reducer_ready_sparse(reducer, 0, &row, values, 1));
+    OK(rcomm_reducer_finish(reducer));
+    check_average(reducer, 1, mean, 0.0f);
+    rcomm_sparse *average = NULL;
+    OK(rcomm_reducer_sparse_average(reducer, 0, &average));
+    size_t nnz = 0;
+    const int64_t *indices = NULL;
+    const void *sums = NULL;
+    OK(rcomm_sparse_get(average, &nnz, &indices, &sums));
+    CHECK(nnz == 1 && indices[0] == 1);
+    CHECK(((const float *)sums)[0] == mean && ((const float *)sums)[1] == 2.0f);
+    rcomm_sparse_free(average);
+    OK(rcomm_reducer_sparse_average(reducer, 1, &average));
+    CHECK(!average);
+    rcomm_reducer_free(reducer);
+
+    /* Each rank has one step more than the rank before it; gradients travel as f16. */
+    const char *uneven = "{\"uneven\":\"divide_by_active\",\"wire\":\"f16\",\"first_bytes\":4}";
+    OK(rcomm_reducer_new_with(dp, names, lens, 2, RCOMM_F32, uneven, &reducer));
+    for (uint32_t step = 0; step <= rank; step++) {
+        give_gradient(reducer, 1, (float)(rank + 1));
+        give_gradient(reducer, 0, 1.0f);
+        OK(rcomm_reducer_finish(reducer));
+        /* The ranks from `step` on have input. */
+        check_average(reducer, 1, (float)(step + 1 + size) / 2.0f, 0.01f);
+    }
+    uint64_t shadowed = 9;
+    uint32_t last = 9;
+    OK(rcomm_reducer_join(reducer, &shadowed, &last));
+    CHECK(shadowed == size - 1 - rank && last == size - 1);
+    rcomm_reducer_free(reducer);
+
+    const char *hooks[] = {"{\"hook\":\"int8\"}", "{\"hook\":{\"power_sgd\":{\"rank\":1}},\"shapes\":[[32,32],[2]]}",
+                           "{\"static_graph\":true,\"rebuild_buckets\":false,\"unused\":\"refuse\"}"};
+    uint64_t matrix[] = {1024, 2};
+    for (size_t at = 0; at < sizeof hooks / sizeof hooks[0]; at++) {
+        OK(rcomm_reducer_new_with(dp, names, matrix, 2, RCOMM_F32, hooks[at], &reducer));
+        give_gradient(reducer, 1, (float)(rank + 1));
+        give_gradient(reducer, 0, (float)(rank + 1));
+        OK(rcomm_reducer_finish(reducer));
+        check_average(reducer, 0, mean, 0.05f * mean);
+        if (at == 2) CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_join(reducer, NULL, NULL));
+        rcomm_reducer_free(reducer);
+    }
     rcomm_group_free(dp);
 }
 
@@ -684,6 +776,7 @@ int main(void) {
     groups(world);
     more_groups(world);
     reducers(world);
+    reducer_options(world);
     if (size == 1) stores();
     if (size > 1) shrinks(world);
     OK(rcomm_barrier(group, NULL));

@@ -73,6 +73,9 @@ static void training(const rcomm::Group &group) {
         auto [average, len] = reducer.average(0);
         CHECK(len == 5 && average[4] == step * (group.size() + 1.0) / 2);
     }
+    const rcomm::Reducer<float> uneven(group, {{"all", 4}}, R"({"uneven": "divide_by_size"})");
+    const auto [shadowed, last] = uneven.join();
+    CHECK(shadowed == 0 && last == group.size() - 1);
 }
 
 int main() {
@@ -88,6 +91,7 @@ int main() {
         CHECK(mesh.size() == 2 && mesh[0].size() == world.size() && mesh[1].size() == 1);
         mesh[0].barrier();
         CHECK(world.snapshot().find("\"reducer_steps\"") != std::string::npos);
+        CHECK(world.waits().find("\"rcomm.work\"") != std::string::npos);
         group.barrier();
     }
     world.shutdown();

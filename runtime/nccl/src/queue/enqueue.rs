@@ -423,12 +423,9 @@ impl CommQueue {
 
     /// Waits until the library has connected to all peers that the call needs.
     pub(super) fn wait_until_connected(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
-        /// The library starts a thread for each call, which normally ends within this time. A sleep would take
-        /// longer.
-        const SPIN: Duration = Duration::from_micros(200);
         let deadline = deadline.started();
         let begun = Instant::now();
-        let mut pause = Duration::from_micros(20);
+        let mut pauses = Pauses::default();
         loop {
             let is_ready = comm.is_ready()?;
             // This is checked after readiness: an aborted communicator also becomes ready, but its work is
@@ -445,13 +442,36 @@ impl CommQueue {
                     "NCCL did not connect to the other ranks before the deadline",
                 ));
             }
-            if begun.elapsed() < SPIN {
-                std::thread::yield_now();
-                continue;
+            match pauses.next(begun.elapsed()) {
+                None => std::thread::yield_now(),
+                Some(pause) => std::thread::sleep(pause),
             }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(1));
         }
+    }
+}
+
+/// The pauses between the polls of a call for which the library has started a thread.
+struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(Duration::from_micros(20))
+    }
+}
+
+impl Pauses {
+    /// The thread normally ends within this time. A sleep would take longer.
+    const SPIN: Duration = Duration::from_micros(200);
+    const LONGEST: Duration = Duration::from_millis(1);
+
+    /// Returns the next pause, `elapsed` after the first poll; `None` while the polls follow each other without one.
+    fn next(&mut self, elapsed: Duration) -> Option<Duration> {
+        if elapsed < Self::SPIN {
+            return None;
+        }
+        let pause = self.0;
+        self.0 = (pause * 2).min(Self::LONGEST);
+        Some(pause)
     }
 }
 
@@ -517,4 +537,20 @@ pub(crate) fn for_each_buffer<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o 
         }
     }
     op.inputs().iter().chain(op.outputs()).for_each(look);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_polled_for_200_microseconds_before_the_first_sleep() {
+        let mut pauses = Pauses::default();
+        for elapsed in 0..200 {
+            assert_eq!(pauses.next(Duration::from_micros(elapsed)), None);
+        }
+        let later = Duration::from_micros(200);
+        let pauses = std::array::from_fn(|_| pauses.next(later).map(|it| it.as_micros()));
+        assert_eq!(pauses, [20, 40, 80, 160, 320, 640, 1000, 1000].map(Some));
+    }
 }

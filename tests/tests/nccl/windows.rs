@@ -17,6 +17,7 @@ fn data_put_into_a_window_is_visible_after_the_signal() {
             "elements of Float for a window of UInt32",
             "device memory, which the host cannot address",
             "can be made into a window",
+            "the address of a window's memory is a multiple of 4096 bytes",
         ]
         .iter()
         .zip(refused)

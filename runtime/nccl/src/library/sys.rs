@@ -90,6 +90,8 @@ pub(crate) const REVOKE_DEFAULT: c_int = 0;
 /// `NCCL_WIN_COLL_SYMMETRIC`: the caller guarantees that every rank passes the same offset into the window to a
 /// collective.
 pub(crate) const WIN_COLL_SYMMETRIC: c_int = 1;
+/// `NCCL_WIN_REQUIRED_ALIGNMENT`, in bytes.
+pub(crate) const WIN_ALIGNMENT: usize = 4096;
 /// `ncclScalarHostImmediate`: the scalar is read before `ncclRedOpCreatePreMulSum` returns.
 pub(crate) const SCALAR_HOST_IMMEDIATE: c_int = 1;
 /// `ncclWindow_t`.

@@ -178,6 +178,13 @@ impl WindowGroup<'_> {
 /// Refuses memory that the library cannot share with other ranks ("Memory Allocator" in its user guide), since
 /// the registration would fail on all ranks.
 fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
+    if !memory.as_ptr().addr().is_multiple_of(sys::WIN_ALIGNMENT) {
+        let message = format!(
+            "{memory:?}: the address of a window's memory is a multiple of {} bytes",
+            sys::WIN_ALIGNMENT
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
     let _entered = device.enter()?;
     let table = device.driver().table();
     let mut handle = 0;

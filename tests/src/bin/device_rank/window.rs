@@ -93,6 +93,10 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     early.wait()?;
     check(&other, this_rank, &[0, previous, 7, 0])?;
     // Invalid accesses are refused, and the window stays usable.
+    // SAFETY: the window's own memory, which it keeps until it is closed below.
+    let unaligned = unsafe {
+        DeviceBuffer::foreign(&gpu.stream, at + 4, DType::U32, 8, Arc::new(()))?.buffer()?
+    };
     for refused in [
         window.put(next, LEN - 1, &[1u32, 2]),
         window.put(size, 0, &[1u32]),
@@ -101,6 +105,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
         group
             .new_window(gpu.buffer(&[1u32; 8])?.buffer()?)
             .map(|_| ()),
+        group.new_window(unaligned).map(|_| ()),
     ] {
         let error = refused.expect_err("the access is invalid");
         let kind = error.kind();

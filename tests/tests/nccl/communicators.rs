@@ -108,6 +108,21 @@ fn a_communicator_is_not_destroyed_after_an_error_that_no_operation_has_seen() {
 }
 
 #[test]
+fn a_communicator_that_the_library_has_made_without_ranks_is_refused() {
+    // Its thread is the program's only where calls do not block and the group cannot be split off.
+    let (_folder, library) = without(&["ncclCommSplit"]);
+    let (_job, outputs) = run("open_group_of_calls", |_, command| {
+        over(&library, command);
+        command.env("RCOMM_NCCL_BLOCKING", "0");
+    });
+    for output in outputs {
+        let refused = lines(&output, "refused:");
+        let sentence = "NCCL has made a communicator of 0 ranks in place of 4";
+        assert!(refused[0].contains(sentence), "{output}");
+    }
+}
+
+#[test]
 fn segments_of_a_pool_are_registered_with_its_groups_until_they_are_freed() {
     for blocking in ["0", "1"] {
         let (_job, outputs) = run("pool", |_, command| {

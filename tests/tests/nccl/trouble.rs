@@ -82,6 +82,21 @@ fn a_first_operation_that_never_connects_ends_at_its_deadline() {
 }
 
 #[test]
+fn a_first_operation_that_never_connects_returns_although_nothing_is_aborted() {
+    let job = start("train", |rank, command| {
+        command.env("RCOMM_NCCL_ERROR_HANDLING", "none");
+        on_culprit("connect_hangs_after=1")(rank, command);
+    });
+    for (rank, ended) in fail(job, 0..RANKS).1 {
+        let error = ended.stderr;
+        assert!(
+            error.contains("all_reduce #1 on group default_pg"),
+            "rank {rank}: {error}"
+        );
+    }
+}
+
+#[test]
 fn a_call_that_blocks_for_ever_is_dumped_and_ends_the_process_if_that_is_wanted() {
     let job = start("train", |rank, command| {
         command.env("RCOMM_NCCL_ERROR_HANDLING", "skip_clean_up");

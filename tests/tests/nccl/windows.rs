@@ -28,6 +28,18 @@ fn data_put_into_a_window_is_visible_after_the_signal() {
 }
 
 #[test]
+fn windows_can_be_read_and_closed_while_launches_are_not_finished() {
+    let (_job, outputs) = run("windows_beside_launches", |_, command| {
+        command
+            .env("RCOMM_NCCL_BLOCKING", "0")
+            .env("RCOMM_SIM", "launch_delay_ms=5");
+    });
+    for output in outputs {
+        assert!(output.contains("closed beside launches"), "{output}");
+    }
+}
+
+#[test]
 fn windows_are_refused_with_the_reason_where_the_library_has_none() {
     let (_folder, old) = without(&["ncclCommWindowRegister"]);
     let (_job, outputs) = run("no_windows", |_, command| over(&old, command));

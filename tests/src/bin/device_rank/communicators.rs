@@ -3,8 +3,11 @@
 
 use super::ends::counter;
 use super::{Gpu, all_reduce, count};
+use libloading::{Library, Symbol};
 use rcomm::backend::Backend;
-use rcomm::{Deadline, DeviceKind, Op, Result, World};
+use rcomm::backend::nccl::NcclOptions;
+use rcomm::{Deadline, DeviceKind, GroupOptions, Op, Result, World};
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -126,6 +129,27 @@ pub(super) fn pairs(world: &World, gpu: &Gpu) -> Result<()> {
         }
         eprintln!("pairs: {} after round {round}", joined() - before);
     }
+    Ok(())
+}
+
+/// A group of calls that was never ended is open on this thread, as after a failure inside the library: a communicator
+/// that the thread makes has no ranks, and is refused.
+pub(super) fn open_group_of_calls(world: World) -> Result<()> {
+    let path = NcclOptions::of(world.config())?.library;
+    // SAFETY: loading runs the library's initializers, which have run: the world has loaded this library before.
+    let library = unsafe { Library::new(path.expect("the simulator")) }.expect("the simulator");
+    // SAFETY: this is the function's type in nccl.h.
+    let status = unsafe {
+        let start: Symbol<'_, unsafe extern "C" fn() -> c_int> =
+            library.get(b"ncclGroupStart").expect("ncclGroupStart");
+        start()
+    };
+    assert_eq!(status, 0, "ncclGroupStart");
+    let made = world
+        .group()
+        .split(Some(0), 0, &GroupOptions::named("second"));
+    let refused = made.map(|_| ()).expect_err("the communicator has no ranks");
+    eprintln!("refused: {refused}");
     Ok(())
 }
 

@@ -193,12 +193,18 @@ pub(super) fn while_hung(world: &World, gpu: &Gpu) -> Result<()> {
     count(group, gpu)?;
     let (hung, next) = (gpu.buffer(&[1f32; 100])?, gpu.buffer(&[1f32; 100])?);
     let work = group.execute_async(all_reduce(&hung)?)?;
+    let backend = group.backend(DeviceKind::Cuda);
+    let backend = backend.expect("the CUDA backend is configured");
+    // The operation is launched when the ranks have compared it.
+    wait_until("the launch of the kernel that hangs", || {
+        let states = backend.comm_state();
+        let mut facts = states.iter().flat_map(|state| &state.facts);
+        facts.any(|(name, value)| name == "launched" && value == "2")
+    });
     drop(gpu.buffer(&[1f32; 100])?);
     // The library's memory is filled with zeros on a stream that does not wait for the kernel that hangs, so it can be
     // freed before that ends.
     let memory = counter(world, "live_memory");
-    let backend = group.backend(DeviceKind::Cuda);
-    let backend = backend.expect("the CUDA backend is configured");
     wait_until("the freeing of memory while a kernel hangs", || {
         let before = memory();
         let allocated = backend.allocate(DType::F32, 1 << 10);

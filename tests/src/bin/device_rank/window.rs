@@ -123,6 +123,25 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// Windows are read and closed while another thread issues operations, whose launches end later.
+pub(super) fn beside_launches(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let next = (group.rank() + 1) % group.size();
+    let windows = (0..3).map(|_| open(group, 8).map(|(window, _)| window));
+    let windows = windows.collect::<Result<Vec<_>>>()?;
+    std::thread::scope(|scope| {
+        let reduced = scope.spawn(|| (0..20).try_for_each(|_| count(group, gpu).map(drop)));
+        let closed = windows.into_iter().try_for_each(|window| {
+            check(&window, next, &[0; 8])?;
+            window.close().map(drop)
+        });
+        reduced.join().expect("the thread that reduces")?;
+        closed
+    })?;
+    eprintln!("closed beside launches");
+    Ok(())
+}
+
 /// What the library or the communicator does not support is refused with a sentence, and the group
 /// stays usable.
 pub(super) fn refusals(world: &World, gpu: &Gpu) -> Result<()> {

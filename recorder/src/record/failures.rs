@@ -133,11 +133,7 @@ pub(super) fn closed_ns(memory: &impl Read, anchor: Anchor) -> i64 {
 /// A number that changes when a failure is written.
 pub(crate) fn fingerprint(memory: &impl Read, layout: &RingLayout) -> u64 {
     let rings = rings(layout).into_iter().flatten();
-    let stamps =
-        rings.flat_map(|ring| (0..ring.slots()).map(move |index| ring.stamp(memory, index)));
-    stamps.fold(0, |hash: u64, stamp| {
-        (hash.rotate_left(5) ^ stamp).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    })
+    rings.fold(0, |hash, ring| ring.hash_stamps(memory, ring.slots(), hash))
 }
 
 #[cfg(test)]

@@ -136,7 +136,5 @@ pub(crate) fn fingerprint(memory: &impl Read, layout: &RingLayout) -> u64 {
     let rows = memory
         .load(header::LINKS_USED)
         .min(layout.links.rows as u64) as usize;
-    (0..rows).fold(0, |hash: u64, index| {
-        (hash.rotate_left(5) ^ ring.stamp(memory, index)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    })
+    ring.hash_stamps(memory, rows, 0)
 }

@@ -127,8 +127,5 @@ fn link_of(words: &[u64; peer::WORDS], anchor: Anchor) -> Option<PeerLink> {
 
 /// A number that stays the same while no row is written.
 pub(crate) fn fingerprint(memory: &impl Read, layout: &RingLayout) -> u64 {
-    let ring = rings::peers(layout);
-    (0..layout.peers.rows.min(peer::MAX_ROWS)).fold(0, |hash: u64, index| {
-        (hash.rotate_left(5) ^ ring.stamp(memory, index)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    })
+    rings::peers(layout).hash_stamps(memory, layout.peers.rows.min(peer::MAX_ROWS), 0)
 }

@@ -166,12 +166,10 @@ fn step_of(id: u64, words: &[u64; reducer::WORDS], anchor: Anchor) -> ReducerSte
     }
 }
 
-/// The number of the newest step, given before the step is written; 0 in a ring without steps.
+/// A number that changes when a step is written; 0 in a ring without steps.
 pub(crate) fn fingerprint(memory: &impl Read, layout: &RingLayout) -> u64 {
-    match layout.reducer.rows {
-        0 => 0,
-        _ => memory.load(header::LAST_REDUCER_STEP),
-    }
+    // Not the number of the newest step, which is given before the step is written.
+    rings::reducer(layout).hash_stamps(memory, layout.reducer.rows.min(MAX_ROWS), 0)
 }
 
 #[cfg(test)]

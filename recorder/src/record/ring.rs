@@ -262,6 +262,13 @@ impl<const N: usize> SlotRing<N> {
         memory.load(self.base.saturating_add(index.saturating_mul(N)))
     }
 
+    /// Adds the stamps of the first `rows` slots to `hash`, which then changes when any of these slots does.
+    pub(crate) fn hash_stamps(&self, memory: &impl Read, rows: usize, hash: u64) -> u64 {
+        (0..rows).fold(hash, |hash, index| {
+            (hash.rotate_left(5) ^ self.stamp(memory, index)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        })
+    }
+
     /// Copies the slot at `index`, with up to `tries` tries while it changes.
     pub(crate) fn read(&self, memory: &impl Read, index: usize, tries: u32) -> Found<N> {
         let start = self.base.saturating_add(index.saturating_mul(N));

@@ -36,7 +36,8 @@ pub(crate) enum Failure {
     Mismatch(Rank, String),
     /// The store failed.
     Store(Error),
-    /// A system call failed, or memory of another rank is not what that rank described.
+    /// A system call failed, memory of another rank is not what that rank described, or shared memory holds
+    /// what a rank that follows the protocol does not write.
     Io(io::Error),
     /// The mesh was closed.
     Closed,
@@ -49,6 +50,12 @@ impl Failure {
             Interrupted::TimedOut => Self::Late(vec![peer]),
             Interrupted::Stopped(_) => why.into(),
         }
+    }
+
+    /// Ranks of this host that agree on the operation are in different phases of it; which of them is wrong is unknown.
+    pub(crate) fn different_phases() -> Self {
+        let message = "ranks of this host are in different phases of one operation";
+        Self::Io(io::Error::new(io::ErrorKind::InvalidData, message))
     }
 }
 

@@ -89,8 +89,7 @@ impl HostExchange {
         if self.run_phase(inline, used, policy)? {
             return Ok(());
         }
-        let what = "a phase that belongs to another operation";
-        Err(Failure::Garbled(self.ranks[self.index], what.into()))
+        Err(Failure::different_phases())
     }
 
     /// The bytes that the rank at `index` shows in its slot; none on a host with one rank.

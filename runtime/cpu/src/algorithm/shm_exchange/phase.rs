@@ -84,10 +84,7 @@ impl PhaseContext<'_, '_> {
         }
         match op_header::compare(&op_headers) {
             Err(found) => Failure::Mismatch(self.ranks[found.rank], found.message),
-            Ok(()) => Failure::Garbled(
-                self.ranks[self.position.rank],
-                "a phase that belongs to another operation".into(),
-            ),
+            Ok(()) => Failure::different_phases(),
         }
     }
 

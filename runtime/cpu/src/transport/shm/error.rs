@@ -32,7 +32,14 @@ impl ShmExchangeError {
                     rank,
                     absent: absent.into_iter().map(|at| ranks[at]).collect(),
                 },
-                None => Failure::Garbled(ranks[0], "the number of a rank outside the group".into()),
+                // Any rank may have written it.
+                None => Failure::Io(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!(
+                        "the rank that failed first is number {first} of {}",
+                        ranks.len()
+                    ),
+                )),
             },
             Self::Io(error) => Failure::Io(error),
         }

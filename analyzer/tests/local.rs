@@ -2,16 +2,29 @@
 //! shown, and ranks that another test starts would be newer.
 #![forbid(unsafe_code)]
 
-use rcomm_analyzer::source::{JobChoice, Liveness, LocalSource, Poll, Seen, Source};
+use rcomm_analyzer::source::{
+    JobChoice, Liveness, LocalSource, Poll, ProcessStacks, Seen, Source, SourceError, StackRequests,
+};
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 fn ring_of(job: &str, directory: &Path) -> FlightRecorder {
     let mut config = RecorderConfig::new(job.to_owned(), 0, 1);
     config.placement = Placement::Dir(directory.to_owned());
     FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
+}
+
+/// Starts a process that looks like this rank of a job of two ranks without rings.
+fn process_of(job: &str, rank: u32) -> Child {
+    let process = Command::new("sleep")
+        .arg("600")
+        .env("RANK", rank.to_string())
+        .envs([("WORLD_SIZE", "2"), ("TORCHELASTIC_RUN_ID", job)])
+        .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
+        .spawn();
+    process.expect("the program `sleep` starts")
 }
 
 /// Polls until `find` returns a value.
@@ -31,17 +44,8 @@ fn poll_until<T>(source: &mut LocalSource, mut find: impl FnMut(&Poll) -> Option
 fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let choice = JobChoice::of(None);
-    let mut source = LocalSource::new(directory.path().to_owned(), choice);
-    let mut rank = Command::new("sleep")
-        .arg("600")
-        .envs([
-            ("RANK", "1"),
-            ("WORLD_SIZE", "2"),
-            ("TORCHELASTIC_RUN_ID", "without-rings"),
-        ])
-        .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
-        .spawn()
-        .expect("the program `sleep` starts");
+    let mut source = LocalSource::new(directory.path().to_owned(), choice.clone());
+    let mut rank = process_of("without-rings", 1);
     let pid = format!("process {} ", rank.id());
     poll_until(&mut source, |poll| {
         let [only] = poll.observations.as_slice() else {
@@ -54,15 +58,23 @@ fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
         (shown && poll.world_size == Some(2)).then_some(())
     });
 
-    // The job is shown while its rank is alive, even if a job with rings starts.
+    // The job is shown while its rank is alive, even if a job with rings starts, or a newer one without rings. Requests
+    // go to the shown job.
     let _ring = ring_of("with-rings", directory.path());
+    let mut newer = process_of("newer", 0);
+    let stacks = ProcessStacks::new(choice.clone());
     for _ in 0..3 {
         let poll = source
             .poll(Instant::now() + Duration::from_secs(5))
             .expect("the job's rank is alive");
         assert!(!poll.restart);
         assert!(matches!(poll.observations[0].seen, Seen::Failed(_)));
+        let taken = stacks.take(Instant::now() + Duration::from_secs(60));
+        let taken = taken.expect("the state of the rank's thread can be read");
+        assert_eq!(taken.taken, [1], "{taken:?}");
     }
+    newer.kill().expect("a child can be killed");
+    newer.wait().expect("a killed child can be waited for");
     rank.kill().expect("a child can be killed");
     rank.wait().expect("a killed child can be waited for");
     poll_until(&mut source, |poll| {
@@ -72,6 +84,11 @@ fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
             .all(|it| matches!(it.seen, Seen::Changed(_)));
         (is_ring && poll.observations.len() == 1).then(|| assert!(poll.restart))
     });
+    let refused = stacks.take(Instant::now() + Duration::from_secs(5));
+    assert!(
+        matches!(refused, Err(SourceError::Nothing { .. })),
+        "rings are shown: {refused:?}"
+    );
 }
 
 #[test]

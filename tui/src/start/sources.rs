@@ -74,13 +74,15 @@ pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<Requ
     if let Some(source) = rings(from, job) {
         targets.dumps.push(match asks_for_rings {
             true => Box::new(RingDumps::new(source)),
-            false => Box::new(LocalDumps::new(source)),
+            false => Box::new(LocalDumps::new(source, job.clone())),
         });
     }
     if let Some(source) = rings(from, job) {
         targets.stacks.push(Box::new(RingThreads::new(source)));
         if !asks_for_rings {
-            targets.stacks.push(Box::new(ProcessStacks));
+            targets
+                .stacks
+                .push(Box::new(ProcessStacks::new(job.clone())));
         }
         targets.job = Some(job.clone());
     }

@@ -1,5 +1,6 @@
 //! The choice of the job that is shown.
 
+use super::processes::ProcessJob;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The job that all sources of one view show. Cloned handles share the choice.
@@ -14,13 +15,19 @@ pub struct JobChoice(Arc<Mutex<Shown>>);
 struct Shown {
     job: Option<String>,
     chosen: bool,
+    /// Set while processes without rings are shown in place of rings.
+    processes: Option<ProcessJob>,
 }
 
 impl JobChoice {
     /// Shows the job that the user named, or none yet.
     pub fn of(job: Option<String>) -> Self {
         let chosen = job.is_some();
-        Self(Arc::new(Mutex::new(Shown { job, chosen })))
+        Self(Arc::new(Mutex::new(Shown {
+            job,
+            chosen,
+            processes: None,
+        })))
     }
 
     /// Shows another job from the next poll on, as chosen by the user.
@@ -42,9 +49,22 @@ impl JobChoice {
 
     fn set(&self, job: &str, chosen: bool) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let processes = shown.processes.take().filter(|_| !chosen);
         *shown = Shown {
             job: Some(job.to_owned()),
             chosen,
+            processes,
         };
+    }
+
+    /// The job whose processes are shown in place of rings; `None` while rings are shown.
+    pub(super) fn shown_processes(&self) -> Option<ProcessJob> {
+        let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.processes.clone()
+    }
+
+    pub(super) fn show_processes(&self, job: Option<ProcessJob>) {
+        let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.processes = job;
     }
 }

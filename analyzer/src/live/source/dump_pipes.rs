@@ -4,7 +4,7 @@
 //! `<value><rank>.pipe` once a second, and writes its dump if anything came. Nothing in the rank is stopped, and the
 //! job goes on. The dump is the file that PyTorch would write at a time-out; it may replace an older one.
 
-use super::{DumpAnswers, DumpRequests, RankProcess, SourceError};
+use super::{DumpAnswers, DumpRequests, JobChoice, RankProcess, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::DumpReader;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -185,18 +185,25 @@ fn version(about: &Metadata) -> Version {
     (about.ino(), about.len(), about.mtime(), about.mtime_nsec())
 }
 
-/// Requests dumps through their pipes from the ranks without rings of the newest job on this node, which
-/// [`ProcessSource`](super::ProcessSource) shows unless it began with an older one.
-#[derive(Debug, Default)]
-pub struct PipeDumps;
+/// Requests dumps through their pipes from the ranks without rings that [`LocalSource`](super::LocalSource) shows. Finds
+/// no rank while rings are shown.
+#[derive(Debug)]
+pub struct PipeDumps(JobChoice);
+
+impl PipeDumps {
+    /// Requests dumps from the job whose processes a view with this choice shows in place of rings.
+    pub fn new(choice: JobChoice) -> Self {
+        Self(choice)
+    }
+}
 
 impl DumpRequests for PipeDumps {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
-        let processes = RankProcess::of_newest_job(RankProcess::without_rings());
+        let processes = RankProcess::shown(&self.0);
         let ranks: Vec<DumpOfProcess> = processes.iter().map(DumpOfProcess::of).collect();
         if !ranks.iter().any(DumpOfProcess::has_pipe) {
             return Err(SourceError::Nothing {
-                what: format!("no process of a job on this node was started with {PIPE_VARIABLE}"),
+                what: format!("no process that is shown was started with {PIPE_VARIABLE}"),
                 hint: "start the job with it, or call start_debug_server() in every rank"
                     .to_owned(),
             });

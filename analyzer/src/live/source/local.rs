@@ -2,7 +2,6 @@
 
 use super::processes::ProcessSource;
 use super::rings::{KEPT_AFTER_END, RingDumps, RingSource};
-use super::store_ranks::first_that_lists_any;
 use super::{DumpAnswers, DumpRequests, JobChoice, Liveness, PipeDumps, Poll, Source, SourceError};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -38,7 +37,10 @@ impl LocalSource {
 
 impl Source for LocalSource {
     fn name(&self) -> String {
-        self.rings.name()
+        match self.shows_processes {
+            true => self.processes.name(),
+            false => self.rings.name(),
+        }
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
@@ -49,6 +51,7 @@ impl Source for LocalSource {
                 && let Ok(poll) = self.processes.poll(deadline)
                 && any_alive(&poll)
             {
+                self.choice.show_processes(self.processes.job());
                 return Ok(poll);
             }
             // A new source, since one that was polled before returns only what has changed since then.
@@ -72,6 +75,8 @@ impl Source for LocalSource {
             self.shows_processes = true;
             polled = Ok(poll);
         }
+        let processes = self.shows_processes.then(|| self.processes.job());
+        self.choice.show_processes(processes.flatten());
         let kind_changed = self.shows_processes != shown;
         polled.map(|mut poll| {
             poll.restart |= kind_changed;
@@ -86,16 +91,20 @@ fn any_alive(poll: &Poll) -> bool {
     ranks.any(|rank| rank.liveness == Liveness::Alive)
 }
 
-/// Requests dumps on this node, whichever job [`LocalSource`] shows: from the newest job without rings whose processes
-/// have the pipes of PyTorch's NCCL backend, or, if there is none, from the ranks with rings.
+/// Requests dumps from the job that [`LocalSource`] shows: from its processes without rings, through the pipes of
+/// PyTorch's NCCL backend, or from its ranks with rings.
 pub struct LocalDumps {
+    choice: JobChoice,
+    pipes: PipeDumps,
     rings: RingDumps,
 }
 
 impl LocalDumps {
-    /// Requests dumps from processes without rings, or, if none has a pipe, from the ranks of this source.
-    pub fn new(rings: RingSource) -> Self {
+    /// Requests dumps from the job that a view with this choice shows; `rings` shows the same choice.
+    pub fn new(rings: RingSource, choice: JobChoice) -> Self {
         Self {
+            pipes: PipeDumps::new(choice.clone()),
+            choice,
             rings: RingDumps::new(rings),
         }
     }
@@ -103,7 +112,9 @@ impl LocalDumps {
 
 impl DumpRequests for LocalDumps {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
-        let ranks: [&dyn DumpRequests; 2] = [&PipeDumps, &self.rings];
-        first_that_lists_any(ranks, |ranks| ranks.ask(deadline)).0
+        match self.choice.shown_processes() {
+            Some(_) => self.pipes.ask(deadline),
+            None => self.rings.ask(deadline),
+        }
     }
 }

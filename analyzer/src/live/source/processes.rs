@@ -7,7 +7,9 @@
 use super::net::HostPort;
 use super::threads::threads_of_ranks;
 use super::worker_servers::WorkerServerSource;
-use super::{Liveness, Observation, Poll, Seen, Source, SourceError, StackRequests, TakenStacks};
+use super::{
+    JobChoice, Liveness, Observation, Poll, Seen, Source, SourceError, StackRequests, TakenStacks,
+};
 use rcomm_recorder::launch::Launched;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::Problem;
@@ -80,12 +82,19 @@ impl RankProcess {
 
     /// Of the found processes those of one attempt of one job: that of the process with the highest id.
     pub fn of_newest_job(mut found: Vec<Self>) -> Vec<Self> {
-        let newest = found.iter().max_by_key(|process| process.pid);
-        let Some(launched) = newest.map(|process| process.launched.clone()) else {
-            return found;
+        if let Some(newest) = ProcessJob::newest(&found) {
+            found.retain(|process| ProcessJob::of(process) == newest);
+        }
+        found
+    }
+
+    /// The processes without rings of the job that a view shows in place of rings; empty while it shows rings.
+    pub(super) fn shown(choice: &JobChoice) -> Vec<Self> {
+        let Some(shown) = choice.shown_processes() else {
+            return Vec::new();
         };
-        let same = |one: &Launched| (&one.job, one.attempt) == (&launched.job, launched.attempt);
-        found.retain(|process| same(&process.launched));
+        let mut found = Self::without_rings();
+        found.retain(|process| ProcessJob::of(process) == shown);
         found
     }
 
@@ -132,6 +141,28 @@ impl RankProcess {
             host: self.variables.get("MASTER_ADDR")?.clone(),
             port: self.variables.get("MASTER_PORT")?.parse().ok()?,
         })
+    }
+}
+
+/// One attempt of a job, as its processes' environments name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ProcessJob {
+    job: Option<String>,
+    attempt: u32,
+}
+
+impl ProcessJob {
+    fn of(process: &RankProcess) -> Self {
+        Self {
+            job: process.launched.job.clone(),
+            attempt: process.launched.attempt,
+        }
+    }
+
+    /// The job of the process with the highest id.
+    fn newest(found: &[RankProcess]) -> Option<Self> {
+        let newest = found.iter().max_by_key(|process| process.pid);
+        newest.map(Self::of)
     }
 }
 
@@ -188,18 +219,12 @@ impl ProcessSource {
     fn update(&mut self, found: Vec<RankProcess>) -> bool {
         let alive: HashSet<u32> = found.iter().map(|process| process.pid).collect();
         let any_alive = self.ranks.values().any(|rank| alive.contains(&rank.pid));
-        let job_of =
-            |process: &RankProcess| (process.launched.job.clone(), process.launched.attempt);
-        let shown = match self.ranks.values().next() {
-            Some(rank) if any_alive => Some(job_of(rank)),
-            _ => found.iter().max_by_key(|process| process.pid).map(job_of),
+        let shown = match self.job() {
+            Some(job) if any_alive => Some(job),
+            _ => ProcessJob::newest(&found),
         };
         let Some(shown) = shown else { return false };
-        let job_changed = self
-            .ranks
-            .values()
-            .next()
-            .is_some_and(|rank| job_of(rank) != shown);
+        let job_changed = self.job().is_some_and(|job| job != shown);
         if job_changed {
             *self = Self {
                 listed: self.listed,
@@ -207,11 +232,16 @@ impl ProcessSource {
             };
         }
         for process in found {
-            if job_of(&process) == shown {
+            if ProcessJob::of(&process) == shown {
                 self.ranks.entry(process.launched.rank).or_insert(process);
             }
         }
         job_changed
+    }
+
+    /// The shown job; `None` if no process was found.
+    pub(super) fn job(&self) -> Option<ProcessJob> {
+        self.ranks.values().next().map(ProcessJob::of)
     }
 
     /// The records of worker servers, if the job's store lists any.
@@ -287,15 +317,21 @@ impl Source for ProcessSource {
     }
 }
 
-/// Takes the stacks of the ranks without rings of the newest job on this node, which [`ProcessSource`] shows unless it
-/// began with an older one: from PyTorch's worker servers if the job's store lists any, else the states of their
-/// threads.
-#[derive(Debug, Default)]
-pub struct ProcessStacks;
+/// Takes the stacks of the ranks without rings that [`LocalSource`](super::LocalSource) shows: from PyTorch's worker
+/// servers if the job's store lists any, else the states of their threads. Finds no rank while rings are shown.
+#[derive(Debug)]
+pub struct ProcessStacks(JobChoice);
+
+impl ProcessStacks {
+    /// Takes the stacks of the job whose processes a view with this choice shows in place of rings.
+    pub fn new(choice: JobChoice) -> Self {
+        Self(choice)
+    }
+}
 
 impl StackRequests for ProcessStacks {
     fn take(&self, deadline: Instant) -> Result<TakenStacks, SourceError> {
-        let processes = RankProcess::of_newest_job(RankProcess::without_rings());
+        let processes = RankProcess::shown(&self.0);
         let Some(first) = processes.first() else {
             return Err(nothing());
         };
@@ -375,9 +411,10 @@ mod tests {
             Some("127.0.0.1:1")
         );
 
-        let taken = ProcessStacks.take(Instant::now() + Duration::from_secs(20));
-        // Another job of this node may be newer: then its ranks are shown.
-        assert!(!taken.expect("the processes can be listed").taken.is_empty());
+        let choice = JobChoice::default();
+        choice.show_processes(Some(ProcessJob::of(&listed[0])));
+        let taken = ProcessStacks::new(choice).take(Instant::now() + Duration::from_secs(20));
+        assert_eq!(taken.expect("the processes can be listed").taken, [0, 1]);
 
         let mut source = ProcessSource::new();
         assert!(!source.update(listed.clone()));

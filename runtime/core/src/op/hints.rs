@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+/// A name and its value.
+type Pair = (Box<str>, Box<str>);
+
 /// Facts that the caller of an operation knows and its backend cannot determine.
 ///
 /// They are set on a group when it is made ([`GroupOptions::hints`](crate::GroupOptions::hints)), or on one handle of it
@@ -16,7 +19,7 @@ pub struct Hints {
     pub wait: WaitHint,
     /// Names and values for a backend that the program itself supplies; `None` if there are none. A call shares them with
     /// the handle: it copies and allocates nothing.
-    own: Option<Arc<[(Box<str>, Box<str>)]>>,
+    own: Option<Arc<[Pair]>>,
 }
 
 impl Hints {

@@ -6,6 +6,7 @@
 //! neither code nor a device can still access it. And every wait ends, by completion, deadline or abort.
 
 mod communicator;
+mod copies;
 pub mod fake;
 #[allow(unsafe_code)]
 pub(crate) mod memory;
@@ -27,7 +28,7 @@ use rcomm_recorder::publish::{Secret, Tls};
 use rcomm_recorder::record::FlightRecorder;
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The state that a world's backends share. It is made once, before the first group.
@@ -312,7 +313,7 @@ pub trait Backend: Send + Sync {
     /// # Blocking
     /// Until the end of the operation, the call's deadline, or an abort.
     fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
-        run_on_copies(self, op, call, observer)
+        copies::run(self, op, call, observer)
     }
 
     /// Makes everything pending, and everything later, fail soon with this reason.
@@ -513,90 +514,4 @@ pub trait BackendWindow: Send + Sync {
     ///
     /// The default does nothing: enough for memory that its owner keeps alive as long as any rank can reach it.
     fn give_up(&self) {}
-}
-
-/// [`Backend::run`] for backends that only issue.
-fn run_on_copies<B: Backend + ?Sized>(
-    backend: &B,
-    op: &mut Op<'_>,
-    call: Call,
-    observer: &dyn Observer,
-) -> Result<Done> {
-    let deadline = call.deadline.started();
-    let copy = op.to_owned()?;
-    let start_observer = Arc::new(StartObserver::default());
-    let pending = backend.issue(copy, Call { deadline, ..call }, start_observer.clone())?;
-    if start_observer.wait_for_start(&*pending, deadline) {
-        observer.started();
-    }
-    match pending.wait(deadline) {
-        Progress::Completed(done) => {
-            let filled = pending.reclaim().ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Backend,
-                    format!(
-                        "backend {} kept the buffers of a completed operation",
-                        backend.name()
-                    ),
-                )
-            })?;
-            op.copy_outputs_from(&filled)?;
-            Ok(done)
-        }
-        Progress::Failed(error) => Err(error),
-        Progress::Queued | Progress::Started => Err(Error::new(
-            ErrorKind::Timeout,
-            "the operation did not end before its deadline",
-        )),
-    }
-}
-
-/// Wakes a caller that waits for an operation to leave the queue.
-#[derive(Default)]
-struct StartObserver {
-    has_changed: Mutex<bool>,
-    wake: Condvar,
-}
-
-impl StartObserver {
-    /// Longest sleep between two polls of a backend that reports nothing.
-    const POLL_INTERVAL: Duration = Duration::from_millis(10);
-
-    fn notify(&self) {
-        *self
-            .has_changed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = true;
-        self.wake.notify_all();
-    }
-
-    /// Waits until the operation leaves the queue; `false` if the deadline passed before.
-    fn wait_for_start(&self, pending: &dyn Pending, deadline: Deadline) -> bool {
-        let mut has_changed = self
-            .has_changed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        while !*has_changed && matches!(pending.progress(), Progress::Queued) {
-            let rest = deadline.remaining();
-            if rest.is_zero() {
-                return false;
-            }
-            let (guard, _) = self
-                .wake
-                .wait_timeout(has_changed, rest.min(Self::POLL_INTERVAL))
-                .unwrap_or_else(PoisonError::into_inner);
-            has_changed = guard;
-        }
-        true
-    }
-}
-
-impl Observer for StartObserver {
-    fn started(&self) {
-        self.notify();
-    }
-
-    fn ended(&self) {
-        self.notify();
-    }
 }

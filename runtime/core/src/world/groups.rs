@@ -7,7 +7,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::wait_counters::{RuntimeWait, WaitCounter};
 use crate::world::{World, WorldShared};
-use rcomm_recorder::model::{Rank, text};
+use rcomm_recorder::model::{EntryState, Rank, text};
 use rcomm_recorder::publish::WaitStatistics;
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, Weak};
@@ -118,7 +118,8 @@ impl<B> World<B> {
     /// For `timeout` at most. Operations that are issued meanwhile count too.
     ///
     /// # Errors
-    /// `Timeout` names the groups in which operations are pending, and how many are.
+    /// `Timeout` names the groups in which operations are pending, how many are, and the operation under way in them that
+    /// was issued first.
     pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
         let deadline = Deadline::In(timeout).started();
         let mut waiting = None;
@@ -140,7 +141,8 @@ impl<B> World<B> {
                     text::duration(timeout),
                     named.join(", ")
                 );
-                return Err(Error::new(ErrorKind::Timeout, message));
+                let oldest = self.oldest_operation(&pending).unwrap_or_default();
+                return Err(Error::new(ErrorKind::Timeout, message).with_more(&oldest));
             }
             let waits = self.shared.watch.waits();
             waiting.get_or_insert_with(|| waits.begin(RuntimeWait::Pending));
@@ -164,6 +166,27 @@ impl<B> World<B> {
     /// waits. `rcomm.work` counts waits for operations that were issued; what a blocking call took is in its record.
     pub fn waits(&self) -> Vec<WaitStatistics> {
         self.shared.watch.waits().statistics()
+    }
+
+    /// The first operation under way in these groups, as text; `None` if the record does not have it.
+    fn oldest_operation(&self, groups: &[&ProcessGroup]) -> Option<String> {
+        let record = self.snapshot();
+        let entry = record.entries.iter().find(|entry| {
+            let group = &record.groups[entry.group as usize].info;
+            matches!(entry.state, EntryState::Scheduled | EntryState::Started)
+                && groups.iter().any(|it| it.name() == group.name)
+        })?;
+        let seq = match entry.is_p2p {
+            true => entry.p2p_seq_id,
+            false => entry.collective_seq_id,
+        };
+        let age = record.identity.dump_time_ns - entry.time_created_ns;
+        Some(format!(
+            "the oldest is {} #{seq} on group {}, issued {} ago",
+            entry.op,
+            record.groups[entry.group as usize].info.name,
+            text::duration(Duration::from_nanos(u64::try_from(age).unwrap_or(0)))
+        ))
     }
 }
 

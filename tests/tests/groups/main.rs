@@ -72,6 +72,43 @@ fn a_time_out_of_one_call_aborts_its_group() {
 }
 
 #[test]
+fn a_time_out_over_tcp_names_the_absent_rank_before_the_neighbor_that_waits_for_it() {
+    const ABSENT: u32 = 2;
+    let change = |config: &mut Config| {
+        failing(config);
+        config.transport = TransportChoice::Tcp;
+        config.status_wait = Duration::from_secs(60);
+    };
+    on_threads(4, &Carrier::Cpu, change, |world| {
+        let (group, store, limit) = (world.group(), world.store(), Duration::from_secs(90));
+        let (part, all) = (vec![1u8; 1 << 20], vec![0u8; 4 << 20]);
+        match world.rank() {
+            // In the exchange of headers, rank 1 waits for rank 3, which waits for the absent rank.
+            1 => {
+                store.wait(&["test/0", "test/3"], limit).unwrap();
+                let group = group.within(Duration::from_millis(300));
+                let work = group.all_gather_single_async(part, all).unwrap();
+                let error = work.wait().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+                assert_eq!(error.ranks(), [ABSENT], "{error}");
+                let absent_first = ": rank 2 has not come: waited for rank ";
+                assert!(error.to_string().contains(absent_first), "{error}");
+                store.set("test/done", b"1").unwrap();
+            }
+            ABSENT => store.wait(&["test/done"], limit).unwrap(),
+            rank => {
+                let group = group.within(limit);
+                let work = group.all_gather_single_async(part, all).unwrap();
+                store.set(&format!("test/{rank}"), b"1").unwrap();
+                store.wait(&["test/done"], limit).unwrap();
+                group.abort("the test has ended");
+                assert!(work.wait().is_err());
+            }
+        }
+    });
+}
+
+#[test]
 fn an_abort_from_another_thread_ends_a_pending_operation() {
     run(2, |world| {
         if world.rank() == 0 {

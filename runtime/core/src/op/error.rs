@@ -147,6 +147,13 @@ impl Error {
         self
     }
 
+    /// Puts facts that were learned later in front of the message, since they matter more than it.
+    #[must_use]
+    pub(crate) fn with_lead(mut self, facts: &str) -> Self {
+        self.0.message = format!("{facts}: {}", self.0.message);
+        self
+    }
+
     /// Keeps the cause, which the sentence then contains.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {

@@ -191,7 +191,7 @@ impl FailureBroadcast {
 
     /// Adds the other ranks' status to an error. A time-out that names ranks which wait for others themselves then
     /// names those at which the waits end; one that names no rank, or only ranks that have arrived, names the
-    /// absent ranks. If another process, rank 0, serves the store, the error names rank 0 if that process has ended. A
+    /// absent ranks; its sentence begins with those. If another process, rank 0, serves the store, the error names rank 0 if that process has ended. A
     /// time-out, and an error that names rank 0 among others, names rank 0 also if the store has left the alarm
     /// unanswered, and has not replied for [`STORE_SILENT`].
     ///
@@ -201,9 +201,12 @@ impl FailureBroadcast {
         let answers = self.answers(incident, until);
         let mut error = error.with_more(&answers.text);
         if error.is_time_out()
-            && let Some(ranks) = answers.cause_of_wait(error.ranks())
+            && let Some(cause) = answers.cause_of_wait(error.ranks())
         {
-            error = error.with_ranks(ranks);
+            if cause.ranks != error.ranks() {
+                error = error.with_lead(&cause.to_text());
+            }
+            error = error.with_ranks(cause.ranks);
         }
         let Some(LinkEnd::StoreAtRank(_)) = self.parts.store_end else {
             return error;

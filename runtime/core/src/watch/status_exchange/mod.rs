@@ -4,15 +4,17 @@
 //! |---|---|---|
 //! | `<rank>` | progress of this rank, in JSON | every rank |
 //! | `<group>/<seq>/asking` | how many members have asked about this operation of a large group | each rank that asks |
-//! | `<group>/<seq>` | the summary of the answers, as text | the first rank that asked |
+//! | `<group>/<seq>` | the summary of the answers, in JSON | the first rank that asked |
 //!
 //! In a small group every member reads every answer. In a group of thousands that would be millions of reads
 //! from one store within two seconds. So in a large group the first member that asks reads the answers, in
 //! chunks, and publishes a summary for the rest.
 
 mod arrivals;
+mod replies;
 mod report;
 
+pub(crate) use replies::StatusReplies;
 pub(crate) use report::RankReport;
 
 use crate::op::error::Result;
@@ -20,6 +22,7 @@ use crate::store::{Store, which_are_set};
 use arrivals::Arrivals;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text;
+use replies::Summary;
 use report::{is_long, wire_name};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -83,12 +86,20 @@ impl StatusExchange {
         match store.add(&format!("{topic}/asking"), 1) {
             Ok(1) => {
                 let answers = self.read_all(store, query);
+                let summary = Summary::of(&answers);
+                let summary = serde_json::to_vec(&summary).unwrap_or_default();
                 // If this fails, the other members report that they have no summary.
-                let _ = store.set(&topic, answers.text.as_bytes());
+                let _ = store.set(&topic, &summary);
                 answers
             }
             Ok(_) => match store.get(&topic, self.wait_time + self.read_time) {
-                Ok(answers) => StatusReplies::text(String::from_utf8_lossy(&answers).into_owned()),
+                Ok(summary) => match serde_json::from_slice::<Summary>(&summary) {
+                    Ok(summary) => summary.replies(query.members),
+                    Err(error) => StatusReplies::text(format!(
+                        "what the {} members answered cannot be read: {error}",
+                        query.members.len()
+                    )),
+                },
                 Err(error) => StatusReplies::text(format!(
                     "what the {} members answered was not passed on: {error}",
                     query.members.len()
@@ -152,6 +163,7 @@ impl StatusExchange {
             true => &absent,
             false => query.waited_for,
         };
+        let unheard = query.is_p2p || !arrivals.silent.is_empty();
         let last_in_chain = match self.follow_waits(store, query, roots, &mut reports, until) {
             Some((hops, last)) => {
                 text.push_str(&hops);
@@ -163,6 +175,7 @@ impl StatusExchange {
             text,
             arrived,
             absent,
+            unheard,
             last_in_chain,
         }
     }
@@ -249,40 +262,6 @@ impl StatusExchange {
     }
 }
 
-/// The status of an operation's members.
-#[derive(Debug, Default)]
-pub(crate) struct StatusReplies {
-    /// All of it, as text.
-    pub(crate) text: String,
-    /// Members that have issued the operation. Empty for messages, and if only the text of another member's
-    /// summary was read.
-    pub(crate) arrived: Vec<Rank>,
-    /// Members that have not issued the operation (of a message, none of these), have not answered, or have ended.
-    /// Empty if only the text of another member's summary was read.
-    pub(crate) absent: Vec<Rank>,
-    /// Where the waits of the ranks that this rank waited for end; empty if those wait for no other rank.
-    pub(crate) last_in_chain: Vec<Rank>,
-}
-
-impl StatusReplies {
-    /// The ranks that a time-out should name in place of `waited_for`; `None` if these replies do not change that.
-    pub(crate) fn cause_of_wait(&self, waited_for: &[Rank]) -> Option<&[Rank]> {
-        if !self.last_in_chain.is_empty() {
-            return Some(&self.last_in_chain);
-        }
-        let have_arrived = waited_for.iter().all(|rank| self.arrived.contains(rank));
-        (have_arrived && !self.absent.is_empty()).then_some(&self.absent)
-    }
-
-    /// A status of which only the text is known.
-    pub(crate) fn text(text: String) -> Self {
-        Self {
-            text,
-            ..Self::default()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::report::PendingCollective;
@@ -354,7 +333,10 @@ mod tests {
         publish(0, &[(2, 2_900)]);
         publish(2, &[(3, 2_800)]);
         let replies = ask(&[0]);
-        assert_eq!(replies.cause_of_wait(&[0]), Some(&[3][..]));
+        assert_eq!(
+            replies.cause_of_wait(&[0]).map(|it| it.ranks),
+            Some(&[3][..])
+        );
         let hops = "; rank 0 waits for rank 2; rank 2 waits for rank 3";
         assert!(replies.text.ends_with(hops), "{}", replies.text);
         // A cycle has no end, with this rank or without it.
@@ -397,7 +379,7 @@ mod tests {
         assert!(ask().last_in_chain.is_empty());
         // Rank 3 has left no report.
         publish(0, 78, 2_900);
-        assert_eq!(ask().cause_of_wait(&[0]), Some(&[3][..]));
+        assert_eq!(ask().cause_of_wait(&[0]).map(|it| it.ranks), Some(&[3][..]));
         // All have come: the operation of the other group is not why.
         publish(3, 78, 2_900);
         assert!(ask().last_in_chain.is_empty());
@@ -414,7 +396,7 @@ mod tests {
         }
         publish(2, 78, 2_900);
         store.delete(&exchange.key(3)).unwrap();
-        assert_eq!(ask().cause_of_wait(&[0]), Some(&[3][..]));
+        assert_eq!(ask().cause_of_wait(&[0]).map(|it| it.ranks), Some(&[3][..]));
     }
 
     #[test]
@@ -432,7 +414,10 @@ mod tests {
             };
             exchange.collect(&store, &query)
         };
-        assert_eq!(ask(&[0, 2, 3]).cause_of_wait(&[]), Some(&[3][..]));
+        assert_eq!(
+            ask(&[0, 2, 3]).cause_of_wait(&[]).map(|it| it.ranks),
+            Some(&[3][..])
+        );
         assert_eq!(ask(&[0, 2]).cause_of_wait(&[]), None);
     }
 

@@ -1,0 +1,168 @@
+//! [`StatusReplies`]: what the members of an operation answered, and which of them it really waited for.
+
+use super::MAX_RANKS;
+use rcomm_recorder::model::{Rank, text};
+use serde::{Deserialize, Serialize};
+
+/// The status of an operation's members.
+#[derive(Debug, Default)]
+pub(crate) struct StatusReplies {
+    /// All of it, as text.
+    pub(crate) text: String,
+    /// Members that have issued the operation. Empty for messages, and if another member's summary was read that has
+    /// only the text.
+    pub(crate) arrived: Vec<Rank>,
+    /// Members that have not issued the operation (of a message, none of these), have not answered, or have ended.
+    /// Empty if another member's summary was read that has only the text.
+    pub(crate) absent: Vec<Rank>,
+    /// Whether some of `absent` may have come: they have not answered.
+    pub(super) unheard: bool,
+    /// Where the waits of the ranks that this rank waited for end; empty if those wait for no other rank.
+    pub(crate) last_in_chain: Vec<Rank>,
+}
+
+impl StatusReplies {
+    /// The ranks that a time-out should name in place of `waited_for`; `None` if these replies do not change that.
+    pub(crate) fn cause_of_wait(&self, waited_for: &[Rank]) -> Option<CauseOfWait<'_>> {
+        if !self.last_in_chain.is_empty() {
+            return Some(CauseOfWait {
+                ranks: &self.last_in_chain,
+                how: How::EndOfChain,
+            });
+        }
+        let have_arrived = waited_for.iter().all(|rank| self.arrived.contains(rank));
+        (have_arrived && !self.absent.is_empty()).then_some(CauseOfWait {
+            ranks: &self.absent,
+            how: match self.unheard {
+                true => How::Unheard,
+                false => How::Absent,
+            },
+        })
+    }
+
+    /// A status of which only the text is known.
+    pub(crate) fn text(text: String) -> Self {
+        Self {
+            text,
+            ..Self::default()
+        }
+    }
+}
+
+/// The ranks that a time-out names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CauseOfWait<'a> {
+    pub(crate) ranks: &'a [Rank],
+    how: How,
+}
+
+/// What is known of these ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// They have not come to the operation.
+    Absent,
+    /// They have not come, or have not answered.
+    Unheard,
+    /// The ranks that were waited for wait for these, directly or through others.
+    EndOfChain,
+}
+
+impl CauseOfWait<'_> {
+    /// A clause that names the ranks, for the beginning of the sentence.
+    pub(crate) fn to_text(self) -> String {
+        let ranks = text::ranks(self.ranks, MAX_RANKS);
+        let has = if self.ranks.len() == 1 { "has" } else { "have" };
+        match self.how {
+            How::Absent => format!("{ranks} {has} not come"),
+            How::Unheard => format!("{ranks} {has} not come or not answered"),
+            How::EndOfChain => format!("the waits lead to {ranks}"),
+        }
+    }
+}
+
+/// What the first member of a large group that asked passes on to the others.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Summary {
+    text: String,
+    /// The absent members; `None` if they are more than [`Summary::MAX_ABSENT`].
+    absent: Option<Vec<Rank>>,
+    unheard: bool,
+}
+
+impl Summary {
+    /// The most absent members of a summary, which all members read.
+    const MAX_ABSENT: usize = 256;
+
+    pub(super) fn of(replies: &StatusReplies) -> Self {
+        let are_few = replies.absent.len() <= Self::MAX_ABSENT;
+        Self {
+            text: replies.text.clone(),
+            absent: are_few.then(|| replies.absent.clone()),
+            unheard: replies.unheard,
+        }
+    }
+
+    pub(super) fn replies(self, members: &[Rank]) -> StatusReplies {
+        let Some(absent) = self.absent else {
+            return StatusReplies::text(self.text);
+        };
+        let arrived = members.iter().copied().filter(|it| !absent.contains(it));
+        StatusReplies {
+            text: self.text,
+            arrived: arrived.collect(),
+            absent,
+            unheard: self.unheard,
+            last_in_chain: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ranks_that_held_an_operation_up_are_named_with_what_is_known_of_them() {
+        let lead = |replies: &StatusReplies| {
+            let cause = replies.cause_of_wait(&[0])?;
+            Some((cause.ranks.to_vec(), cause.to_text()))
+        };
+        let mut replies = StatusReplies {
+            arrived: vec![0, 2],
+            absent: vec![1],
+            ..StatusReplies::default()
+        };
+        assert_eq!(
+            lead(&replies),
+            Some((vec![1], "rank 1 has not come".to_owned()))
+        );
+        replies.absent.push(3);
+        replies.unheard = true;
+        let unheard = "ranks 1, 3 have not come or not answered";
+        assert_eq!(lead(&replies), Some((vec![1, 3], unheard.to_owned())));
+        // The others read the same from the summary.
+        let members = [0, 1, 2, 3];
+        let passed_on = Summary::of(&replies).replies(&members);
+        assert_eq!(lead(&passed_on), lead(&replies));
+        let many: Vec<Rank> = (1..=300).collect();
+        let too_many = StatusReplies {
+            arrived: vec![0],
+            absent: many.clone(),
+            ..StatusReplies::text("as text".to_owned())
+        };
+        let passed_on = Summary::of(&too_many).replies(&many);
+        assert_eq!(
+            (passed_on.text.as_str(), lead(&passed_on)),
+            ("as text", None)
+        );
+        replies.last_in_chain = vec![7];
+        let chain = "the waits lead to rank 7";
+        assert_eq!(lead(&replies), Some((vec![7], chain.to_owned())));
+        // Rank 0, which was waited for, is itself the one that has not come.
+        let direct = StatusReplies {
+            absent: vec![0],
+            ..StatusReplies::default()
+        };
+        assert_eq!(lead(&direct), None);
+    }
+}

@@ -2,7 +2,7 @@
 
 use crate::cases::Cases;
 use crate::scalar::Scalar;
-use rcomm::{ReduceOp, Reduction};
+use rcomm::{Buffer, ReduceOp, Reduction};
 
 impl Cases<'_> {
     /// Issues all of them, then waits in another order. Also checks some blocking collectives.
@@ -167,7 +167,7 @@ impl Cases<'_> {
             vec![first, second],
         );
         if Reduction::allows(ReduceOp::PremulSum, T::DTYPE) {
-            let twice = Reduction::premul_sum(2.0);
+            let twice = Reduction::premul_sum_by(Buffer::from_vec(vec![T::of(2)]));
             // Doubling every rank's input gives the sum over twice as many inputs.
             let doubled = |which: usize, len: usize| -> Vec<T> {
                 let all: Vec<Vec<T>> = (0..n).map(|r| self.input(r, which, len)).collect();
@@ -176,7 +176,7 @@ impl Cases<'_> {
             };
             let (one, whole) = (doubled(0, len), doubled(0, len * n));
             let mut buffer = self.input::<T>(this_rank, 0, len);
-            group.reduce(&mut buffer, twice, to).unwrap();
+            group.reduce(&mut buffer, twice.clone(), to).unwrap();
             let left = if is_root {
                 one
             } else {

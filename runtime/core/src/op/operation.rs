@@ -106,7 +106,7 @@ macro_rules! pick {
     (root in) => { None };
     (root in $it:ident root $($rest:tt)*) => { Some(*$it) };
     (reduction in) => { None };
-    (reduction in $it:ident reduction $($rest:tt)*) => { Some(*$it) };
+    (reduction in $it:ident reduction $($rest:tt)*) => { Some($it) };
     (tag in) => { None };
     (tag in $it:ident tag $($rest:tt)*) => { Some(*$it) };
     (peer in) => { Peer::None };
@@ -226,7 +226,7 @@ macro_rules! operations {
 
             /// The reduction of a reducing operation; `None` for others.
             #[inline]
-            pub const fn reduction(&self) -> Option<Reduction> {
+            pub const fn reduction(&self) -> Option<&Reduction> {
                 match self {
                     $( Self::$variant { $($($field),+)? } => {
                         pick!(reduction in $($($field $role)+)?)

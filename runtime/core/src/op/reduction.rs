@@ -1,14 +1,20 @@
 //! [`Reduction`]: how values are combined, and which element types it accepts.
 
+use crate::op::buffer::Buffer;
+use crate::op::error::{Error, ErrorKind, Result};
+use half::{bf16, f16};
 use rcomm_recorder::model::{DType, ReduceOp};
+use std::sync::Arc;
 
 /// A reduction with its parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Reduction {
     /// How values are combined.
     pub op: ReduceOp,
     /// The number by which this rank's input is multiplied before it is summed; used only by `PremulSum`.
     pub factor: f64,
+    /// The memory that has the number in place of `factor`, for `PremulSum`.
+    pub scale: Option<Arc<Buffer<'static>>>,
 }
 
 impl Reduction {
@@ -17,7 +23,41 @@ impl Reduction {
         Self {
             op: ReduceOp::PremulSum,
             factor,
+            scale: None,
         }
+    }
+
+    /// As [`premul_sum`](Self::premul_sum), by the number in `scale`, which is read when the operation runs: one element
+    /// of the type of the operation's elements, in the host's memory or on the device of the operation's buffers. There,
+    /// an earlier operation may compute it, and the host does not wait for it (`ncclScalarDevice`).
+    ///
+    /// Operations on other types, on another device, or on memory that overlaps what they write are refused.
+    pub fn premul_sum_by(scale: Buffer<'static>) -> Self {
+        Self {
+            scale: Some(Arc::new(scale)),
+            ..Self::premul_sum(1.0)
+        }
+    }
+
+    /// The factor of this rank's input: `factor`, or the number in `scale`, which must be in the host's memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `scale` is not one element of a floating-point type in the host's memory.
+    pub fn host_factor(&self) -> Result<f64> {
+        let Some(scale) = &self.scale else {
+            return Ok(self.factor);
+        };
+        let number = match (scale.dtype(), scale.as_bytes()?) {
+            (DType::F16, &[a, b]) => f16::from_ne_bytes([a, b]).to_f64(),
+            (DType::Bf16, &[a, b]) => bf16::from_ne_bytes([a, b]).to_f64(),
+            (DType::F32, &[a, b, c, d]) => f64::from(f32::from_ne_bytes([a, b, c, d])),
+            (DType::F64, &[a, b, c, d, e, f, g, h]) => f64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+            _ => {
+                let message = format!("{scale:?} is not one floating-point number");
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        };
+        Ok(number)
     }
 
     /// Whether `op` can combine elements of type `dtype`.
@@ -51,6 +91,10 @@ impl Reduction {
 
 impl From<ReduceOp> for Reduction {
     fn from(op: ReduceOp) -> Self {
-        Self { op, factor: 1.0 }
+        Self {
+            op,
+            factor: 1.0,
+            scale: None,
+        }
     }
 }

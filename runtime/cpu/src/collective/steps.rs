@@ -12,6 +12,31 @@ use rcomm_core::{Error, ErrorKind};
 use rcomm_core::{Op, Reduction, Sides};
 use rcomm_recorder::model::{DType, Layout, OpType, Parts, Pattern, ReduceOp};
 
+/// A reduction, and this rank's factor.
+#[derive(Clone, Copy)]
+struct Scaled {
+    op: ReduceOp,
+    factor: f64,
+}
+
+impl Scaled {
+    const SUM: Self = Self {
+        op: ReduceOp::Sum,
+        factor: 1.0,
+    };
+
+    /// Reads the factor where it is in memory.
+    #[inline]
+    fn of(reduction: &Reduction) -> Result<Self, Failure> {
+        let op = reduction.op;
+        if op != ReduceOp::PremulSum {
+            return Ok(Self { op, factor: 1.0 });
+        }
+        let factor = reduction.host_factor().map_err(argument_failure)?;
+        Ok(Self { op, factor })
+    }
+}
+
 /// Splits `op`, and passes each step to `perform` in order, until one fails.
 #[inline]
 pub(crate) fn for_each_step(
@@ -25,7 +50,8 @@ pub(crate) fn for_each_step(
         }
         return Ok(());
     }
-    let (kind, reduction) = (op.op_type(), op.reduction());
+    let kind = op.op_type();
+    let reduction = op.reduction().map(Scaled::of).transpose()?;
     let op_header = OpHeader {
         root: op.root(),
         reduce: reduction.map(|reduction| reduction.op),
@@ -62,7 +88,7 @@ fn perform_one(
     kind: OpType,
     sides: Sides<'_, '_>,
     op_header: OpHeader,
-    reduction: Option<Reduction>,
+    reduction: Option<Scaled>,
     position: &Position,
     perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
@@ -72,7 +98,7 @@ fn perform_one(
         outputs,
         splits,
     } = sides;
-    let reduction = reduction.unwrap_or(Reduction::from(ReduceOp::Sum));
+    let reduction = reduction.unwrap_or(Scaled::SUM);
     let root = op_header.root.unwrap_or(0) as usize;
     let is_list = kind.layout() == Layout::List;
     let step = |op_header, collective| Step::new(op_header, Vec::new(), collective);
@@ -349,7 +375,7 @@ fn cut_mut<'a>(buffer: &'a mut Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a m
     Ok(parts)
 }
 
-fn combination(buffer: &Buffer<'_>, reduction: Reduction) -> Combination {
+fn combination(buffer: &Buffer<'_>, reduction: Scaled) -> Combination {
     Combination {
         dtype: buffer.dtype(),
         op: reduction.op,

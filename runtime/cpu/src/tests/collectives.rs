@@ -137,7 +137,10 @@ fn every_type_and_reduction_gives_the_result_of_the_arithmetic() {
                     if !Reduction::allows(op, dtype) {
                         continue;
                     }
-                    let reduction = Reduction { op, factor: 2.0 };
+                    let reduction = Reduction {
+                        op,
+                        ..Reduction::premul_sum(2.0)
+                    };
                     for count in [3, 20_000] {
                         let mut data = Buffer::zeroed(dtype, count).unwrap();
                         let bytes = data.as_bytes_mut().unwrap();

@@ -3,7 +3,7 @@
 
 use super::parts::{Move, Part, STAGING_ALIGN, contiguous_start};
 use super::{Call, LaunchTarget, Launched};
-use crate::library::datatype::{NcclReduction, Units, reduction_of};
+use crate::library::datatype::{NcclReduction, Scalar, Units, reduction_of};
 use crate::library::sys::{self, CollConfig, NcclRedOp, NcclResult, result};
 use rcomm_core::Buffer;
 use rcomm_core::Reduction;
@@ -91,7 +91,7 @@ impl Calls<'_> {
     /// Calls `then` with the library's reduction; a reduction with a factor is created for this operation alone.
     fn with_reduction(
         &self,
-        reduction: Reduction,
+        reduction: &Reduction,
         dtype: DType,
         then: impl FnOnce(Units, NcclRedOp) -> Result<()>,
     ) -> Result<()> {
@@ -99,17 +99,23 @@ impl Calls<'_> {
         let (units, nccl) = reduction_of(library, reduction, dtype)?;
         let mut scalar = match nccl {
             NcclReduction::Named(op) => return then(units, op),
-            NcclReduction::PremulSum { scalar } => scalar,
+            NcclReduction::PremulSum(scalar) => scalar,
+        };
+        let (scalar, residence) = match &mut scalar {
+            Scalar::Value(bytes) => (bytes.as_mut_ptr().cast(), sys::SCALAR_HOST_IMMEDIATE),
+            Scalar::OnDevice(at) => (*at, sys::SCALAR_DEVICE),
         };
         let mut op: NcclRedOp = 0;
-        // SAFETY: the communicator is live (`new`). The scalar is of the given type, and read before the
-        // call returns (`ncclScalarHostImmediate`), which writes one int through a reference.
+        // SAFETY: the communicator is live (`new`). The scalar is of the given type. On the host, it is read before the
+        // call returns (`ncclScalarHostImmediate`). On the device, it is read when the stream runs the operation, which
+        // holds the reduction, and so the memory, for as long as its buffers (`new`). The call writes one int through a
+        // reference.
         let status = unsafe {
             (library.table().red_op_create_pre_mul_sum)(
                 &mut op,
-                scalar.as_mut_ptr().cast(),
+                scalar,
                 units.data_type,
-                sys::SCALAR_HOST_IMMEDIATE,
+                residence,
                 comm,
             )
         };
@@ -123,7 +129,7 @@ impl Calls<'_> {
         called.and(self.note("ncclRedOpDestroy", status))
     }
 
-    pub(super) fn all_reduce(&self, buffer: &Buffer<'_>, reduction: Reduction) -> Result<()> {
+    pub(super) fn all_reduce(&self, buffer: &Buffer<'_>, reduction: &Reduction) -> Result<()> {
         let part = Part::of(buffer);
         let it = self.target;
         let call = |units: Units, op| {
@@ -155,7 +161,7 @@ impl Calls<'_> {
         &self,
         input: Part,
         output: Part,
-        reduction: Reduction,
+        reduction: &Reduction,
         root: u32,
     ) -> Result<()> {
         let it = self.target;
@@ -263,7 +269,7 @@ impl Calls<'_> {
         &self,
         input: &Buffer<'_>,
         output: &Buffer<'_>,
-        reduction: Reduction,
+        reduction: &Reduction,
     ) -> Result<()> {
         let it = self.target;
         let (input, output) = (Part::of(input), Part::of(output));

@@ -144,7 +144,7 @@ fn parts(list: &[Buffer<'_>]) -> impl Iterator<Item = (Part, u32)> {
 /// Whether the operation may need several calls, which then form a group.
 fn needs_group(op: &Op<'_>) -> bool {
     // A reduction with a factor is created before the call and destroyed after it, and neither may overlap a launch.
-    let has_factor = |it: Reduction| it.op == ReduceOp::PremulSum;
+    let has_factor = |it: &Reduction| it.op == ReduceOp::PremulSum;
     if op.reduction().is_some_and(has_factor) {
         return true;
     }
@@ -185,7 +185,8 @@ impl Calls<'_> {
         let is_list = kind.layout() == Layout::List;
         let (inputs, outputs) = (op.inputs(), op.outputs());
         let root = op.root().unwrap_or(0);
-        let by = op.reduction().unwrap_or(Reduction::from(ReduceOp::Sum));
+        let sum = Reduction::from(ReduceOp::Sum);
+        let by = op.reduction().unwrap_or(&sum);
         match kind.pattern() {
             Pattern::AllReduce => outputs
                 .iter()

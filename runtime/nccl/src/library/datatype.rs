@@ -5,9 +5,9 @@
 
 use super::sys::{NcclDataType, NcclRedOp, data_type, red_op};
 use crate::library::{NcclLibrary, Version};
-use rcomm_core::Reduction;
-use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_core::{Device, Error, ErrorKind, Reduction, Result};
 use rcomm_recorder::model::{DType, ReduceOp};
+use std::ffi::c_void;
 
 /// The first release that reduces 8-bit floats.
 const FLOAT8_SINCE: Version = Version(22_400);
@@ -63,8 +63,17 @@ impl Units {
 pub(crate) enum NcclReduction {
     /// A reduction that `nccl.h` names.
     Named(NcclRedOp),
-    /// A sum of inputs that are first multiplied by this factor; the bytes are in the type of the elements.
-    PremulSum { scalar: [u8; 8] },
+    /// A sum of inputs that are first multiplied by this factor.
+    PremulSum(Scalar),
+}
+
+/// A factor, in the type of the elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Scalar {
+    /// The value.
+    Value([u8; 8]),
+    /// Where it is in the device's memory.
+    OnDevice(*mut c_void),
 }
 
 /// Returns how NCCL reduces elements of this type.
@@ -73,7 +82,7 @@ pub(crate) enum NcclReduction {
 /// `Unsupported` names what NCCL, or this release of it, lacks.
 pub(crate) fn reduction_of(
     library: &NcclLibrary,
-    reduction: Reduction,
+    reduction: &Reduction,
     dtype: DType,
 ) -> Result<(Units, NcclReduction)> {
     use NcclReduction::{Named, PremulSum};
@@ -105,9 +114,12 @@ pub(crate) fn reduction_of(
         (ReduceOp::Min, _) => Named(red_op::MIN),
         (ReduceOp::Max, _) => Named(red_op::MAX),
         (ReduceOp::Avg, _) => Named(red_op::AVG),
-        (ReduceOp::PremulSum, _) => PremulSum {
-            scalar: scalar_of(reduction.factor, dtype),
-        },
+        (ReduceOp::PremulSum, _) => PremulSum(match &reduction.scale {
+            Some(scale) if scale.device() != Device::Cpu => {
+                Scalar::OnDevice(scale.as_ptr().cast_mut().cast())
+            }
+            _ => Scalar::Value(scalar_of(reduction.host_factor()?, dtype)),
+        }),
         (ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor, _) => {
             return refuse(format!("NCCL has no {op} for elements of type {dtype}"));
         }

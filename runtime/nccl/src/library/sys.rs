@@ -92,6 +92,8 @@ pub(crate) const REVOKE_DEFAULT: c_int = 0;
 pub(crate) const WIN_COLL_SYMMETRIC: c_int = 1;
 /// `NCCL_WIN_REQUIRED_ALIGNMENT`, in bytes.
 pub(crate) const WIN_ALIGNMENT: usize = 4096;
+/// `ncclScalarDevice`: the scalar is in the device's memory, and is read when an operation runs.
+pub(crate) const SCALAR_DEVICE: c_int = 0;
 /// `ncclScalarHostImmediate`: the scalar is read before `ncclRedOpCreatePreMulSum` returns.
 pub(crate) const SCALAR_HOST_IMMEDIATE: c_int = 1;
 /// `ncclWindow_t`.

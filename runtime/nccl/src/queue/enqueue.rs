@@ -13,9 +13,9 @@ use crate::launch::{Call, LaunchTarget, Launched, staging_bytes};
 use crate::library::NcclLibrary;
 use crate::library::config::Blocking;
 use crate::library::sys::{NcclComm, NcclResult, RawStream, result};
-use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
+use rcomm_core::{Buffer, Device};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, OpType};
 use std::collections::BTreeMap;
@@ -529,14 +529,19 @@ fn address_of(memory: &DeviceBuffer) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(memory.address() as usize)
 }
 
-/// Calls `look` with every buffer of an operation, and twice with one that is input and output.
+/// Calls `look` with every buffer of an operation, and twice with one that is input and output. A factor in the host's
+/// memory is left out, since its value is passed on.
 pub(crate) fn for_each_buffer<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o Buffer<'b>)) {
     if let Op::Coalesced(ops) = op {
         for op in ops {
             for_each_buffer(op, look);
         }
     }
-    op.inputs().iter().chain(op.outputs()).for_each(look);
+    op.inputs().iter().chain(op.outputs()).for_each(&mut *look);
+    let scale = op.reduction().and_then(|it| it.scale.as_deref());
+    if let Some(scale) = scale.filter(|it| it.device() != Device::Cpu) {
+        look(scale);
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! One rank's end of a communicator: its connection to the hub, and its state.
 
 use super::lifecycle::Name;
+use super::operation::Factor;
 use super::profiler;
 use super::window::Signals;
 use super::{
@@ -124,7 +125,7 @@ pub(super) struct Comm {
     /// Number of kernels and one-sided operations that the device has not ended.
     pub(super) pending: AtomicUsize,
     /// The factors of the user's reductions, in order of creation.
-    pub(super) factors: Mutex<Vec<f64>>,
+    pub(super) factors: Mutex<Vec<Factor>>,
     /// Whether its memory is released (`memManager->released`).
     pub(super) suspended: AtomicBool,
 }

@@ -7,6 +7,7 @@
 
 use super::comm::{Captured, Comm, WaitsFor};
 use super::lifecycle::run_or_spawn;
+use super::operation::Factor;
 use super::profiler::{self, Event, Part};
 use super::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_USAGE, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR, fail,
@@ -26,13 +27,14 @@ use std::time::Duration;
 pub(super) struct Item {
     pub(super) request: Request,
     pub(super) input: Option<(usize, usize)>,
+    pub(super) factor: Factor,
     pub(super) output: usize,
     /// The parts that its call has reported to the profiler plug-in.
     pub(super) parts: Vec<Part>,
 }
 
 /// Copies out of device memory.
-fn read(at: usize, length: usize) -> Vec<u8> {
+pub(super) fn read(at: usize, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     if length > 0 {
         check(at, length);
@@ -85,6 +87,7 @@ fn carry_out(comm: &Comm, items: &[Item], outcome: Outcome) -> bool {
     let mut asked = Vec::with_capacity(items.len());
     for item in items {
         let mut request = item.request;
+        request.factor = item.factor.read();
         request.id = comm.next_id();
         if !matches!(request.kind, RequestKind::Send | RequestKind::Recv) {
             request.seq = comm.collectives.fetch_add(1, Ordering::AcqRel);

@@ -4,7 +4,7 @@
 //! (enqueue.cc:3176).
 
 use super::comm::{Comm, comm_of};
-use super::group::{Item, Launch, enqueue, note_refused};
+use super::group::{Item, Launch, enqueue, note_refused, read};
 use super::{INVALID_ARGUMENT, SUCCESS, fail, no_comm};
 use crate::cuda;
 use crate::handles::end_process;
@@ -17,6 +17,37 @@ use std::sync::atomic::Ordering;
 
 /// The smallest value of a user-defined reduction (`ncclNumOps`).
 const FIRST_USER_OP: c_int = 5;
+
+/// `ncclScalarDevice`.
+const SCALAR_DEVICE: c_int = 0;
+
+/// The factor of a user's reduction.
+#[derive(Clone, Copy)]
+pub(super) enum Factor {
+    Value(f64),
+    /// An address in device memory, the size of the number there in bytes, and its type. A kernel reads it.
+    OnDevice(usize, usize, c_int),
+}
+
+impl Factor {
+    /// The factor, as a kernel finds it.
+    pub(super) fn read(self) -> f64 {
+        match self {
+            Self::Value(factor) => factor,
+            Self::OnDevice(at, size, data_type) => number_of(data_type, &read(at, size)),
+        }
+    }
+}
+
+/// The number in these bytes. Of `ncclDataType_t`, 6 and 9 are the 16-bit floats, 7 and 8 those of 32 and 64 bits.
+fn number_of(data_type: c_int, bytes: &[u8]) -> f64 {
+    match (data_type, bytes) {
+        (6, &[a, b]) => rcomm::f16::from_le_bytes([a, b]).to_f64(),
+        (9, &[a, b]) => rcomm::bf16::from_le_bytes([a, b]).to_f64(),
+        (7, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
+        (_, bytes) => f64::from_le_bytes(bytes.try_into().expect("eight bytes")),
+    }
+}
 
 /// The arguments of one call.
 struct Call {
@@ -99,7 +130,6 @@ impl Call {
         request.rank = self.rank;
         request.data_type = self.data_type;
         request.op = if self.op >= FIRST_USER_OP { 0 } else { self.op };
-        request.factor = factor;
         request.length = (self.length * size) as u64;
         let input = (self.input > 0).then_some((self.send as usize, self.input * size));
         Ok(Launch {
@@ -108,6 +138,7 @@ impl Call {
             item: Item {
                 request,
                 input,
+                factor,
                 output: self.receive as usize,
                 parts: Vec::new(),
             },
@@ -115,9 +146,9 @@ impl Call {
     }
 
     /// The factor of the caller's reduction, 1 for one of NCCL's; `None` if the communicator has no such reduction.
-    fn factor(&self, comm: &Comm) -> Option<f64> {
+    fn factor(&self, comm: &Comm) -> Option<Factor> {
         if self.op < FIRST_USER_OP {
-            return Some(1.0);
+            return Some(Factor::Value(1.0));
         }
         let at = usize::try_from(self.op - FIRST_USER_OP).ok()?;
         lock(&comm.factors).get(at).copied()
@@ -137,7 +168,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     op: *mut c_int,
     scalar: *mut c_void,
     data_type: c_int,
-    _residence: c_int,
+    residence: c_int,
     handle: *mut c_void,
 ) -> c_int {
     let Some(comm) = comm_of(handle) else {
@@ -151,16 +182,17 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     let Some(size) = size_of_type(data_type) else {
         return fail(INVALID_ARGUMENT, "invalid type");
     };
-    // SAFETY: the caller's `scalar` is a value of this type on the host, as `ncclScalarHostImmediate`
-    // promises, and stays as it is during this call: `size` bytes, in which any pattern is a value.
-    let bytes = unsafe { std::slice::from_raw_parts(scalar.cast::<u8>(), size) };
-    // `ncclDataType_t`: 6 and 9 are the 16-bit floats, 7 and 8 those of 32 and 64 bits.
-    let factor = match (data_type, bytes) {
-        (6, &[a, b]) => rcomm::f16::from_le_bytes([a, b]).to_f64(),
-        (9, &[a, b]) => rcomm::bf16::from_le_bytes([a, b]).to_f64(),
-        (7, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
-        (8, bytes) => f64::from_le_bytes(bytes.try_into().expect("eight bytes")),
-        _ => return fail(INVALID_ARGUMENT, "PreMulSum wants a floating point type"),
+    if !(6..=9).contains(&data_type) {
+        return fail(INVALID_ARGUMENT, "PreMulSum wants a floating point type");
+    }
+    let factor = match residence {
+        SCALAR_DEVICE => Factor::OnDevice(scalar.addr(), size, data_type),
+        _ => {
+            // SAFETY: the caller's `scalar` is a value of this type on the host, as `ncclScalarHostImmediate`
+            // promises, and stays as it is during this call: `size` bytes, in which any pattern is a value.
+            let bytes = unsafe { std::slice::from_raw_parts(scalar.cast::<u8>(), size) };
+            Factor::Value(number_of(data_type, bytes))
+        }
     };
     let mut factors = lock(&comm.factors);
     factors.push(factor);

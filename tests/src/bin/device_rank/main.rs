@@ -13,7 +13,9 @@ mod stuck;
 mod window;
 
 use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, NcclOptions, Priority};
-use rcomm::{Config, DeviceKind, Element, GroupOptions, Op, ProcessGroup, ReduceOp, Result, World};
+use rcomm::{
+    Config, DeviceKind, Element, GroupOptions, Op, ProcessGroup, ReduceOp, Reduction, Result, World,
+};
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
 use std::process::ExitCode;
@@ -262,6 +264,35 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
         let expected = size.pow(u32::try_from(round).expect("a small number"));
         assert_eq!(numbers.to_vec::<i64>()?, vec![expected; 1000]);
     }
+    // A factor that an operation before computes on the device: 1 / 2^n, the product of all ranks' halves.
+    let scale = gpu.buffer(&[0.5f32])?;
+    let product = group.execute_async(Op::AllReduce {
+        buffer: scale.buffer()?,
+        op: ReduceOp::Product.into(),
+    })?;
+    product.wait_stream(&gpu.stream)?;
+    let sums = gpu.buffer(&[1024.0f32; 100])?;
+    let scaled = |scale: rcomm::Buffer<'static>| -> Result<Op<'static>> {
+        Ok(Op::AllReduce {
+            buffer: sums.buffer()?,
+            op: Reduction::premul_sum_by(scale),
+        })
+    };
+    let sum = group.execute_async(scaled(scale.buffer()?)?)?;
+    // The operation keeps the memory of its factor.
+    drop((product, scale));
+    sum.wait()?;
+    let size = world.size();
+    let expected = 1024.0 * size as f32 / f32::from(1u16 << size);
+    assert_eq!(sums.to_vec::<f32>()?, vec![expected; 100]);
+    // A factor in the host's memory.
+    let twice = scaled(rcomm::Buffer::from_vec(vec![2.0f32]))?;
+    group.execute_async(twice)?.wait()?;
+    let expected = 2.0 * size as f32 * expected;
+    assert_eq!(sums.to_vec::<f32>()?, vec![expected; 100]);
+    let double = scaled(gpu.buffer(&[2.0f64])?.buffer()?)?;
+    let refused = group.execute_async(double).map(drop);
+    eprintln!("refused: {}", refused.expect_err("it is of another type"));
     let host = group.execute_async(Op::AllReduce {
         buffer: rcomm::Buffer::from_vec(vec![1.0f32; 4]),
         op: ReduceOp::Sum.into(),

@@ -120,7 +120,7 @@ fn combine(inputs: &[&Buffer<'_>], reductions: &[Reduction]) -> Result<Vec<u8>> 
     for (input, reduction) in inputs.iter().zip(reductions) {
         let mut bytes = bytes_of(input)?;
         if reduction.op == ReduceOp::PremulSum {
-            arithmetic::scale(dtype, &mut bytes, reduction.factor);
+            arithmetic::scale(dtype, &mut bytes, reduction.host_factor()?);
         }
         parts.push(bytes);
     }
@@ -139,7 +139,7 @@ fn part(bytes: &[u8], at: usize, parts: usize) -> &[u8] {
 /// Moves and combines the data of the ranks' operations, which are all of one kind.
 fn move_bytes(ops: &mut [Op<'static>]) -> Result<()> {
     let size = ops.len();
-    let reductions: Vec<Reduction> = ops.iter().filter_map(Op::reduction).collect();
+    let reductions: Vec<Reduction> = ops.iter().filter_map(Op::reduction).cloned().collect();
     // The final value of each rank's i-th output.
     let mut results: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
     for rank in 0..size {

@@ -44,7 +44,9 @@ impl<'a> Op<'a> {
             Pattern::Barrier => true,
             Pattern::AllReduce => match (self.reduction(), outputs) {
                 (Some(by), [buffer]) => {
-                    writable(buffer) && Reduction::allows(by.op, buffer.dtype())
+                    writable(buffer)
+                        && by.scale.is_none()
+                        && Reduction::allows(by.op, buffer.dtype())
                 }
                 _ => false,
             },
@@ -59,6 +61,7 @@ impl<'a> Op<'a> {
                     input.is_lent()
                         && writable(output)
                         && holds(input, output)
+                        && by.scale.is_none()
                         && Reduction::allows(by.op, input.dtype())
                 }
                 _ => false,
@@ -170,6 +173,9 @@ impl<'a> Op<'a> {
         self.outputs().iter().for_each(|buffer| add(buffer, writes));
         let inputs = self.inputs_only().iter();
         inputs.for_each(|buffer| add(buffer, false));
+        if let Some(scale) = self.reduction().and_then(|it| it.scale.as_deref()) {
+            add(scale, false);
+        }
     }
 
     /// Whether this rank only reads the operation's one buffer, although it is an output on other ranks.
@@ -198,6 +204,11 @@ impl<'a> Op<'a> {
                 if !Reduction::allows(reduction.op, buffer.dtype()) {
                     return Err(Refusal::Reduction(reduction.op, buffer.dtype()));
                 }
+            }
+            if reduction.op == ReduceOp::PremulSum
+                && let Some(scale) = &reduction.scale
+            {
+                check_scale(scale, inputs)?;
             }
         }
         if !self.reads_only(own_rank) {
@@ -369,6 +380,25 @@ impl<'a> Op<'a> {
         }
         Ok(())
     }
+}
+
+/// Checks the memory that has the factor of a `PremulSum` of these buffers.
+fn check_scale(scale: &Buffer<'_>, inputs: &[Buffer<'_>]) -> Result<(), Refusal> {
+    check(scale.len() == 1, || {
+        format!("the factor {scale:?} is not one element")
+    })?;
+    for input in inputs {
+        check(scale.dtype() == input.dtype(), || {
+            format!(
+                "the factor {scale:?} is of another type than {input:?}: multiply by a number of the same type"
+            )
+        })?;
+        let is_near = scale.device() == Device::Cpu || scale.device() == input.device();
+        check(is_near, || {
+            format!("the factor {scale:?} is on another device than {input:?}")
+        })?;
+    }
+    Ok(())
 }
 
 /// The sends of a block to this rank itself, each with the receive that gets it: the first send under a tag goes to

@@ -31,6 +31,47 @@ fn the_refusal_names_operation_and_argument() {
 }
 
 #[test]
+fn a_factor_in_memory_is_one_element_of_the_type_on_the_same_device() {
+    let scaled = |buffer: Buffer<'static>, scale: Buffer<'static>| Op::AllReduce {
+        buffer,
+        op: Reduction::premul_sum_by(scale),
+    };
+    assert!(scaled(floats(3), floats(1)).validate(0, 2).is_ok());
+    let mut lent = [1f32; 3];
+    let op = Op::AllReduce {
+        buffer: Buffer::from_mut(&mut lent),
+        op: Reduction::premul_sum_by(floats(2)),
+    };
+    assert_eq!(
+        refusal(op),
+        "all_reduce: the factor Float[2] is not one element"
+    );
+    let double = Buffer::from_vec(vec![2f64]);
+    let text = refusal(scaled(floats(3), double));
+    assert!(
+        text.contains("the factor Double[1] is of another type than Float[3]"),
+        "{text}"
+    );
+    let memory = std::sync::Arc::new([2f32; 1]);
+    let at = std::ptr::NonNull::from(&*memory).cast();
+    // SAFETY: nothing reads this memory, which `memory` keeps alive.
+    let on_device = unsafe {
+        Buffer::from_raw(at, 1, DType::F32, Device::Cuda(0), Access::Read, memory).unwrap()
+    };
+    let text = refusal(scaled(floats(3), on_device));
+    assert!(text.contains("is on another device than"), "{text}");
+    // Other reductions do not use it.
+    let op = Op::AllReduce {
+        buffer: floats(3),
+        op: Reduction {
+            op: ReduceOp::Sum,
+            ..Reduction::premul_sum_by(floats(2))
+        },
+    };
+    assert!(op.validate(0, 2).is_ok());
+}
+
+#[test]
 fn what_the_cheap_check_accepts_the_full_check_accepts() {
     let sizes = [0, 1, 2, 4];
     let mut accepted = 0;

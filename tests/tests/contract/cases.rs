@@ -192,7 +192,7 @@ impl<'a> Cases<'a> {
                 .all_reduce(&mut buffer, Reduction::premul_sum(2.0))
                 .unwrap();
             self.same("all_reduce premul_sum", buffer, expected.clone());
-            let mut buffer = self.input::<T>(own, 0, len);
+            let mut buffer = self.input::<T>(this_rank, 0, len);
             let two = Buffer::from_vec(vec![T::of(2)]);
             group
                 .all_reduce(&mut buffer, Reduction::premul_sum_by(two))

@@ -105,8 +105,11 @@ pub(super) const CHOICES: &[Choice] = &[
     up_to(   32 * K, AllGather,     Hosts,   Notice),
     always(          AllGather,     Hosts,   Nested),
     always(          AllGather,     Hosts,   Exchange),
+    up_to(   64 * K, AllToAll,      Hosts,   Nested),
     always(          AllToAll,      Hosts,   Exchange),
+    up_to(   64 * K, Gather,        Hosts,   Nested),
     always(          Gather,        Hosts,   Exchange),
+    up_to(   64 * K, Scatter,       Hosts,   Nested),
     always(          Scatter,       Hosts,   Exchange),
     always(          Barrier,       Hosts,   Notice),
 ];

@@ -125,8 +125,9 @@ named_values! {
         Exchange = "exchange",
         /// Data pass from rank to rank; each rank forwards what it receives.
         Chain = "chain",
-        /// Each byte is sent once between hosts, and through memory inside them. Reductions use it only where
-        /// all ranks of a host precede all of the next host.
+        /// Each byte is sent once between hosts, and through memory inside them; in all_to_all, gather and scatter, one
+        /// message takes what the ranks of two hosts have for each other. Reductions use it only where all ranks of a
+        /// host precede all of the next host.
         Nested = "nested",
     }
 }
@@ -148,8 +149,8 @@ impl Algorithm {
                 &[Notice, Nested, Exchange]
             }
             (Topology::Hosts, Pattern::Broadcast) => &[Notice, Nested, Chain],
-            (Topology::Hosts, Pattern::Reduce | Pattern::ReduceScatter) => &[Nested, Exchange],
-            (Topology::Sockets | Topology::Hosts, _) => &[Exchange],
+            (Topology::Hosts, _) => &[Nested, Exchange],
+            (Topology::Sockets, _) => &[Exchange],
         }
     }
 

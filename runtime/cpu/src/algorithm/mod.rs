@@ -185,10 +185,13 @@ fn extent(collective: &Collective<'_>, position: Position) -> (Pattern, usize) {
             let bytes = (0..size).map(|rank| inputs.part(rank).len()).sum();
             (Pattern::ReduceScatter, bytes)
         }
-        // Each of these has one algorithm for all sizes.
-        Collective::AllToAll { .. } => (Pattern::AllToAll, 0),
-        Collective::Gather { .. } => (Pattern::Gather, 0),
-        Collective::Scatter { .. } => (Pattern::Scatter, 0),
+        // Of lists, a rank knows only its own; over channels each of these has one algorithm for all sizes.
+        Collective::AllToAll { inputs, .. } => {
+            let each = inputs.part(position.rank).len();
+            (Pattern::AllToAll, each.saturating_mul(size))
+        }
+        Collective::Gather { input, .. } => (Pattern::Gather, input.len().saturating_mul(size)),
+        Collective::Scatter { output, .. } => (Pattern::Scatter, output.len().saturating_mul(size)),
     }
 }
 

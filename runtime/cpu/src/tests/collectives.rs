@@ -35,6 +35,15 @@ fn on_all(body: impl Fn(&Rig) + Sync) {
     }
 }
 
+/// As [`on_all`], and also over several hosts, of equal and of different numbers of ranks, with one message between two
+/// hosts for any size.
+fn on_all_and_nested(body: impl Fn(&Rig) + Sync) {
+    on_all(&body);
+    for (size, ranks) in [(4, 2), (5, 3), (8, 3), (3, 1), (7, 2)] {
+        world(size, Wiring::Nested(ranks), &body);
+    }
+}
+
 #[test]
 fn all_reduce_gives_every_rank_the_sum() {
     on_all(|rig| {
@@ -278,7 +287,7 @@ fn uneven(rank: usize, count: usize) -> usize {
 
 #[test]
 fn operations_with_uneven_parts_give_every_rank_its_parts() {
-    on_all(|rig| {
+    on_all_and_nested(|rig| {
         for &count in COUNTS {
             let lens: Vec<usize> = (0..rig.size).map(|rank| uneven(rank, count)).collect();
             let own_input = input(rig.rank, lens[rig.rank]);
@@ -334,7 +343,7 @@ fn operations_with_uneven_parts_give_every_rank_its_parts() {
 
 #[test]
 fn gather_and_scatter_move_parts_to_and_from_the_root() {
-    on_all(|rig| {
+    on_all_and_nested(|rig| {
         for &count in COUNTS {
             let root = rig.size / 2;
             let at_root = rig.rank == root;
@@ -363,7 +372,7 @@ fn gather_and_scatter_move_parts_to_and_from_the_root() {
 
 #[test]
 fn all_to_all_gives_every_rank_its_part_of_all_inputs() {
-    on_all(|rig| {
+    on_all_and_nested(|rig| {
         for &count in COUNTS {
             let own_input: Vec<f32> = (0..rig.size)
                 .flat_map(|to| input(rig.rank * 10 + to, count))

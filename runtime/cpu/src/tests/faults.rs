@@ -14,7 +14,7 @@ use std::time::Instant;
 
 #[test]
 fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
-    for &wiring in WIRINGS {
+    for &wiring in WIRINGS.iter().chain(&[Wiring::Nested(2)]) {
         for size in [2, 3, 5] {
             let errors = world(size, wiring, |rig| {
                 let odd = rig.rank == 1;
@@ -68,6 +68,15 @@ fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
                     output: Buffer::from_mut(&mut into[..rig.size]),
                     input_splits: wrong_splits,
                     output_splits: std::mem::take(&mut splits),
+                }));
+                // A part of another size than the root lists.
+                let own = vec![1f32; if odd { 3 } else { 2 }];
+                let mut parts = vec![[0f32; 2]; if rig.rank == 0 { rig.size } else { 0 }];
+                let outputs = parts.iter_mut().map(|part| Buffer::from_mut(&mut part[..]));
+                errors.push(rig.run(Op::GatherV {
+                    input: Buffer::from_slice(&own),
+                    outputs: outputs.collect(),
+                    root: 0,
                 }));
                 // The group must still work.
                 rig.run(Op::Barrier).unwrap();

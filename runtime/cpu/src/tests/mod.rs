@@ -42,6 +42,8 @@ enum Wiring {
     Registered,
     /// Ranks use memory inside hosts of this many consecutive ranks; the last host may have fewer.
     Hosts(u32),
+    /// As `Hosts`, with the algorithms between hosts for all sizes.
+    Nested(u32),
     /// Ranks use memory inside this many hosts; consecutive ranks are on different hosts.
     Dealt(u32),
 }
@@ -61,12 +63,18 @@ fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) ->
     let (transport, host) = match wiring {
         Wiring::Tcp | Wiring::Streams(_) => (TransportChoice::Tcp, None),
         Wiring::Shm | Wiring::Registered => (TransportChoice::Shm, None),
-        Wiring::Hosts(ranks) => (TransportChoice::Shm, Some(rank / ranks)),
+        Wiring::Hosts(ranks) | Wiring::Nested(ranks) => (TransportChoice::Shm, Some(rank / ranks)),
         Wiring::Dealt(hosts) => (TransportChoice::Shm, Some(rank % hosts)),
     };
     let mut tuning = Tuning::default();
     if let Wiring::Streams(count) = wiring {
         tuning.prepend(&format!("streams {count}")).unwrap();
+    }
+    if let Wiring::Nested(_) = wiring {
+        for pattern in [Pattern::AllToAll, Pattern::Gather, Pattern::Scatter] {
+            let line = format!("{pattern} hosts any any nested");
+            tuning.prepend(&line).unwrap();
+        }
     }
     if wiring == Wiring::Registered {
         for &pattern in Pattern::ALL {

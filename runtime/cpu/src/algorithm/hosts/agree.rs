@@ -56,6 +56,8 @@ pub(super) struct HostAgreement {
     bytes: Vec<u8>,
     /// Where each rank's bytes start, and where the last one's end.
     starts: Vec<usize>,
+    /// The most bytes that a rank's list has: of the parts of a rooted operation, or those that the rank sends.
+    listed: usize,
     agreement: Agreement,
 }
 
@@ -63,8 +65,11 @@ pub(super) struct HostAgreement {
 const AGREED: u8 = 1;
 /// First byte of this line if the ranks do not agree: the slot of the next phase then holds the reason.
 const REFUSED: u8 = 2;
-/// Bytes of this line before the data of all ranks, if the data fits into the line.
+/// Bytes of this line before the data of all ranks, if the data fits into the line: the first byte, and seven of
+/// [`HostAgreement::listed`].
 const HEAD: usize = 8;
+/// The largest number in seven bytes.
+const MOST_LISTED: u64 = u64::MAX >> 8;
 /// Bytes for the reason why ranks do not agree: the rank, the length and the text.
 const REASON: usize = 4096;
 
@@ -72,6 +77,11 @@ impl HostAgreement {
     /// The bytes of `rank`.
     pub(super) fn of(&self, rank: usize) -> &[u8] {
         &self.bytes[self.starts[rank]..self.starts[rank + 1]]
+    }
+
+    /// The most bytes in a rank's list of the last agreement, if it had lists: the same on all ranks.
+    pub(super) fn listed(&self) -> usize {
+        self.listed
     }
 
     /// Exchanges headers and data with all ranks.
@@ -88,6 +98,7 @@ impl HostAgreement {
     ) -> Result<(), Failure> {
         self.bytes.clear();
         self.starts.clear();
+        self.listed = 0;
         via.host_exchange.begin(op_header.signature());
         let differing = self.agree_inside_host(
             via.host_exchange,
@@ -321,6 +332,13 @@ impl HostAgreement {
         let lists: Vec<Vec<u64>> = (0..position.size)
             .map(|rank| counts(self.of(rank)))
             .collect();
+        let element = op_header.dtype.size().unwrap_or(1) as u64;
+        let sums = lists.iter().map(|list| {
+            let counts = list.iter().take(position.size);
+            counts.fold(0u64, |sum, &count| sum.saturating_add(count))
+        });
+        let most = sums.max().unwrap_or(0).saturating_mul(element);
+        self.listed = usize::try_from(most.min(MOST_LISTED)).unwrap_or(usize::MAX);
         Ok(compare_lists(&op_headers, &lists))
     }
 
@@ -345,6 +363,7 @@ impl HostAgreement {
             });
             return host_exchange.run_agreed_phase(&[], REASON, policy);
         }
+        line[..HEAD].copy_from_slice(&((self.listed as u64) << 8).to_le_bytes());
         line[0] = AGREED;
         let bytes = &self.bytes;
         if is_inline {
@@ -371,6 +390,10 @@ impl HostAgreement {
         let line = host_exchange.line(0, INLINE);
         match line[0] {
             AGREED => {
+                let head = line
+                    .first_chunk()
+                    .map_or(0, |bytes| u64::from_le_bytes(*bytes));
+                self.listed = usize::try_from(head >> 8).unwrap_or(usize::MAX);
                 let contributed = match is_inline {
                     true => &line[HEAD..HEAD + len],
                     false => &host_exchange.slot(0)[..len],

@@ -7,7 +7,8 @@
 //! | all_reduce, reduce, reduce_scatter ([`chain`]) | from host to host; results back | each rank combines a stripe | 2 s for all_reduce, s for the others |
 //! | broadcast ([`spread`]) | from host to host, by stripes | all data before, stripes put together after | s |
 //! | all_gather ([`spread`]) | each host's parts to all others | parts put together after | s (h-1) × ranks of the host |
-//! | all_to_all, gather, scatter | as over [`ChannelEngine`] | streams in memory | |
+//! | gather, scatter ([`rooted`]) | one message between the root and each host | parts collected before or handed out after | s of each rank |
+//! | all_to_all ([`pairs`]) | one message from each host to each other | parts collected before, handed out after | s × ranks of both hosts |
 //!
 //! A *stripe* is the part of the data that one rank of each host sends. The number of stripes is the number of ranks
 //! on the host with the fewest. The ranks with a stripe send between hosts at the same time, each over its own
@@ -21,9 +22,11 @@
 mod agree;
 mod chain;
 mod host_exchange;
+mod pairs;
+mod rooted;
 mod spread;
 
-use super::{ChannelEngine, choose, finish_small, small_input};
+use super::{ChannelEngine, choose, extent, finish_small, small_input};
 use crate::channels::Channels;
 use crate::collective::{Collective, Position, Step, has_lists};
 use crate::mesh::layout::Layout;
@@ -34,7 +37,8 @@ use chain::Chain;
 use host_exchange::HostExchange;
 use rcomm_core::ErrorKind;
 use rcomm_core::store::Store;
-use rcomm_core::tuning::{Algorithm, Plan};
+use rcomm_core::tuning::{Algorithm, Pattern, Plan};
+use rooted::Sizes;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,7 +181,7 @@ impl HostsEngine {
                 | Collective::Reduce { .. }
                 | Collective::ReduceScatter { .. }
         );
-        let choice = choose(&self.plan, &collective, position, |algorithm| {
+        let mut choice = choose(&self.plan, &collective, position, |algorithm| {
             algorithm != Algorithm::Nested || in_order || !reduces
         });
         let is_inline_data = choice == Algorithm::Notice;
@@ -203,6 +207,21 @@ impl HostsEngine {
             let inline = |rank| agreement.of(rank);
             return finish_small(&mut collective, position, inline, via.channels);
         }
+        let is_listed = has_lists(op_header.op);
+        if is_listed {
+            // The sizes are known only now.
+            let (pattern, _) = extent(&collective, position);
+            let can_list =
+                pattern != Pattern::AllToAll || pairs::can_list(via.layout, position.size);
+            choice = self.plan.choose(pattern, agreement.listed(), |algorithm| {
+                algorithm != Algorithm::Nested || can_list
+            });
+        }
+        let sizes = if is_listed {
+            Sizes::Listed
+        } else {
+            Sizes::Even
+        };
         if choice != Algorithm::Nested {
             return self.engine.run_agreed(collective, position, policy);
         }
@@ -222,7 +241,20 @@ impl HostsEngine {
             Collective::AllGather { input, outputs } => {
                 spread::all_gather(&mut via, position, input, outputs, policy)
             }
-            other => self.engine.run_agreed(other, position, policy),
+            Collective::AllToAll { inputs, outputs } => {
+                pairs::all_to_all(&mut via, position, &inputs, outputs, sizes, policy)
+            }
+            Collective::Gather {
+                input,
+                outputs,
+                root,
+            } => rooted::gather(&mut via, position, input, outputs, (root, sizes), policy),
+            Collective::Scatter {
+                inputs,
+                output,
+                root,
+            } => rooted::scatter(&mut via, inputs.as_ref(), output, (root, sizes), policy),
+            Collective::Barrier => Ok(()),
         }
     }
 }

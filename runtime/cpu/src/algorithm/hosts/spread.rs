@@ -152,3 +152,32 @@ pub(super) fn all_gather(
     }
     Ok(())
 }
+
+/// The bytes of a part, `len` bytes at `start`, that are in this window: as a range of the part, and as one of the window.
+pub(super) fn overlap(
+    start: usize,
+    len: usize,
+    window: &Range<usize>,
+) -> Option<(Range<usize>, Range<usize>)> {
+    let (from, to) = (start.max(window.start), (start + len).min(window.end));
+    (from < to).then(|| {
+        (
+            from - start..to - start,
+            from - window.start..to - window.start,
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_overlaps_the_windows_that_have_some_of_its_bytes() {
+        assert_eq!(overlap(10, 5, &(0..10)), None);
+        assert_eq!(overlap(10, 5, &(0..12)), Some((0..2, 10..12)));
+        assert_eq!(overlap(10, 5, &(12..20)), Some((2..5, 0..3)));
+        assert_eq!(overlap(10, 5, &(11..13)), Some((1..3, 0..2)));
+        assert_eq!(overlap(10, 0, &(0..20)), None);
+    }
+}

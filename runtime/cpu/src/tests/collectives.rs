@@ -165,7 +165,7 @@ fn every_type_and_reduction_gives_the_result_of_the_arithmetic() {
                         let copies = vec![copy; rig.size];
                         rig.run(Op::AllReduce {
                             buffer: data.lend(),
-                            op: reduction,
+                            op: reduction.clone(),
                         })
                         .unwrap();
                         let mut expected = vec![0; copies[0].len()];

@@ -235,6 +235,7 @@ fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::Reduction;
     use proptest::prelude::*;
     use rcomm_recorder::model::ReduceOp;
 
@@ -312,22 +313,22 @@ mod tests {
     fn each_operation_is_described_by_what_must_agree_on_all_members() {
         let one = |len: usize| Buffer::from_vec(vec![0f32; len]);
         let list = |lens: &[usize]| lens.iter().map(|&len| one(len)).collect::<Vec<_>>();
-        let (op, root) = (ReduceOp::Sum.into(), 1);
+        let (op, root) = (|| Reduction::from(ReduceOp::Sum), 1);
         let (input, output) = (|| one(2), || one(4));
         let (even, uneven) = (|| list(&[2, 2]), || list(&[2, 3]));
         let (splits, back) = (vec![1, 1], vec![2, 2]);
         let described: Vec<String> = [
             Op::AllReduce {
                 buffer: input(),
-                op,
+                op: op(),
             },
             Op::AllReduceCoalesced {
                 buffers: list(&[2]),
-                op,
+                op: op(),
             },
             Op::Reduce {
                 buffer: input(),
-                op,
+                op: op(),
                 root,
             },
             Op::Broadcast {
@@ -354,22 +355,22 @@ mod tests {
             Op::ReduceScatter {
                 inputs: even(),
                 output: input(),
-                op,
+                op: op(),
             },
             Op::ReduceScatterSingle {
                 input: output(),
                 output: input(),
-                op,
+                op: op(),
             },
             Op::ReduceScatterV {
                 inputs: uneven(),
                 output: input(),
-                op,
+                op: op(),
             },
             Op::ReduceScatterCoalesced {
                 inputs: list(&[4]),
                 outputs: list(&[2]),
-                op,
+                op: op(),
             },
             Op::AllToAll {
                 inputs: even(),

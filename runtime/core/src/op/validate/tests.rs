@@ -32,6 +32,7 @@ fn the_refusal_names_operation_and_argument() {
 
 #[test]
 fn a_factor_in_memory_is_one_element_of_the_type_on_the_same_device() {
+    use crate::op::buffer::{Access, Device};
     let scaled = |buffer: Buffer<'static>, scale: Buffer<'static>| Op::AllReduce {
         buffer,
         op: Reduction::premul_sum_by(scale),

@@ -13,7 +13,7 @@ use rcomm_recorder::publish::{
 };
 use rcomm_recorder::record::RingPart;
 use rcomm_verdict::Problem;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -298,9 +298,12 @@ impl Source for RingSource {
             }
         });
         let observations: Vec<Observation> = observations.collect();
-        // Launch records matter only once a process is gone.
+        // Launch records matter only once a process is gone, or to ranks without a ring: a rank that ends in order removes
+        // its own, and one that has not joined has none.
         let ended = observations.iter().any(|it| it.liveness == Liveness::Dead);
-        let job = self.job.as_deref().filter(|_| ended);
+        let ranks: BTreeSet<Rank> = observations.iter().map(|it| it.rank).collect();
+        let lacks_some = world_size.is_some_and(|size| (ranks.len() as u64) < u64::from(size));
+        let job = self.job.as_deref().filter(|_| ended || lacks_some);
         Ok(Poll {
             launches: job.map_or_else(Vec::new, |job| LaunchRecord::of_job(&self.directory, job)),
             observations,

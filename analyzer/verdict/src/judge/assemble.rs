@@ -1,16 +1,18 @@
 //! Makes the report: ranks the findings, lists consequences under their causes and counts victims.
 
+use crate::align::record::Record;
 use crate::judge::check::warnings::straggler;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::life::ending;
 use crate::judge::policy::written_ns;
 use crate::judge::wait_graph::{Missing, Node};
 use crate::judge::{loss, price, summary};
-use crate::report::format::{duration_ms, format_ranks};
+use crate::report::format::{duration_ms, format_ranks, time_of_day};
 use crate::report::{
     Code, EndKind, Finding, Input, Price, Problem, Report, Severity, Since, Until, Verdict,
 };
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::RingReader;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
@@ -143,10 +145,10 @@ fn finding(
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
         since,
-        // In a job that is over, ages no longer grow.
+        // Where no process is left, ages no longer grow.
         age_ms: draft
             .age_ms
-            .filter(|_| ctx.policy.snapshot && ctx.life.end.is_none()),
+            .filter(|_| ctx.policy.snapshot && ctx.life.lives_on()),
         evidence: draft.evidence,
         ruled_out: draft.ruled_out,
         doubts: draft.doubts,
@@ -241,6 +243,8 @@ impl Shortfall {
         Self {
             absent: expected
                 .filter(|rank| ctx.aligned.record_of(*rank).is_none())
+                // A rank that ends in order removes its ring.
+                .filter(|rank| !ctx.life.ended_in_order(*rank))
                 .collect(),
             torn: torn.map(|record| record.rank).collect(),
             unusable: !damaged.is_empty(),
@@ -291,8 +295,9 @@ fn note_absences(
             String::new()
         };
         notes.push(format!(
-            "{} left no readable record{more}",
-            format_ranks(&absent)
+            "{} left no readable record{more}{}",
+            format_ranks(&absent),
+            where_absent_are(ctx, &absent)
         ));
     }
     let explained = drafts
@@ -309,6 +314,52 @@ fn note_absences(
         problems.push(Problem::unreadable_dump("", notes.join("; ")));
     }
     note_lost_history(ctx, problems);
+}
+
+/// The end of a sentence on ranks without a record that are not known to have ended in order: what is known of their
+/// processes. Empty if nothing is.
+fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
+    let mut text = String::new();
+    let records = &ctx.aligned.records;
+    let attempt = records.iter().map(|record| record.identity.attempt).max();
+    let launches = ctx.policy.launches.iter();
+    let launches = launches.filter(|it| attempt.is_none_or(|attempt| attempt == it.attempt));
+    let mut started = launches.flat_map(|launch| launch.ranks.iter().map(move |of| (launch, of)));
+    let running = started.find(|(launch, of)| {
+        absent.contains(&of.rank) && of.end.is_none() && of.pid > 0 && launch.ended_ns == 0
+    });
+    let is_ring = |record: &Record| {
+        let read = record.identity.reason.as_str();
+        [
+            RingReader::OWNER_LIVES,
+            RingReader::OWNER_IS_STOPPED,
+            RingReader::OWNER_IS_TRACED,
+            RingReader::OWNER_IS_DEAD,
+        ]
+        .contains(&read)
+    };
+    if let Some(at_ns) = ctx.life.none_left_ns() {
+        let last = time_of_day(at_ns);
+        text.push_str(&format!(
+            "; no process of the others is left: the last sign of life is from {last}"
+        ));
+    }
+    let exits = absent.iter();
+    let mut exits = exits.filter_map(|&rank| Some((rank, ctx.life.gone(rank)?.exit?)));
+    if let Some((rank, exit)) = exits.next() {
+        text.push_str(&format!("; rank {rank} {}", ending::format_exit(&exit)));
+    } else if let Some((launch, of)) = running {
+        text.push_str(&format!(
+            "; the launcher started rank {} as process {} on {} and has noted no end of it: look at what it does \
+             before it joins the job (py-spy dump --pid {})",
+            of.rank, of.pid, launch.host, of.pid
+        ));
+    } else if records.iter().any(is_ring) {
+        text.push_str(
+            "; a rank that ends in order removes its ring, and one that never joined has none",
+        );
+    }
+    text
 }
 
 /// How long the oldest pending operation had waited when the files were written; `None` unless the records are judged

@@ -121,3 +121,145 @@ fn the_order_in_which_ranks_end_that_the_kernel_killed_for_memory_means_nothing(
     let report = judge_launched(&dumps, launch);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
 }
+
+/// The report on a running job, with a launch record.
+fn judge_running(dumps: &[Dump], launch: LaunchRecord, now: f64) -> Report {
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(now)),
+        launches: vec![launch],
+        ..Policy::default()
+    };
+    analyze(dumps, &policy)
+}
+
+#[test]
+fn ranks_that_exited_with_success_are_not_lost_although_they_removed_their_rings() {
+    let between = [(0.0, State::Done(0.1))];
+    let dumps = [alive(record(0, 4, &between), 20.0)];
+    let mut launch = launch(None, &[(Some(0), None, 1.0); 4]);
+    launch.ranks[0].end = None;
+    let report = judge_running(&dumps, launch.clone(), 20.0);
+    assert_eq!((report.verdict, report.exit_code()), (Verdict::Healthy, 0));
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+    // Others wait for one that ended: it is named with how it ended.
+    let inside = [(0.0, State::Done(0.1)), (2.0, State::Pending)];
+    let dumps: Vec<Dump> = [0, 2, 3]
+        .map(|rank| alive(record(rank, 4, &inside), 20.0))
+        .into();
+    for rank in [2, 3] {
+        launch.ranks[rank].end = None;
+    }
+    let report = judge_running(&dumps, launch, 20.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E102, &[1][..]));
+    let sentence = &report.findings[0].sentence;
+    let start = "rank 1 left no readable record; it exited with code 0; 3 ranks have waited 18 s";
+    assert!(sentence.starts_with(start), "{sentence}");
+}
+
+#[test]
+fn a_rank_that_exits_with_success_before_its_peers_are_done_ended_first() {
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.1))];
+    let fails = |rank| dead(record(rank, 4, &failed), 1.2);
+    let ends =
+        [(1, 1.5), (0, 0.9), (1, 1.5), (1, 1.5)].map(|(code, then)| (Some(code), None, then));
+    let launch = launch(None, &ends);
+    let dumps = [0, 2, 3].map(fails);
+    for now in [3.0, 3600.0] {
+        let report = judge_running(&dumps, launch.clone(), now);
+        assert_eq!(
+            (report.verdict, report.findings.len()),
+            (Verdict::Crashed, 0)
+        );
+        assert_eq!(
+            end(&report).1,
+            "the job is over since 13:00:01 UTC: the process of rank 1 ended first; rank 1 exited with code 0"
+        );
+    }
+    // It left its ring, as a process that calls `_exit` does, and the others recorded that they lost it.
+    let lost = |rank| job::fails(fails(rank), FailureKind::PeerGone, &[1], 1.1);
+    let between = dead(record(1, 4, &failed[..1]), 0.8);
+    let dumps = [lost(0), between, lost(2), lost(3)];
+    let report = judge_launched(&dumps, launch);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+    let finding = &report.findings[0];
+    for part in [
+        "; it exited with code 0",
+        "that of the 3 others from 13:00:01",
+    ] {
+        assert!(finding.sentence.contains(part), "{}", finding.sentence);
+    }
+    assert!(finding.next.contains("exit code 0"), "{}", finding.next);
+}
+
+#[test]
+fn ranks_that_are_gone_wait_for_no_rank_without_a_record() {
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.1))];
+    let dumps = [0, 2, 3].map(|rank| dead(record(rank, 4, &failed), 1.3));
+    for now in [3.0, 3600.0] {
+        let report = judge(&dumps, now);
+        assert_eq!(report.verdict, Verdict::Inconclusive);
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
+        let note = &report.problems[0].sentence;
+        assert_eq!(
+            note,
+            "rank 1 left no readable record; no process of the others is left: the last sign of life is from 13:00:01 \
+             UTC; a rank that ends in order removes its ring, and one that never joined has none"
+        );
+    }
+    // A wait that was a hang while they lived stays one, of the age that it had at their end.
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dumps = [0, 2, 3].map(|rank| dead(record(rank, 4, &inside), 31.0));
+    let report = judge(&dumps, 3600.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E102, &[1][..]));
+    let sentence = &report.findings[0].sentence;
+    assert!(sentence.contains("3 ranks have waited 30 s"), "{sentence}");
+}
+
+#[test]
+fn a_launcher_that_noted_no_end_was_killed_or_stopped() {
+    let between = [(0.0, State::Done(0.1))];
+    let dumps: Vec<Dump> = (0..2)
+        .map(|rank| dead(record(rank, 2, &between), 1.0))
+        .collect();
+    let mut launch = launch(None, &[(None, Some(9), 1.0); 2]);
+    (launch.launcher_pid, launch.host) = (77, "n0".to_owned());
+    for rank in &mut launch.ranks {
+        rank.end = None;
+    }
+    let report = judge_running(&dumps, launch, 3600.0);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    assert_eq!(
+        end(&report).1,
+        "no process of all 2 ranks is left since 13:00:01 UTC; none was in an operation, and how they ended is not \
+         recorded; their launcher, process 77 on n0, noted none of these ends: it was killed or stopped before them"
+    );
+}
+
+#[test]
+fn a_rank_that_runs_and_has_not_joined_is_named_with_its_process() {
+    let dumps = [0, 1].map(|rank| alive(record(rank, 3, &[]), 20.0));
+    let mut launch = launch(None, &[(None, None, 1.0); 3]);
+    launch.host = "n0".to_owned();
+    for rank in &mut launch.ranks {
+        (rank.end, rank.pid) = (None, 100 + rank.rank);
+    }
+    let report = judge_running(&dumps, launch, 20.0);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    let note = &report.problems[0].sentence;
+    assert_eq!(
+        note,
+        "rank 2 left no readable record; the launcher started rank 2 as process 102 on n0 and has noted no end of it: \
+         look at what it does before it joins the job (py-spy dump --pid 102)"
+    );
+    // Once it has ended, the note says how.
+    let dumps = [0, 1].map(|rank| dead(record(rank, 3, &[]), 20.0));
+    let ends = [(None, Some(15), 20.0); 3];
+    let report = judge_launched(&dumps, job::launch(Some((15, 20.0)), &ends));
+    assert_eq!(report.verdict, Verdict::Cancelled);
+    let note = &report.problems[0].sentence;
+    assert_eq!(
+        note,
+        "rank 2 left no readable record; rank 2 was killed by SIGTERM"
+    );
+}

@@ -13,6 +13,7 @@ impl Context<'_> {
         match (&self.life.end, self.policy.now_ns) {
             _ if self.young_files => Until::Written,
             (Some(_), _) => Until::Ended,
+            (None, _) if !self.life.lives_on() => Until::Taken,
             (None, Some(_)) => Until::Now,
             (None, None) if records.any(|record| record.identity.dump_time_ns > 0) => Until::Taken,
             (None, None) => Until::Written,

@@ -1,9 +1,9 @@
 //! Describes the end of a job in its report.
 
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::life::End;
+use crate::judge::life::{End, Gone};
 use crate::report::format::{count, format_ranks, time_of_day};
-use crate::report::{Code, EndKind, JobEnd, Report};
+use crate::report::{Code, EndKind, Finding, JobEnd, Report};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::RankEnd;
 
@@ -48,22 +48,29 @@ pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
     let lead = report.lead().map(|finding| finding.id);
     let lead = report.findings.iter_mut().find(|it| Some(it.id) == lead);
     if let (Some(end), Some(finding)) = (&ctx.life.end, lead) {
-        let then = afterwards(ctx, end, finding.code);
+        let then = afterwards(ctx, end, finding);
         finding.sentence.push_str(&then);
     }
 }
 
-fn afterwards(ctx: &Context<'_>, end: &End, code: Code) -> String {
-    let all = ctx.aligned.expected.len();
+fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
     let at = time_of_day(end.last_ns);
-    let left = all - end.first.len();
+    // The ranks that the sentence names, else those that ended first.
+    let named = match finding.culprit_ranks.as_slice() {
+        [] => end.first.as_slice(),
+        named => named,
+    };
+    let others = ctx.aligned.expected.iter();
+    let left = others.filter(|rank| !named.contains(rank)).count();
     match end.kind {
         EndKind::Ended => format!("; then every process ended in order, the last at {at}"),
         EndKind::Cancelled => format!("; then the job was terminated {} at {at}", by(end)),
-        EndKind::Crashed if code == Code::E150 => match left {
+        EndKind::Crashed if finding.code == Code::E150 => match left {
             0 => format!("; the last sign of life is from {at}"),
             left => {
-                let first = time_of_day(end.first_ns);
+                let ends = named.iter().filter_map(|&rank| ctx.life.gone(rank));
+                let first = ends.map(Gone::at_ns).max().unwrap_or(end.first_ns);
+                let first = time_of_day(first);
                 let others = count(left as u64, "other");
                 format!("; the last sign of life is from {first}, that of the {others} from {at}")
             }
@@ -85,7 +92,12 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
     };
     match end.kind {
         EndKind::Ended => format!("{whole} ended in order, the last at {at}"),
-        EndKind::Cancelled => format!("{whole} were terminated {} at {at}{}", by(end), inside(ctx)),
+        EndKind::Cancelled => format!(
+            "{whole} were terminated {} at {at}{}{}",
+            by(end),
+            inside(ctx),
+            launcher_too(ctx)
+        ),
         EndKind::Crashed => {
             let exit = end.first.first();
             let exit = exit.and_then(|&rank| Some((rank, ctx.life.gone(rank)?.exit?)));
@@ -98,7 +110,8 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             )
         }
         EndKind::Unknown => format!(
-            "no process of {whole} is left since {at}; none was in an operation, and how they ended is not recorded"
+            "no process of {whole} is left since {at}; none was in an operation, and how they ended is not recorded{}",
+            launcher_too(ctx)
         ),
     }
 }
@@ -112,6 +125,29 @@ fn by(end: &End) -> String {
         ),
         None => "from outside".to_owned(),
     }
+}
+
+/// The end of a sentence if a launcher started processes that are gone and noted no end of any: it would have, unless it
+/// was killed or stopped itself. Empty if there is no such launcher.
+fn launcher_too(ctx: &Context<'_>) -> String {
+    let attempt = ctx
+        .aligned
+        .records
+        .iter()
+        .map(|record| record.identity.attempt);
+    let attempt = attempt.max();
+    let mut launches = ctx.policy.launches.iter();
+    let silent = launches.find(|launch| {
+        launch.ended_ns == 0
+            && attempt.is_none_or(|attempt| attempt == launch.attempt)
+            && launch.ranks.iter().all(|of| of.end.is_none())
+    });
+    silent.map_or(String::new(), |launch| {
+        format!(
+            "; their launcher, process {} on {}, noted none of these ends: it was killed or stopped before them",
+            launch.launcher_pid, launch.host
+        )
+    })
 }
 
 /// The end of a process, like `was killed by SIGKILL` or `exited with code 3`.

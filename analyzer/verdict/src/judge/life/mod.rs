@@ -43,6 +43,9 @@ pub(crate) struct Life {
     gone: BTreeMap<Rank, Gone>,
     /// Events after this common time, ns, may already belong to the end of the whole job.
     settled_ns: i64,
+    /// When the last process that left a record ended, common time, ns, if none of these is left and the ends of ranks
+    /// without a record are unknown; `None` if one is left, if the job is over, or if no sign of life dates the end.
+    none_left_ns: Option<i64>,
 }
 
 /// The end of a job that has no process left.
@@ -102,6 +105,9 @@ impl Life {
             .collect();
         gone.sort_by_key(|one| (one.at_ns, one.rank));
         let is_over = !gone.is_empty() && gone.len() == aligned.expected.len();
+        let is_gone = |rank: Rank| gone.iter().any(|one| one.rank == rank);
+        let mut read = aligned.records.iter().map(|record| record.rank);
+        let none_left = !is_over && !aligned.records.is_empty() && read.all(is_gone);
         let order = went_first(aligned, &gone);
         let now = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
         let last_ns = gone.last().map_or(i64::MIN, |one| one.at_ns);
@@ -133,10 +139,14 @@ impl Life {
                 order.retain(|rank| causes.contains(rank));
                 order
             }
+            // Nobody is left to wait for them, and another rank may have been the cause.
+            (None, None) if none_left => Vec::new(),
             (None, None) => causes.into_iter().collect(),
         };
         first.retain(|&rank| !gave_up(aligned, rank));
+        let is_dated = is_dated(aligned, &gone);
         Self {
+            none_left_ns: (none_left && is_dated).then_some(last_ns),
             end,
             first,
             gone: gone.into_iter().map(|one| (one.rank, one)).collect(),
@@ -156,6 +166,22 @@ impl Life {
         self.first.contains(&rank)
     }
 
+    /// When the last process that left a record ended, common time, ns, if none of these is left and nothing shows how
+    /// the ranks without a record ended.
+    pub(crate) const fn none_left_ns(&self) -> Option<i64> {
+        self.none_left_ns
+    }
+
+    /// Whether a process that left a record may live: then its unfinished operations grow older.
+    pub(crate) const fn lives_on(&self) -> bool {
+        self.end.is_none() && self.none_left_ns.is_none()
+    }
+
+    /// Whether a rank is known to have ended in order: it closed its record or exited with 0.
+    pub(crate) fn ended_in_order(&self, rank: Rank) -> bool {
+        self.gone.get(&rank).is_some_and(|gone| gone.in_order)
+    }
+
     /// The process of a rank, if it is gone.
     pub(crate) fn gone(&self, rank: Rank) -> Option<&Gone> {
         self.gone.get(&rank)
@@ -172,6 +198,12 @@ impl Life {
             policy.now_ns = end.is_dated.then_some(end.last_ns.min(asked_ns));
             policy.snapshot = end.is_dated;
             // The last sign of life is somewhat older than the end.
+            let age = Duration::from_nanos(TOGETHER_NS.unsigned_abs());
+            policy.overdue = policy.overdue.saturating_sub(age);
+        } else if let Some(last_ns) = self.none_left_ns {
+            // A process that is gone waits for nothing: what its record holds does not age any more.
+            policy.now_ns = Some(policy.now_ns.map_or(last_ns, |now| now.min(last_ns)));
+            policy.snapshot = true;
             let age = Duration::from_nanos(TOGETHER_NS.unsigned_abs());
             policy.overdue = policy.overdue.saturating_sub(age);
         }
@@ -290,11 +322,15 @@ impl End {
             first,
             first_ns,
             last_ns,
-            is_dated: gone.iter().any(|one| one.exit.is_some())
-                || aligned.records.iter().any(beats),
+            is_dated: is_dated(aligned, gone),
             asked,
         }
     }
+}
+
+/// Whether a launcher or a sign of life shows when processes ended.
+fn is_dated(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
+    gone.iter().any(|one| one.exit.is_some()) || aligned.records.iter().any(beats)
 }
 
 fn beats(record: &Record) -> bool {
@@ -365,6 +401,19 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
             false => unharmed,
         };
         let earliest = possible[0].at_ns;
+        // A rank may end without an error before its peers are done: these then fail because it is gone.
+        let left_early = |one: &&Gone| {
+            let is_before = one.in_order && one.exit.is_some() && one.at_ns < earliest;
+            is_before && !suffers(one.rank)
+        };
+        if possible.iter().all(|one| suffers(one.rank)) && gone.iter().any(|one| left_early(&one)) {
+            let mut first: Vec<&Gone> = gone.iter().filter(left_early).collect();
+            let lost = lost_first(aligned);
+            if first.iter().any(|one| lost.contains(&one.rank)) {
+                first.retain(|one| lost.contains(&one.rank));
+            }
+            return Some(ranks_of(&first));
+        }
         let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
         let mut first = ranks_of(&possible.into_iter().filter(near).collect::<Vec<_>>());
         let lost = lost_first(aligned);

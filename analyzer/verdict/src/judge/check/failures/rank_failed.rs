@@ -78,6 +78,7 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         how_they_ended(ctx, &culprits),
     );
     let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
+    look_at_exit(ctx, &mut draft);
     draft.evidence = gone
         .iter()
         .take(3)
@@ -106,7 +107,11 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     let record = records.find(|&record| ctx.went_first(record))?;
     let (place, _) = first_missed(ctx, node)?;
     let op_ref = ctx.op_ref_of_place(place);
-    let waiting = count_ranks(ctx.graph.arrived[place].len(), "waits", "wait");
+    let (one, many) = match ctx.life.end {
+        Some(_) => ("waited", "waited"),
+        None => ("waits", "wait"),
+    };
+    let waiting = count_ranks(ctx.graph.arrived[place].len(), one, many);
     let waited = ctx
         .waited_ms(place)
         .map_or(String::new(), |ms| format!(" for {}", format_time(ms)));
@@ -123,6 +128,7 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
         how_they_ended(ctx, &[rank]),
     );
     let mut draft = FindingDraft::from(Finding::process_gone(vec![rank], &detail));
+    look_at_exit(ctx, &mut draft);
     draft.age_ms = ctx.waited_ms(place);
     draft.confidence = 0.97;
     draft.evidence = ctx.evidence_of_place(place, 2);
@@ -221,6 +227,7 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
     };
     let detail = detail + &how_they_ended(ctx, &culprits);
     let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
+    look_at_exit(ctx, &mut draft);
     draft.confidence = 0.95;
     if let Some((_, record, op)) = inside {
         draft.frames = ctx.frames_of(record, op, "last_seen");
@@ -231,7 +238,7 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
 }
 
 /// The end of a sentence, like `; it was killed by SIGKILL`; empty if no launcher reported how the processes ended.
-fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
+pub(in crate::judge::check) fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
     let known = ranks.iter().find_map(|&rank| {
         let end = ctx.life.gone(rank)?.exit?;
         Some((rank, ending::format_exit(&end)))
@@ -240,6 +247,17 @@ fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
         (Some((_, words)), 1) => format!("; it {words}"),
         (Some((rank, words)), _) => format!("; rank {rank} {words}"),
         (None, _) => String::new(),
+    }
+}
+
+/// If a launcher recorded the exit code of the first culprit: says in what to do next that its process ended by itself.
+pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut FindingDraft) {
+    let first = draft.culprits.first();
+    let exit = first.and_then(|&rank| Some((rank, ctx.life.gone(rank)?.exit?.exit_code?)));
+    if let Some((rank, code)) = exit {
+        draft.next = format!(
+            "find out why rank {rank} ended by itself: its log, and what ends its program with exit code {code}"
+        );
     }
 }
 

@@ -5,6 +5,7 @@
 //! The ranks that were named first are the cause: a rank that failed because it lost another is named by its own peers
 //! later.
 
+use super::rank_failed::{how_they_ended, look_at_exit};
 use crate::align::Presence;
 use crate::align::record::Op;
 use crate::judge::check::Check;
@@ -110,13 +111,15 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let witness = failures.iter().find(about)?;
     let witnesses: Vec<Rank> = witnesses.into_iter().collect();
     let detail = format!(
-        ": {} lost {}{} at {}",
+        ": {} lost {}{} at {}{}",
         format_ranks(&witnesses),
         if culprits.len() == 1 { "it" } else { "them" },
         inside(ctx, witness),
         time_of_day(witness.at_ns),
+        how_they_ended(ctx, &culprits),
     );
     let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
+    look_at_exit(ctx, &mut draft);
     draft.confidence = if suffered.len() > 1 { 0.9 } else { 0.8 };
     complete(ctx, &mut draft, witness);
     leave_open(ctx, &mut draft);

@@ -11,7 +11,7 @@ use crate::align::record::Record;
 use crate::align::{UnknownReason, event};
 use crate::judge::block::Block;
 use crate::judge::check::Check;
-use crate::judge::check::failures::rank_failed::first_failure;
+use crate::judge::check::failures::rank_failed::{first_failure, how_they_ended, look_at_exit};
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Missing, Node, Place};
@@ -159,13 +159,14 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         .as_ref()
         .map_or(String::new(), |block| format!(", {},", block.describe()));
     let sentence = format!(
-        "{}{together} {}; {} in {} #{} on group {} for {}{}",
+        "{}{together} {}{}; {} in {} #{} on group {} for {}{}",
         format_ranks(&culprits),
         if read {
             "left a record that ends before the current operation"
         } else {
             "left no readable record"
         },
+        how_they_ended(ctx, &culprits),
         count_ranks(waiting, &format!("has {waited}"), &format!("have {waited}")),
         op_ref.op,
         op_ref.seq,
@@ -246,6 +247,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     draft.targets = nodes.to_vec();
     draft.culprits = culprits;
     draft.at = Some(op_ref);
+    look_at_exit(ctx, &mut draft);
     draft
 }
 

@@ -1,5 +1,6 @@
 //! Tests the verdicts on how a job lives and ends, from the rings of its ranks.
 
+mod causes;
 mod job;
 mod launched;
 mod links;

@@ -90,7 +90,8 @@ impl Context<'_> {
     }
 
     /// A part of a sentence, like `, and 63 of 64 ranks wait in all`; empty if no more ranks wait for `targets` than
-    /// the `counted` ones that the sentence has already.
+    /// the `counted` ones that the sentence has already. Where others wait for another reason, it says so: `wait
+    /// because of it`.
     pub(crate) fn in_all(&self, targets: &[Node], counted: usize) -> String {
         let waiting = self.graph.waiting_for(targets, &self.reversed);
         let waiting = waiting
@@ -98,7 +99,14 @@ impl Context<'_> {
             .filter(|node| !targets.contains(node))
             .count();
         if waiting > counted {
-            format!(", and {waiting} of {} ranks wait in all", self.graph.ranks)
+            let waits = |node: &Node| !self.graph.waits_in[*node].is_empty();
+            let all = (0..self.graph.ranks).filter(waits);
+            let why = match all.filter(|node| !targets.contains(node)).count() > waiting {
+                false => "in all",
+                true if targets.len() == 1 => "because of it",
+                true => "because of them",
+            };
+            format!(", and {waiting} of {} ranks wait {why}", self.graph.ranks)
         } else {
             String::new()
         }

@@ -297,6 +297,17 @@ fn a_stopped_rank_is_named_whether_it_came_or_not() {
             ) && sentence.contains(word),
             "{sentence}"
         );
+        let [waits, mut held] = dumps;
+        held.identity.reason = rcomm_recorder::publish::RingReader::OWNER_IS_TRACED.to_owned();
+        let finding = analyze(&[waits, held], &Policy::default())
+            .findings
+            .remove(0);
+        assert!(finding.sentence.contains("held by a debugger"));
+        assert!(
+            finding.next.contains("TracerPid /proc/101/status"),
+            "{}",
+            finding.next
+        );
     }
 }
 

@@ -274,6 +274,11 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
         .map(|&(_, record, _)| ctx.aligned.records[record].identity.pid.to_string())
         .collect();
     draft.next = match seen {
+        true if all(Frozen::Stopped(Stop::Debugger)) => format!(
+            "find out which debugger holds {it} and detach it: `grep TracerPid /proc/{}/status` has its process",
+            pids.first().map_or("PID", String::as_str),
+            it = if frozen.len() == 1 { "it" } else { "them" },
+        ),
         true => format!(
             "find out who stopped {it}; `kill -CONT {}` lets {it} go on, unless a debugger holds {it}",
             pids.join(" "),

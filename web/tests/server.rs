@@ -490,6 +490,14 @@ fn jobs_are_listed_trouble_first_and_another_job_can_be_requested_by_name() {
     let line = listed[0]["sentence"].as_str().expect("the value is a text");
     assert!(line.contains("rank 1"), "{line}");
     assert!(sentence.contains("rank 1"), "{sentence}");
+    // It states the age at the time of the answer, not that of the last judgment.
+    wait_until("two ages of a finding in one snapshot", || {
+        let number = || web.get("/api/v1/status", &[]).json()["number"].clone();
+        let age = || web.get("/api/v1/report", &[]).json()["findings"][0]["age_ms"].as_f64();
+        let judged = number();
+        let (first, second) = (age()?, age()?);
+        (first < second && judged == number()).then_some(())
+    });
     assert_eq!(web.get("/api/v1/status", &[]).json()["job"], "stuck");
     let other = web.get("/api/v1/picture?job=third", &[]).json();
     assert_eq!(other["status"]["job"], "third");

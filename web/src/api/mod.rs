@@ -76,7 +76,8 @@ impl SnapshotSelector {
         }
     }
 
-    /// The report of the selected snapshot, also of an earlier one.
+    /// The report of the selected snapshot, also of an earlier one. The findings of the newest one state their ages as
+    /// of now: a report on a job that stands still is judged again only now and then.
     pub(crate) async fn report(&self, app: &AppState) -> Result<Arc<Report>, Refusal> {
         #[derive(Deserialize)]
         struct KeptReport {
@@ -91,7 +92,14 @@ impl SnapshotSelector {
                     serde_json::from_str(&text).map_err(|_| Refusal::NoSnapshot(number))?;
                 Ok(Arc::new(past.report))
             }
-            frame => frame.map(|frame| frame.body.report.clone()),
+            frame => {
+                let report = frame?.body.report.clone();
+                if self.upload.is_some() || self.at.is_some() {
+                    return Ok(report);
+                }
+                let shown = Shown::of(self.job.as_deref(), app).await?;
+                Ok(Arc::new(report.after(shown.store().newest_age_ms())))
+            }
         }
     }
 

@@ -47,6 +47,8 @@ pub struct SnapshotStore {
     newest: watch::Receiver<Option<Arc<Frame>>>,
     counters: Arc<Mutex<Counters>>,
     history: Arc<Mutex<History>>,
+    /// The clock of the snapshots' moments.
+    anchor: Anchor,
 }
 
 /// Publishes each snapshot from the analysis thread.
@@ -95,6 +97,7 @@ impl SnapshotStore {
             newest,
             counters: Arc::default(),
             history: Arc::default(),
+            anchor: Anchor::now(),
         };
         let mut publisher = Publisher {
             sender,
@@ -103,7 +106,7 @@ impl SnapshotStore {
             last: None,
         };
         let sink = move |snapshot| publisher.take(snapshot);
-        let watch = Watch::start(sources, live, pace, Anchor::now(), sink)?;
+        let watch = Watch::start(sources, live, pace, store.anchor, sink)?;
         Ok((store, watch))
     }
 
@@ -114,6 +117,17 @@ impl SnapshotStore {
 
     pub(crate) fn frame(&self) -> Option<Arc<Frame>> {
         self.newest.borrow().clone()
+    }
+
+    /// The time since the newest snapshot was judged, ms; 0 if there is none.
+    pub(crate) fn newest_age_ms(&self) -> f64 {
+        let judged = self
+            .newest
+            .borrow()
+            .as_ref()
+            .map(|it| it.snapshot.at.elapsed);
+        let now = self.anchor.moment().elapsed;
+        judged.map_or(0.0, |judged| now.saturating_sub(judged).as_secs_f64() * 1e3)
     }
 
     /// Every snapshot from now on, starting with the current one. A slow reader skips some.

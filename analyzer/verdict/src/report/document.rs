@@ -1,6 +1,6 @@
 //! The result of an analysis: one type for the command line, the terminal and the browser.
 
-use crate::report::{Code, Finding, GroupRef, SeqKind, Severity};
+use crate::report::{Code, Finding, GroupRef, SeqKind, Severity, Until};
 use rcomm_recorder::model::{Frame, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +40,25 @@ pub struct Report {
 impl Report {
     /// Name and version of the JSON form.
     pub const SCHEMA: &'static str = "rcomm.report/1";
+
+    /// The report with its findings as they read `later_ms` later if nothing but the time has changed: those whose age
+    /// grows state the age of then. The other sections stay as of the judgment.
+    #[must_use]
+    pub fn after(&self, later_ms: f64) -> Self {
+        let mut later = self.clone();
+        for finding in &mut later.findings {
+            let Some(age_ms) = finding.age_ms else {
+                continue;
+            };
+            finding.sentence = finding.sentence_after(later_ms).into_owned();
+            finding.age_ms = Some(age_ms + later_ms);
+            let since = finding.since.as_mut().filter(|it| it.until == Until::Now);
+            if let Some(since) = since {
+                since.age_ms = since.age_ms.map(|age_ms| age_ms + later_ms);
+            }
+        }
+        later
+    }
 
     /// The share of the job's time that is lost to the ranks that W220 names, 0..1; 0 if it names none.
     pub fn straggler_share(&self) -> f64 {

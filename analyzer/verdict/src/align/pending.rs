@@ -179,6 +179,44 @@ pub(crate) fn pending_of(
     sorted
 }
 
+/// For each unfinished operation of a record: when the thread that issued it last completed an operation that it issued
+/// later, else when it was issued; common time, ns.
+///
+/// Until then the thread did not wait in it: a program may hold a receive open while it works. Another thread may go on
+/// while this one waits, so operations whose threads are not recorded do not count. If the job is `over`,
+/// an operation that failed may be why, whatever the thread did in the end.
+pub(crate) fn active_ns(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    pending: &[Pending],
+    over: bool,
+) -> Vec<i64> {
+    let mut active: Vec<i64> = Vec::with_capacity(pending.len());
+    let mut last_done: HashMap<u32, i64> = HashMap::new();
+    let mut later = aligned.records[record].ops.len();
+    for one in pending.iter().rev() {
+        let position = one.position as usize;
+        for op in &aligned.records[record].ops[position + 1..later] {
+            if op.completed()
+                && op.thread != NONE
+                && let Some(at_ns) = op.completed_ns()
+            {
+                let at_ns = at_ns.saturating_sub(aligned.offsets_ns[record]);
+                let last = last_done.entry(op.thread).or_insert(at_ns);
+                *last = (*last).max(at_ns);
+            }
+        }
+        later = position + 1;
+        let op = aligned.op(record, one.position);
+        let issued_ns = aligned.created_ns(record, op);
+        let is_cause = over && op.state == EntryState::Failed;
+        let done_ns = last_done.get(&op.thread).filter(|_| !is_cause).copied();
+        active.push(done_ns.map_or(issued_ns, |done_ns| done_ns.max(issued_ns)));
+    }
+    active.reverse();
+    active
+}
+
 /// For each message, whether it is unfinished although a later one with the same peer and direction has completed.
 fn overtaken(
     aligned: &Aligned<'_>,

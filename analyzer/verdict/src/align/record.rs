@@ -5,7 +5,7 @@
 
 use crate::align::signature::{Call, Calls};
 use rcomm_recorder::model::{
-    Communicator, EntryState, Failure, Frame, GroupPlace, OpType, Peer, PeerLink,
+    Communicator, EntryState, Failure, Frame, GroupId, GroupPlace, OpType, Peer, PeerLink,
     ProcessGroupStatus, ProcessorWait, Rank, RankStatus,
 };
 use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReader};
@@ -48,6 +48,8 @@ pub(crate) struct Op {
     pub(crate) completed_us: u32,
     /// The duration that the backend measured, ms; negative if it did not.
     pub(crate) duration_ms: f32,
+    /// The thread that issued it, by a number of this record; [`NONE`] if it is not recorded.
+    pub(crate) thread: u32,
     /// Index into [`Record::groups`].
     pub(crate) group: u16,
     pub(crate) kind: OpType,
@@ -99,6 +101,8 @@ pub(crate) enum Stop {
 /// A group in the record of one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalGroup {
+    /// The group's number in its process.
+    pub(crate) id: GroupId,
     /// Index into [`Shared::groups`].
     pub(crate) group: u32,
     pub(crate) status: Option<ProcessGroupStatus>,
@@ -176,6 +180,11 @@ impl Record {
     pub(crate) fn died(&self) -> bool {
         // Compare the whole reason: a reason that quotes an error may contain the word "dead".
         self.identity.reason == RingReader::OWNER_IS_DEAD
+    }
+
+    /// Whether it was read from the ring of a process that lives, be it stopped or not.
+    pub(crate) fn lives(&self) -> bool {
+        self.identity.reason == RingReader::OWNER_LIVES || self.stop().is_some()
     }
 
     /// What stopped the process, if the record was read from a ring whose process is stopped.
@@ -308,6 +317,7 @@ impl Shared {
                     .duration_ms
                     .filter(|ms| ms.is_finite())
                     .unwrap_or(-1.0),
+                thread: entry.thread.unwrap_or(NONE),
                 group: entry.group as u16,
                 kind: entry.op,
                 state: entry.state,
@@ -347,6 +357,7 @@ impl Shared {
         let mut seen: HashMap<&str, Vec<Namesake<'_>>> = HashMap::new();
         let mut groups = vec![
             LocalGroup {
+                id: 0,
                 group: 0,
                 status: None,
                 place: None,
@@ -368,6 +379,7 @@ impl Shared {
                 }
             };
             groups[i] = LocalGroup {
+                id: info.id,
                 group: self.group(&info.name, &info.desc, &info.ranks, incarnation),
                 status: dump.groups[i].status,
                 place: dump.groups[i].place.filter(|_| info.ranks.is_empty()),

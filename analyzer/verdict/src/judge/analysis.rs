@@ -136,6 +136,12 @@ fn judge(
     comm_counter::number_by_communicator(shared, &mut records);
     let mut records = provenance::select(shared, records, policy, &mut problems);
     let selected = count_ops(&records);
+    // The ring of a living process shows it in the middle of its work.
+    let snapshot = policy.snapshot || records.iter().any(Record::lives);
+    let policy = &Policy {
+        snapshot,
+        ..policy.clone()
+    };
     same_process::join(shared, &mut records);
     // An operation that two recorders of one process hold counts once.
     let entries = read - (selected - count_ops(&records));

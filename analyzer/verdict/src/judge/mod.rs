@@ -17,6 +17,7 @@ mod lateness;
 mod life;
 mod loss;
 mod missed;
+mod overcome;
 mod policy;
 mod price;
 mod program_order;

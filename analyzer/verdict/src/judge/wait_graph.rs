@@ -12,7 +12,7 @@
 //! the oldest unfinished collective of each group, and at all its messages.
 
 use crate::align::p2p::{self, Counterpart, Half, Messages};
-use crate::align::pending::{Arrival, Pending, PendingKind, front_is_lost, pending_of};
+use crate::align::pending::{Arrival, Pending, PendingKind, active_ns, front_is_lost, pending_of};
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
 use crate::judge::components::components;
 use crate::judge::life::Life;
@@ -132,15 +132,16 @@ impl WaitGraph {
                     0 => now,
                     taken => now.min(taken.saturating_sub(aligned.offsets_ns[record])),
                 };
-                let is_overdue = |one: &Pending| {
+                let active_ns = active_ns(aligned, record, &pending, life.end.is_some());
+                let is_overdue = |(one, active_ns): (&Pending, i64)| {
                     let op = aligned.op(record, one.position);
                     let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
-                    let age = now.saturating_sub(aligned.created_ns(record, op));
+                    let age = now.saturating_sub(active_ns);
                     u64::try_from(age).is_ok_and(|age| {
                         Duration::from_nanos(age) >= policy.overdue_after(timeout_ms)
                     })
                 };
-                overdue = pending.iter().map(is_overdue).collect();
+                overdue = pending.iter().zip(active_ns).map(is_overdue).collect();
             }
             graph.pending.push(pending);
             graph.overdue.push(overdue);

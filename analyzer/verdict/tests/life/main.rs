@@ -1,6 +1,7 @@
 //! Tests the verdicts on how a job lives and ends, from the rings of its ranks.
 
 mod causes;
+mod goes_on;
 mod job;
 mod launched;
 mod links;

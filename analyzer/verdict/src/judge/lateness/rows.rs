@@ -378,6 +378,7 @@ mod tests {
             started_us: NONE,
             completed_us: at_us,
             duration_ms: -1.0,
+            thread: NONE,
             group: 0,
             kind: OpType::AllReduce,
             state: EntryState::Completed,

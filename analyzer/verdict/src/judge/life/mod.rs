@@ -11,6 +11,7 @@ mod interrupted;
 
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
+use crate::judge::overcome::is_overcome;
 use crate::judge::policy::{Policy, now_ns};
 use crate::report::EndKind;
 use rcomm_recorder::model::{EntryState, FailureKind, Rank};
@@ -502,12 +503,14 @@ fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
     })
 }
 
-/// Whether a rank gave up at a time-out, because it lost a peer, or by an abort. Its end is then a consequence.
+/// Whether a rank gave up at a time-out, because it lost a peer, or by an abort, and did not go on. Its end is then a
+/// consequence.
 fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
     let mut records = aligned.records_of(rank);
     records.any(|at| {
         let mut failures = aligned.records[at].failures.iter();
         failures.any(|failure| match failure.kind {
+            _ if is_overcome(aligned, at, failure, None) => false,
             FailureKind::PeerGone => failure.ranks.iter().any(|other| *other != rank),
             kind => matches!(kind, FailureKind::Timeout | FailureKind::Abort),
         })

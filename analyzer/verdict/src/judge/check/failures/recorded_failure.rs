@@ -10,6 +10,7 @@ use crate::align::Presence;
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
+use crate::judge::overcome::is_overcome;
 use crate::judge::wait_graph::Node;
 use crate::report::format::{format_ranks, format_time, printable, time_of_day};
 use crate::report::{Code, Finding, SeqKind};
@@ -69,12 +70,19 @@ pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
     given_up_ns(&recorded(ctx)) < at_ns
 }
 
-/// All recorded failures that are settled, ordered by time.
+/// All recorded failures that are settled and not overcome, ordered by time.
 fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut all: Vec<Recorded<'a>> = Vec::new();
+    // While the job goes on in other groups, nobody waits because of the failure.
+    let overdue_ns = i64::try_from(ctx.policy.overdue.as_nanos()).unwrap_or(i64::MAX);
+    let now = ctx.life.end.is_none().then(|| ctx.as_of_ns()).flatten();
+    let now = now.filter(|_| ctx.policy.snapshot);
+    let recent_ns = now.map(|now| now.saturating_sub(overdue_ns));
     for (record, whole) in ctx.aligned.records.iter().enumerate() {
         let offset = ctx.aligned.offsets_ns[record];
-        all.extend(whole.failures.iter().map(|failure| Recorded {
+        let failures = whole.failures.iter();
+        let open = failures.filter(|failure| !is_overcome(ctx.aligned, record, failure, recent_ns));
+        all.extend(open.map(|failure| Recorded {
             record,
             at_ns: failure.time_ns.saturating_sub(offset),
             failure,

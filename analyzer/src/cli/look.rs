@@ -1,11 +1,12 @@
-//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest; if there are
-//! none, lists the settings with which PyTorch would write some.
+//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest, or a living
+//! job in trouble; if there are none, lists the settings with which PyTorch would write some.
 
 use super::args::JudgeArgs;
-use super::judge::{Keep, judge};
+use super::judge::{Judged, Keep, judge};
 use super::{analyze, output};
 use crate::cli::failure::Failure;
 use anstream::ColorChoice;
+use rcomm_analyzer::Severity;
 use rcomm_analyzer::format::{count, duration_ms};
 use rcomm_analyzer::print::human;
 use rcomm_analyzer::source::{RankProcess, dump_beginnings};
@@ -16,10 +17,12 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// At most this many other records are listed in addition to the newest.
 const MOST_LISTED: usize = 9;
+/// At most this many living jobs are judged, the newest.
+const MOST_JUDGED: usize = 16;
 
 /// A path that was searched for records, and what was found there.
 struct SearchedPath {
@@ -34,6 +37,8 @@ struct Records {
     /// The command that repeats the analysis.
     command: String,
     written: SystemTime,
+    /// When the newest ring was created; for files when the newest was written.
+    begun: SystemTime,
     /// Whether a process of the job is alive: then a pending operation alone is not a finding.
     alive: bool,
 }
@@ -56,12 +61,17 @@ pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
     }
     let dumps = environment("RCOMM_DUMP_DIR").map_or_else(|| "rcomm-dumps".into(), PathBuf::from);
     search.folder("dumps of rcomm", &dumps);
-    search
-        .records
-        .sort_by_key(|records| std::cmp::Reverse(records.written));
-    match search.records.first() {
-        Some(newest) => show_newest(newest, &search, color),
-        None => {
+    // All living jobs give signs of life now: the one that began last is the newest of them.
+    search.records.sort_by_key(|records| {
+        let since = match records.alive {
+            true => records.begun,
+            false => records.written,
+        };
+        std::cmp::Reverse((records.alive, since))
+    });
+    match search.records.len() {
+        1.. => show_first(&search, color),
+        0 => {
             let text = advice(&search.searched, &RankProcess::list(), &environment);
             output::write_to(None, color, |out| out.write_all(text.as_bytes()))?;
             Ok(ExitCode::from(2))
@@ -69,12 +79,36 @@ pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
     }
 }
 
-fn show_newest(newest: &Records, search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> {
+/// Judges the records of one item.
+fn judged(records: &Records) -> Result<Judged, Failure> {
     let args = JudgeArgs {
-        snapshot: newest.alive,
+        snapshot: records.alive,
         ..JudgeArgs::default()
     };
-    let judged = judge(&newest.paths, &args, Keep::Report)?;
+    judge(&records.paths, &args, Keep::Report)
+}
+
+/// Shows the report on the newest records; of several living jobs, on the newest whose report has an error. The list of
+/// the other records has the verdicts of those that were judged.
+fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> {
+    let is_error = |judged: &Judged| {
+        let mut findings = judged.report.findings.iter();
+        findings.any(|finding| finding.severity == Severity::Error)
+    };
+    let living = search.records.iter().take_while(|records| records.alive);
+    let mut reports: Vec<Option<Judged>> = match living.clone().count() {
+        0 | 1 => Vec::new(),
+        // A job that ends meanwhile has no report.
+        _ => living.take(MOST_JUDGED).map(|it| judged(it).ok()).collect(),
+    };
+    let in_trouble = reports
+        .iter()
+        .position(|report| report.as_ref().is_some_and(is_error));
+    let at = in_trouble.unwrap_or(0);
+    let shown = match reports.get_mut(at).and_then(Option::take) {
+        Some(shown) => shown,
+        None => judged(&search.records[at])?,
+    };
     let now = SystemTime::now();
     let line = |records: &Records| {
         let age = now.duration_since(records.written).unwrap_or_default();
@@ -84,33 +118,38 @@ fn show_newest(newest: &Records, search: &Search, color: ColorChoice) -> Result<
             duration_ms(age.as_secs_f64() * 1e3)
         )
     };
+    let which = match at {
+        0 => "the newest records here",
+        _ => "the records here of the newest living job with an error",
+    };
     output::write_to(None, color, |out| {
-        human::write(&judged.report, &analyze::layout(false), out)?;
-        writeln!(
-            out,
-            "\nthe newest records here: {}\n  {}",
-            line(newest),
-            newest.command
-        )?;
-        let others = &search.records[1..];
-        if !others.is_empty() {
+        human::write(&shown.report, &analyze::layout(false), out)?;
+        let records = &search.records[at];
+        writeln!(out, "\n{which}: {}\n  {}", line(records), records.command)?;
+        let others = (0..).zip(&search.records).filter(|(other, _)| *other != at);
+        let number = search.records.len() - 1;
+        if number > 0 {
             writeln!(out, "others:")?;
         }
-        for records in others.iter().take(MOST_LISTED) {
-            writeln!(out, "  {}\n    {}", line(records), records.command)?;
+        for (other, records) in others.take(MOST_LISTED) {
+            let report = reports.get(other).and_then(Option::as_ref);
+            let verdict = report.map_or(String::new(), |judged| {
+                format!(": {}", judged.report.verdict.word())
+            });
+            writeln!(out, "  {}{verdict}\n    {}", line(records), records.command)?;
         }
-        if others.len() > MOST_LISTED {
-            writeln!(out, "  and {} more", others.len() - MOST_LISTED)?;
+        if number > MOST_LISTED {
+            writeln!(out, "  and {} more", number - MOST_LISTED)?;
         }
         write!(out, "looked in:\n{}", list_of(&search.searched))
     })?;
-    Ok(ExitCode::from(judged.report.exit_code()))
+    Ok(ExitCode::from(shown.report.exit_code()))
 }
 
 impl Search {
     /// Adds the rings below a directory, those of each job as one item.
     fn rings(&mut self, directory: &Path) {
-        let mut jobs: BTreeMap<String, (PathBuf, usize, usize, i64)> = BTreeMap::new();
+        let mut jobs: BTreeMap<String, (PathBuf, usize, usize, i64, i64)> = BTreeMap::new();
         let listed = list_rings(directory).unwrap_or_default();
         for listing in &listed {
             let (Ok(ring), Some(folder)) = (&listing.ring, listing.path.parent()) else {
@@ -118,10 +157,11 @@ impl Search {
             };
             let job = jobs
                 .entry(ring.identity.job.clone())
-                .or_insert_with(|| (folder.to_owned(), 0, 0, 0));
+                .or_insert_with(|| (folder.to_owned(), 0, 0, 0, 0));
             job.1 += 1;
             job.2 += usize::from(ring.alive);
             job.3 = job.3.max(ring.heartbeat_ns).max(ring.created_ns);
+            job.4 = job.4.max(ring.created_ns);
         }
         self.searched.push(SearchedPath {
             path: directory.to_owned(),
@@ -130,8 +170,9 @@ impl Search {
                 jobs => format!("rings of {}", count(jobs as u64, "job")),
             },
         });
-        for (job, (folder, rings, alive, newest_ns)) in jobs {
-            let since = std::time::Duration::from_nanos(u64::try_from(newest_ns).unwrap_or(0));
+        let at =
+            |ns: i64| SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(ns).unwrap_or(0));
+        for (job, (folder, rings, alive, newest_ns, created_ns)) in jobs {
             let snapshot = if alive > 0 { "--snapshot " } else { "" };
             self.records.push(Records {
                 what: format!(
@@ -144,7 +185,8 @@ impl Search {
                 ),
                 command: format!("rcomm-fr analyze {snapshot}{}", quoted(&folder)),
                 paths: vec![folder],
-                written: SystemTime::UNIX_EPOCH + since,
+                written: at(newest_ns),
+                begun: at(created_ns),
                 alive: alive > 0,
             });
         }
@@ -168,33 +210,65 @@ impl Search {
             .collect();
         let mut pattern = beginning.to_owned().into_os_string();
         pattern.push("*");
-        self.add(what, PathBuf::from(pattern), files);
+        let pattern = PathBuf::from(pattern);
+        self.note(&pattern, files.len());
+        self.add(what.to_owned(), &pattern, files);
     }
 
-    /// Adds the files in a folder and in two levels of folders below it.
+    /// Adds the files in a folder as one item, and those in each folder in it as one more: each is of one run.
     fn folder(&mut self, what: &str, folder: &Path) {
+        let mut files = Vec::new();
+        let mut runs = Vec::new();
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => runs.push(entry.path()),
+                Ok(kind) if kind.is_file() => files.push(entry.path()),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        let mut found = vec![(what.to_owned(), folder.to_owned(), files)];
+        runs.sort();
+        for run in runs {
+            let name = run.file_name().unwrap_or_default().display();
+            let what = format!("{what} of the run {name}");
+            let files = Self::files_of_run(&run);
+            found.push((what, run, files));
+        }
+        self.note(folder, found.iter().map(|(_, _, files)| files.len()).sum());
+        for (what, folder, files) in found {
+            self.add(what, &folder, files);
+        }
+    }
+
+    /// The files in a folder and in the folders in it.
+    fn files_of_run(folder: &Path) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut left = vec![(folder.to_owned(), 0)];
         while let Some((folder, depth)) = left.pop() {
             for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
                 match entry.file_type() {
-                    Ok(kind) if kind.is_dir() && depth < 2 => left.push((entry.path(), depth + 1)),
+                    Ok(kind) if kind.is_dir() && depth < 1 => left.push((entry.path(), depth + 1)),
                     Ok(kind) if kind.is_file() => files.push(entry.path()),
                     Ok(_) | Err(_) => {}
                 }
             }
         }
-        self.add(what, folder.to_owned(), files);
+        files
     }
 
-    fn add(&mut self, what: &str, path: PathBuf, files: Vec<PathBuf>) {
+    /// Notes a path that was searched, and how many files were found.
+    fn note(&mut self, path: &Path, files: usize) {
         self.searched.push(SearchedPath {
-            path: path.clone(),
-            found: match files.len() {
+            path: path.to_owned(),
+            found: match files {
                 0 => "no files".to_owned(),
                 files => count(files as u64, "file"),
             },
         });
+    }
+
+    /// Adds files as one item, if there are any.
+    fn add(&mut self, what: String, path: &Path, files: Vec<PathBuf>) {
         let written = files
             .iter()
             .filter_map(|file| file.metadata().ok()?.modified().ok());
@@ -204,6 +278,7 @@ impl Search {
                 command: format!("rcomm-fr analyze {}", path.display()),
                 paths: files,
                 written,
+                begun: written,
                 alive: false,
             });
         }

@@ -1,7 +1,10 @@
 //! `rcomm-fr` without arguments.
 
 use crate::program::{Run, finish, rcomm_fr};
+use crate::rings::record_operations;
+use rcomm_recorder::model::OpType;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 /// Runs the program with this home directory, so that it finds no records of this machine, and with PyTorch's dumps in
 /// `dumps`.
@@ -18,17 +21,83 @@ fn look(home: &Path, dumps: &Path) -> Run {
     finish(command)
 }
 
+/// Copies a fixture's dumps into a new folder, as if they had been written at this time.
+fn copy_dumps(fixture: &str, ranks: u32, into: &Path, written: SystemTime) {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps");
+    let from = fixtures.join(fixture).join("pickle");
+    std::fs::create_dir_all(into).unwrap();
+    for rank in 0..ranks {
+        let name = format!("rank_{rank}");
+        let bytes = std::fs::read(from.join(&name)).unwrap();
+        std::fs::write(into.join(&name), bytes).unwrap();
+        let file = std::fs::OpenOptions::new()
+            .append(true)
+            .open(into.join(&name));
+        file.unwrap().set_modified(written).unwrap();
+    }
+}
+
+#[test]
+fn of_several_runs_in_the_folder_of_dumps_the_newest_is_judged_and_the_others_named() {
+    let home = tempfile::tempdir().unwrap();
+    let dumps = home.path().join("rcomm-dumps");
+    let now = SystemTime::now();
+    let earlier = now - Duration::from_secs(3600);
+    copy_dumps("healthy-w4", 4, &dumps.join("a-2"), now);
+    // The earlier run has more records, and a fault.
+    copy_dumps("cascade-2x2x2", 8, &dumps.join("b-1"), earlier);
+    let run = look(home.path(), &home.path().join("none"));
+    assert!(!run.stdout.contains("STUCK"), "{run:?}");
+    let (newest, others) = run.stdout.split_once("others:").unwrap();
+    assert!(
+        newest.contains("records here: dumps of rcomm of the run a-2, 4 files"),
+        "{run:?}"
+    );
+    assert!(
+        others.contains("dumps of rcomm of the run b-1, 8 files"),
+        "{run:?}"
+    );
+    assert!(others.contains("12 files"), "{run:?}");
+}
+
+#[test]
+fn of_several_living_jobs_the_one_with_an_error_is_shown_and_the_others_have_their_verdicts() {
+    let home = tempfile::tempdir().unwrap();
+    let rings = home.path().join("rings");
+    std::fs::create_dir(&rings).unwrap();
+    let kinds = [
+        (OpType::AllReduce, "all_reduce"),
+        (OpType::Broadcast, "broadcast"),
+    ];
+    let odd: Vec<_> = (0..)
+        .zip(kinds)
+        .map(|(rank, kind)| record_operations(&rings, "odd", rank, kind, 1))
+        .collect();
+    // The job that began last, whose signs of life are the newest.
+    let well: Vec<_> = (0..2)
+        .map(|rank| record_operations(&rings, "well", rank, kinds[0], 2))
+        .collect();
+    let run = look(home.path(), &home.path().join("none"));
+    assert_eq!(run.code, Some(1), "{run:?}");
+    let (shown, others) = run.stdout.split_once("others:").unwrap();
+    assert!(shown.starts_with("MISMATCH"), "{run:?}");
+    assert!(
+        shown.contains("the newest living job with an error: 2 rings of job odd"),
+        "{run:?}"
+    );
+    let of_well = others.lines().find(|line| line.contains("job well"));
+    assert!(
+        of_well.is_some_and(|line| line.ends_with(": healthy")),
+        "{run:?}"
+    );
+    drop((odd, well));
+}
+
 #[test]
 fn the_newest_records_are_judged_and_the_searched_folders_named() {
     let home = tempfile::tempdir().unwrap();
-    let fixture =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps/cascade-2x2x2/pickle");
     let dumps = home.path().join("dumps");
-    std::fs::create_dir(&dumps).unwrap();
-    for rank in 0..8 {
-        let name = format!("rank_{rank}");
-        std::fs::copy(fixture.join(&name), dumps.join(&name)).unwrap();
-    }
+    copy_dumps("cascade-2x2x2", 8, &dumps, SystemTime::now());
     let run = look(home.path(), &dumps);
     assert_eq!(run.code, Some(1), "{run:?}");
     assert!(

@@ -15,6 +15,17 @@ const CHILD_DIR: &str = "RCOMM_TEST_CHILD_RING_DIR";
 
 /// A rank with two operations, the second of which is pending.
 fn record(dir: &Path, job: &str, rank: u32) -> FlightRecorder {
+    record_operations(dir, job, rank, (OpType::AllReduce, "all_reduce"), 1)
+}
+
+/// A rank with two operations of a kind, of which the first `done` have completed.
+pub(crate) fn record_operations(
+    dir: &Path,
+    job: &str,
+    rank: u32,
+    (op, op_name): (OpType, &str),
+    done: u64,
+) -> FlightRecorder {
     let mut config = RecorderConfig::new(job, rank, 2);
     config.placement = Placement::Dir(dir.to_owned());
     config.entries = 64;
@@ -32,16 +43,16 @@ fn record(dir: &Path, job: &str, rank: u32) -> FlightRecorder {
     for seq in 1..=2 {
         let key = SignatureKey {
             backend: "cpu",
-            op_name: "all_reduce",
+            op_name,
             inputs: &[],
             outputs: &[],
         };
-        let mut operation = Operation::new(group, OpType::AllReduce, SignatureRef::Key(&key));
+        let mut operation = Operation::new(group, op, SignatureRef::Key(&key));
         operation.collective_seq_id = seq;
         operation.op_id = seq;
         let ticket = recorder.begin(&operation);
         recorder.started(ticket);
-        if seq == 1 {
+        if seq <= done {
             recorder.completed(ticket);
             recorder.retired(ticket);
         }

@@ -53,6 +53,46 @@ fn a_rank_that_takes_its_time_to_end_when_asked_was_no_hang() {
 }
 
 #[test]
+fn a_program_that_aborts_its_group_because_the_launcher_was_interrupted_has_not_failed() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.3))];
+    let interrupted = |aborted: f64| -> Vec<Dump> {
+        let raises = |rank| {
+            let dump = dead(record(rank, 2, &inside), 1.4);
+            let mut dump = fails(dump, FailureKind::Abort, &[rank], aborted);
+            dump.failures[0].text = "raised KeyboardInterrupt".to_owned();
+            dump
+        };
+        (0..2).map(raises).collect()
+    };
+    let exits = [(Some(130), None, 1.6); 2];
+    let judge = |dumps: &[Dump]| judge_launched(dumps, launch(Some((2, 1.2)), &exits));
+    // A terminal sends its signal to all processes at once: a rank may note it before the launcher does.
+    for aborted in [1.15, 1.3] {
+        let report = judge(&interrupted(aborted));
+        assert_eq!(report.verdict, Verdict::Cancelled, "{:?}", report.findings);
+    }
+    // A program that had aborted its group before is at fault.
+    let report = judge(&interrupted(0.9));
+    assert_eq!(report.verdict, Verdict::Crashed, "{:?}", report.findings);
+}
+
+#[test]
+fn a_peer_that_is_lost_because_the_launcher_was_asked_to_end_has_not_failed() {
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.4))];
+    let between = [(0.0, State::Done(0.1))];
+    let lost = fails(
+        dead(record(0, 2, &waits), 1.4),
+        FailureKind::PeerGone,
+        &[1],
+        1.4,
+    );
+    let dumps = [lost, dead(record(1, 2, &between), 1.2)];
+    let ends = [(Some(1), None, 1.5), (None, Some(15), 1.3)];
+    let report = judge_launched(&dumps, launch(Some((15, 1.2)), &ends));
+    assert_eq!(report.verdict, Verdict::Cancelled, "{:?}", report.findings);
+}
+
+#[test]
 fn a_stopped_rank_that_is_killed_later_than_the_others_end_hides_no_hang() {
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let between = [(0.0, State::Done(0.1))];

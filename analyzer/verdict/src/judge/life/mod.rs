@@ -47,6 +47,9 @@ pub(crate) struct Life {
     /// When the last process that left a record ended, common time, ns, if none of these is left and the ends of ranks
     /// without a record are unknown; `None` if one is left, if the job is over, or if no sign of life dates the end.
     none_left_ns: Option<i64>,
+    /// From this common time on, ns, failures follow from the signal by which the launcher was asked to end the job;
+    /// `i64::MAX` if it was not asked.
+    asked_ns: i64,
 }
 
 /// The end of a job that has no process left.
@@ -152,6 +155,7 @@ impl Life {
             first,
             gone: gone.into_iter().map(|one| (one.rank, one)).collect(),
             settled_ns,
+            asked_ns: asked_from(aligned, launches),
         }
     }
 
@@ -159,6 +163,16 @@ impl Life {
     /// job.
     pub(crate) const fn is_settled(&self, at_ns: i64) -> bool {
         at_ns <= self.settled_ns
+    }
+
+    /// Whether the launcher had been asked to end the job by this common time, ns: a failure then may follow from that.
+    pub(crate) const fn is_being_ended(&self, at_ns: i64) -> bool {
+        at_ns >= self.asked_ns
+    }
+
+    /// When the launcher was asked to end the job, common time, ns; `i64::MAX` if it was not.
+    pub(crate) const fn asked_ns(&self) -> i64 {
+        self.asked_ns
     }
 
     /// Whether the end of a rank's process is a cause: it did not end in order, and no other process ended before it.
@@ -250,6 +264,21 @@ fn asked(launches: &[LaunchRecord]) -> Option<LaunchSignal> {
         .filter(|one| ends(one.signal))
         .min_by_key(|one| one.time_ns)
         .copied()
+}
+
+/// From when on failures follow from the signal by which the launcher of these records was asked to end the job, ns;
+/// `i64::MAX` if it was not asked.
+fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> i64 {
+    let is_theirs = |launch: &&LaunchRecord| {
+        let mut records = aligned.records.iter();
+        records.all(|record| record.identity.attempt == launch.attempt)
+    };
+    let received = launches.iter().filter(is_theirs);
+    let signals = received.flat_map(|launch| &launch.received);
+    let asked = signals.filter(|one| ends(one.signal));
+    let first = asked.map(|one| one.time_ns).min();
+    // A terminal sends its signal to the launcher and to the ranks at once, and a rank may note it first.
+    first.map_or(i64::MAX, |time_ns| time_ns.saturating_sub(NOTICED_NS))
 }
 
 /// Whether a signal asks a process to end: SIGHUP, SIGINT, SIGKILL, SIGTERM.

@@ -289,6 +289,7 @@ impl Check for OperationFailed {
         let mut failures: Vec<Failure> = (0..ctx.aligned.records.len())
             .filter_map(|record| first_failure(ctx, record))
             .filter(|failure| ctx.life.is_settled(failure.at_ns))
+            .filter(|failure| !ctx.life.is_being_ended(failure.at_ns))
             .collect();
         failures.sort_by_key(|failure| (failure.at_ns, ctx.aligned.records[failure.record].rank));
         let Some(first) = failures.first() else {

@@ -16,6 +16,7 @@ use crate::report::format::{format_ranks, format_time, printable, time_of_day};
 use crate::report::{Code, Finding, SeqKind};
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 pub(crate) struct RecordedFailure;
 
@@ -70,7 +71,8 @@ pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
     given_up_ns(&recorded(ctx)) < at_ns
 }
 
-/// All recorded failures that are settled and not overcome, ordered by time.
+/// All recorded failures that are settled, not overcome, and do not follow from the end that the launcher was asked for,
+/// ordered by time.
 fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut all: Vec<Recorded<'a>> = Vec::new();
     // While the job goes on in other groups, nobody waits because of the failure.
@@ -88,7 +90,7 @@ fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
             failure,
         }));
     }
-    all.retain(|one| ctx.life.is_settled(one.at_ns));
+    all.retain(|one| ctx.life.is_settled(one.at_ns) && !follows_from_the_end(ctx, one));
     all.sort_by_key(|one| {
         (
             one.at_ns,
@@ -97,6 +99,24 @@ fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
         )
     });
     all
+}
+
+/// Whether a failure follows from the signal by which the launcher was asked to end the job: a program that raises
+/// `KeyboardInterrupt` aborts its group, and its peers lose it. A time-out is none if its operation had been overdue
+/// when the signal came.
+fn follows_from_the_end(ctx: &Context<'_>, one: &Recorded<'_>) -> bool {
+    if !ctx.life.is_being_ended(one.at_ns) {
+        return false;
+    }
+    let operation = operation(ctx, one).filter(|_| one.failure.kind == FailureKind::Timeout);
+    operation.is_none_or(|(_, op)| {
+        let issued = ctx.aligned.created_ns(one.record, op);
+        let age = ctx.life.asked_ns().saturating_sub(issued);
+        let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
+        age < ctx
+            .policy
+            .overdue_after(ctx.aligned.shared.calls.get(op.call).timeout_ms)
+    })
 }
 
 /// E150: peers that survivors lost. The culprits are the lost ranks that did not lose a peer themselves.

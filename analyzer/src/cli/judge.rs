@@ -94,7 +94,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         }
         analysis.add_launches(launches);
     }
-    let launches = on_node.launches().into_iter();
+    let launches = on_node.launches(paths).into_iter();
     analysis.add_launches(launches.map(launch_redacted).collect());
     for (path, dump) in on_node.rings() {
         let mut ring = LoadedDump {

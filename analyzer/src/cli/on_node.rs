@@ -36,6 +36,8 @@ struct Job {
     ranks: BTreeSet<Rank>,
     /// When the earliest dump was taken, ns since the epoch; 0 if no dump states it.
     taken_ns: i64,
+    /// The newest time of a record, dump or ring, ns since the epoch; 0 if none states it.
+    newest_ns: i64,
 }
 
 impl OnNode {
@@ -56,10 +58,12 @@ impl OnNode {
             job.attempt = identity.attempt;
             job.ranks.clear();
             job.taken_ns = 0;
+            job.newest_ns = 0;
         } else if identity.attempt < job.attempt {
             return;
         }
         job.ranks.extend(identity.rank);
+        job.newest_ns = job.newest_ns.max(identity.dump_time_ns);
         if !is_ring && identity.dump_time_ns > 0 {
             job.taken_ns = match job.taken_ns {
                 0 => identity.dump_time_ns,
@@ -70,17 +74,31 @@ impl OnNode {
 
     /// The launch records of the jobs' newest attempts, from the folders of the records that were read and from the
     /// default ring directory.
-    pub(super) fn launches(&self) -> Vec<LaunchRecord> {
+    ///
+    /// A launch that began after all records of its job belongs to a later run of the same name, of any attempt. It
+    /// counts if it lies in a folder below one of `paths`, where the newest run is wanted. If only files of the earlier
+    /// run were passed, that run is wanted, and the launch is left out.
+    pub(super) fn launches(&self, paths: &[PathBuf]) -> Vec<LaunchRecord> {
         let mut launches: Vec<LaunchRecord> = Vec::new();
         for (name, job) in &self.jobs {
-            let next_to_records = job
-                .directories
-                .iter()
-                .flat_map(|it| LaunchRecord::in_directory(it));
+            let is_passed = |folder: &Path| {
+                let mut folders = paths.iter().filter(|path| path.is_dir());
+                folders.any(|path| folder.starts_with(path))
+            };
+            let next_to_records = job.directories.iter().flat_map(|folder| {
+                let passed = is_passed(folder);
+                let launches = LaunchRecord::in_directory(folder).into_iter();
+                launches.map(move |launch| (launch, passed))
+            });
             let in_default_directory = LaunchRecord::of_job(&default_directory(), name);
-            for launch in next_to_records.chain(in_default_directory) {
-                let is_of_attempt = launch.job == *name && launch.attempt == job.attempt;
-                if is_of_attempt && !launches.contains(&launch) {
+            let elsewhere = in_default_directory.into_iter().map(|it| (it, false));
+            for (launch, passed) in next_to_records.chain(elsewhere) {
+                let is_of_later_run = job.newest_ns > 0 && launch.started_ns > job.newest_ns;
+                let is_wanted = match is_of_later_run {
+                    true => passed,
+                    false => launch.attempt == job.attempt,
+                };
+                if launch.job == *name && is_wanted && !launches.contains(&launch) {
                     launches.push(launch);
                 }
             }

@@ -2,7 +2,7 @@
 
 use crate::program::{Run, run};
 use rcomm_recorder::model::{OpType, ProcessGroupInfo};
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, LaunchRecord, LaunchedRank, RankEnd};
 use rcomm_recorder::record::{
     FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
 };
@@ -280,4 +280,51 @@ fn ring_of_a_dead_process_can_be_gathered_and_judged() {
         "{}",
         direct.stdout
     );
+}
+
+#[test]
+fn a_run_that_ended_is_judged_and_not_the_rings_of_the_run_before() {
+    let folder = tempfile::tempdir().unwrap();
+    die_with_a_ring(folder.path());
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let started_ns = i64::try_from(since.as_nanos()).unwrap();
+    let rank = |rank| LaunchedRank {
+        rank,
+        pid: 1000 + rank,
+        end: Some(RankEnd {
+            time_ns: started_ns + 5_000_000_000,
+            exit_code: Some(0),
+            signal: None,
+            out_of_memory: None,
+        }),
+        ..LaunchedRank::default()
+    };
+    let launch = LaunchRecord {
+        schema: LaunchRecord::SCHEMA.into(),
+        job: "dead".into(),
+        host: "n001".into(),
+        world_size: 3,
+        started_ns,
+        ranks: (0..3).map(rank).collect(),
+        ..LaunchRecord::default()
+    };
+    launch.write(folder.path()).unwrap();
+    let job = folder.path().join("dead");
+    let newest = run(&["analyze", job.to_str().unwrap()]);
+    assert!(
+        newest
+            .stdout
+            .starts_with("ENDED  all 3 ranks ended in order"),
+        "{}",
+        newest.stdout
+    );
+    assert_eq!(newest.code, Some(0));
+    let json = run(&["analyze", "--format", "json", job.to_str().unwrap()]);
+    let note = "to judge the earlier run, pass only its files";
+    assert!(json.stdout.contains(note), "{}", json.stdout);
+    // The ring alone is the earlier run.
+    let ring = job.join("0.0.ring");
+    let earlier = run(&["analyze", ring.to_str().unwrap()]);
+    assert!(!earlier.stdout.contains("left aside"), "{}", earlier.stdout);
+    assert!(!earlier.stdout.starts_with("ENDED"), "{}", earlier.stdout);
 }

@@ -47,8 +47,16 @@ pub struct RingSource {
     problems: Vec<Problem>,
 }
 
-/// A ring file with its rank and part, its attempt, and when it was created, ns since the epoch.
-type Candidate = (PathBuf, (Rank, RingPart), u32, i64);
+/// A ring file that was found.
+struct Candidate {
+    path: PathBuf,
+    key: (Rank, RingPart),
+    attempt: u32,
+    /// When it was created, ns since the epoch.
+    created_ns: i64,
+    host: String,
+    alive: bool,
+}
 
 /// One ring of a rank, which may have one for each [`RingPart`].
 struct Ring {
@@ -107,7 +115,14 @@ impl RingSource {
             let precedence = (summary.alive, summary.created_ns, job.clone());
             newest = newest.max(Some(precedence));
             let key = (rank, summary.part);
-            let ring = (path, key, summary.identity.attempt, summary.created_ns);
+            let ring = Candidate {
+                path,
+                key,
+                attempt: summary.identity.attempt,
+                created_ns: summary.created_ns,
+                host: summary.identity.host,
+                alive: summary.alive,
+            };
             found.entry(job).or_default().push(ring);
         }
         let Some(job) = self.pick(newest).filter(|job| found.contains_key(job)) else {
@@ -122,22 +137,50 @@ impl RingSource {
             self.rings.clear();
             self.ended = None;
         }
-        let of_job = found.remove(&job).unwrap_or_default();
+        let mut of_job = found.remove(&job).unwrap_or_default();
+        let earlier_were_dropped = self.drop_earlier_runs(&job, &mut of_job);
         // A process that ended in an earlier attempt is no rank of this one.
-        let newest_attempt = of_job.iter().map(|&(_, _, attempt, _)| attempt).max();
+        let newest_attempt = of_job.iter().map(|it| it.attempt).max();
         let known = self.rings.len();
         self.rings
             .retain(|_, ring| newest_attempt.is_none_or(|newest| ring.attempt >= newest));
         let attempt_changed = self.rings.len() < known;
-        let of_attempt = |candidate: &Candidate| Some(candidate.2) >= newest_attempt;
-        for (path, key, attempt, created_ns) in of_job.into_iter().filter(of_attempt) {
-            let newer = |ring: &Ring| (ring.attempt, ring.created_ns) < (attempt, created_ns);
-            if self.rings.get(&key).is_none_or(newer) {
-                self.attach(path, key, attempt, created_ns);
+        let of_attempt = |candidate: &Candidate| Some(candidate.attempt) >= newest_attempt;
+        for found in of_job.into_iter().filter(of_attempt) {
+            let order = (found.attempt, found.created_ns);
+            let newer = |ring: &Ring| (ring.attempt, ring.created_ns) < order;
+            if self.rings.get(&found.key).is_none_or(newer) {
+                self.attach(found);
             }
         }
         self.job = Some(job);
-        Ok(job_changed || attempt_changed)
+        Ok(job_changed || attempt_changed || earlier_were_dropped)
+    }
+
+    /// Drops the rings of dead processes that were created before the newest launcher on their host started its ranks:
+    /// they are of an earlier run of the same name. Returns whether one of them was shown. If no other ring is left,
+    /// all stay: the report leaves them aside and states how the newest run ended.
+    fn drop_earlier_runs(&mut self, job: &str, of_job: &mut Vec<Candidate>) -> bool {
+        let launches = LaunchRecord::of_job(&self.directory, job);
+        let is_earlier = |found: &Candidate| {
+            let mut launches = launches.iter().filter(|launch| launch.job == job);
+            let is_older = |launch: &LaunchRecord| found.created_ns < launch.started_ns;
+            let is_on_its_host = |launch: &LaunchRecord| launch.host == found.host;
+            !found.alive && launches.any(|launch| is_on_its_host(launch) && is_older(launch))
+        };
+        let earlier: Vec<Candidate> = of_job.extract_if(.., |found| is_earlier(found)).collect();
+        let is_shown_earlier = |key: &(Rank, RingPart), ring: &Ring| {
+            let created_ns = ring.created_ns;
+            let mut earlier = earlier.iter();
+            earlier.any(|found| found.key == *key && found.created_ns == created_ns)
+        };
+        if of_job.is_empty() && self.rings.iter().all(|(key, it)| is_shown_earlier(key, it)) {
+            *of_job = earlier;
+            return false;
+        }
+        let known = self.rings.len();
+        self.rings.retain(|key, ring| !is_shown_earlier(key, ring));
+        self.rings.len() < known
     }
 
     /// The job to show; `newest` is whether the newest job is alive, its creation time, and its name.
@@ -181,15 +224,16 @@ impl RingSource {
             .collect())
     }
 
-    fn attach(&mut self, path: PathBuf, key: (Rank, RingPart), attempt: u32, created_ns: i64) {
+    fn attach(&mut self, found: Candidate) {
+        let path = found.path;
         match RingReader::attach(&path) {
             Ok(reader) => {
                 let ring = Ring {
                     follower: RingFollower::new(reader, NEWEST),
-                    attempt,
-                    created_ns,
+                    attempt: found.attempt,
+                    created_ns: found.created_ns,
                 };
-                self.rings.insert(key, ring);
+                self.rings.insert(found.key, ring);
                 self.last_new_ring = Some(Instant::now());
             }
             Err(error) => self.problems.push(unreadable(&path, &error)),

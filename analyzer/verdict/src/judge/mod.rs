@@ -13,6 +13,7 @@ mod check;
 mod components;
 mod context;
 mod disagreement;
+mod earlier_runs;
 mod lateness;
 mod life;
 mod loss;

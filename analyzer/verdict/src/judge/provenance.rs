@@ -115,12 +115,13 @@ fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
         .map(|group| &*group.ranks)
 }
 
-/// Keeps the records of the most complete world, of equally complete ones the newest; a record that states no world
-/// stays.
+/// Keeps the records of the most complete world, of equally complete ones the newest, and of worlds with living
+/// processes before all others; a record that states no world stays.
 fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
     struct World {
         present: BTreeSet<Rank>,
         newest_ns: i64,
+        lives: bool,
     }
     let mut worlds: BTreeMap<&[Rank], World> = BTreeMap::new();
     for record in records.iter() {
@@ -128,17 +129,20 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec
             let world = worlds.entry(ranks).or_insert(World {
                 present: BTreeSet::new(),
                 newest_ns: 0,
+                lives: false,
             });
             world.present.insert(record.rank);
             world.newest_ns = world.newest_ns.max(record.newest_ns());
+            world.lives |= record.lives();
         }
     }
     if worlds.len() < 2 {
         return;
     }
-    // The most complete world; among equals the newest.
+    // Rings of dead processes beside those of living ones were left by an earlier run.
     let best = worlds.iter().max_by_key(|(ranks, world)| {
         (
+            world.lives,
             world.present.len() * 1_000_000 / ranks.len(),
             world.newest_ns,
             Reverse(ranks.len()),

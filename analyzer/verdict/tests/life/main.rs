@@ -1,5 +1,6 @@
 //! Tests the verdicts on how a job lives and ends, from the rings of its ranks.
 
+mod again;
 mod causes;
 mod goes_on;
 mod job;

@@ -231,10 +231,18 @@ fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (Ra
     let mut exits = BTreeMap::new();
     for launch in launches {
         for of in &launch.ranks {
+            let Some(end) = of.end else { continue };
             let mut records = aligned.records_of(of.rank);
-            // The launch record of another attempt is about other processes.
-            let other = records.any(|at| aligned.records[at].identity.attempt != launch.attempt);
-            if let (Some(end), false) = (of.end, other) {
+            // The launch record of another attempt, or of an earlier run, is about other processes.
+            let other = records.any(|at| {
+                let record = &aligned.records[at];
+                let identity = &record.identity;
+                let is_other_process = identity.pid != 0 && of.pid != 0 && identity.pid != of.pid;
+                let lived_on = record.latest_ns().saturating_sub(end.time_ns) > TOGETHER_NS;
+                let is_same_host = identity.host == launch.host;
+                identity.attempt != launch.attempt || (is_other_process && is_same_host && lived_on)
+            });
+            if !other {
                 let signalled = of
                     .sent
                     .iter()

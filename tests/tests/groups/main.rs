@@ -83,15 +83,16 @@ fn a_time_out_over_tcp_names_the_absent_rank_before_the_neighbor_that_waits_for_
         let (group, store, limit) = (world.group(), world.store(), Duration::from_secs(90));
         let (part, all) = (vec![1u8; 1 << 20], vec![0u8; 4 << 20]);
         match world.rank() {
-            // In the exchange of headers, rank 1 waits for rank 3, which waits for the absent rank.
-            1 => {
-                store.wait(&["test/0", "test/3"], limit).unwrap();
+            // In the second round of the exchange of headers, rank 3 waits for rank 1, which waits for the absent rank in
+            // the first.
+            3 => {
+                store.wait(&["test/0", "test/1"], limit).unwrap();
                 let group = group.within(Duration::from_millis(300));
                 let work = group.all_gather_single_async(part, all).unwrap();
                 let error = work.wait().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
                 assert_eq!(error.ranks(), [ABSENT], "{error}");
-                let absent_first = ": rank 2 has not come: waited for rank ";
+                let absent_first = ": rank 2 has not come: waited for rank 1 ";
                 assert!(error.to_string().contains(absent_first), "{error}");
                 store.set("test/done", b"1").unwrap();
             }

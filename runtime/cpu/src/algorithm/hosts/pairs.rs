@@ -63,11 +63,11 @@ pub(super) fn all_to_all(
     let mut to_carry: Vec<(Shown, usize, usize)> = Vec::new();
     for (at, message) in sent.iter_mut().enumerate() {
         let mut len = 0;
-        for index in 0..starts.len() {
+        for (index, starts) in starts.iter().enumerate() {
             for &to in layout.ranks_of(message.host) {
                 let shown = Shown {
                     index,
-                    start: starts[index][to],
+                    start: starts[to],
                     len: len_of(index, to),
                 };
                 len += shown.len;
@@ -315,9 +315,9 @@ fn show_inputs(
     for start in (0..longest).step_by(SLOT) {
         let window = start..longest.min(start + SLOT);
         host_exchange.fill(window.len(), |slot, _| {
-            for to in 0..position.size {
+            for (to, &start) in starts[own].iter().take(position.size).enumerate() {
                 let part = inputs.part(to);
-                if let Some((in_part, in_window)) = overlap(starts[own][to], part.len(), &window) {
+                if let Some((in_part, in_window)) = overlap(start, part.len(), &window) {
                     copy(&mut slot[in_window], &part[in_part]);
                 }
             }

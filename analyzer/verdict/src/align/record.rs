@@ -182,9 +182,14 @@ impl Record {
         self.identity.reason == RingReader::OWNER_IS_DEAD
     }
 
-    /// Whether it was read from the ring of a process that lives, be it stopped or not.
+    /// Whether it was read from the ring of a process that lives and is not stopped.
     pub(crate) fn lives(&self) -> bool {
-        self.identity.reason == RingReader::OWNER_LIVES || self.stop().is_some()
+        self.identity.reason == RingReader::OWNER_LIVES
+    }
+
+    /// Whether it was read from a ring, not from a dump.
+    pub(crate) fn is_ring(&self) -> bool {
+        self.lives() || self.died() || self.closed() || self.stop().is_some()
     }
 
     /// What stopped the process, if the record was read from a ring whose process is stopped.

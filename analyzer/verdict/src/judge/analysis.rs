@@ -142,8 +142,10 @@ fn judge(
     comm_counter::number_by_communicator(shared, &mut records);
     let mut records = provenance::select(shared, records, policy, &mut problems);
     let selected = count_ops(&records);
-    // The ring of a living process shows it in the middle of its work.
-    let snapshot = policy.snapshot || records.iter().any(Record::lives);
+    // The ring of a living process shows it in the middle of its work. A dump among the records may have been written
+    // because of a hang.
+    let is_seen_at_work = records.iter().all(Record::is_ring) && records.iter().any(Record::lives);
+    let snapshot = policy.snapshot || is_seen_at_work;
     let policy = &Policy {
         snapshot,
         ..policy.clone()

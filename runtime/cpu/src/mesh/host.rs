@@ -34,7 +34,7 @@ use std::time::Duration;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long to wait for ranks to enter the shared memory before looking for their notes in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
-/// Stands for the host's name in the note of a rank that shares no memory.
+/// The host's name in the note of a rank that shares no memory.
 const NONE: &str = "-";
 /// Separates the parts of a host's name. The first part identifies the machine.
 const SEPARATOR: char = ':';

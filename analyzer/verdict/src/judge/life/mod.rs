@@ -143,7 +143,7 @@ impl Life {
                 order.retain(|rank| causes.contains(rank));
                 order
             }
-            // Nobody is left to wait for them, and another rank may have been the cause.
+            // No process is left to wait for them, and another rank may have been the cause.
             (None, None) if none_left => Vec::new(),
             (None, None) => causes.into_iter().collect(),
         };

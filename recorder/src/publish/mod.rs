@@ -3,6 +3,8 @@
 
 mod answer;
 mod client;
+#[cfg(feature = "endpoint")]
+mod connections;
 mod dialect;
 mod dump_file;
 // Invariant 1 of docs/ARCHITECTURE.md: only this feature brings an async runtime.

@@ -54,7 +54,7 @@ impl Work {
         Self::new(state, results, timeout, (name, seq), callbacks)
     }
 
-    /// An operation that has ended without an error, or one in a coalescing block, whose end is that of the Work of the block.
+    /// An operation that has ended without an error, or one in a coalescing block, whose end is that of the block's Work.
     pub(crate) fn ended(
         done: Done,
         results: Results,

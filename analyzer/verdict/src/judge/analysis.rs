@@ -8,7 +8,7 @@ use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, of_young_files};
 use crate::judge::wait_graph::WaitGraph;
-use crate::judge::{assemble, check, disagreement, earlier_runs, provenance, wait_root};
+use crate::judge::{assemble, check, disagreement, provenance, wait_root};
 use crate::report::{Code, Input, Problem, Report};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::borrow::Borrow;
@@ -133,7 +133,8 @@ fn judge(
     files: usize,
 ) -> Report {
     let read = count_ops(&records);
-    let newest_world = earlier_runs::leave_aside(&mut records, &policy.launches, &mut problems);
+    let newest_world =
+        provenance::leave_earlier_runs_aside(&mut records, &policy.launches, &mut problems);
     let policy = &Policy {
         // Another source may have counted the ranks of the earlier run.
         world_size: newest_world.or(policy.world_size),

@@ -13,7 +13,6 @@ mod check;
 mod components;
 mod context;
 mod disagreement;
-mod earlier_runs;
 mod lateness;
 mod life;
 mod loss;

@@ -5,6 +5,10 @@
 //! the world, and then contradictions that no single run can produce, such as two ranks that completed different
 //! operations under one number.
 
+mod earlier_runs;
+
+pub(crate) use earlier_runs::leave_earlier_runs_aside;
+
 use crate::align::record::{NONE, Record, Shared};
 use crate::align::signature::CallDifference;
 use crate::align::{Aligned, RecordIx, clocks};

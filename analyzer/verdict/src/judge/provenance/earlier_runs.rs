@@ -14,7 +14,7 @@ use rcomm_recorder::publish::LaunchRecord;
 ///
 /// The time decides, not the process id: a rank may be a child of the process that the launcher started, and process
 /// ids repeat in containers. Clocks of several hosts differ, so only times of one host are compared.
-pub(crate) fn leave_aside(
+pub(crate) fn leave_earlier_runs_aside(
     records: &mut Vec<Record>,
     launches: &[LaunchRecord],
     problems: &mut Vec<Problem>,

@@ -164,6 +164,7 @@ pub(super) fn policy(args: &JudgeArgs) -> Policy {
         now_ns: args.as_of.map(|then| then.0),
         // `--as-of` asks which operations were overdue at that time, as in a snapshot.
         snapshot: args.snapshot || args.as_of.is_some(),
+        snapshot_of_rings: true,
         overdue: args.overdue,
         world_size: args.world_size.map(std::num::NonZeroU32::get),
         ..Policy::default()

@@ -143,9 +143,9 @@ fn judge(
     comm_counter::number_by_communicator(shared, &mut records);
     let mut records = provenance::select(shared, records, policy, &mut problems);
     let selected = count_ops(&records);
-    // The ring of a living process shows it in the middle of its work. A dump among the records may have been written
-    // because of a hang.
-    let is_seen_at_work = records.iter().all(Record::is_ring) && records.iter().any(Record::lives);
+    let is_seen_at_work = policy.snapshot_of_rings
+        && records.iter().all(Record::is_ring)
+        && records.iter().any(Record::lives);
     let snapshot = policy.snapshot || is_seen_at_work;
     let policy = &Policy {
         snapshot,

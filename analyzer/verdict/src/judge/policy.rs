@@ -18,6 +18,9 @@ pub struct Policy {
     /// Whether the dumps are a snapshot of a running job: operations that are pending but not overdue are then no
     /// finding, and the verdict is `running`.
     pub snapshot: bool,
+    /// Whether rings of living processes count as such a snapshot if no dump is among the records: a dump may have been
+    /// written because of a hang.
+    pub snapshot_of_rings: bool,
     /// The age from which a pending operation counts as stuck in a snapshot; a short time-out lowers it
     /// ([`Policy::overdue_after`]).
     pub overdue: Duration,
@@ -45,6 +48,7 @@ impl Default for Policy {
         Self {
             now_ns: None,
             snapshot: false,
+            snapshot_of_rings: false,
             overdue: Duration::from_secs(5),
             world_size: None,
             silent: Vec::new(),

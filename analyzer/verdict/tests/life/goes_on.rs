@@ -146,7 +146,11 @@ fn rings_of_living_processes_are_judged_as_a_snapshot() {
     let ranks = || [record(0, 2, &here), record(1, 2, &here[..1])];
     let at_once = |now: f64| {
         let dumps = ranks().map(|dump| alive(dump, now));
-        analyze(&dumps, &Policy::default())
+        let policy = Policy {
+            snapshot_of_rings: true,
+            ..Policy::default()
+        };
+        analyze(&dumps, &policy)
     };
     let young = at_once(1.03);
     assert!(young.findings.is_empty(), "{:?}", young.findings);

@@ -9,6 +9,7 @@ mod text;
 use crate::export::columns::{self, Values};
 use polars::prelude::*;
 use polars::sql::SQLContext;
+use polars_io::prelude::{CsvWriter, ParquetWriter, SerWriter};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::Report;
 use std::io::{Seek, Write};
@@ -152,6 +153,7 @@ pub fn write(
 mod tests {
     use super::*;
     use crate::live::simulate::{Simulation, Situation};
+    use polars_io::prelude::{ParquetReader, SerReader as _};
     use rcomm_verdict::{Input, Verdict};
 
     fn empty_report() -> Report {
@@ -229,6 +231,19 @@ mod tests {
             assert!(matches!(error, TableError::NotAQuery(_)), "{sql}: {error}");
         }
         assert!(tables.query("(SELECT rank FROM entries)").is_ok());
+    }
+
+    #[test]
+    fn a_query_opens_no_file() {
+        let (_, tables) = stuck();
+        for sql in [
+            "select * from read_csv('/etc/hostname')",
+            "select * from read_parquet('/etc/hostname')",
+            "select * from '/etc/hostname'",
+        ] {
+            let error = tables.query(sql).expect_err("files are no tables");
+            assert!(matches!(error, TableError::Polars(_)), "{sql}: {error}");
+        }
     }
 
     #[test]

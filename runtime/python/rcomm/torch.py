@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class _Recorder:
         self.ring: Ring | None = None
         self.hooks: dict[tuple[str, tuple[int, ...]], GroupHooks] = {}
         self.addresses: dict[tuple[str, tuple[int, ...]], int] = {}
-        self.groups: list[weakref.ref[Any]] = []
+        self.groups: weakref.WeakKeyDictionary[Any, GroupHooks] = weakref.WeakKeyDictionary()
         # Backends that were logged as not recorded.
         self.logged_backends: set[str] = set()
         self.phase = ""
@@ -252,8 +253,7 @@ class _Recorder:
         """Attaches to the groups that this process has."""
         c10d = self.c10d
         for pg, ranks in list(c10d._world.pg_group_ranks.items()):
-            attached = any(group() is pg for group in self.groups)
-            if isinstance(pg, c10d.ProcessGroup) and not attached:
+            if isinstance(pg, c10d.ProcessGroup) and pg not in self.groups:
                 _quietly(self.attach, pg, sorted(ranks, key=ranks.get))
 
     def attach(self, pg: Any, global_ranks: list[int]) -> None:
@@ -273,7 +273,7 @@ class _Recorder:
                 backend=_backend_of(pg),
                 timeout_ms=_timeout_of(pg),
             )
-        self.groups.append(weakref.ref(pg))
+        self.groups[pg] = hooks
         # Without hooks, what a group does is seen in C++ or in Python, for all groups.
         if self.native is not None and (not self.has_hooks or self.is_builtin(pg)):
             # `address` is called once per group: each call keeps a reference to the end of the process.
@@ -327,7 +327,7 @@ class _Recorder:
         )
         if self.ring.path is None:
             _log.warning("rcomm records into this process's own memory, which no other can read")
-        for install in (self.load_native, self.watch_program, self.watch_end):
+        for install in (self.load_native, self.watch_barriers, self.watch_program, self.watch_end):
             _quietly(install)
         return self.ring
 
@@ -374,6 +374,29 @@ class _Recorder:
             return done
 
         work.wait = wait_and_see
+
+    def watch_barriers(self) -> None:
+        """Records monitored barriers, for which PyTorch calls no hook: their method blocks until they have ended."""
+        groups = self.c10d.ProcessGroup
+        barrier = groups.monitored_barrier
+
+        @functools.wraps(barrier)
+        def recorded(pg: Any, *args: Any, **kwargs: Any) -> Any:
+            hooks = self.groups.get(pg)
+            if hooks is None:
+                return barrier(pg, *args, **kwargs)
+            timeout = args[0] if args else kwargs.get("timeout")
+            timeout_ms = max(0, round(timeout.total_seconds() * 1000)) if isinstance(timeout, timedelta) else None
+            issued = hooks.monitored_barrier(timeout_ms)
+            passed = False
+            try:
+                done = barrier(pg, *args, **kwargs)
+                passed = True
+                return done
+            finally:
+                hooks.monitored_barrier_ended(issued, passed)
+
+        groups.monitored_barrier = recorded
 
     def watch_works(self) -> None:
         """For hooks in Python: polls the operations under way on a thread."""
@@ -442,11 +465,9 @@ class _Recorder:
         # A group may outlive the interpreter, and would then drop functions of an interpreter that is gone.
         if self.dispatch is not None:
             self.dispatch.end()
-        for group in self.groups:
-            pg = group()
-            if pg is not None and self.has_hooks:
-                pg.unregister_pre_hook(_HOOK_ID)
-                pg.unregister_post_hook(_HOOK_ID)
+        for pg in list(self.groups) if self.has_hooks else ():
+            pg.unregister_pre_hook(_HOOK_ID)
+            pg.unregister_post_hook(_HOOK_ID)
         ring = self.ring
         if ring is None:
             return

@@ -14,7 +14,7 @@ use rcomm_recorder::record::{
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -90,13 +90,24 @@ const NAMED: [Named; 20] = [
 
 const UNKNOWN: Named = without_future(OpType::Other, "unknown");
 
+/// PyTorch calls no hook for it: `rcomm/torch.py` notes the call of its method.
+const MONITORED_BARRIER: Named = without_future(OpType::MonitoredBarrier, "monitored_barrier");
+
 /// How many operations under way a hook polls.
 const POLLED_BY_HOOK: usize = 4;
 
+/// The name of an operation that is issued.
+pub(crate) enum Name {
+    /// PyTorch's number, as its hooks give it.
+    Number(usize),
+    MonitoredBarrier,
+}
+
 /// An operation, from the arguments of a hook.
 pub(crate) struct Issued {
-    /// PyTorch's number of the operation's name.
-    pub(crate) name: usize,
+    pub(crate) name: Name,
+    /// How long it may take; `None`: the group's time-out.
+    pub(crate) timeout: Option<Duration>,
     /// The same in both hooks of an operation.
     pub(crate) op_id: i64,
     /// The root or the peer, as a rank of the group; negative: none.
@@ -153,6 +164,8 @@ pub(crate) struct RecordedGroup {
     backend: String,
     timeout: Duration,
     counts: Mutex<Counts>,
+    /// The number of monitored barriers issued.
+    monitored_barriers: AtomicI64,
 }
 
 impl RecordedGroup {
@@ -165,7 +178,10 @@ impl RecordedGroup {
         let (Some(ring), Some(group)) = (self.shared.ring.get(), self.group) else {
             return;
         };
-        let what = NAMED.get(issued.name).unwrap_or(&UNKNOWN);
+        let what = match issued.name {
+            Name::Number(number) => NAMED.get(number).unwrap_or(&UNKNOWN),
+            Name::MonitoredBarrier => &MONITORED_BARRIER,
+        };
         let key = SignatureKey {
             backend: &self.backend,
             op_name: what.name,
@@ -176,7 +192,7 @@ impl RecordedGroup {
         let is_p2p = what.op.is_p2p();
         let mut operation = Operation {
             is_p2p,
-            timeout: self.timeout,
+            timeout: issued.timeout.unwrap_or(self.timeout),
             call_site: site.map(CallSite::Id),
             start: Start::InTurn,
             ..Operation::new(group, what.op, SignatureRef::Key(&key))
@@ -291,6 +307,7 @@ impl GroupHooks {
             backend,
             timeout,
             counts: Mutex::default(),
+            monitored_barriers: AtomicI64::new(0),
         }))
     }
 
@@ -304,7 +321,8 @@ impl GroupHooks {
         let inputs = args.getattr(intern!(py, "input_tensors"))?;
         let outputs = args.getattr(intern!(py, "output_tensors"))?;
         let issued = Issued {
-            name: args.getattr(intern!(py, "name"))?.extract()?,
+            name: Name::Number(args.getattr(intern!(py, "name"))?.extract()?),
+            timeout: None,
             op_id: args.getattr(intern!(py, "op_id"))?.extract()?,
             root: args.getattr(intern!(py, "root"))?.extract()?,
             inputs: Side::read(&inputs, &shared.types)?,
@@ -351,6 +369,44 @@ impl GroupHooks {
     /// After an operation was issued.
     fn after(&self, args: &Bound<'_, PyAny>) {
         quietly(|| self.watch(args));
+    }
+
+    /// Records that a monitored barrier is issued, which may take `timeout_ms`, or as long as the group's operations.
+    /// Returns the number to give to `monitored_barrier_ended` once the call, which blocks, has returned or raised.
+    #[pyo3(signature = (timeout_ms=None))]
+    fn monitored_barrier(&self, py: Python<'_>, timeout_ms: Option<u64>) -> i64 {
+        // PyTorch's own numbers are positive.
+        let op_id = -1 - self.0.monitored_barriers.fetch_add(1, Ordering::Relaxed);
+        quietly(|| {
+            let shared = &self.0.shared;
+            if let Some(ring) = shared.ring.get() {
+                let issued = Issued {
+                    name: Name::MonitoredBarrier,
+                    timeout: timeout_ms.map(Duration::from_millis),
+                    op_id,
+                    root: -1,
+                    inputs: Side::default(),
+                    outputs: Side::default(),
+                };
+                self.0.begin(&issued, shared.sites.of_caller(py, ring));
+            }
+            Ok(())
+        });
+        op_id
+    }
+
+    /// Records that a monitored barrier has passed, or raised.
+    fn monitored_barrier_ended(&self, op_id: i64, passed: bool) {
+        quietly(|| {
+            if let Some(open) = self.0.issued(op_id) {
+                let ending = match passed {
+                    true => Ending::Completed,
+                    false => Ending::Failed,
+                };
+                self.0.ended(open.operation, ending);
+            }
+            Ok(())
+        });
     }
 
     /// The address of this group for `_hooks.cpp`, valid to the end of the process: PyTorch may keep a hook for

@@ -5,7 +5,7 @@
 //! declarations repeat the types of this file; `LAYOUT` detects a library that was built for other versions
 //! of them.
 
-use crate::hooks::{Ending, Issued, RecordedGroup, UnderWay};
+use crate::hooks::{Ending, Issued, Name, RecordedGroup, UnderWay};
 use crate::tensors::Side;
 use pyo3::prelude::*;
 use rcomm_recorder::record::{CallSiteId, Ticket};
@@ -100,7 +100,8 @@ pub(crate) unsafe extern "C" fn rcomm_python_before(
         };
         let site = call_site(|py| group.shared.sites.of_caller(py, ring));
         let issued = Issued {
-            name: view.name as usize,
+            name: Name::Number(view.name as usize),
+            timeout: None,
             op_id: view.op_id,
             root: view.root,
             inputs,

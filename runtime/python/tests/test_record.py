@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,40 @@ def test_rank_that_does_not_arrive_is_named_while_the_job_hangs(job, until):
     assert "rank 1 never issued all_reduce #4" in str(report)
     assert "looks at a picture" in report.culprit.sentence
     assert report.html().startswith("<!") and report._repr_html_()
+
+
+def test_rank_that_misses_a_monitored_barrier_is_named_while_the_others_wait_in_it(job, until):
+    def body(rank):
+        dist.monitored_barrier()
+        if rank == 1:
+            time.sleep(FOREVER)
+        dist.monitored_barrier(timeout=timedelta(seconds=FOREVER))
+
+    started = job(3, body)
+
+    def named():
+        if len(list(started.rings.glob("*.ring"))) < 3:
+            return None
+        report = rcomm.analyze(started.rings, overdue=0.5)
+        return report if report.verdict == "stuck" else None
+
+    report = until(named)
+    assert report.culprit.culprit_ranks == (1,)
+    assert "rank 1 never issued monitored_barrier #2" in str(report)
+
+
+def test_monitored_barrier_that_failed_is_recorded_as_failed(job, tmp_path):
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="monitoredBarrier"):
+                dist.monitored_barrier(timeout=timedelta(seconds=1))
+
+    started = job(2, body)
+    assert started.wait() == [0, 0]
+    last = dumps_by_rank(started, tmp_path)[0]["entries"][-1]
+    assert last["profiling_name"] == "gloo:barrier"
+    assert last.get("failed") and last["timeout_ms"] == 1000
 
 
 def test_signal_prints_the_verdict_while_the_main_thread_waits_in_pytorch(job, tmp_path, until):

@@ -314,8 +314,9 @@ void rcomm_recorder_heartbeat(const struct rcomm_recorder *recorder);
 int32_t rcomm_recorder_open(const struct rcomm_recorder_config *config,
                             struct rcomm_recorder **recorder);
 
-// Closes the ring, removes its file and the rings that earlier attempts left, and frees the handle: for a rank that
-// ends cleanly. NULL has no effect. Fails if the file cannot be removed; the handle is freed even then.
+// Closes the ring, removes the rings that earlier attempts left, and frees the handle: for a rank that ends cleanly.
+// Once all rings of the job on this host are closed, the last rank removes their files. NULL has no effect. Fails if
+// a file cannot be removed; the handle is freed even then.
 //
 // # Safety
 // `recorder` is NULL or a valid handle that no thread uses any more.

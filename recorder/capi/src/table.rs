@@ -126,8 +126,9 @@ pub unsafe extern "C" fn rcomm_recorder_open(
     })
 }
 
-/// Closes the ring, removes its file and the rings that earlier attempts left, and frees the handle: for a rank that
-/// ends cleanly. NULL has no effect. Fails if the file cannot be removed; the handle is freed even then.
+/// Closes the ring, removes the rings that earlier attempts left, and frees the handle: for a rank that ends cleanly.
+/// Once all rings of the job on this host are closed, the last rank removes their files. NULL has no effect. Fails if
+/// a file cannot be removed; the handle is freed even then.
 ///
 /// # Safety
 /// `recorder` is NULL or a valid handle that no thread uses any more.

@@ -10,7 +10,9 @@ mod known_later;
 mod refused;
 
 use rcomm_recorder::Error;
-use rcomm_recorder::model::{DType, EntryState, OpType, Peer, ProcessGroupInfo, ReduceOp};
+use rcomm_recorder::model::{
+    DType, EntryState, Failure, FailureKind, OpType, Peer, ProcessGroupInfo, ReduceOp,
+};
 use rcomm_recorder::publish::{Dump, RingFollower, RingReader, list_rings, remove_stale_rings};
 use rcomm_recorder::record::{
     FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
@@ -412,6 +414,47 @@ fn file_and_directory_are_private_and_removed_on_close() {
     assert!(reader.is_closed() && !reader.is_alive());
     let world = world(&recorder);
     recorder.begin(&all_reduce(world, 1));
+}
+
+#[test]
+fn rings_stay_until_all_ranks_of_the_host_have_ended_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let make = |rank| FlightRecorder::create(&config(directory.path(), rank, 0)).unwrap();
+    let ranks = [make(0), make(1), make(2)];
+    let paths = ranks.each_ref().map(path_of);
+    ranks[0].close().unwrap();
+    let reader = RingReader::attach(&paths[0]).unwrap();
+    assert!(reader.is_closed() && !reader.is_alive());
+    ranks[2].close().unwrap();
+    assert!(paths.iter().all(|path| path.exists()));
+    // The name of a closed ring can be used again, by the same process too.
+    let again = make(0);
+    ranks[1].close().unwrap();
+    assert!(paths.iter().all(|path| path.exists()));
+    again.close().unwrap();
+    assert!(!paths[0].parent().unwrap().exists());
+}
+
+#[test]
+fn rings_of_ranks_that_ended_well_stay_beside_one_that_did_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let make = |rank| FlightRecorder::create(&config(directory.path(), rank, 0)).unwrap();
+    let [dead, failed, well] = [make(0), make(1), make(2)];
+    let paths = [&dead, &failed, &well].map(path_of);
+    drop(dead);
+    failed.note_failure(&Failure::new(
+        FailureKind::Backend,
+        &[],
+        1,
+        "the link is down",
+    ));
+    failed.mark_closed();
+    well.close().unwrap();
+    assert!(paths.iter().all(|path| path.exists()));
+    // A failure counts by itself, too.
+    fs::remove_file(&paths[0]).unwrap();
+    make(3).close().unwrap();
+    assert!(paths[1..].iter().all(|path| path.exists()));
 }
 
 #[test]

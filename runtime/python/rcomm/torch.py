@@ -457,8 +457,8 @@ class _Recorder:
         self.name_phase(f"raised {kind.__name__}: {lines[0]}" if lines else f"raised {kind.__name__}")
 
     def end(self) -> None:
-        """At the interpreter's end: a rank that has destroyed its groups, and has no operation under way, leaves no
-        ring."""
+        """At the interpreter's end: closes the ring of a rank that has destroyed its groups and has no operation under
+        way."""
         self.ended.set()
         if self.watcher is not None:
             self.watcher.join(timeout=0.5)

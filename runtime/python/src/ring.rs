@@ -132,8 +132,8 @@ impl Ring {
         }
     }
 
-    /// Removes the ring's file, at the end of a rank that shuts down cleanly. Later records do no harm; no reader sees
-    /// them.
+    /// Closes the ring, at the end of a rank that shuts down cleanly; the last rank of a host removes the files of all.
+    /// Later records do no harm.
     fn close(&self) -> PyResult<()> {
         match self.0.ring.get() {
             Some(ring) => ring

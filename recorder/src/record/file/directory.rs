@@ -4,11 +4,12 @@
 //! holds an exclusive `flock` on it while the process lives, so a file whose lock is free belongs to a dead process. A
 //! new ring gets its name only when it is complete and locked, so readers never see half of one. A dead ring of the
 //! same name is renamed to `<rank>.<attempt>.previous.ring`; of older rings of the rank the newest is kept and the
-//! others are removed.
+//! others are removed. A rank that ends well closes its ring, and the last of the job on this host removes them all.
 
 use crate::error::{Error, Result};
 use crate::model::Rank;
 use crate::record::config::RingPart;
+use crate::record::layout::{self, header};
 use crate::record::process::ProcessIdentity;
 use rustix::fs::{self as rfs, FallocateFlags, FlockOperation, Mode, OFlags};
 use std::fs;
@@ -368,6 +369,59 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
         let _ = fs::remove_dir(directory);
     }
     Ok(())
+}
+
+/// Removes the rings of one attempt of a job on this host, those of the ring at `path` and of a world of its size, if all
+/// of them are closed and none holds a failure; with them those that they replaced. A ring that cannot be read counts as
+/// open.
+pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let (Some(name), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {
+        return Ok(());
+    };
+    let size = word(path, header::RANK).map(world_size);
+    let of_attempt = ring_files(directory).filter(|(other, _)| other.attempt == name.attempt);
+    // An earlier run under this name may have had more ranks.
+    let of_world = of_attempt.filter(|(_, ring)| word(ring, header::RANK).map(world_size) == size);
+    let rings: Vec<(bool, PathBuf)> = of_world.map(|(name, ring)| (name.newest, ring)).collect();
+    let mut newest = rings.iter().filter(|(newest, _)| *newest);
+    if !newest.all(|(_, ring)| has_ended_well(ring)) {
+        return Ok(());
+    }
+    for (_, ring) in rings {
+        match remove(&ring) {
+            // Another rank that ends at the same time removes them, too.
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(Error::io(format!("remove {}", ring.display()), error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether a ring is closed and holds no failure, or is gone.
+fn has_ended_well(path: &Path) -> bool {
+    let is_closed = word(path, header::STATE) == Some(layout::STATE_CLOSED);
+    (is_closed && word(path, header::LAST_FAILURE) == Some(0)) || !path.exists()
+}
+
+const fn world_size(rank_word: u64) -> u64 {
+    rank_word >> u32::BITS
+}
+
+/// A word of a ring's header; `None` if it cannot be read.
+fn word(path: &Path, at: usize) -> Option<u64> {
+    const BYTES: usize = size_of::<u64>();
+    let mut bytes = [0; BYTES];
+    let file = open(path).ok()?;
+    let read = rustix::io::pread(&file, &mut bytes, (at * BYTES) as u64).ok()?;
+    (read == BYTES).then_some(u64::from_ne_bytes(bytes))
+}
+
+/// Lets the name of a closed ring be used again by the process that made it.
+pub(crate) fn unlock(file: &OwnedFd) {
+    let _ = rfs::flock(file, FlockOperation::Unlock);
 }
 
 /// Removes the rings of earlier attempts than that of the ring at `path`: those of its rank, and those of dead

@@ -41,7 +41,7 @@ use crate::model::{
 };
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 /// Writes one rank's operations and status to its ring.
@@ -506,24 +506,36 @@ impl FlightRecorder {
         true
     }
 
-    /// Marks the ring as closed and removes its file, at the end of a successful job. Also removes from the job's
-    /// directory the rings that earlier attempts left: those of this rank, and those of processes that have ended.
-    /// Recording continues to work but is no longer visible from outside. Does nothing if the ring was closed before,
-    /// also by [`mark_closed`](Self::mark_closed), which keeps the file.
+    /// Marks the ring as closed, at the end of a rank that ends well. Once all rings of the job on this host are closed,
+    /// the last rank removes their files, unless one holds a failure: until then they show which ranks ended in order.
+    /// Also removes from the job's directory the rings that earlier attempts left: those of this rank, and those of
+    /// processes that have ended. Recording continues to work, and another recorder of this process can take the name.
+    /// Does nothing if the ring was closed before, also by [`mark_closed`](Self::mark_closed), which keeps the file.
+    ///
+    /// Reads the headers of the job's rings on this host.
     ///
     /// # Errors
-    /// If the file cannot be removed.
+    /// If a file cannot be removed.
     pub fn close(&self) -> Result<()> {
-        if let Some(path) = self.storage.path()
+        let path = self.storage.path();
+        if let Some(path) = path
             && !self.closed.load(Ordering::Relaxed)
         {
             directory::remove_earlier_attempts(path);
         }
-        self.discard()
+        if !self.mark_closed() {
+            return Ok(());
+        }
+        // Of two ranks that end at once, at least one sees that the other has closed its ring.
+        fence(Ordering::SeqCst);
+        if let Some(file) = &self.file {
+            directory::unlock(file);
+        }
+        path.map_or(Ok(()), directory::remove_if_all_ended_well)
     }
 
-    /// As [`close`](Self::close), but leaves the rings of earlier attempts: for an attempt that did not begin, or that
-    /// another one continues.
+    /// Marks the ring as closed and removes its file, but none of other ranks or attempts: for an attempt that did not
+    /// begin, or that another one continues.
     ///
     /// # Errors
     /// If the file cannot be removed.

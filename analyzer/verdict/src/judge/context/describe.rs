@@ -2,7 +2,7 @@
 
 use super::{Context, OpRef};
 use crate::align::pending::{Arrival, PendingKind};
-use crate::align::record::Op;
+use crate::align::record::{NONE, Op};
 use crate::align::{GroupIx, RecordIx, event};
 use crate::judge::wait_graph::Place;
 use crate::report::{FrameRef, SeqKind};
@@ -117,14 +117,18 @@ impl Context<'_> {
     /// The newest recorded call of a rank; the end marker of a batch only if there is no other. `None` if it recorded
     /// none.
     pub(crate) fn last_op(&self, record: RecordIx) -> Option<&Op> {
-        let position = self.last_position(record)?;
+        let position = self.last_position(record, None)?;
         Some(self.aligned.op(record, position))
     }
 
-    fn last_position(&self, record: RecordIx) -> Option<u32> {
+    /// The position of a record's newest operation, of those that this thread issued if one is given.
+    fn last_position(&self, record: RecordIx, thread: Option<u32>) -> Option<u32> {
         let ops = &self.aligned.records[record].ops;
-        let newest = ops.iter().rposition(|op| op.kind != OpType::Coalesced);
-        let position = newest.or(ops.len().checked_sub(1))?;
+        let is_its = |op: &Op| thread.is_none_or(|thread| op.thread == thread);
+        let newest = ops
+            .iter()
+            .rposition(|op| op.kind != OpType::Coalesced && is_its(op));
+        let position = newest.or_else(|| ops.iter().rposition(is_its))?;
         u32::try_from(position).ok()
     }
 
@@ -218,13 +222,62 @@ impl Context<'_> {
             .collect()
     }
 
+    /// The newest operation of a rank on the thread that last used this group: other threads do not show what keeps the
+    /// rank from its next operation there. The newest of all if no thread is known.
+    pub(crate) fn last_op_for(&self, record: RecordIx, group: GroupIx) -> Option<&Op> {
+        let thread = self.thread_of(record, group);
+        let position = self.last_position(record, thread)?;
+        Some(self.aligned.op(record, position))
+    }
+
+    /// The thread that issued a rank's newest operation on a group, by its number in the record; `None` if it is not
+    /// recorded.
+    fn thread_of(&self, record: RecordIx, group: GroupIx) -> Option<u32> {
+        let lanes = &self.aligned.lanes[record];
+        let is_there = |op: &&Op| {
+            lanes
+                .get(usize::from(op.group))
+                .is_some_and(|lane| lane.group == group)
+        };
+        let ops = self.aligned.records[record].ops.iter();
+        let newest = ops.rev().find(is_there)?;
+        (newest.thread != NONE).then_some(newest.thread)
+    }
+
+    /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to wait
+    /// there for it: how many operations, and the newest of them. `None` if it issued none.
+    pub(crate) fn went_on(
+        &self,
+        record: RecordIx,
+        group: GroupIx,
+        since_ns: i64,
+    ) -> Option<(usize, &Op)> {
+        let thread = self.thread_of(record, group)?;
+        let ops = self.aligned.records[record].ops.iter().rev();
+        let later = ops.take_while(|op| self.aligned.created_ns(record, op) > since_ns);
+        let its: Vec<&Op> = later.filter(|op| op.thread == thread).collect();
+        Some((its.len(), its.first()?))
+    }
+
     /// What a rank did last, for the end of a sentence: the call, its call site and the phase.
     pub(crate) fn last_seen(&self, record: RecordIx) -> String {
+        self.seen(record, None)
+    }
+
+    /// As [`last_seen`](Self::last_seen), on the thread that last used this group.
+    pub(crate) fn last_seen_for(&self, record: RecordIx, group: GroupIx) -> String {
+        self.seen(record, self.thread_of(record, group))
+    }
+
+    fn seen(&self, record: RecordIx, thread: Option<u32>) -> String {
         let inside = self.graph.pending[record].iter();
         let inside = inside
             .filter(|one| one.arrival == Arrival::Arrived)
-            .map(|one| one.position);
-        let (does, position) = match (inside.min(), self.last_position(record)) {
+            .map(|one| one.position)
+            .filter(|&position| {
+                thread.is_none_or(|thread| self.aligned.op(record, position).thread == thread)
+            });
+        let (does, position) = match (inside.min(), self.last_position(record, thread)) {
             (Some(position), _) => ("is in", Some(position)),
             // The rank is not yet in an operation that its device has not reached.
             (None, Some(position)) if self.is_unfinished(record, position) => {
@@ -243,9 +296,14 @@ impl Context<'_> {
             }
             None => "it issued nothing that is recorded".to_owned(),
         };
-        if let Some(status) = &self.aligned.records[record].status
-            && !status.phase.is_empty()
-        {
+        let status = self.aligned.records[record].status.as_ref();
+        // A phase that began when the job was being ended, such as an exception's, is not what the rank did before.
+        let offset = self.aligned.offsets_ns[record];
+        let phase = status.filter(|status| {
+            let began = status.phase_since_ns.saturating_sub(offset);
+            !status.phase.is_empty() && !self.life.is_being_ended(began)
+        });
+        if let Some(status) = phase {
             text.push_str(&format!(", phase `{}`", status.phase));
         }
         text

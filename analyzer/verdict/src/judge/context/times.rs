@@ -1,10 +1,13 @@
 //! How long ranks have waited.
 
 use super::Context;
+use crate::align::RecordIx;
 use crate::align::pending::PendingKind;
 use crate::judge::policy::now_ns;
 use crate::judge::wait_graph::Place;
 use crate::report::Until;
+use crate::report::format::format_time;
+use rcomm_recorder::model::EntryState;
 
 impl Context<'_> {
     /// What states the end of the time that ages measure.
@@ -30,11 +33,64 @@ impl Context<'_> {
         }
     }
 
-    /// How long the first rank at a place has waited, ms; `None` if times are unknown or it is less than 1 ms.
+    /// How long the first rank at a place has waited, or waited until all ranks there gave up, ms; `None` if times are
+    /// unknown or it is less than 1 ms.
     pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
         let since = self.waiting_since(place)?;
-        let ms = self.as_of_ns()?.saturating_sub(since) as f64 / 1e6;
+        let until = self.gave_up_ns(place).unwrap_or(i64::MAX);
+        let ms = self.as_of_ns()?.min(until).saturating_sub(since) as f64 / 1e6;
         (ms >= 1.0).then_some(ms)
+    }
+
+    /// As [`waited_ms`](Self::waited_ms), while a rank waits: a wait that is over grows no older.
+    pub(crate) fn waits_ms(&self, place: usize) -> Option<f64> {
+        self.waited_ms(place)
+            .filter(|_| self.gave_up_ns(place).is_none())
+    }
+
+    /// A part of a sentence on one or `many` ranks at a place: `has waited 7 s`, or `waited 6 s, until it failed`; `waits`
+    /// if it is unknown how long.
+    pub(crate) fn waiting(&self, place: usize, many: bool) -> String {
+        let time = self.waited_ms(place).map(format_time);
+        match (time, self.gave_up_ns(place), many) {
+            (Some(time), Some(_), _) => format!("waited {time}, until it failed"),
+            (None, Some(_), _) => "waited until it failed".to_owned(),
+            (Some(time), None, false) => format!("has waited {time}"),
+            (Some(time), None, true) => format!("have waited {time}"),
+            (None, None, false) => "waits".to_owned(),
+            (None, None, true) => "wait".to_owned(),
+        }
+    }
+
+    /// When the last of the ranks at a place gave up, common time, ns; `None` while one still waits, or if a record does
+    /// not state it.
+    fn gave_up_ns(&self, place: usize) -> Option<i64> {
+        let ended = |record: RecordIx, position: u32| {
+            let op = self.aligned.op(record, position);
+            let failed = (op.state == EntryState::Failed).then_some(op)?;
+            Some(
+                failed
+                    .completed_ns()?
+                    .saturating_sub(self.aligned.offsets_ns[record]),
+            )
+        };
+        let ends: Vec<Option<i64>> = match self.graph.places[place] {
+            Place::Collective { .. } => {
+                let all = self.arrived(place);
+                all.map(|(record, position)| ended(record, position))
+                    .collect()
+            }
+            Place::Batch {
+                record, pending, ..
+            } => {
+                let halves = self.halves(record, pending).iter();
+                halves.map(|half| ended(record, half.position)).collect()
+            }
+        };
+        ends.into_iter()
+            .collect::<Option<Vec<i64>>>()?
+            .into_iter()
+            .max()
     }
 
     /// When the first of the ranks that wait at a place issued the operation, common time, ns.
@@ -89,6 +145,15 @@ impl Context<'_> {
 
     /// When the ranks that are inside a collective issued it, common time, ns, with its time-out there, ms.
     pub(crate) fn arrivals(&self, place: usize) -> impl Iterator<Item = (i64, u64)> {
+        self.arrived(place).map(|(record, position)| {
+            let op = self.aligned.op(record, position);
+            let timeout_ms = self.aligned.shared.calls.get(op.call).timeout_ms;
+            (self.aligned.created_ns(record, op), timeout_ms)
+        })
+    }
+
+    /// The record and the position of the operation of each rank that is inside a collective.
+    fn arrived(&self, place: usize) -> impl Iterator<Item = (RecordIx, u32)> {
         let at = match self.graph.places[place] {
             Place::Collective { group, seq } => Some((group, seq)),
             Place::Batch { .. } => None,
@@ -101,9 +166,7 @@ impl Context<'_> {
                 one.group == group
                     && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
             })?;
-            let op = self.aligned.op(record, pending.position);
-            let timeout_ms = self.aligned.shared.calls.get(op.call).timeout_ms;
-            Some((self.aligned.created_ns(record, op), timeout_ms))
+            Some((record, pending.position))
         })
     }
 }

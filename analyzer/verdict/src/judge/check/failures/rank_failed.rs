@@ -129,7 +129,7 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     );
     let mut draft = FindingDraft::from(Finding::process_gone(vec![rank], &detail));
     look_at_exit(ctx, &mut draft);
-    draft.age_ms = ctx.waited_ms(place);
+    draft.age_ms = ctx.waits_ms(place);
     draft.confidence = 0.97;
     draft.evidence = ctx.evidence_of_place(place, 2);
     draft

@@ -110,7 +110,7 @@ fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
         pending.unwrap_or_default()
     );
     let mut draft = draft(ctx, &stopped, &detail);
-    draft.age_ms = place.and_then(|place| ctx.waited_ms(place));
+    draft.age_ms = place.and_then(|place| ctx.waits_ms(place));
     draft.evidence = place.map_or_else(Vec::new, |place| ctx.evidence_of_place(place, 2));
     let places = ctx.wait_roots.iter().filter_map(|root| match *root {
         WaitRoot::Full(place) => Some(place + ctx.graph.ranks),
@@ -166,7 +166,7 @@ fn idle(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
         ctx.last_seen(record)
     );
     let mut draft = draft(ctx, &[(node, record, why)], &detail);
-    draft.age_ms = ctx.waited_ms(place);
+    draft.age_ms = ctx.waits_ms(place);
     draft.evidence = ctx.evidence_of_place(place, 2);
     draft
         .evidence
@@ -214,7 +214,7 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         waited(ctx, place),
     );
     let mut draft = draft(ctx, &stopped, &detail);
-    draft.age_ms = ctx.waited_ms(place);
+    draft.age_ms = ctx.waits_ms(place);
     draft.evidence = ctx.evidence_of_place(place, 2);
     draft
         .ruled_out

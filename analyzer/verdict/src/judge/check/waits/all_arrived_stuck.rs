@@ -102,7 +102,7 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
         ctx.group_name(op_ref.group)
     );
     let mut draft = FindingDraft::new(Code::E135, sentence);
-    draft.age_ms = ctx.waited_ms(place);
+    draft.age_ms = ctx.waits_ms(place);
     let names_link =
         (lag.as_ref()).is_some_and(|lag| lag.link.is_some() || lag.common(host_of).is_some());
     draft.confidence = if names_link { 0.85 } else { 0.7 };

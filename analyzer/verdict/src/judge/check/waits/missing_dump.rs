@@ -175,7 +175,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         ctx.in_all(nodes, waiting),
     );
     let mut draft = FindingDraft::new(Code::E102, sentence);
-    draft.age_ms = ctx.waited_ms(place);
+    draft.age_ms = ctx.waits_ms(place);
     // If the rank had arrived and the operation were stuck, the others would have left the same records.
     draft.confidence = match &block {
         Some(block) => block.confidence(),

@@ -10,7 +10,7 @@ use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::judge::wait_root::WaitRoot;
-use crate::report::format::{count_ranks, format_ranks, format_time};
+use crate::report::format::{count_ranks, format_ranks};
 use crate::report::{Code, Finding};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
@@ -57,19 +57,12 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     let held = nodes
         .iter()
         .all(|&(_, why)| matches!(why, Missing::Held(_)));
-    let waited = ctx
-        .waited_ms(place)
-        .map_or(String::new(), |ms| format!(" {}", format_time(ms)));
     let targets: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
-    let waiting = if waited.is_empty() {
-        count_ranks(arrived.len(), "waits", "wait")
-    } else {
-        count_ranks(
-            arrived.len(),
-            &format!("has waited{waited}"),
-            &format!("have waited{waited}"),
-        )
-    };
+    let waiting = count_ranks(
+        arrived.len(),
+        &ctx.waiting(place, false),
+        &ctx.waiting(place, true),
+    );
     let group = ctx.group_name(op_ref.group);
     let who = format_ranks(&culprits);
     let in_all = ctx.in_all(&targets, arrived.len());
@@ -80,10 +73,10 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         format!("{who} never issued {op}; {waiting}{in_all}")
     };
     if let [record] = records[..] {
-        sentence.push_str(&format!("; {}", ctx.last_seen(record)));
+        sentence.push_str(&format!("; {}", ctx.last_seen_for(record, op_ref.group)));
     }
     let mut draft = FindingDraft::from(Finding::not_joined(culprits, sentence));
-    draft.age_ms = ctx.waited_ms(place);
+    draft.age_ms = ctx.waits_ms(place);
     draft.confidence = confidence(ctx, arrived.len(), nodes);
     if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
         // A few wait for many: they may have issued an operation that no other rank was to issue.
@@ -106,11 +99,11 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         draft.alternatives.extend(unread);
     }
     for &record in records.iter().take(8) {
-        if let Some(op) = ctx.last_op(record) {
+        if let Some(op) = ctx.last_op_for(record, op_ref.group) {
             draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
         }
     }
-    draft.next = next(ctx, &draft.culprits, &records);
+    draft.next = next(ctx, place, &op_ref, &draft.culprits, &records);
     if records_no_messages(ctx, nodes) {
         draft.next.push_str(
             "; gloo's own recorder shows no sends and no receives, so it may be in one: compare the stacks of all \
@@ -202,11 +195,30 @@ fn ruled_out(
     reasons
 }
 
-fn next(ctx: &Context<'_>, culprits: &[Rank], records: &[usize]) -> String {
+/// A rank that goes on on the same thread has probably left the operation out: its stack would show a program that runs.
+const WENT_ON: usize = 3;
+
+fn next(
+    ctx: &Context<'_>,
+    place: usize,
+    op_ref: &OpRef,
+    culprits: &[Rank],
+    records: &[usize],
+) -> String {
     let Some(&record) = records.first() else {
         return format!("find out what {} did", format_ranks(culprits));
     };
     let rank = ctx.aligned.records[record].rank;
+    let since = ctx.waiting_since(place);
+    let went_on = since.and_then(|since_ns| ctx.went_on(record, op_ref.group, since_ns));
+    if let Some((number, newest)) = went_on.filter(|(number, _)| *number >= WENT_ON) {
+        return format!(
+            "find out why rank {rank} has not issued that {}: it goes on, with {number} operations since the others wait \
+             there, the last of them {}; a branch of its program may leave it out",
+            op_ref.op,
+            ctx.describe_op(record, newest)
+        );
+    }
     let done = ctx.last_completed(record);
     let done = done.map(|op| {
         format!(
@@ -214,7 +226,9 @@ fn next(ctx: &Context<'_>, culprits: &[Rank], records: &[usize]) -> String {
             ctx.describe_op(record, op)
         )
     });
-    let site = ctx.last_op(record).and_then(|op| ctx.call_site(op));
+    let site = ctx
+        .last_op_for(record, op_ref.group)
+        .and_then(|op| ctx.call_site(op));
     let site = site.map(|frame| format!(" after {}", Context::name_site(frame)));
     format!(
         "look at what rank {rank} does{}: {}{}",

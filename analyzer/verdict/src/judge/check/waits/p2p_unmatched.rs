@@ -370,9 +370,11 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], any_of_them: bool) -> 
     } else {
         "send"
     };
-    let waited = ctx.waited_ms(place).map_or("waits".to_owned(), |ms| {
-        format!("has waited {}", format_time(ms))
-    });
+    let waited = match (ctx.waited_ms(place).map(format_time), ctx.waits_ms(place)) {
+        (Some(time), Some(_)) => format!("has waited {time}"),
+        (Some(time), None) => format!("waited {time}"),
+        (None, _) => "waits".to_owned(),
+    };
     let mut sentence = format!(
         "{} never posted the {half} that rank {waiting} {waited} for in {}",
         format_ranks(&culprits),
@@ -384,7 +386,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], any_of_them: bool) -> 
         sentence.push_str(&format!("; {}", ctx.last_seen(there)));
     }
     let mut draft = FindingDraft::new(Code::E120, sentence);
-    draft.age_ms = ctx.waited_ms(place);
+    draft.age_ms = ctx.waits_ms(place);
     draft.confidence = if any_of_them { 0.5 } else { 0.9 };
     draft.evidence.push(ctx.evidence(record, position, group));
     for &rank in culprits.iter().take(4) {

@@ -15,10 +15,11 @@ export function sentence(report) {
   if (first) return first.sentence;
   if (report.end) return report.end.sentence;
   const read = `${report.input.ranks_read} of ${report.input.ranks_expected} ranks read`;
+  const silence = report.problems.find((problem) => problem.code === "N305");
   const calm = {
     healthy: `nothing recorded is pending or wrong; ${read}`,
     running: `${pending(report.in_flight.length)}; ${read}`,
-    inconclusive: `no verdict from these records; ${read}`,
+    inconclusive: silence?.sentence ?? `the records do not decide; ${read}`,
   };
   return calm[report.verdict] ?? report.verdict;
 }

@@ -5,6 +5,7 @@ use crate::judge::check::warnings::straggler;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::life::ending;
 use crate::judge::policy::written_ns;
+use crate::judge::silence::{self, Silence};
 use crate::judge::wait_graph::{Missing, Node};
 use crate::judge::{loss, price, summary};
 use crate::report::format::{duration_ms, format_ranks, time_of_day};
@@ -54,7 +55,20 @@ pub(crate) fn report(
         .map(|(at, (draft, victims))| finding(ctx, at as u32 + 1, draft, victims, root))
         .collect();
     let verdict = verdict(ctx, &findings, &input, &shortfall);
-    problems.extend(note_verdict(ctx, verdict, &input, &shortfall));
+    let silence = silence::of(ctx).filter(|_| verdict == Verdict::Healthy);
+    problems.extend(note_verdict(
+        ctx,
+        verdict,
+        &input,
+        &shortfall,
+        silence.as_ref(),
+    ));
+    // A warning is more than that.
+    let warns = |finding: &Finding| finding.severity != Severity::Note;
+    let verdict = match silence.is_some() && !findings.iter().any(warns) {
+        true => Verdict::Inconclusive,
+        false => verdict,
+    };
     let mut report = Report {
         schema: Report::SCHEMA.to_owned(),
         verdict,
@@ -243,7 +257,7 @@ impl Shortfall {
         Self {
             absent: expected
                 .filter(|rank| ctx.aligned.record_of(*rank).is_none())
-                // A rank that ends in order removes its ring.
+                // The ranks of a host remove their rings once all have ended in order.
                 .filter(|rank| !ctx.life.ended_in_order(*rank))
                 .collect(),
             torn: torn.map(|record| record.rank).collect(),
@@ -356,7 +370,7 @@ fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
         ));
     } else if records.iter().any(is_ring) {
         text.push_str(
-            "; a rank that ends in order removes its ring, and one that never joined has none",
+            "; the ranks of a host that all end in order remove their rings, and one that never joined has none",
         );
     }
     text
@@ -376,6 +390,7 @@ fn note_verdict(
     verdict: Verdict,
     input: &Input,
     shortfall: &Shortfall,
+    silence: Option<&Silence>,
 ) -> Option<Problem> {
     let whole = shortfall.is_none(&ctx.policy.silent) && input.entries > 0;
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
@@ -394,6 +409,7 @@ fn note_verdict(
                 ),
             },
         ),
+        Verdict::Healthy if let Some(silence) = silence => (Code::N305, silence.sentence(ctx)),
         Verdict::Healthy if !ctx.policy.snapshot => (
             Code::N305,
             "every operation that was recorded has ended: if the job hung, it hung in code that records nothing; \

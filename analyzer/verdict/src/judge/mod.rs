@@ -24,6 +24,7 @@ mod program_order;
 mod programs;
 mod provenance;
 mod siblings;
+mod silence;
 mod summary;
 mod wait_graph;
 mod wait_root;

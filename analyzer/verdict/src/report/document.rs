@@ -83,6 +83,14 @@ impl Report {
         findings.find(|finding| finding.severity != Severity::Note && !over)
     }
 
+    /// What is known of a running job whose ranks have stopped communicating, with nothing pending; `None` for others.
+    pub fn silence(&self) -> Option<&str> {
+        let mut problems = self.problems.iter();
+        let is_silent = self.verdict == Verdict::Inconclusive && self.end.is_none();
+        let note = problems.find(|problem| problem.code == Code::N305 && is_silent)?;
+        Some(&note.sentence)
+    }
+
     /// The exit code of a program that made this report. 0: healthy or running, or ended or cancelled with nothing
     /// wrong before. 1: at least one error or warning, or a crash. 2: inconclusive.
     pub fn exit_code(&self) -> u8 {

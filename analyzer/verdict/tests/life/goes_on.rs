@@ -157,3 +157,152 @@ fn rings_of_living_processes_are_judged_as_a_snapshot() {
     assert_eq!((young.verdict, young.exit_code()), (Verdict::Running, 0));
     assert_eq!(root(&at_once(7.0)), (Verdict::Stuck, Code::E101, &[1][..]));
 }
+
+/// Two ranks with an all_reduce each half second, the last one at 10 s.
+fn paced() -> Vec<Dump> {
+    let operations: Vec<_> = (0..=20)
+        .map(|at| f64::from(at) / 2.0)
+        .map(|issued| (issued, State::Done(issued + 0.1)))
+        .collect();
+    vec![record(0, 2, &operations), record(1, 2, &operations)]
+}
+
+#[test]
+fn a_job_that_has_stopped_communicating_is_not_called_healthy() {
+    let mut dumps = paced();
+    for dump in &mut dumps[1..] {
+        let status = dump.status.as_mut().expect("the record has a status");
+        status.phase = "save".to_owned();
+    }
+    let report = live(dumps, 41.0);
+    assert_eq!(
+        (report.verdict, report.exit_code()),
+        (Verdict::Inconclusive, 2)
+    );
+    let silence = report.silence().expect("the report has a note");
+    let said = "no rank has issued an operation for 31 s, and none is pending; the longest pause before was 500 ms; rank 1 \
+                is in phase `save`";
+    assert!(silence.starts_with(said), "{silence}");
+}
+
+#[test]
+fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_something_is_pending() {
+    // Less than twice `overdue`, and less than 20 pauses.
+    for now in [10.5, 19.0] {
+        let report = live(paced(), now);
+        assert_eq!(report.verdict, Verdict::Healthy, "{now}");
+    }
+    // A pause of 2 s before makes one of 31 s usual.
+    let operations: Vec<_> = (0..=20)
+        .map(|at| f64::from(at) / 2.0 - if at < 4 { 2.0 } else { 0.0 })
+        .map(|issued| (issued, State::Done(issued + 0.1)))
+        .collect();
+    let dumps = vec![record(0, 2, &operations), record(1, 2, &operations)];
+    assert_eq!(live(dumps, 41.0).verdict, Verdict::Healthy);
+    // Too few operations show no pace.
+    let few: Vec<_> = (0..4)
+        .map(|at| (f64::from(at), State::Done(f64::from(at) + 0.1)))
+        .collect();
+    let dumps = vec![record(0, 2, &few), record(1, 2, &few)];
+    assert_eq!(live(dumps, 41.0).verdict, Verdict::Healthy);
+    // Ranks that are gone are silent for another reason.
+    let dumps = paced()
+        .into_iter()
+        .map(|dump| closed(dump, 11.0))
+        .collect::<Vec<_>>();
+    assert_eq!(judge(&dumps, 41.0).verdict, Verdict::Ended);
+}
+
+/// Three ranks that wait from 2 s on for rank 1 in their third all_reduce. Thread 0 of rank 1 issued the first two, and
+/// `thread` issues one a second, from 3 s on, on a group of rank 1 and rank 2.
+fn beside(thread: u32) -> Vec<Dump> {
+    let first = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
+    let whole = [first[0], first[1], (2.0, State::Pending)];
+    let beats: Vec<_> = (3..12)
+        .map(|at| (f64::from(at), State::Done(f64::from(at) + 0.1)))
+        .collect();
+    let culprit: Vec<_> = first.iter().chain(&beats).copied().collect();
+    let others: Vec<_> = whole.iter().chain(&beats).copied().collect();
+    let mut ranks = [
+        record(0, 3, &whole),
+        record(1, 3, &culprit),
+        record(2, 3, &others),
+    ];
+    for (dump, beats_from) in ranks.iter_mut().zip([usize::MAX, 2, 3]) {
+        dump.groups.push(DumpGroup {
+            info: ProcessGroupInfo {
+                id: 1,
+                name: "1".to_owned(),
+                desc: "beats".to_owned(),
+                ranks: [1, 2].into(),
+            },
+            place: None,
+            status: None,
+        });
+        dump.threads = ["main", "other"]
+            .map(|name| ThreadInfo {
+                id: name.to_owned(),
+                name: name.to_owned(),
+            })
+            .into();
+        for (at, entry) in dump.entries.iter_mut().enumerate() {
+            entry.thread = Some(0);
+            if at >= beats_from {
+                entry.group = 1;
+                entry.collective_seq_id = (at - beats_from + 1) as u64;
+                entry.thread = Some(if beats_from == 2 { thread } else { 1 });
+            }
+        }
+    }
+    ranks.into()
+}
+
+#[test]
+fn operations_of_another_thread_are_not_what_a_missing_rank_did_last() {
+    let report = live(beside(1), 12.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let finding = &report.findings[0];
+    assert!(
+        finding
+            .sentence
+            .contains("it last issued all_reduce #2 on group default_pg"),
+        "{finding:?}"
+    );
+    assert!(
+        finding.next.starts_with("look at what rank 1 does"),
+        "{finding:?}"
+    );
+}
+
+#[test]
+fn a_missing_rank_that_goes_on_is_not_said_to_be_where_it_last_was() {
+    let report = live(beside(0), 12.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let finding = &report.findings[0];
+    assert!(
+        finding.next.starts_with(
+            "find out why rank 1 has not issued that all_reduce: it goes on, with 9 operations"
+        ),
+        "{finding:?}"
+    );
+}
+
+#[test]
+fn a_wait_that_a_time_out_has_ended_grows_no_older() {
+    let gave_up = [(0.0, State::Done(0.1)), (1.0, State::Failed(4.0))];
+    let ranks = [&gave_up[..], &gave_up[..1], &gave_up];
+    let dumps = ranks.into_iter().zip(0..);
+    let report = live(
+        dumps.map(|(all, rank)| record(rank, 3, all)).collect(),
+        40.0,
+    );
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let finding = &report.findings[0];
+    assert!(
+        finding
+            .sentence
+            .contains("2 ranks waited 3.0 s, until it failed"),
+        "{finding:?}"
+    );
+    assert_eq!(finding.age_ms, None);
+}

@@ -77,6 +77,26 @@ fn a_program_that_aborts_its_group_because_the_launcher_was_interrupted_has_not_
 }
 
 #[test]
+fn a_phase_that_began_when_the_launcher_was_interrupted_is_not_what_a_rank_did_before() {
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Failed(9.4))];
+    let sentence = |since: f64| {
+        let mut dumps = [
+            dead(record(0, 2, &waits), 9.4),
+            dead(record(1, 2, &waits[..1]), 9.3),
+        ];
+        let status = dumps[1].status.as_mut().expect("the record has a status");
+        status.phase = "waits for a key".to_owned();
+        status.phase_since_ns = at(since);
+        let exits = [(Some(130), None, 9.5); 2];
+        let report = judge_launched(&dumps, launch(Some((2, 9.0)), &exits));
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+        report.findings[0].sentence.clone()
+    };
+    assert!(sentence(0.5).contains(", phase `waits for a key`"));
+    assert!(!sentence(9.2).contains("phase"));
+}
+
+#[test]
 fn a_peer_that_is_lost_because_the_launcher_was_asked_to_end_has_not_failed() {
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.4))];
     let between = [(0.0, State::Done(0.1))];
@@ -244,7 +264,7 @@ fn ranks_that_are_gone_wait_for_no_rank_without_a_record() {
         assert_eq!(
             note,
             "rank 1 left no readable record; no process of the others is left: the last sign of life is from 13:00:01 \
-             UTC; a rank that ends in order removes its ring, and one that never joined has none"
+             UTC; the ranks of a host that all end in order remove their rings, and one that never joined has none"
         );
     }
     // A wait that was a hang while they lived stays one, of the age that it had at their end.

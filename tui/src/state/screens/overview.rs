@@ -214,7 +214,10 @@ fn headline(model: &ViewModel<'_>) -> Line {
                     0 => "nothing is overdue".to_owned(),
                     n => format!("{} in flight, none overdue", count(n as u64, "operation")),
                 },
-                _ => "the records do not decide".to_owned(),
+                _ => match report.silence() {
+                    Some(silence) => silence.to_owned(),
+                    None => "the records do not decide".to_owned(),
+                },
             };
             if input.ranks_read < input.ranks_expected {
                 let (read, all) = (input.ranks_read, input.ranks_expected);

@@ -133,6 +133,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
         Verdict::Inconclusive if report.input.ranks_read == 0 => {
             "no record of any rank could be read, so there is nothing to judge".to_owned()
         }
+        Verdict::Inconclusive if let Some(silence) = report.silence() => silence.to_owned(),
         Verdict::Inconclusive => {
             "the records do not show whether the job is stuck; what is missing is listed below"
                 .to_owned()
@@ -164,13 +165,16 @@ fn oldest_pending(report: &Report) -> Option<String> {
 
 /// Writes the notes among the findings, then the problems of the input.
 fn write_notes(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+    let shown = report.silence();
+    let problems = report.problems.iter();
+    let problems = problems.filter(|problem| Some(problem.sentence.as_str()) != shown);
     let notes: Vec<(Code, String)> = report
         .findings
         .iter()
         .filter(|finding| finding.severity == Severity::Note && is_root(report, finding))
         .filter(|finding| undecided(report).is_none_or(|shown| shown.id != finding.id))
         .map(|finding| (finding.code, finding.sentence.clone()))
-        .chain(report.problems.iter().map(|problem| {
+        .chain(problems.map(|problem| {
             // The sentence may already contain the path.
             let text = if problem.path.is_empty() || problem.sentence.contains(&problem.path) {
                 problem.sentence.clone()

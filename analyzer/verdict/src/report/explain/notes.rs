@@ -78,7 +78,9 @@ pub(super) const N304: Prose = Prose {
 
 pub(super) const N305: Prose = Prose {
     meaning: "The records of all ranks were read, every operation in them has ended, and nothing is wrong with \
-             them. If the job hung nevertheless, it hung outside of what was recorded.",
+             them. If the job hung nevertheless, it hung outside of what was recorded. Of a running job this is said, \
+             with the verdict `inconclusive`, when no rank has issued an operation for 20 times as long as any of its \
+             pauses before, and at least 10 s.",
     causes: &[
         "the program was in code that does not communicate: input, a checkpoint, a lock, a device kernel",
         "the operation that hung is of a library or a group that does not record",

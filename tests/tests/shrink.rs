@@ -3,6 +3,7 @@
 
 use rcomm_analyzer::load::{LoadOptions, load_all};
 use rcomm_analyzer::{Policy, analyze};
+use rcomm_recorder::publish::RingReader;
 use rcomm_tests::process::{CULPRIT, Job, wait_until};
 use std::process::Command;
 
@@ -30,8 +31,14 @@ fn the_remaining_ranks_of_a_job_continue_without_a_restart() {
             assert!(output.contains("sum: 3 of ranks [0, 1, 3]"), "{output}");
         }
         assert!(!job.wait(CULPRIT).status.success());
-        // The job ended well, so that rings were removed; the failure before that was dumped.
-        assert!(!job.ring_path(0).exists());
+        // Beside the ring of the process that was killed, those of the others show that they ended in order.
+        let is_closed = |rank| {
+            RingReader::attach(&job.ring_path(rank))
+                .unwrap()
+                .is_closed()
+        };
+        assert!([0, 1, 3].into_iter().all(is_closed) && !is_closed(CULPRIT));
+        // The failure was dumped.
         assert!(job.dumps().len() >= 3, "{transport}");
     }
 }

@@ -53,6 +53,69 @@ fn two_communicators_that_wait_for_a_missing_rank_are_aborted_together() {
 }
 
 #[test]
+fn an_abort_stops_an_operation_of_another_group_that_hangs_and_is_in_its_way() {
+    let (_folder, old) = without(&["ncclCommRevoke"]);
+    let libraries = [rcomm_tests::simulator::path(), old];
+    let mut jobs = Vec::new();
+    for scenario in ["other_group_hung", "other_world_hung"] {
+        for (library, blocking) in libraries.iter().flat_map(|it| [(it, "0"), (it, "1")]) {
+            // All jobs wait most of the time, so they run at once.
+            let job = start(scenario, |_, command| {
+                over(library, command);
+                command
+                    .env("RCOMM_NCCL_BLOCKING", blocking)
+                    .env("RCOMM_TIMEOUT_MS", "600000")
+                    .env("RCOMM_INIT_TIMEOUT_MS", "60000");
+            });
+            jobs.push((scenario, job));
+        }
+    }
+    for (scenario, mut job) in jobs {
+        let mut named = 0;
+        for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
+            let ended = job.wait(rank);
+            let output = &ended.stderr;
+            assert!(ended.status.success(), "{scenario}, rank {rank}: {output}");
+            assert!(
+                output.contains("ended in time"),
+                "{scenario}, rank {rank}: {output}"
+            );
+            let other = lines(output, "other:");
+            let cause = "NCCL waits for all kernels of the device";
+            named += other.iter().filter(|it| it.contains(cause)).count();
+        }
+        // A rank may also learn from the library that another rank has aborted.
+        assert!(named > 0, "{scenario}: no rank names the cause");
+    }
+}
+
+#[test]
+fn an_abort_leaves_another_group_alone_that_is_idle_or_only_slow() {
+    let (_folder, old) = without(&["ncclCommRevoke"]);
+    let mut jobs = Vec::new();
+    for scenario in ["other_group_idle", "other_group_slow"] {
+        for library in [&rcomm_tests::simulator::path(), &old] {
+            let job = start(scenario, |_, command| {
+                over(library, command);
+                command
+                    .env("RCOMM_TIMEOUT_MS", "60000")
+                    .env("RCOMM_INIT_TIMEOUT_MS", "60000");
+            });
+            jobs.push((scenario, job));
+        }
+    }
+    for (scenario, mut job) in jobs {
+        for rank in 0..RANKS {
+            let ended = job.wait(rank);
+            let output = &ended.stderr;
+            assert!(ended.status.success(), "{scenario}, rank {rank}: {output}");
+            let losses = usize::from(rank != CULPRIT);
+            assert_eq!(lines(output, "lost:").len(), losses, "{output}");
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_is_killed_while_it_captures_ends_the_others() {
     let mut job = start("kill_capturing", |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "60000");

@@ -266,6 +266,8 @@ pub trait Observer: Send + Sync {
 pub struct AbortReason {
     /// The error with which everything pending ends.
     pub error: Error,
+    /// The time-out of the group's operations; `None` if it is unknown.
+    pub timeout: Option<Duration>,
 }
 
 impl fmt::Display for AbortReason {

@@ -184,7 +184,8 @@ fn an_abort_ends_pending_operations_and_refuses_later_ones() {
                     })
                 });
                 let error = Error::new(ErrorKind::Aborted, "aborted by the test");
-                rig.backend.abort(&AbortReason { error });
+                let timeout = None;
+                rig.backend.abort(&AbortReason { error, timeout });
                 assert_eq!(
                     waiting.join().unwrap().unwrap_err().kind(),
                     ErrorKind::Aborted

@@ -272,8 +272,10 @@ fn an_aborted_operation_returns_its_buffer_unshared() {
             std::thread::yield_now();
         }
         let error = rcomm_core::Error::new(ErrorKind::Aborted, "enough");
-        rig.backend
-            .abort(&rcomm_core::backend::AbortReason { error });
+        rig.backend.abort(&rcomm_core::backend::AbortReason {
+            error,
+            timeout: None,
+        });
         assert!(pending.wait(LONG.into()).has_ended());
         let Some(Op::AllReduce { buffer, .. }) = pending.reclaim() else {
             panic!("no operation was returned");

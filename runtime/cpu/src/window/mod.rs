@@ -537,7 +537,8 @@ impl BackendWindow for CpuWindow {
     fn give_up(&self) {
         let error = Error::new(ErrorKind::Closed, "the window was dropped");
         if self.shared.stop.raise(error.clone()) {
-            self.shared.messages.abort(&AbortReason { error });
+            let timeout = None;
+            self.shared.messages.abort(&AbortReason { error, timeout });
         }
         if let Some(service) = lock(&self.service).take() {
             // A panic in the thread was already reported where it happened.

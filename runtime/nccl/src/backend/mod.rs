@@ -2,6 +2,7 @@
 
 mod derive;
 pub(crate) mod factory;
+mod others;
 mod suspension;
 mod turns;
 
@@ -12,6 +13,7 @@ use crate::launch;
 use crate::queue::pending::Ticket;
 use crate::queue::{CommQueue, for_each_buffer};
 use crate::window::{Signals, WindowGroup};
+use others::AbortedGroup;
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -24,7 +26,7 @@ use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, OpType, Peer};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use turns::{TurnWait, Turns};
@@ -36,6 +38,7 @@ use turns::{TurnWait, Turns};
 /// each direction has its own communicator, so that two ranks that both send first do not wait for each
 /// other, unless [`NcclOptions::pairs`](crate::NcclOptions::pairs) wants one for both.
 pub struct NcclBackend {
+    this: Weak<Self>,
     pub(crate) group: GroupContext,
     pub(crate) shared: Arc<Shared>,
     pub(crate) main: Arc<CommQueue>,
@@ -43,6 +46,8 @@ pub struct NcclBackend {
     peers: Mutex<BTreeMap<[u32; 2], Arc<CommQueue>>>,
     turns: Turns,
     abort: Mutex<Option<JoinHandle<()>>>,
+    /// The reason of the abort; set once.
+    reason: OnceLock<AbortReason>,
     /// Number of splits of this group that this rank has begun.
     pub(crate) splits: AtomicU64,
     /// Number of windows that this group has begun to make.
@@ -65,17 +70,21 @@ impl NcclBackend {
             comm = main.hash().map(|hash| format!("{hash:016x}")),
             "group made"
         );
-        Arc::new(Self {
+        let backend = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             signals: Arc::new(Signals::of(&group)),
             group,
             main,
             peers: Mutex::default(),
             turns: Turns::default(),
             abort: Mutex::new(None),
+            reason: OnceLock::new(),
             splits: AtomicU64::new(0),
             windows: AtomicU64::new(0),
             shared,
-        })
+        });
+        others::enter(&backend);
+        backend
     }
 
     fn peers(&self) -> MutexGuard<'_, BTreeMap<[u32; 2], Arc<CommQueue>>> {
@@ -249,6 +258,8 @@ impl Backend for NcclBackend {
         if self.shared.aborted.set(reason.error.clone()).is_err() {
             return;
         }
+        // Set for the first time, as the error above.
+        let _ = self.reason.set(reason.clone());
         self.turns.close();
         let queues = self.queues();
         let handling = self.shared.options.error_handling;
@@ -258,7 +269,11 @@ impl Backend for NcclBackend {
         }
         // Invariant 10 of docs/ARCHITECTURE.md: `wait_for_abort` joins the thread, unless the call never returns.
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
-        let spawned = thread.spawn(move || CommQueue::end_all(&queues));
+        let aborted = AbortedGroup::new(self, reason);
+        let spawned = thread.spawn(move || {
+            let mut others = aborted.others();
+            CommQueue::end_all(&queues, &mut || others.stop_those_that_hang());
+        });
         match spawned {
             Ok(thread) => {
                 *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -398,6 +413,17 @@ impl Backend for NcclBackend {
 
 impl Drop for NcclBackend {
     fn drop(&mut self) {
-        self.wait_for_abort(Deadline::In(Self::ABORT));
+        if !self.wait_for_abort(Deadline::In(Self::ABORT)) {
+            return;
+        }
+        let reason = self.reason.get();
+        if let Some(reason) = reason.filter(|_| self.shared.options.error_handling.cleans_up()) {
+            let mut others = AbortedGroup::new(self, reason).others();
+            CommQueue::free_revoked(
+                &self.queues(),
+                &mut || others.stop_those_that_hang(),
+                Self::ABORT,
+            );
+        }
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct AbandonedOp {
 
 impl CommQueue {
     /// How long the device may take to release the buffers of stopped operations.
-    const CLEAN_UP: Duration = Duration::from_secs(5);
+    pub(crate) const CLEAN_UP: Duration = Duration::from_secs(5);
 
     /// Keeps the buffers of an abandoned operation until the device has finished with them.
     pub(crate) fn keep_until(&self, op: OpType, memory: Box<dyn Send>, end: impl Into<Arc<Mark>>) {
@@ -72,10 +72,12 @@ impl CommQueue {
     /// has released buffers. Pending work is stopped. If the library can revoke and shrink, the group's own
     /// communicator is kept, so that it can be shrunk to the remaining ranks.
     ///
+    /// `stop_others` is that of [`abort_together`](Self::abort_together).
+    ///
     /// # Blocking
     /// Until the library has stopped its kernels, which may never happen: they cannot end while a kernel of the
     /// program before them does not end.
-    pub(crate) fn end_all(queues: &[Arc<Self>]) {
+    pub(crate) fn end_all(queues: &[Arc<Self>], stop_others: &mut dyn FnMut() -> bool) {
         let Some(shared) = queues.first().map(|queue| queue.shared.clone()) else {
             return;
         };
@@ -84,7 +86,7 @@ impl CommQueue {
             .iter()
             .for_each(|queue| queue.fail_waiting(Duration::ZERO));
         match shared.device.enter() {
-            Ok(_entered) => Self::stop_all(&shared, queues),
+            Ok(_entered) => Self::stop_all(&shared, queues, stop_others),
             Err(error) => tracing::warn!(%error, "communicators could not be ended"),
         }
         queues
@@ -120,7 +122,7 @@ impl CommQueue {
 
     /// Revokes all communicators in one group of calls, if the library can revoke and shrink. Then aborts all in a
     /// second group, except the group's own one if it was revoked. The context must be current.
-    fn stop_all(shared: &Shared, queues: &[Arc<Self>]) {
+    fn stop_all(shared: &Arc<Shared>, queues: &[Arc<Self>], stop_others: &mut dyn FnMut() -> bool) {
         let table = shared.library.table();
         let is_revocable = table.comm_revoke.is_some() && table.comm_shrink.is_some();
         let mut to_abort: Vec<&Arc<Self>> = queues.iter().collect();
@@ -137,11 +139,73 @@ impl CommQueue {
                 graphs => queue.abort_under_graphs(comm.clone(), graphs),
             }
         }
-        if comms.is_empty() {
-            return;
-        }
-        if let Err(error) = Comm::abort_all(&shared.library, &comms) {
+        let forever = Deadline::In(Duration::MAX);
+        if let Err(error) = Self::abort_together(shared, comms, stop_others, forever) {
             tracing::warn!(%error, "a communicator could not be aborted");
+        }
+    }
+
+    /// Frees the communicators that an abort has revoked and kept. They were to be shrunk, and are not needed any more.
+    ///
+    /// `stop_others` is that of [`abort_together`](Self::abort_together).
+    ///
+    /// # Blocking
+    /// For `limit` at most. After that time the call is left to its thread.
+    pub(crate) fn free_revoked(
+        queues: &[Arc<Self>],
+        stop_others: &mut dyn FnMut() -> bool,
+        limit: Duration,
+    ) {
+        let Some(shared) = queues.first().map(|queue| &queue.shared) else {
+            return;
+        };
+        let free = queues.iter().filter(|queue| queue.live_graphs() == 0);
+        let comms = free.filter_map(|queue| queue.comm.get().filter(|comm| comm.is_live()));
+        let comms: Vec<Arc<Comm>> = comms.cloned().collect();
+        let freed = Self::abort_together(shared, comms, stop_others, Deadline::In(limit));
+        if let Err(error) = freed {
+            tracing::error!(%error, "a communicator is left to the library");
+        }
+    }
+
+    /// Aborts communicators in one group of calls, on a separate thread. To free them, the library waits for all kernels
+    /// of the device. If that takes longer than [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may be in the way:
+    /// `stop_others` is called, and again after some time for as long as it returns true.
+    ///
+    /// # Blocking
+    /// Until the library has returned, or the deadline.
+    ///
+    /// # Errors
+    /// `Timeout`: the call is left to its thread. `Io` if no thread can be started; those of [`Comm::abort_all`].
+    fn abort_together(
+        shared: &Arc<Shared>,
+        comms: Vec<Arc<Comm>>,
+        stop_others: &mut dyn FnMut() -> bool,
+        deadline: Deadline,
+    ) -> Result<()> {
+        const PAUSE: Duration = Duration::from_millis(500);
+        if comms.is_empty() {
+            return Ok(());
+        }
+        let deadline = deadline.started();
+        let context = shared.clone();
+        let mut call = ForeignCall::begin("rcomm/nccl-free", move || {
+            let _entered = context.device.enter()?;
+            Comm::abort_all(&context.library, &comms)
+        })?;
+        let mut pause = Self::CLEAN_UP;
+        loop {
+            if let Some(aborted) = call.wait(pause.min(deadline.remaining()))? {
+                return aborted;
+            }
+            if deadline.has_passed() {
+                let message = "NCCL has not freed communicators in time";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            pause = match stop_others() {
+                true => PAUSE,
+                false => Duration::MAX,
+            };
         }
     }
 

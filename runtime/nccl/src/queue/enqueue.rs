@@ -2,7 +2,7 @@
 //! or into the graph into which those streams are captured.
 
 use super::pending::Start;
-use super::{Captured, CommQueue, Enqueued, QueueState, Stage};
+use super::{Captured, CommQueue, Enqueued, LatestOp, QueueState, Stage};
 use crate::comm::{Comm, CommStatus};
 use crate::context::options::Timing;
 use crate::cuda::event::Mark;
@@ -92,7 +92,10 @@ impl CommQueue {
                 Some(Start::Marked(Arc::new(mark)))
             }
             // The operation starts when the work before it is done, and events already mark the end of that work.
-            (None, Timing::Off) => Some(Start::Follows(self.latest().clone(), sync_events)),
+            (None, Timing::Off) => {
+                let former = self.latest().as_ref().map(|latest| latest.end().clone());
+                Some(Start::Follows(former, sync_events))
+            }
         };
         let launched = comm.with(|library, raw| {
             let target = LaunchTarget {
@@ -135,7 +138,7 @@ impl CommQueue {
         let end = shared.marks.mark(&self.stream).map(Arc::new);
         match (finished, end) {
             (Ok(()), Ok(end)) => {
-                *self.latest() = Some(end.clone());
+                *self.latest() = Some(LatestOp::new(op, seq, end.clone()));
                 Ok(Enqueued::Between(start, end))
             }
             (Err(error), Ok(end)) if is_marked => Err(IncompleteCall {
@@ -144,10 +147,6 @@ impl CommQueue {
             }),
             (Err(error), _) | (Ok(()), Err(error)) => Err(IncompleteCall::unknown(error)),
         }
-    }
-
-    fn latest(&self) -> MutexGuard<'_, Option<Arc<Mark>>> {
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the library enqueue something other than an operation, after what `before` enqueues, and marks

@@ -9,6 +9,7 @@
 
 mod ending;
 mod enqueue;
+mod latest;
 pub(crate) mod pending;
 pub(crate) mod registry;
 mod separate_thread;
@@ -31,7 +32,7 @@ use pending::{Start, Ticket};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::{Error, ErrorKind, Result};
-use rcomm_recorder::model::DType;
+use rcomm_recorder::model::{DType, OpType};
 use registry::Registry;
 use separate_thread::ConnectionKey;
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -75,6 +76,15 @@ struct Captured {
     ends: Option<(u64, u64)>,
 }
 
+/// The latest operation that a queue has put on its stream.
+#[derive(Clone)]
+pub(crate) struct LatestOp {
+    end: Arc<Mark>,
+    op: OpType,
+    seq: u64,
+    issued: Instant,
+}
+
 /// A communicator, its stream, and the operations that go through them.
 pub(crate) struct CommQueue {
     pub(crate) shared: Arc<Shared>,
@@ -95,8 +105,8 @@ pub(crate) struct CommQueue {
     live: Arc<LiveGraphs>,
     /// Whether the stream may be part of a capture: it was part of a capture whose end was not seen yet.
     may_be_captured: AtomicBool,
-    /// The end of the latest operation on the stream.
-    latest: Mutex<Option<Arc<Mark>>>,
+    /// The latest operation on the stream.
+    latest: Mutex<Option<LatestOp>>,
     state: Mutex<QueueState>,
     abandoned: Mutex<Vec<AbandonedOp>>,
     /// Staging memory for lists whose parts the library requires to be contiguous.

@@ -6,9 +6,13 @@ use super::stuck::Gate;
 use super::{Gpu, all_reduce, count, stay_for};
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
-use rcomm::{Buffer, DType, DeviceKind, GroupOptions, Op, ReduceOp, Result, World};
+use rcomm::{
+    Buffer, Config, DType, DeviceKind, GroupOptions, Op, PrefixStore, ProcessGroup, ReduceOp,
+    Result, World,
+};
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -111,6 +115,115 @@ pub(super) fn two_absent(world: World, gpu: &Gpu) -> Result<()> {
     drop((buffers, second));
     stay_for(&world, "absent", std::iter::once(world.rank()));
     end_in_time(world);
+    Ok(())
+}
+
+/// The time-out of the group that is aborted while another hangs whose own time-out is far away.
+const SHORT: Duration = Duration::from_secs(3);
+
+/// One rank stays away from an operation of the world's group, and from one of a group with a shorter time-out. When
+/// that group has ended, so has the operation of the world's group, which was in its way.
+pub(super) fn other_group_hung(world: World, gpu: &Gpu) -> Result<()> {
+    let options = GroupOptions {
+        timeout: Some(SHORT),
+        ..GroupOptions::named("second")
+    };
+    let second = world.group().split(Some(0), 0, &options)?;
+    let second = second.expect("all ranks have the same color");
+    lose_both(world, gpu, second, |second| second)
+}
+
+/// Works as [`other_group_hung`], with a second world in the same process.
+pub(super) fn other_world_hung(world: World, gpu: &Gpu) -> Result<()> {
+    let mut config = Config::from_environment()?;
+    config.backend = "cpu:cpu,cuda:nccl".to_owned();
+    config.timeout = SHORT;
+    let mut place = config.rendezvous()?;
+    place.job.push_str("-second");
+    config.rendezvous = Some(place);
+    let store = PrefixStore::new("second", world.store().clone());
+    let second = World::builder(config).store(Arc::new(store)).init()?;
+    lose_both(world, gpu, second, World::group)
+}
+
+/// All ranks but one issue an operation on the world's group and on the one that `second` owns; then they drop `second`.
+fn lose_both<T>(
+    world: World,
+    gpu: &Gpu,
+    second: T,
+    short: impl Fn(&T) -> &ProcessGroup,
+) -> Result<()> {
+    let group = world.group();
+    count(group, gpu)?;
+    count(short(&second), gpu)?;
+    if world.rank() == CULPRIT {
+        let others = (0..world.size()).filter(|&rank| rank != CULPRIT);
+        stay_for(&world, "absent", others);
+        return Ok(());
+    }
+    let buffers = [gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?];
+    let other = group.execute_async(all_reduce(&buffers[0])?)?;
+    let lost = short(&second).execute_async(all_reduce(&buffers[1])?)?;
+    let error = lost.wait().map(|_| ()).expect_err("a rank is missing");
+    eprintln!("lost: {error}");
+    drop(second);
+    let error = other.wait().map(|_| ()).expect_err("a rank is missing");
+    eprintln!("other: {error}");
+    drop(buffers);
+    stay_for(&world, "absent", std::iter::once(world.rank()));
+    end_in_time(world);
+    Ok(())
+}
+
+/// One rank stays away from an operation of a group. The world's group, which was not in use, stays usable.
+pub(super) fn other_group_idle(world: &World, gpu: &Gpu) -> Result<()> {
+    let options = GroupOptions {
+        timeout: Some(SHORT),
+        ..GroupOptions::named("second")
+    };
+    let second = world.group().split(Some(0), 0, &options)?;
+    let second = second.expect("all ranks have the same color");
+    count(world.group(), gpu)?;
+    count(&second, gpu)?;
+    if world.rank() != CULPRIT {
+        let error = count(&second, gpu).expect_err("a rank is missing");
+        eprintln!("lost: {error}");
+    }
+    stay_for(world, "lost", 0..world.size());
+    drop(second);
+    assert_eq!(count(world.group(), gpu)?, world.size() as f32);
+    Ok(())
+}
+
+/// Ranks abort a group while an operation of the world's group waits for a rank that comes late. That operation, which is
+/// in the way of the abort, succeeds: it has not taken as long as the aborted group's time-out.
+pub(super) fn other_group_slow(world: &World, gpu: &Gpu) -> Result<()> {
+    // An abort looks for groups in its way after five seconds.
+    const LATE: Duration = Duration::from_secs(7);
+    let group = world.group();
+    let second = group.split(Some(0), 0, &GroupOptions::named("second"))?;
+    let second = second.expect("all ranks have the same color");
+    count(group, gpu)?;
+    count(&second, gpu)?;
+    let buffers = [gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?];
+    if world.rank() == CULPRIT {
+        stay_for(world, "aborted", 0..world.size());
+        std::thread::sleep(LATE);
+        group.execute_async(all_reduce(&buffers[0])?)?.wait()?;
+    } else {
+        let slow = group.execute_async(all_reduce(&buffers[0])?)?;
+        let lost = second.execute_async(all_reduce(&buffers[1])?)?;
+        second.abort("on purpose");
+        let error = lost.wait().map(|_| ()).expect_err("its group was aborted");
+        eprintln!("lost: {error}");
+        stay_for(world, "aborted", 0..world.size());
+        drop(second);
+        slow.wait()?;
+    }
+    assert_eq!(
+        buffers[0].to_vec::<i64>()?,
+        vec![i64::from(world.size()); 100]
+    );
     Ok(())
 }
 

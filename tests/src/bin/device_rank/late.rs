@@ -179,7 +179,8 @@ pub(super) fn poll_after_abort(world: &World, gpu: &Gpu) -> Result<()> {
     // For ranks that have not issued their operation, a rank that ends its communicator is another failure.
     super::stay_for(world, "issued", 0..world.size());
     let error = Error::new(ErrorKind::Aborted, "stopped by the test");
-    backend.abort(&AbortReason { error });
+    let timeout = None;
+    backend.abort(&AbortReason { error, timeout });
     wait_for_device(world, gpu);
     match pending.wait(Deadline::In(Duration::from_secs(60))) {
         Progress::Failed(error) => eprintln!("stopped: {error}"),

@@ -403,7 +403,10 @@ impl WatchedGroup for Group {
             error: error.clone(),
         });
         drop(failure);
-        let reason = AbortReason { error };
+        let reason = AbortReason {
+            error,
+            timeout: Some(self.timeout()),
+        };
         for lane in &self.lanes {
             lane.backend.abort(&reason);
         }

@@ -1,0 +1,55 @@
+//! The latest operation of a queue, from which an abort of another group learns whether this queue hangs.
+
+use super::{CommQueue, LatestOp};
+use crate::cuda::event::Mark;
+use rcomm_core::Op;
+use rcomm_recorder::model::text;
+use std::fmt;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+impl LatestOp {
+    /// An operation that has just been put on the device.
+    pub(super) fn new(op: &Op<'_>, seq: u64, end: Arc<Mark>) -> Self {
+        Self {
+            end,
+            op: op.op_type(),
+            seq,
+            issued: Instant::now(),
+        }
+    }
+
+    /// The event at the end of the operation.
+    pub(super) fn end(&self) -> &Arc<Mark> {
+        &self.end
+    }
+
+    /// Whether the device may still be busy with the operation. The context must be current.
+    pub(crate) fn is_pending(&self) -> bool {
+        // If the event cannot be queried, the context is unusable, and nothing waits for the operation.
+        matches!(self.end.is_done(), Ok(false))
+    }
+
+    /// How long ago the operation was issued.
+    pub(crate) fn age(&self) -> Duration {
+        self.issued.elapsed()
+    }
+}
+
+impl fmt::Display for LatestOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let age = text::duration(self.age());
+        write!(f, "{} #{}, issued {age} ago", self.op, self.seq)
+    }
+}
+
+impl CommQueue {
+    pub(super) fn latest(&self) -> MutexGuard<'_, Option<LatestOp>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The latest operation on the stream, which may have ended.
+    pub(crate) fn latest_op(&self) -> Option<LatestOp> {
+        self.latest().clone()
+    }
+}

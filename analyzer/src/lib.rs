@@ -32,8 +32,15 @@
 //! | [`mod@print`], [`export`] | a report as text, JSON or HTML; records for other tools |
 //! | [`redact`] | pseudonyms in place of paths, hosts and frames |
 //! | [`recording`], [`simulate`] | recorded and simulated jobs as sources |
+//! | `cli` | the program `rcomm-fr`, behind the feature `cli` |
 #![forbid(unsafe_code)]
 
+// The command line uses the library as other programs do, by its public names.
+#[cfg(feature = "cli")]
+extern crate self as rcomm_analyzer;
+
+#[cfg(feature = "cli")]
+pub mod cli;
 mod input;
 mod live;
 pub mod redact;

@@ -1,81 +1,110 @@
-//! `rcomm-pages DIR`: manual pages (`man/man1`) and completion scripts (`completions`) of the programs,
-//! made from the definitions that `--help` is made from.
+//! `rcomm`: all programs in one file. What they share, which is most of each, is there once.
 //!
-//! `rcomm-fr` is not among them: it makes its own (`rcomm-fr man`, `rcomm-fr completions`).
+//! The file is the program whose name it is started by, through a link or a copy of that name; else the one that the first
+//! argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. The packages of the programs have one of their
+//! own each, for `cargo install`.
 
 #![forbid(unsafe_code)]
 
-use anyhow::Context;
-use clap::{Command, CommandFactory, Parser};
-use clap_complete::Shell;
-use std::fs;
-use std::path::{Path, PathBuf};
+mod pages;
 
-/// Writes the manual pages and completion scripts of rcomm-top, rcomm-web, rcomm-run and rcomm-bench.
-#[derive(Debug, Parser)]
-struct Cli {
-    /// Folder for `man/man1` and `completions`.
-    #[arg(value_name = "DIR")]
-    out: PathBuf,
+use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+struct Program {
+    name: &'static str,
+    main: fn(Vec<OsString>) -> ExitCode,
 }
 
-fn main() -> anyhow::Result<()> {
-    let out = Cli::parse().out;
-    for program in programs() {
-        write(&program, &out).with_context(|| {
-            format!(
-                "cannot write the pages of {} to {}",
-                program.get_name(),
-                out.display()
-            )
-        })?;
+const PROGRAMS: [Program; 5] = [
+    Program {
+        name: "rcomm-fr",
+        main: rcomm_analyzer::cli::main,
+    },
+    Program {
+        name: "rcomm-top",
+        main: rcomm_top::start::main,
+    },
+    Program {
+        name: "rcomm-web",
+        main: rcomm_web::program::main,
+    },
+    Program {
+        name: "rcomm-run",
+        main: rcomm_tools::run::main,
+    },
+    Program {
+        name: "rcomm-bench",
+        main: rcomm_tools::bench::main,
+    },
+];
+
+const USAGE: &str = "\
+Usage: rcomm PROGRAM [ARGUMENTS...]
+       rcomm pages DIR
+
+Programs (started through a link of this name, PROGRAM is left out):
+  rcomm-fr, fr        reads records, and names the rank at fault
+  rcomm-top, top      the live view in a terminal
+  rcomm-web, web      the live view in a browser, metrics and traces
+  rcomm-run, run      starts the ranks of a job
+  rcomm-bench, bench  measures collectives
+
+rcomm PROGRAM --help describes one. rcomm pages writes the manual pages (DIR/man/man1) and the
+completion scripts (DIR/completions) of all.
+";
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    let own_name = arguments.first().and_then(|it| Path::new(it).file_name());
+    if let Some(program) = own_name.and_then(named) {
+        return start(program, arguments);
     }
-    Ok(())
-}
-
-fn programs() -> [Command; 4] {
-    [
-        rcomm_top::start::cli::Cli::command(),
-        rcomm_web::cli::Cli::command(),
-        rcomm_tools::launch::Options::command(),
-        rcomm_tools::bench::Args::command(),
-    ]
-}
-
-fn write(program: &Command, out: &Path) -> anyhow::Result<()> {
-    let pages = out.join("man/man1");
-    fs::create_dir_all(&pages)?;
-    clap_mangen::generate_to(program.clone(), &pages)?;
-    let scripts = out.join("completions");
-    fs::create_dir_all(&scripts)?;
-    let name = program.get_name();
-    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut program.clone(), name, &mut script);
-        fs::write(scripts.join(format!("{name}.{shell}")), script)?;
+    let Some(first) = arguments.get(1).cloned() else {
+        return misused("no program is named");
+    };
+    if let Some(program) = with_short_name(&first) {
+        arguments.remove(0);
+        arguments[0] = program.name.into();
+        return start(program, arguments);
     }
-    Ok(())
+    match (first.to_str(), &arguments[2..]) {
+        (Some("pages"), [directory]) => pages::main(Path::new(directory)),
+        (Some("pages"), _) => misused("pages needs one folder"),
+        (Some("--help" | "-h"), _) => print(USAGE),
+        (Some("--version" | "-V"), _) => print(concat!("rcomm ", env!("CARGO_PKG_VERSION"), "\n")),
+        _ => misused(&format!("no program has the name {first:?}")),
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn named(name: &OsStr) -> Option<&'static Program> {
+    PROGRAMS.iter().find(|program| name == program.name)
+}
 
-    #[test]
-    fn every_program_has_a_page_and_a_script_for_each_shell() {
-        let out = tempfile::tempdir().expect("a folder");
-        for program in programs() {
-            write(&program, out.path()).expect("the folder is writable");
-            let name = program.get_name();
-            let page = out.path().join(format!("man/man1/{name}.1"));
-            let page = fs::read_to_string(page).expect("a page");
-            assert!(page.contains(&format!(".TH {name} 1")), "{page}");
-            for shell in ["bash", "zsh", "fish"] {
-                let script = out.path().join(format!("completions/{name}.{shell}"));
-                let script = fs::read_to_string(script).expect("a script");
-                // Every program's --help is completed in every shell.
-                assert!(script.contains(name) && script.contains("help"), "{script}");
-            }
-        }
+/// The program of this name, which may lack its first part.
+fn with_short_name(name: &OsStr) -> Option<&'static Program> {
+    let mut whole = OsString::from("rcomm-");
+    whole.push(name);
+    named(name).or_else(|| named(&whole))
+}
+
+fn start(program: &Program, arguments: Vec<OsString>) -> ExitCode {
+    // `ps`, `pgrep` and the like see the program's name, not that of the file. Without, only that is lost.
+    let _ = rustix::thread::set_name(&std::ffi::CString::new(program.name).unwrap_or_default());
+    (program.main)(arguments)
+}
+
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(2),
     }
+}
+
+fn misused(sentence: &str) -> ExitCode {
+    // If standard error is closed, the message is lost.
+    let _ = write!(std::io::stderr(), "rcomm: {sentence}\n\n{USAGE}");
+    ExitCode::from(2)
 }

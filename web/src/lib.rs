@@ -14,6 +14,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`program`], [`cli`] | the program `rcomm-web` and its command line |
 //! | `serve` | the server and its routes |
 //! | `api` | the handlers of the API |
 //! | `http` | shared by the routes: access control, limits, time-outs, compression, errors, counters; the page's files |
@@ -29,6 +30,7 @@ mod http;
 mod metrics;
 mod nodes;
 mod otel;
+pub mod program;
 mod serve;
 mod state;
 

@@ -1,9 +1,9 @@
 //! The program `rcomm-fr`: command line, sub-commands, output and exit codes.
 //!
-//! [`args`] defines the command line, [`failure`] maps errors to messages and exit codes, [`output`] writes to files
-//! and terminals, [`progress`] shows how far long work has come. [`judge`] judges records for several sub-commands, and
-//! [`on_node`] finds those of this node. [`look`] runs if there is no sub-command. Every other file is a sub-command;
-//! it takes its arguments and returns an exit code.
+//! `args` defines the command line, `failure` maps errors to messages and exit codes, `output` writes to files and
+//! terminals, `progress` shows how far long work has come. `judge` judges records for several sub-commands, and
+//! `on_node` finds those of this node. `look` runs if there is no sub-command. Every other file is a sub-command; it
+//! takes its arguments and returns an exit code.
 
 mod analyze;
 mod args;
@@ -27,14 +27,30 @@ mod summarize;
 mod trends;
 mod watch;
 
-pub(crate) use args::{Cli, with_sub_command};
-
-use args::Command;
+use args::{Cli, Command, with_sub_command};
+use clap::{CommandFactory as _, Parser as _};
 use failure::Failure;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+/// Runs the program `rcomm-fr` with these arguments, the first of which is its name, and returns its exit code. Blocks
+/// until the command has ended. Ends the process if the arguments are wrong or ask for help.
+pub fn main(arguments: Vec<OsString>) -> ExitCode {
+    let cli = Cli::parse_from(with_sub_command(arguments));
+    let color = cli.color.into();
+    run(cli).unwrap_or_else(|failure| {
+        failure.show(color);
+        failure.exit_code()
+    })
+}
+
+/// The command line of `rcomm-fr`, for manual pages and completions.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Runs the sub-command and returns the exit code. Without a sub-command, judges the newest records of this node.
-pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
+fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let color = cli.color.into();
     let Some(command) = cli.command else {
         return look::run(color);

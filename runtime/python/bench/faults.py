@@ -140,9 +140,9 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
     where = {"recorded": ["--ring-dir", str(folder / "rings")], "server": ["--store", f"127.0.0.1:{port}"]}
     if prepared == "nothing":
         archive = ["-o", str(folder / "job.rcap"), "--job", job]
-        command = [_programs.find("rcomm-fr"), "collect", "--ask", "--analyze", *archive]
+        command = ["rcomm-fr", "collect", "--ask", "--analyze", *archive]
     else:
-        command = [_programs.find("rcomm-top"), "--once", *where[prepared]]
+        command = ["rcomm-top", "--once", *where[prepared]]
     # A folder of rings in its environment would be a choice of rings.
     asking = {name: value for name, value in environment.items() if name != "RCOMM_RING_DIR"}
     shown = "rcomm-fr collect --ask --analyze" if prepared == "nothing" else "rcomm-top --once"
@@ -155,7 +155,7 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
             begun = float(found[1]) if found else None
             time.sleep(0.02)
         while begun is not None and time.time() < begun + patience:
-            done = subprocess.run(command, env=asking, capture_output=True, text=True)
+            done = subprocess.run(command, executable=_programs.find(command[0]), env=asking, capture_output=True, text=True)
             if prepared == "nothing":
                 said = done.stderr + done.stdout
                 found = re.search(f"^.*?({_UNPREPARED}).*$", said, re.MULTILINE)

@@ -192,7 +192,8 @@ def _fr(*arguments: str) -> subprocess.CompletedProcess[str]:
 def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     # The program must not read from the job's terminal, which a debugger may use.
     return subprocess.run(
-        [_programs.find(program), *arguments],
+        [program, *arguments],
+        executable=_programs.find(program),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -9,11 +9,12 @@ from typing import NoReturn
 
 
 def find(name: str) -> str:
-    """The path of a program: the one in this package, else the one in PATH.
+    """The file of a program: the one in this package, else the one in PATH.
 
-    Raises FileNotFoundError if there is none.
+    It must be started with ``name`` as its zeroth argument (``executable`` of ``subprocess``): the package has one file
+    for all programs, which is the one that it is started as. Raises FileNotFoundError if there is none.
     """
-    packaged = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", name)
+    packaged = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "rcomm")
     if os.access(packaged, os.X_OK):
         return packaged
     # The console script of this package has the same name, and would only call this function again.

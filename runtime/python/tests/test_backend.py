@@ -547,8 +547,8 @@ def test_job_is_recorded_without_rcomm_record_and_with_the_line_in_python(ranks,
     assert "looks at a picture" in report.culprit.sentence
     rings = sorted(map(str, started.rings.glob("*.ring")))
     out = tmp_path / "as-dumps"
-    command = [_programs.find("rcomm-fr"), "dump", "--format", "json", "-o", str(out), *rings]
-    subprocess.run(command, check=True, capture_output=True)
+    command = ["rcomm-fr", "dump", "--format", "json", "-o", str(out), *rings]
+    subprocess.run(command, executable=_programs.find(command[0]), check=True, capture_output=True)
     for path in out.rglob("*.json"):
         dump = json.loads(path.read_text())
         first = dump["entries"][0]
@@ -647,8 +647,8 @@ next(iter(torch.utils.data.DataLoader(Ends())))
     rings = sorted(map(str, folder.glob("*.ring")))
     assert len(rings) == 3
     out = tmp_path / "as-dumps"
-    command = [_programs.find("rcomm-fr"), "dump", "--format", "json", "-o", str(out), *rings]
-    subprocess.run(command, check=True, capture_output=True)
+    command = ["rcomm-fr", "dump", "--format", "json", "-o", str(out), *rings]
+    subprocess.run(command, executable=_programs.find(command[0]), check=True, capture_output=True)
     dumps = [json.loads(path.read_text()) for path in out.rglob("*.json")]
     assert sorted(dump["rank"] for dump in dumps) == [0, 1, 2]
     for dump in dumps:

@@ -50,12 +50,12 @@ def test_running_job_is_asked_for_its_records(tmp_path: Path, until, prepared: s
     torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(_free_port())]
     arguments = [str(program), prepared, str(_free_port()), str(hangs)]
     started = subprocess.Popen([*torchrun, *arguments], env=environment)
-    ask = [_programs.find("rcomm-fr"), "collect", "--ask", "--analyze", "--job", job, "-o", str(archive)]
+    ask = ["rcomm-fr", "collect", "--ask", "--analyze", "--job", job, "-o", str(archive)]
     # The programs read the environment of the ranks, not their own.
     plain = {name: value for name, value in environment.items() if not name.startswith("RCOMM_")}
 
     def answer() -> str:
-        done = subprocess.run(ask, env=plain, capture_output=True, text=True)
+        done = subprocess.run(ask, executable=_programs.find(ask[0]), env=plain, capture_output=True, text=True)
         # A report's lines are wrapped at the width of a page.
         said = " ".join((done.stdout + done.stderr).split())
         # A rank is overdue after five seconds.

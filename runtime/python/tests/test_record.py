@@ -28,8 +28,8 @@ def dumps_by_rank(job, tmp_path: Path) -> dict[int, dict]:
     """Each rank's record as a dump."""
     dumps = tmp_path / f"dumps-{time.monotonic_ns()}"
     rings = sorted(map(str, job.rings.glob("*.ring")))
-    fr = [_programs.find("rcomm-fr"), "dump", "--format", "json", "-o", str(dumps), *rings]
-    subprocess.run(fr, check=True, capture_output=True)
+    fr = ["rcomm-fr", "dump", "--format", "json", "-o", str(dumps), *rings]
+    subprocess.run(fr, executable=_programs.find(fr[0]), check=True, capture_output=True)
     read = [json.loads(path.read_text()) for path in dumps.rglob("*.json")]
     return {one["rank"]: one for one in read}
 

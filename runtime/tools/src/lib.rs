@@ -14,3 +14,5 @@ pub mod bench;
 pub mod demo;
 pub mod launch;
 mod rank;
+pub mod run;
+mod same_program;

@@ -16,7 +16,7 @@ use crate::state::event::Event;
 use crate::state::{Options, State, update};
 use crate::view::text;
 use anyhow::{Context as _, bail};
-use clap::CommandFactory as _;
+use clap::{CommandFactory as _, Parser as _};
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::recording::{RecordingReader, RecordingWriter};
 use rcomm_analyzer::source::JobChoice;
@@ -24,9 +24,24 @@ use rcomm_analyzer::{
     Anchor, Code, JobsWatch, Live, LiveOptions, NodeJob, Pace, Snapshot, Source, Watch, analyze,
     print,
 };
+use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Runs the program `rcomm-top` with these arguments, the first of which is its name, and returns its exit code. Blocks
+/// until the user quits or the report is printed. Ends the process if the arguments are wrong or ask for help.
+pub fn main(arguments: Vec<OsString>) -> ExitCode {
+    match start(Cli::parse_from(arguments), |name| std::env::var(name).ok()) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            // The terminal is restored by now; standard error is the only output left.
+            let _ = writeln!(io::stderr(), "rcomm-top: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
 
 /// Executes the command line; returns the exit code. Blocks until the user quits or the report is printed.
 ///

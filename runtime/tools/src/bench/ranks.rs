@@ -1,10 +1,13 @@
 //! Starts the ranks on this machine: the same program again, with its rank in the environment.
 
+use super::NAME;
 use super::cli::Bind;
 use crate::rank::{RankEnvironment, new_secret};
+use crate::same_program;
 use anyhow::{Context, bail};
+use std::ffi::OsString;
 use std::net::TcpListener;
-use std::process::{Child, Command, ExitCode};
+use std::process::{Child, ExitCode};
 
 /// Variable in the environment of every rank started here; holds its core, or `any`.
 const CHILD: &str = "RCOMM_BENCH_CHILD";
@@ -15,13 +18,13 @@ pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Starts `count` ranks with this program's arguments and waits for them. Returns exit code 1 if a rank exited with 1.
+/// Starts `count` ranks with these arguments, which follow the program's name, and waits for them. Returns exit code 1 if
+/// a rank exited with 1.
 ///
 /// # Errors
 /// If a rank cannot be prepared, started or waited for, or ends in any other way than by exiting with 0 or 1: the other
 /// ranks are then killed.
-pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
-    let program = std::env::current_exe().context("failed to find this program's own file")?;
+pub(crate) fn start(count: u32, bind: Bind, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let port = TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .context("failed to find a free port")?
@@ -38,7 +41,7 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
         .and_then(|hosts| hosts.parse::<u32>().ok());
     let mut ranks: Vec<Child> = Vec::new();
     for rank in 0..count {
-        let mut command = Command::new(&program);
+        let mut command = same_program::command(NAME)?;
         if let Some(hosts) = hosts {
             let host = u64::from(rank) * u64::from(hosts) / u64::from(count);
             command.env("RCOMM_HOST_ID", host.to_string());
@@ -54,10 +57,7 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
             secret: &secret,
         };
         environment.set(&mut command);
-        let child = command
-            .args(std::env::args_os().skip(1))
-            .env(CHILD, core_of(rank))
-            .spawn();
+        let child = command.args(arguments).env(CHILD, core_of(rank)).spawn();
         match child {
             Ok(child) => ranks.push(child),
             Err(error) => {

@@ -4,14 +4,16 @@
 //! Each measurement is another run of this program, with a single algorithm in `RCOMM_TUNING`. Sockets are measured
 //! with `RCOMM_TRANSPORT=tcp`; several hosts by assigning two host ids to the ranks of one machine.
 
+use super::NAME;
 use super::cli::TuneArgs;
+use crate::same_program;
 use anyhow::{Context, bail, ensure};
 use rcomm::tuning::{Algorithm, Choice, Pattern, Topology};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::num::NonZeroU32;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// The output of `rcomm-bench`, reduced to the fields needed here.
 #[derive(Deserialize)]
@@ -107,8 +109,7 @@ fn time(
     ranks: NonZeroU32,
     algorithm: Algorithm,
 ) -> anyhow::Result<Vec<MeasuredRow>> {
-    let program = std::env::current_exe().context("failed to find this program's own file")?;
-    let mut command = Command::new(program);
+    let mut command = same_program::command(NAME)?;
     command
         .arg(pattern.name())
         .args(["--format", "json", "--ranks", &ranks.to_string()])

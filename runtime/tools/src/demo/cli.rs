@@ -1,6 +1,7 @@
 //! The command line of `rcomm-run demo`.
 
 use clap::{Parser, ValueEnum};
+use std::ffi::OsString;
 
 /// Approximate number of steps per second of the demonstrations other than `slow` and `pipeline`. A step of
 /// `slow` takes 0.4 s, and one of a pipeline of N ranks N times 30 ms.
@@ -53,16 +54,17 @@ pub(super) enum Kind {
 
 impl Demo {
     /// Reads the arguments after `demo`; ends the process if they are wrong or ask for help.
-    pub(super) fn parse_after(arguments: impl Iterator<Item = std::ffi::OsString>) -> Self {
+    pub(super) fn parse_after(arguments: impl Iterator<Item = OsString>) -> Self {
         Self::parse_from(std::iter::once("rcomm-run demo".into()).chain(arguments))
     }
 
-    /// The demonstration that this process's command line asks for; `None` if its first argument is not `demo`. Ends
-    /// the process if the arguments after `demo` are wrong or ask for help.
-    pub fn from_command_line() -> Option<Self> {
-        let mut arguments = std::env::args_os().skip(1);
-        let first = arguments.next()?;
-        (first == "demo").then(|| Self::parse_after(arguments))
+    /// The demonstration that these arguments ask for, the first of which is the program's name; `None` if the second is
+    /// not `demo`. Ends the process if the arguments after `demo` are wrong or ask for help.
+    pub(crate) fn from_arguments(arguments: &[OsString]) -> Option<Self> {
+        let [_, first, rest @ ..] = arguments else {
+            return None;
+        };
+        (first == "demo").then(|| Self::parse_after(rest.iter().cloned()))
     }
 
     /// The arguments with which a rank of the demonstration is started.

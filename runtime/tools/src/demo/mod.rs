@@ -7,6 +7,7 @@ mod training;
 pub use cli::Demo;
 
 use crate::launch::{self, Options};
+use crate::{run, same_program};
 use anyhow::{Context, Result};
 use cli::Kind;
 use rcomm::Config;
@@ -35,12 +36,13 @@ pub fn run(demo: &Demo) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let job = format!("demo-{}-{}", demo.kind.name(), std::process::id());
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let program = same_program::file()?;
     let program_name = program
         .to_str()
         .with_context(|| format!("{} is not valid UTF-8", program.display()))?;
     let mut options = Options::new(demo.nproc, vec![program_name.to_owned()]);
     options.program.extend(demo.as_arguments());
+    options.program_name = Some(run::NAME);
     options.job_id = Some(job.clone());
     options.grace = GRACE;
     options.linger = LINGER;
@@ -85,17 +87,20 @@ fn introduction(demo: &Demo, job: &str, program: &Path) -> String {
     text
 }
 
-/// The command for the program `name`: its path in the folder of this program if it is there and not in `PATH`, else
-/// its name.
+/// The command for the program `name`, if it is not in `PATH`: its path in the folder of this program, or the file of this
+/// program with the name as an argument if that file holds several programs. Else the name.
 fn command_for(program: &Path, name: &str) -> String {
     let folder = program.parent().unwrap_or(Path::new("."));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_on_path = std::env::split_paths(&path).any(|at| at.join(name).is_file());
     let next_to_it = folder.join(name);
-    if !is_on_path && next_to_it.is_file() {
-        return next_to_it.display().to_string();
+    match is_on_path {
+        false if next_to_it.is_file() => next_to_it.display().to_string(),
+        false if program.ends_with(same_program::OF_SEVERAL) => {
+            format!("{} {name}", program.display())
+        }
+        _ => name.to_owned(),
     }
-    name.to_owned()
 }
 
 /// Removes the job's rings, launch record and dumps. Errors are ignored: `rcomm-fr rings remove-stale` finds the rings

@@ -148,6 +148,10 @@ pub struct Options {
         value_name = "PROGRAM"
     )]
     pub program: Vec<String>,
+
+    /// What PROGRAM gets as its zeroth argument, if not the name of its file.
+    #[arg(skip)]
+    pub(crate) program_name: Option<&'static str>,
 }
 
 impl Options {
@@ -159,11 +163,11 @@ impl Options {
         options
     }
 
-    /// Parses the command line.
+    /// Parses a command line, the first part of which is the program's name.
     ///
-    /// Exits on a wrong command line or a request for help, as [`Parser::parse`] does.
-    pub fn from_command_line() -> Self {
-        let options = Self::parse_from(accept_mpirun_spelling(std::env::args_os()));
+    /// Ends the process if it is wrong or asks for help, as [`Parser::parse`] does.
+    pub(crate) fn from_arguments(arguments: Vec<OsString>) -> Self {
+        let options = Self::parse_from(accept_mpirun_spelling(arguments.into_iter()));
         if let Err(wrong) = options.check() {
             Self::command()
                 .error(ErrorKind::ValueValidation, wrong)

@@ -533,6 +533,9 @@ impl Drop for Ranks {
 
 fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Command {
     let mut command = Command::new(&options.program[0]);
+    if let Some(name) = options.program_name {
+        command.arg0(name);
+    }
     let environment = RankEnvironment {
         rank: job.first_rank + local_rank,
         world_size: job.world_size,

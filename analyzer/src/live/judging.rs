@@ -45,6 +45,10 @@ pub struct Live {
     judged: Option<(Duration, Option<i64>)>,
     /// When the verdict may change although no record changes.
     due: Option<Duration>,
+    /// When a poll last changed anything.
+    changed_at: Duration,
+    /// Whether the newest report is on a job that is healthy as long as its ranks issue operations.
+    may_fall_silent: bool,
 }
 
 impl Live {
@@ -60,12 +64,17 @@ impl Live {
             number: 0,
             judged: None,
             due: None,
+            changed_at: Duration::ZERO,
+            may_fall_silent: false,
         }
     }
 
     /// Takes the result of a poll of source number `source`, which counts from 0 in the order of the names.
     pub fn observe(&mut self, source: usize, poll: Result<Poll, SourceError>, at: Moment) {
-        self.changed |= self.kept.observe(source, poll, at, &self.options);
+        if self.kept.observe(source, poll, at, &self.options) {
+            self.changed = true;
+            self.changed_at = at.elapsed;
+        }
     }
 
     /// How urgent a call of [`Live::refresh`] is.
@@ -90,7 +99,8 @@ impl Live {
             }
         }
         let polled_since = horizon.map(|horizon| horizon.ns) > before;
-        let older = polled_since && at.elapsed >= then + AGES && self.has_open();
+        let ages = self.has_open() || self.is_quiet(at);
+        let older = polled_since && at.elapsed >= then + AGES && ages;
         let due = self.due.is_some_and(|due| due <= at.elapsed);
         if self.changed || older || due || silent != self.silent {
             Urgency::Usual
@@ -116,6 +126,12 @@ impl Live {
     /// never.
     pub fn due(&self) -> Option<Duration> {
         self.due
+    }
+
+    /// Whether nothing has changed for so long that the job may have stopped communicating.
+    fn is_quiet(&self, at: Moment) -> bool {
+        let silence = self.options.policy.shortest_silence();
+        self.may_fall_silent && at.elapsed >= self.changed_at + silence
     }
 
     fn has_open(&self) -> bool {
@@ -195,6 +211,7 @@ impl Live {
         seen::set_remarks(&watched, &mut ranks);
         let ranks: Arc<[RankView]> = ranks.into();
         let now_ns = policy.now_ns.unwrap_or(at.wall_ns);
+        self.may_fall_silent = report.verdict == Verdict::Healthy || report.silence().is_some();
         let more_in = self.add_seen(&mut report, &watched, &ranks, at, now_ns);
         let late = report.findings.iter().filter(|one| one.code == Code::W220);
         self.late = late

@@ -1,10 +1,10 @@
 use super::*;
 use crate::live::simulate::{Simulation, Situation};
 use crate::live::source::{Liveness, Observation, Poll, Seen, SourceError};
-use rcomm_recorder::model::{EntryState, Rank};
-use rcomm_recorder::publish::{Dump, RingReader};
+use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, ProcessGroupInfo, Rank, Signature};
+use rcomm_recorder::publish::{Dump, DumpGroup, Recorder, RingReader};
 use rcomm_verdict::{
-    Code, GroupRef, Input, InstanceReport, InstanceState, Policy, Report, SeqKind, Verdict,
+    Code, GroupRef, Input, InstanceReport, InstanceState, Policy, Report, SeqKind, Verdict, analyze,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,6 +117,83 @@ fn nothing_is_judged_again_while_nothing_changes() {
     assert!(live.refresh(at(1.0)).is_none());
     live.observe(0, unchanged(0..4), at(5.9));
     assert!(live.refresh(at(6.0)).is_none());
+}
+
+/// The record of one of two ranks, taken at `now_ns`: sixteen barriers, one each 50 ms, which all completed.
+fn idle(rank: Rank, now_ns: i64) -> Dump {
+    let mut dump = Dump {
+        recorder: Recorder::Rcomm,
+        groups: vec![DumpGroup {
+            info: ProcessGroupInfo {
+                id: 0,
+                name: "0".to_owned(),
+                desc: "default_pg".to_owned(),
+                ranks: [0, 1].into(),
+            },
+            place: None,
+            status: None,
+        }],
+        signatures: vec![Signature {
+            backend: "cpu".to_owned(),
+            op_name: "barrier".to_owned(),
+            ..Signature::default()
+        }],
+        ..Dump::default()
+    };
+    dump.identity.rank = Some(rank);
+    dump.identity.world_size = Some(2);
+    dump.identity.dump_time_ns = now_ns;
+    dump.entries = (1..=16)
+        .map(|number| Entry {
+            record_id: number,
+            collective_seq_id: number,
+            p2p_seq_id: 0,
+            op_id: number,
+            group: 0,
+            signature: 0,
+            stack: None,
+            op: OpType::Barrier,
+            state: EntryState::Completed,
+            retired: true,
+            is_p2p: false,
+            peer: Peer::None,
+            root: None,
+            reduce_op: None,
+            time_created_ns: number as i64 * 50_000_000,
+            time_discovered_started_ns: 0,
+            time_discovered_completed_ns: number as i64 * 50_000_000 + 1,
+            duration_ms: None,
+            graph_id: None,
+            timeout_ms: 0,
+            thread: None,
+        })
+        .collect();
+    dump
+}
+
+#[test]
+fn a_job_that_stops_communicating_is_judged_again() {
+    let began = 0.845;
+    let dumps = (0..2)
+        .map(|rank| idle(rank, (began * 1e9) as i64))
+        .collect();
+    let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+    live.observe(0, poll(dumps), at(began));
+    let snapshot = live
+        .refresh(at(began))
+        .expect("the first poll gives a snapshot");
+    assert_eq!(snapshot.report.verdict, Verdict::Healthy);
+    for (later, judged) in [(8.0, false), (10.5, true), (12.0, false), (15.6, true)] {
+        live.observe(0, unchanged_as_of(0..2, began + later), at(began + later));
+        let report = live
+            .refresh(at(began + later))
+            .map(|snapshot| snapshot.report);
+        assert_eq!(report.is_some(), judged, "{later}");
+        if let Some(report) = report {
+            assert_eq!(report.verdict, Verdict::Inconclusive, "{later}");
+            assert!(report.silence().is_some(), "{later}");
+        }
+    }
 }
 
 #[test]

@@ -80,6 +80,17 @@ impl Op {
         })
     }
 
+    /// When it failed, wall clock of its host, ns; `None` if it did not, or the record does not state it.
+    pub(crate) fn failed_ns(&self) -> Option<i64> {
+        let lasted = self
+            .wait_ms()
+            .filter(|_| self.state == EntryState::Failed)?;
+        Some(
+            self.created_ns
+                .saturating_add((f64::from(lasted) * 1e6) as i64),
+        )
+    }
+
     /// How long the rank was in it, ms: as the backend measured it, else from issue to completion; `None` if neither is
     /// known.
     pub(crate) fn wait_ms(&self) -> Option<f32> {

@@ -8,7 +8,7 @@ use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, of_young_files};
 use crate::judge::wait_graph::WaitGraph;
-use crate::judge::{assemble, check, disagreement, provenance, wait_root};
+use crate::judge::{assemble, check, disagreement, provenance, timeouts, wait_root};
 use crate::report::{Code, Input, Problem, Report};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::borrow::Borrow;
@@ -154,6 +154,7 @@ fn judge(
     same_process::join(shared, &mut records);
     // An operation that two recorders of one process hold counts once.
     let entries = read - (selected - count_ops(&records));
+    timeouts::note(shared, &mut records);
     note_versions(&records, &mut problems);
     let mut aligned = Aligned::new(shared, &records, policy.world_size);
     let clocks = clocks::offsets(&aligned);

@@ -26,6 +26,7 @@ mod provenance;
 mod siblings;
 mod silence;
 mod summary;
+mod timeouts;
 mod wait_graph;
 mod wait_root;
 

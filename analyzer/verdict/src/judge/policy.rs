@@ -67,6 +67,11 @@ impl Policy {
     /// the others end soon.
     pub const SETTLE: Duration = Duration::from_secs(1);
 
+    /// A running job that has nothing pending is said to have stopped communicating after this time at the earliest.
+    pub fn shortest_silence(&self) -> Duration {
+        self.overdue.saturating_mul(2)
+    }
+
     /// The age from which an operation with this time-out, ms, counts as stuck in a snapshot: `overdue`, or half of the
     /// time-out if that is shorter. A time-out of 0 is unknown.
     ///

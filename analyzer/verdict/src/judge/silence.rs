@@ -50,7 +50,7 @@ pub(crate) fn of(ctx: &Context<'_>) -> Option<Silence> {
         shows_pace |= newest.len() >= FEWEST;
     }
     let silent_ns = now.saturating_sub(last_ns);
-    let least = ctx.policy.overdue.saturating_mul(2);
+    let least = ctx.policy.shortest_silence();
     let is_unusual = Duration::from_nanos(u64::try_from(silent_ns).unwrap_or(0)) >= least
         && silent_ns / TIMES_LONGER >= pause_ns;
     (shows_pace && is_unusual).then_some(Silence {

@@ -62,10 +62,11 @@ pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, State)]) -> Du
         .iter()
         .zip(1..)
         .map(|(&(issued, state), number)| {
-            let (state, ended) = match state {
-                State::Pending => (EntryState::Started, 0),
-                State::Done(then) => (EntryState::Completed, at(then)),
-                State::Failed(then) => (EntryState::Failed, at(then)),
+            // A ring notes how long an operation lasted that failed, and not when its completion was seen.
+            let (state, ended, lasted) = match state {
+                State::Pending => (EntryState::Started, 0, None),
+                State::Done(then) => (EntryState::Completed, at(then), None),
+                State::Failed(then) => (EntryState::Failed, 0, Some((then - issued) as f32 * 1e3)),
             };
             Entry {
                 record_id: number,
@@ -85,7 +86,7 @@ pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, State)]) -> Du
                 time_created_ns: at(issued),
                 time_discovered_started_ns: at(issued),
                 time_discovered_completed_ns: ended,
-                duration_ms: None,
+                duration_ms: lasted,
                 graph_id: None,
                 timeout_ms: 30_000,
                 thread: None,

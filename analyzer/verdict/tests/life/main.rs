@@ -6,6 +6,7 @@ mod goes_on;
 mod job;
 mod launched;
 mod links;
+mod unnoted;
 
 use job::{State, alive, at, closed, dead, fails, launch, record, stopped};
 use launched::judge_launched;

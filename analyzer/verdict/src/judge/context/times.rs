@@ -7,7 +7,6 @@ use crate::judge::policy::now_ns;
 use crate::judge::wait_graph::Place;
 use crate::report::Until;
 use crate::report::format::format_time;
-use rcomm_recorder::model::EntryState;
 
 impl Context<'_> {
     /// What states the end of the time that ages measure.
@@ -66,13 +65,8 @@ impl Context<'_> {
     /// not state it.
     fn gave_up_ns(&self, place: usize) -> Option<i64> {
         let ended = |record: RecordIx, position: u32| {
-            let op = self.aligned.op(record, position);
-            let failed = (op.state == EntryState::Failed).then_some(op)?;
-            Some(
-                failed
-                    .completed_ns()?
-                    .saturating_sub(self.aligned.offsets_ns[record]),
-            )
+            let failed_ns = self.aligned.op(record, position).failed_ns()?;
+            Some(failed_ns.saturating_sub(self.aligned.offsets_ns[record]))
         };
         let ends: Vec<Option<i64>> = match self.graph.places[place] {
             Place::Collective { .. } => {

@@ -470,6 +470,13 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         if !unharmed.is_empty() && unharmed.len() < all {
             return Some(ranks_of(&unharmed));
         }
+        // A rank may close its record before its peers are done: these then fail because it is gone.
+        let earliest = failed[0].at_ns.saturating_add(TOGETHER_NS);
+        let left_early = |one: &&Gone| one.in_order && one.at_ns <= earliest && !suffers(one.rank);
+        let left: Vec<&Gone> = gone.iter().filter(left_early).collect();
+        if unharmed.is_empty() && !left.is_empty() {
+            return Some(ranks_of(&left));
+        }
     }
     let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
     let at = failed.windows(2).position(gap)?;

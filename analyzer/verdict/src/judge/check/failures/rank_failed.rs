@@ -246,6 +246,7 @@ pub(in crate::judge::check) fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank])
     match (known, ranks.len()) {
         (Some((_, words)), 1) => format!("; it {words}"),
         (Some((rank, words)), _) => format!("; rank {rank} {words}"),
+        (None, 1) if ctx.life.ended_in_order(ranks[0]) => "; it ended in order".to_owned(),
         (None, _) => String::new(),
     }
 }
@@ -253,6 +254,11 @@ pub(in crate::judge::check) fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank])
 /// If a launcher recorded the exit code of the first culprit: says in what to do next that its process ended by itself.
 pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let first = draft.culprits.first();
+    if let Some(rank) = first.filter(|rank| ctx.life.ended_in_order(**rank)) {
+        draft.next = format!(
+            "find out why the program of rank {rank} ended before its peers were done: its log"
+        );
+    }
     let exit = first.and_then(|&rank| Some((rank, ctx.life.gone(rank)?.exit?.exit_code?)));
     if let Some((rank, code)) = exit {
         draft.next = format!(

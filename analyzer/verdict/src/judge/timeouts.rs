@@ -1,0 +1,87 @@
+//! Names the ranks that had not come to an operation that timed out, where no recorder has noted it.
+//!
+//! rcomm's runtime records each time-out with the ranks that had not arrived. PyTorch's hooks only show that an operation
+//! failed, and when. A member that issued the operation after that came too late: it did not wait with the others, and
+//! its own operation failed because they had given up.
+
+use crate::align::record::{Op, Record, Shared};
+use rcomm_recorder::model::{EntryState, FailedOperation, Failure, FailureKind, Rank};
+use std::collections::HashMap;
+
+/// An operation that took at least this share of its time-out, and failed, was ended by the time-out.
+const AT_TIMEOUT: f32 = 0.9;
+
+/// Adds to each ring without recorded failures the time-out of its newest operation that failed, with the members of its
+/// host that had not issued it by then.
+pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
+    let by_rank: HashMap<Rank, usize> = records
+        .iter()
+        .enumerate()
+        .map(|(at, record)| (record.rank, at))
+        .collect();
+    let noted: Vec<Option<Failure>> = records
+        .iter()
+        .map(|record| timeout(shared, records, &by_rank, record))
+        .collect();
+    for (record, failure) in records.iter_mut().zip(noted) {
+        record.failures.extend(failure);
+    }
+}
+
+fn timeout(
+    shared: &Shared,
+    records: &[Record],
+    by_rank: &HashMap<Rank, usize>,
+    record: &Record,
+) -> Option<Failure> {
+    if !record.is_ring() || !record.failures.is_empty() || record.identity.host.is_empty() {
+        return None;
+    }
+    let failed = |op: &&Op| op.state == EntryState::Failed && !op.is_p2p;
+    let op = record.ops.iter().rev().find(failed)?;
+    let limit_ms = shared.calls.get(op.call).timeout_ms as f32;
+    let gave_up_ns = op.failed_ns()?;
+    if limit_ms == 0.0 || op.wait_ms()? < limit_ms * AT_TIMEOUT {
+        return None;
+    }
+    let local = record.groups.get(usize::from(op.group))?;
+    let came = |other: &Record| {
+        let is_it = |one: &Op| {
+            let group = other.groups.get(usize::from(one.group));
+            !one.is_p2p && one.seq == op.seq && group.is_some_and(|it| it.group == local.group)
+        };
+        // An operation that its ring no longer holds was issued long before.
+        other.wrapped()
+            || other
+                .ops
+                .iter()
+                .any(|one| is_it(one) && one.created_ns <= gave_up_ns)
+    };
+    let members = shared.groups[local.group as usize].ranks.iter();
+    let mut others = members.filter_map(|rank| Some(&records[*by_rank.get(rank)?]));
+    // Clocks of other hosts are not compared yet.
+    let is_comparable =
+        |other: &Record| other.is_ring() && other.identity.host == record.identity.host;
+    if !others.clone().all(is_comparable) {
+        return None;
+    }
+    let mut absent: Vec<Rank> = others
+        .by_ref()
+        .filter(|other| !came(other))
+        .map(|other| other.rank)
+        .collect();
+    absent.sort_unstable();
+    if absent.is_empty() {
+        return None;
+    }
+    let mut failure = Failure::new(FailureKind::Timeout, &absent, record.rank, "");
+    failure.group = Some(local.id);
+    failure.time_ns = gave_up_ns;
+    failure.operation = Some(FailedOperation {
+        op: op.kind,
+        seq: u64::from(op.seq),
+        is_p2p: false,
+        record_id: record.record_id(op),
+    });
+    Some(failure)
+}

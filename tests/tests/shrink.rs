@@ -32,11 +32,7 @@ fn the_remaining_ranks_of_a_job_continue_without_a_restart() {
         }
         assert!(!job.wait(CULPRIT).status.success());
         // Beside the ring of the process that was killed, those of the others show that they ended in order.
-        let is_closed = |rank| {
-            RingReader::attach(&job.ring_path(rank))
-                .unwrap()
-                .is_closed()
-        };
+        let is_closed = |rank| RingReader::attach(job.ring_path(rank)).unwrap().is_closed();
         assert!([0, 1, 3].into_iter().all(is_closed) && !is_closed(CULPRIT));
         // The failure was dumped.
         assert!(job.dumps().len() >= 3, "{transport}");

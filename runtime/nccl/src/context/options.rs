@@ -443,6 +443,7 @@ mod tests {
                 "RANKS_PER_ROOT",
                 "RETHROW_CUDA_ERRORS",
                 "SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING",
+                "TEARDOWN_ON_TIMEOUT",
                 "TRACE_BUFFER_SIZE",
                 "TRACE_CPP_STACK",
                 "USE_COMM_NONBLOCKING",

@@ -35,3 +35,28 @@ fn a_rank_that_ended_in_order_before_its_peers_were_done_is_named() {
                 400 ms; it last issued all_reduce #1 on group default_pg; it ended in order";
     assert!(finding.sentence.starts_with(said), "{finding:?}");
 }
+
+#[test]
+fn the_phase_that_all_ranks_named_last_is_told_where_nothing_shows_how_they_ended() {
+    let between = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
+    let mut dumps: Vec<Dump> = (0..2)
+        .map(|rank| dead(record(rank, 2, &between), 1.5))
+        .collect();
+    for dump in &mut dumps {
+        let status = dump.status.as_mut().expect("the record has a status");
+        status.phase = "ended without destroy_process_group()".to_owned();
+    }
+    let unknown = "no process of all 2 ranks is left since 13:00:01 UTC; none was in an operation, and how they ended is \
+                   not recorded";
+    let report = judge(&dumps, 40.0);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    let phase = "; each was in phase `ended without destroy_process_group()`";
+    assert_eq!(end(&report).1, format!("{unknown}{phase}"));
+    dumps[1]
+        .status
+        .as_mut()
+        .expect("the record has a status")
+        .phase
+        .clear();
+    assert_eq!(end(&judge(&dumps, 40.0)).1, unknown);
+}

@@ -110,9 +110,28 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             )
         }
         EndKind::Unknown => format!(
-            "no process of {whole} is left since {at}; none was in an operation, and how they ended is not recorded{}",
+            "no process of {whole} is left since {at}; none was in an operation, and how they ended is not recorded{}{}",
+            common_phase(ctx),
             launcher_too(ctx)
         ),
+    }
+}
+
+/// The end of a clause: the phase that all ranks named last, if it is the same. PyTorch's recorder so names the end of a
+/// program that has not destroyed its groups.
+fn common_phase(ctx: &Context<'_>) -> String {
+    let statuses = ctx
+        .aligned
+        .records
+        .iter()
+        .map(|record| record.status.as_ref());
+    let mut phases = statuses.map(|status| status.map_or("", |status| status.phase.as_str()));
+    let Some(first) = phases.next().filter(|phase| !phase.is_empty()) else {
+        return String::new();
+    };
+    match phases.all(|phase| phase == first) {
+        true => format!("; each was in phase `{first}`"),
+        false => String::new(),
     }
 }
 

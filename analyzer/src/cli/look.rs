@@ -88,6 +88,9 @@ fn judged(records: &Records) -> Result<Judged, Failure> {
     judge(&records.paths, &args, Keep::Report)
 }
 
+/// Older records than this may be of another job than the user means.
+const OLD: Duration = Duration::from_secs(600);
+
 /// Shows the report on the newest records; of several living jobs, on the newest whose report has an error. The list of
 /// the other records has the verdicts of those that were judged.
 fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> {
@@ -123,8 +126,16 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
         _ => "the records here of the newest living job with an error",
     };
     output::write_to(None, color, |out| {
-        human::write(&shown.report, &analyze::layout(false), out)?;
         let records = &search.records[at];
+        let age = now.duration_since(records.written).unwrap_or_default();
+        if !records.alive && age > OLD {
+            let age = duration_ms(age.as_secs_f64() * 1e3);
+            writeln!(
+                out,
+                "No process with a record runs here. The newest records are {age} old:"
+            )?;
+        }
+        human::write(&shown.report, &analyze::layout(false), out)?;
         writeln!(out, "\n{which}: {}\n  {}", line(records), records.command)?;
         let others = (0..).zip(&search.records).filter(|(other, _)| *other != at);
         let number = search.records.len() - 1;

@@ -58,6 +58,7 @@ fn of_several_runs_in_the_folder_of_dumps_the_newest_is_judged_and_the_others_na
         "{run:?}"
     );
     assert!(others.contains("12 files"), "{run:?}");
+    assert!(!run.stdout.contains("old:"), "{run:?}");
 }
 
 #[test]
@@ -135,4 +136,16 @@ fn without_records_it_names_where_it_looked_and_what_to_do() {
     ] {
         assert!(run.stdout.contains(part), "{part}: {run:?}");
     }
+}
+
+#[test]
+fn the_age_of_old_records_comes_before_their_verdict() {
+    let home = tempfile::tempdir().unwrap();
+    let earlier = SystemTime::now() - Duration::from_secs(3600);
+    let dumps = home.path().join("rcomm-dumps");
+    copy_dumps("cascade-2x2x2", 8, &dumps.join("b-1"), earlier);
+    let run = look(home.path(), &home.path().join("none"));
+    let first =
+        "No process with a record runs here. The newest records are 1 h old:\nSTUCK  rank 5";
+    assert!(run.stdout.starts_with(first), "{run:?}");
 }

@@ -85,9 +85,23 @@ const PROBES: usize = 16;
 /// Key of a row that is free and was in use before, so that a search continues after it. A row that was never in use
 /// has the key 0.
 const VACANT: u64 = 1;
+/// Key of a row that passes from one link to another.
+const PASSING: u64 = 2;
 /// Bit of the key of a row that is in use. The other bits of the key are those of `link::PLACE`, in which this bit
 /// belongs to what the link waits for.
 const TAKEN: u64 = 1 << 25;
+
+/// The key of the link at this place; `None` if its group is not in the table.
+#[inline]
+fn key_of(place: LinkPlace) -> Option<u64> {
+    let row = u64::from(u16::try_from(place.group.0).ok()?);
+    Some(
+        row | u64::from(place.channel) << link::CHANNEL_SHIFT
+            | if place.is_send { link::SEND } else { 0 }
+            | TAKEN
+            | u64::from(place.peer) << 32,
+    )
+}
 
 /// The rows of links: an open-addressing hash table with one key for each row of the ring.
 #[derive(Debug)]
@@ -105,9 +119,15 @@ impl Links {
         }
     }
 
-    /// The row of this key, which is added if it is missing. `None` if all rows for it are in use.
+    /// The row of this key, which is added if it is missing. `None` if all rows for it are in use, and `reuse` refuses
+    /// each.
     #[inline]
-    fn row_of(&self, key: u64, used: &AtomicU64) -> Option<usize> {
+    fn row_of(
+        &self,
+        key: u64,
+        used: &AtomicU64,
+        reuse: impl FnMut(usize) -> bool,
+    ) -> Option<usize> {
         let mask = self.keys.len().checked_sub(1)?;
         let spread = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (spread >> 32) as usize;
@@ -115,7 +135,9 @@ impl Links {
         if self.keys[first & mask].load(Ordering::Relaxed) == key {
             return Some(first & mask);
         }
-        let at = self.search(key, first, mask)?;
+        let at = self
+            .search(key, first, mask)
+            .or_else(|| self.replace(key, first, mask, reuse))?;
         if used.load(Ordering::Relaxed) <= at as u64 {
             used.fetch_max(at as u64 + 1, Ordering::Relaxed);
         }
@@ -151,6 +173,34 @@ impl Links {
             }
         }
         None
+    }
+
+    /// Takes a row of another key that `reuse` allows.
+    #[inline(never)]
+    fn replace(
+        &self,
+        key: u64,
+        first: usize,
+        mask: usize,
+        mut reuse: impl FnMut(usize) -> bool,
+    ) -> Option<usize> {
+        let mut rows = (0..PROBES.min(self.keys.len())).map(|i| (first + i) & mask);
+        rows.find(|&at| {
+            let seen = self.keys[at].load(Ordering::Relaxed);
+            // The key is taken away before `reuse` looks: a thread that begins a transfer on the row looks for the key
+            // afterwards ([`FlightRecorder::is_link_at`]), so one of the two sees the other.
+            let claimed = seen & TAKEN != 0
+                && self.keys[at]
+                    .compare_exchange(seen, PASSING, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok();
+            if !claimed {
+                return false;
+            }
+            let is_free = reuse(at);
+            let next = if is_free { key } else { seen };
+            self.keys[at].store(next, Ordering::SeqCst);
+            is_free
+        })
     }
 }
 
@@ -263,18 +313,33 @@ impl FlightRecorder {
     /// is not in the table.
     #[inline]
     pub fn link(&self, place: LinkPlace) -> Option<LinkHandle> {
-        let row = u64::from(u16::try_from(place.group.0).ok()?);
-        let key = row
-            | u64::from(place.channel) << link::CHANNEL_SHIFT
-            | if place.is_send { link::SEND } else { 0 }
-            | TAKEN
-            | u64::from(place.peer) << 32;
+        self.link_or_reuse(place, |_| false)
+    }
+
+    /// Does the same as [`link`](Self::link), but if there are too many links, takes the row of one that `reuse` allows:
+    /// it must have no transfer in progress. A caller that begins a transfer on the link must first count it where
+    /// `reuse` sees it, with sequentially consistent ordering, and then ask [`is_link_at`](Self::is_link_at).
+    #[inline]
+    pub fn link_or_reuse(
+        &self,
+        place: LinkPlace,
+        mut reuse: impl FnMut(LinkHandle) -> bool,
+    ) -> Option<LinkHandle> {
+        let key = key_of(place)?;
         let used = &self.map.words()[header::LINKS_USED];
-        let Some(at) = self.links.row_of(key, used) else {
+        let found = (self.links).row_of(key, used, |at| reuse(LinkHandle(at as u32)));
+        let Some(at) = found else {
             self.count(header::LINKS_LOST);
             return None;
         };
         Some(LinkHandle(at as u32))
+    }
+
+    /// Whether the row of this handle still belongs to the link at this place.
+    #[inline]
+    pub fn is_link_at(&self, handle: LinkHandle, place: LinkPlace) -> bool {
+        let key = self.links.keys.get(handle.index());
+        key.map(|key| key.load(Ordering::SeqCst)) == key_of(place)
     }
 
     /// Records the progress of a link's transfer for this operation, now: the completed steps and their total, and
@@ -453,6 +518,29 @@ mod tests {
         for channel in 0..16 {
             assert!(recorder.link(place(group, channel, 1)).is_some());
         }
+    }
+
+    #[test]
+    fn a_row_without_transfers_passes_to_another_link_if_all_are_taken() {
+        let recorder = recorder(16);
+        let group = communicator(&recorder, 0);
+        let places: Vec<LinkPlace> = (0..17).map(|channel| place(group, channel, 1)).collect();
+        let links: Vec<_> = (places[..16].iter())
+            .map(|&place| recorder.link(place).expect("a free row"))
+            .collect();
+        let idle = links[5];
+        assert_eq!(recorder.link_or_reuse(places[16], |_| false), None);
+        assert_eq!(recorder.links_lost(), 1);
+        let reused = recorder.link_or_reuse(places[16], |link| link == idle);
+        assert_eq!(reused, Some(idle));
+        assert!(recorder.is_link_at(idle, places[16]) && !recorder.is_link_at(idle, places[5]));
+        assert!(recorder.is_link_at(links[4], places[4]));
+        assert_eq!(recorder.link(places[16]), Some(idle));
+        recorder.link_at(idle, None, (1, 2), LinkWait::Send);
+        let [one] = &recorder.snapshot().communicators()[0].links[..] else {
+            panic!("not one link");
+        };
+        assert_eq!(one.channel, 16);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Matches the records of all ranks by group and sequence number.
 //!
 //! [`record`] holds one recorder's record of a rank in compact columns, [`comm_counter`] and [`same_process`] correct
-//! what some recorders write, and [`membership`] resolves the groups of a job. [`aligned`] joins them into [`Aligned`],
+//! what some recorders write, [`devices`] splits the records of processes with several devices, and [`membership`] resolves the groups of a job. [`aligned`] joins them into [`Aligned`],
 //! from which sends and their receives ([`p2p`], by the rule of [`message`]), clock offsets ([`clocks`]), and the
 //! pending operations of each rank ([`pending`]) are read.
 
@@ -9,6 +9,7 @@ mod aligned;
 pub(crate) mod clocks;
 pub(crate) mod comm_counter;
 mod comm_members;
+pub(crate) mod devices;
 pub(crate) mod event;
 mod membership;
 mod message;

@@ -233,8 +233,9 @@ pub(crate) struct SharedGroup {
     pub(crate) desc: String,
 }
 
-/// One membership among the groups of a name, and the incarnation of its newest group.
-type Namesake<'a> = (&'a Arc<[Rank]>, u32);
+/// One membership among the groups of a name, the process's own rank in it if that is recorded in place of the members,
+/// and the incarnation of its newest group.
+type Namesake<'a> = (&'a Arc<[Rank]>, Option<Rank>, u32);
 
 /// Whether two lists are equal. Records that are kept share lists, so large ones are compared by address first.
 fn same_ranks(a: &Arc<[Rank]>, b: &Arc<[Rank]>) -> bool {
@@ -383,14 +384,18 @@ impl Shared {
         for i in order {
             let info = &dump.groups[i].info;
             let namesakes = seen.entry(&info.name).or_default();
-            let same = |known: &&mut Namesake<'_>| same_ranks(known.0, &info.ranks);
+            let place = dump.groups[i].place.filter(|_| info.ranks.is_empty());
+            // A process with several devices has several ranks of one communicator.
+            let own = place.map(|place| place.rank);
+            let same =
+                |known: &&mut Namesake<'_>| same_ranks(known.0, &info.ranks) && known.1 == own;
             let incarnation = match namesakes.iter_mut().find(same) {
-                Some((_, newest)) => {
+                Some((_, _, newest)) => {
                     *newest += 1;
                     *newest
                 }
                 None => {
-                    namesakes.push((&info.ranks, 0));
+                    namesakes.push((&info.ranks, own, 0));
                     0
                 }
             };
@@ -398,7 +403,7 @@ impl Shared {
                 id: info.id,
                 group: self.group(&info.name, &info.desc, &info.ranks, incarnation),
                 status: dump.groups[i].status,
-                place: dump.groups[i].place.filter(|_| info.ranks.is_empty()),
+                place,
             };
         }
         groups

@@ -2,7 +2,7 @@
 
 use crate::align::p2p::Messages;
 use crate::align::record::{Extent, Record, Shared};
-use crate::align::{Aligned, clocks, comm_counter, same_process};
+use crate::align::{Aligned, clocks, comm_counter, devices, same_process};
 use crate::judge::context::Context;
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
@@ -142,6 +142,17 @@ fn judge(
     };
     comm_counter::number_by_communicator(shared, &mut records);
     let mut records = provenance::select(shared, records, policy, &mut problems);
+    let devices = devices::split(shared, &mut records, &mut problems);
+    // Launchers and sources number the processes, which are then not the ranks.
+    let policy = &match devices {
+        Some(size) => Policy {
+            world_size: Some(size),
+            silent: Vec::new(),
+            launches: Vec::new(),
+            ..policy.clone()
+        },
+        None => policy.clone(),
+    };
     let selected = count_ops(&records);
     let is_seen_at_work = policy.snapshot_of_rings
         && records.iter().all(Record::is_ring)

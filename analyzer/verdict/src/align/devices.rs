@@ -1,0 +1,189 @@
+//! Processes with several devices.
+//!
+//! The profiler plug-in keeps one ring for a process. A process with several devices has several ranks of a communicator,
+//! so its ring lists the communicator once for each of them. Here such a record becomes one for each rank: ranks are then
+//! those of the largest communicator, and not of processes. Which of its devices a rank of another communicator is, the
+//! record does not tell, unless the process has the same ranks in it.
+
+use crate::align::record::{LocalGroup, Record, Shared};
+use crate::report::Problem;
+use crate::report::format::format_ranks;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+/// For each group of a record that states its own rank in it: the ranks, each with the position of its group in the
+/// record.
+type Places = BTreeMap<u32, BTreeMap<Rank, usize>>;
+
+fn places_of(record: &Record) -> Places {
+    let mut places = Places::new();
+    for (at, local) in record.groups.iter().enumerate() {
+        if let Some(place) = local.place {
+            let ranks = places.entry(local.group).or_default();
+            ranks.insert(place.rank, at);
+        }
+    }
+    places
+}
+
+/// Splits the records of processes with several devices, and returns the number of ranks that they then are of; `None`
+/// if there is no such record. Operations of communicators whose ranks cannot be told apart are removed, which becomes
+/// a problem.
+pub(crate) fn split(
+    shared: &Shared,
+    records: &mut Vec<Record>,
+    problems: &mut Vec<Problem>,
+) -> Option<u32> {
+    let places: Vec<Places> = records.iter().map(places_of).collect();
+    let is_shared = |places: &Places| places.values().any(|ranks| ranks.len() > 1);
+    if !places.iter().any(is_shared) {
+        return None;
+    }
+    let world = world_of(records, &places);
+    let kept = kept_groups(&places, world.map(|(group, _)| group));
+    note_removed(shared, records, &places, &kept, problems);
+    let mut split = Vec::with_capacity(records.len());
+    for (record, places) in records.drain(..).zip(&places) {
+        let hides_pending = hides_pending(&record, &kept);
+        let before = split.len();
+        let ranks = world.and_then(|(group, size)| Some((places.get(&group)?, size)));
+        match ranks {
+            Some((ranks, size)) => {
+                let several = ranks.len() > 1;
+                let of = |&rank| part(&record, rank, size, &kept, several);
+                split.extend(ranks.keys().map(of));
+            }
+            None => {
+                let keeps =
+                    |local: &LocalGroup| local.place.is_none() || kept.contains(&local.group);
+                split.push(with_groups(&record, keeps));
+            }
+        }
+        for part in &mut split[before..] {
+            part.cut |= hides_pending;
+        }
+    }
+    split.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
+    *records = split;
+    world.map(|(_, size)| size)
+}
+
+/// The largest communicator and its size, if each record states ranks in it, and no two the same one.
+fn world_of(records: &[Record], places: &[Places]) -> Option<(u32, u32)> {
+    let sizes = records.iter().flat_map(|record| {
+        let places = record.groups.iter();
+        places.filter_map(|local| Some((local.place?.size, local.group)))
+    });
+    let (size, group) = sizes.max_by_key(|&(size, group)| (size, std::cmp::Reverse(group)))?;
+    let mut seen = HashSet::new();
+    let covers = records.iter().zip(places).all(|(record, places)| {
+        let ranks = places.get(&group);
+        record.recorder == Recorder::NcclProfiler
+            && ranks.is_some_and(|ranks| ranks.keys().all(|&rank| rank < size && seen.insert(rank)))
+    });
+    covers.then_some((group, size))
+}
+
+/// The groups whose ranks are told apart in every record.
+fn kept_groups(places: &[Places], world: Option<u32>) -> BTreeSet<u32> {
+    let mut kept: BTreeSet<u32> = places.iter().flat_map(|of| of.keys().copied()).collect();
+    for of_record in places {
+        let whole = world.and_then(|world| of_record.get(&world));
+        let is_told = |ranks: &BTreeMap<Rank, usize>| match whole {
+            Some(whole) => whole.len() == 1 || ranks.keys().eq(whole.keys()),
+            None => ranks.len() == 1,
+        };
+        for (group, ranks) in of_record {
+            if !is_told(ranks) {
+                kept.remove(group);
+            }
+        }
+    }
+    kept
+}
+
+/// Whether operations that are removed had not ended. The record is then judged like one of which a part is missing.
+fn hides_pending(record: &Record, kept: &BTreeSet<u32>) -> bool {
+    record.ops.iter().any(|op| {
+        let local = &record.groups[usize::from(op.group)];
+        let is_removed = local.place.is_some() && !kept.contains(&local.group);
+        is_removed && !op.retired && !op.completed()
+    })
+}
+
+fn note_removed(
+    shared: &Shared,
+    records: &[Record],
+    places: &[Places],
+    kept: &BTreeSet<u32>,
+    problems: &mut Vec<Problem>,
+) {
+    let removed: BTreeSet<u32> = places
+        .iter()
+        .flat_map(|of| of.keys().copied())
+        .filter(|group| !kept.contains(group))
+        .collect();
+    let Some(&first) = removed.first() else {
+        return;
+    };
+    let several = records
+        .iter()
+        .zip(places)
+        .filter(|(_, places)| places.values().any(|ranks| ranks.len() > 1));
+    let processes: Vec<Rank> = several.map(|(record, _)| record.rank).collect();
+    let more = match removed.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    problems.push(Problem::unreadable_dump(
+        "",
+        format!(
+            "operations on group {}{more} were left aside: the process{} of {} {} several devices, and the record does \
+             not tell which of them is which rank of the group",
+            shared.groups[first as usize].name,
+            if processes.len() == 1 { "" } else { "es" },
+            format_ranks(&processes),
+            if processes.len() == 1 { "has" } else { "have" },
+        ),
+    ));
+}
+
+/// The record of one rank of a process.
+fn part(record: &Record, rank: Rank, size: u32, kept: &BTreeSet<u32>, several: bool) -> Record {
+    let keeps = |local: &LocalGroup| match local.place {
+        Some(place) => kept.contains(&local.group) && (!several || place.rank == rank),
+        None => true,
+    };
+    let mut part = with_groups(record, keeps);
+    part.rank = rank;
+    part.identity.rank = Some(rank);
+    part.identity.world_size = Some(size);
+    part
+}
+
+/// A record with those of its groups that `keeps` returns true for, and their operations.
+fn with_groups(record: &Record, keeps: impl Fn(&LocalGroup) -> bool) -> Record {
+    let mut number = 0;
+    let numbers: Vec<Option<u16>> = record
+        .groups
+        .iter()
+        .map(|local| {
+            keeps(local).then(|| {
+                number += 1;
+                number - 1
+            })
+        })
+        .collect();
+    let mut part = record.clone();
+    part.groups.retain(&keeps);
+    part.ops
+        .retain_mut(|op| match numbers[usize::from(op.group)] {
+            Some(number) => {
+                op.group = number;
+                true
+            }
+            None => false,
+        });
+    part
+}

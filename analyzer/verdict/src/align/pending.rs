@@ -1,9 +1,10 @@
 //! The unfinished operations of each rank, and whether its device has reached them.
 
 use crate::align::p2p::{self, Half, Messages};
-use crate::align::record::{NONE, Record};
-use crate::align::{Aligned, GroupIx, RecordIx};
-use rcomm_recorder::model::{EntryState, OpType};
+use crate::align::record::{NONE, Op, Record};
+use crate::align::{Aligned, GroupIx, Lane, RecordIx};
+use rcomm_recorder::model::{EntryState, OpType, Peer};
+use rcomm_recorder::publish::Recorder;
 use std::collections::HashMap;
 
 /// Whether the device of a rank has reached an operation that the rank issued.
@@ -68,6 +69,19 @@ pub(crate) fn on_device(backend: &str) -> bool {
     .any(|name| backend.starts_with(name))
 }
 
+/// Whether this is a message of a rank to itself, of whose end NCCL tells a profiler nothing; one that is copied in place
+/// has not even a peer. It needs no other rank.
+fn is_copy(record: &Record, lane: &Lane, op: &Op) -> bool {
+    record.recorder == Recorder::NcclProfiler
+        && op.retired
+        && op.state == EntryState::Scheduled
+        && match op.peer() {
+            Peer::Rank(peer) => peer == lane.member,
+            Peer::None => true,
+            Peer::Any => false,
+        }
+}
+
 /// The unfinished operations of a record, in order of issue.
 pub(crate) fn pending_of(
     aligned: &Aligned<'_>,
@@ -113,7 +127,10 @@ pub(crate) fn pending_of(
                     .count();
             let op = aligned.op(record, status_op);
             let halves: Vec<Half> = (at..end)
-                .filter(|&at| !over[at] && aligned.op(record, lane.messages[at]).kind.is_p2p())
+                .filter(|&at| {
+                    let op = aligned.op(record, lane.messages[at]);
+                    !over[at] && op.kind.is_p2p() && !is_copy(whole, lane, op)
+                })
                 .map(|at| Half {
                     position: lane.messages[at],
                     status_op,

@@ -1,7 +1,8 @@
 //! Finds the channel and peer on which an operation of NCCL makes no progress. Only NCCL's profiler interface reports
 //! this; no recorder above NCCL can see it.
 
-use crate::align::{GroupIx, Presence};
+use crate::align::record::Op;
+use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::context::Context;
 use rcomm_recorder::model::{KernelProgress, LinkProgress, LinkWait, Rank};
 use std::collections::BTreeSet;
@@ -44,17 +45,38 @@ pub(crate) struct StuckTransfer {
 /// Where a collective lags, by the channels and links in the records of the group's members; `None` if they do not show
 /// it.
 pub(crate) fn lag_of(ctx: &Context<'_>, group: GroupIx, seq: u32) -> Option<Lag> {
+    let members = 0..ctx.aligned.groups[group].ranks.len();
+    let ops = members.filter_map(|member| {
+        let Presence::Issued(at) = ctx.aligned.presence(group, member, seq) else {
+            return None;
+        };
+        let (record, lane) = ctx.aligned.lane(group, member)?;
+        Some((record, ctx.aligned.status_op(record, lane, at)))
+    });
+    lag_of_ops(ctx, group, ops)
+}
+
+/// Where messages lag, by the records of their halves, each given with its position there; `None` if they do not show
+/// it.
+pub(crate) fn lag_of_messages(
+    ctx: &Context<'_>,
+    group: GroupIx,
+    halves: &BTreeSet<(RecordIx, u32)>,
+) -> Option<Lag> {
+    let halves = halves.iter();
+    let ops = halves.map(|&(record, position)| (record, ctx.aligned.op(record, position)));
+    lag_of_ops(ctx, group, ops)
+}
+
+fn lag_of_ops<'o>(
+    ctx: &Context<'_>,
+    group: GroupIx,
+    ops: impl Iterator<Item = (RecordIx, &'o Op)>,
+) -> Option<Lag> {
     let ranks = &ctx.aligned.groups[group].ranks;
     let mut kernels: Vec<KernelProgress> = Vec::new();
     let mut links: Vec<(Rank, LinkProgress)> = Vec::new();
-    for (member, &rank) in ranks.iter().enumerate() {
-        let Presence::Issued(at) = ctx.aligned.presence(group, member, seq) else {
-            continue;
-        };
-        let Some((record, lane)) = ctx.aligned.lane(group, member) else {
-            continue;
-        };
-        let op = ctx.aligned.status_op(record, lane, at);
+    for (record, op) in ops {
         let whole = &ctx.aligned.records[record];
         let id = whole.record_id(op);
         let name = &ctx.aligned.groups[group].name;
@@ -62,7 +84,7 @@ pub(crate) fn lag_of(ctx: &Context<'_>, group: GroupIx, seq: u32) -> Option<Lag>
             let mine = communicator.kernels.iter().filter(|it| it.record_id == id);
             kernels.extend(mine.cloned());
             let mine = communicator.links.iter().filter(|it| it.record_id == id);
-            links.extend(mine.map(|link| (rank, link.clone())));
+            links.extend(mine.map(|link| (whole.rank, link.clone())));
         }
     }
     let open: BTreeSet<u8> = kernels

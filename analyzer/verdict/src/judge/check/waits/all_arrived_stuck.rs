@@ -5,7 +5,7 @@
 //! first, explains such a wait better.
 
 use crate::align::Presence;
-use crate::judge::channels::{Common, lag_of};
+use crate::judge::channels::{Common, lag_of, lag_of_messages};
 use crate::judge::check::Check;
 use crate::judge::check::calls::p2p_size_mismatch::both_ends;
 use crate::judge::context::{Context, FindingDraft};
@@ -84,7 +84,18 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
         .map_or(String::new(), |ms| format!(" after {}", format_time(ms)));
     let lag = match ctx.graph.places[place] {
         Place::Collective { group, seq } => lag_of(ctx, group, seq),
-        Place::Batch { .. } => None,
+        Place::Batch {
+            group,
+            record,
+            pending,
+        } => {
+            let halves = ctx.halves(record, pending).iter();
+            let ends = halves.filter_map(|&half| both_ends(ctx, group, record, half));
+            let ends = ends.flat_map(|(from, send, to, receive)| {
+                [(from, send.position), (to, receive.position)]
+            });
+            lag_of_messages(ctx, group, &ends.collect())
+        }
     };
     let host_of = |rank| {
         let record = ctx.aligned.record_of(rank)?;

@@ -1,4 +1,4 @@
-//! Reads the log of NCCL's Inspector, a profiler plug-in that comes with NCCL (`ext-profiler/inspector`), and condenses
+//! Reads the log of NCCL's Inspector, a profiler plug-in that comes with NCCL (`plugins/profiler/inspector`), and condenses
 //! it to trends.
 //!
 //! The log is one JSON object a line: `header` (communicator, rank, sizes), `metadata` (format, host, process) and

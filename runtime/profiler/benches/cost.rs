@@ -1,5 +1,5 @@
 //! Costs of the plug-in for NCCL: the time of the events of one operation, as NCCL 2.29 and later report them, for each
-//! choice of events in `RCOMM_NCCL_EVENTS`, compared with a plug-in that does nothing and one that prints a line for
+//! choice of events in `RCOMM_NCCL_EVENTS`, in all and for each call of the plug-in, compared with a plug-in that does nothing and one that prints a line for
 //! each event; and the memory of a communicator.
 //!
 //! `cargo bench -p rcomm-nccl-profiler`. Calls go through pointers to functions, as in NCCL.
@@ -102,6 +102,15 @@ struct Shape {
     channels: u8,
     has_kernels: bool,
     has_transfers: bool,
+}
+
+impl Shape {
+    /// The number of calls of the plug-in for one operation: starts, stops and states.
+    fn calls(self) -> u64 {
+        let kernels = if self.has_kernels { 3 } else { 0 };
+        let transfers = if self.has_transfers { 4 } else { 0 };
+        6 + u64::from(self.channels) * (kernels + transfers)
+    }
 }
 
 impl Plugin {
@@ -248,16 +257,18 @@ fn measure(plugin: &Plugin, shape: Shape, rounds: usize) -> Cost {
 
 /// Prints the least of several measurements of each part: other programs only add to it. `baseline` is that of a
 /// plug-in that does nothing, on the same events, measured in turn with this one.
-fn print(name: &str, costs: &[Cost], baseline: &[Cost]) {
+fn print(name: &str, shape: Shape, costs: &[Cost], baseline: &[Cost]) {
     let least = |costs: &[Cost], part: fn(Cost) -> u64| {
         costs.iter().map(|&cost| part(cost)).min().unwrap_or(0)
     };
     let (both, nothing) = (least(costs, Cost::both), least(baseline, Cost::both));
     println!(
-        "{name:40} calling thread {:5} ns   proxy thread {:6} ns   both {both:6} ns, {:6} ns more than a plug-in that does nothing",
+        "{name:40} calling thread {:5} ns   proxy thread {:6} ns   both {both:6} ns, {:6} ns more than a plug-in that does nothing; {:5} ns for each of {} calls",
         least(costs, |it| it.calling_thread),
         least(costs, |it| it.proxy_thread),
-        both.saturating_sub(nothing)
+        both.saturating_sub(nothing),
+        both / shape.calls(),
+        shape.calls()
     );
 }
 
@@ -273,8 +284,13 @@ fn compare(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
         })
         .unzip();
     let name = format!("{name}, {} channels", shape.channels);
-    print(&format!("{name}: does nothing"), &baseline, &baseline);
-    print(&name, &costs, &baseline);
+    print(
+        &format!("{name}: does nothing"),
+        shape,
+        &baseline,
+        &baseline,
+    );
+    print(&name, shape, &costs, &baseline);
 }
 
 /// The plug-in of this crate. It reads its choice of events once in a process, so each choice needs a process of its

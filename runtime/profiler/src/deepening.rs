@@ -17,6 +17,9 @@ use std::time::Duration;
 pub(crate) const STALL: Duration = Duration::from_secs(1);
 /// The number of operations that are recorded with steps after a hang or a stall.
 pub(crate) const DEEP: u32 = 4_096;
+/// The number of operations after that during which a stall does not bring steps back: in a job with a long operation
+/// now and then, one operation in sixteen is recorded with steps.
+pub(crate) const REST: u32 = 15 * DEEP;
 
 /// Where NCCL reads its mask of events.
 #[derive(Debug, Default)]
@@ -58,11 +61,13 @@ impl MaskPlace {
         }
     }
 
-    /// Asks NCCL for these events from its next call on.
-    fn set(&self, events: u64) {
+    /// Asks NCCL for the events that `events` returns, from its next call on.
+    fn set(&self, events: impl FnOnce() -> u64) {
         if let Some(it) = &*self.lock()
             && !it.mask.is_null()
         {
+            // Determined under the lock, so that of two threads the last one sets the newest.
+            let events = events();
             // SAFETY: not null (checked). A context has not ended, so the mask is valid for atomic access by the
             // contract of `begins`, and the lock is held, so that the last context does not end meanwhile.
             unsafe { AtomicI32::from_ptr(it.mask) }.store(events as c_int, Relaxed);
@@ -72,21 +77,40 @@ impl MaskPlace {
 
 impl Process {
     /// Asks NCCL for the steps of transfers, too, for the next [`DEEP`] operations, unless the user has named events.
-    pub(crate) fn deepen(&self) {
-        if self.events.deepens && self.deep_left.swap(DEEP, Relaxed) == 0 {
-            self.mask_place.set(self.current_mask());
+    pub(crate) fn deepen_after_hang(&self) {
+        self.deepen(|left| left <= REST);
+    }
+
+    /// Does the same if an operation of this duration has stalled, and neither are steps recorded nor were they within
+    /// the last [`REST`] operations.
+    #[inline]
+    pub(crate) fn deepen_after(&self, duration: Duration) {
+        if duration >= STALL {
+            self.deepen(|left| left == 0);
+        }
+    }
+
+    fn deepen(&self, begins: impl Fn(u32) -> bool) {
+        let counted = |left| begins(left).then_some(DEEP + REST);
+        if self.events.deepens
+            && self
+                .deep_left
+                .fetch_update(Relaxed, Relaxed, counted)
+                .is_ok()
+        {
+            self.mask_place.set(|| self.current_mask());
         }
     }
 
     /// The events that are asked for now.
     pub(crate) fn current_mask(&self) -> u64 {
-        match self.deep_left.load(Relaxed) {
-            0 => self.events.mask,
-            _ => self.events.mask | event::PROXY_STEP,
+        match self.deep_left.load(Relaxed) > REST {
+            false => self.events.mask,
+            true => self.events.mask | event::PROXY_STEP,
         }
     }
 
-    /// Counts an operation of those that are recorded with steps.
+    /// Counts an operation of those that are recorded with steps, and of those after them.
     #[inline]
     pub(crate) fn count_deep(&self) {
         if self.deep_left.load(Relaxed) == 0 {
@@ -95,8 +119,43 @@ impl Process {
         let counted = self
             .deep_left
             .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
-        if counted == Ok(1) {
-            self.mask_place.set(self.current_mask());
+        if counted == Ok(REST + 1) {
+            self.mask_place.set(|| self.current_mask());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Events;
+    use rcomm_recorder::record::{Placement, RecorderConfig, RingPart};
+
+    #[test]
+    fn stalls_bring_steps_for_a_sixteenth_of_the_operations_and_a_hang_brings_them_at_once() {
+        let config = RecorderConfig {
+            placement: Placement::Memory,
+            entries: 64,
+            part: RingPart::NcclProfiler,
+            ..RecorderConfig::new("job", 0, 2)
+        };
+        let events = Events::parse(None).expect("the default");
+        let process = Process::open(&config, events).expect("memory for a ring");
+        let asks_for_steps = || process.current_mask() & event::PROXY_STEP != 0;
+        process.deepen_after(STALL - Duration::from_nanos(1));
+        assert!(!asks_for_steps());
+        process.deepen_after(STALL);
+        let mut with_steps = 0;
+        for _ in 0..2 * (DEEP + REST) {
+            with_steps += u32::from(asks_for_steps());
+            process.count_deep();
+            // Each operation stalls.
+            process.deepen_after(STALL);
+        }
+        assert_eq!(with_steps, 2 * DEEP);
+        (0..DEEP).for_each(|_| process.count_deep());
+        assert!(!asks_for_steps());
+        process.deepen_after_hang();
+        assert!(asks_for_steps());
     }
 }

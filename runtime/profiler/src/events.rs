@@ -9,13 +9,14 @@
 
 use crate::abi::event;
 use crate::handle::{Handle, Kind, SlotUse};
-use crate::process::{Call, Communicator, Op, Process, flag, naming};
+use crate::operation::{Op, State, flag};
+use crate::process::{Call, Communicator, Process, naming};
 use rcomm_recorder::model::LinkWait;
 use rcomm_recorder::record::{
     ChannelEvent, GroupHandle, KernelPlan, LinkHandle, LinkPlace, Ticket, Timestamp,
 };
 use std::ffi::c_void;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A task as NCCL describes it when it is in a plan.
 pub(crate) struct Task<'t, C> {
@@ -57,9 +58,20 @@ impl Process {
         Some((at, self.communicators.get(at)?))
     }
 
+    /// Handles the beginning of a plan, of which nothing is kept. Up to version 4 NCCL reports the operations of a plan
+    /// only if the plan has a handle, whether or not the plug-in asks for plans (`ncclProfilerStartTaskEvents`,
+    /// plugin/profiler.cc:235 of 2.26.2 and 240 of 2.27.7).
+    pub(crate) fn plan_starts(&self) -> *mut c_void {
+        let any = SlotUse {
+            index: 0,
+            generation: 1,
+        };
+        any.handle(Kind::Plan, 0)
+    }
+
     /// Handles the beginning of the outermost group call.
     pub(crate) fn group_starts(&self) -> *mut c_void {
-        let taken = self.groups.take(|group| group.first.store(0, Relaxed));
+        let taken = self.groups.take(|group, _| group.first.store(0, Relaxed));
         taken.map_or(NONE, |at| at.handle(Kind::Group, 0))
     }
 
@@ -75,7 +87,11 @@ impl Process {
             return NONE;
         };
         if is_captured {
-            self.expect_replays(communicator);
+            // Without events of channels, NCCL reports the replays only of plans with work for the network: a different
+            // number on each rank, so nothing may be concluded from them.
+            if self.events.mask & event::KERNEL_CH != 0 {
+                self.expect_replays(communicator);
+            }
             if let Some(ticket) = self.begin(communicator, call, false) {
                 // NCCL does not report the graph.
                 self.recorder.captured_at(ticket, self.now(), 0);
@@ -112,20 +128,36 @@ impl Process {
         self.groups.give_back(at);
         while next != 0 {
             let op_at = SlotUse::from_word(next);
+            // The slot is in use until here, also if its communicator was aborted.
             let Some(op) = self.operations.get(op_at) else {
                 return;
             };
             next = op.next.load(Relaxed);
-            // The ticket is read before the slot can belong to another operation.
-            let ticket = op.ticket();
-            let before = op.flags.fetch_and(!flag::IN_GROUP, AcqRel);
-            if before & flag::OVER != 0 {
-                self.operations.give_back(op_at);
-            } else if before & flag::PLANNED == 0
-                && op.flags.fetch_or(flag::LEFT, AcqRel) & flag::PLANNED == 0
-            {
-                self.recorder.retired(ticket);
+            self.group_of_ends(op_at, op);
+        }
+    }
+
+    /// Handles the end of the group call that this operation was issued in.
+    fn group_of_ends(&self, at: SlotUse, op: &Op) {
+        let ticket = op.ticket();
+        let waits = |state: State| !state.has(flag::PLANNED | flag::OVER);
+        let is_left = op.state(at).is_some_and(waits);
+        if is_left {
+            self.recorder.retired(ticket);
+        }
+        let ended = op.change(at, |state| {
+            let state = state.without(flag::IN_GROUP);
+            match waits(state) {
+                true => Some(state.with(flag::LEFT)),
+                false => Some(state),
             }
+        });
+        let Some((_, after)) = ended else { return };
+        if after.has(flag::OVER) {
+            self.operations.give_back(at);
+        } else if is_left && after.has(flag::PLANNED) {
+            // Its plan came at this moment.
+            self.recorder.watched(ticket);
         }
     }
 
@@ -161,15 +193,24 @@ impl Process {
                 }
             }
         };
+        // A message to the own rank is a copy, for which NCCL adds no work to a channel's proxy thread
+        // (`addP2pToPlan`, enqueue.cc:788 of 2.28.3).
+        let own = communicator.rank.load(Relaxed);
+        let no_channels = self.events.mask & event::KERNEL_CH == 0 || task.peer == Some(own);
         let Some(op) = self.operations.get(op_at) else {
             return NONE;
         };
-        op.channels.store(task.plan.channels.into(), Relaxed);
-        let at_most = if task.at_most { flag::AT_MOST } else { 0 };
-        let before = op.flags.fetch_or(flag::PLANNED | at_most, AcqRel);
         let ticket = op.ticket();
-        if before & flag::LEFT != 0 {
-            op.flags.fetch_and(!flag::LEFT, AcqRel);
+        let at_most = if task.at_most { flag::AT_MOST } else { 0 };
+        let silent = if no_channels { flag::NO_CHANNELS } else { 0 };
+        let planned = op.change_open(op_at, |state| {
+            let state = state.without(flag::LEFT).with_channels(task.plan.channels);
+            state.with(flag::PLANNED | at_most | silent)
+        });
+        let Some((before, _)) = planned else {
+            return NONE;
+        };
+        if before.has(flag::LEFT) {
             self.recorder.watched(ticket);
         }
         if let (Some(peer), true) = (task.peer, known.is_some()) {
@@ -197,11 +238,19 @@ impl Process {
         let ticket = op.ticket();
         // Its kernel was launched before its task began, which the end of the task confirms.
         let planned = Timestamp::from_ns(op.planned.load(Relaxed));
+        let Some(state) = op.state(at).filter(|state| !state.has(flag::OVER)) else {
+            return;
+        };
         self.recorder.kernel_launched_at(ticket, planned);
-        if self.events.mask & event::KERNEL_CH == 0 {
-            // No event will report its end.
+        if !state.has(flag::NO_CHANNELS) {
+            return;
+        }
+        // No event will report its end.
+        if let Some((_, after)) = op.change_open(at, |state| state.with(flag::OVER)) {
             self.recorder.retired(ticket);
-            self.release(at, op);
+            if !after.has(flag::IN_GROUP) {
+                self.operations.give_back(at);
+            }
         }
     }
 
@@ -217,17 +266,11 @@ impl Process {
             return NONE;
         };
         let ticket = op.ticket();
-        // One proxy thread reports the channels of an operation, so loads and stores suffice: they cost less than
-        // exchanges.
-        if let Some(timer) = timer.filter(|&timer| timer > 0) {
-            let known = op.first_start.load(Relaxed);
-            if known == 0 || timer < known {
-                op.first_start.store(timer, Relaxed);
-            }
-        }
-        let started = op.started.load(Relaxed);
-        op.started.store(started + 1, Relaxed);
-        if started == 0 {
+        let Some((before, _)) = op.change_open(at, State::starts) else {
+            return NONE;
+        };
+        op.notes_start(at, timer.unwrap_or(0));
+        if before.started() == 0 {
             self.recorder.started(ticket);
         }
         self.recorder
@@ -237,20 +280,13 @@ impl Process {
 
     fn kernel_stops(&self, at: SlotUse, op: &Op, channel: u8) {
         let ticket = op.ticket();
+        let Some((_, after)) = op.change_open(at, State::finishes) else {
+            return;
+        };
         self.recorder
             .kernel_channel(ticket, channel, ChannelEvent::Finished);
-        // As in `kernel_starts`.
-        let finished = op.finished.load(Relaxed) + 1;
-        op.finished.store(finished, Relaxed);
-        let channels = op.channels.load(Relaxed);
-        let is_exact = channels > 0 && op.flags.load(Relaxed) & flag::AT_MOST == 0;
-        let all = match is_exact {
-            true => channels,
-            // The number of channels that have started: the kernel starts on all of its channels at once.
-            false => op.started.load(Relaxed),
-        };
-        if finished >= all {
-            self.end(at, op);
+        if after.has(flag::OVER) {
+            self.end(at, op, ticket, after);
         }
     }
 
@@ -267,47 +303,81 @@ impl Process {
             return NONE;
         }
         let task = Handle::of(parent).and_then(|parent| parent.is(Kind::Task));
-        let Some(op) = task.and_then(|at| self.operations.get(at)) else {
+        let Some((task, op)) = task.and_then(|at| Some((at, self.operations.get(at)?))) else {
             return NONE;
         };
-        let at = SlotUse::from_word(op.communicator.load(Relaxed));
-        let ticket = op.ticket();
-        let [.., group] = ticket.to_words();
-        let link = self.recorder.link(LinkPlace {
-            group: GroupHandle::of_row(group as u32),
-            channel: facts.channel,
-            peer: facts.peer,
-            is_send: facts.is_send,
-        });
-        let Some(link) = link else { return NONE };
+        let (ticket, at) = (op.ticket(), op.communicator());
         // NCCL passes transfers to its proxy thread when it puts the operation into a plan: a transfer waits since
         // then, or for less if it follows others of its link.
         let since = Timestamp::from_ns(op.planned.load(Relaxed));
-        let post = |handle| {
-            let active = &self.active[link.index()];
-            active.store(active.load(Relaxed) + 1, Relaxed);
-            let waits = (LinkWait::Posted, since);
-            self.recorder
-                .link_since(link, Some(ticket), (0, facts.steps), waits);
-            handle
-        };
-        if !has_progress && self.current_mask() & event::PROXY_STEP == 0 {
-            let whole = SlotUse {
-                index: link.index() as u32,
-                generation: self.released[link.index()].load(Relaxed),
-            };
-            return post(whole.handle(Kind::Whole, 0));
+        if op.state(task).is_none_or(|it| it.has(flag::OVER)) {
+            return NONE;
         }
-        let taken = self.transfers.take(|transfer| {
-            transfer.link.store(link.index() as u32, Relaxed);
-            transfer.communicator.store(at.to_word(), Relaxed);
-            for (word, value) in transfer.operation.iter().zip(ticket.to_words()) {
-                word.store(value, Relaxed);
+        let [.., group] = ticket.to_words();
+        let group = GroupHandle::of_row(group as u32);
+        let place = LinkPlace {
+            group,
+            channel: facts.channel,
+            peer: facts.peer,
+            is_send: facts.is_send,
+        };
+        let Some((link, number)) = self.begin_on_link(place) else {
+            return NONE;
+        };
+        let whole = !has_progress && self.current_mask() & event::PROXY_STEP == 0;
+        let handle = match whole {
+            true => {
+                let whole = SlotUse {
+                    index: link.index() as u32,
+                    generation: number,
+                };
+                Some(whole.handle(Kind::Whole, 0))
             }
-            transfer.steps.store(facts.steps, Relaxed);
-            transfer.done.store(0, Relaxed);
-        });
-        taken.map_or(NONE, |at| post(at.handle(Kind::Transfer, 0)))
+            false => self
+                .transfers
+                .take(|transfer, _| {
+                    transfer.link.store(link.index() as u32, Relaxed);
+                    transfer.link_use.store(number, Relaxed);
+                    transfer.communicator.store(at.to_word(), Relaxed);
+                    for (word, value) in transfer.operation.iter().zip(ticket.to_words()) {
+                        word.store(value, Relaxed);
+                    }
+                    transfer.steps.store(facts.steps, Relaxed);
+                    transfer.done.store(0, Relaxed);
+                })
+                .map(|at| at.handle(Kind::Transfer, 0)),
+        };
+        let Some(handle) = handle else {
+            self.leave(link.index() as u32, number);
+            return NONE;
+        };
+        let waits = (LinkWait::Posted, since);
+        self.recorder
+            .link_since(link, Some(ticket), (0, facts.steps), waits);
+        if self.communicators.get(at).is_none() {
+            // An abort has released the communicator's links before this one.
+            self.release_links(group);
+            self.stops(handle);
+            return NONE;
+        }
+        handle
+    }
+
+    /// Counts a transfer on the link at this place; returns the link and the number of its use.
+    fn begin_on_link(&self, place: LinkPlace) -> Option<(LinkHandle, u32)> {
+        // The row of a link without transfers is used again for another link, which may happen between the search and
+        // the count.
+        for _ in 0..3 {
+            let link = self
+                .recorder
+                .link_or_reuse(place, |link| self.links.release_idle(link.index()))?;
+            let number = self.links.begins(link.index());
+            if self.recorder.is_link_at(link, place) {
+                return Some((link, number));
+            }
+            self.links.ends(link.index(), number);
+        }
+        None
     }
 
     fn update_transfer(&self, at: SlotUse, done: Option<u32>, wait: LinkWait) {
@@ -329,27 +399,16 @@ impl Process {
             return;
         };
         let link = transfer.link.load(Relaxed);
+        let number = transfer.link_use.load(Relaxed);
         if self.transfers.give_back(at) {
-            self.leave(link);
+            self.leave(link, number);
         }
     }
 
-    /// Handles the end of a transfer whose steps are not reported.
-    fn whole_stops(&self, at: SlotUse) {
-        let released = self.released.get(at.index as usize);
-        // If the communicator has ended, its links were released, and the count starts anew.
-        if released.is_some_and(|it| it.load(Relaxed) == at.generation) {
-            self.leave(at.index);
-        }
-    }
-
-    /// Counts a transfer of this link as over.
-    fn leave(&self, link: u32) {
-        let active = &self.active[link as usize];
-        let left = active.load(Relaxed).saturating_sub(1);
-        active.store(left, Relaxed);
+    /// Counts a transfer of this use of a link as over.
+    fn leave(&self, link: u32, number: u32) {
         // A newer transfer of the link may be in progress.
-        if left == 0 {
+        if self.links.ends(link as usize, number) {
             self.recorder.link_idle(LinkHandle::from_index(link));
         }
     }
@@ -376,7 +435,8 @@ impl Process {
         match kind {
             Kind::Group => self.group_stops(at),
             Kind::Transfer => self.transfer_stops(at),
-            Kind::Whole => self.whole_stops(at),
+            // If the link has had another use since, this transfer was on a communicator that has ended.
+            Kind::Whole => self.leave(at.index, at.generation),
             Kind::Step => self.step_stops(at),
             Kind::Task | Kind::Kernel => {
                 if let Some(op) = self.operations.get(at) {
@@ -386,8 +446,8 @@ impl Process {
                     }
                 }
             }
-            // An operation outlives its call; a communicator ends with `finalize`.
-            Kind::Call | Kind::Captured | Kind::Communicator => {}
+            // An operation outlives its call; a communicator ends with `finalize`; nothing is kept of a plan.
+            Kind::Call | Kind::Captured | Kind::Communicator | Kind::Plan => {}
         }
     }
 
@@ -408,11 +468,8 @@ impl Process {
     /// Notes the time of the device's clock at which the channel with this handle ended its work.
     pub(crate) fn kernel_ended_at(&self, handle: *mut c_void, timer: u64) {
         let at = Handle::of(handle).and_then(|it| it.is(Kind::Kernel));
-        if let Some(op) = at.and_then(|at| self.operations.get(at)) {
-            // As in `kernel_starts`.
-            if timer > op.last_end.load(Relaxed) {
-                op.last_end.store(timer, Relaxed);
-            }
+        if let Some((at, op)) = at.and_then(|at| Some((at, self.operations.get(at)?))) {
+            op.notes_end(at, timer);
         }
     }
 

@@ -5,7 +5,18 @@
 //! of that slot's use; a handle of an earlier use finds nothing.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// What all handles of this process are combined with, so that a handle of another process, whose transfers this process
+/// may carry out, finds nothing here. The process id alone does not tell: two containers may have equal ones.
+static KEY: AtomicU64 = AtomicU64::new(0);
+
+/// Chooses the process's key at random, unless it has one. Handles that exist by then lose their meaning.
+pub(crate) fn choose_key() {
+    let random = RandomState::new().hash_one(std::process::id()) | 1;
+    let _ = KEY.compare_exchange(0, random, Ordering::Relaxed, Ordering::Relaxed);
+}
 
 /// What a handle refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +37,12 @@ pub(crate) enum Kind {
     Group = 7,
     /// The call of an operation that was captured into a graph; the slot is that of its communicator.
     Captured = 8,
-    /// A network transfer whose steps are not reported; the slot is its link, and the generation that of the link's
-    /// communicator.
+    /// A network transfer whose steps are not reported; the slot is its link, and the generation the number of the link's
+    /// use.
     Whole = 9,
+    /// A plan of operations, of which nothing is kept: up to version 4 NCCL reports operations only of a plan that has a
+    /// handle.
+    Plan = 10,
 }
 
 impl Kind {
@@ -43,6 +57,7 @@ impl Kind {
             7 => Self::Group,
             8 => Self::Captured,
             9 => Self::Whole,
+            10 => Self::Plan,
             _ => return None,
         })
     }
@@ -83,6 +98,7 @@ impl SlotUse {
             | u64::from(channel) << 4
             | u64::from(self.index) << 12
             | u64::from(self.generation) << 32;
+        let word = word ^ KEY.load(Ordering::Relaxed);
         std::ptr::without_provenance_mut(word as usize)
     }
 }
@@ -90,7 +106,10 @@ impl SlotUse {
 impl Handle {
     /// `None` if the pointer is not a handle; null is not one.
     pub(crate) fn of(pointer: *mut c_void) -> Option<Self> {
-        let word = pointer.addr() as u64;
+        if pointer.is_null() {
+            return None;
+        }
+        let word = pointer.addr() as u64 ^ KEY.load(Ordering::Relaxed);
         Some(Self {
             kind: Kind::from_number(word & 0xf)?,
             channel: (word >> 4) as u8,
@@ -136,6 +155,8 @@ impl Uses for AtomicU64 {
 pub(crate) struct Pool<T, U = AtomicU64> {
     slots: Box<[Slot<T, U>]>,
     next: AtomicUsize,
+    /// How often in a row no free slot was found.
+    misses: AtomicU32,
 }
 
 /// A slot is in use while its count of uses is odd.
@@ -145,8 +166,12 @@ struct Slot<T, U> {
     value: T,
 }
 
-/// Maximum number of slots to check before a pool counts as full.
+/// Number of slots that are checked at first.
 const PROBES: usize = 64;
+/// While a pool is full, one in so many searches checks all slots.
+const ALL_EACH: u32 = 256;
+/// How often a slot that is being set up is looked at before it is passed over.
+const SETTLES: u32 = 10_000;
 
 impl<T: Default, U: Uses> Pool<T, U> {
     /// `slots` is a power of two, and at most [`MAX_SLOTS`].
@@ -155,31 +180,50 @@ impl<T: Default, U: Uses> Pool<T, U> {
         Self {
             slots: (0..slots).map(|_| Slot::default()).collect(),
             next: AtomicUsize::new(0),
+            misses: AtomicU32::new(0),
         }
     }
 
-    /// Takes a slot and lets `fill` set it up before any other thread can see it; `None` if none of the slots that
-    /// were checked is free.
-    pub(crate) fn take(&self, fill: impl FnOnce(&T)) -> Option<SlotUse> {
+    /// Takes a slot and lets `fill` set it up before any other thread can see it; `None` if no slot is free. While the
+    /// pool is full, most calls check only some of the slots.
+    pub(crate) fn take(&self, fill: impl FnOnce(&T, SlotUse)) -> Option<SlotUse> {
+        let slots = self.slots.len();
+        let taken = (self.claim(PROBES.min(slots))).or_else(|| {
+            let misses = self.misses.load(Ordering::Relaxed);
+            self.misses.store(misses.wrapping_add(1), Ordering::Relaxed);
+            match misses % ALL_EACH {
+                0 => self.claim(slots),
+                _ => None,
+            }
+        });
+        let at = taken?;
+        if self.misses.load(Ordering::Relaxed) != 0 {
+            self.misses.store(0, Ordering::Relaxed);
+        }
+        let slot = &self.slots[at.index as usize];
+        fill(&slot.value, at);
+        slot.uses.store(at.generation.into(), Ordering::Release);
+        Some(at)
+    }
+
+    /// Claims the first free one of so many slots, which no handle matches until it is set up.
+    fn claim(&self, probes: usize) -> Option<SlotUse> {
         let mask = self.slots.len() - 1;
-        for _ in 0..PROBES.min(self.slots.len()) {
+        for _ in 0..probes {
             // `next` only says where to look first: two threads may look at one slot, and the exchange below decides.
             let index = self.next.load(Ordering::Relaxed) & mask;
             self.next.store(index + 1, Ordering::Relaxed);
             let slot = &self.slots[index];
             let uses = slot.uses.load(Ordering::Relaxed);
-            // An even count means that the slot is free. `SETTING` then marks that it is being set
-            // up, so that no handle matches it.
+            // An even count means that the slot is free. `SETTING` then marks that it is being set up. The exchange is
+            // ordered with the end of a communicator: see `Process::forget`.
             if uses & 1 == 0
                 && uses & SETTING == 0
-                && slot.uses.replace(uses, uses | SETTING, Ordering::Acquire)
+                && slot.uses.replace(uses, uses | SETTING, Ordering::SeqCst)
             {
-                fill(&slot.value);
-                let generation = (uses as u32).wrapping_add(1);
-                slot.uses.store(u64::from(generation), Ordering::Release);
                 return Some(SlotUse {
                     index: index as u32,
-                    generation,
+                    generation: (uses as u32).wrapping_add(1),
                 });
             }
         }
@@ -199,13 +243,19 @@ impl<T: Default, U: Uses> Pool<T, U> {
             return false;
         };
         let next = u64::from(at.generation.wrapping_add(1));
-        at.generation & 1 == 1 && (slot.uses).replace(at.generation.into(), next, Ordering::Release)
+        at.generation & 1 == 1 && (slot.uses).replace(at.generation.into(), next, Ordering::SeqCst)
     }
 
-    /// Returns every slot that is taken.
+    /// Returns every slot that is taken, and waits for those that are being set up, which takes a moment.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (SlotUse, &T)> {
         (0..).zip(&self.slots).filter_map(|(index, slot)| {
-            let uses = slot.uses.load(Ordering::Acquire);
+            let mut uses = slot.uses.load(Ordering::SeqCst);
+            let mut left = SETTLES;
+            while uses & SETTING != 0 && left > 0 {
+                std::thread::yield_now();
+                left -= 1;
+                uses = slot.uses.load(Ordering::SeqCst);
+            }
             let at = SlotUse {
                 index,
                 generation: uses as u32,
@@ -230,10 +280,10 @@ mod tests {
     fn a_handle_finds_its_own_use_of_a_slot_and_no_other() {
         let pool: Pool<AtomicU64> = Pool::new(2);
         let first = pool
-            .take(|it| it.store(7, Ordering::Relaxed))
+            .take(|it, _| it.store(7, Ordering::Relaxed))
             .expect("a free slot");
-        let second = pool.take(|_| {}).expect("a free slot");
-        assert_eq!(pool.take(|_| {}), None);
+        let second = pool.take(|_, _| {}).expect("a free slot");
+        assert_eq!(pool.take(|_, _| {}), None);
         assert_eq!(
             pool.get(first).map(|it| it.load(Ordering::Relaxed)),
             Some(7)
@@ -241,7 +291,7 @@ mod tests {
         assert!(pool.give_back(first));
         assert!(!pool.give_back(first));
         assert!(pool.get(first).is_none());
-        let again = pool.take(|_| {}).expect("a free slot");
+        let again = pool.take(|_, _| {}).expect("a free slot");
         assert_eq!(again.index, first.index);
         assert!(pool.get(first).is_none() && pool.get(again).is_some());
         assert_eq!(pool.taken().count(), 2);
@@ -250,6 +300,7 @@ mod tests {
 
     #[test]
     fn encoded_handles_are_decoded_and_other_pointers_are_not() {
+        choose_key();
         let at = SlotUse {
             index: MAX_SLOTS as u32 - 1,
             generation: 0xdead_beef,
@@ -261,7 +312,43 @@ mod tests {
         );
         assert_eq!(SlotUse::from_word(at.to_word()), at);
         assert_eq!(Handle::of(std::ptr::null_mut()), None);
-        assert_eq!(Handle::of(std::ptr::without_provenance_mut(0xf)), None);
+        let no_kind = KEY.load(Ordering::Relaxed) ^ 0xf;
+        let pointer = std::ptr::without_provenance_mut(no_kind as usize);
+        assert_eq!(Handle::of(pointer), None);
+    }
+
+    #[test]
+    fn a_handle_of_another_process_has_another_key() {
+        choose_key();
+        let at = SlotUse {
+            index: 1,
+            generation: 1,
+        };
+        let own = at.handle(Kind::Task, 0);
+        assert_eq!(Handle::of(own).map(|it| it.at), Some(at));
+        // A process with a key of its own encodes the same slot differently.
+        let word = own.addr() as u64 ^ KEY.load(Ordering::Relaxed);
+        let foreign = std::ptr::without_provenance_mut(word as usize);
+        assert_ne!(Handle::of(foreign).map(|it| it.at), Some(at));
+    }
+
+    #[test]
+    fn a_free_slot_is_found_wherever_it_is() {
+        let slots = 4 * PROBES;
+        let pool: Pool<AtomicU64> = Pool::new(slots);
+        let taken: Vec<_> = (0..slots).filter_map(|_| pool.take(|_, _| {})).collect();
+        assert_eq!(taken.len(), slots);
+        assert_eq!(pool.take(|_, _| {}), None);
+        // While the pool is full, not each search checks all slots; after `ALL_EACH` of them one does.
+        let last = taken[slots - 1];
+        assert!(pool.give_back(last));
+        let found = (0..=ALL_EACH).find_map(|_| pool.take(|_, _| {}));
+        assert_eq!(found.map(|it| it.index), Some(last.index));
+        // The first search after a success checks all.
+        assert!(pool.give_back(taken[2 * PROBES]));
+        pool.next.store(2 * PROBES + 1, Ordering::Relaxed);
+        let found = pool.take(|_, _| {});
+        assert_eq!(found.map(|it| it.index), Some(taken[2 * PROBES].index));
     }
 
     #[test]
@@ -272,7 +359,7 @@ mod tests {
                 let pool = &pool;
                 scope.spawn(move || {
                     for _ in 0..20_000 {
-                        let taken = pool.take(|it| it.store(thread, Ordering::Relaxed));
+                        let taken = pool.take(|it, _| it.store(thread, Ordering::Relaxed));
                         let Some(at) = taken else { continue };
                         let seen = pool.get(at).map(|it| it.load(Ordering::Relaxed));
                         assert_eq!(seen, Some(thread));

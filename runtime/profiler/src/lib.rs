@@ -20,7 +20,9 @@ pub mod abi;
 mod deepening;
 mod events;
 mod handle;
+mod links;
 mod names;
+mod operation;
 mod process;
 mod settings;
 mod shapes;
@@ -37,18 +39,42 @@ use settings::{CommunicatorIdentity, Events};
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Set in a child made by `fork`.
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// The process's ring and state; `None` if nothing is recorded.
 static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
+/// The process whose thread creates or has created the ring; 0 = none has.
+static OPENER: AtomicU32 = AtomicU32::new(0);
+/// The longest time that another thread's communicator waits for the ring.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The plug-in's state, if it records.
 #[inline]
 fn process() -> Option<&'static Process> {
     let process = PROCESS.get()?.as_ref()?;
     (!FORKED.load(Ordering::Relaxed)).then_some(process)
+}
+
+/// The plug-in's state, which the first call creates. No lock is held meanwhile: a thread that comes at the same time
+/// waits for at most [`PATIENCE`], and a child made by `fork` at that time gets nothing.
+fn opened(first: Option<CommunicatorIdentity>, has_calls: bool) -> Option<&'static Process> {
+    let own = std::process::id();
+    match OPENER.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            let _ = PROCESS.set(guarded(None, || open(first, has_calls)));
+        }
+        Err(opener) if opener != own => return None,
+        Err(_) => {
+            let end = Instant::now() + PATIENCE;
+            while PROCESS.get().is_none() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+    process()
 }
 
 /// Prints one line on standard error; failure to write is ignored.
@@ -58,7 +84,7 @@ fn print_line(line: &str) {
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
-fn open(first: Option<CommunicatorIdentity>) -> Option<Process> {
+fn open(first: Option<CommunicatorIdentity>, has_calls: bool) -> Option<Process> {
     let lookup = |name: &str| std::env::var(name).ok();
     let events = match Events::parse(lookup("RCOMM_NCCL_EVENTS").as_deref()) {
         Ok(events) => events,
@@ -70,6 +96,10 @@ fn open(first: Option<CommunicatorIdentity>) -> Option<Process> {
     if events.mask == 0 {
         return None;
     }
+    let events = match has_calls {
+        true => events,
+        false => events.without_calls(),
+    };
     let config = settings::ring_config(lookup, events, first);
     let opened = config.and_then(|config| Process::open(&config, events));
     let process = match opened {
@@ -102,8 +132,8 @@ unsafe extern "C" {
     fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// Removes the ring of a process that exits with status 0 and without pending operations. After any other
-/// end the ring is left for analysis.
+/// Removes the ring of a process that exits with status 0, without pending operations and without operations that an
+/// abort has ended. After any other end the ring is left for analysis.
 extern "C" fn exits(status: c_int, _: *mut c_void) {
     let _ = catch_unwind(|| {
         if let Some(process) = process()
@@ -120,7 +150,7 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
 
-/// Answers the start of a communicator.
+/// Answers the start of a communicator; `has_calls` tells whether this version of NCCL reports calls.
 ///
 /// # Safety
 /// `context` and `mask` are each null or valid for writes, `mask` until all communicators of the process have ended: it
@@ -130,14 +160,11 @@ unsafe fn init(
     context: *mut *mut c_void,
     mask: *mut c_int,
     communicator: Option<(*const c_char, CommunicatorIdentity)>,
+    has_calls: bool,
 ) -> c_int {
     let (at, events) = guarded((None, 0), || {
         let identity = communicator.map(|(_, identity)| identity);
-        let opened = PROCESS.get_or_init(|| open(identity));
-        if opened.is_none() || FORKED.load(Ordering::Relaxed) {
-            return (None, 0);
-        }
-        let Some(process) = process() else {
+        let Some(process) = opened(identity, has_calls) else {
             return (None, 0);
         };
         let at = process.add_communicator();
@@ -202,7 +229,7 @@ unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
 /// As [`init`], without a name.
 unsafe extern "C" fn init_v3(context: *mut *mut c_void, mask: *mut c_int) -> c_int {
     // SAFETY: `init` asks of both pointers what this function asks of its caller, and gets no name.
-    unsafe { init(context, mask, None) }
+    unsafe { init(context, mask, None, false) }
 }
 
 fn identity_of(hash: u64, rank: c_int, size: c_int) -> CommunicatorIdentity {
@@ -226,7 +253,14 @@ unsafe extern "C" fn init_v4(
     _log: Logger,
 ) -> c_int {
     // SAFETY: `init` asks of the pointers and the name what this function asks of its caller.
-    unsafe { init(context, mask, Some((name, identity_of(hash, rank, size)))) }
+    unsafe {
+        init(
+            context,
+            mask,
+            Some((name, identity_of(hash, rank, size))),
+            false,
+        )
+    }
 }
 
 /// # Safety
@@ -242,7 +276,14 @@ unsafe extern "C" fn init_v5(
     _log: Logger,
 ) -> c_int {
     // SAFETY: `init` asks of the pointers and the name what this function asks of its caller.
-    unsafe { init(context, mask, Some((name, identity_of(hash, rank, size)))) }
+    unsafe {
+        init(
+            context,
+            mask,
+            Some((name, identity_of(hash, rank, size))),
+            true,
+        )
+    }
 }
 
 /// # Safety
@@ -360,6 +401,7 @@ unsafe extern "C" fn start_v3(
     unsafe {
         let it = &*descriptor;
         answer(out, |process| match u64::from(it.kind) {
+            event::GROUP => process.plan_starts(),
             event::COLL => {
                 let named = &it.facts.coll;
                 let by = Named {
@@ -408,6 +450,7 @@ unsafe extern "C" fn start_v4(
     unsafe {
         let it = &*descriptor;
         answer(out, |process| match u64::from(it.kind) {
+            event::GROUP => process.plan_starts(),
             event::COLL => {
                 let task = coll_task(&it.facts.coll, false, None);
                 process.task_starts(context, it.parent, task)

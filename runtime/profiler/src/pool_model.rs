@@ -66,7 +66,7 @@ fn two_threads_never_hold_one_slot_at_once() {
         let work = {
             let (pool, holders) = (pool.clone(), holders.clone());
             move |number: usize| {
-                let Some(at) = pool.take(|value| value.store(number, Ordering::Relaxed)) else {
+                let Some(at) = pool.take(|value, _| value.store(number, Ordering::Relaxed)) else {
                     return;
                 };
                 assert_eq!(holders.fetch_add(1, Ordering::Relaxed), 0);
@@ -92,7 +92,7 @@ fn a_slot_is_given_back_once_and_its_next_use_is_unaffected() {
     let visited = count_orders(|| {
         let pool: Arc<Pool<AtomicUsize, Exact>> = Arc::new(Pool::new(1));
         let at = pool
-            .take(|value| value.store(1, Ordering::Relaxed))
+            .take(|value, _| value.store(1, Ordering::Relaxed))
             .expect("a free slot");
         // NCCL's proxy thread ends an operation while its communicator is aborted.
         let other = loom::thread::spawn({
@@ -100,7 +100,7 @@ fn a_slot_is_given_back_once_and_its_next_use_is_unaffected() {
             move || pool.give_back(at)
         });
         let given_here = pool.give_back(at);
-        let next = pool.take(|value| value.store(2, Ordering::Relaxed));
+        let next = pool.take(|value, _| value.store(2, Ordering::Relaxed));
         let given_there = other.join().expect("no panic");
         assert!(given_here != given_there, "given back twice or never");
         if let Some(next) = next {
@@ -128,7 +128,7 @@ fn what_another_thread_finds<U: Uses + Send + Sync + 'static>() -> usize {
             }
         });
         let at = pool
-            .take(|value| value.store(7, Ordering::Relaxed))
+            .take(|value, _| value.store(7, Ordering::Relaxed))
             .expect("a free slot");
         handle.store(at.to_word(), Ordering::Relaxed);
         other.join().expect("no panic");

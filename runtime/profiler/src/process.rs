@@ -5,8 +5,10 @@
 //! group of graph replays, a shape, or a thread, and where a hang or a stall changes the events that NCCL is asked for.
 //! Events without a free slot are not followed. The ring counts groups and links for which its tables have no row.
 
-use crate::deepening::{MaskPlace, STALL};
-use crate::handle::{Kind, Pool, SlotUse};
+use crate::deepening::MaskPlace;
+use crate::handle::{Kind, Pool, SlotUse, choose_key};
+use crate::links::Links;
+use crate::operation::{Op, State, flag};
 use crate::settings::Events;
 use crate::shapes::Shape;
 use rcomm_recorder::model::{DType, OpType, Pattern, Peer};
@@ -15,8 +17,7 @@ use rcomm_recorder::record::{
     SignatureRef, Tensor, Ticket, Timestamp,
 };
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// The largest number of communicators at a time.
 const COMMUNICATORS: usize = 4_096;
@@ -27,8 +28,10 @@ const TRANSFERS: usize = 8_192;
 /// The largest number of group calls in progress: one for each thread that is inside one.
 const GROUPS: usize = 256;
 
-/// Value for a group that does not exist yet. `NO_GROUP - 1` is the value for one that a thread is creating.
+/// Value for a group that does not exist yet.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
+/// Value for a group that a thread is creating, and for one of a communicator that has ended.
+const CLOSED: u32 = NO_GROUP - 1;
 
 /// One ring, and the state that belongs to it.
 pub(crate) struct Process {
@@ -38,38 +41,42 @@ pub(crate) struct Process {
     pub(crate) operations: Pool<Op>,
     pub(crate) transfers: Pool<Transfer>,
     pub(crate) groups: Pool<GroupCall>,
-    /// Number of transfers in progress on each link. Only the proxy thread of the communicator changes it, so a load
-    /// and a store suffice.
-    pub(crate) active: Box<[AtomicU32]>,
-    /// How often each link was released, by which the handles of [whole](Kind::Whole) transfers are known.
-    pub(crate) released: Box<[AtomicU32]>,
+    pub(crate) links: Links,
     next_group: AtomicU32,
     pub(crate) pid: u32,
     pub(crate) mask_place: MaskPlace,
-    /// The number of operations that are still to be recorded with the steps of their transfers.
+    /// Operations to come: see [`deepening`](crate::deepening).
     pub(crate) deep_left: AtomicU32,
+    /// Whether a communicator has ended with operations in progress.
+    pub(crate) has_failed: AtomicBool,
 }
 
-/// Numbers of a group's operations so far, by which the next ones are numbered.
+/// Numbers of a group's operations so far, by which the next ones are numbered. Operations of a graph may be reported by
+/// another thread than those that are called.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     collectives: AtomicU64,
     messages: AtomicU64,
-    operations: AtomicU64,
-}
-
-/// Adds one to a count that one thread at a time changes, and returns it.
-#[inline]
-fn next(count: &AtomicU64) -> u64 {
-    let value = count.load(Relaxed) + 1;
-    count.store(value, Relaxed);
-    value
 }
 
 impl Counts {
     fn reset(&self) {
-        for count in [&self.collectives, &self.messages, &self.operations] {
+        for count in [&self.collectives, &self.messages] {
             count.store(0, Relaxed);
+        }
+    }
+
+    /// Counts an operation, and returns the numbers of collectives and of messages up to it.
+    fn next(&self, is_message: bool) -> (u64, u64) {
+        match is_message {
+            true => (
+                self.collectives.load(Relaxed),
+                self.messages.fetch_add(1, Relaxed) + 1,
+            ),
+            false => (
+                self.collectives.fetch_add(1, Relaxed) + 1,
+                self.messages.load(Relaxed),
+            ),
         }
     }
 }
@@ -98,67 +105,12 @@ pub(crate) mod naming {
     pub(crate) const DONE: u32 = 2;
 }
 
-/// An operation in progress.
-#[derive(Debug, Default)]
-pub(crate) struct Op {
-    ticket: [AtomicU64; 3],
-    /// The use of its communicator's slot.
-    pub(crate) communicator: AtomicU64,
-    /// The use of the slot of the next operation in the list of the group call; 0 = none.
-    pub(crate) next: AtomicU64,
-    pub(crate) flags: AtomicU32,
-    /// Number of its channels; 0 = unknown.
-    pub(crate) channels: AtomicU32,
-    pub(crate) started: AtomicU32,
-    pub(crate) finished: AtomicU32,
-    /// When the first channel started, by the device's clock, ns; 0 = unknown.
-    pub(crate) first_start: AtomicU64,
-    /// When the last channel ended, by the device's clock, ns; 0 = unknown.
-    pub(crate) last_end: AtomicU64,
-    /// When it was reported to be in a plan, by the clock of the records, ns.
-    pub(crate) planned: AtomicU64,
-}
-
-/// Flags of an operation.
-pub(crate) mod flag {
-    /// It is in a plan.
-    pub(crate) const PLANNED: u32 = 1;
-    /// The group call in which it was issued has not ended.
-    pub(crate) const IN_GROUP: u32 = 2;
-    /// It has ended, or is no longer watched.
-    pub(crate) const OVER: u32 = 4;
-    /// Its group call ended before it was in a plan.
-    pub(crate) const LEFT: u32 = 8;
-    /// `channels` is the largest number that it may have.
-    pub(crate) const AT_MOST: u32 = 16;
-}
-
-impl Op {
-    pub(crate) fn ticket(&self) -> Ticket {
-        Ticket::of_words([0, 1, 2].map(|word| self.ticket[word].load(Relaxed)))
-    }
-
-    fn set(&self, ticket: Ticket, communicator: SlotUse, flags: u32) {
-        for (word, value) in self.ticket.iter().zip(ticket.to_words()) {
-            word.store(value, Relaxed);
-        }
-        self.communicator.store(communicator.to_word(), Relaxed);
-        self.next.store(0, Relaxed);
-        self.flags.store(flags, Relaxed);
-        for count in [&self.channels, &self.started, &self.finished] {
-            count.store(0, Relaxed);
-        }
-        for time in [&self.first_start, &self.last_end, &self.planned] {
-            time.store(0, Relaxed);
-        }
-    }
-}
-
 /// A network transfer in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Transfer {
-    /// Number of its link.
+    /// Number of its link, and of the link's use.
     pub(crate) link: AtomicU32,
+    pub(crate) link_use: AtomicU32,
     /// The use of its communicator's slot.
     pub(crate) communicator: AtomicU64,
     pub(crate) operation: [AtomicU64; 3],
@@ -220,8 +172,7 @@ impl Process {
     /// Creates the ring. The error is a complete sentence.
     pub(crate) fn open(config: &RecorderConfig, events: Events) -> Result<Self, String> {
         let recorder = FlightRecorder::create(config).map_err(|error| error.to_string())?;
-        let links = config.links.next_power_of_two();
-        let zeros = || (0..links).map(|_| AtomicU32::new(0)).collect();
+        choose_key();
         Ok(Self {
             recorder,
             events,
@@ -229,18 +180,18 @@ impl Process {
             operations: Pool::new(OPERATIONS),
             transfers: Pool::new(TRANSFERS),
             groups: Pool::new(GROUPS),
-            active: zeros(),
-            released: zeros(),
+            links: Links::new(config.links),
             next_group: AtomicU32::new(0),
             pid: std::process::id(),
             mask_place: MaskPlace::default(),
             deep_left: AtomicU32::new(0),
+            has_failed: AtomicBool::new(false),
         })
     }
 
     /// Takes a slot for a communicator, which has no group yet; `None` if there is no free slot.
     pub(crate) fn add_communicator(&self) -> Option<SlotUse> {
-        self.communicators.take(|it| {
+        self.communicators.take(|it, _| {
             it.group.store(NO_GROUP, Relaxed);
             it.replays.store(NO_GROUP, Relaxed);
             it.naming.store(naming::OPEN, Relaxed);
@@ -280,10 +231,9 @@ impl Process {
     /// Creates the group of the operations that the communicator's graphs run, unless it exists. The device runs these
     /// operations when it reaches them, independently of what is issued at that time, so they are numbered separately.
     pub(crate) fn expect_replays(&self, communicator: &Communicator) {
-        let claimed =
-            communicator
-                .replays
-                .compare_exchange(NO_GROUP, NO_GROUP - 1, Relaxed, Relaxed);
+        let claimed = communicator
+            .replays
+            .compare_exchange(NO_GROUP, CLOSED, Relaxed, Relaxed);
         if claimed.is_err() {
             return;
         }
@@ -311,22 +261,18 @@ impl Process {
             false => (&communicator.group, &communicator.counts),
         };
         let group = group.load(Relaxed);
-        if group >= NO_GROUP - 1 {
+        if group >= CLOSED {
             return None;
         }
         self.count_deep();
-        // NCCL wants a program's calls on a communicator one at a time.
         let is_p2p = call.op.is_p2p();
-        let (collective, message) = match is_p2p {
-            true => (counts.collectives.load(Relaxed), next(&counts.messages)),
-            false => (next(&counts.collectives), counts.messages.load(Relaxed)),
-        };
+        let (collective, message) = counts.next(is_p2p);
         let size = communicator.size.load(Relaxed);
         let operation = |signature: SignatureRef<'_>| {
             let operation = Operation {
                 collective_seq_id: collective,
                 p2p_seq_id: message,
-                op_id: next(&counts.operations),
+                op_id: collective + message,
                 is_p2p,
                 peer: call.peer.map_or(Peer::None, Peer::Rank),
                 root: call.root,
@@ -342,31 +288,69 @@ impl Process {
         })
     }
 
-    /// Follows an operation that was begun; if there is no slot for it, marks it as no longer watched.
+    /// Follows an operation that was begun; if there is no slot for it, marks it as no longer watched. `None` also if the
+    /// communicator has ended meanwhile: then the operation has failed.
     pub(crate) fn follow(
         &self,
         ticket: Ticket,
         communicator: SlotUse,
-        flags: u32,
+        flags: u8,
     ) -> Option<SlotUse> {
         let take = || {
             self.operations
-                .take(|op| op.set(ticket, communicator, flags))
+                .take(|op, at| op.set(at, ticket, communicator, flags))
         };
         let taken = take().or_else(|| {
-            // Operations whose group call has ended without a plan for them have waited longest, and some of them
-            // never get a plan: their slots are used again.
-            for (at, op) in self.operations.taken() {
-                if op.flags.load(Relaxed) & (flag::LEFT | flag::PLANNED) == flag::LEFT {
-                    self.operations.give_back(at);
-                }
-            }
+            self.reclaim();
             take()
         });
-        if taken.is_none() {
+        let Some(at) = taken else {
+            self.recorder.retired(ticket);
+            return None;
+        };
+        // Either `forget` finds the slot, or this finds that the communicator has ended.
+        if self.communicators.get(communicator).is_none() {
+            if let Some(op) = self.operations.get(at) {
+                self.fail(at, op);
+                // It is not in the list of its group call yet, which would return the slot.
+                self.operations.give_back(at);
+            }
+            return None;
+        }
+        Some(at)
+    }
+
+    /// Returns the slots of operations whose group call has ended without a plan for them: they have waited longest, and
+    /// some of them never get a plan.
+    fn reclaim(&self) {
+        for (at, op) in self.operations.taken() {
+            // One that gets its plan at this moment keeps its slot.
+            let left = op.change(at, |state| {
+                let is_left = state.has(flag::LEFT) && !state.has(flag::OVER);
+                is_left.then(|| state.with(flag::OVER))
+            });
+            if left.is_some() {
+                self.operations.give_back(at);
+            }
+        }
+    }
+
+    /// Records an operation that is not over as failed, unless it is not watched; tells whether it was watched.
+    fn fail(&self, at: SlotUse, op: &Op) -> bool {
+        // The ticket is read before the slot can belong to another operation.
+        let ticket = op.ticket();
+        let Some((before, _)) = op.change_open(at, |state| state.with(flag::OVER)) else {
+            return false;
+        };
+        let is_watched = !before.has(flag::LEFT);
+        if is_watched {
+            self.recorder.failed(ticket);
             self.recorder.retired(ticket);
         }
-        taken
+        if !before.has(flag::IN_GROUP) {
+            self.operations.give_back(at);
+        }
+        is_watched
     }
 
     /// Ends the operations in progress on a communicator that has ended, as failed: NCCL waits for all other operations
@@ -375,18 +359,17 @@ impl Process {
         let Some(communicator) = self.communicators.get(at) else {
             return;
         };
+        let rows =
+            [&communicator.group, &communicator.replays].map(|group| group.swap(CLOSED, Relaxed));
+        // From here on, events of the communicator find nothing, and events that take a slot for it at this moment
+        // look for it afterwards: each slot is found here or there.
+        if !self.communicators.give_back(at) {
+            return;
+        }
         let mut has_hung = false;
         for (op_at, op) in self.operations.taken() {
-            if op.communicator.load(Relaxed) != at.to_word() {
-                continue;
-            }
-            // The ticket is read before the slot can belong to another operation.
-            let ticket = op.ticket();
-            let flags = op.flags.fetch_or(flag::OVER, Relaxed);
-            if self.operations.give_back(op_at) && flags & (flag::OVER | flag::LEFT) == 0 {
-                self.recorder.failed(ticket);
-                self.recorder.retired(ticket);
-                has_hung = true;
+            if op.communicator() == at {
+                has_hung |= self.fail(op_at, op);
             }
         }
         for (transfer_at, transfer) in self.transfers.taken() {
@@ -394,51 +377,45 @@ impl Process {
                 self.transfers.give_back(transfer_at);
             }
         }
-        for group in [&communicator.group, &communicator.replays] {
-            let number = group.swap(NO_GROUP, Relaxed);
-            if number < NO_GROUP - 1 {
-                let row = GroupHandle::of_row(number);
-                self.recorder.release_links(row, |link| {
-                    self.released[link.index()].fetch_add(1, Relaxed);
-                    self.active[link.index()].store(0, Relaxed);
-                });
-            }
+        for row in rows.into_iter().filter(|&row| row < CLOSED) {
+            self.release_links(GroupHandle::of_row(row));
         }
-        if self.communicators.give_back(at) {
-            if has_hung {
-                self.deepen();
-            }
-            self.mask_place.ends();
+        if has_hung {
+            self.has_failed.store(true, Relaxed);
+            self.deepen_after_hang();
         }
+        self.mask_place.ends();
     }
 
-    /// Ends an operation, and returns its slot to the pool if its group call is over.
-    pub(crate) fn end(&self, at: SlotUse, op: &Op) {
-        let now = self.recorder.now();
-        let (start, end) = (op.first_start.load(Relaxed), op.last_end.load(Relaxed));
-        let timed = start > 0 && end >= start;
-        let duration = timed.then(|| Duration::from_nanos(end - start));
+    /// Releases the links of a communicator that has ended.
+    pub(crate) fn release_links(&self, row: GroupHandle) {
         self.recorder
-            .completed_and_retired_at(op.ticket(), now, duration);
-        self.release(at, op);
-        if duration.is_some_and(|it| it >= STALL) {
-            self.deepen();
-        }
+            .release_links(row, |link| self.links.release(link.index()));
     }
 
-    /// Marks an operation as over, and returns its slot to the pool if its group call is over, too.
-    pub(crate) fn release(&self, at: SlotUse, op: &Op) {
-        let before = op.flags.fetch_or(flag::OVER, Relaxed);
-        if before & (flag::IN_GROUP | flag::OVER) == 0 {
+    /// Ends an operation that is over, and returns its slot to the pool if its group call is over.
+    pub(crate) fn end(&self, at: SlotUse, op: &Op, ticket: Ticket, state: State) {
+        let now = self.recorder.now();
+        let duration = op.duration(at);
+        self.recorder
+            .completed_and_retired_at(ticket, now, duration);
+        if !state.has(flag::IN_GROUP) {
             self.operations.give_back(at);
         }
+        if let Some(duration) = duration {
+            self.deepen_after(duration);
+        }
     }
 
-    /// Whether an operation has not ended. Those whose group call ended without a plan for them do not count: they may
-    /// complete without an event.
+    /// Whether an operation has not ended, or was left by an abort. Those whose group call ended without a plan for them
+    /// do not count: they may complete without an event.
     pub(crate) fn has_pending(&self) -> bool {
         let mut taken = self.operations.taken();
-        taken.any(|(_, op)| op.flags.load(Relaxed) & (flag::OVER | flag::LEFT) == 0)
+        self.has_failed.load(Relaxed)
+            || taken.any(|(at, op)| {
+                let state = op.state(at);
+                state.is_some_and(|it| !it.has(flag::OVER | flag::LEFT))
+            })
     }
 
     pub(crate) fn now(&self) -> Timestamp {

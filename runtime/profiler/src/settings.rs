@@ -20,17 +20,30 @@ const CALLS: u64 = event::COLL | event::P2P | event::GROUP_API | event::COLL_API
 const WORDS: [(&str, u64); 5] = [
     ("none", 0),
     ("calls", CALLS),
-    ("channels", CALLS | event::KERNEL_CH),
-    ("network", CALLS | event::PROXY_OP),
-    ("steps", CALLS | event::PROXY_OP | event::PROXY_STEP),
+    ("channels", CHANNELS),
+    ("network", CHANNELS | event::PROXY_OP),
+    ("steps", CHANNELS | event::PROXY_OP | event::PROXY_STEP),
 ];
+/// A transfer is recorded with its operation, which is followed until the last of its channels has ended.
+const CHANNELS: u64 = CALLS | event::KERNEL_CH;
 const DEFAULT: Events = Events {
-    mask: CALLS | event::KERNEL_CH | event::PROXY_OP,
+    mask: CHANNELS | event::PROXY_OP,
     depth: 16_384,
     deepens: true,
 };
 
 impl Events {
+    /// The same for a version of NCCL that does not report calls. It reports an operation when its plan begins, also each
+    /// time a graph is replayed; without events of channels, only on ranks where the graph uses the network, so that
+    /// the ranks would number their operations differently. Then channels are recorded, too.
+    pub(crate) fn without_calls(self) -> Self {
+        let mask = match self.mask {
+            0 => 0,
+            mask => mask | event::KERNEL_CH,
+        };
+        Self { mask, ..self }
+    }
+
     /// Parses `RCOMM_NCCL_EVENTS`: words and a number, separated by commas. The error is a complete
     /// sentence.
     pub(crate) fn parse(text: Option<&str>) -> Result<Self, String> {
@@ -140,7 +153,14 @@ mod tests {
         let both = Events::parse(Some("channels,steps")).expect("valid events");
         assert_eq!(both.mask & event::PROXY_STEP, event::PROXY_STEP);
         assert_eq!(both.mask & event::KERNEL_CH, event::KERNEL_CH);
+        for word in ["network", "steps"] {
+            let one = Events::parse(Some(word)).expect("valid events");
+            assert_ne!(one.mask & event::KERNEL_CH, 0, "{word}");
+        }
         assert_eq!(Events::parse(Some("none")).map(|it| it.mask), Ok(0));
+        let none = Events::parse(Some("none")).expect("valid events");
+        assert_eq!(none.without_calls(), none);
+        assert_ne!(calls.without_calls().mask & event::KERNEL_CH, 0);
         assert!(Events::parse(Some("kernels")).is_err());
         assert!(Events::parse(Some("calls,63")).is_err());
     }

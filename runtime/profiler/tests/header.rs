@@ -3,10 +3,19 @@
 //! releases have one version of the interface, they agree.
 
 use rcomm_nccl_profiler::abi::{
-    Coll, CollApi, DescriptorV3, DescriptorV4, DescriptorV5, GroupApi, InitV3, InitV4, InitV5,
-    KernelCh, NamedColl, NamedP2p, P2p, P2pApi, Profiler, ProxyOp, ProxyOpArgsV3, ProxyStep,
+    Coll, CollApi, CollV5, DescriptorV3, DescriptorV4, DescriptorV5, FactsV5, GroupApi, InitV3,
+    InitV4, InitV5, KernelCh, NamedColl, NamedP2p, P2p, P2pApi, Profiler, ProxyOp, ProxyOpArgsV3,
+    ProxyStep, event, state,
 };
+use rcomm_nccl_profiler::{
+    ncclProfiler_v1, ncclProfiler_v2, ncclProfiler_v3, ncclProfiler_v4, ncclProfiler_v5,
+    ncclProfiler_v6,
+};
+use std::ffi::{CStr, c_char, c_void};
 use std::mem::offset_of;
+use std::process::Command;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Offset of the facts in all descriptors.
 const FACTS: usize = 24;
@@ -118,4 +127,220 @@ fn events_of_the_proxy_thread_have_the_layout_of_nccl() {
     ] {
         assert_eq!(FACTS + at, known);
     }
+}
+
+#[test]
+fn tables_have_the_functions_in_the_order_of_nccl() {
+    type Table = Profiler<InitV5, DescriptorV5>;
+    // `ncclProfiler_v3_t` to `ncclProfiler_v6_t`: name, init, startEvent, stopEvent, recordEventState, finalize.
+    let order = [
+        offset_of!(Table, name),
+        offset_of!(Table, init),
+        offset_of!(Table, start_event),
+        offset_of!(Table, stop_event),
+        offset_of!(Table, record_event_state),
+        offset_of!(Table, finalize),
+    ];
+    assert_eq!(order, [0, 8, 16, 24, 32, 40]);
+}
+
+#[test]
+fn each_version_has_a_table_with_the_plug_in_s_name() {
+    let names: [*const c_char; 6] = [
+        ncclProfiler_v1.name,
+        ncclProfiler_v2.name,
+        ncclProfiler_v3.name,
+        ncclProfiler_v4.name,
+        ncclProfiler_v5.name,
+        ncclProfiler_v6.name,
+    ];
+    for name in names {
+        // SAFETY: the plug-in's name is a constant text that ends with a zero.
+        assert_eq!(unsafe { CStr::from_ptr(name) }, c"rcomm");
+    }
+}
+
+/// The releases whose headers these facts were taken from, with their newest version of the interface.
+const RELEASES: [(&str, u32); 5] = [
+    ("2.26.2", 3),
+    ("2.27.7", 4),
+    ("2.28.3", 5),
+    ("2.29.7", 6),
+    ("2.30.7", 6),
+];
+
+/// The bits of `ncclProfileX` in `nccl_profiler.h`, with the first version that has each.
+const EVENTS: [(&str, u32, u32); 15] = [
+    ("Group", 0, 1),
+    ("Coll", 1, 1),
+    ("P2p", 2, 1),
+    ("ProxyOp", 3, 1),
+    ("ProxyStep", 4, 1),
+    ("ProxyCtrl", 5, 1),
+    ("KernelCh", 6, 3),
+    ("NetPlugin", 7, 3),
+    ("GroupApi", 8, 5),
+    ("CollApi", 9, 5),
+    ("P2pApi", 10, 5),
+    ("KernelLaunch", 11, 5),
+    ("CeColl", 12, 6),
+    ("CeSync", 13, 6),
+    ("CeBatch", 14, 6),
+];
+
+/// The states `ncclProfilerX` in `nccl_profiler.h` that the plug-in reads, with the first version that has each.
+const STATES: [(&str, i32, u32); 8] = [
+    ("ProxyOpRecvDone", 7, 1),
+    ("ProxyStepSendGPUWait", 8, 1),
+    ("ProxyStepSendWait", 9, 1),
+    ("ProxyStepRecvWait", 10, 1),
+    ("ProxyStepRecvFlushWait", 11, 1),
+    ("ProxyStepRecvGPUWait", 12, 1),
+    ("ProxyStepSendPeerWait_v4", 20, 4),
+    ("KernelChStop", 22, 4),
+];
+
+#[test]
+fn events_and_states_have_the_numbers_of_nccl() {
+    let ours = [
+        ("Group", event::GROUP),
+        ("Coll", event::COLL),
+        ("P2p", event::P2P),
+        ("ProxyOp", event::PROXY_OP),
+        ("ProxyStep", event::PROXY_STEP),
+        ("KernelCh", event::KERNEL_CH),
+        ("GroupApi", event::GROUP_API),
+        ("CollApi", event::COLL_API),
+        ("P2pApi", event::P2P_API),
+    ];
+    for (name, bits) in ours {
+        let known = EVENTS.iter().find(|(it, ..)| *it == name);
+        let (_, bit, since) = known.expect("an event of NCCL's");
+        assert_eq!(bits, 1 << bit, "{name}");
+        // A version that lacks an event ignores its bit; each of ours is in the newest, and calls alone are newer than
+        // the oldest that is supported.
+        let in_all = RELEASES.iter().all(|(_, version)| version >= since);
+        assert_eq!(in_all, !name.ends_with("Api"), "{name}");
+    }
+    let ours = [
+        ("ProxyOpRecvDone", state::LAST_OF_V3_PROXY_OP),
+        ("ProxyStepSendGPUWait", state::SEND_GPU_WAIT),
+        ("ProxyStepSendWait", state::SEND_WAIT),
+        ("ProxyStepRecvWait", state::RECV_WAIT),
+        ("ProxyStepRecvFlushWait", state::RECV_FLUSH_WAIT),
+        ("ProxyStepRecvGPUWait", state::RECV_GPU_WAIT),
+        ("ProxyStepSendPeerWait_v4", state::SEND_PEER_WAIT),
+        ("KernelChStop", state::KERNEL_CH_STOP),
+    ];
+    let known = STATES.map(|(name, number, _)| (name, number));
+    assert_eq!(ours, known);
+}
+
+#[test]
+fn events_of_known_shapes_allocate_nothing() {
+    let output = Command::new(std::env::current_exe().expect("a file"))
+        .args(["--exact", "events_are_counted", "--ignored", "--nocapture"])
+        .env("RANK", "0")
+        .env("WORLD_SIZE", "2")
+        .env("RCOMM_RING_DIR", "memory")
+        .env_remove("RCOMM_NCCL_EVENTS")
+        .output()
+        .expect("this test program");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("2000 operations"), "{text}");
+}
+
+/// Not a test by itself: the test above runs it as a separate process, which has its own environment.
+#[test]
+#[ignore = "another test runs it as a separate process"]
+#[allow(clippy::print_stdout, reason = "the other test reads it")]
+fn events_are_counted() {
+    static MASK: AtomicI32 = AtomicI32::new(0);
+    let table = &ncclProfiler_v6;
+    let mut context = null_mut();
+    let first = allocation_counter::measure(|| {
+        // SAFETY: the context lives until the call returns, and the mask is a static; the name is a constant.
+        let code =
+            unsafe { (table.init)(&mut context, 7, MASK.as_ptr(), c"w".as_ptr(), 1, 2, 0, None) };
+        assert_eq!(code, 0);
+    });
+    assert!(
+        first.count_total > 0,
+        "the ring is made, so the counter does not work"
+    );
+    assert!(MASK.load(Ordering::Relaxed) != 0 && !context.is_null());
+    let start = |kind: u64, parent: *mut c_void, facts: FactsV5| {
+        let mut handle = null_mut();
+        let mut descriptor = DescriptorV5 {
+            kind,
+            parent,
+            rank: 0,
+            facts,
+        };
+        // SAFETY: handle and descriptor live until the call returns, and each call below sets the facts of its kind,
+        // with constant texts.
+        unsafe { (table.start_event)(context, &mut handle, &mut descriptor) };
+        handle
+    };
+    // SAFETY: the functions look a handle up and follow no pointer.
+    let stop = |handle| unsafe { (table.stop_event)(handle) };
+    let operation = || {
+        let group_api = GroupApi {
+            graph_captured: false,
+            depth: 1,
+        };
+        let group = start(event::GROUP_API, null_mut(), FactsV5 { group_api });
+        let coll_api = CollApi {
+            func: c"AllReduce".as_ptr(),
+            count: 8,
+            datatype: c"ncclFloat32".as_ptr(),
+            root: 0,
+            stream: null_mut(),
+            graph_captured: false,
+        };
+        let called = start(event::COLL_API, group, FactsV5 { coll_api });
+        stop(called);
+        let coll = Coll {
+            seq_number: 0,
+            func: c"AllReduce".as_ptr(),
+            send_buffer: null(),
+            receive_buffer: null_mut(),
+            count: 8,
+            root: 0,
+            datatype: c"ncclFloat32".as_ptr(),
+            channels: 1,
+            warps: 8,
+            algorithm: c"RING".as_ptr(),
+            protocol: c"LL".as_ptr(),
+        };
+        let coll = CollV5 {
+            coll,
+            parent_group: null_mut(),
+        };
+        let task = start(event::COLL, called, FactsV5 { coll });
+        stop(task);
+        stop(group);
+        let kernel_ch = KernelCh {
+            channel: 0,
+            timer: 1,
+        };
+        let kernel = start(event::KERNEL_CH, task, FactsV5 { kernel_ch });
+        let proxy_op = ProxyOp {
+            pid: std::process::id() as i32,
+            channel: 0,
+            peer: 1,
+            steps: 4,
+            chunk_size: 1,
+            is_send: 1,
+        };
+        let transfer = start(event::PROXY_OP, task, FactsV5 { proxy_op });
+        assert!(!kernel.is_null() && !transfer.is_null());
+        stop(transfer);
+        stop(kernel);
+    };
+    operation();
+    let rest = allocation_counter::measure(|| (0..2_000).for_each(|_| operation()));
+    assert_eq!(rest.count_total, 0);
+    println!("2000 operations allocated nothing");
 }

@@ -30,7 +30,10 @@ static STATE: LazyLock<Mutex<(Vec<(Plugin, Vec<Comm>)>, u64)>> = LazyLock::new(|
 fuzz_target!(
     init: {
         // SAFETY: libFuzzer has started no thread yet.
-        unsafe { std::env::set_var("RCOMM_RING_DIR", "memory") };
+        unsafe {
+            std::env::set_var("RCOMM_RING_DIR", "memory");
+            std::env::set_var("RCOMM_NCCL_EVENTS", "channels,steps");
+        }
     },
     |bytes: &[u8]| {
         let Some((&first, rest)) = bytes.split_first() else {

@@ -76,6 +76,31 @@ pub(crate) fn operation(plugin: &Plugin, comm: &Comm, call: &Call, until: Until)
     launch(plugin, comm, (group, called), call, until);
 }
 
+/// Reports a message of a rank to itself: a send and a receive in one group call. NCCL leaves out one that is copied in
+/// place (`scheduleP2pTasksToPlan`, enqueue.cc:1173 of 2.30.7).
+pub(crate) fn copy(plugin: &Plugin, comm: &Comm, has_task: bool) {
+    let halves = [c"Send", c"Recv"].map(|func| Call::message(func, 8, comm.rank));
+    let (mut group, mut called) = (NONE, [NONE; 2]);
+    if plugin.has_calls() {
+        group = plugin.group_api(comm);
+        called = halves.map(|half| {
+            let called = plugin.call(comm, group, &half, false);
+            plugin.stop(called);
+            called
+        });
+    }
+    if has_task {
+        let plan = plugin.plan(comm);
+        let halves = halves.iter().zip(called);
+        let tasks: Vec<Handle> = halves
+            .map(|(half, called)| plugin.task_of(comm, plan, called, half))
+            .collect();
+        tasks.into_iter().for_each(|task| plugin.stop(task));
+        plugin.stop(plan);
+    }
+    plugin.stop(group);
+}
+
 /// Reports that a graph replays a call that was captured: NCCL reports the plan and the device's progress again, but no
 /// call.
 fn replay(plugin: &Plugin, comm: &Comm, captured: Handle, call: &Call, until: Until) {
@@ -91,10 +116,15 @@ fn launch(
     call: &Call,
     until: Until,
 ) {
-    let task = plugin.task(comm, called, call);
+    // `hostStreamPlanTask`, enqueue.cc:1436 of 2.30.7.
+    let plan = plugin.plan(comm);
+    let task = plugin.task_of(comm, plan, called, call);
     plugin.stop(task);
+    plugin.stop(plan);
     plugin.stop(group);
-    if until == Until::Planned {
+    // A message to the own rank has no work for the proxy thread (`addP2pToPlan`, 882 of 2.30.7).
+    let is_copy = call.is_p2p() && call.peer == comm.rank;
+    if until == Until::Planned || is_copy {
         return;
     }
     std::thread::scope(|scope| {
@@ -114,9 +144,19 @@ fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until)
     }
     let next = (comm.rank + 1) % comm.size;
     let before = (comm.rank + comm.size - 1) % comm.size;
+    // A message has one transfer on each channel, a ring two.
+    let ends = match call.is_p2p() {
+        true => vec![(call.peer, call.func == c"Send")],
+        false => vec![(next, true), (before, false)],
+    };
     for (channel, kernel) in channels.zip(kernels) {
-        let send = plugin.transfer(comm, task, (channel, next, true), pid);
-        let receive = plugin.transfer(comm, task, (channel, before, false), pid);
+        let transfers: Vec<(Handle, bool)> = ends
+            .iter()
+            .map(|&(peer, is_send)| {
+                let transfer = plugin.transfer(comm, task, (channel, peer, is_send), pid);
+                (transfer, is_send)
+            })
+            .collect();
         let is_last = channel + 1 == call.channels;
         let steps = match until {
             Until::OneChannelLeft if is_last => 5,
@@ -124,31 +164,61 @@ fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until)
             _ => 16,
         };
         for step in 0..steps {
-            for (transfer, wait) in [(send, SEND_WAIT), (receive, RECV_WAIT)] {
+            for &(transfer, is_send) in &transfers {
                 let step = plugin.step(comm, transfer, step);
+                let wait = if is_send { SEND_WAIT } else { RECV_WAIT };
                 plugin.record(step, wait, 0, 0);
                 plugin.stop(step);
             }
         }
         if steps < 16 {
-            let wait = match until {
-                Until::OneChannelLeft => SEND_WAIT,
-                _ => SEND_GPU_WAIT,
-            };
-            let step = plugin.step(comm, send, steps);
-            plugin.record(step, wait, 0, 0);
-            let step = plugin.step(comm, receive, steps);
-            plugin.record(step, RECV_WAIT, 0, 0);
+            for &(transfer, is_send) in &transfers {
+                let step = plugin.step(comm, transfer, steps);
+                let wait = match until {
+                    _ if !is_send => RECV_WAIT,
+                    Until::OneChannelLeft => SEND_WAIT,
+                    _ => SEND_GPU_WAIT,
+                };
+                plugin.record(step, wait, 0, 0);
+            }
             continue;
         }
-        plugin.stop(send);
-        plugin.stop(receive);
-        plugin.kernel_ends(kernel, 2_000);
+        for (transfer, _) in transfers {
+            plugin.stop(transfer);
+        }
+        plugin.kernel_ends(kernel, 1_000 + call.device_ns);
     }
 }
 
 /// Environment variable that makes the last operation one that a graph replays for the third time.
 pub(crate) const GRAPH: &str = "RCOMM_TEST_GRAPH";
+
+/// Environment variable that makes the last operation a message of the pair, on two channels.
+pub(crate) const MESSAGE: &str = "RCOMM_TEST_MESSAGE";
+
+/// The message of a pair: from its first rank to its second.
+fn exchange(rank: i32) -> Call {
+    match rank % 2 {
+        0 => Call::message(c"Send", 8, 1),
+        _ => Call::message(c"Recv", 8, 0),
+    }
+}
+
+/// Environment variable with the rank that comes late to each of many operations.
+pub(crate) const LATE: &str = "RCOMM_TEST_LATE";
+
+/// Operations in which the device of each rank waits for that of one rank, which comes 2 ms late: its own kernel is short.
+fn late_each_time(plugin: &Plugin, comm: &Comm, is_late: bool) {
+    let device_ns = if is_late { 100_000 } else { 2_100_000 };
+    let call = Call {
+        device_ns,
+        ..Call::all_reduce(1 << 20, 4)
+    };
+    for _ in 0..100 {
+        operation(plugin, comm, &call, Until::Done);
+        std::thread::sleep(std::time::Duration::from_millis(3));
+    }
+}
 
 /// Environment variable with the behavior of a rank: `version until count`.
 pub(crate) const SCRIPT: &str = "RCOMM_TEST_SCRIPT";
@@ -160,6 +230,12 @@ pub(crate) fn rank() {
         return;
     };
     let words: Vec<&str> = script.split(' ').collect();
+    if std::env::var_os(DEVICES).is_some() {
+        let plugin = Plugin::open(words[0].parse().expect("a number")).expect("this version");
+        devices(&plugin, &words[1..]);
+        ready_and_wait();
+        std::process::exit(3);
+    }
     let [version, until, count] = words[..] else {
         panic!("a script has three words: {script}");
     };
@@ -178,14 +254,23 @@ pub(crate) fn rank() {
     for _ in 0..5 {
         operation(&plugin, &world, &Call::all_reduce(1 << 20, 4), Until::Done);
         operation(&plugin, &pair, &Call::all_reduce(64, 1), Until::Done);
-        let exchange = match rank % 2 {
-            0 => Call::message(c"Send", 8, 1),
-            _ => Call::message(c"Recv", 8, 0),
-        };
-        operation(&plugin, &pair, &exchange, Until::Done);
+        operation(&plugin, &pair, &exchange(rank), Until::Done);
+        // An all-to-all sends to the own rank, too.
+        copy(&plugin, &pair, true);
+        copy(&plugin, &pair, false);
+    }
+    if let Ok(late) = std::env::var(LATE) {
+        late_each_time(&plugin, &world, late == rank.to_string());
     }
     let last = Call::all_reduce(count.parse().expect("a number"), 4);
     match std::env::var(GRAPH) {
+        Err(_) if std::env::var_os(MESSAGE).is_some() => {
+            let call = Call {
+                channels: 2,
+                ..exchange(rank)
+            };
+            operation(&plugin, &pair, &call, Until::of(until));
+        }
         Err(_) => operation(&plugin, &world, &last, Until::of(until)),
         Ok(_) => {
             let group = plugin.group_api(&world);
@@ -197,18 +282,53 @@ pub(crate) fn rank() {
             }
         }
     }
-    let mut out = std::io::stdout();
-    out.write_all(b"ready\n").expect("the test reads it");
-    out.flush().expect("the test reads it");
-    // The test ends the wait by closing the pipe.
-    let mut rest = Vec::new();
-    let _ = std::io::stdin().read_to_end(&mut rest);
-    if rest == b"close" {
+    if ready_and_wait() == b"close" {
         plugin.finalize(&pair);
         plugin.finalize(&world);
         std::process::exit(0);
     }
     std::process::exit(3);
+}
+
+/// Tells the test that this process is ready, and returns what the test writes before it closes the pipe.
+fn ready_and_wait() -> Vec<u8> {
+    let mut out = std::io::stdout();
+    out.write_all(b"ready\n").expect("the test reads it");
+    out.flush().expect("the test reads it");
+    let mut rest = Vec::new();
+    let _ = std::io::stdin().read_to_end(&mut rest);
+    rest
+}
+
+/// Environment variable that makes a process one with so many devices; its script then has the word `until` once for each
+/// of them, with colons between.
+pub(crate) const DEVICES: &str = "RCOMM_TEST_DEVICES";
+
+/// The body of a process with several devices, each with a communicator of the same world: five operations on each
+/// device, and a last one as the script says. A launcher numbers processes, if there is one.
+fn devices(plugin: &Plugin, words: &[&str]) {
+    let [number, size] = words[..2] else {
+        panic!("a script has the number of the first rank and the size of the world");
+    };
+    let first: i32 = number.parse().expect("a number");
+    let last: Vec<Until> = words[2].split(':').map(Until::of).collect();
+    let ranks = (first..).zip(&last);
+    let comms: Vec<Comm> = ranks
+        .map(|(rank, _)| {
+            let size = size.parse().expect("a number");
+            let comm = plugin.init(Some("world"), 0xabc, rank, size);
+            comm.expect("a communicator of the world")
+        })
+        .collect();
+    let call = Call::all_reduce(1 << 20, 4);
+    for _ in 0..5 {
+        for comm in &comms {
+            operation(plugin, comm, &call, Until::Done);
+        }
+    }
+    for (comm, &until) in comms.iter().zip(&last) {
+        operation(plugin, comm, &call, until);
+    }
 }
 
 /// Processes that act as ranks. Those that still run are killed when the job is dropped.
@@ -225,15 +345,41 @@ impl Job {
         last: [(Until, usize); 4],
         change: impl Fn(&mut Command),
     ) -> Self {
+        let scripts = last.map(|(until, count)| format!("{version} {} {count}", until.name()));
+        Self::of_scripts(&scripts, change)
+    }
+
+    /// Starts processes with several devices each, of which each gets so far with its last operation.
+    pub(crate) fn of_devices(
+        version: u32,
+        processes: &[&[Until]],
+        change: impl Fn(&mut Command),
+    ) -> Self {
+        let size: usize = processes.iter().map(|it| it.len()).sum();
+        let mut first = 0;
+        let scripts = processes.iter().map(|last| {
+            let words: Vec<&str> = last.iter().map(|until| until.name()).collect();
+            let script = format!("{version} {first} {size} {}", words.join(":"));
+            first += last.len();
+            script
+        });
+        Self::of_scripts(&scripts.collect::<Vec<_>>(), |command| {
+            command.env(DEVICES, "1");
+            change(command);
+        })
+    }
+
+    /// Starts a process for each script, and waits until all are ready.
+    fn of_scripts(scripts: &[String], change: impl Fn(&mut Command)) -> Self {
         let directory = tempfile::tempdir().expect("a folder");
         let mut ranks = Vec::new();
-        for (rank, (until, count)) in last.into_iter().enumerate() {
+        for (rank, script) in scripts.iter().enumerate() {
             let mut command = Command::new(std::env::current_exe().expect("a file"));
             command
                 .args(["--exact", "a_rank_of_a_job", "--nocapture", "--ignored"])
-                .env(SCRIPT, format!("{version} {} {count}", until.name()))
+                .env(SCRIPT, script)
                 .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", "4")
+                .env("WORLD_SIZE", scripts.len().to_string())
                 .env("TORCHELASTIC_RUN_ID", "plain")
                 .env("RCOMM_RING_DIR", directory.path())
                 .env("RCOMM_NCCL_EVENTS", "channels,steps,256")

@@ -33,6 +33,20 @@ pub(crate) fn mask() -> u64 {
     MASK.load(Ordering::Relaxed) as u64
 }
 
+const TRANSFERS: u64 = event::PROXY_OP | event::PROXY_STEP;
+/// What NCCL looks for in the mask before it starts an event, as in plugin/profiler.cc: a call (280 of 2.30.7) or a plan
+/// starts for the sake of any event below it, too.
+const OF_COLL: u64 = event::COLL | TRANSFERS | event::KERNEL_CH;
+const OF_P2P: u64 = event::P2P | TRANSFERS | event::KERNEL_CH;
+const OF_PLAN: u64 = event::GROUP | OF_COLL | OF_P2P;
+const OF_COLL_CALL: u64 = event::COLL_API | OF_COLL;
+const OF_P2P_CALL: u64 = event::P2P_API | OF_P2P;
+const OF_GROUP_CALL: u64 = event::GROUP_API | OF_COLL_CALL | OF_P2P_CALL | OF_PLAN;
+
+fn asks_for(events: u64) -> bool {
+    mask() & events != 0
+}
+
 /// A loaded plug-in, used through one version of its table; a fuzz target links it, so that its code is covered.
 pub(crate) struct Plugin {
     #[cfg(not(fuzzing))]
@@ -57,6 +71,8 @@ pub(crate) struct Call {
     pub(crate) count: usize,
     pub(crate) peer: i32,
     pub(crate) channels: u8,
+    /// How long the device works on it, ns.
+    pub(crate) device_ns: u64,
 }
 
 impl Call {
@@ -66,6 +82,7 @@ impl Call {
             count,
             peer: -1,
             channels,
+            device_ns: 1_000,
         }
     }
 
@@ -75,10 +92,11 @@ impl Call {
             count,
             peer,
             channels: 1,
+            device_ns: 1_000,
         }
     }
 
-    fn is_p2p(&self) -> bool {
+    pub(crate) fn is_p2p(&self) -> bool {
         self.peer >= 0
     }
 }
@@ -273,6 +291,9 @@ impl Plugin {
     }
 
     pub(crate) fn group_api(&self, comm: &Comm) -> Handle {
+        if !asks_for(OF_GROUP_CALL) {
+            return NONE;
+        }
         let group_api = GroupApi {
             graph_captured: false,
             depth: 1,
@@ -287,6 +308,14 @@ impl Plugin {
         call: &Call,
         is_captured: bool,
     ) -> Handle {
+        let wanted = if call.is_p2p() {
+            OF_P2P_CALL
+        } else {
+            OF_COLL_CALL
+        };
+        if !asks_for(wanted) {
+            return NONE;
+        }
         if call.is_p2p() {
             let p2p_api = P2pApi {
                 func: call.func.as_ptr(),
@@ -308,8 +337,36 @@ impl Plugin {
         self.start_v5(comm, event::COLL_API, group, FactsV5 { coll_api })
     }
 
-    /// Reports an operation in a plan; `called` is the event of its call, if there is one.
+    /// Reports the beginning of a plan of operations (`ncclProfilerStartGroupEvent`, in all versions).
+    pub(crate) fn plan(&self, comm: &Comm) -> Handle {
+        if !asks_for(OF_PLAN) {
+            return NONE;
+        }
+        let proxy_step = ProxyStep { step: 0 };
+        match self.version {
+            3 => self.start_v3(comm, event::GROUP, NONE, FactsV3 { proxy_step }),
+            4 => self.start_v4(comm, event::GROUP, NONE, FactsV4 { proxy_step }),
+            _ => self.start_v5(comm, event::GROUP, NONE, FactsV5 { proxy_step }),
+        }
+    }
+
+    /// Reports a plan with this operation alone, up to the launch; `called` is the event of its call, if there is one.
     pub(crate) fn task(&self, comm: &Comm, called: Handle, call: &Call) -> Handle {
+        let plan = self.plan(comm);
+        let task = self.task_of(comm, plan, called, call);
+        self.stop(plan);
+        task
+    }
+
+    /// Reports an operation in a plan; `called` is the event of its call, if there is one. Up to version 4 the plan is
+    /// its parent, and operations of a plan without a handle are not reported (`ncclProfilerStartTaskEvents`,
+    /// plugin/profiler.cc:235 of 2.26.2 and 240 of 2.27.7).
+    pub(crate) fn task_of(&self, comm: &Comm, plan: Handle, called: Handle, call: &Call) -> Handle {
+        let wanted = if call.is_p2p() { OF_P2P } else { OF_COLL };
+        if !asks_for(wanted) || (!self.has_calls() && plan == NONE) {
+            return NONE;
+        }
+        let called = if self.has_calls() { called } else { plan };
         let text = comm.name.as_ref().map_or(null(), |name| name.as_ptr());
         if call.is_p2p() {
             let p2p = P2p {
@@ -376,7 +433,63 @@ impl Plugin {
         }
     }
 
+    /// Reports a collective in a plan, of which all names are null.
+    pub(crate) fn task_without_names(&self, comm: &Comm) -> Handle {
+        let coll = Coll {
+            seq_number: 0,
+            func: null(),
+            send_buffer: null(),
+            receive_buffer: null_mut(),
+            count: 1,
+            root: -1,
+            datatype: null(),
+            channels: 1,
+            warps: 0,
+            algorithm: null(),
+            protocol: null(),
+        };
+        match self.version {
+            3 => {
+                let coll = NamedColl {
+                    comm_name: null(),
+                    comm_hash: comm.hash,
+                    coll,
+                };
+                self.start_v3(comm, event::COLL, NONE, FactsV3 { coll })
+            }
+            4 => self.start_v4(comm, event::COLL, NONE, FactsV4 { coll }),
+            _ => {
+                let coll = CollV5 {
+                    coll,
+                    parent_group: null_mut(),
+                };
+                self.start_v5(comm, event::COLL, NONE, FactsV5 { coll })
+            }
+        }
+    }
+
+    /// Starts a plan without a place for its handle.
+    pub(crate) fn start_without_out(&self, comm: &Comm) {
+        let mut descriptor = DescriptorV5 {
+            kind: event::GROUP,
+            parent: null_mut(),
+            rank: comm.rank,
+            facts: FactsV5 {
+                proxy_step: ProxyStep { step: 0 },
+            },
+        };
+        let start = self.table::<InitV5, DescriptorV5>().start_event;
+        // SAFETY: of a plan, all versions read no more than the kind, which is in the first byte and, since version 5,
+        // the first eight; the descriptor is the longest of any version but 3, whose facts are not read.
+        let code = unsafe { start(comm.context.0, null_mut(), &mut descriptor) };
+        assert_eq!(code, 0);
+    }
+
+    /// Reports that a channel starts; also for an operation without a handle (`ncclProfilerStartKernelChEvent`).
     pub(crate) fn kernel(&self, comm: &Comm, task: Handle, channel: u8, timer: u64) -> Handle {
+        if !asks_for(event::KERNEL_CH) {
+            return NONE;
+        }
         let kernel_ch = KernelCh { channel, timer };
         match self.version {
             3 => self.start_v3(comm, event::KERNEL_CH, task, FactsV3 { kernel_ch }),
@@ -399,6 +512,9 @@ impl Plugin {
         (channel, peer, is_send): (u8, i32, bool),
         pid: u32,
     ) -> Handle {
+        if !asks_for(TRANSFERS) {
+            return NONE;
+        }
         let proxy_op = ProxyOp {
             pid: pid as i32,
             channel,
@@ -414,7 +530,11 @@ impl Plugin {
         }
     }
 
+    /// Reports a step of a transfer: up to version 4 only of a transfer with a handle.
     pub(crate) fn step(&self, comm: &Comm, transfer: Handle, step: c_int) -> Handle {
+        if !asks_for(event::PROXY_STEP) || (!self.has_calls() && transfer == NONE) {
+            return NONE;
+        }
         let proxy_step = ProxyStep { step };
         match self.version {
             3 => self.start_v3(comm, event::PROXY_STEP, transfer, FactsV3 { proxy_step }),

@@ -1,5 +1,6 @@
 //! Life cycles, limits and invalid input, which must not harm the process.
 
+use crate::deepening::asks_for_steps;
 use crate::job::{Until, dumps, operation};
 use crate::library::{Call, Handle, NONE, Plugin, mask};
 use crate::orders::play;
@@ -10,6 +11,13 @@ use std::process::{Command, Output, Stdio};
 
 /// Runs a part of this test in a new process, which has recorded nothing yet.
 pub(crate) fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output {
+    let mut command = command(part, directory);
+    change(&mut command);
+    command.output().expect("this test program")
+}
+
+/// A process that runs this part.
+pub(crate) fn command(part: &str, directory: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a file"));
     command
         .args(["--exact", "life::part", "--nocapture", "--ignored"])
@@ -20,11 +28,10 @@ pub(crate) fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command))
         .env("RCOMM_RING_DIR", directory)
         .env_remove("RCOMM_NCCL_EVENTS")
         .stdin(Stdio::null());
-    change(&mut command);
-    command.output().expect("this test program")
+    command
 }
 
-fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
+pub(crate) fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a folder");
     let output = alone(part, directory.path(), change);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -61,8 +68,15 @@ fn part() {
         "silent" => silent(&plugin),
         "order" => order(&plugin),
         "random" => random(&plugin),
-        "deeper" => deeper(&plugin),
-        "named" => named(&plugin),
+        "deeper" => crate::deepening::deeper(&plugin),
+        "named" => crate::deepening::named(&plugin),
+        "old" => old(&plugin),
+        "killed" => crate::races::killed(&plugin),
+        "aborts" => crate::races::aborts(&plugin),
+        "grouped" => crate::races::grouped(&plugin),
+        "clean" => crate::recorded::clean(&plugin),
+        "copies" => crate::recorded::copies(&plugin),
+        "masked" => crate::recorded::masked(&plugin),
         other => panic!("no part {other}"),
     }
     // The harness's regular exit would remove the ring.
@@ -71,12 +85,17 @@ fn part() {
     unsafe { libc::_exit(0) };
 }
 
-fn small() -> Call {
+/// Makes the plug-in ask for every event that it knows.
+fn all_events(command: &mut Command) {
+    command.env("RCOMM_NCCL_EVENTS", "channels,steps");
+}
+
+pub(crate) fn small() -> Call {
     Call::all_reduce(16, 2)
 }
 
 /// The rings of this process's job.
-fn job_rings() -> Vec<rcomm_recorder::publish::Dump> {
+pub(crate) fn job_rings() -> Vec<rcomm_recorder::publish::Dump> {
     let directory = std::env::var("RCOMM_RING_DIR").expect("the test sets it");
     dumps(Path::new(&directory))
 }
@@ -238,12 +257,13 @@ fn threads(plugin: &Plugin) {
 #[test]
 fn invalid_handles_contexts_and_names_are_ignored() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("nonsense-{version}"), |_| {});
+        passes(&format!("nonsense-{version}"), all_events);
     }
 }
 
 fn nonsense(plugin: &Plugin) {
     let mut comm = plugin.init(None, 7, 0, 2).expect("a communicator");
+    assert!(asks_for_steps());
     assert_eq!(plugin.unknown(&comm), NONE);
     let odd = Call {
         func: c"",
@@ -265,6 +285,11 @@ fn nonsense(plugin: &Plugin) {
     let kernel = plugin.kernel(&comm, task, 0, 0);
     // A proxy thread also serves other processes of its host, whose handles have no meaning here.
     assert_eq!(plugin.transfer(&comm, task, (0, 1, true), 1), NONE);
+    // Names that are null, and an event whose handle NCCL does not want.
+    let unnamed = plugin.task_without_names(&comm);
+    assert_ne!(unnamed, NONE);
+    plugin.stop(unnamed);
+    plugin.start_without_out(&comm);
     plugin.finalize(&comm);
     plugin.stop_anything(kernel);
     plugin.stop_anything(task);
@@ -330,6 +355,12 @@ fn graphs(plugin: &Plugin) {
     let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
+    if mask() & event::KERNEL_CH == 0 {
+        assert_eq!(ring.entries.len(), 2);
+        assert_eq!(ring.groups.len(), 1);
+        assert!(ring.entries.iter().all(|it| it.retired));
+        return;
+    }
     let seen: Vec<_> = ring
         .entries
         .iter()
@@ -469,19 +500,46 @@ fn order(plugin: &Plugin) {
 }
 
 #[test]
-fn versions_1_and_2_are_refused_and_version_7_does_not_exist() {
+fn versions_1_and_2_are_refused_with_one_line_and_version_7_does_not_exist() {
+    let directory = tempfile::tempdir().expect("a folder");
     for version in [1, 2] {
-        let plugin = Plugin::open(version).expect("a table");
+        let output = alone(&format!("old-{version}"), directory.path(), |_| {});
+        assert!(output.status.success(), "{output:?}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = errors
+            .lines()
+            .filter(|line| line.contains("plug-in"))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "rcomm: NCCL profiler plug-in: records nothing: this version of NCCL is older than 2.26, the oldest that \
+                 the plug-in supports"
+            ]
+        );
+    }
+    assert!(Plugin::open(7).is_none());
+}
+
+fn old(plugin: &Plugin) {
+    for _ in 0..3 {
         let refused = plugin.init(Some("w"), 7, 0, 2);
         assert_eq!(refused.err(), Some(5));
     }
-    assert!(Plugin::open(7).is_none());
+}
+
+#[test]
+fn replays_of_graphs_are_recorded_only_if_each_rank_reports_them() {
+    // Without events of channels, NCCL reports the replays of those plans alone that use the network.
+    passes("graphs-6", |command| {
+        command.env("RCOMM_NCCL_EVENTS", "calls");
+    });
 }
 
 #[test]
 fn events_in_random_order_leave_nothing_pending_once_all_communicators_have_ended() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("random-{version}"), |_| {});
+        passes(&format!("random-{version}"), all_events);
     }
 }
 
@@ -534,64 +592,4 @@ fn events(plugin: &Plugin, seed: u64) {
     for comm in &comms {
         plugin.finalize(comm);
     }
-}
-
-#[test]
-fn after_a_stall_or_a_hang_the_plugin_asks_for_steps() {
-    for version in [4, 5, 6] {
-        passes(&format!("deeper-{version}"), |_| {});
-    }
-}
-
-/// Reports an operation that runs on the device for `ns`.
-fn stall(plugin: &Plugin, comm: &crate::library::Comm, ns: u64) {
-    let task = plugin.task(comm, NONE, &small());
-    plugin.stop(task);
-    for channel in 0..2 {
-        let kernel = plugin.kernel(comm, task, channel, 1_000);
-        plugin.kernel_ends(kernel, 1_000 + ns);
-    }
-}
-
-fn asks_for_steps() -> bool {
-    mask() & event::PROXY_STEP != 0
-}
-
-fn deeper(plugin: &Plugin) {
-    const SECOND: u64 = 1_000_000_000;
-    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
-    stall(plugin, &comm, SECOND - 1);
-    assert!(!asks_for_steps() && mask() & event::PROXY_OP != 0);
-    stall(plugin, &comm, SECOND);
-    assert!(asks_for_steps());
-    // A communicator that begins now has the same mask.
-    let other = plugin.init(Some("o"), 8, 0, 2).expect("a communicator");
-    assert!(asks_for_steps());
-    (1..4_096).for_each(|_| stall(plugin, &comm, 1));
-    assert!(asks_for_steps());
-    stall(plugin, &comm, 1);
-    assert!(!asks_for_steps());
-    // An abort leaves an operation that has not ended.
-    operation(plugin, &other, &small(), Until::Running);
-    plugin.finalize(&other);
-    assert!(asks_for_steps());
-    operation(plugin, &comm, &small(), Until::Running);
-    // The last communicator ends: nothing is asked for after that.
-    plugin.finalize(&comm);
-    let before = mask();
-    assert_eq!(plugin.task(&comm, NONE, &small()), NONE);
-    assert_eq!(mask(), before);
-}
-
-#[test]
-fn events_that_the_user_has_named_stay_as_they_are_after_a_stall() {
-    passes("named-6", |command| {
-        command.env("RCOMM_NCCL_EVENTS", "channels,network");
-    });
-}
-
-fn named(plugin: &Plugin) {
-    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
-    stall(plugin, &comm, 5_000_000_000);
-    assert!(!asks_for_steps());
 }

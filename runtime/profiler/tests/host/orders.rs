@@ -49,8 +49,10 @@ fn event(
     let comm = &comms[at];
     let made = match kind {
         0 if plugin.has_calls() => plugin.group_api(comm),
+        0 => plugin.plan(comm),
         1 if plugin.has_calls() => plugin.call(comm, parent, &call, below(8)? == 0),
-        2 | 3 => plugin.task(comm, parent, &call),
+        2 => plugin.task(comm, parent, &call),
+        3 => plugin.task_of(comm, parent, parent, &call),
         4 | 5 => plugin.kernel(comm, parent, channel, 1),
         6 => {
             let is_send = below(2)? == 0;

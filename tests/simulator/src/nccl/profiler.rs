@@ -331,11 +331,14 @@ impl Context {
         parts
     }
 
-    /// Reports the tasks of these parts, whose plan is launched, and returns their events.
+    /// Reports the tasks of these parts, whose plan is launched, and returns the events of those that the device's
+    /// channels will report: a message to the own rank is a copy without work for the proxy thread (`addP2pToPlan`, 882).
     pub(super) fn launch(&self, parts: &[Part]) -> Vec<Event> {
         let started: Vec<Event> = parts.iter().map(|part| self.task(part)).collect();
         started.iter().for_each(|&event| stop(event));
-        started
+        let is_reported = |(part, _): &(&Part, Event)| part.peer != Some(self.rank);
+        let tasks = parts.iter().zip(started).filter(is_reported);
+        tasks.map(|(_, event)| event).collect()
     }
 
     fn task(&self, part: &Part) -> Event {

@@ -1,0 +1,291 @@
+//! An operation in progress: what happened to it so far, in one word with the number of the use of its slot.
+//!
+//! An abort of its communicator may end an operation at any time, on another thread than its events, and its slot may
+//! then belong to another operation. So each change of the word compares the number of the use as well: an event of an
+//! earlier use changes nothing.
+
+use crate::handle::SlotUse;
+use rcomm_recorder::record::Ticket;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, fence};
+use std::time::Duration;
+
+/// Flags of an operation.
+pub(crate) mod flag {
+    /// It is in a plan.
+    pub(crate) const PLANNED: u8 = 1;
+    /// The group call in which it was issued has not ended. Its slot stays in use until then, because the slots of a
+    /// group call's operations are a list.
+    pub(crate) const IN_GROUP: u8 = 2;
+    /// It has ended, or is no longer watched.
+    pub(crate) const OVER: u8 = 4;
+    /// Its group call ended before it was in a plan.
+    pub(crate) const LEFT: u8 = 8;
+    /// The number of channels is the largest that it may have.
+    pub(crate) const AT_MOST: u8 = 16;
+    /// NCCL will not report its channels.
+    pub(crate) const NO_CHANNELS: u8 = 32;
+}
+
+/// What happened to an operation so far. From the lowest bits: flags, number of channels (0 = unknown), channels that
+/// have started, channels that have finished (8 bits each), and the number of the use of the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State(u64);
+
+impl State {
+    fn of(at: SlotUse, flags: u8) -> Self {
+        Self(u64::from(at.generation) << 32 | u64::from(flags))
+    }
+
+    fn byte(self, at: u32) -> u8 {
+        (self.0 >> (8 * at)) as u8
+    }
+
+    fn with_byte(self, at: u32, value: u8) -> Self {
+        Self(self.0 & !(0xff << (8 * at)) | u64::from(value) << (8 * at))
+    }
+
+    /// Whether it has one of these flags.
+    pub(crate) fn has(self, flags: u8) -> bool {
+        self.byte(0) & flags != 0
+    }
+
+    pub(crate) fn with(self, flags: u8) -> Self {
+        self.with_byte(0, self.byte(0) | flags)
+    }
+
+    pub(crate) fn without(self, flags: u8) -> Self {
+        self.with_byte(0, self.byte(0) & !flags)
+    }
+
+    pub(crate) fn with_channels(self, channels: u8) -> Self {
+        self.with_byte(1, channels)
+    }
+
+    /// Number of the channels that have started.
+    pub(crate) fn started(self) -> u8 {
+        self.byte(2)
+    }
+
+    /// With one more channel that has started.
+    pub(crate) fn starts(self) -> Self {
+        self.with_byte(2, self.started().saturating_add(1))
+    }
+
+    /// With one more channel that has finished, and over if it is the last.
+    pub(crate) fn finishes(self) -> Self {
+        let finished = self.byte(3).saturating_add(1);
+        let channels = self.byte(1);
+        let all = match channels > 0 && !self.has(flag::AT_MOST) {
+            true => channels,
+            // The kernel starts on all of its channels at once.
+            false => self.started(),
+        };
+        let after = self.with_byte(3, finished);
+        if finished >= all {
+            after.with(flag::OVER)
+        } else {
+            after
+        }
+    }
+}
+
+/// An operation in progress.
+#[derive(Debug, Default)]
+pub(crate) struct Op {
+    ticket: [AtomicU64; 3],
+    /// The use of its communicator's slot.
+    communicator: AtomicU64,
+    /// The use of the slot of the next operation in the list of the group call; 0 = none.
+    pub(crate) next: AtomicU64,
+    state: AtomicU64,
+    /// When the first channel started and the last one ended, by the device's clock: [tagged](tag) times; 0 = unknown.
+    first_start: AtomicU64,
+    last_end: AtomicU64,
+    /// When it was reported to be in a plan, by the clock of the records, ns.
+    pub(crate) planned: AtomicU64,
+}
+
+/// Number of the bits of a time that are kept, in nanoseconds: 78 hours.
+const TIME_BITS: u32 = 48;
+const TIME: u64 = (1 << TIME_BITS) - 1;
+
+/// A time of the device's clock with the lower bits of the use of the slot, so that the time of an earlier use is known
+/// as such.
+fn tag(at: SlotUse, time: u64) -> u64 {
+    u64::from(at.generation) << TIME_BITS | time & TIME
+}
+
+fn is_tagged(at: SlotUse, time: u64) -> bool {
+    time >> TIME_BITS == u64::from(at.generation & 0xffff)
+}
+
+/// Whether one time is after another; the times are those of one operation, so both are of one half of the clock's range.
+fn is_after(time: u64, other: u64) -> bool {
+    let ahead = time.wrapping_sub(other) & TIME;
+    ahead != 0 && ahead < TIME / 2
+}
+
+impl Op {
+    /// Sets the slot up for this use.
+    pub(crate) fn set(&self, at: SlotUse, ticket: Ticket, communicator: SlotUse, flags: u8) {
+        // A reader that sees a word of this use must not find the state of the one before.
+        self.state.store(0, Relaxed);
+        fence(Release);
+        for (word, value) in self.ticket.iter().zip(ticket.to_words()) {
+            word.store(value, Relaxed);
+        }
+        self.communicator.store(communicator.to_word(), Relaxed);
+        for word in [&self.next, &self.first_start, &self.last_end, &self.planned] {
+            word.store(0, Relaxed);
+        }
+        self.state.store(State::of(at, flags).0, Release);
+    }
+
+    /// The record of the operation. It is that of a use of the slot if the slot has the [state](Self::state) of this use,
+    /// or a [change](Self::change) of it succeeds, after this call.
+    pub(crate) fn ticket(&self) -> Ticket {
+        Ticket::of_words([0, 1, 2].map(|word| self.ticket[word].load(Acquire)))
+    }
+
+    /// The use of its communicator's slot; valid on the same condition as the [ticket](Self::ticket).
+    pub(crate) fn communicator(&self) -> SlotUse {
+        SlotUse::from_word(self.communicator.load(Acquire))
+    }
+
+    /// The state now; `None` if the slot has another use.
+    pub(crate) fn state(&self, at: SlotUse) -> Option<State> {
+        let state = self.state.load(Acquire);
+        (state >> 32 == u64::from(at.generation)).then_some(State(state))
+    }
+
+    /// Changes the state of this use of the slot, and returns the state before and the new one. `None` if the slot has
+    /// another use, or `change` returns `None`.
+    #[inline]
+    pub(crate) fn change(
+        &self,
+        at: SlotUse,
+        change: impl Fn(State) -> Option<State>,
+    ) -> Option<(State, State)> {
+        let mut before = self.state(at)?;
+        loop {
+            let after = change(before)?;
+            let changed = self
+                .state
+                .compare_exchange_weak(before.0, after.0, AcqRel, Acquire);
+            match changed {
+                Ok(_) => return Some((before, after)),
+                Err(_) => before = self.state(at)?,
+            }
+        }
+    }
+
+    /// Changes the state of an operation that is not over; `None` if it is over, or the slot has another use.
+    #[inline]
+    pub(crate) fn change_open(
+        &self,
+        at: SlotUse,
+        change: impl Fn(State) -> State,
+    ) -> Option<(State, State)> {
+        self.change(at, |state| (!state.has(flag::OVER)).then(|| change(state)))
+    }
+
+    // One proxy thread reports the channels of an operation, so loads and stores suffice for the times: they cost less
+    // than exchanges. If an event of an earlier use stores its time between them, the tag makes the time unknown.
+
+    /// Notes that a channel started at this time of the device's clock, ns; 0 = unknown.
+    pub(crate) fn notes_start(&self, at: SlotUse, time: u64) {
+        let known = self.first_start.load(Relaxed);
+        if time > 0 && (known == 0 || is_tagged(at, known) && is_after(known, time)) {
+            self.first_start.store(tag(at, time), Relaxed);
+        }
+    }
+
+    /// Notes that a channel ended at this time of the device's clock, ns; 0 = unknown.
+    pub(crate) fn notes_end(&self, at: SlotUse, time: u64) {
+        let known = self.last_end.load(Relaxed);
+        if time > 0 && (known == 0 || is_tagged(at, known) && is_after(time, known)) {
+            self.last_end.store(tag(at, time), Relaxed);
+        }
+    }
+
+    /// The time from the first start of a channel to the last end, if both are known.
+    pub(crate) fn duration(&self, at: SlotUse) -> Option<Duration> {
+        let (start, end) = (self.first_start.load(Relaxed), self.last_end.load(Relaxed));
+        let known = start > 0 && end > 0 && is_tagged(at, start) && is_tagged(at, end);
+        (known && !is_after(start, end)).then(|| {
+            let ns = end.wrapping_sub(start) & TIME;
+            Duration::from_nanos(ns)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(generation: u32) -> SlotUse {
+        SlotUse {
+            index: 0,
+            generation,
+        }
+    }
+
+    fn op(at: SlotUse, flags: u8) -> Op {
+        let op = Op::default();
+        op.set(at, Ticket::of_words([1, 2, 3]), slot(1), flags);
+        op
+    }
+
+    #[test]
+    fn events_of_an_earlier_use_of_a_slot_change_nothing() {
+        let (old, new) = (slot(3), slot(5));
+        let op = op(old, 0);
+        op.notes_start(old, 100);
+        op.set(new, Ticket::of_words([4, 5, 6]), slot(1), flag::PLANNED);
+        let before = op.state(new);
+        assert_eq!(op.change_open(old, State::starts), None);
+        assert_eq!(op.change_open(old, State::finishes), None);
+        assert_eq!(op.change_open(old, |it| it.with(flag::LEFT)), None);
+        assert_eq!((op.state(new), op.state(old)), (before, None));
+        op.notes_start(new, 1_000);
+        op.notes_end(new, 1_500);
+        op.notes_end(old, 9_000);
+        assert_eq!(op.duration(new), Some(Duration::from_nanos(500)));
+        // An earlier use that stores its time all the same makes the time unknown, and never wrong.
+        op.last_end.store(tag(old, 9_000), Relaxed);
+        op.notes_end(new, 2_000);
+        assert_eq!(op.duration(new), None);
+    }
+
+    #[test]
+    fn an_operation_is_over_with_the_last_of_its_channels_and_only_once() {
+        let at = slot(7);
+        let exact = op(at, 0);
+        exact.change_open(at, |it| it.with_channels(2));
+        let over = |op: &Op| {
+            op.change_open(at, State::finishes)
+                .is_some_and(|(_, after)| after.has(flag::OVER))
+        };
+        exact.change_open(at, State::starts);
+        assert!(!over(&exact));
+        exact.change_open(at, State::starts);
+        assert!(over(&exact) && !over(&exact));
+        // The number of channels is a limit: all that have started have finished.
+        let at_most = op(at, flag::AT_MOST);
+        at_most.change_open(at, |it| it.with_channels(9));
+        at_most.change_open(at, State::starts);
+        assert!(over(&at_most));
+    }
+
+    #[test]
+    fn times_across_the_end_of_the_clock_s_kept_bits_have_the_right_distance() {
+        let at = slot(9);
+        let op = op(at, 0);
+        op.notes_start(at, TIME - 10);
+        op.notes_start(at, TIME - 5);
+        op.notes_end(at, TIME + 20);
+        op.notes_end(at, TIME + 10);
+        assert_eq!(op.duration(at), Some(Duration::from_nanos(30)));
+    }
+}

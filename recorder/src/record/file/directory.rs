@@ -238,10 +238,10 @@ fn keep_previous(path: &Path, ring: RingId<'_>) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(Error::io(format!("open {}", path.display()), error)),
     };
-    // A reader that checks whether the owner is alive holds the lock for an instant.
+    // A reader that checks whether the owner is alive holds the lock for an instant, on a busy host for longer.
     let mut tries = 0;
     while !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
-        if tries == 50 {
+        if tries == 500 {
             return Err(ring.taken(path.to_owned()));
         }
         tries += 1;
@@ -379,16 +379,22 @@ pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
     let (Some(name), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {
         return Ok(());
     };
-    let size = word(path, header::RANK).map(world_size);
+    let size = world_size_in(path);
     let of_attempt = ring_files(directory).filter(|(other, _)| other.attempt == name.attempt);
     // An earlier run under this name may have had more ranks.
-    let of_world = of_attempt.filter(|(_, ring)| word(ring, header::RANK).map(world_size) == size);
+    let of_world = of_attempt.filter(|(_, ring)| world_size_in(ring) == size);
     let rings: Vec<(bool, PathBuf)> = of_world.map(|(name, ring)| (name.newest, ring)).collect();
     let mut newest = rings.iter().filter(|(newest, _)| *newest);
     if !newest.all(|(_, ring)| has_ended_well(ring)) {
         return Ok(());
     }
-    for (_, ring) in rings {
+    for (newest, ring) in rings {
+        let Ok(file) = open(&ring) else { continue };
+        // The owner may have made a ring of this name anew since: that one is locked.
+        let is_free = lock_is_free(&file, FlockOperation::NonBlockingLockExclusive);
+        if !is_free || (newest && !is_closed_well(&file)) {
+            continue;
+        }
         match remove(&ring) {
             // Another rank that ends at the same time removes them, too.
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -402,20 +408,28 @@ pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
 
 /// Whether a ring is closed and holds no failure, or is gone.
 fn has_ended_well(path: &Path) -> bool {
-    let is_closed = word(path, header::STATE) == Some(layout::STATE_CLOSED);
-    (is_closed && word(path, header::LAST_FAILURE) == Some(0)) || !path.exists()
+    match open(path) {
+        Ok(file) => is_closed_well(&file),
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    }
 }
 
-const fn world_size(rank_word: u64) -> u64 {
-    rank_word >> u32::BITS
+fn is_closed_well(ring: &OwnedFd) -> bool {
+    let is_closed = word(ring, header::STATE) == Some(layout::STATE_CLOSED);
+    is_closed && word(ring, header::LAST_FAILURE) == Some(0)
+}
+
+/// The size of the world in a ring's header; `None` if the ring cannot be read.
+fn world_size_in(path: &Path) -> Option<u64> {
+    let file = open(path).ok()?;
+    word(&file, header::RANK).map(|rank| rank >> u32::BITS)
 }
 
 /// A word of a ring's header; `None` if it cannot be read.
-fn word(path: &Path, at: usize) -> Option<u64> {
+fn word(ring: &OwnedFd, at: usize) -> Option<u64> {
     const BYTES: usize = size_of::<u64>();
     let mut bytes = [0; BYTES];
-    let file = open(path).ok()?;
-    let read = rustix::io::pread(&file, &mut bytes, (at * BYTES) as u64).ok()?;
+    let read = rustix::io::pread(ring, &mut bytes, (at * BYTES) as u64).ok()?;
     (read == BYTES).then_some(u64::from_ne_bytes(bytes))
 }
 

@@ -102,7 +102,7 @@ fn without_the_name_of_a_program_it_says_which_there_are() {
     );
 }
 
-// The ranks are this file again, which is told its name.
+// The ranks are this file again, started under its name.
 #[test]
 fn programs_that_start_themselves_do_so_from_this_file() {
     let measured = run(

@@ -85,7 +85,7 @@ fn world_of(records: &[Record], places: &[Places]) -> Option<(u32, u32)> {
     covers.then_some((group, size))
 }
 
-/// The groups whose ranks are told apart in every record.
+/// The groups whose ranks every record distinguishes.
 fn kept_groups(places: &[Places], world: Option<u32>) -> BTreeSet<u32> {
     let mut kept: BTreeSet<u32> = places.iter().flat_map(|of| of.keys().copied()).collect();
     for of_record in places {

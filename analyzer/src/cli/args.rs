@@ -169,7 +169,7 @@ pub(crate) struct JudgeArgs {
     /// Files read at a time [default: one for each core].
     #[arg(long, value_name = "N")]
     pub(crate) jobs: Option<NonZeroUsize>,
-    /// Give up, with exit code 2, before more memory than this is used (`512MiB`, `4GiB`).
+    /// Give up, with exit code 2, once more memory than this is used (`512MiB`, `4GiB`).
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_limit: Option<ByteSize>,
     /// Whether the report shows pseudonyms.
@@ -245,8 +245,8 @@ impl std::str::FromStr for ByteSize {
 /// Watch a folder while dumps arrive in it, and report once the dumps of all ranks are there.
 ///
 /// Each change of the verdict, its sentence or the number of ranks is a line on standard error; the report follows at
-/// the end, as with `analyze`. It ends when every expected rank has left a record and nothing has changed for a moment,
-/// or at --timeout.
+/// the end, as with `analyze`. It ends when the dumps of all expected ranks are there and nothing has changed for a
+/// moment, or at --timeout.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct WatchArgs {
@@ -299,8 +299,8 @@ pub(crate) enum DiffFormat {
 
 /// Gather the records of this node, or of a list of hosts, into one archive.
 ///
-/// The archive is a tar file (.rcap) whose last member, manifest.json, lists every record and every
-/// absence. `rcomm-fr analyze` reads it as it is.
+/// The archive is a tar file (.rcap) whose last member, manifest.json, lists all other members and
+/// everything that is absent. `rcomm-fr analyze` reads it as it is.
 ///
 /// From folders only records are taken; a file that is named itself is taken without a check.
 #[derive(Debug, Args)]
@@ -388,7 +388,7 @@ pub(crate) struct CollectArgs {
 /// Nothing is judged here, since a rank cannot be judged without its peers.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 all packed; 1 some input could not be used, which the summary lists; 2 nothing was packed.
+Exit codes: 0 all records are in the summary; 1 some input could not be used, which the summary lists; 2 no dump was read.
 
 Example, on every node of a Slurm job, then once:
   srun --ntasks-per-node=1 sh -c \\
@@ -466,8 +466,9 @@ pub(crate) struct RemoveStaleArgs {
 
 /// Write the rings of this node as dump files, which other flight recorder tools read as well.
 ///
-/// Files are DIR/JOB/rank_N (JSON: rank_N.json); none is ever overwritten. Reading disturbs no
-/// process: a ring can be dumped while its job runs, hangs, or is gone.
+/// Files are DIR/JOB/rank_N (JSON: rank_N.json); those of attempt A after the first are in
+/// DIR/JOB/attempt_A. None is ever overwritten: a file whose name is taken gets `.1`, `.2` and so on
+/// after it. Reading disturbs no process: a ring can be dumped while its job runs, hangs, or is gone.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 all written; 1 a ring could not be read; 2 nothing was written."

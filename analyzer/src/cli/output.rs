@@ -5,7 +5,7 @@ use anstream::{AutoStream, ColorChoice};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// The width of a page, columns, if the output is not a terminal.
+/// The width of a page in columns if the output is not a terminal.
 const DEFAULT_WIDTH: usize = 80;
 
 /// Smaller values of `COLUMNS` are ignored: sentences would take too many lines.
@@ -60,7 +60,7 @@ fn write_file(
     partial.persist(path).map_err(|failed| failed.error)
 }
 
-/// A temporary file next to `path`, which is removed unless it is persisted as `path`. Only its owner can read it.
+/// A temporary file next to `path` that only its owner can read; it is removed unless it is persisted as `path`.
 pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -70,7 +70,7 @@ pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
         .prefix(path.file_name().unwrap_or_default())
         .suffix(".partial")
         .tempfile_in(folder)
-        // The error without the temporary name, which no longer exists.
+        // Without the temporary file's name, which means nothing to the user.
         .map_err(|error| error.kind().into())
 }
 
@@ -79,7 +79,8 @@ pub(crate) fn is_stdout(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// The width of a page on standard output, columns: from `COLUMNS`, else from the terminal, else 80; at most 110.
+/// The width of a page on standard output in columns: from `COLUMNS` if it is 40 or more, else from the terminal, else
+/// 80; at most 110.
 pub(crate) fn page_width() -> usize {
     let wanted = std::env::var("COLUMNS").ok();
     let wanted = wanted.and_then(|columns| columns.parse().ok());

@@ -44,7 +44,6 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
             let line = format_progress(&report);
             if line != printed {
                 let at = began.elapsed().as_secs_f64();
-                // If standard error is closed, only the report is printed.
                 let _ = writeln!(stderr, "{at:7.1} s  {line}");
                 printed = line;
             }
@@ -148,7 +147,7 @@ fn poll(
     Ok(Some(report))
 }
 
-/// Whether a record of every expected rank was read.
+/// Whether records of every expected rank were read.
 fn is_complete(report: &Report) -> bool {
     report.input.ranks_read > 0 && report.input.ranks_read >= report.input.ranks_expected
 }

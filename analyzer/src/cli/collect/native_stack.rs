@@ -3,8 +3,8 @@
 //! To walk a native stack, a program has to hold the process for a moment. So the stack is taken only of ranks at
 //! fault, by the first of these programs that is installed and gives one: py-spy, which reads the frames in about a
 //! tenth of a second, then elfutils' eu-stack, then gdb, which first reads the symbols of all libraries. A process that
-//! is stopped, traced or inside the kernel is not touched. For such a process, and where no program may trace, only the
-//! kernel's own view is taken.
+//! is stopped, traced or in an uninterruptible wait is not touched. For such a process, and where no program may trace,
+//! only the kernel's own view is taken.
 
 use super::py_spy::{self, PROGRAM as PY_SPY};
 use rcomm_analyzer::stacks::{NATIVE_HEADER, NativeFrame};
@@ -88,7 +88,10 @@ pub(super) fn take(pid: u32) -> (String, Vec<String>) {
             }
         }
         Some(_) => {
-            refused.push("the process is stopped or in the kernel: it was not traced".to_owned())
+            refused.push(
+                "the process is stopped, traced or in an uninterruptible wait: it was not traced"
+                    .to_owned(),
+            );
         }
         None => refused.push("the process has ended".to_owned()),
     }
@@ -266,7 +269,7 @@ fn read_frame(line: &str) -> Option<NativeFrame> {
         rest = after.trim_start();
         rest = rest.strip_prefix("in ").unwrap_or(rest);
     }
-    // A place without a name.
+    // An address without a symbol.
     if rest.starts_with("- ") {
         return None;
     }

@@ -2,8 +2,9 @@
 //!
 //! PyTorch's worker servers are asked first. A rank that gave no record there, and has no ring on this node, is then
 //! asked for a dump in a file, by the store's flag if the user wants that, and by the pipe of PyTorch's NCCL backend.
-//! All steps have one deadline; only the taking of stacks may go on for five seconds after it. A rank that does not
-//! answer delays no other: the archive lists why it is absent.
+//! All steps have one deadline; only Python stacks may take up to five seconds beyond it. Native stacks are taken
+//! later, with a time limit for each program. A rank that does not answer delays no other: the archive lists why it is
+//! absent.
 
 use super::archive::Archive;
 use super::{native_stack, py_spy, this_host};
@@ -77,7 +78,7 @@ impl Asked {
 struct Gathered<'a> {
     archive: &'a mut Archive,
     host: String,
-    /// Ranks whose record is in the archive, or in a ring on this node.
+    /// Ranks whose records are in the archive, or in a ring on this node.
     records: BTreeSet<Rank>,
     /// Ranks whose Python stacks are in the archive.
     stacks: BTreeSet<Rank>,

@@ -237,7 +237,7 @@ impl Worker<'_> {
         self.problem(Problem::unreadable_dump(path, sentence));
     }
 
-    /// Reports a file that is not one of this job's records.
+    /// Reports a file that holds no records that are read here.
     fn foreign(&self, path: &str, what: impl std::fmt::Display) {
         let sentence = format!("left aside: {what}");
         self.problem(Problem::stale_dump(path, sentence));

@@ -127,7 +127,7 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
     stream(&mut &bytes[..], name, 0, worker, &ranks)
 }
 
-/// The largest ratio of unpacking. Packed records have a few percent of their size; a file that shrinks a thousandfold,
+/// The largest ratio of unpacked to packed size. Records shrink to a few percent; a file that shrinks a thousandfold,
 /// as nested packings can, would take hours and hold nothing useful.
 const MOST_UNPACKED: u64 = 1000;
 

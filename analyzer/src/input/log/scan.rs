@@ -2,7 +2,8 @@
 
 use rcomm_recorder::model::Rank;
 
-/// The text after `before`, up to the first of the characters in `after`, or to the end of the text.
+/// The text after the first `before`, up to the first of the characters in `after`, or to the end of the text; `None`
+/// if `before` is not in it.
 pub(super) fn between<'a>(text: &'a str, before: &str, after: &[char]) -> Option<&'a str> {
     let (_, rest) = text.split_once(before)?;
     Some(rest.split(after).next().unwrap_or(rest))
@@ -27,10 +28,10 @@ pub(super) fn leading_number<N: std::str::FromStr>(text: &str) -> Option<(N, &st
 /// The ranks in a list such as `4, 5, 6`, ascending; the first entry that is not a number ends the list, and at most
 /// 65,536 entries are read.
 pub(super) fn ranks(text: &str) -> Vec<Rank> {
-    const MOST: usize = 1 << 16;
+    const MAX_ENTRIES: usize = 1 << 16;
     let mut ranks: Vec<Rank> = text
         .split(',')
-        .take(MOST)
+        .take(MAX_ENTRIES)
         .map_while(|part| part.trim().parse().ok())
         .collect();
     ranks.sort_unstable();
@@ -38,9 +39,9 @@ pub(super) fn ranks(text: &str) -> Vec<Rank> {
     ranks
 }
 
-/// The first `most` characters of a text; an ellipsis marks a cut.
-pub(super) fn truncated(text: &str, most: usize) -> String {
-    let mut cut: String = text.chars().take(most).collect();
+/// The first `max_chars` characters of a text; an ellipsis marks a cut.
+pub(super) fn truncated(text: &str, max_chars: usize) -> String {
+    let mut cut: String = text.chars().take(max_chars).collect();
     if cut.len() < text.len() {
         cut.push('…');
     }

@@ -95,7 +95,7 @@ impl Ranked {
     }
 }
 
-/// The name of an NCCL result code, as in NCCL's documentation.
+/// The words for an NCCL result code (`ncclResult_t`).
 fn error_name(code: i64) -> String {
     let known = match code {
         1 => "unhandled CUDA error",

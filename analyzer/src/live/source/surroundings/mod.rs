@@ -48,7 +48,7 @@ impl Fact {
     }
 }
 
-/// What surrounds the process of one rank.
+/// The facts on the process of one rank, its host and its GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surroundings {
     /// The rank.
@@ -59,7 +59,7 @@ pub struct Surroundings {
     pub log: Vec<String>,
 }
 
-/// Reads what surrounds the ranks with rings on this node.
+/// Reads facts on the processes of the ranks with rings on this node.
 pub struct RingSurroundings {
     source: Mutex<RingSource>,
     proc: PathBuf,

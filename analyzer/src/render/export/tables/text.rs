@@ -37,7 +37,7 @@ fn cell(column: &Column, row: usize) -> Result<Cow<'_, str>, TableError> {
     })
 }
 
-/// Writes a row: two blanks between columns, numbers aligned to the right, no blanks at the end.
+/// Writes a row: two spaces between columns, numbers aligned to the right, no spaces at the end.
 fn line<'a>(
     columns: &[Column],
     widths: &[usize],

@@ -1,4 +1,4 @@
-//! From the rank at fault to the cause: the command to look further, what surrounds the process, and the cursor of the
+//! From the rank at fault to the cause: the command to look further, the facts on its process, and the cursor of the
 //! timeline.
 
 mod common;
@@ -112,7 +112,7 @@ fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
         state.due_surroundings(),
         Some(Command::LookAround(vec![rank]))
     );
-    // Where surroundings cannot be read, as in a replay, they are not asked for.
+    // Where facts on processes cannot be read, as in a replay, they are not requested.
     let mut replay = stuck((120, 40));
     assert_eq!(replay.due_surroundings(), None);
 }

@@ -54,8 +54,8 @@ impl Inbox {
     }
 }
 
-/// Runs the view until the user quits or a signal ends it. `targets` holds the ranks to which requests for dumps and
-/// call stacks can be sent, the processes whose surroundings can be read, and the choice of the job.
+/// Runs the view until the user quits or a signal ends it. `targets` are the ranks that can be asked for dumps and call
+/// stacks, the reader of facts on processes of this node, and the choice of the job.
 ///
 /// # Errors
 ///
@@ -134,7 +134,7 @@ pub fn run_drawing(
             }
         }
         if let Some(command) = state.due_surroundings() {
-            // Without a thread there are no surroundings to show.
+            // Without a thread no facts on processes are shown.
             let reader = writer::start(&state, command, targets, anchor, inbox.sender());
             threads.handles.retain(|handle| !handle.is_finished());
             threads.handles.extend(reader);

@@ -25,7 +25,7 @@ pub struct RequestTargets {
     pub dumps: Vec<Box<dyn DumpRequests>>,
     /// Ranks that can be asked for their call stacks.
     pub stacks: Vec<Box<dyn StackRequests>>,
-    /// What surrounds the processes of this node; `None` if no rings are read.
+    /// Reads facts on the ranks' processes of this node, their host and GPUs; `None` if no rings are read.
     pub surroundings: Option<RingSurroundings>,
     /// Selects the job of this node to show; `None` if no rings are read.
     pub job: Option<JobChoice>,
@@ -33,11 +33,11 @@ pub struct RequestTargets {
 
 /// Time limit for the ranks' answers to a request.
 const WAIT_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for reading what surrounds processes. A user who quits meanwhile waits until the read has ended.
+/// Time limit for reading facts on processes. A user who quits meanwhile waits until the read has ended.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts `command` on a new thread, with the snapshot and the screen that `state` shows now. The result arrives as
-/// [`Event::Done`]; call stacks arrive before it, as [`Event::Stacks`]. What surrounds processes arrives as
+/// [`Event::Done`]; call stacks arrive before it, as [`Event::Stacks`]. Facts on processes arrive as
 /// [`Event::Surroundings`] alone. Commands that neither write nor ask are ignored.
 ///
 /// The thread ends once the command has finished; the caller joins it.

@@ -60,8 +60,8 @@ pub(crate) fn simulated_fault_ns(cli: &Cli, anchor: Anchor) -> Option<i64> {
     }
 }
 
-/// The ranks that can be asked for dumps and call stacks, the processes whose surroundings can be read, and the choice
-/// of the job if rings are read. Empty for a replay or a demo.
+/// The ranks that can be asked for dumps and call stacks and, if rings are read, the reader of facts on processes and
+/// the choice of the job. Empty for a replay or a demo.
 pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
     let mut targets = RequestTargets::default();

@@ -32,7 +32,7 @@ pub enum Event {
     Resumed,
     /// Call stacks were taken, at this time.
     Stacks(Arc<TakenStacks>, Moment),
-    /// What surrounds the processes of ranks was read; empty if it could not be.
+    /// Facts on the processes, hosts and GPUs of ranks were read; empty if that failed.
     Surroundings(Vec<Surroundings>),
     /// A thread panicked.
     Panicked,
@@ -59,7 +59,7 @@ pub enum Command {
     AskForDumps,
     /// Take the ranks' call stacks.
     TakeStacks,
-    /// Read what surrounds the processes of these ranks.
+    /// Read facts on the processes, hosts and GPUs of these ranks.
     LookAround(Vec<Rank>),
     /// Show another job of this node.
     ShowJob(Arc<str>),

@@ -51,7 +51,7 @@ pub struct Options {
     pub askable: bool,
     /// Whether ranks can be asked for their call stacks.
     pub stacks_askable: bool,
-    /// Whether what surrounds the processes of ranks can be read.
+    /// Whether facts on the processes of ranks can be read.
     pub surroundings: bool,
     /// Whether the sources never change, as dumps and recordings.
     pub still: bool,
@@ -96,7 +96,7 @@ pub struct State {
     pub confirm: Option<PathBuf>,
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
-    /// What surrounds the processes of the ranks at fault and of the rank on display, as read last.
+    /// Facts on the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last.
     pub surroundings: Vec<Surroundings>,
     /// The jobs of this node, those in trouble first; empty if the sources are not rings.
     pub jobs: Arc<[NodeJob]>,
@@ -131,13 +131,13 @@ pub struct State {
     index: FrameIndex,
     selections: HashMap<Discriminant<Screen>, Selection>,
     pending: Option<String>,
-    /// When surroundings were asked for last, and of which ranks; `None` before the first time.
+    /// When facts on processes were requested last, and of which ranks; `None` before the first time.
     asked: Option<(Duration, Vec<Rank>)>,
-    /// Whether surroundings are being read.
+    /// Whether facts on processes are being read.
     asking: bool,
 }
 
-/// Time between two looks at what surrounds processes: `nvidia-smi` may take a second of a processor.
+/// Time between two reads of facts on processes: `nvidia-smi` may take a second of a processor.
 const LOOK_AROUND: Duration = Duration::from_secs(10);
 
 /// Applies an event; returns a command for the event loop.
@@ -416,7 +416,7 @@ impl State {
             layout: &self.options.layout,
             row: self.selection().row,
             stacks: self.stacks.as_ref(),
-            // What was read last is not what surrounded the processes in an earlier frame.
+            // The facts read last are not those of an earlier frame.
             surroundings: match self.history.is_paused() {
                 true => &[],
                 false => &self.surroundings,
@@ -429,7 +429,7 @@ impl State {
         }
     }
 
-    /// The command to read what surrounds the ranks at fault and the rank on display, if it is time for it.
+    /// The command to read facts on the ranks at fault and the rank on display, if it is time for it.
     pub fn due_surroundings(&mut self) -> Option<Command> {
         let mut ranks = self.index.roots.clone();
         if let Screen::Rank(rank) = self.screen() {

@@ -1,4 +1,5 @@
-//! One finding: the sentence, the evidence, and the next step.
+//! One finding: the sentence and the next step, its ranks, what to look at further, the evidence, where the programs
+//! diverge, doubts, and what was ruled out.
 
 use super::{ViewModel, look_further, overview};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};

@@ -1,4 +1,5 @@
-//! One rank: identity, current operation, the ranks it waits for and those that wait for it.
+//! One rank: identity, health, the ranks it waits for and those that wait for it, what to look at further, its
+//! operations in flight and its last ones, and the stack of its newest call.
 
 use super::timeline::end_of;
 use super::{ViewModel, in_flight, look_further, overview};

@@ -21,7 +21,7 @@ def read(signal):
     for path in sorted(pathlib.Path(sys.argv[1]).glob(f"{signal}.*")):
         request = REQUESTS[signal]()
         body = path.read_bytes()
-        # A collector in between may have compressed the body.
+        # An OTLP collector in between may have compressed the body.
         request.ParseFromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
         if request.FindInitializationErrors():
             sys.exit(f"{path} lacks a required field")

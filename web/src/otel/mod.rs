@@ -2,7 +2,7 @@
 //!
 //! Spans are built from the records and their times; no thread of the job takes part, and the rings
 //! serve as the queue. One thread reads the newest snapshot, sends what is new, and waits for the
-//! answer. What a slow or dead collector does not accept is dropped and counted.
+//! answer. What a slow or dead OTLP collector does not accept is dropped and counted.
 //!
 //! The rest of the crate does not depend on OpenTelemetry.
 
@@ -220,7 +220,7 @@ fn count_result(
     match result {
         Ok(()) => sent.fetch_add(items, Relaxed),
         Err(error) => {
-            tracing::warn!(signal, items, %error, "dropped: the collector did not accept the export");
+            tracing::warn!(signal, items, %error, "dropped: the OTLP collector did not accept the export");
             dropped.fetch_add(items, Relaxed)
         }
     };

@@ -13,7 +13,7 @@ pub(super) enum SendError {
         url: String,
         source: Box<ureq::Error>,
     },
-    /// The collector answered with a status other than success.
+    /// The OTLP collector answered with a status other than success.
     #[error("{url} answered with HTTP status {status}: {text}")]
     Refused {
         url: String,

@@ -1,7 +1,7 @@
 """One rank of torch.distributed over gloo, measured by the program in collectives/.
 
-gloo.py HOST PORT NAME, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. Speaks as
-mpi.c does.
+gloo.py HOST PORT NAME, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. Its protocol with
+that program is the one in mpi.c.
 """
 
 import os

@@ -3,7 +3,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `table` | the rows, and what is true of each |
+//! | `table` | the rows, and what a judgment of each may say |
 //! | `rank` | what the ranks of these jobs do |
 //! | `job` | a job under its launcher, and what is done to it from outside |
 //! | `look` | the judgments: live, of rings, of dumps |

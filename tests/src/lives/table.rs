@@ -1,4 +1,4 @@
-//! The rows, and what is true of each.
+//! The rows of the matrix, and what a judgment of each may say.
 
 use super::job::{Intervention, MemoryGroup};
 use super::rank::CulpritAct;
@@ -51,9 +51,9 @@ pub struct Row {
     pub(super) act: CulpritAct,
     pub(super) intervention: Intervention,
     pub(super) timeout_ms: u32,
-    /// What is true of the job once it is over.
+    /// What a judgment must say once the job is over.
     pub last: Expected,
-    /// What is true from the fault to the end of the job; "not yet" always is.
+    /// What a judgment may say from the fault to the end of the job, besides "not yet".
     pub passing: &'static [Expected],
     /// What the dumps alone show; `None` where the job need not leave any.
     pub dumps: Option<Expected>,
@@ -73,14 +73,14 @@ const fn expected(verdicts: &'static [Verdict], codes: &'static [Code]) -> Expec
 const ENDED: Expected = expected(&[Verdict::Ended], &[]);
 const CANCELLED: Expected = expected(&[Verdict::Cancelled], &[]);
 const CRASHED: Expected = expected(&[Verdict::Crashed], &[Code::E150]);
-/// While other ranks run, the rank whose process is gone blocks them.
+/// A rank whose process has ended, also while other ranks still run and wait for it.
 const GONE: Expected = expected(&[Verdict::Stuck, Verdict::Crashed], &[Code::E150]);
 const FROZEN: Expected = expected(&[Verdict::Stuck], &[Code::E151]);
 const SLOW: Expected = expected(&[Verdict::Slow], &[Code::W220]);
 const ABSENT: Expected = expected(&[Verdict::Stuck], &[Code::E101]);
-/// A rank that was stopped and then resumed leaves no trace but its lateness.
+/// A rank that is stopped, or was: by its lateness (E101), or by the state of its process (E151).
 const HELD: Expected = expected(&[Verdict::Stuck], &[Code::E101, Code::E151]);
-/// Dumps cannot show that a process is stopped, nor that it is gone where its peers did not notice.
+/// Dumps alone do not show that a process is stopped, nor that it has ended if its peers did not notice.
 const MISSED: Expected = expected(
     &[Verdict::Stuck, Verdict::Crashed],
     &[Code::E101, Code::E102, Code::E150, Code::E151],
@@ -88,7 +88,7 @@ const MISSED: Expected = expected(
 
 /// Time-out in ms of rows in which no operation times out.
 const LONG: u32 = 120_000;
-/// Time-out in ms that is longer than it takes until a wait is overdue.
+/// Time-out in ms, longer than the age from which a wait is overdue.
 const SHORT: u32 = 8_000;
 
 const fn row(
@@ -195,7 +195,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "kill-all",
-        "all ranks are killed within half a second, none notices another's end",
+        "all ranks are killed within a second, before any notices the end of another",
         CulpritAct::Forever,
         Intervention::KillAll,
         (CANCELLED, &[], None),

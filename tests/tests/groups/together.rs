@@ -1,4 +1,5 @@
-//! Several groups of one world: found by name, in a mesh, shared, and changed at once; and the hook of a group.
+//! Several groups of one world: found by name, in a mesh, shared, waited for, aborted or given time-outs at once, and
+//! merged; the hook of a group; and how ranks meet by the URL of an init method.
 
 use super::{failing, run};
 use rcomm::{
@@ -77,7 +78,7 @@ fn the_verdict_names_the_group_of_a_mesh_by_its_coordinates() {
         }
         let last = (world.rank() != CULPRIT).then(|| sum(tp).unwrap());
         world.store().barrier("test/issued", 8, limit).unwrap();
-        // The others of the mesh complete theirs.
+        // The `tp` groups without the culprit complete their operations.
         if let Some(last) = last.as_ref().filter(|_| world.rank() / 2 != CULPRIT / 2) {
             last.join().unwrap();
         }
@@ -128,7 +129,7 @@ fn groups_that_do_not_know_each_other_are_merged() {
                 text.contains("of 4 ranks") && text.contains("2 have come"),
                 "{text}"
             );
-            // Its own members alone are more than it says.
+            // The half alone has more members than this call states.
             half.set_timeout(Duration::from_secs(20));
             let few = GroupOptions::named("few");
             let error = world.merge(&half, 1, &few).unwrap_err();
@@ -198,7 +199,7 @@ fn groups_are_found_by_name_and_shared_by_purpose() {
         drop((separate, found));
         assert_eq!(names().iter().filter(|name| *name == "dp.2").count(), 0);
         assert!(world.group_named("tp").is_none());
-        // The world keeps it: another part of the program may still ask for it.
+        // The world keeps a shared group: another part of the program may still ask for it.
         drop((one, two));
         let again = world.shared_group(&[0, 1], &data).unwrap();
         again.barrier().unwrap();
@@ -280,7 +281,7 @@ fn a_rank_waits_for_all_pending_operations_of_all_groups() {
     });
 }
 
-/// Two ranks that meet at a URL.
+/// Starts two ranks that meet at a URL, and checks a sum over both.
 fn meet(url: &str) {
     std::thread::scope(|scope| {
         for rank in 0..2 {
@@ -372,7 +373,7 @@ fn a_hook_is_called_when_each_operation_begins_and_ends() {
             let seen = log.0.lock().unwrap();
             seen.iter().filter(|line| line.starts_with(what)).count()
         };
-        // An end may be seen by its caller first.
+        // A caller may see the end of its operation before the hook does.
         wait_until("all ends", || (of("ended") == 5).then_some(()));
         let seen = log.0.lock().unwrap().clone();
         assert_eq!(of("begun"), 5, "{seen:?}");
@@ -383,7 +384,7 @@ fn a_hook_is_called_when_each_operation_begins_and_ends() {
         for what in ["begun", "ended"] {
             assert!(log.has(&format!("{what} all_reduce #2 of dp")), "{seen:?}");
         }
-        // An end with an error.
+        // The hook also gets the error with which an operation ends.
         let broken = group.recv_async(vec![0u32], other, 9).unwrap();
         let (store, limit) = (world.store(), Duration::from_secs(20));
         store.barrier("test/issued", 2, limit).unwrap();

@@ -567,7 +567,7 @@ fn a_job_with_only_a_launch_record_is_judged_by_it() {
         (
             [0, 3, 0],
             1,
-            "CRASHED  the job is over since 00:00:11 UTC: the process of rank 1 ended first;\n         rank 1 exited with code 3\n",
+            "CRASHED  the job was over at 00:00:11 UTC: the process of rank 1 ended first;\n         rank 1 exited with code 3\n",
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();

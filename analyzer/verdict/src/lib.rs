@@ -15,7 +15,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `logs` | what a job's logs show, alone and together with its records |
-//! | `judge` | which rank waits for which and why: the wait graph, the checks, the verdict |
+//! | `judge` | which rank waits for which and why: the wait-for graph, the checks, the verdict |
 //! | `align` | the records of all ranks side by side, by group and sequence number |
 //! | `report` | what an analysis returns, and helpers to show it |
 #![forbid(unsafe_code)]

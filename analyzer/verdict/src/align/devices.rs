@@ -1,9 +1,9 @@
 //! Processes with several devices.
 //!
-//! The profiler plug-in keeps one ring for a process. A process with several devices has several ranks of a communicator,
-//! so its ring lists the communicator once for each of them. Here such a record becomes one for each rank: ranks are then
-//! those of the largest communicator, and not of processes. Which of its devices a rank of another communicator is, the
-//! record does not tell, unless the process has the same ranks in it.
+//! The profiler plug-in keeps one ring for a process. A process with several devices has several ranks of a
+//! communicator, so its ring lists the communicator once for each of them. Here such a record becomes one for each
+//! rank: ranks are then those of the largest communicator, and not of processes. Which of its devices a rank of another
+//! communicator is, the record does not tell, unless the process has the same ranks in it.
 
 use crate::align::record::{LocalGroup, Record, Shared};
 use crate::report::Problem;
@@ -27,9 +27,9 @@ fn places_of(record: &Record) -> Places {
     places
 }
 
-/// Splits the records of processes with several devices, and returns the number of ranks that they then are of; `None`
-/// if there is no such record. Operations of communicators whose ranks cannot be told apart are removed, which becomes
-/// a problem.
+/// Splits the records of processes with several devices, and returns the number of ranks of the job. `None` if there is
+/// no such record, or no communicator has all these ranks: then the records stay those of processes. Operations of
+/// communicators whose ranks cannot be told apart are removed, which becomes a problem.
 pub(crate) fn split(
     shared: &Shared,
     records: &mut Vec<Record>,

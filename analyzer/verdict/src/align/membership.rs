@@ -193,7 +193,7 @@ fn part_of(parts: &[GroupPart<'_>], record: &Record, backend: Option<&str>) -> u
 }
 
 /// Adds the ranks without a record to a group whose members no record describes: if exactly one group of a description
-/// is smaller than the largest, and by the number of these ranks, they are its members.
+/// is smaller than the largest, and smaller by just the number of these ranks, they are its members.
 fn add_unread_members(
     shared: &Shared,
     records: &[Record],

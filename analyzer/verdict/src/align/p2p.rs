@@ -1,12 +1,12 @@
 //! Pairs sends with receives.
 //!
 //! A message is identified by (group, source, destination, n-th message): each end counts its point-to-point operations
-//! separately, so sequence numbers do not match across ranks. If both rings hold everything, n is counted from the
-//! start. If one has wrapped, the two lists are shifted against each other by what both ends share: the newest
-//! completed collective that both recorded, the newest completed message, and the sizes.
+//! separately, so sequence numbers do not match across ranks. If both records hold all operations, n is counted from
+//! the start. Otherwise the two lists are shifted against each other by what both ends share: the newest completed
+//! collective that both recorded, the newest completed message, and the sizes.
 //!
-//! If NCCL's recorder wrote a closing marker for a batch, the marker holds the state of the batch's messages, since
-//! their own remains `scheduled`.
+//! If the recorder of PyTorch's NCCL backend wrote a closing marker for a batch, the marker holds the state of the
+//! batch's messages, since their own remains `scheduled`.
 
 use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, message};
@@ -30,7 +30,7 @@ pub(crate) struct Pair {
     pub(crate) receives: Vec<Half>,
     /// Receive `i` belongs to send `i + shift`.
     pub(crate) shift: i64,
-    /// Whether neither ring has dropped a message, or this shift fits clearly better than every other.
+    /// Whether both records hold all operations, or this shift fits clearly better than every other that was tried.
     pub(crate) certain: bool,
 }
 
@@ -229,13 +229,13 @@ fn align_pair(
     ranked.sort_unstable();
     pair.shift = ranked.first().map_or(preferred, |best| best.3);
     pair.certain = match ranked[..] {
-        [best, next, ..] => next.0 - best.0 >= CLEAR,
+        [best, next, ..] => next.0 - best.0 >= CERTAIN_BY,
         _ => true,
     };
 }
 
-/// A pairing is certain if its cost is lower than that of every other by at least this much.
-const CLEAR: u64 = 2;
+/// A shift is certain if its cost is lower than that of every other by at least this much.
+const CERTAIN_BY: u64 = 2;
 
 /// The positions, on either side, of the newest collective that needs every member, that `one` completed and that
 /// `other` recorded, in any group; `None` if there is none among the newest 4096 of each group.
@@ -265,8 +265,8 @@ fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32,
     newest
 }
 
-/// The cost of this shift: how badly the two lists fit; 0 is best. The weights order the cases: what cannot happen
-/// costs most, what is only unusual least.
+/// The cost of this shift: how badly the newest 64 messages of the two lists fit; 0 is best. The weights order the
+/// cases: what cannot happen costs most, what is only unusual least.
 fn misfit(
     aligned: &Aligned<'_>,
     sender: RecordIx,
@@ -284,7 +284,7 @@ fn misfit(
             .ok()
             .map(|index| pair.sends.get(index))
         {
-            // The send is older than the window and over, so a receive that waits for it is unlikely.
+            // The send is older than the record and has ended, so a receive that waits for it is unlikely.
             None => cost += u64::from(!received) * 2,
             // The receive completed although its peer posted no send.
             Some(None) => cost += u64::from(received) * 100,

@@ -69,8 +69,8 @@ pub(crate) fn on_device(backend: &str) -> bool {
     .any(|name| backend.starts_with(name))
 }
 
-/// Whether this is a message of a rank to itself, of whose end NCCL tells a profiler nothing; one that is copied in place
-/// has not even a peer. It needs no other rank.
+/// Whether this is a message of a rank to itself, of whose end NCCL tells a profiler nothing; one that is copied in
+/// place has not even a peer. It needs no other rank.
 fn is_copy(record: &Record, lane: &Lane, op: &Op) -> bool {
     record.recorder == Recorder::NcclProfiler
         && op.retired

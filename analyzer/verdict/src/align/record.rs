@@ -483,7 +483,7 @@ struct Arguments {
     timeout_ms: u64,
 }
 
-/// No ring holds fewer operations.
+/// A ring is assumed to hold at least this many operations.
 const LEAST_RING: usize = 64;
 
 /// The number that a recorder gives to its first operation.

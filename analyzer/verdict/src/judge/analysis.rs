@@ -68,8 +68,8 @@ impl Analysis {
         }
     }
 
-    /// States when a file was written whose record holds no time, ns since the epoch; `None` changes nothing. The
-    /// newest of these times counts.
+    /// Notes the time at which a file was written, ns since the epoch, for a file whose record holds no time; `None`
+    /// changes nothing. The newest of these times counts.
     pub fn note_written(&mut self, written_ns: Option<i64>) {
         self.policy.written_ns = self.policy.written_ns.max(written_ns);
     }
@@ -92,7 +92,7 @@ impl Analysis {
     }
 
     /// Removes the records and problems of a file or source; for an archive, those of its members. The number of files
-    /// read stays.
+    /// read stays the same.
     pub fn forget(&mut self, path: &str) {
         let is_of_it = |other: &str| {
             let rest = other.strip_prefix(path);

@@ -63,7 +63,7 @@ pub(crate) fn report(
         &shortfall,
         silence.as_ref(),
     ));
-    // A warning is more than that.
+    // With a warning the verdict stays as it is: a warning tells more than that the ranks are silent.
     let warns = |finding: &Finding| finding.severity != Severity::Note;
     let verdict = match silence.is_some() && !findings.iter().any(warns) {
         true => Verdict::Inconclusive,
@@ -231,7 +231,7 @@ struct Shortfall {
     absent: Vec<Rank>,
     /// Ranks whose record was read only in part, ascending.
     torn: Vec<Rank>,
-    /// Whether some input could not be used and no other record replaces it.
+    /// Whether some input could not be read, or only in part, and no other record replaces it.
     unusable: bool,
 }
 

@@ -27,8 +27,8 @@ impl Block {
         Self::of(ctx, &absent)
     }
 
-    /// These ranks as a block: one row of consecutive ranks, or rows that whole hosts of one size would leave. `None`
-    /// if they are fewer than two, if one of them left a record, or if they form no block.
+    /// These ranks as a block: one row of consecutive ranks, or rows that are whole hosts of one size. `None` if they
+    /// are fewer than two, if one of them left a record, or if they form no block.
     pub(crate) fn of(ctx: &Context<'_>, ranks: &[Rank]) -> Option<Self> {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
@@ -127,7 +127,7 @@ impl Block {
 }
 
 /// The number of ranks on a host by the names of hosts in the records; `None` if it is 1 or unknown, or if the ranks of
-/// a host do not lie in one such row.
+/// a host reach across a multiple of it.
 fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
     let mut hosts: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
     for record in ctx.aligned.records {

@@ -431,7 +431,7 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
         let all = a.iter().zip(b).all(|(a, b)| same(a, b));
         all.then(|| a.len().min(b.len()))
     };
-    // The number of calls that agree if some were left out or added, at its most.
+    // The shift under which most calls agree if some were left out or added, with their number.
     let shifted = || {
         let mut best = (0, Shift::None);
         for by in 1..=REACH {

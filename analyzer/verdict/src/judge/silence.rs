@@ -9,8 +9,8 @@ use crate::report::format::{duration_ms, format_ranks};
 use rcomm_recorder::model::Rank;
 use std::time::Duration;
 
-/// The newest operations of a record in which pauses are measured. A live view reads no more of a ring than some
-/// hundred, and must see the same pauses as a view that reads all.
+/// The newest operations of a record in which pauses are measured. A live view reads only a few hundred operations of a
+/// ring, and must see the same pauses as a view that reads all.
 const NEWEST: usize = 128;
 /// With fewer operations, a record shows no pace.
 const FEWEST: usize = 8;
@@ -27,7 +27,7 @@ pub(crate) struct Silence {
 /// The silence of a job that runs; `None` if an operation is pending, or a pause of this length is not unusual for it.
 pub(crate) fn of(ctx: &Context<'_>) -> Option<Silence> {
     let runs = ctx.policy.snapshot && ctx.life.lives_on() && ctx.aligned.expected.len() > 1;
-    // Of a job that ends, the last ranks may still save.
+    // In a job that is ending, the last ranks may still write a checkpoint.
     let ends = ctx.aligned.records.iter().any(Record::closed);
     if !runs || ends || ctx.graph.pending.iter().any(|pending| !pending.is_empty()) {
         return None;

@@ -1,8 +1,8 @@
 //! Names the ranks that had not come to an operation that timed out, where no recorder has noted it.
 //!
-//! rcomm's runtime records each time-out with the ranks that had not arrived. PyTorch's hooks only show that an operation
-//! failed, and when. A member that issued the operation after that came too late: it did not wait with the others, and
-//! its own operation failed because they had given up.
+//! rcomm's runtime records each time-out with the ranks that had not arrived. PyTorch's hooks only show that an
+//! operation failed, and when. A member that issued the operation after that came too late: it did not wait with the
+//! others, and its own operation failed because they had given up.
 
 use crate::align::record::{Op, Record, Shared};
 use rcomm_recorder::model::{EntryState, FailedOperation, Failure, FailureKind, Rank};
@@ -11,8 +11,8 @@ use std::collections::HashMap;
 /// An operation that took at least this share of its time-out, and failed, was ended by the time-out.
 const AT_TIMEOUT: f32 = 0.9;
 
-/// Adds to each ring without recorded failures the time-out of its newest operation that failed, with the members of its
-/// host that had not issued it by then.
+/// Adds to each ring without recorded failures the time-out of its newest operation that failed, with the members of
+/// its host that had not issued it by then.
 pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
     let by_rank: HashMap<Rank, usize> = records
         .iter()

@@ -243,7 +243,7 @@ impl WaitGraph {
         self.by_collective.get(&(group, seq)).copied()
     }
 
-    /// How far a rank is in a collective; `None` if it is not unfinished in this record.
+    /// How far a rank is in a collective; `None` unless the collective is unfinished in this record.
     pub(crate) fn arrival(&self, record: RecordIx, group: GroupIx, seq: u32) -> Option<Arrival> {
         let found = self.pending[record].iter().find(|one| {
             one.group == group && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)

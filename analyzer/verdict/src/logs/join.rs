@@ -179,7 +179,7 @@ fn compare(finding: &mut Finding, found: Conclusion) {
     let agrees = found.culprits.iter().all(|rank| accused.contains(rank));
     let is_absence = matches!(finding.code, Code::E101 | Code::E102 | Code::E150);
     if agrees && found.code == Code::E150 && is_absence {
-        // The absence of a rank proves little alone; the log adds that its process was killed.
+        // The absence of a rank proves little alone; the log adds how its process failed.
         finding.sentence += &format!("; log: {}", found.sentence);
         finding.confidence = finding.confidence.max(0.95);
     }

@@ -26,7 +26,7 @@ pub struct Link {
 
 /// The ranks that wait because of `roots`, nearest first.
 ///
-/// Each rank appears once, at its shortest distance from a root.
+/// Each rank appears at one level only: its shortest distance from a root.
 pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
     let mut waiting_on: HashMap<Rank, Vec<usize>> = HashMap::new();
     for (at, wait) in report.waits.iter().enumerate() {

@@ -65,16 +65,16 @@ pub struct FilterError {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Order {
-    Above,
-    Below,
+    AtLeast,
+    AtMost,
     Equal,
 }
 
 impl Order {
     fn holds(self, value: f64, bound: f64) -> bool {
         match self {
-            Self::Above => value >= bound,
-            Self::Below => value <= bound,
+            Self::AtLeast => value >= bound,
+            Self::AtMost => value <= bound,
             Self::Equal => value == bound,
         }
     }
@@ -248,8 +248,8 @@ fn parse_term(term: &str) -> Result<Term, String> {
         return Err(format!("a value is missing after `{key}{sign}`"));
     }
     let order = match sign {
-        ">" => Order::Above,
-        "<" => Order::Below,
+        ">" => Order::AtLeast,
+        "<" => Order::AtMost,
         _ => Order::Equal,
     };
     let words = || -> Result<Vec<String>, String> {

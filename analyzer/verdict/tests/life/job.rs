@@ -62,7 +62,7 @@ pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, State)]) -> Du
         .iter()
         .zip(1..)
         .map(|(&(issued, state), number)| {
-            // A ring notes how long an operation lasted that failed, and not when its completion was seen.
+            // Of an operation that failed, a ring notes how long it lasted, and no time of completion.
             let (state, ended, lasted) = match state {
                 State::Pending => (EntryState::Started, 0, None),
                 State::Done(then) => (EntryState::Completed, at(then), None),
@@ -151,8 +151,8 @@ pub(crate) fn fails(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64
     dump
 }
 
-/// A launch record: the signal that the launcher received and when, and for each rank the exit code, the signal and the
-/// time of its end.
+/// A launch record: the signal that the launcher received and when, and for each rank, from 0 on, the exit code, the
+/// signal and the time of its end.
 pub(crate) fn launch(
     received: Option<(i32, f64)>,
     ends: &[(Option<i32>, Option<i32>, f64)],

@@ -233,7 +233,7 @@ fn a_rank_that_exits_with_success_before_its_peers_are_done_ended_first() {
         );
         assert_eq!(
             end(&report).1,
-            "the job is over since 13:00:01 UTC: the process of rank 1 ended first; rank 1 exited with code 0"
+            "the job was over at 13:00:01 UTC: the process of rank 1 ended first; rank 1 exited with code 0"
         );
     }
     // It left its ring, as a process that calls `_exit` does, and the others recorded that they lost it.
@@ -291,7 +291,7 @@ fn a_launcher_that_noted_no_end_was_killed_or_stopped() {
     assert_eq!(report.verdict, Verdict::Inconclusive);
     assert_eq!(
         end(&report).1,
-        "no process of all 2 ranks is left since 13:00:01 UTC; none was in an operation, and how they ended is not \
+        "no process of all 2 ranks was left after 13:00:01 UTC; none was in an operation, and how they ended is not \
          recorded; their launcher, process 77 on n0, noted none of these ends: it was killed or stopped before them"
     );
 }

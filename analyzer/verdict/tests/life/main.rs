@@ -105,7 +105,7 @@ fn a_wait_of_unknown_age_is_no_sure_hang_when_the_job_was_terminated() {
         finding
             .doubts
             .iter()
-            .any(|doubt| doubt.contains("terminated at work")),
+            .any(|doubt| doubt.contains("terminated while they worked")),
         "{:?}",
         finding.doubts
     );

@@ -1,5 +1,5 @@
-//! Tests of verdicts on rings whose recorder notes no failures, as that of PyTorch's hooks: only the operations show what
-//! went wrong.
+//! Tests of verdicts on rings whose recorder notes no failures, as that of PyTorch's hooks: only the operations show
+//! what went wrong.
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn the_phase_that_all_ranks_named_last_is_told_where_nothing_shows_how_they_ende
         let status = dump.status.as_mut().expect("the record has a status");
         status.phase = "ended without destroy_process_group()".to_owned();
     }
-    let unknown = "no process of all 2 ranks is left since 13:00:01 UTC; none was in an operation, and how they ended is \
+    let unknown = "no process of all 2 ranks was left after 13:00:01 UTC; none was in an operation, and how they ended is \
                    not recorded";
     let report = judge(&dumps, 40.0);
     assert_eq!(report.verdict, Verdict::Inconclusive);

@@ -244,8 +244,9 @@ impl Context<'_> {
         (newest.thread != NONE).then_some(newest.thread)
     }
 
-    /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to wait
-    /// there for it: how many operations, and the newest of them. `None` if it issued none.
+    /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to
+    /// wait there for it: how many operations, and the newest of them. `None` if it issued none, or if the thread is
+    /// not recorded.
     pub(crate) fn went_on(
         &self,
         record: RecordIx,

@@ -47,8 +47,8 @@ impl Context<'_> {
             .filter(|_| self.gave_up_ns(place).is_none())
     }
 
-    /// A part of a sentence on one or `many` ranks at a place: `has waited 7 s`, or `waited 6 s, until it failed`; `waits`
-    /// if it is unknown how long.
+    /// A part of a sentence on one or `many` ranks at a place: `has waited 7 s`, or `waited 6 s, until it failed`;
+    /// `waits` if it is unknown how long.
     pub(crate) fn waiting(&self, place: usize, many: bool) -> String {
         let time = self.waited_ms(place).map(format_time);
         match (time, self.gave_up_ns(place), many) {
@@ -61,8 +61,8 @@ impl Context<'_> {
         }
     }
 
-    /// When the last of the ranks at a place gave up, common time, ns; `None` while one still waits, or if a record does
-    /// not state it.
+    /// When the last of the ranks at a place gave up, common time, ns; `None` while one still waits, or if a record
+    /// does not state it.
     fn gave_up_ns(&self, place: usize) -> Option<i64> {
         let ended = |record: RecordIx, position: u32| {
             let failed_ns = self.aligned.op(record, position).failed_ns()?;
@@ -114,7 +114,8 @@ impl Context<'_> {
         })
     }
 
-    /// Whether an unfinished operation is overdue whose last member did not come just now.
+    /// Whether an unfinished operation is overdue, leaving out collectives whose last member came only a short time
+    /// ago.
     pub(crate) fn is_anything_overdue(&self) -> bool {
         let is_fresh = |group: usize, seq: u32| {
             let place = self.graph.collective(group, seq);

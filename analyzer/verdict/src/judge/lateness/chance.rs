@@ -26,7 +26,7 @@ const LATE_SHARE: f64 = 0.6;
 const REPEATED_SHARE: f64 = 0.4;
 /// The cheapest of the late ranks costs at least this many times what the most expensive of the others costs.
 const STANDS_OUT: f64 = 2.0;
-/// Delays nearer to each other than this, as a logarithm, count as equal.
+/// Delays count as equal if the logarithm of their ratio is smaller than this.
 const EQUAL: f64 = 0.02;
 /// With fewer deciding stretches, ranks are not said to take turns.
 const LEAST_TURNS: usize = 6;

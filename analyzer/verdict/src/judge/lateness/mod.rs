@@ -12,7 +12,7 @@
 //! last member. Arrivals are not compared across messages unless both ranks passed the same messages.
 //!
 //! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that causes too many of
-//! them is repeatedly late, unless it had no processor for as long ([`starved`]); if none does, ranks take turns at
+//! them is repeatedly late, unless waits for a processor explain that ([`starved`]); if none does, ranks take turns at
 //! being late. Reports, screens, metrics and alerts all use this rule.
 
 mod chance;
@@ -85,7 +85,7 @@ pub(crate) enum Pattern {
     Hosts(Vec<Late>),
     /// Ranks take turns.
     ByTurns,
-    /// These ranks are late, and had no processor for as long: their hosts are overloaded.
+    /// These ranks are late because they waited for a processor: their hosts are overloaded.
     Starved(Vec<Starved>),
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct Lateness {
 #[derive(Default)]
 struct Gathered {
     usual: Vec<f32>,
-    /// Losses by rank, each with the loss that never counts there, ms.
+    /// Losses by rank, each with the size up to which a loss never counts there, ms.
     ranks: Vec<(Loss, f32)>,
     hosts: Vec<(Loss, f32)>,
 }

@@ -18,7 +18,7 @@ const EXPLAINS: f64 = 0.5;
 /// more processor time than they did.
 const WAITS_LESS: f64 = 0.75;
 
-/// A rank that came late and had no processor for as long.
+/// A rank that came late because it waited for a processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Starved {
     /// The index of the rank's first record.

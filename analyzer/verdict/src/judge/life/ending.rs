@@ -35,8 +35,8 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
         ) {
             draft.confidence = draft.confidence.min(AGE_UNKNOWN);
             draft.doubts.push(
-                "the records do not show when the processes ended: if they were terminated at work, what \
-                 is unfinished had only just begun"
+                "the records do not show when the processes ended: if they were terminated while they worked, the \
+                 unfinished operations had only just begun"
                     .into(),
             );
         }
@@ -105,20 +105,20 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
                 format!("; rank {rank} {}", format_exit(&exit))
             });
             format!(
-                "the job is over since {at}: {} ended first{exit}",
+                "the job was over at {at}: {} ended first{exit}",
                 of_ranks(&end.first)
             )
         }
         EndKind::Unknown => format!(
-            "no process of {whole} is left since {at}; none was in an operation, and how they ended is not recorded{}{}",
+            "no process of {whole} was left after {at}; none was in an operation, and how they ended is not recorded{}{}",
             common_phase(ctx),
             launcher_too(ctx)
         ),
     }
 }
 
-/// The end of a clause: the phase that all ranks named last, if it is the same. PyTorch's recorder so names the end of a
-/// program that has not destroyed its groups.
+/// The end of a clause: the phase that all ranks named last, if it is the same. rcomm's recorder of PyTorch's groups
+/// tells in this way that a program ended without destroying them.
 fn common_phase(ctx: &Context<'_>) -> String {
     let statuses = ctx
         .aligned
@@ -135,7 +135,8 @@ fn common_phase(ctx: &Context<'_>) -> String {
     }
 }
 
-/// Where the order to cancel the job came from, as a part of a sentence.
+/// That the job was cancelled from outside, as a part of a sentence, with the signal that the launcher received, if
+/// any.
 fn by(end: &End) -> String {
     match end.asked {
         Some(asked) => format!(
@@ -146,8 +147,8 @@ fn by(end: &End) -> String {
     }
 }
 
-/// The end of a sentence if a launcher started processes that are gone and noted no end of any: it would have, unless it
-/// was killed or stopped itself. Empty if there is no such launcher.
+/// The end of a sentence if a launcher started processes that are gone and noted no end of any: it would have, unless
+/// it was killed or stopped itself. Empty if there is no such launcher.
 fn launcher_too(ctx: &Context<'_>) -> String {
     let attempt = ctx
         .aligned
@@ -182,7 +183,7 @@ pub(crate) fn format_exit(end: &RankEnd) -> String {
     }
 }
 
-/// The signals that end processes, with their numbers on Linux.
+/// The signals that most often end processes, with their numbers on Linux.
 const SIGNALS: [(i32, &str); 13] = [
     (1, "SIGHUP"),
     (2, "SIGINT"),

@@ -27,7 +27,7 @@ pub(crate) fn leave_earlier_runs_aside(
         };
         newest = newest.max(Some((launch.started_ns, launch.world_size)));
         let sentence = format!(
-            "the record of rank {} was left aside: its newest sign of life is of {}, before job {} was started again at \
+            "the record of rank {} was left aside: its newest sign of life is from {}, before job {} was started again at \
              {}; to judge the earlier run, pass only its files",
             record.rank,
             time_of_day(record.latest_ns()),

@@ -119,8 +119,8 @@ fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
         .map(|group| &*group.ranks)
 }
 
-/// Keeps the records of the most complete world, of equally complete ones the newest, and of worlds with living
-/// processes before all others; a record that states no world stays.
+/// Keeps the records of one world: one with living processes before all others, then the most complete, then the
+/// newest. A record that states no world stays.
 fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
     struct World {
         present: BTreeSet<Rank>,
@@ -202,8 +202,8 @@ fn keep_newest_of_each_recorder(
             continue;
         };
         let why = match rival.path.as_str() {
-            "" => "another record of this rank is newer".to_owned(),
-            path => format!("{path} is of the same rank and as new or newer"),
+            "" => "another record of this rank is newer or more complete".to_owned(),
+            path => format!("{path} is of the same rank, and as new, newer or more complete"),
         };
         leave_aside(&record, &why, problems);
     }

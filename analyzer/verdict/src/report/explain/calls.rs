@@ -127,7 +127,7 @@ pub(super) const E111: Prose = Prose {
 pub(super) const E112: Prose = Prose {
     meaning: "Members issued the same operation with sizes that it does not allow to differ. What may \
              differ is known for each operation: uneven all-to-all, and the receiving side of gather or \
-             scatter, are never reported here.",
+             scatter, are not reported here, unless one member sends what another does not expect.",
     causes: &[
         "the last batch is smaller on some ranks, or sequences are padded to a local maximum",
         "a different number of parameters with gradients lands in one bucket",

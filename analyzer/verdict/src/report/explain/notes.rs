@@ -4,9 +4,10 @@ use super::Prose;
 
 pub(super) const N300: Prose = Prose {
     meaning: "A file does not belong with the others: another job or attempt, another shape of the world, \
-             or an older time. It was left aside. Taken in, a stale file blames all others for being \
+             or an older time. It was left aside: read with the others, it would blame them for being \
              ahead of it. Files of several recorders of one process, as of a host's and a device's backend, \
-             are read together; of two files of one recorder the newer stays.",
+             are read together; of two files of one recorder a complete one stays before one that is cut, then \
+             the newer one.",
     causes: &[
         "the dump folder was not emptied between two runs",
         "a restart with another world size wrote to the same folder as the first attempt",
@@ -80,7 +81,7 @@ pub(super) const N305: Prose = Prose {
     meaning: "The records of all ranks were read, every operation in them has ended, and nothing is wrong with \
              them. If the job hung nevertheless, it hung outside of what was recorded. Of a running job this is said, \
              with the verdict `inconclusive`, when no rank has issued an operation for 20 times as long as any of its \
-             pauses before, and at least 10 s.",
+             pauses before, and for at least twice `--overdue` (10 s unless set).",
     causes: &[
         "the program was in code that does not communicate: input, a checkpoint, a lock, a device kernel",
         "the operation that hung is of a library or a group that does not record",

@@ -27,7 +27,7 @@ pub(super) const W160: Prose = Prose {
     ],
     actions: &[
         "size the ring for at least three steps: RCOMM_RING_ENTRIES here, TORCH_FR_BUFFER_SIZE for PyTorch (entries, not bytes)",
-        "multiply by the number of operations in a step, which the finding gives",
+        "if the program reports its steps, the finding gives the number of operations in one",
     ],
 };
 
@@ -73,7 +73,7 @@ pub(super) const W230: Prose = Prose {
 };
 
 pub(super) const W240: Prose = Prose {
-    meaning: "A large part of the operations is so small that latency, and not bandwidth, is what they \
+    meaning: "A rank spends a tenth of its time or more in rows of operations so small that latency is what they \
              cost. Fusing them usually gives time back at no risk. If durations were measured, the price is what \
              one operation for each row would save: the shortest duration of the row, for each operation but one.",
     causes: &[

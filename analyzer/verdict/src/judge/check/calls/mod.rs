@@ -1,4 +1,4 @@
-//! Faults in what the ranks called: other members, operations, sizes or orders than the others.
+//! Faults in what the ranks called: members, operations, sizes or orders that differ between them.
 
 pub(super) mod group_mismatch;
 pub(super) mod mismatch;

@@ -1,4 +1,4 @@
-//! E121: both halves of a message are posted, and their sizes or element types differ.
+//! E121: both halves of a message are posted, and their sizes differ, or both failed and their element types differ.
 
 use crate::align::p2p::{Counterpart, Half};
 use crate::align::pending::PendingKind;

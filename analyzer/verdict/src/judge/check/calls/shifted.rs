@@ -1,8 +1,8 @@
 //! E103, E104, E113: from some number on, a rank's calls match the others' only when shifted or reordered.
 //!
 //! A rank that left out one collective is one ahead of its peers from then on; a rank that issued an extra one is one
-//! behind; a rank that swapped two matches again after both. Each needs at least one later operation that matches in
-//! this way. Without it the finding is a plain [mismatch](super::mismatch).
+//! behind; a rank that swapped two matches again after both. A collective counts as left out or extra only if at least
+//! one later operation matches in this way; otherwise the finding is a plain [mismatch](super::mismatch).
 
 use super::mismatch::{confidence, describe};
 use crate::judge::check::Check;

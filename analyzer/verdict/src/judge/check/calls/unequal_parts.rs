@@ -1,5 +1,5 @@
-//! E114 and E112: one member of a collective sends other sizes than another member expects, or not exactly one member
-//! takes itself for the root.
+//! E114 and E112: one member of a collective sends sizes that another member does not expect, or several members or
+//! none take themselves for the root.
 //!
 //! In an exchange each member names a size for each other member: the size that rank 2 sends to rank 5 must be the one
 //! that rank 5 receives from rank 2. If the record holds these sizes (split sizes, or one tensor for each member),
@@ -19,7 +19,7 @@ use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
 pub(crate) struct UnequalParts;
 
 /// Larger exchanges are compared by their sums only: the number of pairs grows with the square of the members.
-const MOST_MEMBERS: usize = 2048;
+const MAX_MEMBERS: usize = 2048;
 
 impl Check for UnequalParts {
     fn codes(&self) -> &'static [Code] {
@@ -141,7 +141,7 @@ fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
 
 fn exchange(row: &InstanceCalls<'_>) -> Option<Found> {
     let members = row.ranks.len();
-    if members <= MOST_MEMBERS
+    if members <= MAX_MEMBERS
         && let Some(found) = pairs(row, members)
     {
         return Some(found);
@@ -212,7 +212,8 @@ fn blame(conflicts: &[(usize, usize, u64, u64)], members: usize) -> (Vec<usize>,
     }
 }
 
-/// Compares the sum of all sends with the sum of all receives, for records without sizes of pairs.
+/// Compares the sum of all sends with the sum of all receives: it shows a difference also where the records lack the
+/// sizes of pairs.
 fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
     if !row.is_full() {
         return None;
@@ -256,7 +257,7 @@ fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
     })
 }
 
-/// Members that name all parts: the root, and every other member that takes itself for the root.
+/// Members whose calls name parts that are not empty: the root, and every other member that takes itself for the root.
 fn roots_of(row: &InstanceCalls<'_>) -> Vec<usize> {
     let names_parts = |call: &Call| {
         let signature = &call.signature;
@@ -321,8 +322,8 @@ fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
     }
 }
 
-/// The root of the group's newest earlier operation of the same kind on whose root all members agree. `None` if the
-/// newest 8 show none.
+/// The root of the newest of the group's 8 previous operations of the same kind in which exactly one recorded member
+/// names parts; `None` if there is none.
 fn past_root(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<usize> {
     let op = row.op()?;
     let &(record, ..) = row.calls.iter().flatten().next()?;

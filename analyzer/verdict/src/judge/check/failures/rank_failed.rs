@@ -251,7 +251,8 @@ pub(in crate::judge::check) fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank])
     }
 }
 
-/// If a launcher recorded the exit code of the first culprit: says in what to do next that its process ended by itself.
+/// If the first culprit's process ended in order, or a launcher recorded its exit code: makes the next step to find out
+/// why it ended.
 pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let first = draft.culprits.first();
     if let Some(rank) = first.filter(|rank| ctx.life.ended_in_order(**rank)) {

@@ -71,8 +71,8 @@ pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
     given_up_ns(&recorded(ctx)) < at_ns
 }
 
-/// All recorded failures that are settled, not overcome, and do not follow from the end that the launcher was asked for,
-/// ordered by time.
+/// All recorded failures that are settled, not overcome, and do not follow from the end that the launcher was asked
+/// for, ordered by time.
 fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut all: Vec<Recorded<'a>> = Vec::new();
     // While the job goes on in other groups, no rank waits because of the failure.
@@ -102,8 +102,8 @@ fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
 }
 
 /// Whether a failure follows from the signal by which the launcher was asked to end the job: a program that raises
-/// `KeyboardInterrupt` aborts its group, and its peers lose it. A time-out is none if its operation had been overdue
-/// when the signal came.
+/// `KeyboardInterrupt` aborts its group, and its peers lose it. A time-out does not follow from it if its operation was
+/// already overdue when the signal came.
 fn follows_from_the_end(ctx: &Context<'_>, one: &Recorded<'_>) -> bool {
     if !ctx.life.is_being_ended(one.at_ns) {
         return false;

@@ -224,7 +224,7 @@ enum Direction {
 /// ECONNABORTED: the host's own system ended the connection. An end by the other host has another number.
 const ABORTED: u32 = 103;
 
-/// Whether this number of a system's error is one of the network, not of a process that closed a connection.
+/// Whether this error number is that of a fault of the network, or of a connection that was reset.
 fn is_network_error(errno: u32) -> bool {
     // ENETDOWN, ENETUNREACH, ENETRESET, ECONNABORTED, ECONNRESET, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH
     [100, 101, 102, 103, 104, 110, 112, 113].contains(&errno)
@@ -298,7 +298,7 @@ fn aborted_there(ctx: &Context<'_>, aborted: &BTreeMap<(Rank, Rank), i64>) -> Fi
     );
     let mut draft = draft(ctx, sentence, &culprits);
     draft.ruled_out = vec![
-        "rank_failed: the system reports the end of a connection by the other host, or by its process, otherwise"
+        "rank_failed: if the other host or its process had ended the connection, the system would report another error"
             .to_owned(),
     ];
     draft.next = format!(

@@ -135,7 +135,7 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
             format!("look at the network of host {host}: its cards, cables and switch ports")
         }
         (None, Some(link)) => format!(
-            "look at the way from rank {} to rank {}: their network cards, cables and switch ports",
+            "look at the path from rank {} to rank {}: their network cards, cables and switch ports",
             link.from, link.to
         ),
         (None, None) => format!(

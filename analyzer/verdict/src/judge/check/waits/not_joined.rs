@@ -195,7 +195,8 @@ fn ruled_out(
     reasons
 }
 
-/// A rank that goes on on the same thread has probably left the operation out: its stack would show a program that runs.
+/// A rank that has issued at least this many operations on the same thread since has probably left the operation out:
+/// its stack would only show a program that runs.
 const WENT_ON: usize = 3;
 
 fn next(

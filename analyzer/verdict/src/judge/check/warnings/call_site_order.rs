@@ -122,7 +122,8 @@ fn rows(ctx: &Context<'_>, group: GroupIx, members: &[(RecordIx, &Lane)]) -> Opt
     (!rows.differ.is_empty()).then_some(rows)
 }
 
-/// Two numbers under which some ranks issued from each other's places of the source.
+/// Two numbers for which some ranks exchanged the places of the source: they issued each from where the others issued
+/// the other one.
 struct Crossing {
     group: GroupIx,
     /// The first number that is crossed, and the one under which the odd ranks issue from where the others issued the

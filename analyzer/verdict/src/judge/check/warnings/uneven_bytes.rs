@@ -94,8 +94,8 @@ struct Moved {
     saved_ms: Option<f64>,
 }
 
-/// `None` if there are fewer than [`LEAST_INSTANCES`] instances, fewer than three members, or a member's record is
-/// missing.
+/// What the members of a group moved. `None` if there are fewer than [`LEAST_INSTANCES`] instances or fewer than three
+/// members, or if a member's record is missing.
 fn moved_bytes(aligned: &Aligned<'_>, group: GroupIx) -> Option<Moved> {
     let lanes: Vec<_> = aligned.groups[group]
         .lanes

@@ -1,8 +1,8 @@
 //! `rcomm`: all programs in one file. What they share, which is most of each, is there once.
 //!
-//! The file is the program whose name it is started by, through a link or a copy of that name; else the one that the first
-//! argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. The packages of the programs have one of their
-//! own each, for `cargo install`.
+//! The file is the program whose name it is started by, through a link or a copy of that name; else the one that the
+//! first argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. The packages of the programs have one
+//! of their own each, for `cargo install`.
 
 #![forbid(unsafe_code)]
 

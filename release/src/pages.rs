@@ -1,5 +1,5 @@
-//! `rcomm pages DIR`: manual pages and completion scripts of the programs, made from the definitions that `--help` is made
-//! from.
+//! `rcomm pages DIR`: manual pages and completion scripts of the programs, made from the definitions that `--help` is
+//! made from.
 
 use anyhow::Context;
 use clap::{Command, CommandFactory};

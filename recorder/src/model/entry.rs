@@ -139,7 +139,7 @@ pub struct Entry {
     /// Whether the recorder has stopped watching the operation. With recorders whose states are reliable, an entry that
     /// is retired and not completed has failed or timed out.
     pub retired: bool,
-    /// The recorder's own flag; in NCCL's records also set on the closing marker of a P2P batch.
+    /// The recorder's own flag; PyTorch's NCCL recorder also sets it on the closing marker of a P2P batch.
     pub is_p2p: bool,
     /// The other end of a send or receive.
     pub peer: Peer,

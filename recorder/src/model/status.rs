@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The progress of one group on one rank.
 ///
-/// -1 = none yet. What is counted depends on the recorder: NCCL's recorder and rcomm's count collective
+/// -1 = none yet. What is counted depends on the recorder: PyTorch's NCCL recorder and rcomm's count collective
 /// sequence numbers; PyTorch's hook and its gloo recorder count operation ids, and leave `last_started` at -1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessGroupStatus {

@@ -1,9 +1,9 @@
 //! What the threads of this process wait in, seen by the process itself: `GET /threads` of an endpoint.
 //!
-//! No thread is stopped, traced or sent a signal: a signal ends some system calls with `EINTR` whatever its flags (`poll`,
-//! `nanosleep` and others, signal(7)), also in code that does not expect it. The system says of each thread whether it
-//! sleeps, in which call, and where its stack is; the stack and the code are read through `/proc/self/mem`, which fails
-//! where memory has gone, in place of ending the process.
+//! No thread is stopped, traced or sent a signal: a signal ends some system calls with `EINTR` whatever its flags
+//! (`poll`, `nanosleep` and others, signal(7)), also in code that does not expect it. The system says of each thread
+//! whether it sleeps, in which call, and where its stack is; the stack and the code are read through `/proc/self/mem`,
+//! which fails where memory has gone, in place of ending the process.
 //!
 //! On the stack every word is taken for a caller that points behind a call instruction of a mapped file. So the callers
 //! are all there, innermost first, with others between them that are left over from calls that have returned.
@@ -30,7 +30,8 @@ pub struct OwnThread {
     pub tid: u32,
     /// The thread's name, as the system has it: 15 bytes at most.
     pub name: String,
-    /// `R` = runs or is ready to, `S` = sleeps, `D` = waits in the kernel and cannot be interrupted, and others of proc(5).
+    /// `R` = runs or is ready to, `S` = sleeps, `D` = waits in the kernel and cannot be interrupted, and others of
+    /// proc(5).
     pub state: String,
     /// The function of the kernel in which it sleeps; empty if it does not, or if the system does not say.
     pub kernel_function: String,

@@ -873,16 +873,17 @@ int32_t rcomm_reducer_new(const struct rcomm_group *group,
                           int32_t find_unused,
                           struct rcomm_reducer **reducer);
 
-// As `rcomm_reducer_new`, with further options: a JSON object with any of these keys, the same on all ranks. NULL = none.
+// As `rcomm_reducer_new`, with further options: a JSON object with any of these keys, the same on all ranks. NULL =
+// none.
 //
-// `first_bytes`, `bucket_bytes`: the sizes of buckets. `unused`: `"find"` if parameters may have no gradient in a step.
-// `uneven`: `"divide_by_size"` or `"divide_by_active"` if ranks may run out of input before others: they then call
-// `rcomm_reducer_join`. `static_graph`: `true` if each rank uses the same parameters in each step. `rebuild_buckets`:
-// `false` if buckets are not formed anew after the first step. `wire`: `"f16"` or `"bf16"`, the type in which gradients
-// are sent. `hook`: `"int8"` sends them in 8 bits; `{"power_sgd": {"rank": 2, "start": 10}}` sends matrices of this rank in
-// place of those that are worth it, after the first `start` steps. `shapes`: a list of a shape for each parameter, with as
-// many elements as `lens` says; without it each has one dimension. `sparse`: the positions of parameters whose gradients
-// are given as rows (`rcomm_reducer_ready_sparse`).
+// `first_bytes`, `bucket_bytes`: the sizes of buckets. `unused`: `"find"` if parameters may have no gradient in a
+// step. `uneven`: `"divide_by_size"` or `"divide_by_active"` if ranks may run out of input before others: they then
+// call `rcomm_reducer_join`. `static_graph`: `true` if each rank uses the same parameters in each step.
+// `rebuild_buckets`: `false` if buckets are not formed anew after the first step. `wire`: `"f16"` or `"bf16"`, the
+// type in which gradients are sent. `hook`: `"int8"` sends them in 8 bits; `{"power_sgd": {"rank": 2, "start": 10}}`
+// sends matrices of this rank in place of those that are worth it, after the first `start` steps. `shapes`: a list of
+// a shape for each parameter, with as many elements as `lens` says; without it each has one dimension. `sparse`: the
+// positions of parameters whose gradients are given as rows (`rcomm_reducer_ready_sparse`).
 //
 // # Safety
 // As `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.
@@ -912,12 +913,11 @@ int32_t rcomm_reducer_gradient(const struct rcomm_reducer *reducer,
 int32_t rcomm_reducer_ready(const struct rcomm_reducer *reducer,
                             size_t parameter);
 
-// As `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of its gradient, the others being zero. A row
-// that is named more than once counts as the sum.
+// As `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of its gradient, the others being zero.
+// A row that is named more than once counts as the sum.
 //
-// # Safety
-// `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row after the other;
-// both are copied.
+// # Safety `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row
+// after the other; both are copied.
 int32_t rcomm_reducer_ready_sparse(const struct rcomm_reducer *reducer,
                                    size_t parameter,
                                    const int64_t *indices,
@@ -940,8 +940,8 @@ int32_t rcomm_reducer_average(const struct rcomm_reducer *reducer,
                               void **average,
                               size_t *len);
 
-// Gives the average of a sparse parameter's gradient in the last step, with its rows in ascending order; NULL if no rank has
-// used the parameter.
+// Gives the average of a sparse parameter's gradient in the last step, with its rows in ascending order; NULL if no
+// rank has used the parameter.
 //
 // # Safety
 // `reducer` is a valid handle; `out` may be written, and its tensor is freed with `rcomm_sparse_free`.
@@ -949,10 +949,10 @@ int32_t rcomm_reducer_sparse_average(const struct rcomm_reducer *reducer,
                                      size_t parameter,
                                      struct rcomm_sparse **out);
 
-// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has no
-// input left. Every rank calls it once at the end. Needs the option `uneven`. Writes in how many steps this rank took part
-// so, and a rank of the group that had input in the last step, the same on all ranks: its parameters are those of all
-// steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
+// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has
+// no input left. Every rank calls it once at the end. Needs the option `uneven`. Writes in how many steps this rank
+// took part so, and a rank of the group that had input in the last step, the same on all ranks: its parameters are
+// those of all steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
 //
 // # Safety
 // `reducer` is a valid handle; `shadowed` and `last` are NULL or may be written.
@@ -1310,9 +1310,9 @@ int32_t rcomm_dump(const struct rcomm_world *world,
 int32_t rcomm_snapshot(const struct rcomm_world *world,
                        char **json);
 
-// Writes to `*json`, for each name of a wait, how often and for how long threads of this process have waited, and wait now:
-// a list of objects with `name`, `count`, `total_ns`, `max_ns`, `waiting` and `waiting_ns`, as `GET /waits` of the rank's
-// endpoint. `rcomm_text_free` frees the text.
+// Writes to `*json`, for each name of a wait, how often and for how long threads of this process have waited, and wait
+// now: a list of objects with `name`, `count`, `total_ns`, `max_ns`, `waiting` and `waiting_ns`, as `GET /waits` of
+// the rank's endpoint. `rcomm_text_free` frees the text.
 //
 // # Safety
 // `world` is a valid handle; `json` may be written.

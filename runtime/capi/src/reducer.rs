@@ -238,16 +238,17 @@ pub unsafe extern "C" fn rcomm_reducer_new(
     })
 }
 
-/// As `rcomm_reducer_new`, with further options: a JSON object with any of these keys, the same on all ranks. NULL = none.
+/// As `rcomm_reducer_new`, with further options: a JSON object with any of these keys, the same on all ranks. NULL =
+/// none.
 ///
-/// `first_bytes`, `bucket_bytes`: the sizes of buckets. `unused`: `"find"` if parameters may have no gradient in a step.
-/// `uneven`: `"divide_by_size"` or `"divide_by_active"` if ranks may run out of input before others: they then call
-/// `rcomm_reducer_join`. `static_graph`: `true` if each rank uses the same parameters in each step. `rebuild_buckets`:
-/// `false` if buckets are not formed anew after the first step. `wire`: `"f16"` or `"bf16"`, the type in which gradients
-/// are sent. `hook`: `"int8"` sends them in 8 bits; `{"power_sgd": {"rank": 2, "start": 10}}` sends matrices of this rank in
-/// place of those that are worth it, after the first `start` steps. `shapes`: a list of a shape for each parameter, with as
-/// many elements as `lens` says; without it each has one dimension. `sparse`: the positions of parameters whose gradients
-/// are given as rows (`rcomm_reducer_ready_sparse`).
+/// `first_bytes`, `bucket_bytes`: the sizes of buckets. `unused`: `"find"` if parameters may have no gradient in a
+/// step. `uneven`: `"divide_by_size"` or `"divide_by_active"` if ranks may run out of input before others: they then
+/// call `rcomm_reducer_join`. `static_graph`: `true` if each rank uses the same parameters in each step.
+/// `rebuild_buckets`: `false` if buckets are not formed anew after the first step. `wire`: `"f16"` or `"bf16"`, the
+/// type in which gradients are sent. `hook`: `"int8"` sends them in 8 bits; `{"power_sgd": {"rank": 2, "start": 10}}`
+/// sends matrices of this rank in place of those that are worth it, after the first `start` steps. `shapes`: a list of
+/// a shape for each parameter, with as many elements as `lens` says; without it each has one dimension. `sparse`: the
+/// positions of parameters whose gradients are given as rows (`rcomm_reducer_ready_sparse`).
 ///
 /// # Safety
 /// As `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.
@@ -312,12 +313,11 @@ pub unsafe extern "C" fn rcomm_reducer_ready(reducer: *const Reducer, parameter:
     })
 }
 
-/// As `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of its gradient, the others being zero. A row
-/// that is named more than once counts as the sum.
+/// As `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of its gradient, the others being zero.
+/// A row that is named more than once counts as the sum.
 ///
-/// # Safety
-/// `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row after the other;
-/// both are copied.
+/// # Safety `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row
+/// after the other; both are copied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_reducer_ready_sparse(
     reducer: *const Reducer,
@@ -377,8 +377,8 @@ pub unsafe extern "C" fn rcomm_reducer_average(
     })
 }
 
-/// Gives the average of a sparse parameter's gradient in the last step, with its rows in ascending order; NULL if no rank has
-/// used the parameter.
+/// Gives the average of a sparse parameter's gradient in the last step, with its rows in ascending order; NULL if no
+/// rank has used the parameter.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `out` may be written, and its tensor is freed with `rcomm_sparse_free`.
@@ -401,10 +401,10 @@ pub unsafe extern "C" fn rcomm_reducer_sparse_average(
     })
 }
 
-/// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has no
-/// input left. Every rank calls it once at the end. Needs the option `uneven`. Writes in how many steps this rank took part
-/// so, and a rank of the group that had input in the last step, the same on all ranks: its parameters are those of all
-/// steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
+/// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has
+/// no input left. Every rank calls it once at the end. Needs the option `uneven`. Writes in how many steps this rank
+/// took part so, and a rank of the group that had input in the last step, the same on all ranks: its parameters are
+/// those of all steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `shadowed` and `last` are NULL or may be written.

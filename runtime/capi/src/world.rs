@@ -275,9 +275,9 @@ pub unsafe extern "C" fn rcomm_snapshot(world: *const World, json: *mut *mut c_c
     })
 }
 
-/// Writes to `*json`, for each name of a wait, how often and for how long threads of this process have waited, and wait now:
-/// a list of objects with `name`, `count`, `total_ns`, `max_ns`, `waiting` and `waiting_ns`, as `GET /waits` of the rank's
-/// endpoint. `rcomm_text_free` frees the text.
+/// Writes to `*json`, for each name of a wait, how often and for how long threads of this process have waited, and wait
+/// now: a list of objects with `name`, `count`, `total_ns`, `max_ns`, `waiting` and `waiting_ns`, as `GET /waits` of
+/// the rank's endpoint. `rcomm_text_free` frees the text.
 ///
 /// # Safety
 /// `world` is a valid handle; `json` may be written.

@@ -429,7 +429,8 @@ void tensors(const c10::IValue& value, std::vector<at::Tensor>& into) {
   }
 }
 
-// Before the kernel of the backend, for every operator above: BackendSelect runs for every tensor, and is free for them.
+// Before the kernel of the backend, for every operator above: BackendSelect runs for every tensor, and is free for
+// them.
 void recorded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   static std::atomic<int64_t> calls{0};
   const void* group = nullptr;

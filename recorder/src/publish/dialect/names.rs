@@ -54,7 +54,7 @@ pub(super) fn op_type(name: &str) -> OpType {
         "allreduce_sparse" | "sparse_all_reduce" => OpType::AllReduceSparse,
         "_reduce_oop" => OpType::Reduce,
         "_broadcast_oop" => OpType::Broadcast,
-        // NCCL has no barrier: its recorder logs the all_reduce that implements one.
+        // NCCL has no barrier: PyTorch's NCCL recorder logs the all_reduce that implements one.
         "all_reduce_barrier" => OpType::Barrier,
         "allgather" => OpType::AllGather,
         "_all_gather_base" | "_allgather_base" | "all_gather_into_tensor" => {
@@ -73,8 +73,8 @@ pub(super) fn op_type(name: &str) -> OpType {
     }
 }
 
-/// NCCL's recorder closes a block with `coalesced`, or with the operation's name in capitals before
-/// it (`ALLGATHER_coalesced`).
+/// PyTorch's NCCL recorder closes a block with `coalesced`, or with the operation's name in capitals before it
+/// (`ALLGATHER_coalesced`).
 fn is_closing_marker(name: &str) -> bool {
     name.strip_suffix("_coalesced").is_some_and(|what| {
         !what.is_empty() && what.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
@@ -88,8 +88,8 @@ pub(super) fn known_to_torch(name: &str) -> &str {
         .unwrap_or(name)
 }
 
-/// The backends that the analyzer of PyTorch 2.15 knows (`Op` in `flight_recorder/components/types.py`): each entry with
-/// another one costs a line of warning.
+/// The backends that the analyzer of PyTorch 2.15 knows (`Op` in `flight_recorder/components/types.py`): each entry
+/// with another one costs a line of warning.
 const BACKENDS_OF_TORCH: [&str; 11] = [
     "nccl",
     "ncclx",
@@ -104,8 +104,8 @@ const BACKENDS_OF_TORCH: [&str; 11] = [
     "c10d",
 ];
 
-/// The name of a backend that PyTorch's tools accept; unchanged if they accept it as it is. `c10d` is what PyTorch's own
-/// recorder writes if it cannot tell the backend.
+/// The name of a backend that PyTorch's tools accept; unchanged if they accept it as it is. `c10d` is what PyTorch's
+/// own recorder writes if it cannot tell the backend.
 pub(super) fn backend_known_to_torch(name: &str) -> &str {
     match BACKENDS_OF_TORCH.contains(&name) {
         true => name,

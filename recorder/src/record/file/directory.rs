@@ -371,9 +371,9 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the rings of one attempt of a job on this host, those of the ring at `path` and of a world of its size, if all
-/// of them are closed and none holds a failure; with them those that they replaced. A ring that cannot be read counts as
-/// open.
+/// Removes the rings of one attempt of a job on this host, those of the ring at `path` and of a world of its size, if
+/// all of them are closed and none holds a failure; with them those that they replaced. A ring that cannot be read
+/// counts as open.
 pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
     let name = path.file_name().and_then(|name| name.to_str());
     let (Some(name), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {

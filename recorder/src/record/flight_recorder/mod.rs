@@ -506,11 +506,12 @@ impl FlightRecorder {
         true
     }
 
-    /// Marks the ring as closed, at the end of a rank that ends well. Once all rings of the job on this host are closed,
-    /// the last rank removes their files, unless one holds a failure: until then they show which ranks ended in order.
-    /// Also removes from the job's directory the rings that earlier attempts left: those of this rank, and those of
-    /// processes that have ended. Recording continues to work, and another recorder of this process can take the name.
-    /// Does nothing if the ring was closed before, also by [`mark_closed`](Self::mark_closed), which keeps the file.
+    /// Marks the ring as closed, at the end of a rank that ends well. Once all rings of the job on this host are
+    /// closed, the last rank removes their files, unless one holds a failure: until then they show which ranks ended in
+    /// order. Also removes from the job's directory the rings that earlier attempts left: those of this rank, and those
+    /// of processes that have ended. Recording continues to work, and another recorder of this process can take the
+    /// name. Does nothing if the ring was closed before, also by [`mark_closed`](Self::mark_closed), which keeps the
+    /// file.
     ///
     /// Reads the headers of the job's rings on this host.
     ///

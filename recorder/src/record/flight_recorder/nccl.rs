@@ -316,9 +316,9 @@ impl FlightRecorder {
         self.link_or_reuse(place, |_| false)
     }
 
-    /// Does the same as [`link`](Self::link), but if there are too many links, takes the row of one that `reuse` allows:
-    /// it must have no transfer in progress. A caller that begins a transfer on the link must first count it where
-    /// `reuse` sees it, with sequentially consistent ordering, and then ask [`is_link_at`](Self::is_link_at).
+    /// Does the same as [`link`](Self::link), but if there are too many links, takes the row of one that `reuse`
+    /// allows: it must have no transfer in progress. A caller that begins a transfer on the link must first count it
+    /// where `reuse` sees it, with sequentially consistent ordering, and then ask [`is_link_at`](Self::is_link_at).
     #[inline]
     pub fn link_or_reuse(
         &self,

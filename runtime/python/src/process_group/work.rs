@@ -54,7 +54,8 @@ impl Work {
         Self::new(state, results, timeout, (name, seq), callbacks)
     }
 
-    /// An operation that has ended without an error, or one in a coalescing block, whose end is that of the block's Work.
+    /// An operation that has ended without an error, or one in a coalescing block, whose end is that of the block's
+    /// Work.
     pub(crate) fn ended(
         done: Done,
         results: Results,

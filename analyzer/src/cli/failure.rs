@@ -29,7 +29,7 @@ pub(crate) enum Failure {
     /// The records do not fit into the memory limit.
     #[error("the records need more than {} of memory; {dumps_read} dumps were read", bytes(*limit))]
     MemoryLimit { limit: u64, dumps_read: usize },
-    /// No record arrived in a watched folder.
+    /// Nothing arrived in a watched folder.
     #[error("nothing arrived in {} within {}", dir.display(), duration_ms(after.as_secs_f64() * 1e3))]
     NothingArrived { dir: PathBuf, after: Duration },
     /// The recorder could not read or remove a ring.

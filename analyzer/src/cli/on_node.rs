@@ -32,17 +32,17 @@ struct Job {
     attempt: u32,
     /// The folders with the records that were read, of any attempt.
     directories: BTreeSet<PathBuf>,
-    /// The ranks of which a record was read.
+    /// The ranks whose records were read.
     ranks: BTreeSet<Rank>,
     /// When the earliest dump was taken, ns since the epoch; 0 if no dump states it.
     taken_ns: i64,
-    /// The newest time of a record, dump or ring, ns since the epoch; 0 if none states it.
+    /// The newest time in a dump or a ring, ns since the epoch; 0 if none states one.
     newest_ns: i64,
 }
 
 impl OnNode {
-    /// Notes the job and the rank of a record that was read, in any order of attempts; a record without a job's name
-    /// is ignored.
+    /// Notes the job and the rank of a dump that was read, in any order of attempts; a dump without a job's name is
+    /// ignored.
     pub(super) fn note(&mut self, loaded: &LoadedDump) {
         self.note_record(&loaded.dump.identity, Path::new(&loaded.path));
     }
@@ -106,7 +106,7 @@ impl OnNode {
         launches
     }
 
-    /// The rings in the default ring directory of ranks of which no record was read, each with its path; only for jobs
+    /// The rings in the default ring directory of ranks whose records were not read, each with its path; only for jobs
     /// of which a dump was read. A ring that was created after the earliest dump was taken belongs to another run of
     /// the same name and is left out.
     pub(super) fn rings(&self) -> Vec<(String, Dump)> {

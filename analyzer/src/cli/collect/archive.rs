@@ -28,9 +28,9 @@ pub(super) struct Manifest {
     pub(super) made_ns: u64,
     /// Every member except the manifest.
     pub(super) files: Vec<Kept>,
-    /// Records, folders, hosts and ranks that should be in the archive, with the reason why they are not.
+    /// Files, folders, hosts and ranks that should be in the archive, with the reason why they are not.
     pub(super) absent: Vec<Absence>,
-    /// The number of other files in the folders, which are not records.
+    /// The number of other files in the folders, which hold no records.
     pub(super) left_out: u64,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Kept {
     pub(super) bytes: u64,
 }
 
-/// A record, folder, host or rank that is absent.
+/// A file, folder, host or rank that is absent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Absence {
     /// The host where it was expected; empty if unknown.
@@ -191,7 +191,7 @@ impl Archive {
         self.manifest.files.is_empty()
     }
 
-    /// Adds a record; a number makes a name that occurs twice unique. `modified` is in s since the epoch. With a
+    /// Adds a file; a number makes a name that occurs twice unique. `modified` is in s since the epoch. With a
     /// redactor, a file that is no dump becomes an absence instead.
     pub(super) fn add(
         &mut self,

@@ -1,4 +1,4 @@
-//! A collector, which is a `rcomm-web` that watches a job, as a source of a report and of records.
+//! A collector, which is an `rcomm-web` that watches a job, as a source of a report and of records.
 //!
 //! Its report is already judged, with all that its own sources know; the records are for views that show them. From an
 //! older server without records, only the report is read.

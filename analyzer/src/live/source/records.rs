@@ -1,4 +1,4 @@
-//! The records that a `rcomm-web` serves to another one or to a terminal: all of them, or their changes.
+//! The records that an `rcomm-web` serves to another one or to a terminal: all of them, or their changes.
 //!
 //! For each record, the client states the first id that it needs: it has all operations before that one, and they no
 //! longer change. So the size of an answer depends only on the changes and not on the size of the rings. An answer is

@@ -1,5 +1,5 @@
-//! What surrounds a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the end
-//! of the process's own log. All of it is read from files and from `nvidia-smi`; no process of the job is asked,
+//! Facts on a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the end of
+//! the process's own log. All of it is read from files and from `nvidia-smi`; no process of the job is asked,
 //! stopped or traced.
 //!
 //! `nvidia-smi` is NVML's own program. The library itself is not loaded: a statically linked program cannot do that,

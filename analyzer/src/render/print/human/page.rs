@@ -18,10 +18,10 @@ pub(super) const DIM: Style = Style::new().dimmed();
 /// Text without a style.
 pub(super) const PLAIN: Style = Style::new();
 
-/// The width of the column of keys with its indent, columns.
+/// The width of the keys with their indent, in columns.
 const KEY_WIDTH: usize = 13;
 
-/// The smallest width to which lines are wrapped, columns.
+/// The smallest width to which lines are wrapped, in columns.
 const MIN_WIDTH: usize = 40;
 
 /// The amount of detail on a page.
@@ -37,7 +37,7 @@ pub enum Detail {
 /// The layout of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// The width, columns; at least 40 are used.
+    /// The width in columns; a width below 40 counts as 40.
     pub width: usize,
     /// The amount of detail on a page.
     pub detail: Detail,

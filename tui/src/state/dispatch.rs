@@ -4,7 +4,7 @@ use super::State;
 use super::command::{self, TypedCommand};
 use super::input::{Input, Purpose};
 use super::screen::Screen;
-use super::screens::{Fold, OverviewPane, command_for, neighbour};
+use super::screens::{Fold, OverviewPane, command_for, neighbor};
 use crate::keys::{Action, Pressed, key_name};
 use crate::page::Body;
 use crate::page::table::Target;
@@ -297,7 +297,7 @@ impl State {
             return;
         };
         let to_ns = timeline.to_ns;
-        match neighbour(snapshot, lane.rank, self.scale.cursor_ns, forward) {
+        match neighbor(snapshot, lane.rank, self.scale.cursor_ns, forward) {
             Some(at_ns) => self.scale.show(at_ns, to_ns),
             None => self.show_message("no further operation is recorded", Tone::Dim),
         }

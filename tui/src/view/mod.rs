@@ -79,8 +79,8 @@ fn draw_pane(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut
     }
 }
 
-/// Draws the title line of a pane, with the shown rows of a table that does not fit: `-- groups ------------------
-/// 1-9/128 --`
+/// Draws the title line of a pane, with the shown rows of a table that does not fit:
+/// `── groups ────────────────── 1-9/128 ─`.
 fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buffer) {
     let theme = &state.options.theme;
     let dim = theme.style(Tone::Dim);

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// 14:03:17 on some day, when the simulated jobs begin.
+/// When the simulated jobs begin, ns since the epoch: 14:03:17 UTC on some day.
 pub(crate) const START_NS: i64 = 1_700_056_997_000_000_000;
 
 /// Time from the fault to the displayed snapshot, in seconds.

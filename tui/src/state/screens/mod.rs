@@ -23,7 +23,7 @@ pub(super) use look_further::command as command_for;
 pub use overview::OverviewPane;
 pub use ranks::Metric;
 pub use timeline::Scale;
-pub(super) use timeline::neighbour;
+pub(super) use timeline::neighbor;
 
 use super::index::FrameIndex;
 use super::screen::Screen;

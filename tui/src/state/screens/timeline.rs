@@ -202,7 +202,7 @@ fn operations(view: &RankView) -> Vec<(&Dump, &Entry)> {
 
 /// The time of issue of the last operation that the rank issued before this time or, if `forward`, of the first after
 /// it; `None` if there is none. Without a time, that of the rank's newest operation.
-pub(in crate::state) fn neighbour(
+pub(in crate::state) fn neighbor(
     snapshot: &Snapshot,
     rank: Rank,
     at_ns: Option<i64>,

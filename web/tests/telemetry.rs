@@ -256,7 +256,7 @@ fn steps_of_reducers_are_exported_as_metrics_of_their_groups() {
     assert_eq!(parts, BTreeSet::from(expected));
 }
 
-/// A real collector, stopped when dropped.
+/// A real OTLP collector, stopped when dropped.
 struct Rotel(Child);
 
 impl Drop for Rotel {
@@ -266,7 +266,7 @@ impl Drop for Rotel {
     }
 }
 
-/// The program of rotel, a collector from PyPI; `None`, with the reason printed, if there is none.
+/// The program of rotel, an OTLP collector from PyPI; `None`, with the reason printed, if there is none.
 fn rotel() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rotel-python");
     let place = folder.to_str()?;
@@ -361,7 +361,7 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
 
 #[test]
 fn an_unusable_collector_causes_only_dropped_items() {
-    // One collector refuses connections; the other accepts them and never answers.
+    // One OTLP collector refuses connections; the other accepts them and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let silent_url = format!(
         "http://{}",

@@ -106,8 +106,8 @@ impl Drop for Page {
 ///
 /// # Errors
 ///
-/// [`ServeError`]: the address is reachable from other machines or in use, no token can be generated, or a thread
-/// cannot be started.
+/// [`ServeError`]: the address is reachable from other machines or cannot be bound, no token can be generated, or a
+/// thread or the runtime cannot be started.
 pub fn serve(options: Options) -> Result<Page, ServeError> {
     let address = options.listen;
     if !is_loopback(&address) {

@@ -204,7 +204,6 @@ fn groups_made_after_the_debug_level_was_changed_compare_or_do_not() {
     on_threads(2, &Carrier::Cpu, off, |world| {
         let rank = world.rank();
         let differ = |group: &rcomm::ProcessGroup| {
-            // Without a comparison, the messages of these have one length: the backend sees no difference.
             let op = if rank == 0 {
                 ReduceOp::Max
             } else {

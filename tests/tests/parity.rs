@@ -1,4 +1,4 @@
-//! The tests that the table of other projects' features names exist.
+//! Checks that each test exists that `docs/PARITY.md` names.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;

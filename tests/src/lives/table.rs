@@ -33,9 +33,9 @@ impl Transport {
 /// exactly these ranks. Without codes, no finding leads.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
-    /// The verdict words.
+    /// The verdicts that are right.
     pub verdicts: &'static [Verdict],
-    /// The codes of the leading finding.
+    /// The codes that are right for the leading finding.
     pub codes: &'static [Code],
     /// The ranks that it names, ascending.
     pub ranks: &'static [Rank],

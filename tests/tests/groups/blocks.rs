@@ -25,7 +25,7 @@ fn received(ops: Vec<Op<'static>>) -> Vec<Vec<u32>> {
     received.collect()
 }
 
-/// Each rank sends to itself, twice under one tag, and to its neighbour.
+/// Each rank sends to itself, twice under one tag, and to its neighbor.
 fn batch(group: &ProcessGroup) -> Vec<Op<'static>> {
     let (this_rank, size) = (group.rank(), group.size());
     let (next, before) = ((this_rank + 1) % size, (this_rank + size - 1) % size);

@@ -1,4 +1,4 @@
-//! Jobs in which ranks compare what they issue before each collective.
+//! Jobs with the debug checks: ranks compare what they issue before each collective, and look for NaNs in its input.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{DebugLevel, NanCheck};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const RANKS: u32 = 4;
 
-/// Runs `body` on all ranks, over each transport, and returns the errors, by rank.
+/// Runs `body` on all ranks, over each transport and on the fake backend, and returns the errors, by rank.
 fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static str, Vec<Error>)> {
     let fake = Carrier::Fake(FakeFabric::new());
     let ways = [

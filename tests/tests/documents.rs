@@ -1,4 +1,5 @@
-//! The guides name only paths that exist, and the configuration page every environment variable, with its true default.
+//! The guides name only paths that exist, every page is in the contents, every link leads somewhere, and the
+//! configuration page has every environment variable with its true default.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::Config;
@@ -33,7 +34,7 @@ fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     rest.split("\n## ").next().unwrap()
 }
 
-/// Whether this names an environment variable of ours, of PyTorch's family, or of a launcher.
+/// Whether this names an environment variable of rcomm, PyTorch, gloo, NCCL or a launcher.
 fn is_variable(word: &str) -> bool {
     let known = [
         "RCOMM_",

@@ -1,4 +1,4 @@
-//! Requests to the endpoints of ranks that hang.
+//! Requests to the endpoints of ranks, also of ranks that hang: records, peers, waits, threads, and handlers.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::EndpointChoice;
@@ -132,7 +132,7 @@ fn waits_are_counted_and_shown_at_the_endpoint_while_they_last() {
         assert_eq!(waits("rcomm.rendezvous").count, 1);
         assert!(waits("rcomm.store").count >= 1);
         assert_eq!(waits("rcomm.work").count, 0);
-        // Rank 0 waits for an operation of which rank 1 does not know before rank 0 was seen to wait.
+        // Rank 0 waits in a barrier that rank 1 enters only once rank 0 was seen to wait.
         if world.rank() == 0 {
             let work = world.group().barrier_async().unwrap();
             std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Hints of a call reach the backend, and change nothing in its result.
+//! Hints of a call or of a group reach the backend, and change nothing in the results.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::backend::{AbortReason, Call, GroupContext, Observer};

@@ -1,10 +1,11 @@
-//! The same program under launchers of other projects: each passes rank and size in its own variables.
+//! The same program under launchers of other projects, each of which passes rank and size in its own variables; and by
+//! the recipes for several hosts.
 
 use std::io::Write;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-/// Prints to the process's standard error, since the test harness captures other output of a passing test.
+/// Prints past the test harness, which captures what a passing test prints by macros.
 fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

@@ -1,5 +1,5 @@
 //! The table of operations is the only definition of operations: no code has a silent default for operations
-//! that it does not name, and the document names them all.
+//! that it does not name, and `docs/PARITY.md` names them all.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_recorder::model::{OpType, Pattern};
@@ -24,7 +24,7 @@ fn sources(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
     }
 }
 
-/// Whether a pattern names a variant of what the table of operations is made of.
+/// Whether a pattern names a variant of one of the types that make up the table of operations.
 fn names_operation(code: &str) -> bool {
     const TYPES: [&str; 7] = [
         "Op", "OpType", "Pattern", "Layout", "Parts", "WaitsFor", "Bus",

@@ -1,7 +1,7 @@
 //! A real Prometheus scrapes a real job of four ranks, with the files that users get.
 //!
 //! Rank 2 stops joining. Every query of the dashboards' panels, except on the cost of late ranks, then has a result,
-//! and the alerts name the rank. Two ranks that train answer the queries of the dashboard of training. Needs
+//! and the alerts name the rank. While two ranks train, every query of the dashboard of training has a result. Needs
 //! `prometheus` and `promtool`.
 #![allow(clippy::unwrap_used)]
 
@@ -175,7 +175,7 @@ fn the_shipped_configuration_and_alerts_pass_promtools_checks() {
     promtool(&["test", "rules", "rcomm-alerts.test.yml"]);
 }
 
-/// The panels on the cost of late ranks, which have no values for a job that is stuck.
+/// The metrics of the panels on the cost of late ranks, which have no values for a job that is stuck.
 const OF_LATE_RANKS: [&str; 2] = [
     "rcomm_rank_straggler_time_ratio",
     "rcomm_rank_arrival_lag_p50_seconds",

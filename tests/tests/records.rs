@@ -1,4 +1,4 @@
-//! The record of each operation: all its fields, as in a dump, compared with stored files.
+//! The record of each operation, all its fields compared with stored files; and the size of the ring.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{

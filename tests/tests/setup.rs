@@ -1,4 +1,5 @@
-//! Jobs with a wrong configuration get one clear error before their time-out.
+//! Jobs with a wrong configuration get one clear error before their time-out; and what ranks agree on and leave behind
+//! when they start and end.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{RingDir, StoreChoice, TransportChoice};
@@ -215,7 +216,7 @@ fn ranks_of_several_hosts_agree_on_a_secret_that_the_store_does_not_contain() {
         for rank in 0..3 {
             let builder = World::builder(config_at(rendezvous(rank))).store(store.clone());
             scope.spawn(move || {
-                // Data connections prove the secret to each other.
+                // Both ends of a data connection prove the secret.
                 let world = builder.init().unwrap();
                 let mut ranks = [rank as f32];
                 world.group().all_reduce(&mut ranks, ReduceOp::Sum).unwrap();

@@ -1,4 +1,4 @@
-//! Partial summaries of labeled jobs: the report is that of the records themselves.
+//! Summaries, each of a part of a labeled job: the report on them is that on the records themselves.
 
 #![allow(clippy::unwrap_used)]
 

@@ -204,7 +204,7 @@ fn all_ranks_add_to_one_counter_in_mapped_memory() {
         window.get(0, 0, &mut count).unwrap();
         assert_eq!(count, [4000]);
         let back = window.close().unwrap();
-        // Rank 0 still has its own part mapped.
+        // All ranks still have the part of rank 0 mapped.
         assert_eq!(back.is_none(), group.rank() == 0);
         world.shutdown().unwrap();
     });

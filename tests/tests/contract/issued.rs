@@ -1,11 +1,11 @@
-//! Asynchronous collectives, all of them in progress at once.
+//! Asynchronous collectives, many of them in progress at once.
 
 use crate::cases::Cases;
 use crate::scalar::Scalar;
 use rcomm::{Buffer, ReduceOp, Reduction};
 
 impl Cases<'_> {
-    /// Issues all of them, then waits in another order. Also checks some blocking collectives.
+    /// Issues many collectives, then waits for them in another order. Also checks some blocking collectives.
     pub(crate) fn check_issued<T: Scalar>(&mut self) {
         let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         let what = |name: &str| format!("{name} of {}", T::DTYPE);

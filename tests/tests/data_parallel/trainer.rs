@@ -491,8 +491,8 @@ fn gradients_in_8_bits_lose_nothing_over_many_steps() {
         }
         for (at, sum) in sum.iter().enumerate() {
             let (got, exact) = (*sum / STEPS as f64, f64::from(mean(at)));
-            // What a rank still owes after the last step, of elements that share their scale with those of the next
-            // size.
+            // The error that a rank has not yet sent after the last step is at most this where a block has elements of
+            // this size and of the next one.
             let owed = 8.7 * 10.0f64.powi((at / 300) as i32 + 1) / 127.0 * 2.0;
             assert!(
                 (got - exact).abs() <= owed / STEPS as f64,

@@ -1,5 +1,5 @@
-//! Several groups of one world: found by name, in a mesh, shared, waited for, aborted or given time-outs at once, and
-//! merged; the hook of a group; and how ranks meet by the URL of an init method.
+//! Several groups of one world: found by name, in a mesh, shared, merged, and waited for, timed, aborted or given
+//! time-outs at once; the hook of a group; and how ranks meet by the URL of an init method.
 
 use super::{failing, run};
 use rcomm::{

@@ -109,7 +109,7 @@ fn a_communicator_is_not_destroyed_after_an_error_that_no_operation_has_seen() {
 
 #[test]
 fn a_communicator_that_the_library_has_made_without_ranks_is_refused() {
-    // Its thread is the program's only where calls do not block and the group cannot be split off.
+    // The program's own thread makes it only where calls do not block and the group cannot be split off.
     let (_folder, library) = without(&["ncclCommSplit"]);
     let (_job, outputs) = run("open_group_of_calls", |_, command| {
         over(&library, command);

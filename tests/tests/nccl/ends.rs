@@ -5,7 +5,7 @@ use super::libraries::without;
 use super::{RANKS, over, run, start};
 use rcomm_tests::process::CULPRIT;
 
-/// The scenario's ranks all succeed and report that their communicators have ended.
+/// Asserts that all ranks of the scenario succeed and report that their communicators have ended in time.
 fn end_in_time(scenario: &str, change: impl Fn(u32, &mut std::process::Command)) {
     let mut job = start(scenario, change);
     for rank in 0..RANKS {
@@ -20,7 +20,7 @@ fn end_in_time(scenario: &str, change: impl Fn(u32, &mut std::process::Command))
 
 #[test]
 fn two_communicators_that_hang_are_aborted_together() {
-    // Without a revoke, an abort frees memory, which waits for the kernels of the other one.
+    // Without a revoke, an abort frees memory, which waits for the kernels of the other communicator too.
     let (_folder, old) = without(&["ncclCommRevoke"]);
     for library in [rcomm_tests::simulator::path(), old] {
         end_in_time("two_hung", |_, command| {
@@ -150,7 +150,7 @@ fn a_burst_of_operations_keeps_a_limited_number_of_events() {
     for output in outputs {
         let most = lines(&output, "events: ")[0];
         let most = most.split(' ').next().and_then(|most| most.parse().ok());
-        // Otherwise the operations would not reach the limit.
+        // With fewer events in use at once, the limit would not be reached.
         assert!(most.is_some_and(|most: u64| most > 9_000), "{output}");
     }
 }

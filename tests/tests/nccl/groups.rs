@@ -1,4 +1,4 @@
-//! Groups split off groups, ways to join, streams, graphs and memory.
+//! Groups split off groups, ways to join, shrinking, streams, graphs, memory, NaNs, and the report of NCCL's monitor.
 
 use super::{RANKS, facts, fail, run, start};
 use rcomm_tests::process::{CULPRIT, Job};
@@ -43,7 +43,7 @@ fn groups_are_split_off_one_another() {
     assert_eq!(ids(0).len(), 5, "{}", outputs[0]);
     assert_eq!(ids(3).len(), 3, "{}", outputs[3]);
     assert_eq!(ids(0)[1], ids(2)[1]);
-    // A part and pairs of all ranks, and a list, of which the last rank is no member.
+    // The group of all ranks was split three times: into parts, into pairs, and by a list.
     for output in &outputs {
         let states = lines(output, "communicator");
         let count = r#"("split_count", "3")"#;

@@ -103,7 +103,7 @@ fn one_id_serves_all_ranks_where_the_library_takes_no_more() {
     let (_folder, library) = without(&["ncclCommInitRankScalable"]);
     let (_job, outputs) = run("train", |_, command| {
         over(&library, command);
-        // The job has more ranks than one id is for; by default, that takes 129 ranks.
+        // One id is meant for fewer ranks than the job has, as it is by default from 129 ranks on.
         command.env("RCOMM_NCCL_RANKS_PER_ID", "2");
     });
     for output in outputs {

@@ -241,7 +241,7 @@ fn says(job: &Job, report: &Report, code: Code) -> bool {
     }
 }
 
-/// The report of a live view that has seen all ranks once, and one of them no longer answers.
+/// The report of a live view that has seen all ranks once, after which one of them no longer answers.
 fn fall_silent(job: &Job) -> Option<Report> {
     let judge = |dumps: &[std::sync::Arc<rcomm_recorder::publish::Dump>], policy: &Policy| {
         let dumps: Vec<_> = dumps.iter().map(AsRef::as_ref).collect();

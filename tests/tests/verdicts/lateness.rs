@@ -30,7 +30,7 @@ pub(crate) const HEALTHY: &[Class] = &[
 pub(crate) const SLOW: &[Class] = &[
     ("slow data loading", |seed, grain| {
         let mut spec = any(seed, grain);
-        // Offsets of clocks that are estimated from completions resolve no less than two intervals.
+        // Offsets of clocks are estimated from completions, with an error of up to two polling intervals.
         let ms = Random::new(seed).between(250, 400);
         spec.slow = Slow::Loading(first_stage(&spec), ms);
         spec.waits = true;
@@ -143,8 +143,8 @@ pub(crate) fn names(job: &PacedJob, report: &Report) -> bool {
         && late.is_some_and(|one| one.code == Code::W220 && one.culprit_ranks == job.culprits)
 }
 
-/// Judges the jobs of the classes with each polling interval. Panics with the jobs that were not judged right if the
-/// others are less than the share `least` of a class, or if there are any and a rank that is not late is named.
+/// Judges the jobs of the classes with each polling interval. Panics if a finding names a rank that is not late, or if
+/// less than the share `least` of a class is judged right, and lists the jobs that were judged wrongly.
 fn assert_rows(classes: &[Class], least: f64, right: impl Fn(&PacedJob, &Report) -> bool + Copy) {
     let mut misses = Vec::new();
     for class in classes {

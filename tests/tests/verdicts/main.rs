@@ -40,12 +40,12 @@ fn judge(job: &Job) -> Report {
     job.judge(&Policy::default())
 }
 
-/// A job with faults that show and can be decided, if this seed gives one.
+/// A job that hangs because of these faults, and whose records decide who is at fault, if this seed gives one.
 fn faulty(seed: u64, salt: u64, most_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
     hanging(seed, salt, most_ranks, faults).filter(|job| job.decidable)
 }
 
-/// A job with faults that show, whether its records decide which or not, if this seed gives one.
+/// A job that hangs because of these faults, if this seed gives one, whether or not its records decide who is at fault.
 fn hanging(seed: u64, salt: u64, most_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
     let mut spec = Spec::random(seed.wrapping_add(salt << 32), most_ranks);
     spec.faults = faults;
@@ -162,8 +162,9 @@ fn the_verdict_does_not_depend_on_the_order_of_files() {
     }
 }
 
-/// Asserts that damage to the records of ranks that are not at fault leaves the culprit the first finding in this share
-/// of the jobs, and no other rank accused with a confidence above one half.
+/// Asserts that in spite of damage to the records of ranks that are not at fault, the first finding is right, or leaves
+/// open who is at fault, in this share of the jobs; that no other rank is accused with a confidence above one half; and
+/// that the damage is noted.
 fn assert_right_under(damage: Damage, salt: u64, right: f64) {
     let mut tally = Tally::default();
     let mut unnoted = Vec::new();

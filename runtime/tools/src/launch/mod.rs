@@ -8,6 +8,7 @@
 //! A launcher that is itself killed by SIGKILL cannot end its ranks: the kernel kills them in its place.
 
 mod account;
+mod command;
 mod nodes;
 mod options;
 mod output;

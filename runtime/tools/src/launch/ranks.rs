@@ -1,13 +1,13 @@
 //! The ranks of this host, which are started, watched, and ended together.
 
 use super::account::Account;
+use super::command::command_of;
 use super::nodes::{Job, Nodes};
 use super::options::Options;
 use super::output::{Lines, Sinks, Stream};
 use super::parent_death::die_with_this_thread;
 use super::signals::{Signals, name_of};
 use super::{Failure, LAUNCHER_FAILED, Restart};
-use crate::rank::RankEnvironment;
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -15,8 +15,8 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// How long output is still read after the last rank has ended: processes that the ranks left behind may write
@@ -529,51 +529,6 @@ impl Drop for Ranks {
             }
         }
     }
-}
-
-fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Command {
-    let mut command = Command::new(&options.program[0]);
-    if let Some(name) = options.program_name {
-        command.arg0(name);
-    }
-    let environment = RankEnvironment {
-        rank: job.first_rank + local_rank,
-        world_size: job.world_size,
-        local_rank,
-        local_world_size: options.nproc,
-        master_addr: &options.master_addr,
-        master_port: job.master_port,
-        job_id: &job.id,
-        secret,
-    };
-    environment.set(&mut command);
-    command
-        .args(&options.program[1..])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .env("GROUP_RANK", job.node.to_string())
-        .env("GROUP_WORLD_SIZE", job.nnodes.to_string())
-        .env("ROLE_NAME", "default")
-        .env("ROLE_RANK", environment.rank.to_string())
-        .env("ROLE_WORLD_SIZE", environment.world_size.to_string())
-        .env(
-            "TORCHELASTIC_MAX_RESTARTS",
-            options.max_restarts.to_string(),
-        )
-        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-        .env(
-            "RCOMM_STORE",
-            if options.open_store { "open" } else { "secret" },
-        );
-    if let Some(files) = options.tls_files() {
-        command
-            .env("RCOMM_TLS_CERT", files.certificate)
-            .env("RCOMM_TLS_KEY", files.key)
-            .env("RCOMM_TLS_CA", files.ca);
-    }
-    command
 }
 
 fn describe_end(status: ExitStatus) -> String {

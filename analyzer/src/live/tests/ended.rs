@@ -1,0 +1,134 @@
+//! Processes that end while a view looks.
+
+use super::*;
+
+/// A poll of these dumps in which the processes of some ranks are gone.
+fn poll_with_dead(dumps: Vec<Dump>, dead: &[Rank]) -> Result<Poll, SourceError> {
+    let mut poll = poll(dumps)?;
+    for observation in &mut poll.observations {
+        if let Seen::Changed(dump) = &mut observation.seen
+            && dead.contains(&observation.rank)
+        {
+            observation.liveness = Liveness::Dead;
+            dump.identity.reason = RingReader::OWNER_IS_DEAD.into();
+        }
+    }
+    Ok(poll)
+}
+
+#[test]
+fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let culprit = simulation.culprit();
+    let fault = simulation.fault_ns() as f64 / 1e9;
+    let dumps = |now: f64| simulation.dumps_at((now * 1e9) as i64);
+    for killed in [culprit, (culprit + 1) % 16] {
+        let mut live = Live::new(
+            LiveOptions::default(),
+            rcomm_verdict::analyze,
+            vec!["test".into()],
+        );
+        let hung = fault + 20.0;
+        live.observe(0, poll(dumps(hung)), at(hung));
+        let report = live
+            .refresh(at(hung))
+            .expect("the first poll gives a snapshot")
+            .report;
+        assert_eq!(
+            (report.verdict, report.findings[0].code),
+            (Verdict::Stuck, Code::E101)
+        );
+        // Its end has settled.
+        let later = hung + 2.0;
+        let recorded = |(new, old): (Dump, Dump)| match new.identity.rank == Some(killed) {
+            true => old,
+            false => new,
+        };
+        let seen = dumps(later).into_iter().zip(dumps(hung)).map(recorded);
+        live.observe(0, poll_with_dead(seen.collect(), &[killed]), at(later));
+        let report = live
+            .refresh(at(later))
+            .expect("the end of a rank gives a snapshot")
+            .report;
+        assert_eq!(report.verdict, Verdict::Stuck);
+        let gone = report.findings.iter().find(|f| f.code == Code::E150);
+        let gone = gone.expect("a finding names the rank that is gone");
+        assert_eq!(gone.culprit_ranks, [killed], "{}", gone.sentence);
+        assert!(gone.sentence.contains("is gone"), "{}", gone.sentence);
+        let first = &report.findings[0];
+        if killed == culprit {
+            assert_eq!(first.id, gone.id);
+        } else {
+            // It died while it waited, so its end is not the cause.
+            assert_eq!((first.code, gone.caused_by), (Code::E101, Some(first.id)));
+            assert!(gone.sentence.contains("it was inside"), "{}", gone.sentence);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ended_between_operations_is_reported_once_the_others_went_on() {
+    let simulation = Simulation::new(Situation::Healthy, 4, 0);
+    // Between two operations.
+    let dumps = || simulation.dumps_at(45_000_000);
+    let mut live = Live::new(
+        LiveOptions::default(),
+        rcomm_verdict::analyze,
+        vec!["test".into()],
+    );
+    live.observe(0, poll_with_dead(dumps(), &[2]), at(0.1));
+    let report = live
+        .refresh(at(0.1))
+        .expect("the first poll gives a snapshot")
+        .report;
+    assert!(
+        report.findings.is_empty(),
+        "a job that ends looks like this, too"
+    );
+    let due = live
+        .due()
+        .expect("a job is judged again even if nothing changes");
+    assert!((1.0..2.0).contains(&due.as_secs_f64()), "{due:?}");
+    let later = || {
+        let mut later = unchanged(0..4).expect("the observations succeeded");
+        later.observations[2].liveness = Liveness::Dead;
+        Ok(later)
+    };
+    live.observe(0, later(), at(2.0));
+    let report = live
+        .refresh(at(2.0))
+        .expect("an end that has settled gives a snapshot")
+        .report;
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    let due = live
+        .due()
+        .expect("a job is judged again even if nothing changes");
+    assert!((4.0..6.0).contains(&due.as_secs_f64()), "{due:?}");
+    live.observe(0, later(), at(6.0));
+    let report = live
+        .refresh(at(6.0))
+        .expect("a job that is due gives a snapshot")
+        .report;
+    let finding = &report.findings[0];
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E150, &[2][..])
+    );
+    assert!(
+        finding.sentence.contains("the others go on"),
+        "{}",
+        finding.sentence
+    );
+    // If all have ended, no rank is missed.
+    let mut live = Live::new(
+        LiveOptions::default(),
+        rcomm_verdict::analyze,
+        vec!["test".into()],
+    );
+    live.observe(0, poll_with_dead(dumps(), &[0, 1, 2, 3]), at(60.0));
+    let report = live
+        .refresh(at(60.0))
+        .expect("the first poll gives a snapshot")
+        .report;
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+}

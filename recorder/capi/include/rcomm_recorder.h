@@ -42,7 +42,7 @@
 // No rank leaves before all have arrived.
 #define RCOMM_RECORDER_BARRIER 6
 
-// A barrier in which the root reports the ranks that did not arrive.
+// A barrier in which rank 0 of the group reports the ranks that did not arrive.
 #define RCOMM_RECORDER_MONITORED_BARRIER 7
 
 // Every rank ends with a list of all inputs.
@@ -304,7 +304,7 @@ void rcomm_recorder_step(const struct rcomm_recorder *recorder, int64_t step);
 void rcomm_recorder_heartbeat(const struct rcomm_recorder *recorder);
 
 // Opens the ring of this rank and attempt, and removes the rings of dead jobs from its directory, except the newest
-// (32 jobs, 1 GiB). Blocks for some milliseconds while it creates a file of some MiB. Fails if another living
+// (32 jobs, 1 GiB). Blocks for a few milliseconds while it creates a file of a few MiB. Fails if another living
 // process records as the same rank of the same attempt, if the configuration is not valid, if no ring can be created
 // in `directory`, and on Linux before 4.14.
 //

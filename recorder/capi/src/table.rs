@@ -84,7 +84,7 @@ pub struct SignatureNumber {
 }
 
 /// Opens the ring of this rank and attempt, and removes the rings of dead jobs from its directory, except the newest
-/// (32 jobs, 1 GiB). Blocks for some milliseconds while it creates a file of some MiB. Fails if another living
+/// (32 jobs, 1 GiB). Blocks for a few milliseconds while it creates a file of a few MiB. Fails if another living
 /// process records as the same rank of the same attempt, if the configuration is not valid, if no ring can be created
 /// in `directory`, and on Linux before 4.14.
 ///

@@ -258,7 +258,7 @@ operations! {
     Broadcast = 5, "broadcast":                                Broadcast     InPlace  Equal   Sources  Whole;
     /// No rank leaves before all have arrived.
     Barrier = 6, "barrier":                                    Barrier       Absent   Equal   All      Unmeasured;
-    /// A barrier in which the root reports the ranks that did not arrive.
+    /// A barrier in which rank 0 of the group reports the ranks that did not arrive.
     MonitoredBarrier = 7, "monitored_barrier":                 Barrier       Absent   Equal   All      Unmeasured,
         torch "barrier";
     /// Every rank ends with a list of all inputs.

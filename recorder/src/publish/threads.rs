@@ -57,8 +57,7 @@ pub struct CodeAddress {
 
 /// The threads of this process, in the order of their numbers.
 ///
-/// # Blocking
-/// For the time of a few system calls for each thread, and some hundred for each that sleeps.
+/// # Blocking For the time of a few system calls for each thread, and a few hundred for each that sleeps.
 ///
 /// # Errors
 /// If the system does not show the process its own threads, code or memory.

@@ -21,7 +21,7 @@ pub enum Placement {
 /// When the slots of a ring are reserved and mapped into the process's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Touch {
-    /// At creation, which takes some milliseconds for 3 MiB. Recording then needs no system call and no page fault.
+    /// At creation, which takes a few milliseconds for 3 MiB. Recording then needs no system call and no page fault.
     #[default]
     AtOnce,
     /// When they are first written to, or earlier in [`touch_ahead`](super::FlightRecorder::touch_ahead). Writing to an

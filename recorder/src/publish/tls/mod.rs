@@ -1,11 +1,11 @@
 //! TLS between the processes of a job: its store, data connections and endpoints, and the readers of the endpoints.
 //!
 //! All processes have the same kind of identity: a certificate, its key, and the CA that signed the certificates of
-//! all. Both ends of a connection prove theirs (TLS 1.3, rustls with ring). The names in the certificates are not
-//! compared with host names: ranks reach each other by addresses that the job finds out while it starts. What is
-//! compared is the CA, so it should be one that signs for this job, or for these users, only. Where a connection also
-//! proves the job's secret, that proof is tied to the TLS connection ([`TlsSession::bind`]): the holder of another
-//! certificate of the same CA cannot be a man in the middle between two ranks.
+//! all. Both ends of a connection prove theirs (TLS 1.3, by the crates `rustls` and `ring`). The names in the
+//! certificates are not compared with host names: ranks reach each other by addresses that the job finds out while it
+//! starts. What is compared is the CA, so it should be one that signs for this job, or for these users, only. Where a
+//! connection also proves the job's secret, that proof is tied to the TLS connection ([`TlsSession::bind`]): the holder
+//! of another certificate of the same CA cannot be a man in the middle between two ranks.
 //!
 //! A session holds the state of one connection and no socket: a store's server, a channel of a rank and a client that
 //! blocks have different sockets.

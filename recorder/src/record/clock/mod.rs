@@ -184,8 +184,8 @@ impl Scale {
         let (rate, valid_ticks) = match base.rate_to(now).filter(plausible) {
             Some(rate) => {
                 let second = (u128::from(1_000 * MILLISECOND) << 32) / u128::from(rate.max(1));
-                // A rate measured over a millisecond is accurate to some ten parts in a million, and is used
-                // for ten milliseconds.
+                // A rate measured over a millisecond is accurate to about ten parts in a million, and is used for ten
+                // milliseconds.
                 (rate, since.saturating_mul(10).min(second as u64))
             }
             // On a machine that was suspended the counter advances and the clock does not. That happened now,

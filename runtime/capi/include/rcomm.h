@@ -322,7 +322,8 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
                                   uint8_t dtype,
                                   struct rcomm_work **work);
 
-// Makes a configuration with the options of the environment, to be freed with `rcomm_config_free`.
+// Makes a configuration, to be freed with `rcomm_config_free`. Options that are not set in it are those of the
+// environment at `rcomm_init_with`.
 //
 // # Safety
 // `config` may be written.
@@ -330,7 +331,8 @@ int32_t rcomm_config_new(struct rcomm_config **config);
 
 // Sets an option by the name of its variable of the environment (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
 // `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value
-// that the option cannot have, and a name with `RCOMM_` that no option has, are `RCOMM_INVALID_ARGUMENT`.
+// that the option cannot have, and a name that begins with `RCOMM_` and that no option has, are
+// `RCOMM_INVALID_ARGUMENT`.
 //
 // With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of the store of PyTorch at `MASTER_ADDR` and
 // `MASTER_PORT`; otherwise rank 0 serves a store there.
@@ -857,8 +859,9 @@ void rcomm_text_free(char *text);
 
 // Makes a reducer for a model with `count` parameters: their names, and their numbers of elements. All have the
 // element type `dtype`: RCOMM_F32, RCOMM_F64, RCOMM_F16 or RCOMM_BF16. Gradients are averaged in buckets of
-// `bucket_bytes` at most, the first of `first_bytes`; 0 = the defaults. If `find_unused` is not 0, parameters may have
-// no gradient in a step. Waits until all ranks of the group have called this; give the reducer a group of its own.
+// `bucket_bytes` at most, the first of `first_bytes`, unless one parameter alone is larger; 0 = the defaults. If
+// `find_unused` is not 0, parameters may have no gradient in a step. Waits until all ranks of the group have called
+// this; give the reducer a group of its own.
 //
 // # Safety
 // `group` is a valid handle; `names` holds `count` texts that end with a zero byte, `lens` holds `count` numbers;
@@ -881,9 +884,10 @@ int32_t rcomm_reducer_new(const struct rcomm_group *group,
 // call `rcomm_reducer_join`. `static_graph`: `true` if each rank uses the same parameters in each step.
 // `rebuild_buckets`: `false` if buckets are not formed anew after the first step. `wire`: `"f16"` or `"bf16"`, the
 // type in which gradients are sent. `hook`: `"int8"` sends them in 8 bits; `{"power_sgd": {"rank": 2, "start": 10}}`
-// sends matrices of this rank in place of those that are worth it, after the first `start` steps. `shapes`: a list of
-// a shape for each parameter, with as many elements as `lens` says; without it each has one dimension. `sparse`: the
-// positions of parameters whose gradients are given as rows (`rcomm_reducer_ready_sparse`).
+// sends, after the first `start` steps, two thin matrices of this rank (not a process's rank) in place of each
+// gradient that they make at most half as large. `shapes`: a list of a shape for each parameter, with as many elements
+// as `lens` says; without it each has one dimension. `sparse`: the positions of parameters whose gradients are given
+// as rows (`rcomm_reducer_ready_sparse`).
 //
 // # Safety
 // As `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.
@@ -896,7 +900,8 @@ int32_t rcomm_reducer_new_with(const struct rcomm_group *group,
                                struct rcomm_reducer **reducer);
 
 // Writes the address and the number of elements of a parameter's gradient in this step: a part of the memory that is
-// sent. It holds zeros at first. Write the gradient there before the next call with this reducer.
+// sent. It holds what was written there in this step, and zeros before. Write the gradient there before the next call
+// with this reducer. Fails for a gradient that is ready, and for a sparse parameter.
 //
 // # Safety
 // `reducer` is a valid handle; `gradient` and `len` may be written.
@@ -916,15 +921,17 @@ int32_t rcomm_reducer_ready(const struct rcomm_reducer *reducer,
 // As `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of its gradient, the others being zero.
 // A row that is named more than once counts as the sum.
 //
-// # Safety `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row
-// after the other; both are copied.
+// # Safety
+// `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row after the
+// other; both are copied.
 int32_t rcomm_reducer_ready_sparse(const struct rcomm_reducer *reducer,
                                    size_t parameter,
                                    const int64_t *indices,
                                    const void *values,
                                    size_t nnz);
 
-// Waits for the averages of this step.
+// Waits for the averages of this step, as long as the time-outs of the operations allow. Gradients that were written
+// and are not ready count as complete. Fails for a parameter without a gradient, unless unused parameters are allowed.
 //
 // # Safety
 // `reducer` is a valid handle.
@@ -974,8 +981,8 @@ int32_t rcomm_reducer_begin_forward(const struct rcomm_reducer *reducer);
 int32_t rcomm_reducer_statistics(const struct rcomm_reducer *reducer,
                                  char **json);
 
-// Goes on in another group, after ranks were lost or came: a step that is not finished is given up. All ranks of
-// `group` call this; it waits for them.
+// Continues in another group, after ranks were lost or have joined; a step that is not finished is given up. All ranks
+// of `group` call this and wait for each other, but ranks that have joined call `rcomm_reducer_new` at the same time.
 //
 // # Safety
 // `reducer` and `group` are valid handles.
@@ -993,7 +1000,7 @@ void rcomm_reducer_free(struct rcomm_reducer *reducer);
 //
 // The tensor has `dims` dimensions with the sizes in `shape`; the first `sparse_dims` of them are sparse. `indices`
 // holds a row of `nnz` indices for each sparse dimension. `values` holds `nnz` blocks, with an element for each index
-// in the remaining dimensions.
+// tuple of the remaining dimensions.
 //
 // # Safety
 // `group` is a valid handle; `shape`, `indices` and `values` hold what is described above, and are copied; `out` may
@@ -1017,8 +1024,8 @@ int32_t rcomm_all_reduce_sparse(const struct rcomm_group *group,
 int32_t rcomm_work_sparse(const struct rcomm_work *work,
                           struct rcomm_sparse **out);
 
-// Writes the number of elements of a sparse tensor and the addresses of its indices and its values; the addresses are
-// valid until the tensor is freed. Each output pointer may be NULL.
+// Writes the number of index tuples of a sparse tensor and the addresses of its indices and its values; the addresses
+// are valid until the tensor is freed. Each output pointer may be NULL.
 //
 // # Safety
 // `sparse` is a valid handle; `nnz`, `indices` and `values` are NULL or may be written.
@@ -1084,8 +1091,8 @@ int32_t rcomm_new_window(const struct rcomm_group *group,
 // `window` is a valid handle; `count` may be written.
 int32_t rcomm_window_count(const struct rcomm_window *window, uint32_t peer, size_t *count);
 
-// Writes `count` elements into the part of `peer`, from element `offset` on; a signal notifies the peer of them. With
-// `work`, the puts, gets and signals of this rank are carried out in the order of its calls.
+// Writes `count` elements into the part of `peer`, from element `offset` on; a signal tells the peer that they have
+// arrived. Puts, gets and signals that this rank calls with `work` are carried out in the order of the calls.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -1096,7 +1103,8 @@ int32_t rcomm_window_put(const struct rcomm_window *window,
                          size_t count,
                          struct rcomm_work **work);
 
-// Reads `count` elements of the part of `peer`, from element `offset` on.
+// Reads `count` elements of the part of `peer`, from element `offset` on. With `work`, in the order of
+// `rcomm_window_put`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -1107,7 +1115,8 @@ int32_t rcomm_window_get(const struct rcomm_window *window,
                          size_t count,
                          struct rcomm_work **work);
 
-// Signals `peer` that all earlier puts to it are complete. Signals are counted.
+// Signals to `peer` that everything that this rank put there before has arrived. Signals are counted. With `work`, in
+// the order of `rcomm_window_put`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -1115,7 +1124,8 @@ int32_t rcomm_window_signal(const struct rcomm_window *window,
                             uint32_t peer,
                             struct rcomm_work **work);
 
-// Consumes one signal of `peer`; waits for it if there is none.
+// Consumes one signal of `peer`; waits for it if there is none, for the group's time-out at most. With `work`, it
+// waits for no other call of this rank.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -1124,8 +1134,9 @@ int32_t rcomm_window_wait_signal(const struct rcomm_window *window,
                                  struct rcomm_work **work);
 
 // Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its address
-// to `*start` and its length to `*bytes`. Other ranks may write to it at any time, so use atomic operations. Fails
-// with `RCOMM_UNSUPPORTED` for a peer on another host, and for memory that `rcomm_window_allocate` did not make.
+// to `*start` and its length to `*bytes`. Its owner and other ranks may write there at any time, so use atomic
+// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, or was not made by
+// `rcomm_window_allocate`.
 //
 // # Safety
 // `window` is a valid handle; `start` and `bytes` may be written.
@@ -1134,7 +1145,8 @@ int32_t rcomm_window_map(const struct rcomm_window *window,
                          void **start,
                          size_t *bytes);
 
-// Closes the window once all members have called this, and frees the handle.
+// Waits until all members have called this and this rank's puts, gets and signals have ended, for the group's time-out
+// at most, and closes the window. Frees the handle, also after an error.
 //
 // # Safety
 // `window` is a valid handle that is not used afterwards.
@@ -1182,7 +1194,7 @@ int32_t rcomm_work_on_completion(const struct rcomm_work *work,
                                  void (*callback)(void *context, int32_t code),
                                  void *context);
 
-// Writes the sender, as a rank of the group, of a receive from any rank that has completed.
+// Writes the sender, as a rank of the group, of a completed receive from any rank.
 //
 // # Safety
 // `work` is a valid handle; `source` may be written.
@@ -1245,7 +1257,8 @@ int32_t rcomm_new_group(const struct rcomm_world *world,
                         const char *purpose,
                         struct rcomm_group **group);
 
-// Flushes and closes all groups and frees the world. All ranks call it, after they have freed their groups and works.
+// Waits for pending operations and then for the other ranks, closes all groups, and frees the world, also after an
+// error. All ranks call it, after they have freed their groups and works.
 //
 // # Safety
 // `world` is a valid handle that is not used afterwards.

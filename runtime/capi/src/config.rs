@@ -27,7 +27,8 @@ impl Configuration {
     }
 }
 
-/// Makes a configuration with the options of the environment, to be freed with `rcomm_config_free`.
+/// Makes a configuration, to be freed with `rcomm_config_free`. Options that are not set in it are those of the
+/// environment at `rcomm_init_with`.
 ///
 /// # Safety
 /// `config` may be written.
@@ -39,7 +40,8 @@ pub unsafe extern "C" fn rcomm_config_new(config: *mut *mut Configuration) -> i3
 
 /// Sets an option by the name of its variable of the environment (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
 /// `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value
-/// that the option cannot have, and a name with `RCOMM_` that no option has, are `RCOMM_INVALID_ARGUMENT`.
+/// that the option cannot have, and a name that begins with `RCOMM_` and that no option has, are
+/// `RCOMM_INVALID_ARGUMENT`.
 ///
 /// With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of the store of PyTorch at `MASTER_ADDR` and
 /// `MASTER_PORT`; otherwise rank 0 serves a store there.

@@ -28,7 +28,7 @@ trait AnyReducer: Send {
     /// The address and the number of elements of a parameter's gradient.
     fn gradient(&mut self, parameter: usize) -> Result<(*mut c_void, usize)>;
     fn ready(&mut self, parameter: usize) -> Result<()>;
-    /// How many elements a row of a parameter has: all of its dimensions but the first.
+    /// How many elements a row of a parameter has: the product of all its dimensions but the first.
     fn row(&self, parameter: usize) -> Result<usize>;
     fn ready_sparse(
         &mut self,
@@ -204,8 +204,9 @@ unsafe fn named<'a>(
 
 /// Makes a reducer for a model with `count` parameters: their names, and their numbers of elements. All have the
 /// element type `dtype`: RCOMM_F32, RCOMM_F64, RCOMM_F16 or RCOMM_BF16. Gradients are averaged in buckets of
-/// `bucket_bytes` at most, the first of `first_bytes`; 0 = the defaults. If `find_unused` is not 0, parameters may have
-/// no gradient in a step. Waits until all ranks of the group have called this; give the reducer a group of its own.
+/// `bucket_bytes` at most, the first of `first_bytes`, unless one parameter alone is larger; 0 = the defaults. If
+/// `find_unused` is not 0, parameters may have no gradient in a step. Waits until all ranks of the group have called
+/// this; give the reducer a group of its own.
 ///
 /// # Safety
 /// `group` is a valid handle; `names` holds `count` texts that end with a zero byte, `lens` holds `count` numbers;
@@ -246,9 +247,10 @@ pub unsafe extern "C" fn rcomm_reducer_new(
 /// call `rcomm_reducer_join`. `static_graph`: `true` if each rank uses the same parameters in each step.
 /// `rebuild_buckets`: `false` if buckets are not formed anew after the first step. `wire`: `"f16"` or `"bf16"`, the
 /// type in which gradients are sent. `hook`: `"int8"` sends them in 8 bits; `{"power_sgd": {"rank": 2, "start": 10}}`
-/// sends matrices of this rank in place of those that are worth it, after the first `start` steps. `shapes`: a list of
-/// a shape for each parameter, with as many elements as `lens` says; without it each has one dimension. `sparse`: the
-/// positions of parameters whose gradients are given as rows (`rcomm_reducer_ready_sparse`).
+/// sends, after the first `start` steps, two thin matrices of this rank (not a process's rank) in place of each
+/// gradient that they make at most half as large. `shapes`: a list of a shape for each parameter, with as many elements
+/// as `lens` says; without it each has one dimension. `sparse`: the positions of parameters whose gradients are given
+/// as rows (`rcomm_reducer_ready_sparse`).
 ///
 /// # Safety
 /// As `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.
@@ -277,7 +279,8 @@ pub unsafe extern "C" fn rcomm_reducer_new_with(
 }
 
 /// Writes the address and the number of elements of a parameter's gradient in this step: a part of the memory that is
-/// sent. It holds zeros at first. Write the gradient there before the next call with this reducer.
+/// sent. It holds what was written there in this step, and zeros before. Write the gradient there before the next call
+/// with this reducer. Fails for a gradient that is ready, and for a sparse parameter.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `gradient` and `len` may be written.
@@ -316,8 +319,9 @@ pub unsafe extern "C" fn rcomm_reducer_ready(reducer: *const Reducer, parameter:
 /// As `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of its gradient, the others being zero.
 /// A row that is named more than once counts as the sum.
 ///
-/// # Safety `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row
-/// after the other; both are copied.
+/// # Safety
+/// `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row after the
+/// other; both are copied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_reducer_ready_sparse(
     reducer: *const Reducer,
@@ -340,7 +344,8 @@ pub unsafe extern "C" fn rcomm_reducer_ready_sparse(
     })
 }
 
-/// Waits for the averages of this step.
+/// Waits for the averages of this step, as long as the time-outs of the operations allow. Gradients that were written
+/// and are not ready count as complete. Fails for a parameter without a gradient, unless unused parameters are allowed.
 ///
 /// # Safety
 /// `reducer` is a valid handle.
@@ -463,8 +468,8 @@ pub unsafe extern "C" fn rcomm_reducer_statistics(
     })
 }
 
-/// Goes on in another group, after ranks were lost or came: a step that is not finished is given up. All ranks of
-/// `group` call this; it waits for them.
+/// Continues in another group, after ranks were lost or have joined; a step that is not finished is given up. All ranks
+/// of `group` call this and wait for each other, but ranks that have joined call `rcomm_reducer_new` at the same time.
 ///
 /// # Safety
 /// `reducer` and `group` are valid handles.

@@ -63,7 +63,7 @@ unsafe fn sum<T: Element>(
 ///
 /// The tensor has `dims` dimensions with the sizes in `shape`; the first `sparse_dims` of them are sparse. `indices`
 /// holds a row of `nnz` indices for each sparse dimension. `values` holds `nnz` blocks, with an element for each index
-/// in the remaining dimensions.
+/// tuple of the remaining dimensions.
 ///
 /// # Safety
 /// `group` is a valid handle; `shape`, `indices` and `values` hold what is described above, and are copied; `out` may
@@ -154,8 +154,8 @@ pub unsafe extern "C" fn rcomm_work_sparse(work: *const WorkHandle, out: *mut *m
     })
 }
 
-/// Writes the number of elements of a sparse tensor and the addresses of its indices and its values; the addresses are
-/// valid until the tensor is freed. Each output pointer may be NULL.
+/// Writes the number of index tuples of a sparse tensor and the addresses of its indices and its values; the addresses
+/// are valid until the tensor is freed. Each output pointer may be NULL.
 ///
 /// # Safety
 /// `sparse` is a valid handle; `nnz`, `indices` and `values` are NULL or may be written.

@@ -11,7 +11,7 @@ const LEAST_TIME: Duration = Duration::from_millis(1);
 /// How often `append` tries again when another rank was faster.
 const APPEND_TRIES: usize = 10_000;
 /// Maximum size of a value, in bytes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_VALUE_BYTES: usize = 64 << 20;
 
 /// Where a function of a store puts the value that it read: `rcomm_value_set`.
 pub struct Value(Mutex<Option<Vec<u8>>>);
@@ -86,9 +86,9 @@ pub unsafe extern "C" fn rcomm_value_set(
     call(|| {
         // SAFETY: the store that calls the function keeps the value alive until that returns.
         let value = unsafe { borrow(value, "the value")? };
-        if length > MOST_BYTES {
+        if length > MAX_VALUE_BYTES {
             return Err(refused(format!(
-                "the value has {length} bytes, and a store's values have {MOST_BYTES} at most"
+                "the value has {length} bytes, and a store's values have {MAX_VALUE_BYTES} at most"
             )));
         }
         // SAFETY: `bytes` is NULL, or holds `length` bytes that stay unchanged during the call.

@@ -134,8 +134,8 @@ pub unsafe extern "C" fn rcomm_window_count(
     })
 }
 
-/// Writes `count` elements into the part of `peer`, from element `offset` on; a signal notifies the peer of them. With
-/// `work`, the puts, gets and signals of this rank are carried out in the order of its calls.
+/// Writes `count` elements into the part of `peer`, from element `offset` on; a signal tells the peer that they have
+/// arrived. Puts, gets and signals that this rank calls with `work` are carried out in the order of the calls.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -163,7 +163,8 @@ pub unsafe extern "C" fn rcomm_window_put(
     })
 }
 
-/// Reads `count` elements of the part of `peer`, from element `offset` on.
+/// Reads `count` elements of the part of `peer`, from element `offset` on. With `work`, in the order of
+/// `rcomm_window_put`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -191,7 +192,8 @@ pub unsafe extern "C" fn rcomm_window_get(
     })
 }
 
-/// Signals `peer` that all earlier puts to it are complete. Signals are counted.
+/// Signals to `peer` that everything that this rank put there before has arrived. Signals are counted. With `work`, in
+/// the order of `rcomm_window_put`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -213,7 +215,8 @@ pub unsafe extern "C" fn rcomm_window_signal(
     })
 }
 
-/// Consumes one signal of `peer`; waits for it if there is none.
+/// Consumes one signal of `peer`; waits for it if there is none, for the group's time-out at most. With `work`, it
+/// waits for no other call of this rank.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -236,8 +239,9 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
 }
 
 /// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its address
-/// to `*start` and its length to `*bytes`. Other ranks may write to it at any time, so use atomic operations. Fails
-/// with `RCOMM_UNSUPPORTED` for a peer on another host, and for memory that `rcomm_window_allocate` did not make.
+/// to `*start` and its length to `*bytes`. Its owner and other ranks may write there at any time, so use atomic
+/// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, or was not made by
+/// `rcomm_window_allocate`.
 ///
 /// # Safety
 /// `window` is a valid handle; `start` and `bytes` may be written.
@@ -266,7 +270,8 @@ pub unsafe extern "C" fn rcomm_window_map(
     })
 }
 
-/// Closes the window once all members have called this, and frees the handle.
+/// Waits until all members have called this and this rank's puts, gets and signals have ended, for the group's time-out
+/// at most, and closes the window. Frees the handle, also after an error.
 ///
 /// # Safety
 /// `window` is a valid handle that is not used afterwards.

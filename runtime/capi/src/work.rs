@@ -379,7 +379,7 @@ pub unsafe extern "C" fn rcomm_work_on_completion(
     })
 }
 
-/// Writes the sender, as a rank of the group, of a receive from any rank that has completed.
+/// Writes the sender, as a rank of the group, of a completed receive from any rank.
 ///
 /// # Safety
 /// `work` is a valid handle; `source` may be written.

@@ -135,7 +135,8 @@ pub unsafe extern "C" fn rcomm_new_group(
     })
 }
 
-/// Flushes and closes all groups and frees the world. All ranks call it, after they have freed their groups and works.
+/// Waits for pending operations and then for the other ranks, closes all groups, and frees the world, also after an
+/// error. All ranks call it, after they have freed their groups and works.
 ///
 /// # Safety
 /// `world` is a valid handle that is not used afterwards.

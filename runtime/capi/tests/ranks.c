@@ -543,7 +543,6 @@ static void records(rcomm_world *world) {
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_snapshot(world, NULL));
 }
 
-/* Groups of those that are left. Here nobody is lost: the last rank is left out although it runs. */
 static void more_groups(rcomm_world *world) {
     uint32_t all[MAX], in_tp = 9, in_dp = 9, merged_size = 0;
     for (uint32_t r = 0; r < size; r++) all[r] = r;
@@ -723,6 +722,7 @@ static void reducer_options(rcomm_world *world) {
     rcomm_group_free(dp);
 }
 
+/* Groups of those that are left. Here nobody is lost: the last rank is left out although it runs. */
 static void shrinks(rcomm_world *world) {
     char *absent = NULL;
     uint32_t all[MAX];

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 BACKENDS = ("gloo", "rcomm")
-# Time that one measurement of a backend should take in all its rounds.
+# How many seconds one measurement of a backend should take in all its rounds.
 SPEND = 1.0
 
 

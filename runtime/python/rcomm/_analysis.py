@@ -89,7 +89,7 @@ class Report:
         """One row for each recorded operation: who issued what in which group, when, from which line, and its end.
 
         The four tables are read, by ``rcomm-fr``, when one of them is first asked for, and kept. Raises AnalysisError
-        for a look at a running job, which has no files: analyze its rings.
+        for the report of `analyze(job=...)`, which has no files: analyze the job's rings.
         """
         return self._tables["entries"]
 

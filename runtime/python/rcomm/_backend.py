@@ -286,7 +286,7 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
         group, owns = made.group(), True
     elif world() is not None:
         made, owns = world(), False
-        # PyTorch numbers the ranks of a default group that was shrunk anew.
+        # PyTorch renumbers the ranks of a default group that was shrunk.
         members = made.group().ranks
         group = made.new_group([members[rank] for rank in ranks], str(opts.group_id), opts.timeout)
     else:
@@ -360,7 +360,8 @@ def _store_address(
         bottom = bottom.underlying_store
     if isinstance(bottom, dist.TCPStore):
         return {"host": bottom.host, "port": bottom.port, "prefix": prefix, "outlives": True}, None
-    # Ranks that share a file may be on several hosts; those of one host need no other address.
+    # Ranks that share a file may be on several hosts: MASTER_ADDR or RCOMM_SOCKET_IFNAME then says where this one is
+    # reached. On one host, 127.0.0.1 is enough.
     host = os.environ.get("MASTER_ADDR") or (
         socket.gethostname() if os.environ.get("RCOMM_SOCKET_IFNAME") else "127.0.0.1"
     )

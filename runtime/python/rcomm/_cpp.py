@@ -33,7 +33,7 @@ def library() -> Path:
 
 
 def find() -> Path | None:
-    """The hooks that were built; None if there are none, or if others than their user may write them."""
+    """The hooks that were built; None if there are none, or if users other than root and this one may write them."""
     path = library()
     for one in (path.parent, path):
         try:

@@ -37,7 +37,7 @@ class Error(RuntimeError):
     def report(self) -> Report:
         """The verdict over the records of this job's ranks on this host, as they are now.
 
-        Starts ``rcomm-fr`` and waits for its output, some tenths of a second. Raises `rcomm.AnalysisError` if
+        Starts ``rcomm-fr`` and waits for its output, a few tenths of a second. Raises `rcomm.AnalysisError` if
         there are no records, as after a clean shutdown of the job, or for an error that belongs to no job.
         """
         from ._analysis import AnalysisError, analyze

@@ -319,7 +319,7 @@ class ArrayGroup:
     ) -> Any:
         """Part r of `x` goes to rank r, and the parts for this rank are returned, by rank.
 
-        With `rows` but without `rows_out` the ranks first tell each other how much comes; this blocks.
+        With `rows` but without `rows_out` the ranks first tell each other how many rows they send; this blocks.
         """
 
     def barrier(self, *, timeout: _Timeout = None, wait: bool = True) -> Any: ...

@@ -100,7 +100,7 @@ def step(number: int) -> None:
 def why() -> Report:
     """The verdict over all ranks of this job whose rings are on this host, now.
 
-    For a debugger: it starts ``rcomm-fr`` and waits for its output, some tenths of a second. `why_on_signal` prints
+    For a debugger: it starts ``rcomm-fr`` and waits for its output, a few tenths of a second. `why_on_signal` prints
     it on a signal. Raises RuntimeError if this process does not record.
     """
     path = recording()

@@ -31,7 +31,7 @@ pub(crate) struct Ring(pub(crate) Arc<RingState>);
 
 #[pymethods]
 impl Ring {
-    /// Opens the ring of a rank. `library_code` are folders whose Python code is not the program's: calls are
+    /// Makes the ring of a rank. `library_code` are folders and files whose Python code is not the program's: calls are
     /// attributed to the innermost frame outside of them. Raises OSError if the ring cannot be made.
     #[new]
     #[pyo3(signature = (job, rank, world_size, *, attempt=0, directory=None, entries=None, library_code=Vec::new()))]
@@ -76,8 +76,8 @@ impl Ring {
         Some(path.to_owned())
     }
 
-    /// Adds a group, its members as global ranks in order of group rank. The hooks for it are to be
-    /// registered with PyTorch.
+    /// Adds a group, its members as global ranks in order of group rank. Returns its hooks, which are to be registered
+    /// with PyTorch.
     #[pyo3(signature = (name, description, ranks, *, backend, timeout_ms=0))]
     fn group(
         &self,

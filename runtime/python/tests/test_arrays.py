@@ -352,7 +352,7 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
             ("does not hold 2 parts", lambda: g.all_gather(np.zeros(2), out=np.zeros(4, np.float32))),
             ("overlap", lambda: g.all_to_all(frozen_pair := np.zeros(4), out=frozen_pair)),
             ("does not know the reduction .median", lambda: g.all_reduce(np.zeros(2), "median")),
-            ("leave out= away", lambda: g.all_reduce(x, out=x)),
+            ("omit out=", lambda: g.all_reduce(x, out=x)),
             ("premul_sum", lambda: g.all_reduce(np.zeros(2), 3)),
             ("root 5", lambda: g.broadcast(np.zeros(2), 5)),
             ("one is needed for each rank", lambda: g.all_gather(np.zeros((2, 2)), rows=[4])),

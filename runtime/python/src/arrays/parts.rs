@@ -38,7 +38,7 @@ impl ArrayGroup {
         if overlaps {
             return Err(invalid(
                 py,
-                "the result of a reduction shares memory with its input: leave out= away to reduce in place",
+                "the result of a reduction shares memory with its input: omit out= to reduce in place",
             ));
         }
         let copied = py.detach(|| to.copy_from(&from));

@@ -1,7 +1,8 @@
 //! The operations of a group under the names that `torch.distributed` calls them by.
 //!
-//! Each takes tensors and PyTorch's option object, or its fields one by one as older programs pass them. A call
-//! whose options say that it is not asynchronous runs in the calling thread; any other returns at once.
+//! Each takes tensors and PyTorch's option object, or its fields one by one as older programs pass them. A call whose
+//! options say that it is not asynchronous runs in the calling thread, as does any in a group of one rank; any other
+//! starts the operation and returns. In a coalescing block a call only keeps the operation.
 
 use super::errors::raise;
 use super::issue::Group;
@@ -62,7 +63,7 @@ impl Group {
         Ok(())
     }
 
-    /// The number of the newest collective.
+    /// The number of the newest collective; 0 if there was none.
     fn _get_sequence_number_for_group(&self) -> i64 {
         self.group.status().last_enqueued.max(0)
     }
@@ -213,7 +214,7 @@ impl Group {
         )
     }
 
-    /// Runs several gathers as one operation; each has one output and one input.
+    /// Runs several all-gathers as one operation; each has one output and one input.
     #[pyo3(signature = (outputs, inputs, opts=None))]
     fn all_gather_single_coalesced(
         &self,
@@ -232,7 +233,7 @@ impl Group {
         self.issue(py, &options, memory, op, as_list(py, &into)?)
     }
 
-    /// Gathers several tensors at once: `output_lists[r]` receives all inputs of rank r.
+    /// All-gathers several tensors as one operation: `output_lists[r]` receives all inputs of rank r.
     #[pyo3(signature = (output_lists, input_list, opts=None))]
     fn allgather_coalesced(
         &self,
@@ -346,7 +347,8 @@ impl Group {
         self.issue(py, &options, memory, op, as_list(py, &[into])?)
     }
 
-    /// Reduces a list of tensors, one for each rank, whose lengths may differ from rank to rank.
+    /// Reduces a list of tensors, one for each rank, whose lengths may differ from rank to rank; each rank gets the
+    /// reduction of those for it.
     #[pyo3(signature = (output_tensors, input_tensors, opts=None, timeout=None, *, op=None))]
     fn reduce_scatter(
         &self,
@@ -437,7 +439,8 @@ impl Group {
         self.issue(py, &options, memory, op, as_list(py, &into)?)
     }
 
-    /// Exchanges rows of one tensor: equal parts where no sizes are given.
+    /// Sends rows of `input` to each rank, and receives rows of `output` from each: equal parts of a tensor for which
+    /// no sizes are given.
     #[pyo3(signature = (output, input, output_split_sizes=Vec::new(), input_split_sizes=Vec::new(), opts=None, timeout=None))]
     #[allow(clippy::too_many_arguments)]
     fn all_to_all_single(
@@ -544,8 +547,8 @@ impl Group {
         self.issue(py, &options, memory, Op::Barrier, as_list(py, &[])?)
     }
 
-    /// A barrier through the store, in which rank 0 of the group waits for each member and names those that do not
-    /// arrive.
+    /// A barrier through the store, in which rank 0 of the group waits for each member. Its error names those that did
+    /// not arrive; the error of another member says only that it waited for rank 0.
     #[pyo3(signature = (timeout=None, wait_all_ranks=false))]
     fn monitored_barrier(
         &self,

@@ -328,7 +328,7 @@ impl Work {
         Ok(self.of_this_process()?.name)
     }
 
-    /// Its sequence number in the group; 0 after a blocking call, or in a coalescing block.
+    /// Its sequence number in the group; 0 after a call that ran in the calling thread, or in a coalescing block.
     fn _get_sequence_number(&self) -> PyResult<u64> {
         Ok(self.of_this_process()?.seq)
     }

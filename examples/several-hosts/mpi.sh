@@ -2,10 +2,10 @@
 # Runs a program on several hosts under Open MPI.
 #
 #   examples/several-hosts/mpi.sh node1:4,node2:4 target/release/ddp
-#   examples/several-hosts/mpi.sh imitate:2x2 target/release/ddp     # two hosts with two ranks each, imitated on this one
+#   examples/several-hosts/mpi.sh imitate:2x2 target/release/ddp     # two hosts with two ranks each, imitated on this
 #
-# The first host serves the job's store on port MASTER_PORT (29500). Ranks of imitated hosts share no memory with those of
-# the other one and reach them over TCP, as on real hosts.
+# The first host serves the job's store on port MASTER_PORT (29500). Ranks of an imitated host share no memory with those
+# of the others and reach them over TCP, as on real hosts.
 set -euo pipefail
 
 hosts=${1:?hosts as mpirun takes them, or imitate:HOSTSxRANKS}

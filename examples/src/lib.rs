@@ -1,1 +1,1 @@
-//! Each example is a program in the directory above.
+//! An empty library, which Cargo requires of the package; the examples are the programs in `examples/`.

@@ -1,8 +1,8 @@
 //! `rcomm`: all programs in one file. What they share, which is most of each, is there once.
 //!
 //! The file is the program whose name it is started by, through a link or a copy of that name; else the one that the
-//! first argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. The packages of the programs have one
-//! of their own each, for `cargo install`.
+//! first argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. Each program also has a package with a
+//! file of its own, for `cargo install`.
 
 #![forbid(unsafe_code)]
 
@@ -91,7 +91,7 @@ fn with_short_name(name: &OsStr) -> Option<&'static Program> {
 }
 
 fn start(program: &Program, arguments: Vec<OsString>) -> ExitCode {
-    // `ps`, `pgrep` and the like see the program's name, not that of the file. Without, only that is lost.
+    // `ps`, `pgrep` and the like see the program's name, not that of the file. If this fails, only that is lost.
     let _ = rustix::thread::set_name(&std::ffi::CString::new(program.name).unwrap_or_default());
     (program.main)(arguments)
 }

@@ -1,5 +1,5 @@
 //! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest, or a living
-//! job in trouble; if there are none, lists the settings with which PyTorch would write some.
+//! job in trouble; if there are none, shows the variables that control recording, and says how to get records.
 
 use super::args::JudgeArgs;
 use super::judge::{Judged, Keep, judge};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-/// At most this many other records are listed in addition to the newest.
+/// At most this many other items are listed below the report.
 const MOST_LISTED: usize = 9;
 /// At most this many living jobs are judged, the newest.
 const MOST_JUDGED: usize = 16;
@@ -91,8 +91,8 @@ fn judged(records: &Records) -> Result<Judged, Failure> {
 /// Older records than this may be of another job than the user means.
 const OLD: Duration = Duration::from_secs(600);
 
-/// Shows the report on the newest records; of several living jobs, on the newest whose report has an error. The list of
-/// the other records has the verdicts of those that were judged.
+/// Shows the report on the newest records or, if several jobs live and reports on them have errors, the newest of these
+/// reports. The list of the other records has the verdicts of those that were judged.
 fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> {
     let is_error = |judged: &Judged| {
         let mut findings = judged.report.findings.iter();

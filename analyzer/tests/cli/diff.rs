@@ -1,4 +1,4 @@
-//! `rcomm-fr diff`.
+//! `rcomm-fr diff`: what differs between two runs, given as records or as saved reports.
 
 use crate::program::{fixture, run};
 use serde_json::Value;

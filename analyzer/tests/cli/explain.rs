@@ -1,4 +1,4 @@
-//! `rcomm-fr explain`.
+//! `rcomm-fr explain`: codes by number and by name, and the list of all.
 
 use crate::program::{finish, rcomm_fr, run, run_with_reader_that_stops};
 use rcomm_analyzer::Code;

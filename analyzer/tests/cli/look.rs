@@ -1,4 +1,4 @@
-//! `rcomm-fr` without arguments.
+//! `rcomm-fr` without arguments: it judges the newest records of this node or, without any, explains how to get some.
 
 use crate::program::{Run, finish, rcomm_fr};
 use crate::rings::record_operations;

@@ -1,4 +1,4 @@
-//! Two reports side by side.
+//! The differences between two reports, as text.
 
 use crate::sample;
 use rcomm_analyzer::print::human::{self, Layout};

@@ -1,4 +1,4 @@
-//! `rcomm-web` as a user runs it: a process on real dumps, queried over a real socket.
+//! `rcomm-web` as a user runs it: a process on dumps, rings or a simulated job, queried over a real socket.
 
 mod common;
 

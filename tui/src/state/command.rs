@@ -15,7 +15,7 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ("rank N", "go to a rank"),
     (
         "group NAME",
-        "go to the first group whose name or description matches",
+        "go to a group by its label, or a part of its name or description",
     ),
     ("why", "the causal chain of the whole hang"),
     ("stacks", "call stacks"),

@@ -70,8 +70,8 @@ fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     }
 }
 
-/// A line on the other jobs: `2 other jobs on this node, 1 STUCK [9]`. `None` if no other job is alive or has a
-/// problem.
+/// A line on the other jobs that are alive or have a problem: `2 other jobs on this node, 1 STUCK  [9]`. `None` if
+/// there is none.
 pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
     let others = model.jobs.iter();
     let others: Vec<&NodeJob> = others

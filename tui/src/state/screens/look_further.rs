@@ -26,7 +26,7 @@ pub(in crate::state) fn command(view: &RankView) -> Option<String> {
         }
         _ => format!("gdb -p {pid} -batch -ex 'thread apply all bt'"),
     };
-    // Whether a process is alive is known for those of this node only.
+    // Of the sources that know whether a process is alive, only a collector shows other nodes; its ranks count as here.
     let is_here = view.liveness != Liveness::Unknown || view.host.is_empty();
     Some(match is_here {
         true => local,

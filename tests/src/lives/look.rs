@@ -49,7 +49,7 @@ impl Source {
 pub struct Answer {
     /// The verdict.
     pub verdict: Verdict,
-    /// The code of the leading finding: the first error without another cause, or W220 in a slow job.
+    /// The code of the leading finding: the first error that no other finding caused, or W220 in a slow job.
     pub code: Option<Code>,
     /// The ranks that the leading finding names, ascending.
     pub ranks: Vec<Rank>,
@@ -128,7 +128,7 @@ struct Shared {
     answers: Mutex<Vec<(Instant, Answer)>>,
 }
 
-/// Polling interval: shorter than in any view, so that no state between two deaths is missed.
+/// Polling interval: shorter than in any view, so that a state between two deaths is hardly ever missed.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl View {

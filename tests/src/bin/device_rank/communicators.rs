@@ -1,5 +1,6 @@
 //! What a program asks of communicators besides operations: to release their memory for some time, to pass numbers to
-//! profiler plug-ins, to take one communicator for both directions of a pair. Also their end after an error.
+//! profiler plug-ins, to use certain algorithms only, to take one communicator for both directions of a pair. Also
+//! their end after an error.
 
 use super::ends::counter;
 use super::{Gpu, all_reduce, count};

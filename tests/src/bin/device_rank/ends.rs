@@ -1,5 +1,5 @@
-//! The end of communicators that are still in use: by graphs that hold operations, by kernels that hang on
-//! two of them, by memory that is registered during a launch. Also the host's cost of an operation.
+//! Communicators that are in use when they end, or when the program calls again: by graphs that hold operations, by
+//! kernels that hang, by launches during which memory is registered. Also the host's cost of an operation.
 
 use super::graph::Graphs;
 use super::stuck::Gate;

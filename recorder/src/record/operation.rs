@@ -69,7 +69,7 @@ pub enum Start {
     /// later.
     #[default]
     InTurn,
-    /// At the issue: no operation is before it.
+    /// At the issue: it waits for no operation before it.
     AtOnce,
 }
 

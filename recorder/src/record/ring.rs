@@ -1,11 +1,11 @@
 //! Slots of atomic words with a stamp, and a ring of words for data that does not fit in a slot.
 //!
-//! A slot's first word is its stamp: the id of its record, a revision that grows with every update in
-//! place, and a busy bit. A writer claims the slot by one compare-exchange that sets the bit, stores
-//! the other words, and publishes the stamp without the bit. A reader accepts the words only if the
-//! stamp was the same and not busy before and after the copy (a seqlock; see H. Boehm, "Can seqlocks
-//! get along with programming language memory models?", MSPC 2012). Writers never wait for readers. A
-//! writer that finds its slot claimed retries a few times and then gives up; the caller counts that.
+//! A slot's first word is its stamp: the id of its record, a revision that grows with every update in place, and a busy
+//! bit. A writer claims the slot by one compare-exchange that sets the bit, stores the other words, and publishes the
+//! stamp without the bit. A reader accepts the words only if the stamp was the same and not busy before and after the
+//! copy (a seqlock; see H. Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012).
+//! Writers never wait for readers. A writer that finds its slot claimed retries for a few microseconds at most and then
+//! gives up; the caller counts that.
 //!
 //! Data of variable length goes to a [`LapRing`]: a writer reserves words by one addition; a reader
 //! checks after copying that no later reservation has lapped its words.
@@ -204,8 +204,8 @@ impl<const N: usize> SlotRing<N> {
     }
 
     /// Does the same as [`update`](Self::update) for a slot that, in all but rare cases, only one thread at a time
-    /// writes, without an exchange. It waits for a writer that it sees. If two threads begin at once, the record may
-    /// mix their words, and its stamp may be that of one of the two changes.
+    /// writes, without an exchange. If it sees another writer, it does what [`update`](Self::update) does. If two
+    /// threads begin at once, the record may mix their words, and its stamp may be that of one of the two changes.
     #[inline]
     pub(crate) fn update_alone<M: Memory>(
         &self,

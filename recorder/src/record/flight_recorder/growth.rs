@@ -20,9 +20,9 @@ pub(super) enum Growth {
 }
 
 impl FlightRecorder {
-    /// Reserves and maps this many more bytes of the ring, in the order in which records need them. Returns whether
-    /// more remain; false also if the system has no space. A background thread calls it for a ring that was created
-    /// with [`Touch::Ahead`](crate::record::Touch::Ahead).
+    /// Reserves this many more bytes of the ring and takes their page faults, in the order in which records need them.
+    /// Returns whether more remain; false also if the system has no space. A background thread calls it for a ring that
+    /// was created with [`Touch::Ahead`](crate::record::Touch::Ahead).
     pub fn touch_ahead(&self, bytes: usize) -> bool {
         let all = self.layout.bytes / 8;
         let count = bytes / 8;

@@ -258,7 +258,7 @@ impl FlightRecorder {
     }
 
     /// Like [`raise`](Self::raise), for an operation that is issued now. Operations of a group are issued one at a
-    /// time, so no other thread raises these words concurrently, and a plain store suffices.
+    /// time, so no other thread raises these words beyond this ticket's number meanwhile, and a plain store suffices.
     #[inline]
     fn note_begun(&self, ticket: Ticket, start: Start) {
         if ticket.sequence == 0 {

@@ -441,7 +441,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The number of links that did not fit in the table.
+    /// How often a link was asked for that did not fit in the table.
     pub fn links_lost(&self) -> u64 {
         use crate::record::sync::Read as _;
         self.map.load(header::LINKS_LOST)

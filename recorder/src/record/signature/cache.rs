@@ -1,9 +1,9 @@
 //! A cache of recent signatures for one issuer of operations, which avoids hashing names.
 //!
 //! [`SignatureRef::Key`](crate::record::SignatureRef::Key) hashes and compares the whole signature at every record,
-//! which costs about as much as the rest of the record. A caller that issues one operation at a time can keep
-//! a [`SignatureCache`] and search it first: the operation and its first dimension select a row, whose
-//! numbers are then compared.
+//! which costs about as much as the rest of the record. A caller that issues one operation at a time can keep a
+//! [`SignatureCache`] and search it first: the operation, its number of inputs and its first dimension select a row,
+//! whose numbers are then compared.
 
 use super::{SignatureId, SignatureKey, Tensor};
 use crate::model::OpType;

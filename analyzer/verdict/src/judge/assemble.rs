@@ -86,8 +86,8 @@ pub(crate) fn report(
     report
 }
 
-/// The order of findings: errors first, then roots, then the most certain, then those with most victims; then by code,
-/// ranks and text.
+/// The order of findings: errors first, then roots, then the most certain, then those with the most victims; then by
+/// code, ranks and text.
 fn before(
     (a, a_victims): &(FindingDraft, Vec<Rank>),
     (b, b_victims): &(FindingDraft, Vec<Rank>),

@@ -10,7 +10,7 @@ use rcomm_recorder::model::OpType;
 use std::collections::BTreeSet;
 
 /// A finding cites at most this many lines.
-const MOST_LINES: usize = 16;
+const MAX_LINES: usize = 16;
 
 impl LoggedOp {
     /// The name of the operation as findings spell it; the logged name in lower case if the operation is unknown.
@@ -23,7 +23,8 @@ impl LoggedOp {
 }
 
 /// Adds what the logs show to a report. If no record was read, the logs alone make the verdict and the finding.
-/// Otherwise their lines become evidence of the findings, or a separate finding if the records show no error.
+/// Otherwise their lines become evidence of the first error that has no other as its cause, or a separate finding if
+/// the records show no error.
 pub fn join(report: &mut Report, logs: &[Log]) {
     if logs.is_empty() {
         return;
@@ -102,9 +103,10 @@ fn nothing_failed() -> Conclusion {
 
 /// Adds a finding of the logs to records that show no error; it also states the verdict of the records.
 fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
-    found
-        .ruled_out
-        .push(format!("the records alone: {}", report.verdict.word()));
+    found.ruled_out.push(format!(
+        "by the records alone, the verdict is {}",
+        report.verdict.word()
+    ));
     if found.code.severity() == Severity::Note {
         // The log shows a failure that the records do not show, so neither decides alone.
         if matches!(report.verdict, Verdict::Healthy | Verdict::Running) {
@@ -119,7 +121,7 @@ fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
 
 fn finding(id: u32, found: Conclusion) -> Finding {
     let mut log = found.lines;
-    log.truncate(MOST_LINES);
+    log.truncate(MAX_LINES);
     Finding {
         id,
         confidence: (found.confidence * 100.0).round() / 100.0,
@@ -198,8 +200,8 @@ fn push(finding: &mut Finding, line: LogLine) {
     } else {
         finding.log.len()
     };
-    if finding.log.len() < MOST_LINES || line.contradicts {
+    if finding.log.len() < MAX_LINES || line.contradicts {
         finding.log.insert(at, line);
-        finding.log.truncate(MOST_LINES);
+        finding.log.truncate(MAX_LINES);
     }
 }

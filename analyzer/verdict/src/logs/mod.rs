@@ -5,7 +5,8 @@
 //! lines; this module turns [`Log`]s into findings.
 //!
 //! A log may show several attempts of a job. Only the newest is judged, so that no line of an earlier one is joined
-//! with it; if the newest holds no fact, the report is about an earlier one and states that.
+//! with it. Only without any record, and if the newest attempt holds no fact, the report is about an earlier one and
+//! states that.
 //!
 //! Without any record, the logs alone make the report. With records, they are further evidence: a finding cites the
 //! lines that agree with it, and marks those that contradict it.

@@ -46,7 +46,8 @@ impl<'py, 't> Tensors<'py, 't> {
         }
     }
 
-    /// The tensor's memory; that of a copy if the tensor's elements are not in row-major order.
+    /// The tensor's memory; that of a copy if its elements are not in row-major order, or if it is a
+    /// conjugated view.
     pub(crate) fn buffer(
         &mut self,
         tensor: &Bound<'py, PyAny>,
@@ -113,8 +114,8 @@ impl<'py, 't> Tensors<'py, 't> {
         self.buffer(&copy, Use::Read)
     }
 
-    /// A copy in row-major order of a tensor that has another order. If the operation writes the tensor, the copy is
-    /// copied back when the operation has ended.
+    /// A copy, in row-major order, of a tensor that is not plain memory in this order. If the operation writes the
+    /// tensor, the copy is copied back when the operation has ended.
     fn row_major_copy(
         &mut self,
         tensor: &Bound<'py, PyAny>,
@@ -294,6 +295,6 @@ pub(crate) fn lone_list<'py>(lists: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'p
 
 fn not_one(found: usize) -> PyErr {
     PyValueError::new_err(format!(
-        "{found} tensors where one is needed: on the CPU a rank has one tensor in an operation"
+        "{found} tensors, or lists of them, where one is needed: on the CPU a rank has one tensor in an operation"
     ))
 }

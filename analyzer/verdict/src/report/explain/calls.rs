@@ -110,8 +110,8 @@ pub(super) const E110: Prose = Prose {
 };
 
 pub(super) const E111: Prose = Prose {
-    meaning: "Members issued the same operation with different element types. Backends move bytes and do \
-             not negotiate types: the result is a hang where sizes then differ, or silent corruption \
+    meaning: "Members issued the same operation with different element types. Most backends move bytes and do \
+             not compare types: the result is a hang where sizes then differ, or silent corruption \
              where they happen to agree.",
     causes: &[
         "mixed precision is on for some ranks only, or an autocast region ends at different places",

@@ -18,8 +18,9 @@ pub(super) const W150: Prose = Prose {
 };
 
 pub(super) const W160: Prose = Prose {
-    meaning: "The ring keeps less than one step of history, or records were dropped because several \
-             writers met in one slot. After a hang the record may then begin after its cause.",
+    meaning: "The ring keeps less than one step of history, or lacks records: several threads met in one \
+             slot, the ring's folder was full, or the process ended while it wrote. After a hang the record \
+             may then begin after its cause.",
     causes: &[
         "the ring has the size of a smaller model: operations per step grew with layers or groups",
         "many small point-to-point operations (pipelines) share the ring with the collectives",

@@ -2,8 +2,8 @@
 //!
 //! A ring that has wrapped is the normal case and is not reported, unless it has dropped the operation that the rank is
 //! in or the entries that show whether it arrived where others wait, or unless the program reports its steps and one
-//! step has more operations than the ring holds. Records that were lost because several threads wrote at once are
-//! always reported.
+//! step has more operations than the ring holds. Records that the ring never held, or holds only in part, are always
+//! reported.
 
 use crate::align::UnknownReason;
 use crate::align::pending::front_is_lost;
@@ -107,12 +107,15 @@ fn lost_records(ctx: &Context<'_>) -> Option<FindingDraft> {
     let mut draft = FindingDraft::new(
         Code::W160,
         format!(
-            "the recorder of {} could not keep {total} record{}: several threads wrote at once",
+            "the recorder of {} could not keep {total} record{}: several threads wrote at once, the ring's folder was \
+             full, or the process ended while it wrote",
             format_ranks(&ranks),
             if total == 1 { "" } else { "s" }
         ),
     );
     draft.confidence = 1.0;
-    draft.next = "raise RCOMM_RING_ENTRIES: in a larger ring writers collide less often".to_owned();
+    draft.next = "make sure that the ring's folder has space; in a larger ring (RCOMM_RING_ENTRIES) threads collide less \
+                  often"
+        .to_owned();
     Some(draft)
 }

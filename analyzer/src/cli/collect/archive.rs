@@ -76,7 +76,7 @@ impl Absence {
         Self::path(host, "", reason)
     }
 
-    /// A file or folder that could not be read.
+    /// A file or folder that is not there, cannot be read, or holds nothing to take.
     pub(super) fn path(host: &str, path: &str, reason: String) -> Self {
         Self {
             host: host.to_owned(),
@@ -113,7 +113,7 @@ impl Manifest {
         };
         format!(
             "{} ({}) in {target}",
-            count(self.files.len() as u64, "record"),
+            count(self.files.len() as u64, "file"),
             bytes(all)
         )
     }

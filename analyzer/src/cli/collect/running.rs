@@ -310,7 +310,7 @@ fn take_stacks(
     let deadline = deadline.max(Instant::now() + py_spy::MIN_TIME);
     match py_spy::dump(&missing, deadline) {
         None => asked.notes.push(
-            "no Python stacks: the job has no worker servers, and py-spy is not in PATH (pip install py-spy)".to_owned(),
+            "no Python stacks but those of worker servers: py-spy is not in PATH (pip install py-spy)".to_owned(),
         ),
         Some(answers) => {
             for (rank, answer) in answers {

@@ -159,8 +159,8 @@ fn same<T: PartialEq>(
 }
 
 impl Lag {
-    /// How many transfers wait for the network, and what they have in common; `None` if they are not several,
-    /// between different ranks, or have nothing in common.
+    /// How many transfers wait for the network, and what they have in common; `None` if all are between the same two
+    /// ranks, or if they have nothing in common.
     pub(crate) fn common(
         &self,
         host_of: impl Fn(Rank) -> Option<String>,

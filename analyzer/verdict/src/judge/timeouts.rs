@@ -11,8 +11,8 @@ use std::collections::HashMap;
 /// An operation that took at least this share of its time-out, and failed, was ended by the time-out.
 const AT_TIMEOUT: f32 = 0.9;
 
-/// Adds to each ring without recorded failures the time-out of its newest operation that failed, with the members of
-/// its host that had not issued it by then.
+/// Adds to each ring without recorded failures the time-out of its newest operation that failed, with the members that
+/// had not issued it by then. Leaves out groups with a record of another host, whose clock is not compared yet.
 pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
     let by_rank: HashMap<Rank, usize> = records
         .iter()

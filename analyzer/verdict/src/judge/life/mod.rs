@@ -19,8 +19,8 @@ use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Last signs of life closer together than this, ns, show no order: a watchdog makes ten rounds a second, and fewer on
-/// a busy host.
+/// Last signs of life closer together than this, ns, show no order: a watchdog makes one to ten rounds a second, and
+/// fewer on a busy host.
 const TOGETHER_NS: i64 = 1_000_000_000;
 const SETTLE_NS: i64 = Policy::SETTLE.as_nanos() as i64;
 /// A launcher may notice ends closer together than this, ns, in any order.

@@ -115,8 +115,8 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
 
 /// The probability, 0..1, that the side blamed is the wrong one.
 pub(super) fn confidence(ctx: &Context<'_>, one: &Disagreement) -> f64 {
-    // torchcomms does not number the collectives of each communicator. `comm_counter` did, and if a ring has wrapped it
-    // estimated with which number the ring begins.
+    // torchcomms does not number the collectives of each communicator. `comm_counter` numbers them, and if a ring has
+    // wrapped it estimates with which number the ring begins.
     let guessed = |&record: &usize| {
         let record = &ctx.aligned.records[record];
         record.recorder == Recorder::Torchcomms && record.wrapped()

@@ -222,7 +222,8 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
         (Some((rank, record, op)), _) => {
             format!("; rank {rank} was inside {}", ctx.describe_op(record, op))
         }
-        (None, _) if ctx.life.end.is_some() => "; no operation of it was unfinished".to_owned(),
+        (None, 1) if ctx.life.end.is_some() => "; no operation of it was unfinished".to_owned(),
+        (None, _) if ctx.life.end.is_some() => "; no operation of theirs was unfinished".to_owned(),
         (None, _) => ", and the others go on".to_owned(),
     };
     let detail = detail + &how_they_ended(ctx, &culprits);

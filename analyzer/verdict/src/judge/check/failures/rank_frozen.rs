@@ -16,8 +16,8 @@ use crate::report::format::{count_ranks, format_ranks, format_time, time_of_day}
 
 pub(crate) struct RankFrozen;
 
-/// The watchdog of a stopped process has made no round for at least this long, ns. In this time a running one makes
-/// ten.
+/// The watchdog of a stopped process has made no round for at least this long, ns. In this time a running one makes ten
+/// with rcomm's runtime, and one with rcomm's recorder for PyTorch.
 const STOPPED_NS: i64 = 1_000_000_000;
 /// The most processes that a next step lists.
 const MOST_PIDS: usize = 8;

@@ -361,7 +361,7 @@ fn never_came(
     witnesses: &[Rank],
 ) -> FindingDraft {
     let sentence = format!(
-        "{} had not arrived when {} gave up, at {}: {}",
+        "{} had not arrived when {} gave up, at {}{}",
         format_ranks(&culprits),
         format_ranks(witnesses),
         time_of_day(witness.at_ns),

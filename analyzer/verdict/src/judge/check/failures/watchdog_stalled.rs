@@ -13,7 +13,8 @@ use crate::report::format::format_time;
 
 pub(crate) struct WatchdogStalled;
 
-/// The watchdog makes several rounds a second; the runtime's heartbeat monitor raises the alarm after this time, ns.
+/// The watchdog makes a round at least once a second; the runtime's heartbeat monitor raises the alarm after this time,
+/// ns.
 const STALLED_NS: i64 = 60_000_000_000;
 /// The reason that the runtime's heartbeat monitor gives for the dump that it requests.
 const ALARM: &str = "the watchdog is stuck";

@@ -251,9 +251,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     draft
 }
 
-/// Whether the other records leave almost no explanation but that this rank is gone: at least three ranks wait for it
-/// in an operation whose arguments all recorded alike, none of them failed or ended early, and no rank shares messages
-/// or a group of two with the absent rank alone.
+/// Whether the other records leave almost no explanation but that this rank is gone: no other rank lacks a record, at
+/// least three ranks wait for it in an operation that needs all members and has parts of one size, none failed there or
+/// ended early, and no rank exchanges messages with it or shares a group of two with it.
 fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bool {
     const WAITING: usize = 3;
     let Place::Collective { group, seq } = ctx.graph.places[place] else {

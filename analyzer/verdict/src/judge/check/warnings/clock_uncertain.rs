@@ -55,7 +55,7 @@ fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>)
     let ms = |ns: i64| format_time(ns as f64 / 1e6);
     let known = known_ns.map_or_else(
         || {
-            "both completed too few collectives to estimate how far their clocks are apart"
+            "too few collectives of the two are recorded to estimate how far their clocks are apart"
                 .to_owned()
         },
         |known| format!("their clocks are known only within {}", ms(known)),

@@ -83,7 +83,7 @@ fn by_turns(lateness: &Lateness) -> String {
     let tally = &lateness.by_rank;
     format!(
         "ranks take turns at being late: {} of {} cost most in the {} stretches of {} that lost most, none in more \
-            than half of them; in all this is {} of the job's time: look at the hosts' load and the network, \
+            than half of them; together that is {} of the job's time: look at the hosts' load and the network, \
             not at one rank",
         tally.units_at_worst(),
         lateness.among,

@@ -56,7 +56,10 @@ fn clients_with_the_secret_are_served_and_others_get_the_reason() {
 
     let error = connect(&server, &secret("theirs")).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unauthorized);
-    assert!(error.to_string().contains("another job secret"), "{error}");
+    assert!(
+        error.to_string().contains("a different job secret"),
+        "{error}"
+    );
 
     let error = connect(&server, &StoreAccess::Open).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unauthorized);
@@ -407,7 +410,7 @@ fn a_store_and_a_client_of_which_one_has_no_tls_or_another_ca_name_the_differenc
     // TLS does not replace the secret.
     let other = StoreAccess::Tls(identity(&ours, "other"), Some(Secret::from_text("theirs")));
     let refused = error(&with_tls, &other);
-    assert!(refused.contains("another job secret"), "{refused}");
+    assert!(refused.contains("a different job secret"), "{refused}");
     connect(&with_tls, &access).unwrap().set("k", b"v").unwrap();
 }
 

@@ -185,7 +185,10 @@ fn a_rank_that_does_not_arrive_is_named_before_the_operation_starts() {
             let error = group.barrier().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Timeout);
             assert_error(&error, "waited for rank 1");
-            assert_error(&error, "while the ranks compared what they are about to do");
+            assert_error(
+                &error,
+                "while the ranks compared what they were about to do",
+            );
             world.store().set("test/done", b"1").unwrap();
         } else {
             let done = world.store().wait(&["test/done"], Duration::from_secs(30));

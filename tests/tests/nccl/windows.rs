@@ -14,7 +14,7 @@ fn data_put_into_a_window_is_visible_after_the_signal() {
         for (sentence, refused) in [
             "reach beyond a window of 5200000",
             "is not in a group of 4 ranks",
-            "elements of Float for a window of UInt32",
+            "the buffer has elements of type Float, the window of UInt32",
             "device memory, which the host cannot address",
             "can be made into a window",
             "the address of a window's memory is a multiple of 4096 bytes",

@@ -89,7 +89,7 @@ impl AdaptiveCopy {
     const TIMED_INTERVAL: u32 = 6;
     /// How many pieces are copied through the caches, while that is slow, between two that are streamed for comparison.
     const TRIED_INTERVAL: u32 = 60;
-    /// The same until enough streamed copies were timed to know their pace.
+    /// As [`TRIED_INTERVAL`](Self::TRIED_INTERVAL), until enough streamed copies were timed to know their pace.
     const FIRST_TRIED_INTERVAL: u32 = 12;
     /// A copy through the caches that takes longer than this, in nanoseconds for a byte, is slow. Cores that share a
     /// cache copy faster, unless the bytes have left the caches.
@@ -179,7 +179,7 @@ impl AdaptiveCopy {
     }
 }
 
-/// Copies `from` to `to` through the caches, for this core to use next.
+/// Copies `from` to `to` through the caches, for a reader that uses the bytes soon.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -296,7 +296,8 @@ pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob
     }
 }
 
-/// Multiplies `count` elements at `data` by `factor`; `Bool` elements stay as they are.
+/// Multiplies `count` elements at `data` by `factor`: integers by its whole part, floats of up to 32 bits in `f32`.
+/// `Bool` elements stay as they are.
 ///
 /// # Safety
 /// `count` elements of `dtype` at `data` are readable and writable, and nothing else accesses them.

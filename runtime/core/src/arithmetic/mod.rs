@@ -1,8 +1,9 @@
 //! Element-wise reductions: several inputs combined in one pass over memory.
 //!
-//! The order of combination is always the order of the inputs, and narrow floats (`f16`, `bf16`, fp8) are widened
-//! to `f32`, combined there over all inputs, and rounded once. So the same inputs give the same bits on every rank,
-//! on every processor, over every transport. The exception: which of two NaNs a sum keeps depends on the processor.
+//! The order of combination is always the order of the inputs, and narrow floats (`f16`, `bf16`, fp8) are widened to
+//! `f32`, combined there over all inputs, and rounded once. So the same inputs give the same bits on every rank, on
+//! every processor, over every transport. The exception: which of two NaNs a sum or a product keeps depends on the
+//! processor.
 //!
 //! Loops are written once (`fold`) and compiled for AVX-512, for AVX2 with F16C, and for any processor; the choice
 //! is made at run time. Two short inputs are combined without these loops (`few`). `copy` has plain copies. This
@@ -150,7 +151,8 @@ fn combine_by_loops(
     }
 }
 
-/// As [`combine`], with `out` itself as input number `own_index`, counted from 0, among `others`: at most their number.
+/// As [`combine`], with `out` itself as one more input, at position `own_index` in the order of inputs: from 0 to the
+/// number of `others`.
 #[inline]
 pub fn combine_in_place(
     op: ReduceOp,

@@ -3,16 +3,16 @@
 /// The state of one of a backend's communicators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommState {
-    /// The communicator's identity among all; every rank of the communicator reports the same value.
+    /// Identifies the communicator: all its ranks report the same value.
     pub id: String,
-    /// The facts, as names and values.
+    /// What the backend's library says of it, as names and values.
     pub facts: Vec<(String, String)>,
 }
 
 /// The device memory of a group's communicators on one rank, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommMemory {
-    /// All that the library counts.
+    /// All device memory that the library counts.
     pub total: u64,
     /// What [`suspend`](super::Backend::suspend) keeps.
     pub persistent: u64,

@@ -296,7 +296,7 @@ pub trait Backend: Send + Sync {
     /// Waits for no peer.
     ///
     /// # Errors
-    /// `Unsupported` for what this backend cannot do, or why it takes no more. The buffers are dropped.
+    /// `Unsupported` for what this backend cannot do; after an abort, the error of the abort. The buffers are dropped.
     fn issue(
         &self,
         op: Op<'static>,
@@ -467,7 +467,7 @@ pub struct Registration {
     pub owner: Arc<dyn Any + Send + Sync>,
 }
 
-/// Memory of all members of a group, which each member reads and writes without the others' help.
+/// Memory of all members of a group, which each member reads and writes one-sidedly.
 ///
 /// Offsets are in bytes. A read that overlaps a write may return part of the new data: order comes from
 /// signals. A rank may name itself as the peer.
@@ -493,10 +493,10 @@ pub trait BackendWindow: Send + Sync {
     /// Adds one to the count of signals that `peer` has from this rank, after all that this rank has put there before.
     fn signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 
-    /// Consumes one signal of `peer`, and waits for it if there is none.
+    /// Consumes one signal from `peer`, and waits for it if there is none.
     fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 
-    /// Consumes one signal of `peer` if there is one; returns whether there was. Does not wait.
+    /// Consumes one signal from `peer` if there is one; returns whether there was. Does not wait.
     fn take_signal(&self, peer: u32) -> Result<bool>;
 
     /// The part of `peer` in this process's own address space.

@@ -1,10 +1,10 @@
-//! Options of single backends, which the configuration carries without knowing their types.
+//! Options of individual backends, which the configuration carries without knowing their types.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// Options of single backends, each found by its type.
+/// Options of individual backends, each found by its type.
 ///
 /// ```
 /// use rcomm::config::BackendOptions;

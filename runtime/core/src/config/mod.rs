@@ -74,8 +74,7 @@ pub struct Config {
     pub host_id: Option<String>,
     /// The algorithm for each collective in host memory. Rank 0's table is used by all ranks of the job.
     pub tuning: Tuning,
-    /// Options of single backends. A backend that finds none here reads the environment when the world is
-    /// made.
+    /// Options of individual backends. A backend that finds none here reads the environment when the world is made.
     pub backend_options: BackendOptions,
     /// This process's rank and the address of the job's store; `None` = read from the launcher's environment when
     /// the world is made.
@@ -92,8 +91,8 @@ pub struct Config {
     pub ring_dir: RingDir,
     /// How many operations the ring holds, rounded up to a power of two; at most 1,048,576.
     pub ring_entries: u32,
-    /// How much memory the ring may take with its tables, in MiB: it holds as many operations as fit, at most 1,048,576,
-    /// and [`ring_entries`](Self::ring_entries) does not count. `None` = as much as `ring_entries` needs.
+    /// How much memory the ring may take with its tables, in MiB: it holds as many operations as fit, at most
+    /// 1,048,576, and [`ring_entries`](Self::ring_entries) does not count. `None` = as much as `ring_entries` needs.
     pub ring_mib: Option<u32>,
     /// How many dead jobs keep their rings, and how much memory these rings may take together. Once this rank has
     /// made its ring, it removes the rings of older dead jobs.

@@ -1,4 +1,4 @@
-//! What variables make of options.
+//! How variables set the options.
 
 use super::*;
 

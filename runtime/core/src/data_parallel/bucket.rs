@@ -84,7 +84,7 @@ pub(super) struct Place {
 pub(super) struct Layout {
     /// The parameters of each bucket, in the order in which buckets are sent.
     pub(super) buckets: Vec<Vec<usize>>,
-    /// By parameter.
+    /// The place of each parameter.
     pub(super) places: Vec<Place>,
     /// For each bucket, its parameters: the position in the list of all parameters, and the number of elements.
     pub(super) parts: Vec<Arc<[(usize, usize)]>>,

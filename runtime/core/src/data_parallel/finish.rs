@@ -15,7 +15,7 @@ const MAX_NAMES: usize = 8;
 
 impl<T: Gradient> Reducer<T> {
     /// Waits for the averages, which are then at [`average`](Self::average). Afterwards the next step may begin. A
-    /// gradient that was accumulated, or written, and not yet ready is complete now.
+    /// gradient that was accumulated or written, and not marked as ready, is complete now.
     ///
     /// # Blocking
     /// Until the averages of all buckets are computed; the time-outs of the operations limit this.

@@ -6,7 +6,7 @@ use super::reducer::Reducer;
 use crate::op::error::Result;
 use rcomm_recorder::model::ReduceOp;
 
-/// How a training with uneven inputs has ended.
+/// How training with uneven inputs has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Joined {

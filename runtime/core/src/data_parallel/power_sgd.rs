@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A matrix is compressed only if both factors together have at most one `MIN_GAIN`-th of its elements.
 const MIN_GAIN: usize = 2;
-/// Added to the length of a column before the column is divided by it, so that a column of zeros stays zero.
+/// Added to the norm of a column before the column is divided by it, so that a column of zeros stays zero.
 const TINY: f32 = 1e-8;
 
-/// Sends the gradient of a parameter of two or more dimensions, as a matrix M, as two thin ones: P = MQ and Q = MᵀP,
-/// each averaged over the ranks. Other parameters, and those that this would not make half as large, are averaged as
-/// they are.
+/// Sends the gradient of a parameter of two or more dimensions, a matrix M, as two thin matrices, each averaged over
+/// the ranks: P = MQ, whose columns are then made orthonormal, and Q = MᵀP. The result is PQᵀ. Other parameters, and
+/// those that this would not make half as large, are averaged as they are.
 ///
-/// What the compression loses is added to the next step's gradient on each rank, and Q is kept as the start of the
-/// next step. So the result is not the average of a step, but the sum over many steps comes close to that of the
-/// averages. The method is that of Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression
-/// for Distributed Optimization", NeurIPS 2019. Matrices are computed in `f32`. The hook keeps one `f32` for each
-/// element of a compressed parameter, and its two factors.
+/// What the compression loses is added to the next step's gradient on each rank (error feedback), and Q is kept as the
+/// start of the next step (warm start). So the result is not the average of a step, but the sum over many steps comes
+/// close to that of the averages. The method is that of Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank
+/// Gradient Compression for Distributed Optimization", NeurIPS 2019. Matrices are computed in `f32`. The hook keeps one
+/// `f32` for each element of a compressed parameter, and its two factors.
 ///
 /// A hook belongs to one reducer. The [`Averaging`] of a bucket issues the operation on Q, and waits for it, when the
 /// reducer calls it at the end of the step.
@@ -36,9 +36,9 @@ pub struct PowerSgdHook {
     step: u64,
     /// The number of the bucket that was passed last.
     last: usize,
-    /// By parameter: rows and columns; `None` if it is not compressed.
+    /// The rows and columns of each parameter; `None` if it is not compressed.
     shapes: Vec<Option<(usize, usize)>>,
-    /// By parameter.
+    /// The state of each parameter that was compressed so far, by its position.
     states: Arc<Mutex<HashMap<usize, LowRank>>>,
 }
 
@@ -103,7 +103,7 @@ impl PowerSgdHook {
 
 impl LowRank {
     fn new(parameter: usize, rows: usize, columns: usize, rank: usize) -> Self {
-        // The same numbers on every rank, and others for each parameter.
+        // The same numbers on every rank, and different ones for each parameter.
         let mut random = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(parameter as u64 + 1);
         let start = (0..columns * rank).map(|_| {
             // SplitMix64 (Steele, Lea, Flood, 2014).
@@ -203,7 +203,8 @@ fn average<T: Gradient>(group: &ProcessGroup, values: Vec<T>) -> Result<Option<W
 
 impl<T: Gradient> CommHook<T> for PowerSgdHook {
     fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
-        // Buckets of sparse parameters are not passed to the hook, and the first bucket may be such a one.
+        // A bucket that does not come after the one before begins a step. It need not be bucket 0: that may be one of a
+        // sparse parameter, which is not passed to the hook.
         if bucket.index <= self.last {
             self.step += 1;
         }

@@ -33,7 +33,7 @@ pub struct Reducer<T = f32> {
     pub(super) group: ProcessGroup,
     pub(super) parameters: Vec<Parameter>,
     pub(super) lens: Vec<usize>,
-    /// By parameter.
+    /// Whether each parameter is sparse.
     pub(super) is_sparse: Vec<bool>,
     pub(super) options: ReducerOptions<T>,
     pub(super) layout: Layout,
@@ -82,7 +82,7 @@ impl<T: Gradient> Reducer<T> {
                 None => {
                     let count = parameters.len();
                     return refuse(format!(
-                        "there is no parameter {at} of {count} to be sparse"
+                        "parameter {at} cannot be sparse: there are {count}, from 0 on"
                     ));
                 }
             }
@@ -220,7 +220,9 @@ impl<T: Gradient> Reducer<T> {
         self.check_dense(parameter)?;
         if self.step.states[parameter] == GradientState::Absent {
             let name = &self.parameters[parameter].name;
-            return Err(self.refuse(format!("{name} has no gradient in this step to be ready")));
+            return Err(self.refuse(format!(
+                "{name} cannot be ready: it has no gradient in this step"
+            )));
         }
         self.begin()?;
         self.note_ready(parameter);

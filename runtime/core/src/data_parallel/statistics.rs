@@ -48,9 +48,9 @@ pub struct BucketStatistics {
     pub parameters: usize,
     /// The size of its gradients in their own type, in bytes. Of a sparse gradient: of its values.
     pub bytes: usize,
-    /// When its last gradient was given, after the first gradient of the step.
+    /// The time from the first gradient of the step until its last gradient was given.
     pub ready: Duration,
-    /// When it was sent, after the first gradient of the step: not before the buckets before it.
+    /// The time from the first gradient of the step until it was sent: not before the buckets before it.
     pub sent: Duration,
     /// For how long it was under way, not counting the time until the bucket before it had ended. With a hook: until
     /// `finish` saw its end.

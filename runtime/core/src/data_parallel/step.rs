@@ -33,7 +33,7 @@ pub(super) enum UnderWay<T> {
 
 /// The progress of a step.
 pub(super) struct Step<T> {
-    /// By parameter.
+    /// The gradient of each parameter.
     pub(super) states: Vec<GradientState>,
     /// For each parameter that is ready, whether this rank has used it.
     pub(super) used: Vec<u8>,

@@ -66,7 +66,7 @@ macro_rules! lone {
             Ok(())
         }
 
-        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), at once; the vector comes back with the [`Work`].")]
+        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), but returns at once; the vector comes back with the [`Work`].")]
         #[track_caller]
         pub fn $name_async<T: Element>(&self, buffer: Vec<T>, $($field: $type),*) -> Result<Work<Vec<T>>> {
             let buffer = Buffer::from_vec(buffer);
@@ -116,7 +116,7 @@ macro_rules! in_out {
             Ok(())
         }
 
-        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), at once; the vectors come back with the [`Work`].")]
+        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), but returns at once; the vectors come back with the [`Work`].")]
         #[track_caller]
         pub fn $name_async<T: Element>(
             &self,
@@ -167,7 +167,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`all_reduce_coalesced`](Self::all_reduce_coalesced), at once; the vectors come back with the
+    /// As [`all_reduce_coalesced`](Self::all_reduce_coalesced), but returns at once; the vectors come back with the
     /// [`Work`].
     #[track_caller]
     pub fn all_reduce_coalesced_async<T: Element>(
@@ -194,7 +194,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`barrier`](Self::barrier), at once.
+    /// As [`barrier`](Self::barrier), but returns at once.
     #[track_caller]
     pub fn barrier_async(&self) -> Result<Work<()>> {
         self.submit(Op::Barrier, |_, _| Ok(()))
@@ -229,7 +229,7 @@ impl ProcessGroup {
     }
 
     in_out! {
-        /// As [`reduce_scatter`](Self::reduce_scatter), the parts one after the other in `input`.
+        /// As [`reduce_scatter`](Self::reduce_scatter), with the parts one after the other in `input`.
         reduce_scatter_single, reduce_scatter_single_async,
         ReduceScatterSingle { input: one, output: one, op: impl Into<Reduction> }
     }
@@ -252,14 +252,15 @@ impl ProcessGroup {
     }
 
     in_out! {
-        /// As [`all_to_all`](Self::all_to_all) with equal parts, one after the other.
+        /// As [`all_to_all`](Self::all_to_all), with equal parts, which lie one after the other in `input` and in
+        /// `output`.
         all_to_all_single, all_to_all_single_async,
         AllToAllSingle { input: one, output: one }
     }
 
     in_out! {
-        /// As [`all_to_all`](Self::all_to_all), the parts one after the other: `input_splits[r]` elements
-        /// go to rank r, `output_splits[r]` come from it.
+        /// As [`all_to_all`](Self::all_to_all), with the parts one after the other in `input` and in `output`:
+        /// `input_splits[r]` elements go to rank r, `output_splits[r]` come from it.
         all_to_all_v_single, all_to_all_v_single_async,
         AllToAllVSingle { input: one, output: one, input_splits: &[usize], output_splits: &[usize] }
     }

@@ -27,7 +27,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`send`](Self::send), at once; the vector comes back with the [`Work`].
+    /// As [`send`](Self::send), but returns at once; the vector comes back with the [`Work`].
     #[track_caller]
     pub fn send_async<T: Element>(
         &self,
@@ -51,7 +51,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`recv`](Self::recv), at once; the vector comes back with the [`Work`].
+    /// As [`recv`](Self::recv), but returns at once; the vector comes back with the [`Work`].
     #[track_caller]
     pub fn recv_async<T: Element>(
         &self,
@@ -75,7 +75,7 @@ impl ProcessGroup {
         source_of(self.run(Op::Recv { buffer, peer, tag })?)
     }
 
-    /// As [`recv_any`](Self::recv_any), at once; the vector and the sender come with the [`Work`].
+    /// As [`recv_any`](Self::recv_any), but returns at once; the vector and the sender come with the [`Work`].
     #[track_caller]
     pub fn recv_any_async<T: Element>(
         &self,

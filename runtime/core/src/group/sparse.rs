@@ -141,7 +141,7 @@ impl<T: Element> SparseTensor<T> {
     }
 }
 
-/// The number of gathers in a sum: of the heads, of the indices, of the values.
+/// The number of collectives in a sum: an `all_gather` of the heads, of the indices, and of the values.
 const GATHERS: u64 = 3;
 
 impl ProcessGroup {
@@ -166,8 +166,8 @@ impl ProcessGroup {
         )
     }
 
-    /// As [`all_reduce_sparse`](Self::all_reduce_sparse), at once. Some ranks may call the blocking form and
-    /// others this one.
+    /// As [`all_reduce_sparse`](Self::all_reduce_sparse), but returns at once. Some ranks may call the blocking form
+    /// and others this one.
     #[track_caller]
     pub fn all_reduce_sparse_async<T: Element>(
         &self,

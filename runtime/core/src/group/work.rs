@@ -212,7 +212,7 @@ impl InFlightOp {
         })
     }
 
-    /// Counts a wait for the end, until what is returned is dropped; none if the end was seen already.
+    /// Counts a wait for the end until the returned value is dropped; `None` if the end was already seen.
     fn begin_wait(&self) -> Option<Waiting<'_>> {
         let waits = self.group.watch().waits();
         let has_ended = self.outcome.get().is_some();

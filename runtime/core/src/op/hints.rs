@@ -7,18 +7,17 @@ type Pair = (Box<str>, Box<str>);
 
 /// Facts that the caller of an operation knows and its backend cannot determine.
 ///
-/// They are set on a group when it is made ([`GroupOptions::hints`](crate::GroupOptions::hints)), or on one handle of it
-/// ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)), and passed to the backend with each
-/// [`Call`](crate::backend::Call). A hint changes how an operation is carried out, never its
-/// result; ranks may give different hints. A backend uses the hints that it supports, and its documentation lists
-/// them.
+/// They are set on a group when it is made ([`GroupOptions::hints`](crate::GroupOptions::hints)), or on one handle of
+/// it ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)), and passed to the backend with each
+/// [`Call`](crate::backend::Call). A hint changes how an operation is carried out, never its result; ranks may give
+/// different hints. A backend uses the hints that it supports, and its documentation lists them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Hints {
     /// How long the wait for other ranks will be.
     pub wait: WaitHint,
-    /// Names and values for a backend that the program itself supplies; `None` if there are none. A call shares them with
-    /// the handle: it copies and allocates nothing.
+    /// Names and values for a backend that the program itself supplies; `None` if there are none. A call shares them
+    /// with the handle: it copies and allocates nothing.
     own: Option<Arc<[Pair]>>,
 }
 

@@ -360,7 +360,7 @@ operations! {
             /// How to combine.
             op: Reduction as reduction,
         },
-        /// As `ReduceScatter`, the parts one after the other in `input`.
+        /// As `ReduceScatter`, with the parts one after the other in `input`.
         ReduceScatterSingle {
             /// All parts: group size times as long as `output`.
             input: Buffer<'a> as input,

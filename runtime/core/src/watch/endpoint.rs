@@ -66,7 +66,7 @@ pub(crate) fn serve(
     match served {
         Ok(served) => Some(served),
         Err(error) => {
-            tracing::warn!(%error, "this rank has no endpoint; its ring can still be read");
+            tracing::warn!(%error, "this rank has no endpoint; its ring can still be read if it is a file");
             None
         }
     }

@@ -100,7 +100,7 @@ impl MonitorThread {
                     silent = text::duration(last.1.elapsed()),
                     "the watchdog has stopped making rounds; operations are not watched"
                 );
-                // The flag is raised first, so that the other ranks write their dumps at about the same moment. A
+                // The alarm is raised first, so that the other ranks write their dumps at about the same moment. A
                 // store that does not reply delays this rank's dump by at most a second.
                 let until = self.broadcast.until();
                 self.broadcast

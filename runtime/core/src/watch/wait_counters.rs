@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The most names of the program's own.
+/// The most names that the program may use.
 const MAX_NAMES: usize = 256;
 /// The beginning of the names of the runtime's waits.
 const RESERVED: &str = "rcomm.";
@@ -105,7 +105,7 @@ impl Counter {
     }
 }
 
-/// A thread waits until this is dropped.
+/// A wait of a thread, which ends when this is dropped.
 #[must_use = "the wait ends when this is dropped"]
 #[derive(Debug)]
 pub struct Waiting<'a> {
@@ -127,8 +127,8 @@ impl Drop for Waiting<'_> {
 pub struct WaitCounter(Arc<Counter>);
 
 impl WaitCounter {
-    /// Counts a wait of this thread, from now until what is returned is dropped. Takes the time twice; no lock, and no
-    /// allocation.
+    /// Counts a wait of this thread, from now until the returned value is dropped. Reads the clock twice, takes no lock
+    /// and allocates nothing.
     pub fn begin(&self) -> Waiting<'_> {
         self.0.begin()
     }
@@ -142,7 +142,7 @@ pub(crate) struct WaitCounters {
 }
 
 impl WaitCounters {
-    /// Counts a wait of the runtime, until what is returned is dropped.
+    /// Counts a wait of the runtime, until the returned value is dropped.
     #[inline]
     pub(crate) fn begin(&self, wait: RuntimeWait) -> Waiting<'_> {
         self.runtime[wait as usize].begin()

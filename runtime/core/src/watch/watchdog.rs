@@ -1,10 +1,10 @@
 //! [`Watchdog`]: watches operations in flight, including those that no caller waits for.
 //!
-//! In its rounds it settles and retires operations that have ended. An operation is a *fault* if it is overdue, or
-//! if it failed with an error after which its group is unusable. For a fault the watchdog raises the flag so that
-//! the other ranks write dumps, makes this rank's dump, collects the others' answers, and then aborts the group
-//! with an error that contains the answers and the location of the dump. The watchdog takes no lock that a stuck
-//! call could hold.
+//! In its rounds it stores the outcome of operations that have ended, and stops watching them. An operation is a
+//! *fault* if it is overdue, or if it failed with an error after which its group is unusable. For a fault the watchdog
+//! raises the alarm so that the other ranks write dumps, makes this rank's dump, collects the others' answers, and then
+//! aborts the group with an error that contains the answers and the location of the dump; it ends the process if a
+//! backend of the group requires that. The watchdog takes no lock that a stuck call could hold.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::info::{OpInfo, WorkStatus};
@@ -223,7 +223,7 @@ impl Running {
     }
 }
 
-/// The other threads that supervise the world, in the order in which they end.
+/// The other threads that supervise the world, in the order in which they are ended.
 pub(crate) struct Helpers {
     pub(crate) heartbeat: HeartbeatMonitor,
     pub(crate) broadcast: ResponderThread,
@@ -394,7 +394,7 @@ impl Rounds {
         }
     }
 
-    /// Settles and retires issued operations that have ended, and handles those that are faults.
+    /// Stores the outcome of issued operations that have ended, stops watching them, and handles those that are faults.
     fn check_in_flight(&mut self) {
         let now = Instant::now();
         let mut faults = Vec::new();
@@ -461,7 +461,7 @@ impl Rounds {
         self.first_seen = seen;
     }
 
-    /// Handles a fault, unless its group has already failed: flag, dump, answers, abort, in this order.
+    /// Handles a fault, unless its group has already failed, in the order that the head of this file gives.
     fn handle(&self, fault: Fault) {
         let groups = self.watch.groups();
         let Some(group) = groups.iter().find(|group| group.wire_id() == fault.wire_id) else {

@@ -66,7 +66,7 @@ pub(crate) trait WatchedOperation: Send + Sync {
 
     fn group(&self) -> &dyn WatchedGroup;
 
-    /// Polls the operation and settles it if it has ended. Does not wait.
+    /// Polls the operation and stores its outcome if it has ended. Does not wait.
     fn poll_state(&self) -> WorkStatus;
 
     /// The result of the operation; `None` until it has ended.

@@ -241,7 +241,7 @@ impl WorldShared {
                 Error::new(
                     ErrorKind::InvalidArgument,
                     format!(
-                        "no backend is called {name:?}: there is {}",
+                        "no backend is called {name:?}: the backends are {}",
                         names.join(", ")
                     ),
                 )

@@ -118,8 +118,8 @@ impl<B> World<B> {
     /// For `timeout` at most. Operations that are issued meanwhile count too.
     ///
     /// # Errors
-    /// `Timeout` names the groups in which operations are pending, how many are, and the operation under way in them that
-    /// was issued first.
+    /// `Timeout` names the groups in which operations are pending, how many are, and the operation under way in them
+    /// that was issued first.
     pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
         let deadline = Deadline::In(timeout).started();
         let mut waiting = None;
@@ -150,13 +150,13 @@ impl<B> World<B> {
         }
     }
 
-    /// The counter of the program's waits of this name, made if there is none: of waits for a data loader, say, or for a
-    /// disk. The rank's endpoint shows them beside the runtime's own (`GET /waits`, and as metrics `GET /metrics`). A
+    /// The counter of the program's waits of this name, made if there is none: of waits for a data loader, say, or for
+    /// a disk. The rank's endpoint shows them beside the runtime's own (`GET /waits`, and as metrics `GET /metrics`). A
     /// world that is [made anew](World::grow) has new counters.
     ///
     /// # Errors
-    /// `InvalidArgument` if the name is not 1 to 64 lower-case letters, digits, `-`, `_` and `.`, or begins with `rcomm.`;
-    /// or if there are 256 others.
+    /// `InvalidArgument` if the name is not 1 to 64 lower-case letters, digits, `-`, `_` and `.`, or begins with
+    /// `rcomm.`; or if there are 256 others.
     pub fn wait_counter(&self, name: &str) -> Result<WaitCounter> {
         self.shared.watch.waits().named(name)
     }

@@ -400,7 +400,7 @@ fn report_place(rank: Rank, recorder: &FlightRecorder, why: &str) {
     };
     let entries = recorder.entries();
     eprintln!(
-        "rcomm: rank {rank} records its last {entries} operations in {place}, since it {why}"
+        "rcomm: rank {rank} records its last {entries} operations in {place}, because it {why}"
     );
 }
 
@@ -421,7 +421,7 @@ pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
     match recorder.storage() {
         Storage::File(path) => path.display().to_string(),
         Storage::Memory { why: None } => "in memory".to_owned(),
-        Storage::Memory { why: Some(why) } => format!("in memory only, since {why}"),
+        Storage::Memory { why: Some(why) } => format!("in memory only, because it {why}"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A process that takes a place in a job that runs: it waits for a round that asks for its rank.
+//! A process that joins a running job: it waits for a round that asks for its rank.
 
 use super::builder::{Meeting, config_at};
 use super::grow::place_in;

@@ -60,7 +60,7 @@ impl StepMeter {
                 rank,
                 ring_steps,
                 operations_per_step,
-                "the ring holds so many steps"
+                "the ring holds this many steps"
             );
         }
     }

@@ -9,13 +9,13 @@ use std::collections::{HashSet, VecDeque};
 
 /// How many of the newest operations are remembered: a crossing over more operations is not detected.
 const REMEMBERED: usize = 64;
-/// How many call sites are remembered from which all ranks issued one operation.
+/// How many of the call sites from which all ranks issued the same operation are remembered.
 const MAX_COMMON: usize = 4096;
 
 /// Where the ranks of a group issued their newest operations.
 #[derive(Debug, Default)]
 pub(super) struct Crossings {
-    /// Call sites from which all ranks issued one operation.
+    /// Call sites from which all ranks issued the same operation.
     common: HashSet<String>,
     /// The operations since all ranks last issued one from the same call site: the sequence number, and where each
     /// rank issued it.

@@ -1,12 +1,12 @@
 //! [`Wrapper`]: before each collective, all ranks compare over a side group what they are about to do.
 //!
-//! The side group is a second backend with the same members. It runs one small `all_gather` for each collective;
-//! only if all statements are equal is the collective passed to the wrapped backend. So if ranks disagree, all of
-//! them get an error that names those that differ and what each of them issued, whatever the wrapped backend would
-//! have done; and the error for a rank that does not arrive names it before the collective has started. Ranks may
-//! issue a collective from different call sites; if they do so in crossed order, a warning is logged as soon as the
-//! crossing is detected. The comparison costs a round of messages for each collective: the wrapper is for finding
-//! errors, and off unless it is configured ([`Config::debug`](crate::Config::debug),
+//! The side group is a second backend with the same members. It runs one small `all_gather` for each collective; only
+//! if all statements are equal is the collective passed to the wrapped backend. So if ranks disagree, all of them get
+//! an error that names those that differ and what each of them issued, whatever the wrapped backend would have done. If
+//! a rank does not arrive, the error names it, and the wrapped backend has not started the collective. Ranks may issue
+//! a collective from different call sites; if they do so in crossed order, a warning is logged as soon as the crossing
+//! is detected. The comparison costs a round of messages for each collective: the wrapper is for finding errors, and
+//! off unless it is configured ([`Config::debug`](crate::Config::debug),
 //! [`Config::nan_check`](crate::Config::nan_check)).
 //!
 //! Sends and receives are not compared: only two ranks issue them. `statement` defines what is compared.
@@ -107,7 +107,7 @@ impl Comparison {
 }
 
 fn while_comparing(error: Error) -> Error {
-    error.with_more("found while the ranks compared what they are about to do")
+    error.with_more("found while the ranks compared what they were about to do")
 }
 
 impl Backend for Wrapper {
@@ -184,7 +184,7 @@ impl Backend for Wrapper {
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
-        // After this every compared operation has been passed to the wrapped backend.
+        // After this every compared operation has been passed to the wrapped backend or refused.
         self.side.shutdown(deadline)?;
         self.inner.shutdown(deadline)
     }
@@ -277,8 +277,8 @@ impl ComparedOp {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes the operation on if the comparison has ended. The side group ends comparisons in the order of
-    /// turns, so operations are passed on in that order.
+    /// Passes the operation on if the comparison has ended. The side group ends comparisons in the order of their turns
+    /// ([`Call::turn`]), so operations are passed on in that order.
     fn poll(&self) {
         let mut stage = self.lock();
         let CheckStage::Comparing {
@@ -354,7 +354,7 @@ impl Pending for ComparedOp {
                 return Progress::Queued;
             }
             if let Some(side) = side {
-                // A backend that does not call its observer is waited for by `Pending::wait`.
+                // A backend need not call its observer: only this wait is sure to end with the comparison.
                 side.wait(deadline);
                 self.poll();
             }
@@ -368,8 +368,8 @@ impl Pending for ComparedOp {
         }
     }
 
-    /// Blocks the host until the comparison has ended, or the operation's deadline has passed (`Timeout`): the wrapped
-    /// backend has an operation for which a stream can wait only after the comparison.
+    /// Blocks the host until the comparison has ended, or the operation's deadline has passed (`Timeout`): a stream can
+    /// wait only for an operation that the wrapped backend has, and it gets the operation after the comparison.
     fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         loop {
             self.poll();

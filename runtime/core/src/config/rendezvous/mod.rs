@@ -162,7 +162,7 @@ impl Rendezvous {
             && size > self.world_size
         {
             return Err(refused(format!(
-                "the launcher gives this host {size} ranks, the job {}",
+                "the launcher says that this host has {size} ranks and the job only {}",
                 self.world_size
             )));
         }

@@ -75,7 +75,7 @@ impl InitMethod {
                 rendezvous.uses_agent_store = true;
                 Ok(Self::File(path, rendezvous))
             }
-            _ => Err(wrong("has another scheme than env://, tcp:// or file://")),
+            _ => Err(wrong("has a scheme other than env://, tcp:// and file://")),
         }
     }
 }
@@ -115,7 +115,10 @@ mod tests {
     fn a_wrong_url_gives_an_error_that_says_what_is_wrong() {
         for (url, expected) in [
             ("node0:29500", "has no scheme"),
-            ("http://node0:1?rank=0&world_size=1", "has another scheme"),
+            (
+                "http://node0:1?rank=0&world_size=1",
+                "has a scheme other than",
+            ),
             ("tcp://node0?rank=0&world_size=1", "names no port"),
             ("tcp://:7?rank=0&world_size=1", "names no host"),
             (

@@ -40,7 +40,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`broadcast_object`](Self::broadcast_object), at once; the root's value comes with the
+    /// As [`broadcast_object`](Self::broadcast_object), but returns at once; the root's value comes with the
     /// [`Work`].
     #[track_caller]
     pub fn broadcast_object_async<T>(&self, object: T, root: u32) -> Result<Work<T>>
@@ -79,7 +79,7 @@ impl ProcessGroup {
         })
     }
 
-    /// As [`all_gather_object`](Self::all_gather_object), at once.
+    /// As [`all_gather_object`](Self::all_gather_object), but returns at once.
     #[track_caller]
     pub fn all_gather_object_async<T>(&self, object: &T) -> Result<Work<Vec<T>>>
     where
@@ -109,7 +109,7 @@ impl ProcessGroup {
         })
     }
 
-    /// As [`gather_object`](Self::gather_object), at once.
+    /// As [`gather_object`](Self::gather_object), but returns at once.
     #[track_caller]
     pub fn gather_object_async<T>(&self, object: &T, root: u32) -> Result<Work<Option<Vec<T>>>>
     where
@@ -141,7 +141,7 @@ impl ProcessGroup {
         })
     }
 
-    /// As [`scatter_object`](Self::scatter_object), at once.
+    /// As [`scatter_object`](Self::scatter_object), but returns at once.
     #[track_caller]
     pub fn scatter_object_async<T>(&self, objects: &[T], root: u32) -> Result<Work<T>>
     where

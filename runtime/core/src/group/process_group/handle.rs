@@ -146,8 +146,8 @@ impl ProcessGroup {
         self.group.set_timeout(timeout);
     }
 
-    /// Sets whether the group measures how long operations run that begin from now on, on this rank. Measuring reads
-    /// the clock two or three times for each operation. A new group does not measure.
+    /// Sets whether the group measures, on this rank, how long the operations run that begin from now on. Measuring
+    /// reads the clock two or three times for each operation. A new group does not measure.
     ///
     /// # Errors
     /// `Unsupported` if a backend of the group does not run its operations on the host's threads. The NCCL backend
@@ -178,9 +178,8 @@ impl ProcessGroup {
         }
     }
 
-    /// The same group, with hints to the backend for calls through the returned handle, in place of those with which the
-    /// group was made:
-    /// `group.hinted(Hints::NONE.wait(WaitHint::Long)).barrier()`. See [`Hints`] for their effects.
+    /// The same group, with hints to the backend for calls through the returned handle, in place of those with which
+    /// the group was made: `group.hinted(Hints::NONE.wait(WaitHint::Long)).barrier()`. See [`Hints`] for their effects.
     #[must_use]
     pub fn hinted(&self, hints: Hints) -> Self {
         Self {

@@ -23,7 +23,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
-/// Memory of all members of a group, which each member reads and writes without the help of the others.
+/// Memory of all members of a group, which each member reads and writes one-sidedly.
 ///
 /// Offsets and lengths are in elements; a peer is a rank of the group, or the caller itself. A get that
 /// overlaps a put of the same elements may return a mix of old and new ones. A [`signal`](Self::signal)
@@ -127,7 +127,7 @@ impl ProcessGroup {
         self.new_window_async(memory)?.wait()
     }
 
-    /// As [`new_window`](Self::new_window), at once; the window comes with the [`Work`]. Some ranks may
+    /// As [`new_window`](Self::new_window), but returns at once; the window comes with the [`Work`]. Some ranks may
     /// call the blocking form and others this one: windows are made in the order of the calls.
     #[track_caller]
     pub fn new_window_async(&self, memory: Buffer<'static>) -> Result<Work<Window>> {
@@ -204,7 +204,7 @@ impl Window {
             })
     }
 
-    /// As [`put`](Self::put), at once; the vector comes back with the [`Work`].
+    /// As [`put`](Self::put), but returns at once; the vector comes back with the [`Work`].
     ///
     /// One rank's asynchronous puts, gets and signals happen in the order of its calls.
     #[track_caller]
@@ -256,7 +256,7 @@ impl Window {
             })
     }
 
-    /// As [`get`](Self::get), at once; the vector comes back, filled, with the [`Work`].
+    /// As [`get`](Self::get), but returns at once; the vector comes back, filled, with the [`Work`].
     #[track_caller]
     pub fn get_async<T: Element>(
         &self,
@@ -298,8 +298,8 @@ impl Window {
             })
     }
 
-    /// As [`signal`](Self::signal), at once. The signal arrives after everything that was put before, also by
-    /// [`put_async`](Self::put_async).
+    /// As [`signal`](Self::signal), but returns at once. The signal arrives after everything that was put before, also
+    /// by [`put_async`](Self::put_async).
     #[track_caller]
     pub fn signal_async(&self, peer: u32) -> Result<Work<()>> {
         let op_record = op_record(OpType::Signal, peer, None);
@@ -311,7 +311,7 @@ impl Window {
             })
     }
 
-    /// Consumes one signal of `peer`.
+    /// Consumes one signal from `peer`.
     ///
     /// # Blocking
     /// Until there is a signal, or the time-out has passed.
@@ -324,8 +324,8 @@ impl Window {
             })
     }
 
-    /// As [`wait_signal`](Self::wait_signal), at once. It waits for no other call of this rank, so it may be
-    /// issued before the call that causes the peer to signal.
+    /// As [`wait_signal`](Self::wait_signal), but returns at once. It waits for no other call of this rank, so it may
+    /// be issued before the call that causes the peer to signal.
     #[track_caller]
     pub fn wait_signal_async(&self, peer: u32) -> Result<Work<()>> {
         let op_record = op_record(OpType::WaitSignal, peer, None);
@@ -381,7 +381,7 @@ impl Window {
         };
         if buffer.dtype() != self.dtype {
             let message = format!(
-                "elements of {} for a window of {}",
+                "the buffer has elements of type {}, the window of {}",
                 buffer.dtype(),
                 self.dtype
             );

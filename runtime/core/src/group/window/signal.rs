@@ -1,4 +1,4 @@
-//! An operation that waits for a signal of a peer.
+//! An operation that waits for a signal from a peer.
 
 use crate::backend::{BackendWindow, Done, Pending, Progress};
 use crate::op::Op;
@@ -6,7 +6,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Consumes one signal of a peer as soon as a caller or the watchdog polls or waits for it.
+/// Consumes one signal from a peer as soon as a caller or the watchdog polls or waits for it.
 pub(super) struct SignalWait {
     pub(super) window: Arc<dyn BackendWindow>,
     pub(super) peer: u32,

@@ -1,4 +1,5 @@
-//! One connection to a server: connecting, validation, and reading with deadlines.
+//! One connection to a server: connecting, with TLS and a proof of the secret where the store requires them, then
+//! sending and reading with deadlines.
 
 use super::access::StoreAccess;
 use super::protocol::{Encoder, MAGIC, OpCode, WAIT_CANCELED};
@@ -15,17 +16,17 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// The pause between two attempts to connect: the first, and the longest.
+/// The pause between two tries to connect: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(100));
 /// After this long without a connection, a log line gives the obstacle.
 const LOG_AFTER: Duration = Duration::from_secs(5);
 /// How long after a caller's time-out a reply is still awaited: a live server answers at once if it need not
 /// wait.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
-/// The limit of one attempt to connect: the host's next address may be the one that answers.
-const ATTEMPT: Duration = Duration::from_secs(10);
-/// If an attempt has less time than this and gets no reply, the short time may be the only reason.
-const MIN_ATTEMPT: Duration = Duration::from_secs(1);
+/// How long one address may take to accept the connection: the host's next address may be the one that answers.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// If a try has less time than this and gets no reply, the short time may be the only reason.
+const MIN_TRY: Duration = Duration::from_secs(1);
 /// The longest string, in bytes, to accept from a server: PyTorch's older server has no limit.
 const MAX_STRING: u64 = 1 << 30;
 /// The buffer space for one read, in bytes, and the most that an empty inbox keeps allocated.
@@ -36,7 +37,8 @@ const MAX_REASON: usize = 1024;
 /// this one spells READ.
 pub(super) const NONCE: u32 = 0x5245_4144;
 
-/// Why a connection is no longer usable.
+/// Why a send or a read has failed. The connection is then no longer usable, except after `Late` in
+/// [`Connection::read_wait`].
 #[derive(Debug)]
 pub(super) enum Broken {
     /// The deadline passed.
@@ -85,7 +87,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to `host` and validates the server there; tries again until `timeout` has passed.
+    /// Connects to `host` and validates the server there. Tries again until `timeout` has passed, but not after an
+    /// obstacle that another try would meet too.
     pub(super) fn dial(
         host: &str,
         port: u16,
@@ -98,7 +101,7 @@ impl Connection {
         let mut logged = false;
         let mut earlier = None;
         loop {
-            let left_for_attempt = left_until(deadline);
+            let left_for_try = left_until(deadline);
             let obstacle = match Self::dial_once(host, port, deadline, access) {
                 Ok(connection) => return Ok(connection),
                 Err(obstacle) if obstacle.is_final() => {
@@ -108,9 +111,9 @@ impl Connection {
                     let message = format!("no store at {host} port {port}: {obstacle}");
                     return Err(Error::new(ErrorKind::Rendezvous, message));
                 }
-                // The last attempt begins shortly before the deadline: that it got no answer is weaker evidence
-                // than the obstacle of an earlier attempt.
-                Err(obstacle) if left_for_attempt < MIN_ATTEMPT && obstacle.is_silence() => {
+                // The last try begins shortly before the deadline: that it got no answer is weaker evidence than the
+                // obstacle of an earlier try.
+                Err(obstacle) if left_for_try < MIN_TRY && obstacle.is_silence() => {
                     earlier.take().unwrap_or(obstacle)
                 }
                 Err(obstacle) => obstacle,
@@ -164,7 +167,7 @@ impl Connection {
             .collect();
         let mut obstacle = Obstacle::NoAddress(io::ErrorKind::NotFound.into());
         for address in addresses {
-            // One attempt even if the deadline has passed: a running server answers at once.
+            // One try even if the deadline has passed: a running server answers at once.
             let left = left_until(deadline).max(Duration::from_millis(1));
             match Self::connect_to(address, left, access) {
                 Ok(connection) => return Ok(connection),
@@ -182,13 +185,14 @@ impl Connection {
         access: &StoreAccess,
     ) -> Result<Self, Obstacle> {
         let deadline = Instant::now() + timeout;
-        let socket = TcpStream::connect_timeout(&address, timeout.min(ATTEMPT)).map_err(|e| {
-            if e.kind() == io::ErrorKind::ConnectionRefused {
-                Obstacle::Refused
-            } else {
-                Obstacle::Unreachable(e)
-            }
-        })?;
+        let socket =
+            TcpStream::connect_timeout(&address, timeout.min(CONNECT_LIMIT)).map_err(|e| {
+                if e.kind() == io::ErrorKind::ConnectionRefused {
+                    Obstacle::Refused
+                } else {
+                    Obstacle::Unreachable(e)
+                }
+            })?;
         // A socket can connect to itself if its target is an ephemeral port without a listener.
         if socket.local_addr().ok() == socket.peer_addr().ok() {
             return Err(Obstacle::Refused);
@@ -518,7 +522,7 @@ impl Obstacle {
     fn unauthorized(self, host: &str, port: u16) -> Error {
         let message = match self {
             Obstacle::WrongProof => format!(
-                "the store at {host} port {port} was given another job secret than this process, or is \
+                "the store at {host} port {port} has a different job secret from this process's, or is \
                  another job's: set RCOMM_JOB_SECRET to the same on all ranks, or on none"
             ),
             Obstacle::Refusal(reason) if reason == STORE_TAKES_TLS => format!(
@@ -537,7 +541,7 @@ impl Obstacle {
         Error::new(ErrorKind::Unauthorized, message)
     }
 
-    /// Whether another attempt would meet the same obstacle.
+    /// Whether another try would meet the same obstacle.
     fn is_final(&self) -> bool {
         match self {
             Obstacle::Refusal(_) | Obstacle::WrongProof => true,

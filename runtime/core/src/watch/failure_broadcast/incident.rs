@@ -7,7 +7,7 @@ use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// One fault, from the flag to the answers.
+/// One fault, from the alarm to the answers.
 pub(crate) struct Incident {
     info: ProcessGroupInfo,
     wire_id: u64,

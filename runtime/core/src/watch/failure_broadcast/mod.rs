@@ -110,7 +110,7 @@ impl FailureBroadcast {
         Instant::now() + self.parts.status_wait * 3 / 4
     }
 
-    /// Raises the flag, so that the other ranks make their dumps.
+    /// Raises the alarm and sets PyTorch's flag, so that the other ranks make their dumps.
     ///
     /// # Blocking
     /// For a second at most, and not beyond `until`: a store that does not answer must not keep this rank
@@ -189,11 +189,12 @@ impl FailureBroadcast {
         u64::try_from(age).ok().map(Duration::from_nanos)
     }
 
-    /// Adds the other ranks' status to an error. A time-out that names ranks which wait for others themselves then
-    /// names those at which the waits end; one that names no rank, or only ranks that have arrived, names the
-    /// absent ranks; its sentence begins with those. If another process, rank 0, serves the store, the error names rank 0 if that process has ended. A
-    /// time-out, and an error that names rank 0 among others, names rank 0 also if the store has left the alarm
-    /// unanswered, and has not replied for [`STORE_SILENT`].
+    /// Adds the other ranks' status to an error, and changes the ranks that it names by what that status shows. If a
+    /// time-out names ranks that wait for others themselves, it then names the ranks at which the waits end. If it
+    /// names no rank, or only ranks that have arrived, it names the absent ranks. Its sentence then begins with the new
+    /// ranks. If another process, rank 0, serves the store, the error names rank 0 if that process has ended. A
+    /// time-out, and an error that names rank 0 among others, also names rank 0 if the store has left the alarm
+    /// unanswered and has not replied for [`STORE_SILENT`].
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.

@@ -13,8 +13,8 @@ use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A fault of this rank belongs to another rank's alarm that was read within this time before it: the members
-/// of a group time out at about the same time, and one of them may poll the store in between.
+/// A fault of this rank belongs to another rank's alarm if this rank read that alarm at most this long before: the
+/// members of a group time out at about the same time, and one of them may poll the store in between.
 const SAME_FAULT: Duration = Duration::from_secs(2);
 /// If many alarms were raised since the last poll, how many are answered besides the newest.
 const MAX_ANSWERS: i64 = 16;

@@ -1,4 +1,4 @@
-//! [`StatusReplies`]: what the members of an operation answered, and which of them it really waited for.
+//! [`StatusReplies`]: what the members of an operation answered, and which ranks this rank really waited for.
 
 use super::MAX_RANKS;
 use rcomm_recorder::model::{Rank, text};

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A time-out of a rank that is older than this did not lead to the present one.
+/// A time-out of another rank that is older than this, in ms, did not lead to this rank's.
 const NEW_TIME_OUT_MS: u64 = 10_000;
 
 /// One rank's progress, as it publishes it.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long a client that was refused may take to read the reason.
 const REASON_TIME: Duration = Duration::from_secs(2);
 
-/// Why a connection's deadline has passed.
+/// Which deadline of a connection has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
     /// The client has not proved the secret (of an open store: not sent VALIDATE), or it was refused.
@@ -23,7 +23,7 @@ pub(super) enum Overdue {
 
 pub(super) struct Quota {
     pub(super) limits: StoreLimits,
-    /// Connections that may not use the store, by the moment when they are closed.
+    /// Connections that may not use the store, not yet or no longer, by the moment when they are closed.
     proofs: BTreeSet<(Instant, ConnectionId)>,
     /// Connections with a request that has not arrived in full, by the moment when they are closed.
     requests: BTreeSet<(Instant, ConnectionId)>,
@@ -43,7 +43,8 @@ impl Quota {
         }
     }
 
-    /// Adds a new connection. Returns the one to close if too many have not proved the secret.
+    /// Adds a new connection. If too many have not proved the secret, returns the one whose deadline is first, for the
+    /// caller to close.
     pub(super) fn accepted(
         &mut self,
         id: ConnectionId,
@@ -79,8 +80,8 @@ impl Quota {
         self.proofs.insert((deadline, id));
     }
 
-    /// Updates the counters from the connection's inbox. `progress`: a request was finished since the last
-    /// call.
+    /// Updates the counters from the connection's inbox. `progress`: a request was finished since the last call. Fails
+    /// if a limit is exceeded.
     pub(super) fn count(
         &mut self,
         id: ConnectionId,
@@ -141,7 +142,7 @@ impl Quota {
         connection.counted = 0;
     }
 
-    /// The next deadline of a connection.
+    /// The earliest deadline of all connections.
     pub(super) fn next(&self) -> Option<Instant> {
         let first = |set: &BTreeSet<(Instant, ConnectionId)>| set.first().map(|(at, _)| *at);
         [first(&self.proofs), first(&self.requests)]

@@ -1,8 +1,8 @@
 //! Processes to which the system refuses huge pages, or memory that others can map: they continue without it and log
 //! the refusal once.
 //!
-//! Ranks are processes: this program starts itself once for each rank; the process installs a filter (seccomp) that
-//! makes the system refuse the call.
+//! Ranks are processes: this program starts itself once for each rank; a rank's process installs a filter (seccomp)
+//! that makes the system refuse the call.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod job;

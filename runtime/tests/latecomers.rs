@@ -1,5 +1,6 @@
 //! A rank that comes after the others have given up the group is refused: whatever operation it calls, and however
-//! little that operation needs from the others. Both transports are tested, and a first and a last rank that is late.
+//! little that operation needs from the others. Tested over both transports, with the first and with the last rank as
+//! the late one.
 //!
 //! Ranks are processes: this program starts itself once for each rank. A job goes through all cases, each in a group
 //! of its own.
@@ -99,7 +100,7 @@ fn message(group: &mut Group, time: Duration, sends: bool, peer: Option<u32>) ->
     group.run_within(time, &mut op).map(drop)
 }
 
-/// Runs the operation of a case on one rank, to its outcome.
+/// Runs one rank's part of a case, and returns its outcome.
 fn run(case: Case, group: &mut Group, rank: u32, ranks: u32) -> Result<()> {
     let time = match rank == case.late {
         true => LATE_TIMEOUT,
@@ -129,7 +130,7 @@ fn run(case: Case, group: &mut Group, rank: u32, ranks: u32) -> Result<()> {
         Call::ReceiveLate if rank == case.late => message(group, time, false, Some(other)),
         Call::ReceiveAnyLate if rank == case.late => message(group, time, false, None),
         Call::ReceiveLate | Call::ReceiveAnyLate if rank == other => {
-            // The send is complete for its sender; the operation that it waits for next is not.
+            // The send completes here without the late rank; the operation after it does not.
             let sent = message(group, time, true, Some(case.late));
             if case.is_used || rank > case.late {
                 sent.unwrap();

@@ -32,8 +32,8 @@ impl Drop for Ranks {
 const FOLDER: &str = "TEST_JOB_FOLDER";
 const RANK: &str = "TEST_JOB_RANK";
 
-/// Adds to a command that starts this program what makes it a rank of the job in `folder`: it then runs only the test
-/// `rank_process`.
+/// Adds arguments and variables to a command that starts this program, so that it becomes a rank of the job in
+/// `folder`: it then runs only the test `rank_process`.
 pub(crate) fn as_rank<'c>(command: &'c mut Command, folder: &Path, rank: u32) -> &'c mut Command {
     command
         .args(["--exact", "rank_process", "--nocapture"])

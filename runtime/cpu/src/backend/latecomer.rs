@@ -6,8 +6,8 @@
 //! check, since their ranks decide each phase together. In all other operations, a member that has given up has cut
 //! its connections, or marked the shared memory, after it had left its reason in the store.
 //!
-//! A process that was stopped inside a collective may find there all that it needs, too. So a collective that lasted
-//! long is checked once more before it returns `Ok`.
+//! A process that a signal has stopped inside a collective may also find there all that it needs. So a collective that
+//! lasted long is checked once more before it returns `Ok`.
 
 use super::group::CpuGroup;
 use super::note::find_rank_that_gave_up;

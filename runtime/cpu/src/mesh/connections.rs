@@ -1,4 +1,4 @@
-//! [`Mesh`]: the connections of one rank: which rank dials which, and whether a peer is still alive.
+//! [`Mesh`], the connections of one rank: which rank dials which, and whether a peer is still alive.
 
 use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
 use super::host::Host;

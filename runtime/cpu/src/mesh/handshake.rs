@@ -1,4 +1,4 @@
-//! The first bytes on a data connection: caller, callee and group, with proof of the secret.
+//! The first bytes on a data connection: which rank calls which, for which group, with proof of the secret.
 //!
 //! | from | bytes | what |
 //! |---|---|---|

@@ -41,7 +41,7 @@ pub(crate) struct AccessTerms {
     pub(crate) rule: Rule,
 }
 
-/// A way for all ranks to exchange a few bytes at once, in one *phase* after another.
+/// A way for all ranks to exchange a few bytes with each other, in one *phase* after another.
 pub(crate) trait Phases {
     /// Shows these bytes, at most [`INLINE`], to all other ranks, and waits until all ranks have shown theirs.
     fn show(&mut self, bytes: &[u8]) -> Result<(), Failure>;

@@ -35,8 +35,8 @@ fn on_all(body: impl Fn(&Rig) + Sync) {
     }
 }
 
-/// As [`on_all`], and also over several hosts, of equal and of different numbers of ranks, with one message between two
-/// hosts for any size.
+/// Runs `body` as [`on_all`] does, and also over hosts with equal and with different numbers of ranks that use the
+/// algorithms between hosts for all sizes.
 fn on_all_and_nested(body: impl Fn(&Rig) + Sync) {
     on_all(&body);
     for (size, ranks) in [(4, 2), (5, 3), (8, 3), (3, 1), (7, 2)] {

@@ -69,7 +69,7 @@ fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
                     input_splits: wrong_splits,
                     output_splits: std::mem::take(&mut splits),
                 }));
-                // A part of another size than the root lists.
+                // A part whose size is not the one that the root lists.
                 let own = vec![1f32; if odd { 3 } else { 2 }];
                 let mut parts = vec![[0f32; 2]; if rig.rank == 0 { rig.size } else { 0 }];
                 let outputs = parts.iter_mut().map(|part| Buffer::from_mut(&mut part[..]));

@@ -14,7 +14,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Returns the most processor time that a rank used in a barrier, to which rank 0 came [`LATE`] after the others.
+/// Returns the most processor time that a rank used in a barrier that rank 0 entered [`LATE`] after the others.
 fn cost_of_waiting(wiring: Wiring, size: u32) -> Duration {
     let costs = world(size, wiring, |rig: &Rig| {
         // Warm-up: connects the ranks, and loads code and memory.

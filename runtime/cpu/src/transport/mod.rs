@@ -1,8 +1,8 @@
 //! Moves bytes from one rank to another.
 //!
-//! All ranks of one host can exchange bytes at once through shared memory ([`shm`]). Between two ranks, bytes go over a
-//! [`Channel`]: it is a stream of bytes in both directions, over sockets or in shared memory. It never blocks: it moves
-//! the bytes that it can move now, and the callers decide how to wait before they try again.
+//! All ranks of one host can exchange bytes with each other in one step, through shared memory ([`shm`]). Between two
+//! ranks, bytes go over a [`Channel`]: it is a stream of bytes in both directions, over sockets or in shared memory. It
+//! never blocks: it moves the bytes that it can move now, and the callers decide how to wait before they try again.
 
 pub(crate) mod fd_passing;
 #[allow(unsafe_code)]
@@ -95,8 +95,8 @@ impl Channel {
     }
 
     /// Fills `into` if the next bytes of the stream are exactly `head` and all bytes of `into` have arrived after it.
-    /// Also `Other` for bytes in several pieces ([`Found`](shm::Found)), and always on a socket, to which bytes that do
-    /// not match could not be put back.
+    /// Returns `Other` also for bytes in several pieces ([`Found`](shm::Found)), and always on a socket, to which bytes
+    /// that do not match could not be put back.
     #[inline]
     pub(crate) fn read_after<const HEAD: usize>(
         &mut self,
@@ -127,7 +127,7 @@ impl Channel {
         }
     }
 
-    /// All its sockets, so that another thread can shut them down.
+    /// The channel's sockets, so that another thread can shut them down.
     pub(crate) fn sockets(&self) -> &[Arc<TcpStream>] {
         match self {
             Self::Tcp(channel) => channel.streams(),

@@ -44,7 +44,7 @@ pub(crate) struct TcpChannel {
     counts: Option<Arc<Counts>>,
 }
 
-/// Bytes over all channels to one peer.
+/// The numbers of bytes received and sent over all channels to one peer.
 #[derive(Default)]
 pub(crate) struct Counts {
     received: AtomicU64,

@@ -303,7 +303,7 @@ fn range(parts: &[PeerPart], peer: u32, offset: usize, len: usize) -> Result<&Pe
     let part = part(parts, peer)?;
     if offset.checked_add(len).is_none_or(|end| end > part.bytes) {
         let message = format!(
-            "{len} bytes at {offset} reach beyond the {} bytes of rank {peer}'s part",
+            "{len} bytes at {offset} reach beyond the {} bytes of the part of group rank {peer}",
             part.bytes
         );
         return Err(Error::new(ErrorKind::InvalidArgument, message));
@@ -467,7 +467,7 @@ impl BackendWindow for CpuWindow {
                 }
                 Err(crate::wait::Interrupted::Stopped(reason)) => return Err(reason),
                 Err(crate::wait::Interrupted::TimedOut) => {
-                    let message = format!("no signal of rank {rank} before the deadline");
+                    let message = format!("no signal from rank {rank} before the deadline");
                     return Err(Error::new(ErrorKind::Timeout, message).with_rank(rank));
                 }
             }

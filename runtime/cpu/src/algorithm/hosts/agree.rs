@@ -56,7 +56,8 @@ pub(super) struct HostAgreement {
     bytes: Vec<u8>,
     /// Where each rank's bytes start, and where the last one's end.
     starts: Vec<usize>,
-    /// The most bytes that a rank's list has: of the parts of a rooted operation, or those that the rank sends.
+    /// The largest sum of a rank's list of counts, in bytes: a list has the parts of a rooted operation, or those that
+    /// the rank sends.
     listed: usize,
     agreement: Agreement,
 }
@@ -79,7 +80,8 @@ impl HostAgreement {
         &self.bytes[self.starts[rank]..self.starts[rank + 1]]
     }
 
-    /// The most bytes in a rank's list of the last agreement, if it had lists: the same on all ranks.
+    /// The largest sum of a rank's list of counts in the last agreement, in bytes, if it had lists: the same on all
+    /// ranks.
     pub(super) fn listed(&self) -> usize {
         self.listed
     }

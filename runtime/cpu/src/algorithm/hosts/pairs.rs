@@ -1,7 +1,7 @@
 //! All_to_all over several hosts: one message from each host to each other host.
 //!
-//! For each pair of hosts, one rank of either carries what the ranks of the two have for each other. The pairs of a host
-//! are divided among its ranks.
+//! For each pair of hosts, one rank of either carries what the ranks of the two have for each other. The pairs of a
+//! host are divided among its ranks.
 //!
 //! 1. The ranks of a host show each other their inputs. Each copies what is for itself, and what it carries to other
 //!    hosts.
@@ -208,7 +208,7 @@ struct Received {
     lens: Vec<usize>,
     /// The parts for this rank, with the ranks that they are from.
     parts: Vec<(usize, Shown)>,
-    /// The most bytes that a rank of this host shows.
+    /// The largest number of bytes that a rank of this host shows.
     longest: usize,
 }
 

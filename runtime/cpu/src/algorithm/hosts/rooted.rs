@@ -17,8 +17,8 @@ pub(super) enum Sizes {
     Listed,
 }
 
-/// Every rank shows its part to one rank of its host: to the root on the root's host, elsewhere to the first rank, which
-/// sends the parts of its host to the root in one message.
+/// Every rank shows its part to one rank of its host: to the root on the root's host, elsewhere to the first rank,
+/// which sends the parts of its host to the root in one message.
 pub(super) fn gather(
     via: &mut HostTransports<'_>,
     position: Position,
@@ -77,8 +77,8 @@ pub(super) fn gather(
     Ok(())
 }
 
-/// The root sends each other host its parts in one message to the host's first rank. Then one rank of each host, the root
-/// on its own, shows the parts to the others.
+/// The root sends each other host its parts in one message to the host's first rank. Then one rank of each host, the
+/// root on its own, shows the parts to the others.
 pub(super) fn scatter(
     via: &mut HostTransports<'_>,
     inputs: Option<&Inputs<'_>>,

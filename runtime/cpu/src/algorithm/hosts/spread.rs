@@ -153,7 +153,8 @@ pub(super) fn all_gather(
     Ok(())
 }
 
-/// The bytes of a part, `len` bytes at `start`, that are in this window: as a range of the part, and as one of the window.
+/// The bytes of a part, `len` bytes at `start`, that are in this window: as a range of the part, and as one of the
+/// window.
 pub(super) fn overlap(
     start: usize,
     len: usize,

@@ -36,7 +36,7 @@ impl ShmExchangeError {
                 None => Failure::Io(io::Error::new(
                     io::ErrorKind::InvalidData,
                     format!(
-                        "the rank that failed first is number {first} of {}",
+                        "shared memory names group rank {first} as the first to give up, in a group of {} ranks",
                         ranks.len()
                     ),
                 )),

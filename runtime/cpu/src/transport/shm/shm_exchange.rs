@@ -140,7 +140,7 @@ impl ShmExchange {
         Outcome(self.area.long(OUTCOME))
     }
 
-    /// Whether `rank` has published a phase. The rank is at most one phase behind this rank, or one ahead.
+    /// Whether `rank` has published a phase. The rank is at most one phase behind or ahead of this rank.
     fn has_published(&self, rank: usize, phase: u32) -> bool {
         let flag = self.area.word(self.line(rank, phase));
         flag.load(Ordering::Acquire)

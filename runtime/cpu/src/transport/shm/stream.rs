@@ -9,9 +9,9 @@
 //! So if it sees bytes of the ring that were written after a cell, it sees the cell as well, and reads both in order.
 //! If all cells are full, the bytes go through the ring.
 //!
-//! An end that finds the ring full (or empty) for so long that it sleeps first sets a mark, then checks once more;
-//! the other end reads (or writes), then checks the mark. Between the store and the check there is a full fence on
-//! both sides, so at least one of the two sees the other's store.
+//! An end that has found the ring full (or empty) for so long that it is about to sleep sets a mark, then checks once
+//! more; the other end reads (or writes), then checks the mark. Between the store and the check there is a full fence
+//! on both sides, so at least one of the two sees the other's store.
 //!
 //! The pair also has a socket. It is the doorbell that wakes a sleeper, so that a thread can sleep on several
 //! streams at once, and its end shows that the other rank has left or died.

@@ -86,7 +86,7 @@ pub struct Args {
     pub(crate) format: Format,
 }
 
-/// Other commands.
+/// The commands other than a measurement of one operation.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Measure which algorithm is fastest on this machine for which operation and size, and write the table for
@@ -94,7 +94,7 @@ pub(crate) enum Command {
     Tune(TuneArgs),
 }
 
-/// Options of the measurement of a machine.
+/// Options of `tune`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TuneArgs {
     /// Only print the table that is in use: RCOMM_TUNING and RCOMM_TUNING_FILE, then the built-in one.
@@ -109,8 +109,8 @@ pub(crate) struct TuneArgs {
         default_value = "2,4"
     )]
     pub(crate) ranks: Vec<NonZeroU32>,
-    /// Topologies to measure, separated by commas: all ranks share memory, none do, or only those of one host;
-    /// the last two are simulated over this machine's loopback interface.
+    /// Topologies to measure, separated by commas: all ranks share memory, none do, or only those of one host do; the
+    /// last two are simulated over this machine's loopback interface.
     #[arg(long, value_name = "TOPOLOGY", value_delimiter = ',', default_value = "memory,sockets,hosts", value_parser = parse_topology)]
     pub(crate) topologies: Vec<Topology>,
     /// Smallest size, in bytes; K, M and G are powers of 1024.
@@ -175,7 +175,7 @@ pub(crate) enum Calls {
 pub(crate) enum Bind {
     /// Rank r runs on core r; if there are more ranks than cores, several share a core.
     Core,
-    /// The system places the ranks.
+    /// The kernel chooses the cores.
     None,
 }
 

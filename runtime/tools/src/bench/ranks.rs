@@ -18,8 +18,8 @@ pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Starts `count` ranks with these arguments, which follow the program's name, and waits for them. Returns exit code 1 if
-/// a rank exited with 1.
+/// Starts `count` ranks with these arguments, which follow the program's name, and waits for them. Returns exit code 1
+/// if a rank exited with 1.
 ///
 /// # Errors
 /// If a rank cannot be prepared, started or waited for, or ends in any other way than by exiting with 0 or 1: the other

@@ -144,7 +144,8 @@ fn time(
 }
 
 /// Cuts the sizes into ranges, at most one for each algorithm, in their order, so that the geometric mean over all
-/// sizes of (time / best time of that size) is minimal. Returns each algorithm with the last size of its range.
+/// sizes of (time / best time of that size) is minimal. Returns each algorithm with the last size of its range; `None`
+/// for the last range, which has no end.
 fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
     let sizes: Vec<usize> = times[0].keys().copied().collect();
     let cost = |algorithm: usize, size: usize| {

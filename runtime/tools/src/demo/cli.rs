@@ -21,8 +21,8 @@ pub struct Demo {
           value_parser = clap::value_parser!(u32).range(2..=64))]
     pub(super) nproc: u32,
 
-    /// About how many seconds pass until the fault; more in a pipeline of many ranks. `healthy` and `slow`
-    /// ignore it.
+    /// About how many seconds pass until the fault; fewer in a pipeline of two ranks, more in one of four or more.
+    /// `healthy` and `slow` ignore it.
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
     pub(super) after: f64,
 
@@ -48,7 +48,7 @@ pub(super) enum Kind {
     Mismatch,
     /// Two groups are used in different orders.
     Deadlock,
-    /// Stages pass on activations, and one does not send.
+    /// Stages pass on activations, and one leaves out a send.
     Pipeline,
 }
 
@@ -58,8 +58,8 @@ impl Demo {
         Self::parse_from(std::iter::once("rcomm-run demo".into()).chain(arguments))
     }
 
-    /// The demonstration that these arguments ask for, the first of which is the program's name; `None` if the second is
-    /// not `demo`. Ends the process if the arguments after `demo` are wrong or ask for help.
+    /// The demonstration that these arguments ask for, the first of which is the program's name; `None` if the second
+    /// is not `demo`. Ends the process if the arguments after `demo` are wrong or ask for help.
     pub(crate) fn from_arguments(arguments: &[OsString]) -> Option<Self> {
         let [_, first, rest @ ..] = arguments else {
             return None;
@@ -121,7 +121,7 @@ impl Kind {
                 format!("After {after} s rank {rank} passes a smaller buffer than the others")
             }
             Self::Deadlock => format!(
-                "After {after} s rank {rank} uses two groups in another order than the others"
+                "After {after} s rank {rank} uses two groups in a different order from the others"
             ),
             Self::Pipeline => {
                 let stage = demo.stage_at_fault();

@@ -87,8 +87,9 @@ fn introduction(demo: &Demo, job: &str, program: &Path) -> String {
     text
 }
 
-/// The command for the program `name`, if it is not in `PATH`: its path in the folder of this program, or the file of this
-/// program with the name as an argument if that file holds several programs. Else the name.
+/// The command that starts the program `name`: the name alone if the program is in `PATH`; else its path if it lies in
+/// the folder of this program, or this program's file with the name as an argument if that file holds several programs;
+/// else the name.
 fn command_for(program: &Path, name: &str) -> String {
     let folder = program.parent().unwrap_or(Path::new("."));
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Maximum number of records kept of ended jobs without rings: a few hundred KiB.
+/// How many launch records are kept of jobs that have ended and whose directories hold nothing else: a few hundred KiB.
 const KEPT: usize = 64;
 
 /// The launcher's record, written at every change.
@@ -222,7 +222,7 @@ fn count_in(path: &std::path::Path) -> Option<u64> {
     count?.trim().parse().ok()
 }
 
-/// The files that may hold the count of a process with these control groups, the most exact first.
+/// The files that may hold the count of a process with these control groups, the most specific first.
 fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
     let mount = PathBuf::from("/sys/fs/cgroup");
     // Each line is `number:controllers:path`; in the line of version 2 the controllers are empty.

@@ -60,7 +60,7 @@ struct RemoteFailure {
 /// This launcher's connection to the launchers of the other nodes, over the job's store.
 pub(super) struct Nodes {
     pub(super) job: Job,
-    /// Readable once [`Self::remote_failure`] returns a failure; of the current attempt.
+    /// Readable once [`Self::remote_failure`] returns a failure of the current attempt.
     pub(super) wake: Arc<OwnedFd>,
     /// The attempt of the job; `None` before the first.
     attempt: Option<u32>,

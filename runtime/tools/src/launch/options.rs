@@ -20,8 +20,8 @@ those who prove the secret. Every line of output begins with \"[rank N] \".
 When a rank fails, the others may go on for --linger, to write their dumps and report the \
 failure. Then they get SIGTERM, and SIGKILL if they still run after --grace.
 
-SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace; a second one \
-kills at once. SIGUSR1 and SIGUSR2 are only passed on.
+SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace. If one of them comes \
+while the ranks are being ended, they are killed at once. SIGUSR1 and SIGUSR2 are only passed on.
 
 With --max-restarts, all ranks are started again after a failure: a program that saves its state \
 goes on from there. A signal to the launcher ends the job for good.

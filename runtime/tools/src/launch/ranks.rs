@@ -144,7 +144,7 @@ struct Ending {
     terminate: Option<Instant>,
     /// When to send SIGKILL; `None` once it has been sent.
     kill: Option<Instant>,
-    /// The request to stop was repeated, so that the grace period is over.
+    /// Whether a signal to stop came while the ranks were being ended, so that the grace period is over.
     at_once: bool,
 }
 
@@ -222,7 +222,7 @@ impl Ranks {
             command.env("RCOMM_JOIN", "1");
         })?;
         self.account.replaced(at, rank.child.id());
-        // The ended one stays in the list: its output may not be read to its end.
+        // The ended one stays in the list: its output may not have been read to the end.
         self.ranks.push(rank);
         Ok(true)
     }
@@ -405,8 +405,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// Reports the job's failure, and sets the times at which the remaining ranks get SIGTERM and SIGKILL. Does nothing
-    /// if the job has failed before.
+    /// Reports the job's first failure, and sets the times at which the remaining ranks get SIGTERM and SIGKILL.
     fn fail(&mut self, failure: Failure, linger: Duration, options: &Options, sinks: &mut Sinks) {
         if self.failure.is_some() {
             return;
@@ -414,9 +413,9 @@ impl Ranks {
         let left = self.ranks.iter().filter(|rank| !rank.ended).count();
         let rest = match (left, linger.is_zero()) {
             (0, _) => String::new(),
-            (left, true) => format!("; ending the other {left} here"),
+            (left, true) => format!("; ending the other ranks of this host ({left})"),
             (left, false) => format!(
-                "; the other {left} here are ended in {}",
+                "; ending the other ranks of this host ({left}) in {}",
                 humantime::format_duration(linger)
             ),
         };
@@ -445,7 +444,7 @@ impl Ranks {
         }
         let now = Instant::now();
         match &mut self.ending {
-            // A second request: kill the ranks at once.
+            // The ranks are being ended already: kill them now.
             Some(ending) => {
                 *ending = Ending {
                     terminate: None,
@@ -499,7 +498,7 @@ impl Ranks {
                 .collect();
             if !left.is_empty() {
                 let why = match ending.at_once {
-                    true => "at the second signal".to_owned(),
+                    true => "at a signal that came while the ranks were ending".to_owned(),
                     false => format!("after {:?}", options.grace),
                 };
                 let left = left.join(", ");

@@ -207,7 +207,10 @@ fn the_first_failure_is_named_and_ends_the_other_ranks() {
     let stderr = text(&output.stderr);
     assert!(stderr.contains("rank 2"), "{stderr}");
     assert!(stderr.contains("exited with 7 after "), "{stderr}");
-    assert!(stderr.contains("ending the other 3"), "{stderr}");
+    assert!(
+        stderr.contains("ending the other ranks of this host (3)"),
+        "{stderr}"
+    );
     let ranks = by_rank(&output.stdout);
     assert_eq!(ranks.len(), 4);
     for (rank, lines) in ranks {
@@ -230,7 +233,7 @@ fn the_signal_that_killed_a_rank_is_named() {
     );
     // The default of `--linger`.
     assert!(
-        stderr.contains("the other 1 here are ended in 5s"),
+        stderr.contains("ending the other ranks of this host (1) in 5s"),
         "{stderr}"
     );
 }
@@ -274,7 +277,7 @@ fn others_write_their_dumps_after_a_rank_has_exited() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(7), "{stderr}");
     assert!(
-        stderr.contains("the other 2 here are ended in 1m"),
+        stderr.contains("ending the other ranks of this host (2) in 1m"),
         "{stderr}"
     );
     let out = text(&output.stdout);
@@ -341,7 +344,10 @@ fn a_second_signal_kills_the_ranks() {
     running.signal(Signal::TERM);
     line.clear();
     stderr.read_line(&mut line).unwrap();
-    assert!(line.contains("at the second signal: rank 0"), "{line}");
+    assert!(
+        line.contains("at a signal that came while the ranks were ending: rank 0"),
+        "{line}"
+    );
     assert_eq!(running.process.wait().unwrap().code(), Some(143));
 }
 

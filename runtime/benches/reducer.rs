@@ -143,7 +143,7 @@ fn measure_rank(world: &World, rounds: usize) -> Vec<Measured> {
 }
 
 fn main() {
-    // Cargo passes `--bench`.
+    // Cargo passes `--bench`, which is not a number.
     let rounds = std::env::args().find_map(|argument| argument.parse().ok());
     let rounds = rounds.unwrap_or(10);
     let store = Arc::new(HashStore::new());
@@ -151,7 +151,7 @@ fn main() {
         .map(|at| {
             let store = store.clone();
             std::thread::spawn(move || {
-                // Nothing listens at this address: the ranks meet in `store`. The job is named after it.
+                // Nothing listens at this address: the ranks meet in `store`. The job's name is made from the address.
                 let config = Config {
                     rendezvous: Some(Rendezvous::explicit(at, RANKS, "127.0.0.1", 1).unwrap()),
                     ring_dir: RingDir::Memory,

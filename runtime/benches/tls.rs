@@ -1,8 +1,9 @@
-//! The price of TLS: all_reduce over TCP and requests to the store, without and with TLS, in turn.
+//! What TLS costs: all_reduce over TCP and requests to the store, without and with TLS, in turn.
 //!
 //! The two ranks are threads of this process. They use the loopback interface, which is faster than any network:
-//! between hosts the share of TLS is smaller. Each pair of numbers is the median and the least of the rounds' means.
-//! Rounds with and without TLS alternate, so that other load meets both.
+//! between hosts the share of TLS is smaller. Each pair of numbers is the median and the least of the rounds' means, or
+//! the ratio of these with TLS to those without. Rounds with and without TLS alternate, so that other load affects
+//! both.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 15;
-/// The time of one round of one kind, for which the number of repetitions is chosen.
+/// About how long a round without or with TLS takes; the number of its repetitions is chosen accordingly.
 const ROUND: Duration = Duration::from_millis(60);
 const SIZES: [usize; 4] = [8, 64 << 10, 1 << 20, 16 << 20];
 const REQUESTS: [&str; 2] = ["set", "get"];

@@ -1,9 +1,8 @@
 //! ProcessGroup over CPU and NCCL backends, with a flight recorder that is always on.
 //!
-//! One process of a job makes a [`World`], which finds the other ranks, and issues collectives on its
-//! [`ProcessGroup`]s. Every operation is recorded; if an operation does not end in time, it fails with an
-//! error that names the ranks that did not arrive, and every rank writes a dump that the program `rcomm-fr`
-//! reads.
+//! Each process of a job makes a [`World`], which finds the other ranks, and issues collectives on its
+//! [`ProcessGroup`]s. Every operation is recorded; if an operation does not end in time, it fails with an error that
+//! names the ranks that did not arrive, and every rank writes a dump that the program `rcomm-fr` reads.
 //!
 //! ```no_run
 //! use rcomm::{Config, ReduceOp, World};

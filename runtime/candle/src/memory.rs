@@ -53,7 +53,9 @@ pub fn write<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> 
     let outcome = tensor.inplace_op1(&lend);
     match lend.result.take() {
         Some(result) => result,
-        None => Err(unsupported(format!("candle lends no memory: {outcome:?}"))),
+        None => Err(unsupported(format!(
+            "candle did not lend the tensor's memory: {outcome:?}"
+        ))),
     }
 }
 

@@ -55,7 +55,8 @@ pub fn write<T: Element, S: DataMut<Elem = T>, D: Dimension, R>(
 }
 
 /// Makes a buffer that owns its memory, as asynchronous operations require, of the elements and the shape of an array.
-/// Nothing is copied if the array is in standard layout and takes up all of its vector, with no room for more elements.
+/// Nothing is copied if the array is in standard layout and takes up all of its vector, from the first element on and
+/// without spare capacity.
 ///
 /// # Errors
 /// None that an array of ndarray can cause.
@@ -236,6 +237,6 @@ fn shape_of<S: ndarray::RawData, D: Dimension>(array: &ArrayBase<S, D>) -> Vec<u
 fn not_standard() -> Error {
     Error::new(
         ErrorKind::Unsupported,
-        "ndarray has no slice of an array in standard layout",
+        "ndarray gives no slice of an array in standard layout",
     )
 }

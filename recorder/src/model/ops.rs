@@ -155,8 +155,8 @@ pub enum WaitsFor {
     Unknown,
 }
 
-/// The share of an operation's bytes that a link of the bus carries, as nccl-tests counts it
-/// (its `doc/PERFORMANCE.md`). The bytes are those of the larger one of input and output.
+/// The share of an operation's bytes that a link of the bus carries, as nccl-tests counts it (its
+/// `doc/PERFORMANCE.md`). The bytes are those of the input or of the output, whichever is larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bus {
     /// Every other rank's share, in and out: 2 (n - 1) / n.

@@ -75,7 +75,7 @@ pub struct ReducerBucket {
 }
 
 impl ReducerStep {
-    /// The number of buckets that the record of a step has at most.
+    /// Maximum number of buckets in the record of a step.
     pub const MAX_BUCKETS: usize = 18;
 
     /// The bucket that was under way the longest; `None` if there was no bucket.

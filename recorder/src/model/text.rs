@@ -88,7 +88,7 @@ pub fn age(ms: Option<f64>) -> String {
     }
 }
 
-/// An age in ms as `HH:MM:SS`, rounded to the nearest second as in sentences.
+/// An age in ms as `HH:MM:SS`, rounded to the nearest second.
 pub fn clock_age(ms: f64) -> String {
     let seconds = (ms.max(0.0) / 1e3).round() as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);

@@ -148,15 +148,15 @@ impl Endpoint {
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
-                // The runtime's writes raise SIGPIPE on this thread if a client is gone. Only Rust programs ignore it;
-                // it would end others. The thread has no other use for it, so a failure to block it is ignored.
+                // Tokio's writes raise SIGPIPE on this thread if a client is gone. Only Rust programs ignore it; it
+                // would end others. The thread has no other use for it, so a failure to block it is ignored.
                 let mut pipe = SigSet::empty();
                 pipe.add(Signal::SIGPIPE);
                 let _ = pipe.thread_block();
                 if listener.wait_for_connection(&stopped) {
                     let router = router(recorder, served, token);
-                    // If the runtime or its listener cannot be made, this thread has nothing to serve. Open
-                    // connections end with the runtime.
+                    // If Tokio's runtime or its listener cannot be made, this thread has nothing to serve. Open
+                    // connections end with that runtime.
                     let _ = serve(listener, router, stopped);
                 }
             })

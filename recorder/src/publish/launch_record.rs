@@ -1,8 +1,8 @@
 //! A launcher's record of the processes that it started: a small JSON file in the job's directory of rings.
 //!
-//! A process that is killed cannot record how it ended. The launcher can: it gets exit codes and the signals
-//! that it received and sent, and can tell whether the kernel killed a process because memory ran out, if the system
-//! counts such kills for the job.
+//! A process that is killed cannot record how it ended. The launcher can: it knows the exit codes, and the signals that
+//! it received and sent; and if the system counts such kills for the job, whether the kernel killed a process because
+//! memory ran out.
 
 use crate::error::{Error, Result};
 use crate::model::Rank;

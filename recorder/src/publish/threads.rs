@@ -6,7 +6,8 @@
 //! which fails where memory has gone, in place of ending the process.
 //!
 //! On the stack every word is taken for a caller that points behind a call instruction of a mapped file. So the callers
-//! are all there, innermost first, with others between them that are left over from calls that have returned.
+//! are all there as far as the stack is read, innermost first, with others between them that are left over from calls
+//! that have returned.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -57,7 +58,8 @@ pub struct CodeAddress {
 
 /// The threads of this process, in the order of their numbers.
 ///
-/// # Blocking For the time of a few system calls for each thread, and a few hundred for each that sleeps.
+/// # Blocking
+/// For the time of a few system calls for each thread, and a few hundred for each that sleeps.
 ///
 /// # Errors
 /// If the system does not show the process its own threads, code or memory.

@@ -1,9 +1,9 @@
 //! Records a rank's operations in a ring, as they are issued and as they end.
 //!
-//! [`FlightRecorder`] is the interface: it creates the ring, takes each operation as it is issued and as it
-//! ends, and returns a [`Dump`](crate::publish::Dump) of itself. Its input is an [`Operation`] (`operation`).
-//! Below it, `ring` holds slots of atomic words that others read without a lock, and `progress` updates a slot.
-//! `layout` defines the format, `file` is the file on disk. `signature` encodes signatures, and `tables` stores each
+//! [`FlightRecorder`] is the interface: it creates the ring, takes each operation as it is issued and as it ends, and
+//! returns a [`Dump`](crate::publish::Dump) of itself. Its input is an [`Operation`] (`operation`). Below it, `ring`
+//! holds slots of atomic words that others read without a lock, and `progress` updates a slot. `layout` defines the
+//! format, `file` is the ring's file and its owner's memory. `signature` encodes signatures, and `tables` stores each
 //! repeated value once. `decode` turns the words back into a dump, for the owner and for readers outside.
 
 pub(crate) mod bytes;

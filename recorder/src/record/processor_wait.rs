@@ -1,8 +1,8 @@
 //! Measures how long the threads that issue and run operations waited for a processor.
 //!
-//! The kernel counts for each thread how long it was ready to run without a processor (`schedstat`, in nanoseconds).
-//! A rank that arrives late because of these waits is not at fault: its host has more runnable threads than processors.
-//! The sum covers the last one to two minutes, so that it can be compared with the time that the job lost in the same
+//! The kernel counts for each thread how long it was ready to run without a processor (`schedstat`, in nanoseconds). A
+//! rank that arrives late because of these waits is not at fault: its host has too few processors for its threads. The
+//! sum covers the last one to two minutes, so that it can be compared with the time that the job lost in the same
 //! minutes.
 
 use rustix::fs::{Mode, OFlags};

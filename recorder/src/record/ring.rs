@@ -228,8 +228,8 @@ impl<const N: usize> SlotRing<N> {
         Ok(())
     }
 
-    /// Changes one word of record `id`, if its slot still contains it, as [`update_alone`](Self::update_alone) does.
-    /// A reader gets the word as it was or as it is, so the slot is not claimed.
+    /// Changes one word of record `id`, if its slot still contains it, as [`update_alone`](Self::update_alone) does. A
+    /// reader gets the word from before or after the change, so the slot is not claimed.
     #[inline]
     pub(crate) fn update_word<M: Memory>(
         &self,

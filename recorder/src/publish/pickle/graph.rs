@@ -23,7 +23,8 @@ const END: u32 = u32::MAX;
 
 /// Maximum number of values and containers, of 16 bytes each, that one file may need together: half a GiB.
 ///
-/// An entry of a dump with ten frames needs about 80, so this is 400,000 entries of one rank.
+/// An entry of a dump with ten frames needs about 80 if it is not read in place, so this is at least 400,000 entries of
+/// one rank.
 pub(super) const MAX_CELLS: usize = 1 << 25;
 
 /// The number of cells that an item read in place counts as: about the size of an `Entry`.

@@ -170,9 +170,8 @@ impl TlsSession {
 
     /// Encrypts as much of `from` as fits, up to 256 KiB, and gives it to the socket; returns how many bytes it took.
     ///
-    /// If the socket does not take all, the last byte counts as not taken until it has: a caller who sends all its
-    /// bytes knows that none is left in the session. Such a caller must go on with the bytes after those that were
-    /// taken; if it wrote a single byte, with that byte.
+    /// If the socket does not take all, the last byte counts as not taken until it has: a caller whose bytes were all
+    /// taken knows that none is left in the session. The next call must begin with the first byte that was not taken.
     ///
     /// # Errors
     /// `WouldBlock` if nothing was taken; the system's error.

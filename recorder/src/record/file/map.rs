@@ -1,6 +1,6 @@
 //! The memory of a ring's owner: mapped from a file, or anonymous.
 //!
-//! The `unsafe` here is the system calls that create and drop a mapping, and the view of it as atomic words.
+//! The `unsafe` here is the system calls on a mapping, and the view of it as atomic words.
 //! [`directory`](super::directory) decides which file is mapped. A file that is truncated while it is mapped harms no
 //! one ([`truncation`](super::truncation)). Readers map nothing ([`view`](super::view)).
 

@@ -394,6 +394,6 @@ pub(super) fn watchdog_stuck(digest: &Digest<'_>) -> Option<Conclusion> {
         .map(|(seen, s)| seen.cite(format!("no progress for {s} s")))
         .collect();
     found.victims = ranks;
-    found.next = "take stacks of that process (py-spy dump --native)".to_owned();
+    found.next = "take native stacks with py-spy dump --native".to_owned();
     Some(found)
 }

@@ -329,7 +329,7 @@ pub(super) fn undecided(digest: &Digest<'_>) -> Option<Conclusion> {
     let left = parts.len().saturating_sub(2);
     let mut texts: Vec<String> = parts.into_iter().take(2).map(|(_, text)| text).collect();
     if left > 0 {
-        texts.push(format!("and time-outs in {left} more operations"));
+        texts.push(format!("further operations with time-outs: {left}"));
     }
     if texts.is_empty() {
         texts.push("ranks that the log does not name timed out".to_owned());

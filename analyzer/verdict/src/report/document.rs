@@ -116,7 +116,7 @@ pub enum Verdict {
     Stuck,
     /// Ranks issued calls that do not fit together.
     Mismatch,
-    /// All operations complete, but some ranks are late.
+    /// There is no error, but a rank is repeatedly late.
     Slow,
     /// The job is over: every process closed its record, or exited with 0.
     Ended,

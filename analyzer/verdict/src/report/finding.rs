@@ -56,8 +56,8 @@ macro_rules! codes {
 codes! {
     E101 not_joined Error "a rank left a record but never issued the operation that its peers wait in";
     E102 missing_dump Error "an expected rank left no readable record, and no readable rank explains the wait";
-    E103 skipped_collective Error "a rank left out a collective: its later operations match the others' shifted";
-    E104 extra_collective Error "a rank issued a collective that no other did: its later operations match shifted";
+    E103 skipped_collective Error "a rank left out a collective: its later operations match the others', shifted";
+    E104 extra_collective Error "a rank issued a collective that no other did: its later ones match the others', shifted";
     E105 group_mismatch Error "ranks state different members for one group, or made their groups in another order";
     E110 op_mismatch Error "same group and sequence number, different operations";
     E111 dtype_mismatch Error "same operation, different element types";
@@ -74,14 +74,14 @@ codes! {
     E152 unreachable Error "a rank or host is cut off from another: the network between them gives no sign of life, or gave up";
     E153 store_lost Error "the store does not answer: its host is gone, frozen or cut off";
     W150 silent_rank Warning "a rank's record or endpoint stopped answering";
-    W160 ring_too_small Warning "the ring drops history faster than a step, or dropped records";
+    W160 ring_too_small Warning "the ring holds less than a step, or lacks records";
     W220 straggler Warning "a rank is repeatedly the last to arrive";
     W230 uneven_bytes Warning "ranks of one group move very different amounts";
     W240 tiny_collectives Warning "many operations too small to be worth their latency";
     W250 timeout_too_close Warning "the slowest successful operations come near the time-out";
     W260 clock_uncertain Warning "the hosts' clocks disagree more than the question allows";
-    W270 call_site_order Warning "ranks issue two numbers of a group from the same two places of the source, crossed";
-    W280 group_order Warning "some ranks use two groups in the inverted order, and the job still runs";
+    W270 call_site_order Warning "ranks issue two operations of a group from the same two places, some in the other order";
+    W280 group_order Warning "some ranks use two groups in the opposite order, and the job still runs";
     W290 unbatched_sends Warning "opposite sends that only buffering keeps from a deadlock";
     N300 stale_dump Note "a file from another run, another shape or an older time was left aside";
     N301 unreadable_dump Note "a file cut short or damaged; what could be salvaged was used";
@@ -171,8 +171,8 @@ pub enum Until {
     Ended,
 }
 
-/// How much less time the job would take without a cause. The prices of all findings of a report together are at most
-/// the job's time.
+/// How much less time the job would take without what a finding is about. The prices of all findings of a report
+/// together are at most the job's time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Price {
     /// Milliseconds.

@@ -6,8 +6,8 @@ pub(super) const N300: Prose = Prose {
     meaning: "A file does not belong with the others: another job or attempt, another shape of the world, \
              or an older time. It was left aside: read with the others, it would blame them for being \
              ahead of it. Files of several recorders of one process, as of a host's and a device's backend, \
-             are read together; of two files of one recorder a complete one stays before one that is cut, then \
-             the newer one.",
+             are read together; of two files of one recorder the complete one is kept, or the newer one if both \
+             are complete or both are cut.",
     causes: &[
         "the dump folder was not emptied between two runs",
         "a restart with another world size wrote to the same folder as the first attempt",

@@ -101,7 +101,7 @@ pub(super) const E150: Prose = Prose {
 
 pub(super) const E151: Prose = Prose {
     meaning: "Others wait for a rank whose process is there and does nothing: the system reports that a signal \
-             or a debugger has stopped it, or its watchdog, which makes a round ten times a second, has not \
+             or a debugger has stopped it, or its watchdog, which makes one to ten rounds a second, has not \
              run for seconds while those of its peers have. The rank may have been stopped between two \
              operations or inside one that all its peers have joined. If every process of the job is stopped, all \
              are named together, also when no operation is pending.",

@@ -84,7 +84,7 @@ fn draft(
                      are {n} ahead"
                 )
             },
-            "op_mismatch: later operations match shifted",
+            "op_mismatch: the later operations match, shifted",
         ),
         Shift::Extra(n) => (
             Code::E104,
@@ -97,7 +97,7 @@ fn draft(
                     "{who} issued {n} collectives on group {group}, beginning with {odd} #{seq}{site}, which no other member did"
                 )
             },
-            "op_mismatch: later operations match shifted",
+            "op_mismatch: the later operations match, shifted",
         ),
         _ => (
             Code::E113,

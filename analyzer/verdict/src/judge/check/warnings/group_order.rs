@@ -1,4 +1,4 @@
-//! W280: some ranks use two groups in inverted order, and no error was found.
+//! W280: some ranks use two groups in the opposite order, and no error was found.
 //!
 //! A device may run the operations of all its groups one after the other. Where a rank issues number `s` of one group
 //! before number `t` of another and a rank that is in both groups does the opposite, each of the two can come to wait

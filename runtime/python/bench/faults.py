@@ -6,8 +6,8 @@ Rank 2 of 4 does wrong in step 5. Seconds count from the moment at which it says
 command whose output names rank 2 and the kind of fault. `recorded`: RCOMM_RECORD=1; `server`: each rank called
 start_debug_server(); for both the command is `rcomm-top --once`, whose exit code has to be 1. `nothing`: an unchanged
 job, and `rcomm-fr collect --ask --analyze`, which has no record to judge: a line is right if it says where rank 2 alone
-is in the program, or in what state its process is. That needs py-spy, and the job must still exist. One command is
-typed in each case. The programs are those in PATH, or of the package. At the end a table of the seconds is printed.
+is in the program, or in what state its process is. That needs py-spy, and the job must still exist. The
+programs are those of the package, or else in PATH. At the end a table of the seconds is printed.
 """
 
 from __future__ import annotations

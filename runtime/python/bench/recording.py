@@ -5,7 +5,7 @@
 Each row is measured in separate processes; rounds alternate between the rows, so that load affects all of them. A row
 shows the minimum and the median over all blocks of 200 calls, and the difference of the minimum from the first row's.
 --processor measures the time for which the calling thread had a processor, which load disturbs less. Build the hooks in
-C++ before (`python -m rcomm build-hooks`); without them their row is left out with a message.
+C++ first (`python -m rcomm build-hooks`); without them their row is left out with a message.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Report:
     ``inconclusive``."""
     findings: tuple[Finding, ...]
     exit_code: int
-    """0 nothing is wrong, 1 something is wrong (slow, stuck, mismatch, crashed), 2 inconclusive."""
+    """0 nothing is wrong, 1 there is an error, a warning or a crash, 2 inconclusive."""
     raw: dict[str, Any] = field(repr=False, compare=False)
     """The whole report (``rcomm.report/1``)."""
     _paths: tuple[str, ...] = field(default=(), repr=False, compare=False)

@@ -217,7 +217,7 @@ class ArrayWorld:
 class ArrayGroup:
     """An ordered set of ranks that call operations together (`rcomm.Group`).
 
-    Arrays are in the host's memory, in row-major order; operations work where they are. With ``wait=False`` an
+    Arrays are in the host's memory, in row-major order; operations work in their memory. With ``wait=False`` an
     operation returns a `Work` at once: until that has ended, arrays must not be changed, nor results read.
     ``timeout`` is in seconds; without it the group's own counts. `rows` lists how many rows (extents of the first
     dimension) the part of each rank has, where the parts differ.
@@ -269,7 +269,7 @@ class ArrayGroup:
         timeout: _Timeout = None,
         wait: bool = True,
     ) -> Any:
-        """The arrays of all ranks, one after the other: of shape ``(size, *x.shape)``, or with `rows` as one array."""
+        """The arrays of all ranks, one after the other: of shape ``(size, *x.shape)``; with `rows` joined by rows."""
 
     def gather(
         self,

@@ -211,7 +211,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def step(number: int) -> contextlib.AbstractContextManager[None]:
-    """Records which step the program is in, from now on; as the head of a block or as a statement."""
+    """Records which step the program is in from now on. The end of a ``with`` block does not change it."""
     torch = sys.modules.get("rcomm.torch")
     if torch is not None:
         torch.step(number)

@@ -1,8 +1,8 @@
 //! Operations under way, until they are seen to end.
 //!
-//! Each keeps its `Work`, which is polled by the hooks of later operations, by a wait that returns, and by a thread 20
-//! times a second. No call to Python is made under the lock: such a call may give the interpreter to a thread that
-//! wants the lock.
+//! Each keeps its `Work`, which the hooks of later operations poll, and a thread 20 times a second. A wait for it that
+//! has returned shows its end as well. No call to Python is made under the lock: such a call may give the interpreter
+//! to a thread that wants the lock.
 
 use crate::hooks::{Ending, RecordedGroup, UnderWay};
 use pyo3::intern;

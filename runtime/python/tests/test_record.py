@@ -155,7 +155,7 @@ def test_signal_prints_the_verdict_while_the_main_thread_waits_in_pytorch(job, t
         dist.all_reduce(torch.zeros(4))
         if rank == 1:
             time.sleep(FOREVER)
-        # Standard error as the interpreter's handler sees it.
+        # Where the verdict is printed.
         sys.stderr = said.open("w")
         rcomm.torch.why_on_signal()
         dist.all_reduce(torch.zeros(4))

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use rcomm::{Error, ProcessGroup};
 use serde_json::Value;
 
-/// How values become JSON: by pickle, if the caller asked for that by name.
+/// How values become JSON; by pickle if the caller asked for that.
 #[derive(Clone, Copy)]
 pub(super) struct Codec<'py> {
     py: Python<'py>,

@@ -13,7 +13,7 @@
 //! | `tensor` | tensors as buffers |
 //! | `options` | PyTorch's option objects |
 //! | `errors` | the core's errors as PyTorch's exceptions |
-//! | `callbacks` | threads that complete futures |
+//! | `callbacks` | threads that complete futures and run callbacks |
 //! | `fork` | what a forked child must not use |
 
 pub(crate) mod callbacks;

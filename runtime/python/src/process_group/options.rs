@@ -67,7 +67,7 @@ pub(crate) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Option<Duration>>
     if timeout.is_none() {
         return Ok(None);
     }
-    // A timedelta is recognised by `days`: trying to read it as a number would raise an exception at every operation.
+    // A timedelta is recognized by `days`: trying to read it as a number would raise an exception at every operation.
     let Some(days) = timeout.getattr_opt(intern!(py, "days"))? else {
         return Ok(from_seconds(timeout.extract()?));
     };

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A store for a job whose own store cannot be passed to other processes: a file, or a table in a process's
-/// memory. This process serves it, on a port that the kernel chooses. It requires the job's secret, as any
-/// store that a rank serves: `docs/SECURITY.md`.
+/// A store for a job whose own one is not served over TCP, but is a file or a table in a process's memory. This
+/// process serves it, on a port that the kernel chooses. A client must know the job's secret, as with any store that a
+/// rank serves: `docs/SECURITY.md`.
 #[pyclass(module = "rcomm._native", frozen)]
 pub(crate) struct StoreServer(OfProcess<Mutex<Option<TcpStore>>>, u16);
 

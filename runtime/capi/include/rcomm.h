@@ -458,9 +458,9 @@ int32_t rcomm_find_absent(const struct rcomm_group *group,
                           uint64_t within_ms,
                           char **json);
 
-// Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest operation
-// that was issued, that has started and that has completed, and why the group refuses operations (null if it does
-// not). Takes no lock, also while operations hang.
+// Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest collective
+// that was issued, that has started and that has completed (-1 if none), and why the group refuses operations (null if
+// it does not). Takes no lock, so it also works while operations hang.
 //
 // # Safety
 // `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
@@ -494,9 +494,9 @@ int32_t rcomm_group_destroy(struct rcomm_group *group);
 // `group` is NULL or a valid handle that is not used afterwards.
 void rcomm_group_free(struct rcomm_group *group);
 
-// Makes a group along each of `count` named dimensions of all ranks, in row-major order: the last dimension has
-// neighbouring ranks. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp of
-// pp 3, dp 0`. All ranks call this with the same dimensions.
+// Makes a group along each of `count` named dimensions of all ranks, in row-major order: along the last dimension
+// ranks are consecutive. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp
+// of pp 3, dp 0`. All ranks call this with the same dimensions.
 //
 // # Safety
 // `world` is a valid handle; `names` holds `count` texts that end with a zero byte, `sizes` holds `count` numbers;

@@ -198,7 +198,7 @@ class World {
         return size;
     }
 
-    /* The group of all ranks. */
+    /* The group of all ranks, or after rcomm_shrink of those that are left. */
     Group group() const {
         rcomm_group *group = nullptr;
         check(rcomm_world_group(get(), &group));

@@ -303,9 +303,9 @@ pub unsafe extern "C" fn rcomm_find_absent(
     })
 }
 
-/// Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest operation
-/// that was issued, that has started and that has completed, and why the group refuses operations (null if it does
-/// not). Takes no lock, also while operations hang.
+/// Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest collective
+/// that was issued, that has started and that has completed (-1 if none), and why the group refuses operations (null if
+/// it does not). Takes no lock, so it also works while operations hang.
 ///
 /// # Safety
 /// `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.

@@ -8,9 +8,9 @@ use rcomm::{GroupOptions, ProcessGroup, Timing};
 use std::ffi::c_char;
 use std::time::Duration;
 
-/// Makes a group along each of `count` named dimensions of all ranks, in row-major order: the last dimension has
-/// neighbouring ranks. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp of
-/// pp 3, dp 0`. All ranks call this with the same dimensions.
+/// Makes a group along each of `count` named dimensions of all ranks, in row-major order: along the last dimension
+/// ranks are consecutive. Writes `count` handles to `groups`, to be freed. Records and errors describe a group as `tp
+/// of pp 3, dp 0`. All ranks call this with the same dimensions.
 ///
 /// # Safety
 /// `world` is a valid handle; `names` holds `count` texts that end with a zero byte, `sizes` holds `count` numbers;

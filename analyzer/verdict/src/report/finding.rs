@@ -79,7 +79,7 @@ codes! {
     W230 uneven_bytes Warning "ranks of one group move very different amounts";
     W240 tiny_collectives Warning "many operations too small to be worth their latency";
     W250 timeout_too_close Warning "the slowest successful operations come near the time-out";
-    W260 clock_uncertain Warning "the hosts' clocks disagree more than the question allows";
+    W260 clock_uncertain Warning "two times that matter are closer together than the error of the hosts' clocks";
     W270 call_site_order Warning "ranks issue two operations of a group from the same two places, some in the other order";
     W280 group_order Warning "some ranks use two groups in the opposite order, and the job still runs";
     W290 unbatched_sends Warning "opposite sends that only buffering keeps from a deadlock";

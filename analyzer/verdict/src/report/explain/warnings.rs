@@ -103,9 +103,10 @@ pub(super) const W250: Prose = Prose {
 };
 
 pub(super) const W260: Prose = Prose {
-    meaning: "The hosts' clocks disagree by more than the question allows. Everything that orders events \
-             of different hosts by time is less certain; verdicts that rest on sequence numbers are not \
-             affected.",
+    meaning: "A finding rests on the order of two times on different hosts, and they are closer together than the \
+             error with which the difference of the clocks is estimated from the collectives. Everything that \
+             orders events of different hosts by time is less certain; verdicts that rest on sequence numbers \
+             are not affected.",
     causes: &[
         "time synchronization is off, or not yet settled after boot",
         "a virtual machine that was suspended or migrated",

@@ -1,4 +1,4 @@
-//! E151: a rank that others wait for is stopped, or gets no processor.
+//! E151: a rank that others wait for is stopped, or gets no processor; or all ranks of a job are stopped.
 //!
 //! A stopped process issues nothing, and in an operation it holds up all members. If the system reports that a process
 //! on the same host is stopped, that is proof once its watchdog has stopped too, or if its rounds are unknown: a tracer
@@ -284,8 +284,12 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
             pids.join(" "),
             it = if frozen.len() == 1 { "it" } else { "them" },
         ),
-        false => format!(
+        false if frozen.len() == 1 => format!(
             "look at the state of process {}, and at load, quota and memory of its host",
+            pids.join(", ")
+        ),
+        false => format!(
+            "look at the states of the processes {}, and at load, quota and memory of their hosts",
             pids.join(", ")
         ),
     };

@@ -91,7 +91,7 @@ fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
     }
     draft
         .ruled_out
-        .push("not_joined: every rank of the cycle waits itself".to_owned());
+        .push("not_joined: every rank of the cycle itself waits".to_owned());
     draft.targets = ranks.to_vec();
     draft
 }

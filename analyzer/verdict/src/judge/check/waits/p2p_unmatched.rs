@@ -185,7 +185,7 @@ fn undecided(
     draft.next = format!(
         "compare the order in which {all} post their sends and receives, or post both in one batch"
     );
-    draft.ruled_out = vec!["not_joined: every rank of the cycle waits itself".to_owned()];
+    draft.ruled_out = vec!["not_joined: every rank of the cycle itself waits".to_owned()];
     // The ranks that are not absent remain possible: one may have left out another step and so posted its message too
     // early.
     let others = ranks.iter().filter(|node| !absent.contains(node));

@@ -28,7 +28,7 @@ impl Sequencer {
     }
 
     /// Waits until this turn begins; returns whether the caller had to wait. After [`give_up`](Self::give_up), no turn
-    /// begins: the policy's stop, which is raised before, ends the wait.
+    /// begins: the policy's stop, which the caller of `give_up` has raised first, ends the wait.
     #[inline]
     pub(crate) fn take(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<bool, Interrupted> {
         if self.current.load(Ordering::Acquire) == turn {

@@ -25,7 +25,7 @@ impl Scaled {
         factor: 1.0,
     };
 
-    /// Reads the factor where it is in memory.
+    /// Reads the factor from memory if the caller passed it there.
     #[inline]
     fn of(reduction: &Reduction) -> Result<Self, Failure> {
         let op = reduction.op;

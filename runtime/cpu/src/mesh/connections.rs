@@ -275,9 +275,9 @@ impl Mesh {
     }
 
     /// Whether `peer` is known to be gone: it has dropped its mesh, or its process has ended. If no connection to
-    /// `peer` is watched, opens one to find out.
-    /// `false` if the store fails, if `peer` has published no address, or if another thread is already opening the
-    /// connection. Fails if the wait ends before it is known, or if `peer` refuses the connection.
+    /// `peer` is watched, opens one to find out. Returns `false` also if the store fails, if `peer` has published no
+    /// address, or if another thread is already opening the connection. Fails if the wait ends before it is known, or
+    /// if `peer` refuses the connection.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         match self.find_gone(peer, policy) {
             Err(Failure::Store(_)) => Ok(false),

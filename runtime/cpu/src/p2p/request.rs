@@ -37,8 +37,8 @@ pub(super) enum Stage {
     Done { source: Option<usize> },
 }
 
-/// Returns the result of an operation whose requests have all ended: the failure of the first of `requests` that has
-/// one. Takes that failure, so a second call does not return it again. `None` if a request has not ended.
+/// Returns the result of the operation that consists of these requests: the failure of the first that has one. Takes
+/// that failure, so a second call does not return it again. `None` if a request has not ended.
 pub(crate) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
     let done = |request: &Request| matches!(request.stage, Stage::Done { .. });
     if !requests.iter().all(done) {

@@ -62,7 +62,7 @@ impl P2p {
     }
 
     /// Sleeps until one of these requests may advance, `bell` is written to, or `time` has passed; at most a
-    /// millisecond if no socket shows that a request may advance.
+    /// millisecond if there is a request of which no socket shows when it may advance.
     pub(crate) fn sleep<'r>(
         &self,
         requests: impl Iterator<Item = &'r Request>,

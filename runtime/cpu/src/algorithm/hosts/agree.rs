@@ -39,7 +39,7 @@ impl Contribution {
         }
     }
 
-    /// Returns the number of bytes in a slot or line that is enough for each rank.
+    /// Returns a number of bytes that is enough for the slot or line of any rank.
     fn max_len(self) -> usize {
         match self {
             Self::Nothing => 0,
@@ -143,7 +143,7 @@ impl HostAgreement {
         let max_len = contribution.max_len();
         let is_inline = max_len <= INLINE;
         // A list is sent with its header, which has the list's length and the other fields in which ranks may differ.
-        let mut listed = op_header;
+        let mut list_header = op_header;
         if contribution == Contribution::List {
             if OP_HEADER_LEN + own_bytes.len() > SLOT {
                 let what = format!(
@@ -155,10 +155,10 @@ impl HostAgreement {
                     what,
                 ));
             }
-            listed.inline = own_bytes.len() as u32;
+            list_header.inline = own_bytes.len() as u32;
         }
         let header: &[u8] = match contribution {
-            Contribution::List => &listed.encode(),
+            Contribution::List => &list_header.encode(),
             _ => &[],
         };
         if host_exchange.size() == 1 {

@@ -379,7 +379,7 @@ static void options(void) {
         OK(rcomm_monitored_barrier(brief, 1, &work));
         CODE(RCOMM_TIMEOUT, rcomm_work_wait(work));
         char missed[64];
-        snprintf(missed, sizeof missed, "these did not arrive: rank %u", size - 1);
+        snprintf(missed, sizeof missed, "rank %u did not arrive within", size - 1);
         CHECK(strstr(rcomm_last_error(), missed));
         rcomm_work_free(work);
     } else if (size > 1) {

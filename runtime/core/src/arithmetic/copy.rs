@@ -63,9 +63,10 @@ impl Pace {
         self.timed >= Self::KNOWN
     }
 
-    /// Takes the duration of a copy into account. A copy that was interrupted by another thread, or that touched
-    /// memory for the first time, took much longer than others; none takes less time than it needs. So a shorter time
-    /// counts by half at once, and a longer one for little, and at most as twice the time so far.
+    /// Takes the duration of a copy into account. A copy that was interrupted by another thread, or that touched memory
+    /// for the first time, took much longer than others; none takes less time than it needs. So a shorter time moves
+    /// the pace half of the way at once; a longer one moves it a quarter of the way, and counts as at most twice the
+    /// pace.
     fn update(&mut self, len: usize, took: Duration) {
         let sample = took.as_nanos() as f32 / len as f32;
         let so_far = self.per_byte;
@@ -83,9 +84,9 @@ impl Pace {
 impl AdaptiveCopy {
     /// Pieces of at least this many bytes are measured, and streamed while streaming is on.
     const MIN_STREAMED: usize = 16 << 10;
-    /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost. This
-    /// and the next two numbers make prime distances: of an operation whose pieces repeat regularly, not always
-    /// the same piece is timed.
+    /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost. With this
+    /// and the next two numbers the distances are prime, so that in an operation whose pieces repeat regularly it is
+    /// not always the same piece that is timed.
     const TIMED_INTERVAL: u32 = 6;
     /// How many pieces are copied through the caches, while that is slow, between two that are streamed for comparison.
     const TRIED_INTERVAL: u32 = 60;

@@ -6,7 +6,7 @@
 use super::fold::{Combine, Max, Min, Sum};
 use rcomm_recorder::model::{DType, ReduceOp};
 
-/// The most bytes of one input that are combined in this way.
+/// The longest input, in bytes, that is combined in this way.
 pub(super) const MAX_BYTES: usize = 64;
 
 /// Combines `other` into `out`, which is the first or the second of the two operands, if the reduction is the sum,

@@ -42,7 +42,7 @@ pub(super) fn endpoint(value: &str) -> Result<EndpointChoice> {
     Ok(EndpointChoice::Tcp(address))
 }
 
-/// The size of the ring, which one of three variables gives in a unit of its own.
+/// Reads the size of the ring into `config` from one of three variables, each in a unit of its own.
 pub(super) fn ring_size(text: impl Fn(&str) -> Option<String>, config: &mut Config) -> Result<()> {
     const ENTRIES: &str = "RCOMM_RING_ENTRIES";
     const STEPS: &str = "RCOMM_RING_STEPS";

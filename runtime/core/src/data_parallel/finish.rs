@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const MAX_NAMES: usize = 8;
 
 impl<T: Gradient> Reducer<T> {
-    /// Waits for the averages, which are then at [`average`](Self::average). Afterwards the next step may begin. A
+    /// Waits for the averages, which [`average`](Self::average) then returns. Afterwards the next step may begin. A
     /// gradient that was accumulated or written, and not marked as ready, is complete now.
     ///
     /// # Blocking
@@ -74,7 +74,8 @@ impl<T: Gradient> Reducer<T> {
         }))
     }
 
-    /// Starts the vote on how many ranks have input; `own_vote` is 1 if this rank has input, else 0.
+    /// Starts the all-reduce that counts the ranks with input, the *vote*; `own_vote` is 1 if this rank has input, else
+    /// 0.
     pub(super) fn vote(&mut self, own_vote: u32) -> Result<Work<Vec<u32>>> {
         let mut vote = std::mem::take(&mut self.vote);
         vote.clear();
@@ -147,7 +148,7 @@ impl<T: Gradient> Reducer<T> {
         Ok(())
     }
 
-    /// The factor that makes the average of all ranks that of the ranks with input.
+    /// The factor by which the average over all ranks is multiplied to get the average over the ranks with input.
     fn factor(&mut self, vote: Work<Vec<u32>>) -> Result<f64> {
         let active = self.count(vote)?;
         let size = self.group.size();

@@ -50,7 +50,7 @@ impl Parts {
         self.part.div_ceil(BLOCK) * SCALE_BYTES + self.part
     }
 
-    /// Quantizes `values`, the elements of one part, into `message`, and leaves in `values` what the rounding took. A
+    /// Quantizes `values`, the elements of one part, into `message`, and leaves the rounding errors in `values`. A
     /// block with a value that is not finite gets NaN as its scale, so that all its elements are read as NaN; zeros are
     /// left for it.
     fn quantize(&self, values: &mut [f32], message: &mut [u8]) {
@@ -92,7 +92,7 @@ impl Parts {
     }
 }
 
-/// What the rounding took from the values of one rank, to be added to the values that this rank quantizes next.
+/// The rounding errors of one rank, to be added to the values that this rank quantizes next.
 #[derive(Default)]
 struct Lost {
     /// Of this rank's own elements.
@@ -109,7 +109,7 @@ struct Scattered {
     work: Work<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Quantizes `values` and sends each part to the rank that sums it. Leaves in `values` what the rounding took.
+/// Quantizes `values` and sends each part to the rank that sums it. Leaves the rounding errors in `values`.
 #[track_caller]
 fn scatter(group: &ProcessGroup, values: &mut [f32]) -> Result<Scattered> {
     let parts = Parts::new(values.len(), group.size());
@@ -125,9 +125,9 @@ fn scatter(group: &ProcessGroup, values: &mut [f32]) -> Result<Scattered> {
     Ok(Scattered { parts, work })
 }
 
-/// The second half: waits for the parts of all ranks, and adds `factor` times their sum to `lost`, which holds what the
-/// rounding took from this rank's last sums. Sends the quantized result to all ranks, leaves in `lost` what the
-/// rounding took, and calls `each` with the position and the value of each element of all results.
+/// The second half: waits for the parts of all ranks, and adds `factor` times their sum to `lost`, which holds the
+/// rounding errors of this rank's last sums. Sends the quantized result to all ranks, leaves the new rounding errors in
+/// `lost`, and calls `each` with the position and the value of each element of all results.
 fn gather(
     group: &ProcessGroup,
     scattered: Scattered,
@@ -201,10 +201,10 @@ impl ProcessGroup {
 
 /// Sends gradients in 8 bits, as [`ProcessGroup::all_reduce_int8`] does: a quarter of the bytes of `f32`.
 ///
-/// What the rounding takes from a step is added to the next one's gradients, on the rank where it was lost (error
+/// The rounding errors of a step are added to the next step's gradients, each on the rank where it arose (error
 /// feedback: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
-/// of Speech DNNs", Interspeech 2014). So the sum over many steps comes close to that of the averages. The hook keeps
-/// 4 bytes for each element, and 4 more for each element of this rank's part.
+/// of Speech DNNs", Interspeech 2014). So the sum over many steps comes close to that of the averages. The hook keeps 4
+/// bytes for each element, and 4 more for each element of this rank's part.
 ///
 /// A hook belongs to one reducer. The [`Averaging`] of a bucket waits for the first operation, and issues the second,
 /// when the reducer calls it at the end of the step.

@@ -20,7 +20,7 @@ use std::fmt;
 /// [`finish_in_place`](Self::finish_in_place) or [`finish`](Self::finish). All ranks make the same steps.
 ///
 /// A gradient is a part of its bucket, from the backward pass to the average: the program computes it in the memory of
-/// [`gradient_mut`](Self::gradient_mut), calls [`mark_ready`](Self::mark_ready), and reads the average at
+/// [`gradient_mut`](Self::gradient_mut), calls [`mark_ready`](Self::mark_ready), and reads the average with
 /// [`average`](Self::average). Buckets are allocated once. [`ready`](Self::ready) copies a gradient from elsewhere.
 ///
 /// To accumulate gradients over several backward passes, call [`accumulate`](Self::accumulate) in each but the last:
@@ -52,7 +52,7 @@ pub struct Reducer<T = f32> {
     /// With a static graph in which parameters may be unused: for each, whether this rank has used it in the first
     /// step. Empty before, and on a rank that had no input in it.
     pub(super) uses: Vec<bool>,
-    /// Memory for the vote on who has input.
+    /// Memory for the all-reduce that counts the ranks with input.
     pub(super) vote: Vec<u32>,
     pub(super) meter: Meter,
 }
@@ -130,7 +130,7 @@ impl<T: Gradient> Reducer<T> {
         Ok(reducer)
     }
 
-    /// Allocates what the buckets lack, and begins the next step.
+    /// Allocates the memory that the buckets lack, and resets the state for the next step.
     pub(super) fn allocate(&mut self) {
         self.memory.resize_with(self.layout.buckets.len(), Vec::new);
         for (memory, &len) in self.memory.iter_mut().zip(&self.layout.lens) {

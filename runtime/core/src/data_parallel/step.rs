@@ -16,7 +16,7 @@ use rcomm_recorder::model::ReduceOp;
 pub(super) enum GradientState {
     #[default]
     Absent,
-    /// It is there, and more may be added.
+    /// There is one, and more may be added to it.
     Partial,
     /// It is complete, and may have been sent.
     Ready,
@@ -43,7 +43,7 @@ pub(super) struct Step<T> {
     pub(super) missing: Vec<usize>,
     /// The buckets that were sent, in order.
     pub(super) under_way: Vec<UnderWay<T>>,
-    /// The vote on how many ranks have input.
+    /// The all-reduce that counts the ranks that have input.
     pub(super) active: Option<Work<Vec<u32>>>,
     /// Whether a gradient was written.
     pub(super) is_touched: bool,
@@ -67,7 +67,7 @@ impl<T> Default for Step<T> {
 }
 
 impl<T> Step<T> {
-    /// Begins a step; allocates nothing where there was one of the same layout.
+    /// Resets the state for the next step; allocates nothing if the last step had the same layout.
     pub(super) fn reset(&mut self, layout: &Layout) {
         let parameters = layout.places.len();
         self.states.clear();
@@ -86,7 +86,7 @@ impl<T> Step<T> {
     }
 }
 
-/// The memory of buckets in a narrower type, in which they are sent; allocated once.
+/// Memory for the buckets in the narrower type in which they are sent; allocated once for each layout.
 pub(super) enum Narrow {
     None,
     F16(Vec<Vec<f16>>),
@@ -114,7 +114,7 @@ impl Narrow {
         }
     }
 
-    /// Sends a bucket in the narrower type; `None` if it is sent in its own.
+    /// Sends a bucket in the narrower type; `None` if it is sent in the type of the gradients.
     pub(super) fn send<T: Gradient>(
         &mut self,
         bucket: usize,

@@ -242,8 +242,9 @@ impl MonitoredBarrier {
             return Ok(());
         }
         let within = text::duration(share.timeout());
-        let message = format!("within {within} these did not arrive: rank {absent_list}");
         let absent: Vec<Rank> = absent_list.split(", ").flat_map(str::parse).collect();
+        let named = text::ranks(&absent, MAX_RANKS);
+        let message = format!("{named} did not arrive within {within}");
         let error = Error::new(ErrorKind::Timeout, message).with_ranks(&absent);
         Err(error.sparing_group())
     }

@@ -112,7 +112,7 @@ impl<B> World<B> {
     }
 
     /// Waits until no operation that was issued (by a call that returns a [`Work`](crate::Work)) is pending in any
-    /// group. Whether they failed is in their handles.
+    /// group. Their handles tell whether they failed.
     ///
     /// # Blocking
     /// For `timeout` at most. Operations that are issued meanwhile count too.

@@ -374,7 +374,7 @@ pub(crate) fn open_recorder(
     }
 }
 
-/// The number of operations of a ring of so many MiB.
+/// The number of operations that a ring of this many MiB holds.
 fn entries_within(recorder: &RecorderConfig, mib: u32) -> Result<u32> {
     let bytes = (mib as usize).saturating_mul(1 << 20);
     recorder.entries_within(bytes).ok_or_else(|| {

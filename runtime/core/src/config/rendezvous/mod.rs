@@ -76,7 +76,7 @@ pub struct Rendezvous {
     pub master_addr: String,
     /// Port of the store.
     pub master_port: u16,
-    /// The job's name, equal on all ranks. Where no launcher names it, `master_addr` and `master_port`.
+    /// The job's name, equal on all ranks. If no launcher names it, it is `master_addr` and `master_port`.
     pub job: String,
     /// The number of the attempt, from 0: how often the launcher has restarted the job, or a later number if the ranks
     /// have made the world anew ([`World::grow`](crate::World::grow)).
@@ -232,8 +232,8 @@ impl Rendezvous {
 
     /// Registers this rank in the store, and verifies that it is the right store.
     ///
-    /// Catches, with one call to the store and no waiting: a rank that was started twice, another
-    /// job's store on this port, and ranks that disagree on the world size. Call it once per process.
+    /// With one call to the store, which does not wait, it detects a rank that was started twice, another job's store
+    /// on this port, and ranks that disagree on the world size. Call it once per process.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names which of these it is; the store's own errors are passed on.

@@ -1,4 +1,4 @@
-//! Collectives of values that serde can write and read.
+//! Collectives of values that serde can serialize and deserialize.
 
 use super::encoding::{
     NOT_SERIALIZABLE, check_lengths, decode, decode_all, encode, length_of, zeros,
@@ -17,8 +17,8 @@ impl ProcessGroup {
     /// Every rank's `object` ends as the root's.
     ///
     /// # Errors
-    /// `InvalidArgument`, on all ranks, if the root's value is too long or cannot be written. `Mismatch`, on
-    /// one rank alone, if that rank cannot read the value as its type.
+    /// `InvalidArgument`, on all ranks, if the root's value is too long or cannot be serialized. `Mismatch`, on one
+    /// rank alone, if that rank cannot deserialize the value as its type.
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: &mut T, root: u32) -> Result<()>
     where

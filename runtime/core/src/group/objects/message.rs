@@ -20,7 +20,7 @@ impl ProcessGroup {
     /// Until the value is sent; if it is long, until it is received.
     ///
     /// # Errors
-    /// `InvalidArgument` if the value is too long or cannot be written; the receiver then gets an error too.
+    /// `InvalidArgument` if the value is too long or cannot be serialized; the receiver then gets an error too.
     #[track_caller]
     pub fn send_object<T: Serialize>(&self, object: &T, peer: u32, tag: u32) -> Result<()> {
         self.send_object_async(object, peer, tag)?.wait()
@@ -56,8 +56,8 @@ impl ProcessGroup {
     /// Until the value has arrived, and those before it from the same peer with the same tag.
     ///
     /// # Errors
-    /// `InvalidArgument` if the value is too long or the sender could not write it; `Mismatch` if it cannot
-    /// be read as a `T`.
+    /// `InvalidArgument` if the value is too long or the sender could not serialize it; `Mismatch` if it cannot be
+    /// deserialized as a `T`.
     #[track_caller]
     pub fn recv_object<T: DeserializeOwned>(&self, peer: u32, tag: u32) -> Result<T> {
         let work = self.receive(Location::caller(), peer, tag)?;

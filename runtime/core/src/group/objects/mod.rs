@@ -1,4 +1,4 @@
-//! Collectives and messages of values that are not arrays: anything that serde can write and read.
+//! Collectives and messages of values that are not arrays: anything that serde can serialize and deserialize.
 //!
 //! They are for settings, names and small tables, not for data: a value is sent as JSON of at most
 //! [`MAX_OBJECT_BYTES`]. The lengths are sent first, so that every rank refuses a value that is too long and no

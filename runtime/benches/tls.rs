@@ -52,7 +52,7 @@ fn mean(repetitions: usize, mut work: impl FnMut()) -> Duration {
     began.elapsed() / u32::try_from(repetitions).unwrap()
 }
 
-/// The number of repetitions for one round, if one takes `once`.
+/// The number of repetitions for one round, if a repetition takes `once`.
 fn repetitions(once: Duration) -> usize {
     let count = ROUND.as_nanos() / once.as_nanos().max(1);
     usize::try_from(count).unwrap().clamp(3, 20_000)
@@ -80,7 +80,8 @@ fn all_reduce(worlds: &[World; 2], together: &Barrier, size: usize) -> [Vec<Dura
             .all_reduce(&mut numbers, ReduceOp::Max)
             .unwrap();
     };
-    // Both ranks must repeat as often, so the number follows from the size alone: about 1 GB/s, and 30 µs for each.
+    // Both ranks must repeat it the same number of times, so that number follows from the size alone: about 1 GB/s, and
+    // 30 µs for each repetition.
     let once = Duration::from_micros(30) + Duration::from_nanos(size as u64);
     let count = repetitions(once);
     for world in worlds {

@@ -4,8 +4,10 @@
 //! process id costs a system call, which takes longer than a record; so the id is kept in one word of memory
 //! that the kernel clears in every child (`MADV_WIPEONFORK`).
 
+use rcomm_recorder::Error;
 use rcomm_recorder::record::FlightRecorder;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::io::ErrorKind;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::OnceLock;
@@ -52,14 +54,24 @@ pub struct ForkGuarded {
 }
 
 impl ForkGuarded {
-    /// Guards a recorder that this process has just created. Fails, and returns the recorder, if the kernel cannot mark
-    /// memory to be cleared in a forked child (before Linux 4.14).
+    /// Guards a recorder that this process has just created. If that fails, its ring is removed again: the file would
+    /// tell of a rank that never began.
     ///
     /// # Errors
-    /// The recorder itself.
-    pub fn new(recorder: FlightRecorder) -> Result<Self, Box<FlightRecorder>> {
-        let Some(Owner(word)) = Owner::of_process() else {
-            return Err(Box::new(recorder));
+    /// If the kernel cannot mark memory to be cleared in a forked child (before Linux 4.14).
+    pub fn new(recorder: FlightRecorder) -> Result<Self, Error> {
+        Self::by(recorder, Owner::of_process())
+    }
+
+    fn by(recorder: FlightRecorder, owner: Option<&'static Owner>) -> Result<Self, Error> {
+        let Some(Owner(word)) = owner else {
+            // A file that cannot be removed is left: the error below matters more.
+            let _ = recorder.discard();
+            let what = "mark memory to be cleared in forked children, as Linux 4.14 and later can";
+            return Err(Error::Io {
+                what: what.to_owned(),
+                source: ErrorKind::Unsupported.into(),
+            });
         };
         let process = u64::from(std::process::id());
         // The word is 0 before the first recorder of this process, also in a child.
@@ -85,5 +97,26 @@ impl Drop for ForkGuarded {
             // mapping may hold something else.
             unsafe { ManuallyDrop::drop(&mut self.recorder) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::record::{Placement, RecorderConfig};
+
+    #[test]
+    fn a_recorder_that_cannot_be_guarded_leaves_no_ring() {
+        let directory = tempfile::tempdir().expect("a folder");
+        let config = RecorderConfig {
+            placement: Placement::Dir(directory.path().to_owned()),
+            ..RecorderConfig::new("job", 0, 1)
+        };
+        let recorder = FlightRecorder::create(&config).expect("a ring");
+        let ring = recorder.storage().path().expect("a file").to_owned();
+        assert!(ring.exists());
+        let refused = ForkGuarded::by(recorder, None).expect_err("no owner");
+        assert!(refused.to_string().contains("Linux 4.14"), "{refused}");
+        assert!(!ring.exists());
     }
 }

@@ -116,9 +116,7 @@ pub unsafe extern "C" fn rcomm_recorder_open(
         }
         let made = FlightRecorder::create(&config).map_err(|error| error.to_string())?;
         remove_jobs_beside(&made, &KeptJobs::default());
-        let made = ForkGuarded::new(made).map_err(
-            |_| "this kernel cannot clear memory in forked children (Linux 4.14 and later can)",
-        )?;
+        let made = ForkGuarded::new(made).map_err(|error| error.to_string())?;
         // SAFETY: `recorder` is not NULL (checked above), so the caller lets this function write one
         // pointer there.
         unsafe { recorder.write(Box::into_raw(Box::new(Handle(made)))) };

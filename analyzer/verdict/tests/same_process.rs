@@ -109,6 +109,7 @@ fn process(rank: u32, name: &str, seen: &[OpType]) -> [Dump; 2] {
             },
             since_ns: 1,
         }],
+        links_lost: 0,
     };
     dump.nccl_comm_state = vec![communicator.to_facts()];
     [program.snapshot(), dump]
@@ -132,6 +133,28 @@ fn a_process_with_both_recorders_is_one_rank_and_has_the_channels_under_its_own_
         first.sentence
     );
     assert!(first.sentence.contains("default_pg"), "{}", first.sentence);
+}
+
+#[test]
+fn no_transfer_is_named_from_rings_that_had_no_room_for_some() {
+    let mut dumps = all("default_pg", &SEEN);
+    for dump in &mut dumps {
+        let mut communicators = dump.communicators();
+        for communicator in &mut communicators {
+            communicator.links_lost = 3;
+        }
+        dump.nccl_comm_state = communicators.iter().map(Communicator::to_facts).collect();
+    }
+    let report = analyze(&dumps, &Policy::default());
+    let first = report.findings.first().expect("the report has a finding");
+    assert_eq!(first.code, Code::E135, "{}", first.sentence);
+    assert!(!first.sentence.contains("channel 1"), "{}", first.sentence);
+    let lost = "the rings of ranks 0 and 1 had no room for 6 transfers";
+    let doubts = &first.doubts;
+    assert!(doubts.iter().any(|it| it.starts_with(lost)), "{doubts:?}");
+    let mut notes = report.problems.iter();
+    let note = notes.find(|it| it.code == Code::N302).expect("a note");
+    assert!(note.sentence.starts_with(lost), "{}", note.sentence);
 }
 
 #[test]
@@ -238,6 +261,7 @@ fn plugin_of(torch: &Dump, later_ns: i64) -> Dump {
             hash,
             kernels: Vec::new(),
             links: Vec::new(),
+            links_lost: 0,
         };
         dump.nccl_comm_state.push(communicator.to_facts());
     }

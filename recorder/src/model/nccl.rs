@@ -17,6 +17,9 @@ pub struct Communicator {
     pub kernels: Vec<KernelProgress>,
     /// Its network transfers in progress.
     pub links: Vec<LinkProgress>,
+    /// How many transfers of the process, of any communicator, could not be recorded since its ring was made: `links`
+    /// may lack some.
+    pub links_lost: u64,
 }
 
 /// The progress of one operation on its channels.
@@ -129,6 +132,7 @@ impl KernelProgress {
 const HASH: &str = "commHash";
 const KERNEL: &str = "kernel:";
 const LINK: &str = "link:";
+const LINKS_LOST: &str = "linksLost";
 
 impl Communicator {
     /// Converts the state to a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state): name and facts.
@@ -170,6 +174,9 @@ impl Communicator {
                 ),
             ));
         }
+        if self.links_lost > 0 {
+            facts.push((LINKS_LOST.to_owned(), self.links_lost.to_string()));
+        }
         (self.group.clone(), facts)
     }
 
@@ -188,6 +195,9 @@ impl Communicator {
         let mut communicator = Self {
             group: name.to_owned(),
             hash,
+            links_lost: find(LINKS_LOST)
+                .and_then(|count| count.parse().ok())
+                .unwrap_or(0),
             ..Self::default()
         };
         for (key, value) in facts {
@@ -267,6 +277,7 @@ mod tests {
                 wait: LinkWait::Peer,
                 since_ns: 7,
             }],
+            links_lost: 4,
         }
     }
 

@@ -93,7 +93,7 @@ pub(crate) fn identity(memory: &impl Read, dump_time_ns: i64) -> Identity {
         rank: Some(rank),
         world_size: Some(world_size),
         host: header_text(memory, header::HOST),
-        job: header_text(memory, header::JOB),
+        job: job(memory),
         attempt,
         pid,
         dump_time_ns,
@@ -107,6 +107,11 @@ fn processor_wait(memory: &impl Read, anchor: Anchor) -> Option<ProcessorWait> {
         since_ns: anchor.wall_of(since),
         waited_ns: memory.load(header::PROCESSOR_WAIT),
     })
+}
+
+/// The job that the ring states.
+pub(crate) fn job(memory: &impl Read) -> String {
+    header_text(memory, header::JOB)
 }
 
 fn header_text(memory: &impl Read, word: usize) -> String {

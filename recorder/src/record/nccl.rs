@@ -46,6 +46,7 @@ pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &RingLayout)
             hash,
             kernels: Vec::new(),
             links: Vec::new(),
+            links_lost: memory.load(header::LINKS_LOST),
         };
         by_row.insert(row, communicator);
     }

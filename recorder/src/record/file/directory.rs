@@ -127,39 +127,39 @@ impl Unnamed {
         bytes: usize,
     ) -> Result<Self> {
         let job = directory.join(job_directory_name(ring.job));
-        let temporary = job.join(format!(
-            ".{}.{}.{}{}.new",
-            ring.rank,
-            ring.attempt,
-            ring.part.name(),
-            std::process::id()
-        ));
+        let temporary = temporary(&job, ring);
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let mode = Mode::RUSR | Mode::WUSR;
         let mut tries = 0;
         let file = loop {
             ensure_private(&job)?;
-            match rfs::open(&temporary, flags, mode) {
+            match rfs::open(&temporary.0, flags, mode) {
                 Ok(file) => break file,
                 // A dead process with this process's id left the file, or the last rank of an earlier attempt
                 // removed the directory when it closed.
                 Err(error) if tries < 10 => {
                     tries += 1;
                     if error == rustix::io::Errno::EXIST {
-                        let _ = fs::remove_file(&temporary);
+                        let _ = fs::remove_file(&temporary.0);
                     } else if error != rustix::io::Errno::NOENT {
-                        return Err(Error::io(format!("create {}", temporary.display()), error));
+                        return Err(Error::io(
+                            format!("create {}", temporary.0.display()),
+                            error,
+                        ));
                     }
                 }
                 Err(error) => {
-                    return Err(Error::io(format!("create {}", temporary.display()), error));
+                    return Err(Error::io(
+                        format!("create {}", temporary.0.display()),
+                        error,
+                    ));
                 }
             }
         };
         let unnamed = Self {
             file,
-            temporary: Temporary(temporary),
+            temporary,
             directory: job,
         };
         unnamed.reserve(reserved, bytes)?;
@@ -196,22 +196,39 @@ impl Unnamed {
     /// Gives the ring its name and returns the file with its lock. Fails if a living owner has the name; the ring of a
     /// dead one is kept under another name.
     pub(crate) fn publish(self, ring: RingId<'_>) -> Result<(PathBuf, OwnedFd)> {
-        let path = self.directory.join(ring.file_name());
-        for _ in 0..10 {
-            match fs::hard_link(&self.temporary.0, &path) {
-                Ok(()) => {
-                    prune(&self.directory, ring);
-                    remove_leftovers(&self.directory);
-                    return Ok((path, self.file));
-                }
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                    keep_previous(&path, ring)?;
-                }
-                Err(error) => return Err(Error::io(format!("create {}", path.display()), error)),
-            }
-        }
-        Err(ring.taken(path))
+        let path = name(&self.temporary.0, &self.directory, ring)?;
+        Ok((path, self.file))
     }
+}
+
+/// Gives a file in a job's directory the name of a ring.
+pub(super) fn name(temporary: &Path, directory: &Path, ring: RingId<'_>) -> Result<PathBuf> {
+    let path = directory.join(ring.file_name());
+    for _ in 0..10 {
+        match fs::hard_link(temporary, &path) {
+            Ok(()) => {
+                prune(directory, ring);
+                remove_leftovers(directory);
+                return Ok(path);
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                keep_previous(&path, ring)?;
+            }
+            Err(error) => return Err(Error::io(format!("create {}", path.display()), error)),
+        }
+    }
+    Err(ring.taken(path))
+}
+
+/// The name of a ring's file before it has the name of a ring.
+pub(super) fn temporary(directory: &Path, ring: RingId<'_>) -> Temporary {
+    Temporary(directory.join(format!(
+        ".{}.{}.{}{}.new",
+        ring.rank,
+        ring.attempt,
+        ring.part.name(),
+        std::process::id()
+    )))
 }
 
 /// Reserves space for these bytes of a ring file, so that a write there cannot fail.
@@ -223,7 +240,7 @@ pub(crate) fn reserve(file: &OwnedFd, from: usize, to: usize) -> io::Result<()> 
 
 /// The temporary name of a file, removed when dropped.
 #[derive(Debug)]
-struct Temporary(PathBuf);
+pub(super) struct Temporary(pub(super) PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {

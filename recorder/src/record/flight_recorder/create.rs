@@ -1,9 +1,10 @@
 //! Creates a recorder: in a file that outlives it, or in the process's memory.
 
 use super::FlightRecorder;
-use super::growth::{GROWTH, Growth};
+use super::growth::GROWTH;
 use super::nccl::Links;
 use super::peers::Peers;
+use super::place::Place;
 use crate::error::{Error, Result};
 use crate::record::clock::Clock;
 use crate::record::config::{Placement, RecorderConfig, Storage, Touch};
@@ -181,9 +182,9 @@ impl FlightRecorder {
             tables: Tables::new(layout),
             clock: Clock::choose(),
             layout,
-            storage,
+            place: Place::of(storage),
             touched: AtomicUsize::new(0),
-            growth: Mutex::new(Growth::Possible),
+            growth_stopped: AtomicBool::new(false),
             processor_waits: Mutex::new(ProcessorWaits::new()),
             file: lock,
             closed: AtomicBool::new(false),

@@ -5,19 +5,10 @@ use crate::record::file::directory;
 use crate::record::layout::{header, slot};
 use crate::record::ring::Missed;
 use crate::record::sync::Memory;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Number of bytes of a ring file that are reserved at a time.
 pub(super) const GROWTH: usize = 64 << 10;
-
-/// Whether more of the ring file can be reserved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Growth {
-    Possible,
-    /// The system had no space for it.
-    Stopped,
-}
 
 impl FlightRecorder {
     /// Reserves this many more bytes of the ring and takes their page faults, in the order in which records need them.
@@ -53,7 +44,7 @@ impl FlightRecorder {
         self.slots.write(&self.map, id, fill)
     }
 
-    /// As [`reserve_to`](Self::reserve_to), but takes no lock if the word is already reserved.
+    /// As [`reserve_to`](Self::reserve_to), but makes no system call if the word is already reserved.
     pub(super) fn ensure_reserved(&self, end: usize) -> bool {
         end <= self.map.words().len() || self.reserve_to(end)
     }
@@ -61,24 +52,25 @@ impl FlightRecorder {
     /// Reserves the ring file up to this word if needed; returns whether it is reserved now.
     ///
     /// A recording thread calls this if the background thread has not reserved the space yet: once in 512
-    /// records, just after start-up. It then waits for the system to provide some pages.
+    /// records, just after start-up. It then waits for the system to provide some pages. Takes no lock: of several
+    /// threads that need space at once, each asks the system for it, which changes nothing in what is reserved already.
     fn reserve_to(&self, end: usize) -> bool {
-        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
         let have = self.map.words().len();
         if end <= have {
             return true;
         }
-        let Some(file) = self.file.as_ref().filter(|_| *growth == Growth::Possible) else {
+        let is_stopped = self.growth_stopped.load(Ordering::Relaxed);
+        let Some(file) = self.file.as_ref().filter(|_| !is_stopped) else {
             return false;
         };
         let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);
         if directory::reserve(file, have * 8, bytes).is_err() {
             // A record that does not fit is counted as lost, and the rest of the ring is still used.
-            *growth = Growth::Stopped;
+            self.growth_stopped.store(true, Ordering::Relaxed);
             return false;
         }
         self.map.admit(bytes / 8);
-        self.map.words()[header::RESERVED].store(bytes as u64, Ordering::Release);
+        self.map.words()[header::RESERVED].fetch_max(bytes as u64, Ordering::Release);
         true
     }
 }

@@ -9,14 +9,15 @@ mod growth;
 mod nccl;
 mod notes;
 mod peers;
+mod place;
 
 pub use self::counters::Counters;
 pub use self::create::OnConflict;
-use self::growth::Growth;
 use self::nccl::Links;
 pub use self::nccl::{ChannelEvent, CommunicatorInfo, KernelPlan, LinkHandle, LinkPlace};
 pub use self::peers::PeerHandle;
 use self::peers::Peers;
+use self::place::Place;
 use super::bytes::words_of;
 use super::clock::{Clock, Timestamp};
 use super::config::Storage;
@@ -65,11 +66,11 @@ pub struct FlightRecorder {
     peers: Peers,
     tables: Tables,
     clock: Clock,
-    storage: Storage,
+    place: Place,
     /// Number of words touched ahead, from the first slot on and then from the beginning.
     touched: AtomicUsize,
-    /// Held while reserving more of the file.
-    growth: Mutex<Growth>,
+    /// Whether the system had no space for more of the file.
+    growth_stopped: AtomicBool,
     /// Held by the thread that measures.
     processor_waits: Mutex<ProcessorWaits>,
     /// The ring file, whose lock marks the owner as alive.
@@ -80,7 +81,7 @@ pub struct FlightRecorder {
 impl FlightRecorder {
     /// Where the ring is.
     pub fn storage(&self) -> &Storage {
-        &self.storage
+        self.place.storage()
     }
 
     /// The size of the ring with its tables, in bytes.
@@ -518,7 +519,7 @@ impl FlightRecorder {
     /// # Errors
     /// If a file cannot be removed.
     pub fn close(&self) -> Result<()> {
-        let path = self.storage.path();
+        let path = self.storage().path();
         if let Some(path) = path
             && !self.closed.load(Ordering::Relaxed)
         {
@@ -544,7 +545,7 @@ impl FlightRecorder {
         if !self.mark_closed() {
             return Ok(());
         }
-        let Some(path) = self.storage.path() else {
+        let Some(path) = self.storage().path() else {
             return Ok(());
         };
         match directory::remove(path) {

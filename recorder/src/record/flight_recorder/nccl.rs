@@ -259,12 +259,10 @@ impl FlightRecorder {
         if self.layout.kernels.rows == 0 {
             return;
         }
-        let launched = |words: &[AtomicU64; kernel::WORDS]| {
-            words[kernel::LAUNCHED].store(at.0, Ordering::Relaxed);
-        };
-        // A channel may be reported on another thread meanwhile.
+        // A channel may be reported on another thread meanwhile, which changes another word. An exchange would cost more
+        // than the rest.
         if (self.kernels)
-            .update(&self.map, ticket.id & MAX_ID, launched)
+            .update_word(&self.map, ticket.id & MAX_ID, kernel::LAUNCHED, |_| at.0)
             .is_err()
         {
             self.count(header::UPDATES_LOST);
@@ -514,6 +512,8 @@ mod tests {
         let group = communicator(&recorder, 1);
         assert_eq!(recorder.link(place(group, 0, 1)), None);
         assert_eq!(recorder.links_lost(), 1);
+        let communicators = recorder.snapshot().communicators();
+        assert!(communicators.iter().all(|it| it.links_lost == 1));
         recorder.release_links(released, |_| {});
         for channel in 0..16 {
             assert!(recorder.link(place(group, channel, 1)).is_some());

@@ -447,6 +447,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
         ));
     }
     problems.extend(loss::note(ctx, &known));
+    problems.extend(loss::note_transfers(ctx));
     let outdated: BTreeSet<Rank> = ctx
         .graph
         .missing

@@ -4,11 +4,12 @@
 use crate::align::record::Op;
 use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::context::Context;
+use crate::report::format::format_ranks;
 use rcomm_recorder::model::{KernelProgress, LinkProgress, LinkWait, Rank};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where an operation that runs on several ranks lags.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lag {
     /// The channels that have not finished, ascending; empty unless some others have.
     pub(crate) channels: Vec<u8>,
@@ -16,6 +17,12 @@ pub(crate) struct Lag {
     pub(crate) link: Option<StuckTransfer>,
     /// All transfers that the network or a receiver holds up, least progress first.
     pub(crate) held: Vec<StuckTransfer>,
+    /// Sender and receiver of each transfer under way, on the channels that have not finished.
+    pub(crate) under_way: BTreeSet<(Rank, Rank)>,
+    /// Whether the steps of a transfer under way are recorded; without them, what it waits for is unknown.
+    pub(crate) has_steps: bool,
+    /// The ranks whose records had no room for some transfers, each with their number.
+    pub(crate) incomplete: Vec<(Rank, u64)>,
 }
 
 /// What several transfers that are held up have in common.
@@ -76,6 +83,7 @@ fn lag_of_ops<'o>(
     let ranks = &ctx.aligned.groups[group].ranks;
     let mut kernels: Vec<KernelProgress> = Vec::new();
     let mut links: Vec<(Rank, LinkProgress)> = Vec::new();
+    let mut incomplete: BTreeMap<Rank, u64> = BTreeMap::new();
     for (record, op) in ops {
         let whole = &ctx.aligned.records[record];
         let id = whole.record_id(op);
@@ -85,6 +93,9 @@ fn lag_of_ops<'o>(
             kernels.extend(mine.cloned());
             let mine = communicator.links.iter().filter(|it| it.record_id == id);
             links.extend(mine.map(|link| (whole.rank, link.clone())));
+            if communicator.links_lost > 0 {
+                incomplete.insert(whole.rank, communicator.links_lost);
+            }
         }
     }
     let open: BTreeSet<u8> = kernels
@@ -93,15 +104,34 @@ fn lag_of_ops<'o>(
         .collect();
     let most = kernels.iter().map(|it| usize::from(it.channels)).max();
     let some_finished = most.is_some_and(|most| !open.is_empty() && open.len() < most);
-    let held = held_up(&links, |member| ranks.get(member as usize).copied());
-    let link = blocked(&held);
-    (some_finished || !held.is_empty()).then(|| Lag {
+    let rank_of = |member: u32| ranks.get(member as usize).copied();
+    let held = held_up(&links, rank_of);
+    // A transfer that is not recorded may be further behind than all others.
+    let link = blocked(&held).filter(|_| incomplete.is_empty());
+    let is_open = |link: &LinkProgress| !some_finished || open.contains(&link.channel);
+    let under_way = links.iter().filter(|(_, link)| is_open(link));
+    let under_way: BTreeSet<(Rank, Rank)> = under_way
+        .filter_map(|(rank, link)| {
+            let peer = rank_of(link.peer)?;
+            Some(if link.is_send {
+                (*rank, peer)
+            } else {
+                (peer, *rank)
+            })
+        })
+        .collect();
+    let has_steps = (links.iter()).any(|(_, link)| link.wait != LinkWait::Posted);
+    let shows = some_finished || !links.is_empty() || !incomplete.is_empty();
+    shows.then(|| Lag {
         channels: match some_finished {
             true => open.into_iter().collect(),
             false => Vec::new(),
         },
         link,
         held,
+        under_way,
+        has_steps,
+        incomplete: incomplete.into_iter().collect(),
     })
 }
 
@@ -141,6 +171,22 @@ fn blocked(held: &[StuckTransfer]) -> Option<StuckTransfer> {
     (!rival).then_some(first)
 }
 
+/// Says how many transfers the records of these ranks had no room for; `None` if there are none.
+pub(crate) fn lost_transfers(incomplete: &[(Rank, u64)]) -> Option<String> {
+    let ranks: Vec<Rank> = incomplete.iter().map(|&(rank, _)| rank).collect();
+    let number: u64 = incomplete.iter().map(|&(_, number)| number).sum();
+    let ring = match ranks.len() {
+        0 => return None,
+        1 => "ring",
+        _ => "rings",
+    };
+    let several = if number == 1 { "" } else { "s" };
+    let ranks = format_ranks(&ranks);
+    Some(format!(
+        "the {ring} of {ranks} had no room for {number} transfer{several}"
+    ))
+}
+
 impl StuckTransfer {
     /// Its progress in millionths.
     fn done(&self) -> u64 {
@@ -165,6 +211,9 @@ impl Lag {
         &self,
         host_of: impl Fn(Rank) -> Option<String>,
     ) -> Option<(usize, Common)> {
+        if !self.incomplete.is_empty() {
+            return None;
+        }
         let waits = |link: &&StuckTransfer| link.wait == LinkWait::Send;
         let held: Vec<&StuckTransfer> = self.held.iter().filter(waits).collect();
         let first = held.first()?;
@@ -196,6 +245,26 @@ impl Lag {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
+    /// Why it is not certain what lags; `None` if the records have all transfers.
+    pub(crate) fn doubt(&self) -> Option<String> {
+        let lost = lost_transfers(&self.incomplete)?;
+        Some(format!(
+            "{lost}, and the one that is stuck may be among them"
+        ))
+    }
+
+    /// The sender and the receiver of all transfers under way, if they are the same two.
+    fn only_pair(&self) -> Option<(Rank, Rank)> {
+        let mut pairs = self.under_way.iter();
+        let &pair = pairs.next()?;
+        (pairs.next().is_none() && self.incomplete.is_empty()).then_some(pair)
+    }
+
+    /// Whether only the steps of transfers, which were not recorded, could show which one is stuck.
+    pub(crate) fn needs_steps(&self) -> bool {
+        self.under_way.len() > 1 && !self.has_steps
+    }
+
     /// The transfer or the channels that lag.
     fn slowest(&self, host_of: impl Fn(Rank) -> Option<String>) -> Option<String> {
         let Some(link) = self.link else {
@@ -209,8 +278,11 @@ impl Lag {
                 "have"
             };
             let numbers: Vec<String> = self.channels.iter().map(u8::to_string).collect();
+            let between = self.only_pair().map_or(String::new(), |(from, to)| {
+                format!(" from rank {from} to rank {to}")
+            });
             return Some(format!(
-                "channel{several} {} {verb} not finished, the others have",
+                "channel{several} {}{between} {verb} not finished, the others have",
                 numbers.join(", ")
             ));
         };
@@ -291,6 +363,7 @@ mod tests {
             channels: vec![3],
             link: blocked(&held),
             held,
+            ..Lag::default()
         };
         assert_eq!(
             lag.describe(|rank| (rank == 1).then(|| "a".to_owned()))
@@ -301,13 +374,59 @@ mod tests {
         );
         let lag = Lag {
             channels: vec![3],
-            link: None,
-            held: Vec::new(),
+            ..Lag::default()
         };
         assert_eq!(
             lag.describe(|_| None).as_deref(),
             Some("channel 3 has not finished, the others have")
         );
+        // Without steps, the ends are known if there are only two.
+        let mut message = Lag {
+            under_way: [(0, 1)].into(),
+            ..lag
+        };
+        assert_eq!(
+            message.describe(|_| None).as_deref(),
+            Some("channel 3 from rank 0 to rank 1 has not finished, the others have")
+        );
+        assert!(!message.needs_steps());
+        message.under_way.insert((1, 0));
+        assert!(message.needs_steps());
+        assert_eq!(
+            message.describe(|_| None).as_deref(),
+            Some("channel 3 has not finished, the others have")
+        );
+    }
+
+    #[test]
+    fn records_that_lack_transfers_name_no_pair_and_say_so() {
+        let lag = Lag {
+            channels: vec![3],
+            under_way: [(0, 1)].into(),
+            incomplete: vec![(0, 1), (2, 4)],
+            ..Lag::default()
+        };
+        assert_eq!(
+            lag.describe(|_| None).as_deref(),
+            Some("channel 3 has not finished, the others have")
+        );
+        assert_eq!(
+            lag.doubt().as_deref(),
+            Some(
+                "the rings of ranks 0 and 2 had no room for 5 transfers, and the one that is stuck may be among them"
+            )
+        );
+        let whole = Lag {
+            incomplete: Vec::new(),
+            ..lag
+        };
+        assert_eq!(whole.doubt(), None);
+        let shared = |incomplete| Lag {
+            incomplete,
+            ..self::lag(&[(0, 2, LinkWait::Send), (0, 3, LinkWait::Send)])
+        };
+        assert!(shared(Vec::new()).common(|_| None).is_some());
+        assert_eq!(shared(vec![(0, 1)]).common(|_| None), None);
     }
 
     fn lag(links: &[(Rank, u32, LinkWait)]) -> Lag {
@@ -317,9 +436,9 @@ mod tests {
             .collect();
         let held = held_up(&links, Some);
         Lag {
-            channels: Vec::new(),
             link: blocked(&held),
             held,
+            ..Lag::default()
         }
     }
 

@@ -3,6 +3,7 @@
 //! A ring that has wrapped may have dropped it if its oldest entry has not completed, or no entry has.
 
 use crate::align::pending::front_is_lost;
+use crate::judge::channels::lost_transfers;
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::format::format_ranks;
 use crate::report::{Code, Problem};
@@ -67,5 +68,23 @@ pub(crate) fn note(ctx: &Context<'_>, noted: &BTreeSet<Rank>) -> Option<Problem>
         "the oldest entry in the {ring} of {} has not completed: the operation that {they} in may have been dropped",
         format_ranks(&with_lost_front)
     );
+    Some(Problem::new(Code::N302, "", sentence))
+}
+
+/// N302 on the ranks that wait in an operation and whose rings had no room for some network transfers; `None` if there are
+/// none: that no channel lags cannot be concluded from such rings.
+pub(crate) fn note_transfers(ctx: &Context<'_>) -> Option<Problem> {
+    let waits = ctx.aligned.records.iter().filter(|record| {
+        let mut ops = record.ops.iter();
+        ops.any(|op| !op.retired && !op.completed())
+    });
+    let lost = waits.filter_map(|record| {
+        let numbers = record.communicators.iter().map(|it| it.links_lost);
+        let number = numbers.max().filter(|&number| number > 0)?;
+        Some((record.rank, number))
+    });
+    let lost = lost_transfers(&lost.collect::<Vec<_>>())?;
+    let sentence =
+        format!("{lost}: which channel or peer holds up an operation there may not be recorded");
     Some(Problem::new(Code::N302, "", sentence))
 }

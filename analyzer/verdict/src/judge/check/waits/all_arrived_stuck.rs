@@ -126,6 +126,10 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
         .to_owned(),
         "op_mismatch, dtype_mismatch, size_mismatch: the calls agree".to_owned(),
     ];
+    let needs_steps = lag.as_ref().is_some_and(|lag| lag.needs_steps());
+    draft
+        .doubts
+        .extend(lag.as_ref().and_then(|lag| lag.doubt()));
     let common = lag.as_ref().and_then(|lag| lag.common(host_of));
     draft.next = match (common, lag.and_then(|lag| lag.link)) {
         (Some((_, Common::From(rank) | Common::To(rank))), _) => {
@@ -143,6 +147,12 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
             format_ranks(&inside)
         ),
     };
+    if needs_steps {
+        draft.next.push_str(
+            "; the plug-in recorded no steps of the transfers: with RCOMM_NCCL_EVENTS=steps, the next such hang \
+             is reported with the rank that does not send or receive",
+        );
+    }
     draft.targets = vec![place + ctx.graph.ranks];
     draft.at = Some(op_ref);
     draft

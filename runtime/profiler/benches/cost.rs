@@ -19,6 +19,11 @@ use std::time::Instant;
 
 type Table = Profiler<InitV5, DescriptorV5>;
 
+/// States that the plug-in does not need, and NCCL reports all the same: of a group call, and of a transfer.
+const GROUP_START_STOPS: c_int = 23;
+const GROUP_END_STARTS: c_int = 24;
+const TRANSFER_IN_PROGRESS: c_int = 19;
+
 /// The mask of events, which the plug-in may change while there are communicators.
 static MASK: AtomicI32 = AtomicI32::new(0);
 
@@ -108,8 +113,8 @@ impl Shape {
     /// The number of calls of the plug-in for one operation: starts, stops and states.
     fn calls(self) -> u64 {
         let kernels = if self.has_kernels { 3 } else { 0 };
-        let transfers = if self.has_transfers { 4 } else { 0 };
-        6 + u64::from(self.channels) * (kernels + transfers)
+        let transfers = if self.has_transfers { 6 } else { 0 };
+        10 + u64::from(self.channels) * (kernels + transfers)
     }
 }
 
@@ -137,6 +142,13 @@ impl Plugin {
         handle
     }
 
+    /// Reports a state, for which NCCL passes eight bytes.
+    fn state(&self, handle: *mut c_void, state: c_int, mut argument: u64) {
+        // SAFETY: the argument lives until the call returns, and the handle is one that `start` returned, which `record`
+        // looks up and does not follow.
+        unsafe { (self.record)(black_box(handle), state, (&raw mut argument).cast()) };
+    }
+
     fn stop(&self, handle: *mut c_void) {
         // SAFETY: the handle is one that `start` returned, which `stop` looks up and does not follow.
         unsafe { (self.stop)(black_box(handle)) };
@@ -151,6 +163,7 @@ impl Plugin {
             depth: 1,
         };
         let group = self.start(event::GROUP_API, null_mut(), FactsV5 { group_api });
+        self.state(group, GROUP_START_STOPS, 0);
         let coll_api = CollApi {
             func: c"AllReduce".as_ptr(),
             count: 1 << 20,
@@ -161,6 +174,8 @@ impl Plugin {
         };
         let call = self.start(event::COLL_API, group, FactsV5 { coll_api });
         self.stop(call);
+        self.state(group, GROUP_END_STARTS, 0);
+        let plan = self.start(event::GROUP, null_mut(), FactsV5 { group_api });
         let coll = CollV5 {
             coll: Coll {
                 seq_number: 0,
@@ -175,41 +190,45 @@ impl Plugin {
                 algorithm: c"RING".as_ptr(),
                 protocol: c"SIMPLE".as_ptr(),
             },
-            parent_group: null_mut(),
+            parent_group: plan,
         };
         let task = self.start(event::COLL, call, FactsV5 { coll });
         self.stop(task);
+        self.stop(plan);
         self.stop(group);
         let called = started.elapsed();
         // NCCL makes this system call once, so it is not timed.
         let pid = std::process::id() as i32;
         let started = Instant::now();
-        for channel in 0..shape.channels {
-            if shape.has_transfers {
-                for is_send in [0, 1] {
-                    let proxy_op = ProxyOp {
-                        pid,
-                        channel,
-                        peer: 1,
-                        steps: 16,
-                        chunk_size: 1 << 17,
-                        is_send,
-                    };
-                    let transfer = self.start(event::PROXY_OP, task, FactsV5 { proxy_op });
-                    self.stop(transfer);
-                }
+        // The proxy thread gets the transfers with the launch, before the device starts.
+        let mut transfers = [[null_mut(); 2]; CHANNELS[1] as usize];
+        for (channel, transfers) in (0..shape.channels).zip(&mut transfers) {
+            for (is_send, transfer) in (0..).zip(transfers).filter(|_| shape.has_transfers) {
+                let proxy_op = ProxyOp {
+                    pid,
+                    channel,
+                    peer: 1,
+                    steps: 16,
+                    chunk_size: 1 << 17,
+                    is_send,
+                };
+                *transfer = self.start(event::PROXY_OP, task, FactsV5 { proxy_op });
+                self.state(*transfer, TRANSFER_IN_PROGRESS, 0);
             }
-            if shape.has_kernels {
-                let kernel_ch = KernelCh { channel, timer: 1 };
-                let kernel = self.start(event::KERNEL_CH, task, FactsV5 { kernel_ch });
-                let mut timer = 2_u64;
-                // SAFETY: the argument of this state is a clock of eight bytes, which lives until the call
-                // returns.
-                unsafe {
-                    (self.record)(kernel, state::KERNEL_CH_STOP, (&raw mut timer).cast());
-                }
-                self.stop(kernel);
-            }
+        }
+        let mut kernels = [null_mut(); CHANNELS[1] as usize];
+        let channels = 0..shape.channels;
+        for (channel, kernel) in channels.zip(&mut kernels).filter(|_| shape.has_kernels) {
+            let kernel_ch = KernelCh { channel, timer: 1 };
+            *kernel = self.start(event::KERNEL_CH, task, FactsV5 { kernel_ch });
+        }
+        let count = usize::from(shape.channels);
+        for transfers in transfers[..count].iter().filter(|_| shape.has_transfers) {
+            transfers.iter().for_each(|&transfer| self.stop(transfer));
+        }
+        for &kernel in kernels[..count].iter().filter(|_| shape.has_kernels) {
+            self.state(kernel, state::KERNEL_CH_STOP, 2);
+            self.stop(kernel);
         }
         (
             called.as_nanos() as u64,

@@ -37,9 +37,23 @@ pub mod event {
 pub mod state {
     use std::ffi::c_int;
 
-    /// The last of a transfer's own states, 0 to 7. Only version 3 has them; they come with the number of completed
-    /// steps.
-    pub const LAST_OF_V3_PROXY_OP: c_int = 7;
+    // A transfer's own states. Only version 3 has them; they come with the number of the steps that have got so far.
+    /// A send has given the device room for data.
+    pub const SEND_POSTED: c_int = 0;
+    /// A send has data, and waits for the peer's permission.
+    pub const SEND_REM_FIFO_WAIT: c_int = 1;
+    /// A send has passed data to the network.
+    pub const SEND_TRANSMITTED: c_int = 2;
+    /// The network has sent data.
+    pub const SEND_DONE: c_int = 3;
+    /// A receive waits for the network.
+    pub const RECV_POSTED: c_int = 4;
+    /// The network has received data, which is flushed to the device.
+    pub const RECV_RECEIVED: c_int = 5;
+    /// A receive has passed data to the device.
+    pub const RECV_TRANSMITTED: c_int = 6;
+    /// The device has taken received data.
+    pub const RECV_DONE: c_int = 7;
     /// A step waits for the device's data.
     pub const SEND_GPU_WAIT: c_int = 8;
     /// A step waits for the network to send.

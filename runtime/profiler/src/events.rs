@@ -8,7 +8,9 @@
 //! A function for an event that begins returns the event's handle; null if the event is not followed.
 
 use crate::abi::event;
+use crate::group_call;
 use crate::handle::{Handle, Kind, SlotUse};
+use crate::links::{Begun, Left};
 use crate::operation::{Op, State, flag};
 use crate::process::{Call, Communicator, Process, naming};
 use rcomm_recorder::model::LinkWait;
@@ -71,8 +73,14 @@ impl Process {
 
     /// Handles the beginning of the outermost group call.
     pub(crate) fn group_starts(&self) -> *mut c_void {
-        let taken = self.groups.take(|group, _| group.first.store(0, Relaxed));
-        taken.map_or(NONE, |at| at.handle(Kind::Group, 0))
+        let (left, number) = group_call::begin();
+        // A group call that NCCL never ended.
+        self.leave_groups(left);
+        let at = SlotUse {
+            index: 0,
+            generation: number,
+        };
+        at.handle(Kind::Group, 0)
     }
 
     /// Handles the beginning of the call of an operation, and records the operation.
@@ -104,14 +112,13 @@ impl Process {
         };
         let group = Handle::of(parent)
             .and_then(|parent| parent.is(Kind::Group))
-            .and_then(|at| self.groups.get(at));
+            .filter(|group| group_call::is_open(group.generation));
         let flags = if group.is_some() { flag::IN_GROUP } else { 0 };
         let Some(op_at) = self.follow(ticket, at, flags) else {
             return NONE;
         };
-        if let (Some(group), Some(op)) = (group, self.operations.get(op_at)) {
-            op.next.store(group.first.load(Relaxed), Relaxed);
-            group.first.store(op_at.to_word(), Relaxed);
+        if let (Some(_), Some(op)) = (group, self.operations.get(op_at)) {
+            op.next.store(group_call::add(op_at.to_word()), Relaxed);
         }
         op_at.handle(Kind::Call, 0)
     }
@@ -119,13 +126,13 @@ impl Process {
     /// Handles the end of the outermost group call. An operation that is not in a plan by now is added to one on
     /// another thread, or, with some newer algorithms of NCCL, completes without an event. It is not watched until an
     /// event arrives.
-    fn group_stops(&self, at: SlotUse) {
-        let Some(group) = self.groups.get(at) else {
-            return;
-        };
-        // The thread of the group call alone adds to its list.
-        let mut next = group.first.load(Relaxed);
-        self.groups.give_back(at);
+    fn group_stops(&self, number: u32) {
+        self.leave_groups(group_call::end(number));
+    }
+
+    /// Ends the group call that the operations of this list were issued in.
+    fn leave_groups(&self, first: u64) {
+        let mut next = first;
         while next != 0 {
             let op_at = SlotUse::from_word(next);
             // The slot is in use until here, also if its communicator was aborted.
@@ -133,31 +140,15 @@ impl Process {
                 return;
             };
             next = op.next.load(Relaxed);
-            self.group_of_ends(op_at, op);
-        }
-    }
-
-    /// Handles the end of the group call that this operation was issued in.
-    fn group_of_ends(&self, at: SlotUse, op: &Op) {
-        let ticket = op.ticket();
-        let waits = |state: State| !state.has(flag::PLANNED | flag::OVER);
-        let is_left = op.state(at).is_some_and(waits);
-        if is_left {
-            self.recorder.retired(ticket);
-        }
-        let ended = op.change(at, |state| {
-            let state = state.without(flag::IN_GROUP);
-            match waits(state) {
-                true => Some(state.with(flag::LEFT)),
-                false => Some(state),
+            let ticket = op.ticket();
+            let left = op.leave_group(
+                op_at,
+                || self.recorder.retired(ticket),
+                || self.recorder.watched(ticket),
+            );
+            if left.is_some_and(|state| state.has(flag::OVER)) {
+                self.operations.give_back(op_at);
             }
-        });
-        let Some((_, after)) = ended else { return };
-        if after.has(flag::OVER) {
-            self.operations.give_back(at);
-        } else if is_left && after.has(flag::PLANNED) {
-            // Its plan came at this moment.
-            self.recorder.watched(ticket);
         }
     }
 
@@ -203,15 +194,10 @@ impl Process {
         let ticket = op.ticket();
         let at_most = if task.at_most { flag::AT_MOST } else { 0 };
         let silent = if no_channels { flag::NO_CHANNELS } else { 0 };
-        let planned = op.change_open(op_at, |state| {
-            let state = state.without(flag::LEFT).with_channels(task.plan.channels);
-            state.with(flag::PLANNED | at_most | silent)
-        });
-        let Some((before, _)) = planned else {
+        let watch = || self.recorder.watched(ticket);
+        let planned = op.plan(op_at, task.plan.channels, at_most | silent, watch);
+        if planned.is_none() {
             return NONE;
-        };
-        if before.has(flag::LEFT) {
-            self.recorder.watched(ticket);
         }
         if let (Some(peer), true) = (task.peer, known.is_some()) {
             self.recorder.set_peer(ticket, peer);
@@ -307,6 +293,15 @@ impl Process {
             return NONE;
         };
         let (ticket, at) = (op.ticket(), op.communicator());
+        // CollNet's transfers go to a number beyond the ranks of the communicator (`collnetDirect.out`, graph/connect.cc:204 of 2.30.7),
+        // and NCCL never reports their end.
+        let Some(communicator) = self.communicators.get(at) else {
+            return NONE;
+        };
+        let size = communicator.size.load(Relaxed);
+        if size > 0 && facts.peer >= size {
+            return NONE;
+        }
         // NCCL passes transfers to its proxy thread when it puts the operation into a plan: a transfer waits since
         // then, or for less if it follows others of its link.
         let since = Timestamp::from_ns(op.planned.load(Relaxed));
@@ -321,9 +316,10 @@ impl Process {
             peer: facts.peer,
             is_send: facts.is_send,
         };
-        let Some((link, number)) = self.begin_on_link(place) else {
+        let Some((link, begun)) = self.begin_on_link(place, ticket) else {
             return NONE;
         };
+        let number = begun.number;
         let whole = !has_progress && self.current_mask() & event::PROXY_STEP == 0;
         let handle = match whole {
             true => {
@@ -344,6 +340,7 @@ impl Process {
                     }
                     transfer.steps.store(facts.steps, Relaxed);
                     transfer.done.store(0, Relaxed);
+                    transfer.waits.store(0, Relaxed);
                 })
                 .map(|at| at.handle(Kind::Transfer, 0)),
         };
@@ -351,9 +348,11 @@ impl Process {
             self.leave(link.index() as u32, number);
             return NONE;
         };
-        let waits = (LinkWait::Posted, since);
-        self.recorder
-            .link_since(link, Some(ticket), (0, facts.steps), waits);
+        if begun.is_first {
+            let waits = (LinkWait::Posted, since);
+            self.recorder
+                .link_since(link, Some(ticket), (0, facts.steps), waits);
+        }
         if self.communicators.get(at).is_none() {
             // An abort has released the communicator's links before this one.
             self.release_links(group);
@@ -363,35 +362,22 @@ impl Process {
         handle
     }
 
-    /// Counts a transfer on the link at this place; returns the link and the number of its use.
-    fn begin_on_link(&self, place: LinkPlace) -> Option<(LinkHandle, u32)> {
+    /// Counts a transfer of this operation on the link at this place.
+    fn begin_on_link(&self, place: LinkPlace, ticket: Ticket) -> Option<(LinkHandle, Begun)> {
+        let [record, ..] = ticket.to_words();
         // The row of a link without transfers is used again for another link, which may happen between the search and
         // the count.
         for _ in 0..3 {
             let link = self
                 .recorder
                 .link_or_reuse(place, |link| self.links.release_idle(link.index()))?;
-            let number = self.links.begins(link.index());
+            let begun = self.links.begins(link.index(), record);
             if self.recorder.is_link_at(link, place) {
-                return Some((link, number));
+                return Some((link, begun));
             }
-            self.links.ends(link.index(), number);
+            self.links.ends(link.index(), begun.number);
         }
         None
-    }
-
-    fn update_transfer(&self, at: SlotUse, done: Option<u32>, wait: LinkWait) {
-        let Some(transfer) = self.transfers.get(at) else {
-            return;
-        };
-        if let Some(done) = done {
-            transfer.done.store(done, Relaxed);
-        }
-        let words = [0, 1, 2].map(|word| transfer.operation[word].load(Relaxed));
-        let steps = (transfer.done.load(Relaxed), transfer.steps.load(Relaxed));
-        let link = LinkHandle::from_index(transfer.link.load(Relaxed));
-        let ticket = Ticket::of_words(words);
-        self.recorder.link_at(link, Some(ticket), steps, wait);
     }
 
     fn transfer_stops(&self, at: SlotUse) {
@@ -407,23 +393,15 @@ impl Process {
 
     /// Counts a transfer of this use of a link as over.
     fn leave(&self, link: u32, number: u32) {
-        // A newer transfer of the link may be in progress.
-        if self.links.ends(link as usize, number) {
-            self.recorder.link_idle(LinkHandle::from_index(link));
-        }
-    }
-
-    /// Handles the beginning of a step of a transfer.
-    pub(crate) fn step_starts(&self, parent: *mut c_void) -> *mut c_void {
-        let transfer = Handle::of(parent).and_then(|parent| parent.is(Kind::Transfer));
-        let known = transfer.filter(|&at| self.transfers.get(at).is_some());
-        known.map_or(NONE, |at| at.handle(Kind::Step, 0))
-    }
-
-    fn step_stops(&self, at: SlotUse) {
-        if let Some(transfer) = self.transfers.get(at) {
-            transfer.done.fetch_add(1, Relaxed);
-            self.update_transfer(at, None, LinkWait::Posted);
+        let handle = LinkHandle::from_index(link);
+        match self.links.ends(link as usize, number) {
+            Left::Unchanged => {}
+            Left::Idle => self.recorder.link_idle(handle),
+            // Its steps, if NCCL reports them, follow.
+            Left::Next(record) => {
+                let ticket = Ticket::of_words([record, 0, 0]);
+                (self.recorder).link_at(handle, Some(ticket), (0, 0), LinkWait::Posted);
+            }
         }
     }
 
@@ -433,11 +411,11 @@ impl Process {
             return;
         };
         match kind {
-            Kind::Group => self.group_stops(at),
+            Kind::Group => self.group_stops(at.generation),
             Kind::Transfer => self.transfer_stops(at),
             // If the link has had another use since, this transfer was on a communicator that has ended.
             Kind::Whole => self.leave(at.index, at.generation),
-            Kind::Step => self.step_stops(at),
+            Kind::Step => self.step_stops(at, channel),
             Kind::Task | Kind::Kernel => {
                 if let Some(op) = self.operations.get(at) {
                     match kind {
@@ -448,20 +426,6 @@ impl Process {
             }
             // An operation outlives its call; a communicator ends with `finalize`; nothing is kept of a plan.
             Kind::Call | Kind::Captured | Kind::Communicator | Kind::Plan => {}
-        }
-    }
-
-    /// Records what the step with this handle waits for.
-    pub(crate) fn step_waits(&self, handle: *mut c_void, wait: LinkWait) {
-        if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Step)) {
-            self.update_transfer(at, None, wait);
-        }
-    }
-
-    /// Records that the transfer with this handle has completed this many steps.
-    pub(crate) fn transfer_has_done(&self, handle: *mut c_void, steps: u32) {
-        if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Transfer)) {
-            self.update_transfer(at, Some(steps), LinkWait::Posted);
         }
     }
 

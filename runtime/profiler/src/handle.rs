@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// What all handles of this process are combined with, so that a handle of another process, whose transfers this process
 /// may carry out, finds nothing here. The process id alone does not tell: two containers may have equal ones.
@@ -31,9 +31,10 @@ pub(crate) enum Kind {
     Kernel = 4,
     /// A network transfer.
     Transfer = 5,
-    /// A step of a network transfer.
+    /// A step of a network transfer; the slot is that of the transfer, and the channel the lower bits of the step's
+    /// number.
     Step = 6,
-    /// The outermost group call.
+    /// The outermost group call; the generation is its number among those of its thread.
     Group = 7,
     /// The call of an operation that was captured into a graph; the slot is that of its communicator.
     Captured = 8,
@@ -126,27 +127,37 @@ impl Handle {
     }
 }
 
-/// The count of uses of a slot. In the plug-in it is a standard atomic; under the model checker it is loom's, so
-/// that the code that is checked is the code that runs.
-pub(crate) trait Uses: Default {
+/// A word that threads share: the count of uses of a slot, or a word of an operation. In the plug-in it is a standard
+/// atomic; under the model checker it is loom's, so that the code that is checked is the code that runs.
+pub(crate) trait Word: Default {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
     /// Replaces `current` by `new`; false if another thread was first.
     fn replace(&self, current: u64, new: u64, success: Ordering) -> bool;
+    /// Orders the stores before it before those after it.
+    fn fence_release();
 }
 
-impl Uses for AtomicU64 {
+impl Word for AtomicU64 {
+    #[inline]
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
     }
 
+    #[inline]
     fn store(&self, value: u64, order: Ordering) {
         self.store(value, order);
     }
 
+    #[inline]
     fn replace(&self, current: u64, new: u64, success: Ordering) -> bool {
         self.compare_exchange(current, new, success, Ordering::Relaxed)
             .is_ok()
+    }
+
+    #[inline]
+    fn fence_release() {
+        fence(Ordering::Release);
     }
 }
 
@@ -173,7 +184,7 @@ const ALL_EACH: u32 = 256;
 /// How often a slot that is being set up is looked at before it is passed over.
 const SETTLES: u32 = 10_000;
 
-impl<T: Default, U: Uses> Pool<T, U> {
+impl<T: Default, U: Word> Pool<T, U> {
     /// `slots` is a power of two, and at most [`MAX_SLOTS`].
     pub(crate) fn new(slots: usize) -> Self {
         debug_assert!(slots.is_power_of_two() && slots <= MAX_SLOTS);
@@ -271,6 +282,9 @@ const SETTING: u64 = 1 << 63;
 #[cfg(test)]
 #[path = "pool_model.rs"]
 mod pool_model;
+
+#[cfg(test)]
+pub(crate) use pool_model::{Exact, NoFence, NoRelease, count_orders};
 
 #[cfg(test)]
 mod tests {

@@ -4,10 +4,10 @@
 //! then belong to another operation. So each change of the word compares the number of the use as well: an event of an
 //! earlier use changes nothing.
 
-use crate::handle::SlotUse;
+use crate::handle::{SlotUse, Word};
 use rcomm_recorder::record::Ticket;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU64, fence};
 use std::time::Duration;
 
 /// Flags of an operation.
@@ -92,18 +92,18 @@ impl State {
 
 /// An operation in progress.
 #[derive(Debug, Default)]
-pub(crate) struct Op {
-    ticket: [AtomicU64; 3],
+pub(crate) struct Op<W = AtomicU64> {
+    ticket: [W; 3],
     /// The use of its communicator's slot.
-    communicator: AtomicU64,
+    communicator: W,
     /// The use of the slot of the next operation in the list of the group call; 0 = none.
-    pub(crate) next: AtomicU64,
-    state: AtomicU64,
+    pub(crate) next: W,
+    state: W,
     /// When the first channel started and the last one ended, by the device's clock: [tagged](tag) times; 0 = unknown.
-    first_start: AtomicU64,
-    last_end: AtomicU64,
+    first_start: W,
+    last_end: W,
     /// When it was reported to be in a plan, by the clock of the records, ns.
-    pub(crate) planned: AtomicU64,
+    pub(crate) planned: W,
 }
 
 /// Number of the bits of a time that are kept, in nanoseconds: 78 hours.
@@ -126,12 +126,12 @@ fn is_after(time: u64, other: u64) -> bool {
     ahead != 0 && ahead < TIME / 2
 }
 
-impl Op {
+impl<W: Word> Op<W> {
     /// Sets the slot up for this use.
     pub(crate) fn set(&self, at: SlotUse, ticket: Ticket, communicator: SlotUse, flags: u8) {
         // A reader that sees a word of this use must not find the state of the one before.
         self.state.store(0, Relaxed);
-        fence(Release);
+        W::fence_release();
         for (word, value) in self.ticket.iter().zip(ticket.to_words()) {
             word.store(value, Relaxed);
         }
@@ -170,13 +170,10 @@ impl Op {
         let mut before = self.state(at)?;
         loop {
             let after = change(before)?;
-            let changed = self
-                .state
-                .compare_exchange_weak(before.0, after.0, AcqRel, Acquire);
-            match changed {
-                Ok(_) => return Some((before, after)),
-                Err(_) => before = self.state(at)?,
+            if self.state.replace(before.0, after.0, AcqRel) {
+                return Some((before, after));
             }
+            before = self.state(at)?;
         }
     }
 
@@ -188,6 +185,52 @@ impl Op {
         change: impl Fn(State) -> State,
     ) -> Option<(State, State)> {
         self.change(at, |state| (!state.has(flag::OVER)).then(|| change(state)))
+    }
+
+    /// Puts an operation that is not over into a plan with this number of channels, and sets `flags`. Calls `watch` if the
+    /// operation was not watched, because its group call had ended before. `None` if it is over, or the slot has another
+    /// use.
+    pub(crate) fn plan(
+        &self,
+        at: SlotUse,
+        channels: u8,
+        flags: u8,
+        watch: impl FnOnce(),
+    ) -> Option<State> {
+        let (before, after) = self.change_open(at, |state| {
+            let state = state.without(flag::LEFT).with_channels(channels);
+            state.with(flag::PLANNED | flags)
+        })?;
+        if before.has(flag::LEFT) {
+            watch();
+        }
+        Some(after)
+    }
+
+    /// Ends the group call of an operation. One that is in no plan is then no longer watched: `retire` marks that, and
+    /// `watch` reverts it, if its plan comes at this moment. `None` if the slot has another use.
+    pub(crate) fn leave_group(
+        &self,
+        at: SlotUse,
+        retire: impl FnOnce(),
+        watch: impl FnOnce(),
+    ) -> Option<State> {
+        let waits = |state: State| !state.has(flag::PLANNED | flag::OVER);
+        let is_left = self.state(at).is_some_and(waits);
+        if is_left {
+            retire();
+        }
+        let (_, after) = self.change(at, |state| {
+            let state = state.without(flag::IN_GROUP);
+            match waits(state) {
+                true => Some(state.with(flag::LEFT)),
+                false => Some(state),
+            }
+        })?;
+        if is_left && after.has(flag::PLANNED) && !after.has(flag::OVER) {
+            watch();
+        }
+        Some(after)
     }
 
     // One proxy thread reports the channels of an operation, so loads and stores suffice for the times: they cost less
@@ -219,6 +262,10 @@ impl Op {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "operation_model.rs"]
+mod operation_model;
 
 #[cfg(test)]
 mod tests {

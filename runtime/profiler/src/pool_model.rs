@@ -1,16 +1,17 @@
 //! Checks the pool under every order of events that loom explores, and checks that an error in the pool's orderings is
 //! detected.
 
-use super::{Pool, SlotUse, Uses};
+use super::{Pool, SlotUse, Word};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize as Count, Ordering};
 
-#[derive(Default)]
-struct Exact(AtomicU64);
+/// loom's atomic, as the code uses it.
+#[derive(Debug, Default)]
+pub(crate) struct Exact(AtomicU64);
 
-impl Uses for Exact {
+impl Word for Exact {
     fn load(&self, order: Ordering) -> u64 {
         self.0.load(order)
     }
@@ -25,28 +26,52 @@ impl Uses for Exact {
             .compare_exchange(current, new, success, Ordering::Relaxed);
         replaced.is_ok()
     }
+
+    fn fence_release() {
+        loom::sync::atomic::fence(Ordering::Release);
+    }
 }
 
-/// Weakens every store to relaxed.
-#[derive(Default)]
-struct NoRelease(Exact);
+/// Defines a word like [`Exact`] with one weakness.
+macro_rules! weaker {
+    ($(#[$about:meta])* $name:ident, $store:expr, $fence:expr) => {
+        $(#[$about])*
+        #[derive(Debug, Default)]
+        pub(crate) struct $name(Exact);
 
-impl Uses for NoRelease {
-    fn load(&self, order: Ordering) -> u64 {
-        self.0.load(order)
-    }
+        impl Word for $name {
+            fn load(&self, order: Ordering) -> u64 {
+                self.0.load(order)
+            }
 
-    fn store(&self, value: u64, _: Ordering) {
-        self.0.store(value, Ordering::Relaxed);
-    }
+            fn store(&self, value: u64, order: Ordering) {
+                self.0.store(value, $store(order));
+            }
 
-    fn replace(&self, current: u64, new: u64, success: Ordering) -> bool {
-        self.0.replace(current, new, success)
-    }
+            fn replace(&self, current: u64, new: u64, success: Ordering) -> bool {
+                self.0.replace(current, new, success)
+            }
+
+            fn fence_release() {
+                if $fence {
+                    Exact::fence_release();
+                }
+            }
+        }
+    };
+}
+
+weaker! {
+    /// Weakens every store to relaxed.
+    NoRelease, |_| Ordering::Relaxed, true
+}
+weaker! {
+    /// Leaves out the fences.
+    NoFence, |order| order, false
 }
 
 /// Runs a model and returns how many orders of events loom visited.
-fn count_orders(model: impl Fn() + Send + Sync + 'static) -> usize {
+pub(crate) fn count_orders(model: impl Fn() + Send + Sync + 'static) -> usize {
     static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock();
     let visited = std::sync::Arc::new(Count::new(0));
@@ -114,7 +139,7 @@ fn a_slot_is_given_back_once_and_its_next_use_is_unaffected() {
 
 /// Passes a handle to another thread by relaxed accesses, as NCCL may do, so that only the pool orders the events.
 /// Returns how many orders of events loom visited.
-fn what_another_thread_finds<U: Uses + Send + Sync + 'static>() -> usize {
+fn what_another_thread_finds<U: Word + Send + Sync + 'static>() -> usize {
     count_orders(|| {
         let pool: Arc<Pool<AtomicUsize, U>> = Arc::new(Pool::new(1));
         let handle = Arc::new(AtomicU64::new(0));

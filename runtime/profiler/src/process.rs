@@ -9,7 +9,7 @@ use crate::deepening::MaskPlace;
 use crate::handle::{Kind, Pool, SlotUse, choose_key};
 use crate::links::Links;
 use crate::operation::{Op, State, flag};
-use crate::settings::Events;
+use crate::settings::{Events, IdentitySource};
 use crate::shapes::Shape;
 use rcomm_recorder::model::{DType, OpType, Pattern, Peer};
 use rcomm_recorder::record::{
@@ -25,8 +25,6 @@ const COMMUNICATORS: usize = 4_096;
 const OPERATIONS: usize = 8_192;
 /// The largest number of network transfers in progress.
 const TRANSFERS: usize = 8_192;
-/// The largest number of group calls in progress: one for each thread that is inside one.
-const GROUPS: usize = 256;
 
 /// Value for a group that does not exist yet.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
@@ -40,7 +38,6 @@ pub(crate) struct Process {
     pub(crate) communicators: Pool<Communicator>,
     pub(crate) operations: Pool<Op>,
     pub(crate) transfers: Pool<Transfer>,
-    pub(crate) groups: Pool<GroupCall>,
     pub(crate) links: Links,
     next_group: AtomicU32,
     pub(crate) pid: u32,
@@ -49,6 +46,10 @@ pub(crate) struct Process {
     pub(crate) deep_left: AtomicU32,
     /// Whether a communicator has ended with operations in progress.
     pub(crate) has_failed: AtomicBool,
+    /// How the process's rank and job are known.
+    pub(crate) identity: IdentitySource,
+    /// Whether a thread moves the ring to another job.
+    pub(crate) is_moving: AtomicBool,
 }
 
 /// Numbers of a group's operations so far, by which the next ones are numbered. Operations of a graph may be reported by
@@ -116,12 +117,8 @@ pub(crate) struct Transfer {
     pub(crate) operation: [AtomicU64; 3],
     pub(crate) steps: AtomicU32,
     pub(crate) done: AtomicU32,
-}
-
-/// A group call: the head of the list of its operations.
-#[derive(Debug, Default)]
-pub(crate) struct GroupCall {
-    pub(crate) first: AtomicU64,
+    /// What its steps under way wait for; see [`steps`](crate::steps).
+    pub(crate) waits: AtomicU64,
 }
 
 /// An operation as NCCL describes it.
@@ -179,13 +176,14 @@ impl Process {
             communicators: Pool::new(COMMUNICATORS),
             operations: Pool::new(OPERATIONS),
             transfers: Pool::new(TRANSFERS),
-            groups: Pool::new(GROUPS),
             links: Links::new(config.links),
             next_group: AtomicU32::new(0),
             pid: std::process::id(),
             mask_place: MaskPlace::default(),
             deep_left: AtomicU32::new(0),
             has_failed: AtomicBool::new(false),
+            identity: IdentitySource::Launcher,
+            is_moving: AtomicBool::new(false),
         })
     }
 

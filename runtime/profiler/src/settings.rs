@@ -70,8 +70,8 @@ impl Events {
     }
 }
 
-/// The identity of the process within a communicator. That in the first one serves for the process if no launcher gives
-/// an identity.
+/// The identity of the process within a communicator. That in the largest one so far serves for the process if no
+/// launcher gives an identity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommunicatorIdentity {
     pub(crate) hash: u64,
@@ -79,7 +79,23 @@ pub(crate) struct CommunicatorIdentity {
     pub(crate) size: u32,
 }
 
-/// Returns the configuration of this process's ring.
+impl CommunicatorIdentity {
+    /// The name of the job that the communicator's ranks are without a launcher.
+    pub(crate) fn job(&self) -> String {
+        format!("nccl-{:016x}", self.hash)
+    }
+}
+
+/// What gives a process its rank and its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IdentitySource {
+    /// The launcher's variables.
+    Launcher,
+    /// The largest communicator so far.
+    Communicator,
+}
+
+/// Returns the configuration of this process's ring, and what its rank and job are from.
 ///
 /// # Errors
 /// A sentence, if neither a launcher nor a communicator gives a rank.
@@ -87,8 +103,12 @@ pub(crate) fn ring_config(
     lookup: impl Fn(&str) -> Option<String>,
     events: Events,
     first: Option<CommunicatorIdentity>,
-) -> Result<RecorderConfig, String> {
+) -> Result<(RecorderConfig, IdentitySource), String> {
     let launched = Launched::from_environment(&lookup);
+    let source = match launched {
+        Some(_) => IdentitySource::Launcher,
+        None => IdentitySource::Communicator,
+    };
     let (rank, world_size, job, attempt) = match (launched, first) {
         (Some(it), _) => (
             it.rank,
@@ -96,13 +116,7 @@ pub(crate) fn ring_config(
             it.job.unwrap_or_else(|| "nccl".to_owned()),
             it.attempt,
         ),
-        // The ranks of the first communicator are then treated as a separate job.
-        (None, Some(first)) => (
-            first.rank,
-            first.size,
-            format!("nccl-{:016x}", first.hash),
-            0,
-        ),
+        (None, Some(first)) => (first.rank, first.size, first.job(), 0),
         (None, None) => {
             return Err(
                 "no launcher gave this process a rank, and this version of NCCL does not either: \
@@ -112,7 +126,7 @@ pub(crate) fn ring_config(
         }
     };
     let job = cut(job);
-    Ok(RecorderConfig {
+    let config = RecorderConfig {
         placement: match lookup("RCOMM_RING_DIR").filter(|dir| !dir.is_empty()) {
             None => Placement::Shared,
             Some(dir) if dir == "memory" => Placement::Memory,
@@ -125,7 +139,8 @@ pub(crate) fn ring_config(
         links: if events.mask == 0 { 0 } else { 4_096 },
         part: RingPart::NcclProfiler,
         ..RecorderConfig::new(job, rank, world_size)
-    })
+    };
+    Ok((config, source))
 }
 
 /// Cuts a job's name to the 255 bytes that it may have.
@@ -172,8 +187,9 @@ mod tests {
             rank: 1,
             size: 2,
         };
-        let config = ring_config(|_| None, DEFAULT, Some(first)).expect("a rank");
+        let (config, source) = ring_config(|_| None, DEFAULT, Some(first)).expect("a rank");
         assert_eq!((config.rank, config.world_size), (1, 2));
+        assert_eq!(source, IdentitySource::Communicator);
         assert_eq!(config.job, "nccl-00000000000000ab");
         assert!(ring_config(|_| None, DEFAULT, None).is_err());
     }

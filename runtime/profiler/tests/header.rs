@@ -189,7 +189,14 @@ const EVENTS: [(&str, u32, u32); 15] = [
 ];
 
 /// The states `ncclProfilerX` in `nccl_profiler.h` that the plug-in reads, with the first version that has each.
-const STATES: [(&str, i32, u32); 8] = [
+const STATES: [(&str, i32, u32); 15] = [
+    ("ProxyOpSendPosted", 0, 1),
+    ("ProxyOpSendRemFifoWait", 1, 1),
+    ("ProxyOpSendTransmitted", 2, 1),
+    ("ProxyOpSendDone", 3, 1),
+    ("ProxyOpRecvPosted", 4, 1),
+    ("ProxyOpRecvReceived", 5, 1),
+    ("ProxyOpRecvTransmitted", 6, 1),
     ("ProxyOpRecvDone", 7, 1),
     ("ProxyStepSendGPUWait", 8, 1),
     ("ProxyStepSendWait", 9, 1),
@@ -223,7 +230,14 @@ fn events_and_states_have_the_numbers_of_nccl() {
         assert_eq!(in_all, !name.ends_with("Api"), "{name}");
     }
     let ours = [
-        ("ProxyOpRecvDone", state::LAST_OF_V3_PROXY_OP),
+        ("ProxyOpSendPosted", state::SEND_POSTED),
+        ("ProxyOpSendRemFifoWait", state::SEND_REM_FIFO_WAIT),
+        ("ProxyOpSendTransmitted", state::SEND_TRANSMITTED),
+        ("ProxyOpSendDone", state::SEND_DONE),
+        ("ProxyOpRecvPosted", state::RECV_POSTED),
+        ("ProxyOpRecvReceived", state::RECV_RECEIVED),
+        ("ProxyOpRecvTransmitted", state::RECV_TRANSMITTED),
+        ("ProxyOpRecvDone", state::RECV_DONE),
         ("ProxyStepSendGPUWait", state::SEND_GPU_WAIT),
         ("ProxyStepSendWait", state::SEND_WAIT),
         ("ProxyStepRecvWait", state::RECV_WAIT),

@@ -1,7 +1,7 @@
 //! Processes with several devices, each with a rank of its own in each communicator.
 
 use crate::faults::first;
-use crate::job::{Job, Until};
+use crate::job::{Job, Until, without_launcher};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
 
 fn judge(job: &Job) -> Report {
@@ -34,11 +34,7 @@ fn a_device_that_never_calls_is_named_among_two_processes_with_four() {
 
 #[test]
 fn one_process_with_eight_devices_and_no_launcher_is_healthy() {
-    let job = Job::of_devices(6, &[&[Until::Done; 8]], |command| {
-        for variable in ["RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"] {
-            command.env_remove(variable);
-        }
-    });
+    let job = Job::of_devices(6, &[&[Until::Done; 8]], without_launcher);
     let report = judge(&job);
     assert_eq!(report.findings.len(), 0, "{:?}", report.findings);
     assert_eq!(report.verdict, Verdict::Healthy, "{report:?}");

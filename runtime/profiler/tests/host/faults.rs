@@ -1,9 +1,9 @@
 //! The findings on the rings of plain NCCL processes: for each fault, the first finding is right, without rcomm in the
 //! program.
 
-use crate::job::{GRAPH, Job, LATE, MESSAGE, Until};
+use crate::job::{BEHIND, GRAPH, Job, LATE, MESSAGE, PAIR_FIRST, Until, without_launcher};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::process::Command;
 
 pub(crate) const COUNT: usize = 1 << 20;
 const VERSIONS: [u32; 4] = [3, 4, 5, 6];
@@ -60,161 +60,151 @@ fn a_healthy_job_has_no_finding_in_any_version() {
     }
 }
 
-#[test]
-fn a_rank_that_never_calls_is_named() {
-    for version in VERSIONS {
-        let job = Job::start(
-            version,
-            with_one(2, Until::NotCalled, Until::Running),
-            |_| {},
-        );
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::E101, &[2][..]),
-            "version {version}: {sentence}"
-        );
-        assert!(
-            sentence.contains("never issued all_reduce #6"),
-            "{sentence}"
-        );
+/// The first finding must have this code, these culprits, and these words in its sentence.
+fn assert_first(report: &Report, code: Code, culprits: &[u32], says: &[&str], of: &str) {
+    let (found, ranks, sentence) = first(report);
+    assert_eq!((found, ranks), (code, culprits), "{of}: {sentence}");
+    for words in says {
+        assert!(sentence.contains(words), "{of}: {sentence}");
     }
 }
 
-#[test]
-fn a_rank_whose_call_is_never_launched_is_named() {
-    for version in [5, 6] {
-        let job = Job::start(version, with_one(1, Until::Called, Until::Running), |_| {});
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::E101, &[1][..]),
-            "version {version}: {sentence}"
-        );
-        assert!(sentence.contains("has not started it"), "{sentence}");
+/// What a job of these ranks shows in each of these versions.
+fn finds(
+    versions: &[u32],
+    last: [(Until, usize); 4],
+    change: impl Fn(&mut Command),
+    (code, culprits, says): (Code, &[u32], &[&str]),
+) {
+    for &version in versions {
+        let job = Job::start(version, last, &change);
+        let of = format!("version {version}");
+        assert_first(&judge(&job), code, culprits, says, &of);
     }
 }
 
+fn variable(name: &'static str, value: &'static str) -> impl Fn(&mut Command) {
+    move |command| {
+        command.env(name, value);
+    }
+}
+
+/// Asks for the events that are recorded by default.
+fn by_default(command: &mut Command) {
+    command.env("RCOMM_NCCL_EVENTS", "256");
+}
+
+/// Rank 1 sends no more to rank 2 on channel 3.
+fn one_channel_stuck() -> [(Until, usize); 4] {
+    with_one(1, Until::OneChannelLeft, Until::OneChannelStarves)
+}
+
 #[test]
-fn a_rank_whose_device_never_reaches_the_operation_is_named() {
-    for version in VERSIONS {
-        let job = Job::start(version, with_one(3, Until::Planned, Until::Running), |_| {});
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::E101, &[3][..]),
-            "version {version}: {sentence}"
-        );
-        assert!(sentence.contains("has not started it"), "{sentence}");
+fn a_rank_that_never_calls_or_never_starts_is_named() {
+    let never = "never issued all_reduce #6";
+    let not_started = "has not started it";
+    for (rank, until, versions, says) in [
+        (2, Until::NotCalled, &VERSIONS[..], never),
+        // Up to version 4 NCCL does not report calls.
+        (1, Until::Called, &[5, 6], not_started),
+        (3, Until::Planned, &VERSIONS, not_started),
+    ] {
+        let last = with_one(rank, until, Until::Running);
+        let expected = (Code::E101, &[rank as u32][..], &[says][..]);
+        finds(versions, last, |_| {}, expected);
     }
 }
 
 #[test]
 fn a_hang_inside_a_replayed_graph_is_reported_with_rank_and_channel() {
-    for version in [5, 6] {
-        let graph = |command: &mut std::process::Command| {
-            command.env(GRAPH, "1");
-        };
-        let job = Job::start(
-            version,
-            with_one(2, Until::NotCalled, Until::Running),
-            graph,
-        );
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::E101, &[2][..]),
-            "version {version}: {sentence}"
-        );
-        assert!(sentence.contains("all_reduce #3"), "{sentence}");
-        assert!(sentence.contains("graph replays"), "{sentence}");
-
-        let last = with_one(1, Until::OneChannelLeft, Until::OneChannelStarves);
-        let job = Job::start(version, last, graph);
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::E135, &[][..]),
-            "version {version}: {sentence}"
-        );
-        assert!(sentence.contains("channel 3 from rank 1"), "{sentence}");
-    }
+    let graph = variable(GRAPH, "1");
+    let absent = with_one(2, Until::NotCalled, Until::Running);
+    let says = ["all_reduce #3", "graph replays"];
+    finds(&[5, 6], absent, &graph, (Code::E101, &[2], &says));
+    let says = ["channel 3 from rank 1"];
+    finds(
+        &[5, 6],
+        one_channel_stuck(),
+        &graph,
+        (Code::E135, &[], &says),
+    );
 }
 
 #[test]
 fn a_channel_that_is_stuck_towards_a_peer_is_named() {
-    for version in [4, 5, 6] {
-        let last = with_one(1, Until::OneChannelLeft, Until::OneChannelStarves);
-        let job = Job::start(version, last, |_| {});
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::E135, &[][..]),
-            "version {version}: {sentence}"
-        );
-        assert!(sentence.contains("channel 3 from rank 1"), "{sentence}");
-        assert!(sentence.contains("to rank 2"), "{sentence}");
-        assert!(sentence.contains("step 5 of 16"), "{sentence}");
-    }
+    let says = [
+        "channel 3 from rank 1",
+        "to rank 2",
+        "step 5 of 16",
+        "waits for the network",
+    ];
+    let expected = (Code::E135, &[][..], &says[..]);
+    finds(&VERSIONS, one_channel_stuck(), |_| {}, expected);
+    // Operations that are queued behind do not take its place.
+    finds(
+        &VERSIONS,
+        one_channel_stuck(),
+        variable(BEHIND, "1"),
+        expected,
+    );
+    // Version 3 reports the progress of transfers without being asked for steps.
+    finds(&[3], one_channel_stuck(), by_default, expected);
 }
 
 #[test]
 fn faults_are_found_with_the_events_that_are_recorded_by_default() {
-    let cases = [
-        (
-            with_one(2, Until::NotCalled, Until::Running),
-            Code::E101,
-            &[2][..],
-            "never issued",
-        ),
-        (
-            with_one(3, Until::Planned, Until::Running),
-            Code::E101,
-            &[3],
-            "has not started it",
-        ),
-        (
-            with_one(1, Until::OneChannelLeft, Until::OneChannelStarves),
-            Code::E135,
-            &[],
-            "channel 3",
-        ),
-    ];
-    for (last, expected, ranks, says) in cases {
-        let job = Job::start(6, last, |command| {
-            command.env("RCOMM_NCCL_EVENTS", "256");
-        });
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!((code, culprits), (expected, ranks), "{sentence}");
-        assert!(sentence.contains(says), "{sentence}");
+    let absent = with_one(2, Until::NotCalled, Until::Running);
+    let planned = with_one(3, Until::Planned, Until::Running);
+    finds(
+        &[4, 6],
+        absent,
+        by_default,
+        (Code::E101, &[2], &["never issued"]),
+    );
+    finds(
+        &[4, 6],
+        planned,
+        by_default,
+        (Code::E101, &[3], &["has not started it"]),
+    );
+    for version in [4, 6] {
+        for behind in ["", BEHIND] {
+            let job = Job::start(version, one_channel_stuck(), |command| {
+                by_default(command);
+                if !behind.is_empty() {
+                    command.env(behind, "1");
+                }
+            });
+            let report = judge(&job);
+            let of = format!("version {version} {behind}");
+            assert_first(
+                &report,
+                Code::E135,
+                &[],
+                &["channel 3 has not finished"],
+                &of,
+            );
+            // Each rank has transfers under way, so what is stuck cannot be told; the finding says how it can be.
+            let next = &report.findings[0].next;
+            assert!(next.contains("RCOMM_NCCL_EVENTS=steps"), "{of}: {next}");
+        }
     }
 }
 
 #[test]
 fn the_channel_of_a_message_that_is_stuck_is_named() {
-    for version in [4, 6] {
-        let mut last = all(Until::Done);
-        (last[0].0, last[1].0) = (Until::OneChannelLeft, Until::OneChannelStarves);
-        let job = Job::start(version, last, |command| {
-            command.env(MESSAGE, "1");
-        });
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::E135, &[][..]),
-            "version {version}: {sentence}"
-        );
-        assert!(sentence.contains("channel 1 from rank 0"), "{sentence}");
-        assert!(sentence.contains("to rank 1"), "{sentence}");
-    }
+    let mut last = all(Until::Done);
+    (last[0].0, last[1].0) = (Until::OneChannelLeft, Until::OneChannelStarves);
+    let message = variable(MESSAGE, "1");
+    let says = ["channel 1 from rank 0", "to rank 1"];
+    finds(&[4, 6], last, &message, (Code::E135, &[], &says));
+    // Without steps, the two ends of the only transfer under way are known.
+    let default = |command: &mut Command| {
+        message(command);
+        by_default(command);
+    };
+    let says = ["channel 1 from rank 0 to rank 1 has not finished"];
+    finds(&[4, 6], last, default, (Code::E135, &[], &says));
 }
 
 #[test]
@@ -224,56 +214,29 @@ fn a_rank_whose_kernels_are_short_each_time_is_named_as_the_late_one() {
             command.env(LATE, "2").env("RCOMM_NCCL_EVENTS", "1024");
         });
         let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::W220, &[2][..]),
-            "version {version}: {sentence}"
+        assert_first(
+            &report,
+            Code::W220,
+            &[2],
+            &[],
+            &format!("version {version}"),
         );
         assert_eq!(report.verdict, Verdict::Slow);
     }
 }
 
 #[test]
-fn a_rank_that_was_killed_is_named() {
+fn a_rank_that_was_killed_or_stopped_is_named() {
     for version in VERSIONS {
-        let mut job = Job::start(
-            version,
-            with_one(2, Until::NotCalled, Until::Running),
-            |_| {},
-        );
+        let absent = with_one(2, Until::NotCalled, Until::Running);
+        let of = format!("version {version}");
+        let mut job = Job::start(version, absent, |_| {});
         job.kill(2);
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(culprits, &[2], "version {version}: {sentence}");
-        assert_eq!(code, Code::E150, "version {version}: {sentence}");
-    }
-}
-
-#[test]
-fn a_stopped_rank_is_named_by_its_missing_call() {
-    for version in VERSIONS {
-        let job = Job::start(
-            version,
-            with_one(0, Until::NotCalled, Until::Running),
-            |_| {},
-        );
-        let pid = Pid::from_raw(job.ranks[0].0.id() as i32).expect("a process");
-        kill_process(pid, Signal::STOP).expect("it runs");
-        // The signal takes effect some time later; a child that has stopped is not reaped by this.
-        let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
-        assert!(stopped.is_some_and(|(_, status)| status.stopped()));
-        let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::E151, &[0][..]),
-            "version {version}: {sentence}"
-        );
-        assert!(
-            sentence.contains("never issued all_reduce #6"),
-            "{sentence}"
-        );
+        assert_first(&judge(&job), Code::E150, &[2], &[], &of);
+        let job = Job::start(version, absent, |_| {});
+        job.stop(2);
+        let says = ["never issued all_reduce #6"];
+        assert_first(&judge(&job), Code::E151, &[2], &says, &of);
     }
 }
 
@@ -284,13 +247,42 @@ fn a_rank_with_another_count_is_named() {
         last[3].1 = COUNT + 4;
         let job = Job::start(version, last, |_| {});
         let report = judge(&job);
-        let (code, culprits, sentence) = first(&report);
-        assert_eq!(
-            (code, culprits),
-            (Code::E112, &[3][..]),
-            "version {version}: {sentence}"
+        assert_first(
+            &report,
+            Code::E112,
+            &[3],
+            &[],
+            &format!("version {version}"),
         );
         assert_eq!(report.verdict, Verdict::Mismatch);
+    }
+}
+
+#[test]
+fn a_program_without_a_launcher_is_one_job_whichever_communicator_is_the_first() {
+    for version in [4, 5, 6] {
+        let absent = with_one(2, Until::NotCalled, Until::Running);
+        let job = Job::start(version, absent, |command| {
+            without_launcher(command);
+            command.env(PAIR_FIRST, "1");
+        });
+        let dumps = job.dumps();
+        let identities = dumps.iter().map(|it| {
+            let identity = &it.identity;
+            (identity.job.as_str(), identity.rank, identity.world_size)
+        });
+        let mut identities: Vec<_> = identities.collect();
+        identities.sort_unstable();
+        let world = (0..4).map(|rank| ("nccl-0000000000000abc", Some(rank), Some(4)));
+        assert_eq!(identities, world.collect::<Vec<_>>(), "version {version}");
+        // Its operations before there was a world are kept.
+        let says = ["rank 2 never issued all_reduce #6"];
+        let of = format!("version {version}");
+        assert_first(&judge(&job), Code::E101, &[2], &says, &of);
+        for dump in &dumps {
+            assert_eq!(dump.groups[0].info.name.len(), "nccl-".len() + 16);
+            assert_ne!(dump.groups[0].info.name, "nccl-0000000000000abc");
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! A rank of a plain NCCL program, and jobs of such ranks as processes.
 
 use crate::library::{Call, Comm, Handle, NONE, Plugin};
+use crate::network::{STEPS, Transfer};
 use rcomm_recorder::publish::{Dump, RingReader, list_rings};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -13,9 +15,9 @@ pub(crate) enum Until {
     NotCalled,
     /// It is called, and the call stays inside NCCL.
     Called,
-    /// It is in a plan, and the device does not reach it.
+    /// It is in a plan, its transfers wait, and the device does not reach it.
     Planned,
-    /// All channels run.
+    /// All channels run, and no data moves.
     Running,
     /// All channels but the last are done; the last one waits for the network to send to the next rank.
     OneChannelLeft,
@@ -52,11 +54,6 @@ impl Until {
             .1
     }
 }
-
-/// States of a waiting step: two of a send, one of a receive.
-const SEND_GPU_WAIT: i32 = 8;
-const SEND_WAIT: i32 = 9;
-const RECV_WAIT: i32 = 10;
 
 /// Reports one operation as NCCL of this version does: on the calling thread up to its plan, and on the proxy thread
 /// after that.
@@ -124,7 +121,7 @@ fn launch(
     plugin.stop(group);
     // A message to the own rank has no work for the proxy thread (`addP2pToPlan`, 882 of 2.30.7).
     let is_copy = call.is_p2p() && call.peer == comm.rank;
-    if until == Until::Planned || is_copy {
+    if is_copy {
         return;
     }
     std::thread::scope(|scope| {
@@ -132,9 +129,52 @@ fn launch(
     });
 }
 
+/// Reports an operation behind one that has not ended. Since version 4 its transfers are reported as soon as it is
+/// launched (`ncclProxyOpToArgs`, proxy.cc:434 of 2.30.7), in version 3 when the earlier ones have ended (`sendProxyProgress`,
+/// transport/net.cc:1104 of 2.26.2); nothing more comes before that.
+fn operation_behind(plugin: &Plugin, comm: &Comm, call: &Call) {
+    let (mut group, mut called) = (NONE, NONE);
+    if plugin.has_calls() {
+        group = plugin.group_api(comm);
+        called = plugin.call(comm, group, call, false);
+        plugin.stop(called);
+    }
+    let plan = plugin.plan(comm);
+    let task = plugin.task_of(comm, plan, called, call);
+    if plugin.version > 3 {
+        for channel in 0..call.channels {
+            for (peer, is_send) in ends(comm, call) {
+                plugin.transfer(comm, task, (channel, peer, is_send), std::process::id());
+            }
+        }
+    }
+    plugin.stop(task);
+    plugin.stop(plan);
+    plugin.stop(group);
+}
+
+/// The peers of an operation's transfers on each channel: a message has one, a ring two.
+fn ends(comm: &Comm, call: &Call) -> Vec<(i32, bool)> {
+    let next = (comm.rank + 1) % comm.size;
+    let before = (comm.rank + comm.size - 1) % comm.size;
+    match call.is_p2p() {
+        true => vec![(call.peer, call.func == c"Send")],
+        false => vec![(next, true), (before, false)],
+    }
+}
+
+/// The proxy thread gets the transfers of an operation with its launch; the device comes to it later.
 fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until) {
-    let pid = std::process::id();
     let channels = 0..call.channels;
+    let begin = |channel| {
+        let ends = ends(comm, call).into_iter();
+        ends.map(|(peer, is_send)| Transfer::begin(plugin, comm, task, (channel, peer, is_send)))
+            .collect::<Vec<_>>()
+    };
+    let transfers: Vec<Vec<Transfer<'_>>> = channels.clone().map(begin).collect();
+    if until == Until::Planned {
+        return;
+    }
     let kernels: Vec<Handle> = channels
         .clone()
         .map(|channel| plugin.kernel(comm, task, channel, 1_000))
@@ -142,51 +182,29 @@ fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until)
     if until == Until::Running {
         return;
     }
-    let next = (comm.rank + 1) % comm.size;
-    let before = (comm.rank + comm.size - 1) % comm.size;
-    // A message has one transfer on each channel, a ring two.
-    let ends = match call.is_p2p() {
-        true => vec![(call.peer, call.func == c"Send")],
-        false => vec![(next, true), (before, false)],
-    };
-    for (channel, kernel) in channels.zip(kernels) {
-        let transfers: Vec<(Handle, bool)> = ends
-            .iter()
-            .map(|&(peer, is_send)| {
-                let transfer = plugin.transfer(comm, task, (channel, peer, is_send), pid);
-                (transfer, is_send)
-            })
-            .collect();
+    for ((channel, kernel), mut transfers) in channels.zip(kernels).zip(transfers) {
         let is_last = channel + 1 == call.channels;
-        let steps = match until {
-            Until::OneChannelLeft if is_last => 5,
-            Until::OneChannelStarves if is_last => 4,
-            _ => 16,
+        let (done, ahead) = match until {
+            // The network has the next steps, too, and later ones wait for the device.
+            Until::OneChannelLeft if is_last => (5, 2),
+            Until::OneChannelStarves if is_last => (4, 0),
+            _ => (STEPS, 2),
         };
-        for step in 0..steps {
-            for &(transfer, is_send) in &transfers {
-                let step = plugin.step(comm, transfer, step);
-                let wait = if is_send { SEND_WAIT } else { RECV_WAIT };
-                plugin.record(step, wait, 0, 0);
-                plugin.stop(step);
-            }
+        for transfer in &mut transfers {
+            transfer.progress(done, ahead);
         }
-        if steps < 16 {
-            for &(transfer, is_send) in &transfers {
-                let step = plugin.step(comm, transfer, steps);
-                let wait = match until {
-                    _ if !is_send => RECV_WAIT,
-                    Until::OneChannelLeft => SEND_WAIT,
-                    _ => SEND_GPU_WAIT,
-                };
-                plugin.record(step, wait, 0, 0);
-            }
+        if done < STEPS {
             continue;
         }
-        for (transfer, _) in transfers {
-            plugin.stop(transfer);
+        // The device has ended its work on a channel once the network has the last data, before they are sent.
+        let ends_first = channel % 2 == 0;
+        if ends_first {
+            plugin.kernel_ends(kernel, 1_000 + call.device_ns);
         }
-        plugin.kernel_ends(kernel, 1_000 + call.device_ns);
+        transfers.into_iter().for_each(Transfer::end);
+        if !ends_first {
+            plugin.kernel_ends(kernel, 1_000 + call.device_ns);
+        }
     }
 }
 
@@ -203,6 +221,15 @@ fn exchange(rank: i32) -> Call {
         _ => Call::message(c"Recv", 8, 0),
     }
 }
+
+/// Environment variable that makes each rank launch two more operations on the world behind the last one.
+pub(crate) const BEHIND: &str = "RCOMM_TEST_BEHIND";
+
+/// Environment variable that makes the pair the first communicator, with operations before there is a world.
+pub(crate) const PAIR_FIRST: &str = "RCOMM_TEST_PAIR_FIRST";
+
+/// Environment variables with a rank and the size of its world, for a job without a launcher.
+const PLACE: [&str; 2] = ["RCOMM_TEST_RANK", "RCOMM_TEST_WORLD_SIZE"];
 
 /// Environment variable with the rank that comes late to each of many operations.
 pub(crate) const LATE: &str = "RCOMM_TEST_LATE";
@@ -243,14 +270,19 @@ pub(crate) fn rank() {
         let value = std::env::var(name).expect("the job sets it");
         value.parse().expect("a number")
     };
-    let (rank, size) = (number("RANK"), number("WORLD_SIZE"));
+    let [rank, size] = PLACE.map(number);
     let plugin = Plugin::open(version.parse().expect("a number")).expect("this version");
-    let world = plugin
-        .init(Some("world"), 0xabc, rank, size)
-        .expect("the world");
-    let pair = plugin
-        .init(None, 0xdef0 + (rank / 2) as u64, rank % 2, 2)
-        .expect("the pair");
+    let world = || plugin.init(Some("world"), 0xabc, rank, size);
+    let pair = || plugin.init(None, 0xdef0 + (rank / 2) as u64, rank % 2, 2);
+    let (world, pair) = match std::env::var_os(PAIR_FIRST) {
+        None => (world(), pair()),
+        Some(_) => {
+            let pair = pair().expect("the pair");
+            operation(&plugin, &pair, &Call::all_reduce(64, 1), Until::Done);
+            (world(), Ok(pair))
+        }
+    };
+    let (world, pair) = (world.expect("the world"), pair.expect("the pair"));
     for _ in 0..5 {
         operation(&plugin, &world, &Call::all_reduce(1 << 20, 4), Until::Done);
         operation(&plugin, &pair, &Call::all_reduce(64, 1), Until::Done);
@@ -281,6 +313,9 @@ pub(crate) fn rank() {
                 replay(&plugin, &world, captured, &last, until);
             }
         }
+    }
+    if std::env::var_os(BEHIND).is_some() {
+        (0..2).for_each(|_| operation_behind(&plugin, &world, &last));
     }
     if ready_and_wait() == b"close" {
         plugin.finalize(&pair);
@@ -328,6 +363,13 @@ fn devices(plugin: &Plugin, words: &[&str]) {
     }
     for (comm, &until) in comms.iter().zip(&last) {
         operation(plugin, comm, &call, until);
+    }
+}
+
+/// Takes away what a launcher sets.
+pub(crate) fn without_launcher(command: &mut Command) {
+    for variable in ["RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"] {
+        command.env_remove(variable);
     }
 }
 
@@ -380,6 +422,8 @@ impl Job {
                 .env(SCRIPT, script)
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", scripts.len().to_string())
+                .env(PLACE[0], rank.to_string())
+                .env(PLACE[1], scripts.len().to_string())
                 .env("TORCHELASTIC_RUN_ID", "plain")
                 .env("RCOMM_RING_DIR", directory.path())
                 .env("RCOMM_NCCL_EVENTS", "channels,steps,256")
@@ -406,6 +450,15 @@ impl Job {
         let (child, _) = &mut self.ranks[rank];
         child.kill().expect("it runs");
         child.wait().expect("it ends");
+    }
+
+    /// Stops a rank by a signal, and waits until it has stopped.
+    pub(crate) fn stop(&self, rank: usize) {
+        let pid = Pid::from_raw(self.ranks[rank].0.id() as i32).expect("a process");
+        kill_process(pid, Signal::STOP).expect("it runs");
+        // A child that has stopped is not reaped by this.
+        let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
+        assert!(stopped.is_some_and(|(_, status)| status.stopped()));
     }
 
     /// Lets all ranks destroy their communicators and exit.

@@ -77,6 +77,9 @@ fn part() {
         "clean" => crate::recorded::clean(&plugin),
         "copies" => crate::recorded::copies(&plugin),
         "masked" => crate::recorded::masked(&plugin),
+        "collnet" => crate::recorded::collnet(&plugin),
+        "crowded" => crate::recorded::crowded(&plugin),
+        "exits" => crate::races::exits(Box::leak(Box::new(plugin))),
         other => panic!("no part {other}"),
     }
     // The harness's regular exit would remove the ring.

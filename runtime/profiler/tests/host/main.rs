@@ -16,6 +16,7 @@ mod joins;
 mod library;
 mod life;
 mod neighbors;
+mod network;
 mod orders;
 mod races;
 mod recorded;

@@ -188,3 +188,30 @@ fn a_ring_with_operations_that_an_abort_has_ended_outlives_an_exit_with_status_0
     let states = ring.entries.iter().map(|it| it.state);
     assert_eq!(states.filter(|&it| it == EntryState::Failed).count(), 1);
 }
+
+/// Ends the process by `exit` with status 0 while a thread reports events.
+pub(crate) fn exits(plugin: &'static Plugin) {
+    let comm = plugin.init(None, 7, 0, 2).expect("a communicator");
+    let number = std::sync::Arc::new(AtomicU64::new(0));
+    let seen = number.clone();
+    std::thread::spawn(move || {
+        loop {
+            events(plugin, &comm);
+            number.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    while seen.load(Ordering::Relaxed) < 100 {
+        std::thread::yield_now();
+    }
+    // SAFETY: `exit` takes an int, and runs the handlers that this process has registered, which is the purpose.
+    unsafe { libc::exit(0) };
+}
+
+#[test]
+fn a_process_may_exit_while_a_thread_reports_events() {
+    for version in [3, 6] {
+        for _ in 0..5 {
+            crate::life::passes(&format!("exits-{version}"), |_| {});
+        }
+    }
+}

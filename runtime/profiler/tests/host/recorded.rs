@@ -1,7 +1,7 @@
 //! What a ring holds of a communicator, its operations and its transfers.
 
 use crate::job::{Until, copy, operation};
-use crate::library::Plugin;
+use crate::library::{NONE, Plugin};
 use crate::life::{job_rings, passes, small};
 use rcomm_recorder::model::EntryState;
 
@@ -79,4 +79,50 @@ pub(crate) fn masked(plugin: &Plugin) {
         seen.contains(&(1, 1, true)) && seen.contains(&(1, 1, false)),
         "{seen:?}"
     );
+}
+
+#[test]
+fn transfers_of_collnet_are_not_recorded_because_their_end_is_not_reported() {
+    for version in [4, 5, 6] {
+        passes(&format!("collnet-{version}"), |_| {});
+    }
+}
+
+/// `collnetDirect.out` is the number of ranks (`connectCollNet`, graph/connect.cc:204 of 2.30.7), and the transport for
+/// CollNet ends no transfer.
+pub(crate) fn collnet(plugin: &Plugin) {
+    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
+    let task = plugin.task(&comm, NONE, &small());
+    let pid = std::process::id();
+    assert_eq!(plugin.transfer(&comm, task, (0, 2, false), pid), NONE);
+    assert_ne!(plugin.transfer(&comm, task, (0, 1, false), pid), NONE);
+    let [ring] = &job_rings()[..] else {
+        panic!("not exactly one ring");
+    };
+    let peers: Vec<u32> = ring.communicators()[0]
+        .links
+        .iter()
+        .map(|it| it.peer)
+        .collect();
+    assert_eq!(peers, [1]);
+}
+
+#[test]
+fn transfers_that_find_no_room_are_counted_in_the_record() {
+    passes("crowded-6", |_| {});
+}
+
+pub(crate) fn crowded(plugin: &Plugin) {
+    let comm = plugin.init(Some("w"), 7, 0, 5_000).expect("a communicator");
+    let task = plugin.task(&comm, NONE, &small());
+    let pid = std::process::id();
+    let begun =
+        (1..5_000).filter(|&peer| plugin.transfer(&comm, task, (0, peer, true), pid) != NONE);
+    let begun = begun.count() as u64;
+    let [ring] = &job_rings()[..] else {
+        panic!("not exactly one ring");
+    };
+    let communicator = &ring.communicators()[0];
+    assert_eq!(communicator.links.len() as u64, begun);
+    assert_eq!(begun + communicator.links_lost, 4_999);
 }

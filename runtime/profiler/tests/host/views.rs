@@ -5,7 +5,6 @@ use crate::faults::{COUNT, all, with_one};
 use crate::job::{Job, Until};
 use clap::Parser as _;
 use rcomm_analyzer::{Code, Policy, analyze, print};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -61,7 +60,7 @@ fn faults() -> Vec<Fault> {
             with_one(2, Until::Called, Until::Running),
             Code::E101,
             &[2],
-            "rank 2",
+            "rank 2 issued all_reduce #6",
         ),
         fault(
             "one channel stuck towards one peer",
@@ -175,12 +174,7 @@ fn bring_about(job: &mut Job, fault: &Fault) {
     match fault.then {
         Then::GoesOn => {}
         Then::IsKilled => job.kill(fault.rank),
-        Then::IsStopped => {
-            let pid = Pid::from_raw(job.ranks[fault.rank].0.id() as i32).expect("a process");
-            kill_process(pid, Signal::STOP).expect("it runs");
-            let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
-            assert!(stopped.is_some_and(|(_, status)| status.stopped()));
-        }
+        Then::IsStopped => job.stop(fault.rank),
     }
 }
 
@@ -197,7 +191,14 @@ fn shows(directory: &Path, fault: &Fault, job: &Job) {
         world_size: Some(4),
         ..Policy::default()
     };
-    let printed = first_lines(&analyze(&job.dumps(), &policy));
+    let report = analyze(&job.dumps(), &policy);
+    assert_eq!(
+        (report.findings[0].code, &*report.findings[0].culprit_ranks),
+        (fault.code, fault.culprits),
+        "rcomm-fr, {}",
+        fault.name
+    );
+    let printed = first_lines(&report);
     assert!(
         printed.contains(fault.says),
         "rcomm-fr, {}: {printed}",

@@ -1,0 +1,153 @@
+//! The plug-in's state in its process: made with the first communicator, unused in a forked child, and closed at the exit.
+
+use crate::process::Process;
+use crate::settings::{self, CommunicatorIdentity, Events, IdentitySource};
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Set in a child made by `fork`.
+static FORKED: AtomicBool = AtomicBool::new(false);
+/// The process's ring and state; `None` if nothing is recorded.
+static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
+/// The process whose thread creates or has created the ring; 0 = none has.
+static OPENER: AtomicU32 = AtomicU32::new(0);
+/// The longest time that another thread's communicator waits for the ring.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The plug-in's state, if it records.
+#[inline]
+pub(crate) fn process() -> Option<&'static Process> {
+    let process = PROCESS.get()?.as_ref()?;
+    (!FORKED.load(Ordering::Relaxed)).then_some(process)
+}
+
+/// The plug-in's state, which the first call creates. No lock is held meanwhile: a thread that comes at the same time
+/// waits for at most [`PATIENCE`], and a child made by `fork` at that time gets nothing.
+pub(crate) fn opened(
+    first: Option<CommunicatorIdentity>,
+    has_calls: bool,
+) -> Option<&'static Process> {
+    let own = std::process::id();
+    match OPENER.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            let _ = PROCESS.set(guarded(None, || open(first, has_calls)));
+        }
+        Err(opener) if opener != own => return None,
+        Err(_) => {
+            let end = Instant::now() + PATIENCE;
+            while PROCESS.get().is_none() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+    process()
+}
+
+/// Prints one line on standard error; failure to write is ignored.
+pub(crate) fn print_line(line: &str) {
+    let line = format!("rcomm: NCCL profiler plug-in: {line}\n");
+    // SAFETY: `line` holds `line.len()` bytes and lives until the call returns, which reads them alone.
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+}
+
+fn open(first: Option<CommunicatorIdentity>, has_calls: bool) -> Option<Process> {
+    let lookup = |name: &str| std::env::var(name).ok();
+    let events = match Events::parse(lookup("RCOMM_NCCL_EVENTS").as_deref()) {
+        Ok(events) => events,
+        Err(why) => {
+            print_line(&format!("records nothing: {why}"));
+            return None;
+        }
+    };
+    if events.mask == 0 {
+        return None;
+    }
+    let events = match has_calls {
+        true => events,
+        false => events.without_calls(),
+    };
+    let config = settings::ring_config(lookup, events, first);
+    let opened = config.and_then(|(config, identity)| {
+        let mut process = Process::open(&config, events)?;
+        process.identity = identity;
+        Ok(process)
+    });
+    let process = match opened {
+        Ok(process) => process,
+        Err(why) => {
+            print_line(&format!("records nothing: {why}"));
+            return None;
+        }
+    };
+    if let rcomm_recorder::record::Storage::Memory { why: Some(why) } = process.recorder.storage() {
+        print_line(&format!("records nothing: {why}"));
+        return None;
+    }
+    // SAFETY: the addresses of both handlers stay valid: the library is linked with `nodelete`
+    // (`build.rs`). They take the arguments that both functions call them with, and reach nothing but
+    // statics, which last as long as the process.
+    unsafe {
+        libc::pthread_atfork(None, None, Some(forked));
+        on_exit(exits, std::ptr::null_mut());
+    }
+    Some(process)
+}
+
+impl Process {
+    /// Makes this process a rank of the job of a communicator that has begun, if no launcher gives it a job and the
+    /// communicator is larger than all before: a program whose first communicator is a part of it is then one job. No
+    /// lock is held while the ring's file moves: a thread that comes at the same time waits for at most [`PATIENCE`].
+    pub(crate) fn follow_largest(&self, communicator: &CommunicatorIdentity) {
+        let is_larger = || communicator.size > self.recorder.identity().1;
+        if self.identity == IdentitySource::Launcher || !is_larger() {
+            return;
+        }
+        let end = Instant::now() + PATIENCE;
+        while self.is_moving.swap(true, Ordering::Acquire) {
+            if Instant::now() >= end {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if is_larger() {
+            let job = communicator.job();
+            let moved = (self.recorder).change_identity(&job, communicator.rank, communicator.size);
+            if let Err(why) = moved {
+                print_line(&format!(
+                    "the ring stays with the job of a smaller communicator: {why}"
+                ));
+            }
+        }
+        self.is_moving.store(false, Ordering::Release);
+    }
+}
+
+extern "C" fn forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+unsafe extern "C" {
+    /// Like `atexit`; the function also gets the exit status.
+    fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+}
+
+/// Removes the ring of a process that exits with status 0, without pending operations and without operations that an
+/// abort has ended. After any other end the ring is left for analysis.
+extern "C" fn exits(status: c_int, _: *mut c_void) {
+    let _ = catch_unwind(|| {
+        if let Some(process) = process()
+            && status == 0
+            && !process.has_pending()
+        {
+            let _ = process.recorder.close();
+        }
+    });
+}
+
+/// Runs code whose panic must not unwind into NCCL.
+pub(crate) fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
+}

@@ -72,6 +72,7 @@ impl Process {
     }
 
     /// Handles the beginning of the outermost group call.
+    #[inline]
     pub(crate) fn group_starts(&self) -> *mut c_void {
         let (left, number) = group_call::begin();
         // A group call that NCCL never ended.
@@ -131,6 +132,7 @@ impl Process {
     }
 
     /// Ends the group call that the operations of this list were issued in.
+    #[inline]
     fn leave_groups(&self, first: u64) {
         let mut next = first;
         while next != 0 {
@@ -278,6 +280,7 @@ impl Process {
 
     /// Handles the beginning of a network transfer. `has_progress` tells whether NCCL reports its progress without
     /// being asked for steps, as version 3 does.
+    #[inline]
     pub(crate) fn transfer_starts(
         &self,
         parent: *mut c_void,
@@ -363,6 +366,7 @@ impl Process {
     }
 
     /// Counts a transfer of this operation on the link at this place.
+    #[inline]
     fn begin_on_link(&self, place: LinkPlace, ticket: Ticket) -> Option<(LinkHandle, Begun)> {
         let [record, ..] = ticket.to_words();
         // The row of a link without transfers is used again for another link, which may happen between the search and
@@ -380,6 +384,7 @@ impl Process {
         None
     }
 
+    #[inline]
     fn transfer_stops(&self, at: SlotUse) {
         let Some(transfer) = self.transfers.get(at) else {
             return;
@@ -392,6 +397,7 @@ impl Process {
     }
 
     /// Counts a transfer of this use of a link as over.
+    #[inline]
     fn leave(&self, link: u32, number: u32) {
         let handle = LinkHandle::from_index(link);
         match self.links.ends(link as usize, number) {

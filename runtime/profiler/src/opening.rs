@@ -148,6 +148,7 @@ extern "C" fn exits(status: c_int, _: *mut c_void) {
 }
 
 /// Runs code whose panic must not unwind into NCCL.
+#[inline(always)]
 pub(crate) fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }

@@ -26,6 +26,12 @@ pub(crate) enum RequestKind {
 }
 
 impl RequestKind {
+    /// Whether the library makes the operation of sends and receives (`taskAppend`, enqueue.cc:3014).
+    pub(crate) fn is_made_of_messages(self) -> bool {
+        use RequestKind::{AllToAll, Gather, Recv, Scatter, Send};
+        matches!(self, Send | Recv | AllToAll | Gather | Scatter)
+    }
+
     const ALL: [Self; 15] = [
         Self::Join,
         Self::AllReduce,

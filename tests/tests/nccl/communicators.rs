@@ -38,6 +38,71 @@ fn the_release_of_memory_is_refused_by_name_where_the_library_has_none() {
 }
 
 #[test]
+fn the_time_of_a_collective_is_estimated_and_nothing_runs() {
+    let (_job, outputs) = run("estimates", |_, command| {
+        command.env("RCOMM_NCCL_BLOCKING", "1");
+    });
+    for output in outputs {
+        assert_eq!(lines(&output, "estimate:").len(), 6, "{output}");
+        let refused = lines(&output, "refused:");
+        let [message, exchange, block, root] = refused[..] else {
+            panic!("{output}");
+        };
+        for refused in [message, exchange, block] {
+            let sentence = "NCCL estimates the time of one collective on single buffers";
+            assert!(refused.contains(sentence), "{refused}");
+        }
+        assert!(root.contains("broadcast"), "{root}");
+    }
+}
+
+#[test]
+fn an_estimate_is_refused_where_the_library_or_the_communicator_has_none() {
+    let (_folder, old) = without(&["ncclGroupSimulateEnd"]);
+    let cases: [(&str, &str, &str); 3] = [
+        // A simulated end of a group of calls launches the operation there.
+        ("", "0", "only on communicators that block"),
+        (
+            "no_estimate=1",
+            "1",
+            "NCCL has no estimate of this operation's time",
+        ),
+        // Two operations as the communicator is made and used; the library connects to peers for the estimate.
+        (
+            "connect_hangs_after=2",
+            "1",
+            "NCCL did not connect to the other ranks before the deadline",
+        ),
+    ];
+    for (orders, blocking, sentence) in cases {
+        let mut job = start("no_estimates", |_, command| {
+            command
+                .env("RCOMM_SIM", orders)
+                .env("RCOMM_NCCL_BLOCKING", blocking)
+                .env("RCOMM_TIMEOUT_MS", "60000");
+        });
+        for rank in 0..RANKS {
+            let ended = job.wait(rank);
+            let refused = lines(&ended.stderr, "refused:");
+            assert!(
+                !refused.is_empty() && refused.iter().all(|it| it.contains(sentence)),
+                "{sentence}: {ended:?}"
+            );
+            // After a time-out the world cannot be shut down.
+            assert!(ended.status.success() || refused.len() == 2, "{ended:?}");
+        }
+    }
+    let (_job, outputs) = run("no_estimates", |_, command| {
+        over(&old, command);
+        command.env("RCOMM_NCCL_BLOCKING", "1");
+    });
+    for output in outputs {
+        let sentence = "an estimate of times needs ncclGroupSimulateEnd (NCCL 2.22)";
+        assert!(lines(&output, "refused:")[0].contains(sentence), "{output}");
+    }
+}
+
+#[test]
 fn collectives_pass_their_number_to_profiler_plug_ins_where_there_is_one() {
     // Where the plug-in cannot be loaded, NCCL goes on without it.
     let (_job, outputs) = run("tags", |_, command| {

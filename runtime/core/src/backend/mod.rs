@@ -435,6 +435,22 @@ pub trait Backend: Send + Sync {
         Err(self.refuse("the memory of communicators"))
     }
 
+    /// How long the backend's library expects a collective to take on the device, by its own model of the machine:
+    /// nothing is sent, and the buffers stay as they are. All members call it with the same collective, since the
+    /// library may connect for it. Use [`ProcessGroup::estimate`](crate::ProcessGroup::estimate), which checks the
+    /// collective first.
+    ///
+    /// # Blocking
+    /// While the library connects to the other members, until the deadline.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend or its library has no model of this operation; `Timeout`, after which the group
+    /// is unusable.
+    fn estimate(&self, op: &Op<'_>, deadline: Deadline) -> Result<Duration> {
+        let _ = (op, deadline);
+        Err(self.refuse("estimates of times"))
+    }
+
     /// The known state of the backend's communicators, for a dump.
     ///
     /// # Blocking

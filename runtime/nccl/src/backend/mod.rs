@@ -200,6 +200,21 @@ impl NcclBackend {
     }
 }
 
+/// The same operation over buffers that keep their memory alive.
+///
+/// # Errors
+/// `InvalidArgument` for a buffer without an owner.
+fn hold(op: &Op<'_>) -> Result<Op<'static>> {
+    op.map_buffers(&|buffer| {
+        buffer.share_owner().ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{buffer:?} is not device memory that an owner keeps alive"),
+            )
+        })
+    })
+}
+
 /// Whether the host waits for an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HostWait {
@@ -220,15 +235,7 @@ impl Backend for NcclBackend {
 
     fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
         let deadline = call.deadline.started();
-        let held = op.map_buffers(&|buffer| {
-            buffer.share_owner().ok_or_else(|| {
-                Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!("{buffer:?} is not device memory that an owner keeps alive"),
-                )
-            })
-        });
-        let held = match held {
+        let held = match hold(op) {
             Ok(held) => held,
             Err(error) => {
                 self.turns.pass(call.turn);
@@ -356,6 +363,14 @@ impl Backend for NcclBackend {
 
     fn comm_memory(&self) -> Result<CommMemory> {
         self.memory_of_all()
+    }
+
+    fn estimate(&self, op: &Op<'_>, deadline: Deadline) -> Result<Duration> {
+        if let Some(error) = self.shared.aborted.get() {
+            return Err(error.clone());
+        }
+        self.check(op)?;
+        self.main.estimate(hold(op)?, deadline)
     }
 
     fn comm_state(&self) -> Vec<CommState> {

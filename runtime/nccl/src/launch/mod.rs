@@ -27,6 +27,7 @@ use rcomm_core::{Buffer, Error, ErrorKind, Result};
 use rcomm_core::{Op, Reduction};
 use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 use std::ffi::{CStr, c_void};
+use std::time::Duration;
 
 /// Refuses an operation that NCCL, this release of it, or the device does not support. Sends no data.
 ///
@@ -134,6 +135,58 @@ impl<'a> LaunchTarget<'a> {
         }
         Ok(calls.into_launched())
     }
+
+    /// Returns how long the library expects a collective to take, which is not launched. The library may connect to
+    /// peers for it.
+    ///
+    /// A simulated end leaves the operations of a group in the communicator's plan, and frees what was made for them
+    /// (`groupLaunch`, group.cc:722 of NCCL 2.30.7). The next group of calls forgets those of collectives
+    /// (`ncclGroupCommJoin`, group.h:123), but not those of messages: they stay in the queues of the peers, to which the
+    /// library counts as connected (`p2pTaskAppend`, enqueue.cc:2646 and 2669). So only one collective is estimated at a
+    /// time. For several, the library would return the time of the last one alone (`topoGetAlgoInfo`, enqueue.cc:2067).
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch); the stream is not being captured, and the communicator blocks
+    /// (`groupLaunchNonBlocking`, group.cc:762, launches the operation).
+    ///
+    /// # Errors
+    /// `Unsupported` if the operation is not one collective, or the library has no function or no estimate; `Backend`
+    /// with the library's message.
+    pub(crate) unsafe fn estimate(self, op: &Op<'_>) -> Result<Duration> {
+        let Some(end) = self.library.table().group_simulate_end else {
+            return Err(self
+                .library
+                .lacks("an estimate of times", "ncclGroupSimulateEnd"));
+        };
+        let refuse = |why: &str| Err(Error::new(ErrorKind::Unsupported, why));
+        if !is_one_collective(op) {
+            return refuse(
+                "NCCL estimates the time of one collective on single buffers: messages, and lists that are made of \
+                 several calls, would stay in its plans",
+            );
+        }
+        let is_empty = |buffers: &[Buffer<'_>]| buffers.iter().all(|it| it.is_empty());
+        let has_buffers = op.any_buffer().is_some();
+        if self.size == 1 || has_buffers && is_empty(op.inputs()) && is_empty(op.outputs()) {
+            // No kernel would run. Of one rank, a copy would run at once (`ncclLaunchOneRank`, enqueue.cc).
+            return Ok(Duration::ZERO);
+        }
+        // SAFETY: as in `launch`; a stream on which nothing is enqueued does not use the memory.
+        let calls = unsafe { Calls::new(self) };
+        let group = self.library.group()?;
+        let made = calls.make(op);
+        // The group ends in this way after an error as well: its calls must not be launched.
+        let (status, microseconds) = group.simulate(end);
+        made?;
+        calls.note("ncclGroupSimulateEnd", status)?;
+        let seconds = f64::from(microseconds) / 1e6;
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(time) => Ok(time),
+            Err(_) => {
+                refuse("NCCL has no estimate of this operation's time, as for buffers in windows")
+            }
+        }
+    }
 }
 
 /// Returns the buffers of a list, each with its rank.
@@ -148,6 +201,12 @@ fn needs_group(op: &Op<'_>) -> bool {
     if op.reduction().is_some_and(has_factor) {
         return true;
     }
+    let is_message = matches!(op.op_type().pattern(), Pattern::Send | Pattern::Recv);
+    !is_message && !is_one_collective(op)
+}
+
+/// Whether the operation is one call of a collective, apart from the calls that make and destroy its reduction.
+fn is_one_collective(op: &Op<'_>) -> bool {
     let kind = op.op_type();
     match kind.pattern() {
         Pattern::AllReduce
@@ -156,13 +215,14 @@ fn needs_group(op: &Op<'_>) -> bool {
         | Pattern::Barrier
         | Pattern::AllGather
         | Pattern::ReduceScatter => match kind.layout() {
-            Layout::Absent | Layout::InPlace | Layout::Single => false,
-            Layout::List | Layout::Several | Layout::Sparse => true,
+            Layout::Absent | Layout::InPlace | Layout::Single => true,
+            Layout::List | Layout::Several | Layout::Sparse => false,
         },
-        Pattern::Send | Pattern::Recv => false,
-        // If the library has no function for these, they are sends and receives.
-        Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => true,
-        Pattern::Block | Pattern::Agreement | Pattern::OneSided | Pattern::Unknown => true,
+        // If the library has no function for the last three, they are sends and receives; it makes them of messages itself.
+        Pattern::Send | Pattern::Recv | Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => {
+            false
+        }
+        Pattern::Block | Pattern::Agreement | Pattern::OneSided | Pattern::Unknown => false,
     }
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod config;
 pub(crate) mod datatype;
 pub(crate) mod foreign_call;
 pub(crate) mod hash;
+mod simulated;
 pub(crate) mod sys;
 
 use libloading::Library;

@@ -8,6 +8,7 @@
 //! optional function is listed with its first release, as found in the libraries that NVIDIA publishes
 //! (`docs/NCCL.md`).
 
+use super::simulated::SimInfo;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -444,6 +445,8 @@ table! {
         mem_alloc = "ncclMemAlloc", "2.19": fn(*mut *mut c_void, usize) -> NcclResult;
         /// `ncclMemFree`
         mem_free = "ncclMemFree", "2.19": fn(*mut c_void) -> NcclResult;
+        /// `ncclGroupSimulateEnd`
+        group_simulate_end = "ncclGroupSimulateEnd", "2.22": fn(*mut SimInfo) -> NcclResult;
         /// `ncclCommInitRankScalable`
         comm_init_rank_scalable = "ncclCommInitRankScalable", "2.23": fn(*mut NcclComm, c_int, c_int, c_int, *mut UniqueId, *mut Config) -> NcclResult;
         /// `ncclCommShrink`

@@ -99,16 +99,9 @@ impl CommQueue {
         };
         let launched = comm.with(|library, raw| {
             let target = LaunchTarget {
-                library,
-                comm: raw,
-                scope: self.scope,
-                stream: &self.stream,
-                rank: comm.rank(),
-                size: comm.size(),
-                barrier: address_of(&self.barrier),
                 staging: staging.as_ref().map_or(null_mut(), address_of),
                 tag: shared.options.tags.then_some(seq),
-                algorithms: shared.algorithms,
+                ..self.target(comm, library, raw)
             };
             // SAFETY: the communicator is live and locked while it is lent, and the queue owns the stream. The
             // group has validated the operation, and `check_place` the device of its buffers. The ticket keeps
@@ -146,6 +139,27 @@ impl CommQueue {
                 left: RemainingWork::Until(end),
             }),
             (Err(error), _) | (Ok(()), Err(error)) => Err(IncompleteCall::unknown(error)),
+        }
+    }
+
+    /// What calls of this queue use, without staging memory and a number for profiler plug-ins.
+    pub(super) fn target<'a>(
+        &'a self,
+        comm: &Comm,
+        library: &'a NcclLibrary,
+        raw: NcclComm,
+    ) -> LaunchTarget<'a> {
+        LaunchTarget {
+            library,
+            comm: raw,
+            scope: self.scope,
+            stream: &self.stream,
+            rank: comm.rank(),
+            size: comm.size(),
+            barrier: address_of(&self.barrier),
+            staging: null_mut(),
+            tag: None,
+            algorithms: self.shared.algorithms,
         }
     }
 

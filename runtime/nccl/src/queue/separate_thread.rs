@@ -110,6 +110,61 @@ impl CommQueue {
         }))
     }
 
+    /// Returns how long the library expects a collective to take, on a separate thread, since it may connect to peers for
+    /// that.
+    ///
+    /// # Errors
+    /// `Unsupported` as [`LaunchTarget::estimate`](crate::launch::LaunchTarget::estimate), and for communicators that do
+    /// not block; `InvalidArgument` during a capture; `Closed` if the communicator does not exist yet; `Timeout`, or the
+    /// error of an abort, after which the queue is unusable.
+    pub(crate) fn estimate(
+        self: &Arc<Self>,
+        op: Op<'static>,
+        deadline: Deadline,
+    ) -> Result<Duration> {
+        let deadline = deadline.started();
+        if self.shared.options.comm.blocking == Blocking::No {
+            let message = "NCCL estimates times only on communicators that block: on others a simulated end of a group \
+                           of calls launches the operation";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        let mut state = self.lock(deadline)?;
+        self.shared.check_awake()?;
+        if let Stage::Broken(error) = &state.stage {
+            return Err(error.clone());
+        }
+        let Some(comm) = self.comm.get() else {
+            let message = "the communicator does not exist yet: issue an operation once before";
+            return Err(Error::new(ErrorKind::Closed, message));
+        };
+        {
+            let _entered = self.shared.device.enter()?;
+            if let Some(graph) = self.stream.graph()? {
+                let message = format!(
+                    "the stream of the group is being captured into graph {}, in which NCCL would register the buffers",
+                    graph.id
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        }
+        let (queue, made_for) = (self.clone(), comm.clone());
+        let work = move |library: &NcclLibrary, raw| {
+            // SAFETY: the communicator is live and locked while it is lent, and blocks; the queue, which is held here,
+            // owns the stream, which is not captured, since the caller holds the queue's lock. The group has validated
+            // the operation, which is held here with its buffers, and `check_place` their device.
+            unsafe { queue.target(&made_for, library, raw).estimate(&op) }
+        };
+        let mut call = comm.call_on_thread(&self.shared.device, work)?;
+        match self.wait_for_thread(&mut call, deadline) {
+            Ok(estimated) => estimated,
+            Err(error) => {
+                // The thread may still be inside the library's call.
+                state.stage = Stage::Broken(error.clone());
+                Err(error)
+            }
+        }
+    }
+
     /// Launches an operation, on a separate thread if the library may wait for peers. The context must be
     /// current.
     pub(super) fn launch(

@@ -128,6 +128,8 @@ pub(super) struct Comm {
     pub(super) factors: Mutex<Vec<Factor>>,
     /// Whether its memory is released (`memManager->released`).
     pub(super) suspended: AtomicBool,
+    /// Whether messages were part of a group whose end was simulated.
+    pub(super) has_simulated_messages: AtomicBool,
 }
 
 /// Breaks the connections of all communicators of this process; returns the number of these communicators. The error is
@@ -181,6 +183,7 @@ impl Comm {
             pending: AtomicUsize::new(0),
             factors: Mutex::default(),
             suspended: AtomicBool::new(false),
+            has_simulated_messages: AtomicBool::new(false),
         })
     }
 

@@ -10,14 +10,16 @@ use super::lifecycle::run_or_spawn;
 use super::operation::Factor;
 use super::profiler::{self, Event, Part};
 use super::{
-    IN_PROGRESS, INTERNAL_ERROR, INVALID_USAGE, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR, fail,
+    IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
+    UNHANDLED_CUDA_ERROR, fail,
 };
 use crate::cuda::memory::check;
+use crate::handles::end_process;
 use crate::stream::Stream;
 use crate::trouble::{self, Outcome};
 use crate::wire::{Request, RequestKind};
 use std::cell::RefCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -241,6 +243,12 @@ fn launch(launches: Vec<Launch>) -> c_int {
 fn launch_all(kernels: Vec<Kernel>) -> c_int {
     let mut outcomes = Vec::with_capacity(kernels.len());
     for kernel in &kernels {
+        let is_message = |item: &Item| item.request.kind.is_made_of_messages();
+        if kernel.comm.has_simulated_messages.load(Ordering::Acquire)
+            && kernel.items.iter().any(is_message)
+        {
+            end_process("a message after a simulated one, whose connection was never made");
+        }
         let outcome = trouble::next_operation();
         if outcome == Outcome::IsNotLaunched {
             return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
@@ -291,6 +299,72 @@ impl Kernel {
     }
 }
 
+/// `ncclSimInfo_t`.
+#[repr(C)]
+pub struct SimInfo {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    estimated_time: f32,
+}
+
+/// What a simulated end leaves of the calls of a group whose communicators block: connections that collectives need,
+/// which are really made, and an estimate for each kernel, of which the last one stays (`topoGetAlgoInfo`,
+/// enqueue.cc:2067).
+fn simulate(launches: &[Launch], info: &mut SimInfo) -> c_int {
+    for Launch { comm, item, .. } in launches {
+        let bytes = item.request.length;
+        if item.request.kind.is_made_of_messages() {
+            // The peers count as connected from now on, and are not (`p2pTaskAppend`, enqueue.cc:2669); the messages
+            // stay in their queues.
+            comm.has_simulated_messages.store(true, Ordering::Release);
+        } else if bytes > 0 {
+            if trouble::next_operation() == Outcome::NeverConnects {
+                comm.hang();
+                return fail(INTERNAL_ERROR, "the communicator was aborted");
+            }
+            // There is no estimate for kernels that use windows (`ncclMakeSymmetricTaskList`, enqueue.cc:402).
+            if trouble::order("no_estimate").is_none() {
+                info.estimated_time = 10.0 + bytes as f32 / 20e3;
+            }
+        }
+    }
+    SUCCESS
+}
+
+/// `ncclGroupSimulateEnd`, group.cc:117, and `ncclGroupEndInternal`, 766.
+///
+/// A communicator that does not block launches the calls for real, on its thread, and nothing is estimated
+/// (`groupLaunchNonBlocking`, 762). Neither does a copy of one rank wait for the end of the group (`ncclLaunchOneRank`,
+/// enqueue.cc:3040).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGroupSimulateEnd(info: *mut SimInfo) -> c_int {
+    // SAFETY: the caller's pointer is null or to a structure that no other code uses during this call.
+    let info = unsafe { info.as_mut() };
+    let simulated = GROUP.with_borrow_mut(|group| {
+        let runs = |launch: &Launch| !launch.comm.is_blocking || launch.comm.size == 1;
+        let is_simulated = group.depth == 1 && group.error == SUCCESS && group.jobs.is_empty();
+        if !is_simulated || group.launches.iter().any(runs) {
+            return None;
+        }
+        group.depth = 0;
+        Some(std::mem::take(&mut group.launches))
+    });
+    let Some(launches) = simulated else {
+        return end_group();
+    };
+    profiler::group_ends();
+    match info {
+        Some(info) if info.magic == 0x7468_5283 && info.size >= size_of::<SimInfo>() => {
+            simulate(&launches, info)
+        }
+        _ => fail(
+            INVALID_ARGUMENT,
+            "ncclSimInfo_t argument not initialized via NCCL_SIM_INFO_INITIALIZER",
+        ),
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupStart() -> c_int {
     GROUP.with_borrow_mut(|group| group.depth += 1);
@@ -299,6 +373,11 @@ pub unsafe extern "C" fn ncclGroupStart() -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupEnd() -> c_int {
+    end_group()
+}
+
+/// Tests take single names out of copies of this library, so exported functions do not call each other.
+fn end_group() -> c_int {
     let ended = GROUP.with_borrow_mut(|group| match group.depth {
         0 => None,
         1 => Some(std::mem::take(group)),

@@ -107,6 +107,104 @@ pub(super) fn tags(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// Prints how long the library expects collectives to take. Nothing runs, and the group stays usable.
+pub(super) fn estimates(world: &World, gpu: &Gpu) -> Result<()> {
+    let (group, backend) = (world.group(), backend(world));
+    count(group, gpu)?;
+    let launched = || {
+        let states = backend.comm_state();
+        let mut facts = states.into_iter().flat_map(|state| state.facts);
+        let fact = facts.find(|(name, _)| name == "launched");
+        fact.map(|(_, number)| number)
+    };
+    let (before, size) = (launched(), group.size() as usize);
+    let ones = gpu.buffer(&[1f32; 1 << 10])?;
+    let large = gpu.buffer(&[1f32; 1 << 16])?;
+    let all = gpu.buffer(&vec![1f32; size << 10])?;
+    let reduction = || Reduction::from(ReduceOp::Sum);
+    let collectives = [
+        all_reduce(&ones)?,
+        all_reduce(&large)?,
+        Op::Broadcast {
+            buffer: ones.buffer()?,
+            root: 0,
+        },
+        Op::Reduce {
+            buffer: ones.buffer()?,
+            op: reduction(),
+            root: 1,
+        },
+        Op::AllGatherSingle {
+            input: ones.buffer()?,
+            output: all.buffer()?,
+        },
+        Op::ReduceScatterSingle {
+            input: all.buffer()?,
+            output: ones.buffer()?,
+            op: reduction(),
+        },
+    ];
+    let mut times = Vec::new();
+    for op in &collectives {
+        let time = group.estimate(op)?;
+        eprintln!("estimate: {} {time:?}", op.op_type());
+        times.push(time);
+    }
+    assert!(
+        times[0] > Duration::ZERO && times[1] > times[0],
+        "{times:?}"
+    );
+    let empty = DeviceBuffer::zeroed(&gpu.stream, DType::F32, 0)?;
+    assert_eq!(group.estimate(&all_reduce(&empty)?)?, Duration::ZERO);
+    // What NCCL makes of messages or of several calls, and what the group itself refuses.
+    let peer = world.rank() ^ 1;
+    let exchanged = gpu.buffer(&vec![1f32; size << 10])?;
+    let buffer = || ones.buffer();
+    let refused = [
+        Op::Send {
+            buffer: buffer()?,
+            peer,
+            tag: 0,
+        },
+        Op::AllToAllSingle {
+            input: all.buffer()?,
+            output: exchanged.buffer()?,
+        },
+        Op::Coalesced(vec![all_reduce(&ones)?, all_reduce(&large)?]),
+        Op::Broadcast {
+            buffer: buffer()?,
+            root: world.size(),
+        },
+    ];
+    for op in &refused {
+        let error = group.estimate(op).expect_err("it has no estimate");
+        eprintln!("refused: {error}");
+    }
+    assert_eq!(launched(), before, "an operation was launched");
+    assert!(ones.to_vec::<f32>()?.iter().all(|it| *it == 1.0));
+    assert_eq!(count(group, gpu)?, world.size() as f32);
+    exchange(world, gpu, peer, peer)
+}
+
+/// Prints why there is no estimate of a collective's time, for which the library or the communicator may be the reason.
+pub(super) fn no_estimates(world: &World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    let ones = gpu.buffer(&[1f32; 1 << 10])?;
+    let op = all_reduce(&ones)?;
+    let group = world.group().within(Duration::from_secs(2));
+    let error = group.estimate(&op).expect_err("it has no estimate");
+    eprintln!("refused: {error}");
+    if error.kind() == ErrorKind::Unsupported {
+        assert_eq!(count(world.group(), gpu)?, world.size() as f32);
+    } else {
+        let again = group.estimate(&op).expect_err("the group is unusable");
+        eprintln!("refused: {again}");
+        // The world cannot be shut down cleanly.
+        world.group().abort("on purpose");
+    }
+    Ok(())
+}
+
 /// Prints the algorithms to which the library was limited, as bits.
 pub(super) fn algorithms(world: &World, gpu: &Gpu) -> Result<()> {
     let algorithms = counter(world, "last_algorithms");

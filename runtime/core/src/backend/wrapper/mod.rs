@@ -237,6 +237,10 @@ impl Backend for Wrapper {
         self.inner.comm_memory()
     }
 
+    fn estimate(&self, op: &Op<'_>, deadline: Deadline) -> Result<Duration> {
+        self.inner.estimate(op, deadline)
+    }
+
     fn new_window(
         &self,
         memory: Buffer<'static>,

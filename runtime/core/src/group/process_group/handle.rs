@@ -210,6 +210,20 @@ impl ProcessGroup {
         }
     }
 
+    /// How long the backend's library expects a collective to take on the device, by its own model of the machine: for
+    /// schedulers, which compare times. Nothing is sent or recorded, and the buffers stay as they are. All members call
+    /// it with the same collective.
+    ///
+    /// # Blocking
+    /// While the library connects to the other members, for [`timeout`](Self::timeout) at most.
+    ///
+    /// # Errors
+    /// `InvalidArgument` as for the collective itself. `Unsupported` where the backend or its library has no model of
+    /// it: of the included backends only NCCL's has one. `Timeout`, after which the group is unusable.
+    pub fn estimate(&self, op: &Op<'_>) -> Result<Duration> {
+        self.group.estimate(op, Deadline::In(self.timeout()))
+    }
+
     /// The error that refuses further operations, if the group takes no more.
     pub fn refusal(&self) -> Option<&Error> {
         self.group.refusal()

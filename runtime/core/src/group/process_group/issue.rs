@@ -148,6 +148,16 @@ impl Group {
         }
     }
 
+    /// Returns how long the backend expects an operation to take, which is not issued.
+    pub(super) fn estimate(&self, op: &Op<'_>, deadline: Deadline) -> Result<Duration> {
+        let checked = op.validate(self.group_rank, self.size());
+        let lane = checked.and_then(|()| self.lane_of(op));
+        let lane = lane.map_err(|error| error.in_group(self.label()))?;
+        self.check_open(op.op_type())?;
+        let estimated = self.lanes[lane].backend.estimate(op, deadline);
+        estimated.map_err(|error| error.during(op.op_type()).in_group(self.label()))
+    }
+
     /// Runs an operation on the caller's thread.
     ///
     /// The values built here are passed by reference and not copied: a copy would read as a whole what was just

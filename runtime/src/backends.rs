@@ -1,7 +1,7 @@
 //! The backends that every [`World`](crate::World) includes: the only list of them.
 
-use rcomm_core::Config;
 use rcomm_core::backend::{BackendSet, OpenBackend};
+use rcomm_core::{Config, Result};
 use rcomm_cpu::CpuFactory;
 use rcomm_nccl::{NcclBackend, NcclFactory, NcclOptions};
 use std::sync::Arc;
@@ -20,5 +20,12 @@ impl BackendSet for Backends {
             }));
         }
         backends
+    }
+
+    fn prepare(config: &Config) -> Result<()> {
+        match config.names_backend(NcclBackend::NAME) {
+            true => NcclFactory::prepare(&NcclOptions::of(config)?),
+            false => Ok(()),
+        }
     }
 }

@@ -66,7 +66,7 @@ mod window;
 pub use backend::NcclBackend;
 pub use backend::factory::NcclFactory;
 pub use context::options::{
-    Connecting, DeviceSharing, ErrorHandling, NcclOptions, PairComms, Timing,
+    Connecting, DeviceSharing, ErrorHandling, LaunchOrder, NcclOptions, PairComms, Timing,
 };
 pub use cuda::CudaDriver;
 pub use cuda::device::CudaDevice;

@@ -10,6 +10,7 @@
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
 //! | `die_in_init=1` | the process ends as it joins its first communicator, without a message |
 //! | `connect_hangs_after=1` | connecting to peers for the second operation, and for all later ones, never ends |
+//! | `kernels_at_once=1` | a device holds one kernel of NCCL's at a time |
 //! | `no_estimate=1` | a simulated end of a group of calls estimates nothing |
 //! | `launch_delay_ms=3000` | what is enqueued on a communicator that does not block is enqueued that much later |
 //! | `put_delay_ms=3000` | a put is enqueued that much later |

@@ -38,6 +38,54 @@ fn the_release_of_memory_is_refused_by_name_where_the_library_has_none() {
 }
 
 #[test]
+fn launches_that_are_ordered_cannot_wait_for_each_other_on_a_device_that_holds_one_kernel() {
+    let begin = |order: &str, timeout: &str| {
+        start("shared_device", |_, command| {
+            command
+                .env("RCOMM_SIM", "kernels_at_once=1")
+                .env("RCOMM_TIMEOUT_MS", timeout)
+                .env("RCOMM_INIT_TIMEOUT_MS", "60000")
+                .env("RCOMM_NCCL_LAUNCH_ORDER", order);
+        })
+    };
+    // Both jobs run at once, since one waits most of the time.
+    let (mut without, mut ordered) = (begin("library", "5000"), begin("implicit", "60000"));
+    for rank in 0..RANKS {
+        let ended = ordered.wait(rank);
+        assert!(ended.status.success(), "rank {rank}: {ended:?}");
+        assert!(ended.stderr.contains("both are done"), "{ended:?}");
+        let ended = without.wait(rank);
+        assert!(ended.status.success(), "rank {rank}: {ended:?}");
+        assert_eq!(lines(&ended.stderr, "lost:").len(), 1, "{ended:?}");
+    }
+}
+
+#[test]
+fn an_order_of_launches_is_refused_where_the_library_or_the_environment_has_none() {
+    let cases = [
+        ("version=22505", None, "NCCL 2.26.0 and later"),
+        (
+            "",
+            Some("0"),
+            "NCCL_LAUNCH_ORDER_IMPLICIT is \"0\" in the environment, and must be 1",
+        ),
+    ];
+    for (orders, variable, sentence) in cases {
+        let job = start("train", |_, command| {
+            command
+                .env("RCOMM_SIM", orders)
+                .env("RCOMM_NCCL_LAUNCH_ORDER", "implicit");
+            if let Some(value) = variable {
+                command.env("NCCL_LAUNCH_ORDER_IMPLICIT", value);
+            }
+        });
+        for (_, ended) in fail(job, 0..1).1 {
+            assert!(ended.stderr.contains(sentence), "{ended:?}");
+        }
+    }
+}
+
+#[test]
 fn the_time_of_a_collective_is_estimated_and_nothing_runs() {
     let (_job, outputs) = run("estimates", |_, command| {
         command.env("RCOMM_NCCL_BLOCKING", "1");

@@ -153,6 +153,15 @@ pub trait BackendSet {
     /// The backends that a world of this configuration needs. The first is opened first, before this rank
     /// publishes its address; it takes host memory, and the world itself uses it to compare and to agree.
     fn backends(config: &Config) -> Vec<OpenBackend>;
+
+    /// Prepares the process for these backends. Called first when a world is made, before the runtime starts a thread.
+    ///
+    /// # Errors
+    /// Those of a backend: the world is then not made.
+    fn prepare(config: &Config) -> Result<()> {
+        let _ = config;
+        Ok(())
+    }
 }
 
 /// What the group gives a backend along with an operation.

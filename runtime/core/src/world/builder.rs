@@ -116,6 +116,7 @@ impl<B: BackendSet> WorldBuilder<B> {
     /// the same number, two jobs at one store, different world sizes or job secrets. Otherwise the error of
     /// the part that failed: the configuration, the store, the ring, a backend or a thread.
     pub fn init(self) -> Result<World<B>> {
+        B::prepare(&self.config)?;
         let place = self.config.rendezvous()?;
         let deadline = Deadline::In(self.config.init_timeout).started();
         if self.config.joins {

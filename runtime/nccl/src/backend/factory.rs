@@ -3,6 +3,7 @@
 use super::NcclBackend;
 use crate::comm::members::{BootstrapGroup, Scope};
 use crate::context::Shared;
+use crate::context::launch_order;
 use crate::context::options::{Connecting, NcclOptions};
 use crate::cuda::device::CudaDevice;
 use crate::library::NcclLibrary;
@@ -33,6 +34,17 @@ impl NcclFactory {
         Ok(Arc::new(Self {
             template: Arc::new(Shared::open(world, options)?),
         }))
+    }
+
+    /// Sets what NCCL reads from the environment of the process alone, if the options want it
+    /// ([`LaunchOrder::Implicit`](crate::LaunchOrder::Implicit)). To be called by
+    /// [`BackendSet::prepare`](rcomm_core::backend::BackendSet::prepare), before the library is loaded and the process has
+    /// a second thread.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the environment says otherwise; `Unsupported` if the process has several threads.
+    pub fn prepare(options: &NcclOptions) -> Result<()> {
+        launch_order::prepare(options)
     }
 
     /// This rank's device, on which streams and buffers for the backend are made.

@@ -1,5 +1,6 @@
 //! [`Shared`]: the state that the queues of one backend share, made from the options.
 
+pub(crate) mod launch_order;
 pub(crate) mod nan;
 pub(crate) mod options;
 mod ras;
@@ -56,10 +57,12 @@ impl Shared {
     pub(crate) fn open(world: &WorldContext, options: NcclOptions) -> Result<Self> {
         let device = options.open_device(world.local_rank.unwrap_or(world.rank))?;
         let library = Arc::new(NcclLibrary::load(&options.search())?);
+        let launch_order = launch_order::check(&options, library.version())?;
         tracing::info!(
             rank = world.rank,
             nccl = %library.version(),
             library = %library.path().display(),
+            launch_order,
             ?device,
             "NCCL loaded"
         );

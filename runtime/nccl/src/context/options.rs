@@ -33,6 +33,7 @@ const DEFAULT_RAS: &str = "localhost:28028";
 /// | `RCOMM_NCCL_RAS`, `NCCL_RAS_ENABLE`, `NCCL_RAS_ADDR` | [`ras`](Self::ras) | `localhost:28028` |
 /// | `NCCL_MULTI_RANK_GPU_ENABLE` | [`device_sharing`](Self::device_sharing) | refused |
 /// | `RCOMM_NCCL_COMMS_PER_PAIR`: 1 or 2 | [`pairs`](Self::pairs) | 2 |
+/// | `RCOMM_NCCL_LAUNCH_ORDER`: `implicit` or `library` | [`launch_order`](Self::launch_order) | `library` |
 /// | `NCCL_PROFILER_PLUGIN` | [`tags`](Self::tags) | off |
 /// | `RCOMM_NCCL_ALGORITHMS` | [`algorithms`](Self::algorithms) | NCCL chooses |
 ///
@@ -63,6 +64,8 @@ pub struct NcclOptions {
     pub device_sharing: DeviceSharing,
     /// The communicators for single messages of two ranks.
     pub pairs: PairComms,
+    /// The order of the launches of several communicators on one device.
+    pub launch_order: LaunchOrder,
     /// Whether collectives pass their sequence number to NCCL's profiler plug-ins (2.32): on where a plug-in is named.
     pub tags: bool,
     /// The algorithms that NCCL may use for each collective (`algSelection` of NCCL 2.32), the same on all ranks: names
@@ -92,6 +95,20 @@ pub enum PairComms {
     /// One for both directions, as in c10d. It takes half the memory and half the time to make, but its messages run
     /// one after the other: if both ranks first send a large message and then receive, both hang.
     PerPair,
+}
+
+/// The order of the launches of several communicators on one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LaunchOrder {
+    /// As NCCL's own variables say: by default there is no order. Ranks may issue in different orders over several
+    /// groups, as long as the device can hold the kernels of all of them at once.
+    #[default]
+    Library,
+    /// The order on the host, which must be the same on all ranks over all groups of a device: then the operations of
+    /// any number of groups cannot wait for each other without end. `NCCL_LAUNCH_ORDER_IMPLICIT=1` and
+    /// `NCCL_LAUNCH_RACE_FATAL=0` are set in the process's environment when the world is made, unless they are there:
+    /// the process must have no other thread then. Refused before NCCL 2.26.
+    Implicit,
 }
 
 /// Whether the device measures when operations start and end.
@@ -169,6 +186,7 @@ impl Default for NcclOptions {
             ras: Some(DEFAULT_RAS.to_owned()),
             device_sharing: DeviceSharing::Refused,
             pairs: PairComms::PerDirection,
+            launch_order: LaunchOrder::Library,
             tags: false,
             algorithms: None,
             comm: CommOptions::default(),
@@ -251,6 +269,16 @@ impl NcclOptions {
                 "1" => PairComms::PerPair,
                 "2" => PairComms::PerDirection,
                 _ => return Err(refused("RCOMM_NCCL_COMMS_PER_PAIR", &value, "1 or 2")),
+            };
+        }
+        if let Some(value) = text("RCOMM_NCCL_LAUNCH_ORDER") {
+            options.launch_order = match value.trim() {
+                "library" => LaunchOrder::Library,
+                "implicit" => LaunchOrder::Implicit,
+                _ => {
+                    let expected = "implicit or library";
+                    return Err(refused("RCOMM_NCCL_LAUNCH_ORDER", &value, expected));
+                }
             };
         }
         options.tags = text("NCCL_PROFILER_PLUGIN").is_some();
@@ -515,6 +543,7 @@ mod tests {
             "TORCH_NCCL_HIGH_PRIORITY" => Some("true".to_owned()),
             "RCOMM_NCCL_RANKS_PER_ID" => Some("2".to_owned()),
             "RCOMM_NCCL_COMMS_PER_PAIR" => Some("1".to_owned()),
+            "RCOMM_NCCL_LAUNCH_ORDER" => Some("implicit".to_owned()),
             "TORCH_NCCL_RANKS_PER_ROOT" => Some("3".to_owned()),
             _ => None,
         };
@@ -523,6 +552,7 @@ mod tests {
         assert_eq!(options.priority, Priority::High);
         assert_eq!(options.ranks_per_id, 2);
         assert_eq!(options.pairs, PairComms::PerPair);
+        assert_eq!(options.launch_order, LaunchOrder::Implicit);
         assert!(!options.tags);
     }
 
@@ -539,5 +569,6 @@ mod tests {
         assert!(refusal("RCOMM_NCCL_RANKS_PER_ID", "0").contains("at least 1"));
         assert!(refusal("RCOMM_NCCL_COMMS_PER_PAIR", "3").contains("must be 1 or 2"));
         assert!(refusal("RCOMM_NCCL_ALGORITHMS", "ring tree").contains("commas"));
+        assert!(refusal("RCOMM_NCCL_LAUNCH_ORDER", "host").contains("implicit or library"));
     }
 }

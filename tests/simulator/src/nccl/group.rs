@@ -8,6 +8,7 @@
 use super::comm::{Captured, Comm, WaitsFor};
 use super::lifecycle::run_or_spawn;
 use super::operation::Factor;
+use super::order::Place;
 use super::profiler::{self, Event, Part};
 use super::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
@@ -292,8 +293,11 @@ impl Kernel {
         }
         comm.pending.fetch_add(1, Ordering::AcqRel);
         let tasks = tasks(&comm);
+        let place = Place::next(&comm);
         stream.push(Arc::new(move || {
+            let room = place.start(&comm);
             run(&comm, &items, &tasks, outcome);
+            drop(room);
             comm.pending.fetch_sub(1, Ordering::AcqRel);
         }));
     }

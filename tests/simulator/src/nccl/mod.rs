@@ -23,6 +23,7 @@ mod group;
 mod lifecycle;
 mod memory;
 mod operation;
+mod order;
 mod profiler;
 mod suspension;
 mod window;

@@ -2,12 +2,16 @@
 //! profiler plug-ins, to use certain algorithms only, to take one communicator for both directions of a pair. Also
 //! their end after an error.
 
-use super::ends::counter;
+use super::ends::{counter, end_in_time, wait_until};
+use super::stuck::Gate;
 use super::{Gpu, all_reduce, count};
 use libloading::{Library, Symbol};
 use rcomm::backend::Backend;
-use rcomm::backend::nccl::NcclOptions;
-use rcomm::{Deadline, DeviceKind, GroupOptions, Op, Result, World};
+use rcomm::backend::nccl::{CudaStream, DeviceBuffer, LaunchOrder, NcclOptions, Priority};
+use rcomm::{
+    DType, Deadline, DeviceKind, ErrorKind, GroupOptions, Op, ReduceOp, Reduction, Result, World,
+};
+use rcomm_tests::process::CULPRIT;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,6 +109,54 @@ pub(super) fn tags(world: &World, gpu: &Gpu) -> Result<()> {
         eprintln!("tag: {} of #{seq}", tag());
     }
     Ok(())
+}
+
+/// All ranks issue an operation on each of two groups, in one order; on one rank the device comes to the second one first.
+/// A device that holds one kernel at a time then has the wrong one on that rank, unless launches are ordered.
+pub(super) fn shared_device(world: World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let second = group.split(Some(0), 0, &GroupOptions::named("second"))?;
+    let second = second.expect("all ranks have the same color");
+    count(group, gpu)?;
+    count(&second, gpu)?;
+    let options = NcclOptions::of(world.config())?;
+    let is_ordered = options.launch_order == LaunchOrder::Implicit;
+    let kernels = counter(&world, "kernels");
+    let wait_for_start = |before: u64| {
+        if !is_ordered {
+            wait_until("the start of a kernel", || kernels() > before);
+        }
+    };
+    let other = CudaStream::new(&gpu.device, Priority::Normal)?;
+    let numbers = [
+        gpu.buffer(&[1i64; 100])?,
+        DeviceBuffer::copy_of(&other, &[1i64; 100])?,
+    ];
+    let is_late = world.rank() == CULPRIT;
+    let gate = is_late.then(|| Gate::shut(&world, gpu)).transpose()?;
+    let before = kernels();
+    let first = group.execute_async(all_reduce(&numbers[0])?)?;
+    if !is_late {
+        wait_for_start(before);
+    }
+    let next = second.execute_async(all_reduce(&numbers[1])?)?;
+    if let Some(gate) = &gate {
+        wait_for_start(before);
+        gate.open();
+    }
+    for work in [first, next] {
+        if let Err(error) = work.wait() {
+            eprintln!("lost: {error}");
+            end_in_time(world);
+            return Ok(());
+        }
+    }
+    for numbers in numbers {
+        assert_eq!(numbers.to_vec::<i64>()?, vec![i64::from(world.size()); 100]);
+    }
+    eprintln!("both are done");
+    drop(second);
+    world.shutdown()
 }
 
 /// Prints how long the library expects collectives to take. Nothing runs, and the group stays usable.

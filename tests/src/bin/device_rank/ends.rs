@@ -348,7 +348,7 @@ pub(super) fn refused_first(world: &World, gpu: &Gpu) -> Result<()> {
 
 /// Drops the world, and prints whether the clean-up that the abort began has finished in time: the world waits at most
 /// ten seconds for it.
-fn end_in_time(world: World) {
+pub(super) fn end_in_time(world: World) {
     let begun = Instant::now();
     drop(world);
     let took = begun.elapsed();
@@ -408,7 +408,7 @@ pub(super) fn counter(world: &World, name: &'static str) -> impl Fn() -> u64 + u
     }
 }
 
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
+pub(super) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !condition() {
         assert!(Instant::now() < end, "{what} did not happen in time");

@@ -61,6 +61,7 @@ fn run(scenario: &str) -> Result<()> {
         "broken_at_the_end" => return communicators::broken_at_the_end(world, &gpu),
         "suspension" => communicators::suspension(&world, &gpu)?,
         "no_suspension" => communicators::no_suspension(&world, &gpu)?,
+        "shared_device" => return communicators::shared_device(world, &gpu),
         "estimates" => communicators::estimates(&world, &gpu)?,
         "no_estimates" => communicators::no_estimates(&world, &gpu)?,
         "tags" => communicators::tags(&world, &gpu)?,

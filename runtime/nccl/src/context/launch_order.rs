@@ -1,0 +1,162 @@
+//! Whether NCCL orders the launches of all communicators of a device by their order on the host.
+//!
+//! NCCL reads this from the process's environment alone, when it is first used, so the variables are set when a world
+//! is made, before the library is loaded, and only by the process's one thread: C code of another thread may read the
+//! environment at any time.
+//!
+//! It is no default. In this order an operation starts after all those that were issued before it on the device have
+//! started, also those of other groups, and they wait for their own buffers. Ranks that issue in different orders over
+//! several groups, which works as long as the device can hold the kernels, may then wait for each other without end. In
+//! builds of NCCL for CUDA before 12.3 and with drivers before that, the operations even run one by one
+//! (`getImplicitOrder`, enqueue.cc:1555 of NCCL 2.30.7).
+
+use super::options::{LaunchOrder, NcclOptions};
+use crate::library::Version;
+use rcomm_core::{Error, ErrorKind, Result};
+
+/// The variable that orders launches.
+const ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
+/// Unless this is 0, NCCL fails a launch beside that of another thread (`ncclStrongStreamRelease`, strongstream.cc:336),
+/// and rcomm launches from several threads: what waited for its peers to join, and what connects.
+const RACE: &str = "NCCL_LAUNCH_RACE_FATAL";
+/// The first release that orders launches.
+const SINCE: Version = Version(22_600);
+/// The first release that orders those of single communicators (`launchOrderImplicit`).
+const BY_COMMUNICATOR: Version = Version(23_100);
+
+/// Sets the variables that order launches, if the options want it and they are not set. To be called before the process
+/// has a second thread.
+///
+/// # Errors
+/// `InvalidArgument` if the environment says otherwise; `Unsupported` if the process has several threads.
+pub(crate) fn prepare(options: &NcclOptions) -> Result<()> {
+    if options.launch_order == LaunchOrder::Library {
+        return Ok(());
+    }
+    let missing = missing(|name| std::env::var(name).ok())?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !is_single_threaded() {
+        let message = format!(
+            "launches cannot be ordered: the process has several threads already, beside which its environment must not \
+             be changed. Start it with {ORDER}=1 and {RACE}=0"
+        );
+        return Err(Error::new(ErrorKind::Unsupported, message));
+    }
+    for (name, value) in missing {
+        // SAFETY: this is the only thread of the process, so that no other one reads the environment meanwhile.
+        unsafe { std::env::set_var(name, value) };
+    }
+    Ok(())
+}
+
+/// The variables that are to be set, with their values.
+///
+/// # Errors
+/// `InvalidArgument` if one has another value.
+fn missing(look_up: impl Fn(&str) -> Option<String>) -> Result<Vec<(&'static str, &'static str)>> {
+    let mut missing = Vec::new();
+    for (name, value) in [(ORDER, "1"), (RACE, "0")] {
+        match look_up(name).filter(|it| !it.trim().is_empty()) {
+            None => missing.push((name, value)),
+            Some(found) if is_zero(&found) == is_zero(value) => {}
+            Some(found) => {
+                let message = format!(
+                    "launches cannot be ordered: {name} is {found:?} in the environment, and must be {value}"
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        }
+    }
+    Ok(missing)
+}
+
+/// Whether NCCL reads 0. It takes the default where there is no number, which is not what anyone would write.
+fn is_zero(value: &str) -> bool {
+    value.trim().parse() == Ok(0)
+}
+
+fn is_single_threaded() -> bool {
+    std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
+}
+
+/// Returns whether this library orders launches, as a word for the log, and warns of a launch that would fail.
+///
+/// # Errors
+/// `Unsupported` if the options want it and the library cannot.
+pub(crate) fn check(options: &NcclOptions, version: Version) -> Result<&'static str> {
+    let value_of = |name: &str| std::env::var(name).ok().filter(|it| !it.trim().is_empty());
+    // The variable overrides the field of communicators, which later releases have.
+    let is_ordered = match value_of(ORDER) {
+        Some(value) => !is_zero(&value),
+        None => options.comm.launch_order_implicit == Some(true) && version >= BY_COMMUNICATOR,
+    };
+    if version < SINCE {
+        if options.launch_order == LaunchOrder::Implicit {
+            let message = format!(
+                "launches are ordered by NCCL {SINCE} and later; this library is {version}"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        return Ok("none");
+    }
+    if options.launch_order == LaunchOrder::Implicit && !is_ordered {
+        let message = format!(
+            "launches are not ordered: set {ORDER}=1 and {RACE}=0 before the process starts a thread"
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    if is_ordered && !value_of(RACE).is_some_and(|it| is_zero(&it)) {
+        tracing::warn!(
+            "launches are ordered without {RACE}=0: NCCL fails a launch beside that of another thread, and rcomm launches \
+             from several"
+        );
+    }
+    Ok(if is_ordered { "implicit" } else { "none" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_are_not_set_are_added_and_others_must_agree() {
+        let missing = |order: Option<&str>, race: Option<&str>| {
+            let found = [(ORDER, order), (RACE, race)];
+            let look_up = |name: &str| {
+                let value = found.iter().find(|(known, _)| *known == name);
+                value.and_then(|(_, value)| value.map(str::to_owned))
+            };
+            missing(look_up).map_err(|error| error.to_string())
+        };
+        assert_eq!(missing(None, None), Ok(vec![(ORDER, "1"), (RACE, "0")]));
+        assert_eq!(missing(Some(" "), Some("0")), Ok(vec![(ORDER, "1")]));
+        assert_eq!(missing(Some("2"), Some("0")), Ok(Vec::new()));
+        let refused = missing(Some("0"), None).unwrap_err();
+        assert!(
+            refused.contains("NCCL_LAUNCH_ORDER_IMPLICIT is \"0\""),
+            "{refused}"
+        );
+        let refused = missing(Some("1"), Some("1")).unwrap_err();
+        assert!(
+            refused.contains("NCCL_LAUNCH_RACE_FATAL is \"1\""),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn a_process_with_several_threads_is_told_what_to_set() {
+        // The test harness runs each test on a thread of its own.
+        assert!(!is_single_threaded());
+        let options = NcclOptions {
+            launch_order: LaunchOrder::Implicit,
+            ..NcclOptions::default()
+        };
+        let refused = prepare(&options).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        assert!(refused.to_string().contains("NCCL_LAUNCH_ORDER_IMPLICIT=1"));
+        let old = check(&options, Version(22_505)).unwrap_err();
+        assert!(old.to_string().contains("NCCL 2.26.0 and later"), "{old}");
+    }
+}

@@ -82,10 +82,39 @@ fn an_abort_stops_an_operation_of_another_group_that_hangs_and_is_in_its_way() {
             );
             let other = lines(output, "other:");
             let cause = "NCCL waits for all kernels of the device";
-            named += other.iter().filter(|it| it.contains(cause)).count();
+            let mut named_here = other.iter().filter(|it| it.contains(cause));
+            if scenario == "other_world_hung" {
+                // Both worlds have a group of this name.
+                let label = "the communicators of group default_pg of job ";
+                assert!(
+                    named_here
+                        .clone()
+                        .all(|it| it.contains(label) && it.contains("-second")),
+                    "{output}"
+                );
+            }
+            named += usize::from(named_here.next().is_some());
         }
         // A rank may also learn from the library that another rank has aborted.
         assert!(named > 0, "{scenario}: no rank names the cause");
+    }
+}
+
+#[test]
+fn an_abort_that_a_replayed_graph_may_delay_names_the_group_of_the_graph() {
+    let (_folder, old) = without(&["ncclCommRevoke"]);
+    let mut job = start("other_graph_hung", |_, command| {
+        over(&old, command);
+        command
+            .env("RCOMM_TIMEOUT_MS", "60000")
+            .env("RCOMM_INIT_TIMEOUT_MS", "60000");
+    });
+    for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
+        let ended = job.wait(rank);
+        let output = &ended.stderr;
+        assert!(ended.status.success(), "rank {rank}: {output}");
+        assert_eq!(lines(output, "in the way:"), ["default_pg (1)"], "{output}");
+        assert!(output.contains("ended in time"), "{output}");
     }
 }
 

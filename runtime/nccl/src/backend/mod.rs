@@ -394,6 +394,9 @@ impl Backend for NcclBackend {
             // c10d's `comm_split_count`.
             facts.push(("split_count".to_owned(), splits.to_string()));
             facts.extend(queue.facts());
+            if let Some(graphs) = self.shared.graphs_in_the_way.get() {
+                facts.push(("graphs_in_the_way".to_owned(), graphs.clone()));
+            }
             let leaked = self.shared.leaked.load(Ordering::Relaxed);
             if leaked > 0 {
                 facts.push(("buffers_lost".to_owned(), leaked.to_string()));

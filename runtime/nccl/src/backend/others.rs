@@ -6,6 +6,11 @@
 //! (`_abort_process_group`). Here a group that works is left alone: another group is aborted only if the library has
 //! not returned after some seconds, and an operation of this other group was pending when the abort began, is still
 //! pending, and has taken longer than the time-out of the aborted group.
+//!
+//! Operations in CUDA graphs are not seen: the driver does not tell the host that a graph is launched or how far it has
+//! come, and an event that is recorded in a capture cannot be queried. If none of the operations that are seen is in the
+//! way, the groups with graphs on the device are named, in the log and in dumps, and left alone: nothing shows that one
+//! of their graphs hangs.
 
 use super::NcclBackend;
 use crate::context::Shared;
@@ -37,50 +42,69 @@ pub(super) struct AbortedGroup {
     reason: AbortReason,
 }
 
+/// The name of a group in messages: its purpose if it has one.
+fn name_of(backend: &NcclBackend) -> &str {
+    let info = &backend.group.info;
+    match info.desc.as_str() {
+        "" | "undefined" => &info.name,
+        desc => desc,
+    }
+}
+
+/// The name, and the job if that is another one: worlds have groups of the same names.
+fn full_name(name: &str, of: &Shared, to: &Shared) -> String {
+    match of.world == to.world {
+        true => name.to_owned(),
+        false => format!("{name} of {}", of.world),
+    }
+}
+
 /// The operations of other groups that were pending on the device when an abort began.
 pub(super) struct OtherGroups {
     aborted: AbortedGroup,
     pending: Vec<(Weak<NcclBackend>, LatestOp)>,
+    /// Whether groups with graphs are to be named: not if another group was aborted, nor for a second time.
+    names_graphs: bool,
 }
 
 impl AbortedGroup {
     pub(super) fn new(backend: &NcclBackend, reason: &AbortReason) -> Self {
-        let info = &backend.group.info;
-        let name = match info.desc.as_str() {
-            "" | "undefined" => &info.name,
-            desc => desc,
-        };
         Self {
             this: backend.this.clone(),
             shared: backend.shared.clone(),
-            name: name.to_owned(),
+            name: name_of(backend).to_owned(),
             reason: reason.clone(),
         }
     }
 
     /// Finds the operations of other groups that are pending on the device now.
     pub(super) fn others(self) -> OtherGroups {
-        let others: Vec<Weak<NcclBackend>> = backends()
-            .iter()
-            .filter(|other| !other.ptr_eq(&self.this))
-            .cloned()
-            .collect();
         let mut pending = Vec::new();
         if let Ok(_entered) = self.shared.device.enter() {
-            for other in others {
-                let Some(backend) = other.upgrade().filter(|it| self.can_abort(it)) else {
-                    continue;
-                };
+            for backend in self.abortable() {
                 let queues = backend.queues();
                 let latest = queues.iter().filter_map(|queue| queue.latest_op());
                 let latest = latest.filter(LatestOp::is_pending);
-                pending.extend(latest.map(|latest| (other.clone(), latest)));
+                pending.extend(latest.map(|latest| (backend.this.clone(), latest)));
             }
         }
         OtherGroups {
             aborted: self,
             pending,
+            names_graphs: true,
         }
+    }
+
+    /// The other groups that [`can_abort`](Self::can_abort) accepts.
+    fn abortable(&self) -> Vec<Arc<NcclBackend>> {
+        // The list is unlocked before a reference is dropped: a backend that ends with it looks at the list. The aborted
+        // group's own one would wait for the thread that calls this.
+        let others: Vec<Arc<NcclBackend>> = backends()
+            .iter()
+            .filter(|other| !other.ptr_eq(&self.this))
+            .filter_map(Weak::upgrade)
+            .collect();
+        others.into_iter().filter(|it| self.can_abort(it)).collect()
     }
 
     /// Whether the kernels of a group may delay the end of this one, and an abort would stop them.
@@ -96,7 +120,31 @@ impl AbortedGroup {
         patience(self.reason.timeout)
     }
 
-    fn reason_for(&self, latest: &LatestOp) -> AbortReason {
+    /// Names the groups with graphs on the device, one of which may delay this group's end.
+    fn name_graphs(&self) {
+        let mut suspects = Vec::new();
+        for other in self.abortable() {
+            let graphs: usize = other.queues().iter().map(|queue| queue.live_graphs()).sum();
+            if graphs > 0 {
+                let name = full_name(name_of(&other), &other.shared, &self.shared);
+                suspects.push(format!("{name} ({graphs})"));
+            }
+        }
+        if suspects.is_empty() {
+            return;
+        }
+        let suspects = suspects.join(", ");
+        tracing::error!(
+            group = self.name,
+            graphs = suspects,
+            "NCCL has not freed the communicators of an aborted group, and none of the operations that other groups have \
+             issued is in the way: a CUDA graph that is launched and hangs may be. Abort its group"
+        );
+        // The first names are kept: revoked communicators are freed later, which looks once more.
+        let _ = self.shared.graphs_in_the_way.set(suspects);
+    }
+
+    fn reason_for(&self, other: &Shared, latest: &LatestOp) -> AbortReason {
         let cause = &self.reason.error;
         let failed = match (cause.op(), cause.seq()) {
             (Some(op), Some(seq)) => format!("after its {op} #{seq} had failed"),
@@ -105,7 +153,7 @@ impl AbortedGroup {
         let message = format!(
             "the group was aborted on this rank: its {latest}, has not ended, and NCCL waits for all kernels of the \
              device before it frees the communicators of group {}, which was aborted {failed}",
-            self.name
+            full_name(&self.name, &self.shared, other)
         );
         AbortReason {
             error: Error::new(ErrorKind::Aborted, message),
@@ -117,11 +165,15 @@ impl AbortedGroup {
 impl OtherGroups {
     /// Aborts the groups whose operations hang. Returns whether operations are left that may turn out to hang.
     pub(super) fn stop_those_that_hang(&mut self) -> bool {
-        let aborted = &self.aborted;
+        let Self {
+            aborted,
+            pending,
+            names_graphs,
+        } = self;
         let Ok(_entered) = aborted.shared.device.enter() else {
             return false;
         };
-        self.pending.retain(|(backend, latest)| {
+        pending.retain(|(backend, latest)| {
             let Some(backend) = backend.upgrade().filter(|it| aborted.can_abort(it)) else {
                 return false;
             };
@@ -131,12 +183,16 @@ impl OtherGroups {
             if latest.age() < aborted.patience() {
                 return true;
             }
-            let reason = aborted.reason_for(latest);
+            let reason = aborted.reason_for(&backend.shared, latest);
             tracing::error!(error = %reason.error, "another group is aborted");
             backend.abort(&reason);
+            *names_graphs = false;
             false
         });
-        !self.pending.is_empty()
+        if pending.is_empty() && std::mem::take(names_graphs) {
+            aborted.name_graphs();
+        }
+        !pending.is_empty()
     }
 }
 

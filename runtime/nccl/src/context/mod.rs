@@ -43,6 +43,10 @@ pub(crate) struct Shared {
     pub(crate) suspended: AtomicBool,
     /// Number of operations whose buffers the device never released.
     pub(crate) leaked: AtomicU64,
+    /// Job and attempt, in words.
+    pub(crate) world: Arc<str>,
+    /// The groups with CUDA graphs that may delay the end of this backend's communicators; set once, after an abort.
+    pub(crate) graphs_in_the_way: OnceLock<String>,
     /// How long a rank that gives up waits for the others to report their outcome.
     pub(crate) report_time: Duration,
     pub(crate) nans: Arc<NanFinder>,
@@ -91,6 +95,11 @@ impl Shared {
             aborted: OnceLock::new(),
             suspended: AtomicBool::new(false),
             leaked: AtomicU64::new(0),
+            world: match world.attempt {
+                0 => format!("job {}", world.job).into(),
+                attempt => format!("job {}, attempt {attempt}", world.job).into(),
+            },
+            graphs_in_the_way: OnceLock::new(),
             report_time: world.config.status_wait,
             nans: Arc::default(),
             ras: Arc::new(ras),
@@ -112,6 +121,8 @@ impl Shared {
             aborted: OnceLock::new(),
             suspended: AtomicBool::new(false),
             leaked: AtomicU64::new(0),
+            world: self.world.clone(),
+            graphs_in_the_way: OnceLock::new(),
             report_time: self.report_time,
             nans: self.nans.clone(),
             ras: self.ras.clone(),

@@ -56,7 +56,7 @@ impl CommQueue {
     }
 
     /// Number of graphs that hold operations of this communicator.
-    fn live_graphs(&self) -> usize {
+    pub(crate) fn live_graphs(&self) -> usize {
         self.live.count()
     }
 

@@ -5,7 +5,7 @@ use super::graph::Graphs;
 use super::stuck::Gate;
 use super::{Gpu, all_reduce, count, stay_for};
 use libloading::{Library, Symbol};
-use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
+use rcomm::backend::nccl::{CudaStream, DeviceBuffer, NcclOptions, Priority};
 use rcomm::{
     Buffer, Config, DType, DeviceKind, GroupOptions, Op, PrefixStore, ProcessGroup, ReduceOp,
     Result, World,
@@ -144,6 +144,54 @@ pub(super) fn other_world_hung(world: World, gpu: &Gpu) -> Result<()> {
     let store = PrefixStore::new("second", world.store().clone());
     let second = World::builder(config).store(Arc::new(store)).init()?;
     lose_both(world, gpu, second, World::group)
+}
+
+/// A graph with an operation of the world's group hangs while a group with a shorter time-out is aborted. Nothing shows
+/// where the graph is, so it is named; when the program aborts the world's group, the other one ends.
+pub(super) fn other_graph_hung(world: World, gpu: &Gpu) -> Result<()> {
+    let options = GroupOptions {
+        timeout: Some(SHORT),
+        ..GroupOptions::named("second")
+    };
+    let second = world.group().split(Some(0), 0, &options)?;
+    let second = second.expect("all ranks have the same color");
+    count(world.group(), gpu)?;
+    count(&second, gpu)?;
+    let numbers = [gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?];
+    let graphs = Graphs::of(&world);
+    let stream = CudaStream::new(&gpu.device, Priority::Normal)?;
+    let captured = DeviceBuffer::copy_of(&stream, &[1i64; 100])?;
+    graphs.begin(stream.as_raw());
+    let work = world.group().execute_async(all_reduce(&captured)?)?;
+    work.wait_stream(&stream)?;
+    let (status, executable) = graphs.end(stream.as_raw());
+    assert_eq!(status, 0, "the capture failed");
+    if world.rank() == CULPRIT {
+        let others = (0..world.size()).filter(|&rank| rank != CULPRIT);
+        stay_for(&world, "absent", others);
+        return Ok(());
+    }
+    graphs.launch(executable, stream.as_raw());
+    let error = second.execute_async(all_reduce(&numbers[0])?)?.wait();
+    eprintln!(
+        "lost: {}",
+        error.map(|_| ()).expect_err("a rank is missing")
+    );
+    let backend = second.backend(DeviceKind::Cuda).expect("CUDA").clone();
+    let in_the_way = || {
+        let states = backend.comm_state();
+        let mut facts = states.into_iter().flat_map(|state| state.facts);
+        facts.find(|(name, _)| name == "graphs_in_the_way")
+    };
+    wait_until("the search for what is in the way", || {
+        in_the_way().is_some()
+    });
+    eprintln!("in the way: {}", in_the_way().expect("it was seen").1);
+    world.group().abort("its graph hangs");
+    drop((second, backend, numbers, captured));
+    stay_for(&world, "absent", std::iter::once(world.rank()));
+    end_in_time(world);
+    Ok(())
 }
 
 /// All ranks but one issue an operation on the world's group and on the one that `second` owns; then they drop `second`.

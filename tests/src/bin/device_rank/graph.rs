@@ -82,7 +82,7 @@ impl Graphs {
         assert_eq!(status, 0, "cuGraphExecDestroy");
     }
 
-    fn launch(&self, executable: Handle, stream: Handle) {
+    pub(super) fn launch(&self, executable: Handle, stream: Handle) {
         // SAFETY: this is the function's type in cuda.h. The callers have the graph from `end` and hold the
         // stream; what the graph uses lives in them or is kept by the graph.
         let status = unsafe {

@@ -54,6 +54,7 @@ fn run(scenario: &str) -> Result<()> {
         "two_absent" => return ends::two_absent(world, &gpu),
         "other_group_hung" => return ends::other_group_hung(world, &gpu),
         "other_world_hung" => return ends::other_world_hung(world, &gpu),
+        "other_graph_hung" => return ends::other_graph_hung(world, &gpu),
         "other_group_slow" => ends::other_group_slow(&world, &gpu)?,
         "other_group_idle" => ends::other_group_idle(&world, &gpu)?,
         "kill_capturing" => return ends::kill_capturing(world, &gpu),

@@ -213,6 +213,22 @@ fn a_graph_that_still_holds_operations_does_not_delay_an_abort() {
 }
 
 #[test]
+fn ranks_that_wait_for_a_missing_one_abort_under_a_graph_in_time() {
+    for blocking in ["0", "1"] {
+        let mut job = start("graph_absent", |_, command| {
+            command
+                .env("RCOMM_NCCL_BLOCKING", blocking)
+                .env("RCOMM_TIMEOUT_MS", "5000");
+        });
+        for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
+            let ended = job.wait(rank);
+            assert!(ended.status.success(), "rank {rank}: {ended:?}");
+            assert!(ended.stderr.contains("ended in time"), "{ended:?}");
+        }
+    }
+}
+
+#[test]
 fn memory_and_nan_checks_do_not_wait_for_a_kernel_that_hangs() {
     let mut job = start("while_hung", |_, command| {
         command

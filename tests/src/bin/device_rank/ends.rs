@@ -41,6 +41,25 @@ pub(super) fn graph_at_shutdown(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// A rank stays away from an operation while a graph exists, so that the others abort under the graph, on a device as on
+/// the simulator.
+pub(super) fn graph_absent(world: World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    capture(&world, gpu, &numbers)?;
+    if world.rank() == CULPRIT {
+        let others = (0..world.size()).filter(|&rank| rank != CULPRIT);
+        stay_for(&world, "absent", others);
+        return Ok(());
+    }
+    let error = world.group().execute_async(all_reduce(&numbers)?)?.wait();
+    let error = error.map(|_| ()).expect_err("a rank is missing");
+    eprintln!("lost: {error}");
+    stay_for(&world, "absent", std::iter::once(world.rank()));
+    end_in_time(world);
+    Ok(())
+}
+
 /// An operation hangs while a graph exists.
 pub(super) fn graph_at_abort(world: World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;

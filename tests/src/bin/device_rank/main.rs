@@ -48,6 +48,7 @@ fn run(scenario: &str) -> Result<()> {
         "streams" => streams(&world, &gpu)?,
         "graph" => graph::capture(&world, &gpu)?,
         "graph_at_shutdown" => return ends::graph_at_shutdown(world, &gpu),
+        "graph_absent" => return ends::graph_absent(world, &gpu),
         "graph_at_abort" => return ends::graph_at_abort(world, &gpu),
         "two_hung" => return ends::two_hung(world, &gpu),
         "many_hung" => return ends::many_hung(world, &gpu),

@@ -41,6 +41,13 @@ fn the_first_screen_has_the_command_to_look_further_and_y_copies_it() {
         press(&mut state, "y"),
         Some(Command::Copy(command.to_owned()))
     );
+    assert!(!command.starts_with("ssh "), "{command}");
+    // Without the rings of this node, as through a collector, the process of that number here is another one.
+    state.options.surroundings = false;
+    match press(&mut state, "y") {
+        Some(Command::Copy(elsewhere)) => assert!(elsewhere.starts_with("ssh "), "{elsewhere}"),
+        other => panic!("not copied: {other:?}"),
+    }
     // A low terminal keeps its rows for the groups.
     assert!(!text::of(&stuck((80, 20))).contains("look: "));
     // No rank is at fault in a healthy job.

@@ -221,9 +221,8 @@ impl Search {
             .collect();
         let mut pattern = beginning.to_owned().into_os_string();
         pattern.push("*");
-        let pattern = PathBuf::from(pattern);
-        self.note(&pattern, files.len());
-        self.add(what.to_owned(), &pattern, files);
+        self.note(Path::new(&pattern), files.len());
+        self.add(what.to_owned(), &format!("{}*", quoted(beginning)), files);
     }
 
     /// Adds the files in a folder as one item, and those in each folder in it as one more: each is of one run.
@@ -247,7 +246,7 @@ impl Search {
         }
         self.note(folder, found.iter().map(|(_, _, files)| files.len()).sum());
         for (what, folder, files) in found {
-            self.add(what, &folder, files);
+            self.add(what, &quoted(&folder), files);
         }
     }
 
@@ -278,15 +277,15 @@ impl Search {
         });
     }
 
-    /// Adds files as one item, if there are any.
-    fn add(&mut self, what: String, path: &Path, files: Vec<PathBuf>) {
+    /// Adds files as one item, if there are any; `argument` is the word of a shell that names them.
+    fn add(&mut self, what: String, argument: &str, files: Vec<PathBuf>) {
         let written = files
             .iter()
             .filter_map(|file| file.metadata().ok()?.modified().ok());
         if let Some(written) = written.max() {
             self.records.push(Records {
                 what: format!("{what}, {}", count(files.len() as u64, "file")),
-                command: format!("rcomm-fr analyze {}", path.display()),
+                command: format!("rcomm-fr analyze {argument}"),
                 paths: files,
                 written,
                 begun: written,

@@ -544,7 +544,7 @@ impl State {
             }
             _ => return None,
         };
-        command_for(snapshot.rank(rank)?)
+        command_for(snapshot.rank(rank)?, self.options.surroundings)
     }
 
     /// The command to put on the clipboard: of a rank at fault the command to look further, else the selected line,

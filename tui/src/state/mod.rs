@@ -51,7 +51,7 @@ pub struct Options {
     pub askable: bool,
     /// Whether ranks can be asked for their call stacks.
     pub stacks_askable: bool,
-    /// Whether facts on the processes of ranks can be read.
+    /// Whether facts on the processes of ranks can be read: those whose rings on this node are watched.
     pub surroundings: bool,
     /// Whether the sources never change, as dumps and recordings.
     pub still: bool,
@@ -422,6 +422,7 @@ impl State {
                 false => &self.surroundings,
             },
             is_replay: self.options.dumps,
+            reads_this_node: self.options.surroundings,
             jobs: &self.jobs,
             trends: &self.trends,
             wall_ns: self.now.wall_ns,

@@ -91,7 +91,7 @@ pub(crate) fn options() -> Options {
         allow_actions: false,
         askable: false,
         stacks_askable: false,
-        surroundings: false,
+        surroundings: true,
         still: false,
         dumps: false,
         fault_ns: None,

@@ -24,6 +24,7 @@ use groups::groups;
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{Code, InstanceState, RankView, Severity, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
+use std::collections::BTreeSet;
 
 /// Maximum number of pairs of a culprit and a code that have series, and of ranks with the largest shares of lost time.
 const MAX_RANKS: usize = 16;
@@ -184,9 +185,10 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
             blamed.extend(culprits.map(|&rank| (rank, finding.code)));
         }
     }
+    let mut seen = BTreeSet::new();
+    blamed.retain(|pair| seen.insert(*pair));
     blamed.truncate(MAX_RANKS);
     blamed.sort_unstable();
-    blamed.dedup();
     for (rank, code) in blamed {
         let rank_text = rank.to_string();
         let labels = [

@@ -8,8 +8,9 @@ use rcomm_analyzer::source::Liveness;
 use rcomm_recorder::model::Rank;
 
 /// The command that looks further at a rank: one that prints the stacks of its process, or, if that has ended, what the
-/// kernel says of its end. `None` if its process is not known.
-pub(in crate::state) fn command(view: &RankView) -> Option<String> {
+/// kernel says of its end; over ssh, unless it is a process of this node, which it can be only if `reads_this_node`.
+/// `None` if its process is not known.
+pub(in crate::state) fn command(view: &RankView, reads_this_node: bool) -> Option<String> {
     let dump = view.first_dump()?;
     let pid = dump.identity.pid;
     if pid == 0 {
@@ -26,8 +27,9 @@ pub(in crate::state) fn command(view: &RankView) -> Option<String> {
         }
         _ => format!("gdb -p {pid} -batch -ex 'thread apply all bt'"),
     };
-    // Of the sources that know whether a process is alive, only a collector shows other nodes; its ranks count as here.
-    let is_here = view.liveness != Liveness::Unknown || view.host.is_empty();
+    // A collector knows this of the processes of its ranks, too, which are not those of this node.
+    let is_alive_or_dead = view.liveness != Liveness::Unknown;
+    let is_here = view.host.is_empty() || reads_this_node && is_alive_or_dead;
     Some(match is_here {
         true => local,
         false => format!("ssh {} {}", word(&view.host), word(&local)),
@@ -46,7 +48,7 @@ fn word(text: &str) -> String {
 /// The command for a rank, unless dumps are replayed.
 fn shown_command(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
     let view = model.snapshot.rank(rank).filter(|_| !model.is_replay);
-    view.and_then(command)
+    view.and_then(|view| command(view, model.reads_this_node))
 }
 
 /// The line of the first screen with the command for the first rank at fault; `None` if there is no such rank, or no

@@ -86,6 +86,8 @@ pub struct ViewModel<'a> {
     pub surroundings: &'a [Surroundings],
     /// Whether dumps are replayed, whose processes are likely to have ended.
     pub is_replay: bool,
+    /// Whether the rings of this node are read, and with them facts on its processes.
+    pub reads_this_node: bool,
     /// The jobs of this node, those in trouble first.
     pub jobs: &'a [NodeJob],
     /// Figures of the job over time.

@@ -121,6 +121,7 @@ fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
     );
     // Where facts on processes cannot be read, as in a replay, they are not requested.
     let mut replay = stuck((120, 40));
+    replay.options.surroundings = false;
     assert_eq!(replay.due_surroundings(), None);
 }
 

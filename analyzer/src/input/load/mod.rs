@@ -28,7 +28,7 @@ use crate::input::ras::RasReport;
 use crate::input::stacks::{self, RankStacks};
 use find::InputFile;
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::{Dump, DumpReader, ReadError, ReadProblem};
+use rcomm_recorder::publish::{Dump, DumpReader, ReadError};
 use rcomm_verdict::Problem;
 use rcomm_verdict::logs::Log;
 use std::num::NonZeroUsize;
@@ -265,7 +265,7 @@ impl Worker<'_> {
         }
         match self.reader.read(&self.buffer) {
             Ok((dump, problems)) => {
-                let cut = problems.iter().any(ReadProblem::cuts);
+                let cut = !problems.is_empty();
                 for problem in problems {
                     self.problem(Problem::unreadable_dump(path, problem.to_string()));
                 }

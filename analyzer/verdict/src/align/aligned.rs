@@ -9,6 +9,7 @@
 use crate::align::membership::{
     Group, GroupIx, RecordIx, number_families, position, resolve_groups,
 };
+use crate::align::presence::{CompletedTo, UnknownReason};
 use crate::align::record::{NONE, Op, Record, Shared};
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
@@ -31,33 +32,8 @@ pub(crate) struct Lane {
     /// Index in `collectives` at which the pending ones begin: the one after the newest that is over, or the first that
     /// was reopened.
     pub(crate) pending_from: usize,
-}
-
-/// What a rank's record shows about one collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Presence {
-    /// Recorded: index in the lane's collectives of the first entry with this number.
-    Issued(usize),
-    /// Issued, and no longer in the ring.
-    Lost,
-    /// The rank has not issued it.
-    Absent,
-    /// Its record does not show whether it did.
-    Unknown(UnknownReason),
-}
-
-/// Why a record does not show a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum UnknownReason {
-    /// No record that covers the group was read.
-    NoRecord,
-    /// The file was cut, and the missing part may have held it.
-    Cut,
-    /// The ring dropped the entries that would show it, or completed operations were left out of the dump.
-    HistoryLost,
-    /// The record was taken too early: a peer's record shows this collective, or a later one of the group, as
-    /// completed.
-    Outdated,
+    /// Whether the record shows when the lane's operations start on the device.
+    pub(crate) shows_starts: bool,
 }
 
 /// All records, aligned.
@@ -78,9 +54,10 @@ pub(crate) struct Aligned<'a> {
     pub(crate) clock_known: Vec<bool>,
     /// The number of families of groups.
     pub(crate) families: usize,
-    /// For each group: the sequence number of the newest collective that needs every member and that some member saw
-    /// complete; `None` if there is none.
-    completed_to: Vec<Option<u32>>,
+    /// For each group: the newest collectives that need every member, of the two members that saw the newest complete.
+    pub(super) completed_to: Vec<CompletedTo>,
+    /// For each record: whether it was taken too early to show what its rank did in the end.
+    ends_early: Vec<bool>,
 }
 
 impl<'a> Aligned<'a> {
@@ -113,18 +90,26 @@ impl<'a> Aligned<'a> {
             clock_known: vec![false; records.len()],
             families: 0,
             completed_to: Vec::new(),
+            ends_early: vec![false; records.len()],
         };
         for (at, record) in records.iter().enumerate() {
             let lanes = aligned.lanes_of(at, record, &group_of);
             aligned.lanes.push(lanes);
         }
         aligned.families = number_families(&mut aligned.groups, records);
-        for at in 0..aligned.groups.len() {
-            aligned.groups[at].shows_starts = aligned.starts_are_shown(at);
-        }
         aligned.find_pending();
+        aligned.find_starts();
         aligned.expected = aligned.expected_ranks(world_size);
         aligned
+    }
+
+    /// Why a record may lack the newest operations of its rank; `None` if it holds them.
+    pub(crate) fn lacks_newest(&self, record: RecordIx) -> Option<UnknownReason> {
+        if self.records[record].cut {
+            Some(UnknownReason::Cut)
+        } else {
+            self.ends_early[record].then_some(UnknownReason::Outdated)
+        }
     }
 
     /// The record of a rank, the newest if several recorders of its process left one; `None` if none was read.
@@ -226,114 +211,6 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// What a member's record shows about one collective of the group.
-    pub(crate) fn presence(&self, group: GroupIx, member: usize, seq: u32) -> Presence {
-        let rank = self.groups[group].ranks[member];
-        let Some(record) = self.record_in(group, rank) else {
-            return Presence::Unknown(UnknownReason::NoRecord);
-        };
-        let presence = match self.groups[group].lanes[member] {
-            Some((record, lane)) => self.presence_in(record, lane, seq),
-            None if self.records[record].cut => Presence::Unknown(UnknownReason::Cut),
-            None if self.records[record].only_active && self.completes_together(group, seq) => {
-                Presence::Absent
-            }
-            None if self.records[record].only_active => {
-                Presence::Unknown(UnknownReason::HistoryLost)
-            }
-            None if self.records[record].wrapped() => self.by_peers(group, record, seq),
-            None => Presence::Absent,
-        };
-        if presence == Presence::Absent && self.completed_to[group].is_some_and(|to| seq <= to) {
-            return Presence::Unknown(UnknownReason::Outdated);
-        }
-        presence
-    }
-
-    fn presence_in(&self, record: RecordIx, lane_at: usize, seq: u32) -> Presence {
-        let lane = &self.lanes[record][lane_at];
-        let whole = &self.records[record];
-        match self.find(record, lane, seq) {
-            Ok(at) => return Presence::Issued(at),
-            Err(at) if at < lane.collectives.len() => return Presence::Lost,
-            Err(_) => {}
-        }
-        // The number is above every number in the lane.
-        if whole.cut {
-            return Presence::Unknown(UnknownReason::Cut);
-        }
-        let status = whole.groups[lane_at].status;
-        if let Some(status) = status {
-            let counts_collectives =
-                whole.recorder.sees_device() || whole.recorder == Recorder::Rcomm;
-            if status.last_enqueued < 0 && lane.collectives.is_empty() {
-                return Presence::Absent;
-            }
-            if counts_collectives && status.last_enqueued >= 0 {
-                return if status.last_enqueued < i64::from(seq) {
-                    Presence::Absent
-                } else {
-                    Presence::Lost
-                };
-            }
-        }
-        if whole.only_active {
-            // A collective that no member can complete alone would still be active, so it was never issued.
-            return if self.completes_together(lane.group, seq) {
-                Presence::Absent
-            } else {
-                Presence::Unknown(UnknownReason::HistoryLost)
-            };
-        }
-        if lane.collectives.is_empty() && whole.wrapped() {
-            return self.by_peers(lane.group, record, seq);
-        }
-        Presence::Absent
-    }
-
-    /// The presence of a collective in a group of which a wrapped ring holds nothing: absent if a peer issued it after
-    /// a collective that both issued and that the ring still holds, else unknown.
-    pub(super) fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
-        // At most this many peers of each group are compared, which bounds the time in large groups.
-        const MOST_PEERS: usize = 16;
-        let later = self.lanes[record].iter().any(|lane| {
-            let Some(&oldest) = lane.collectives.first() else {
-                return false;
-            };
-            let oldest = self.seq(record, oldest);
-            let peers = self.groups[lane.group].lanes.iter().flatten();
-            let mut peers = peers.filter(|&&(peer, _)| peer != record).take(MOST_PEERS);
-            peers.any(|&(peer, there)| {
-                let there = &self.lanes[peer][there];
-                let issued = self.lanes[peer].iter().find(|one| one.group == group);
-                let position = |lane: &Lane, seq| {
-                    let at = self.find(peer, lane, seq).ok()?;
-                    Some(lane.collectives[at])
-                };
-                let issued = issued.and_then(|lane| position(lane, seq));
-                position(there, oldest).is_some_and(|both| issued.is_some_and(|at| both < at))
-            })
-        });
-        if later {
-            Presence::Absent
-        } else {
-            Presence::Unknown(UnknownReason::HistoryLost)
-        }
-    }
-
-    /// Whether this collective needs every member and no member that recorded it saw it complete; false if none
-    /// recorded it.
-    fn completes_together(&self, group: GroupIx, seq: u32) -> bool {
-        let lanes = self.groups[group].lanes.iter().flatten();
-        let mut entries = lanes.filter_map(|&(record, lane)| {
-            let lane = &self.lanes[record][lane];
-            let at = self.find(record, lane, seq).ok()?;
-            Some(self.op(record, lane.collectives[at]))
-        });
-        let waits = |op: &Op| op.kind.needs_all_members() && !op.completed();
-        entries.next().is_some_and(waits) && entries.all(waits)
-    }
-
     /// The oldest and the newest sequence number that any member recorded; `None` if none recorded a collective.
     pub(crate) fn window(&self, group: GroupIx) -> Option<(u32, u32)> {
         let mut window: Option<(u32, u32)> = None;
@@ -383,28 +260,59 @@ impl<'a> Aligned<'a> {
         lanes
     }
 
-    /// Whether the newest 64 collectives or the newest 64 messages of some member show when an operation starts on the
-    /// device.
+    /// Finds which lanes show when their operations start on the device.
     ///
     /// PyTorch's hook records start and completion at one moment and gloo records no start: for these, "not started"
-    /// means nothing.
-    fn starts_are_shown(&self, group: GroupIx) -> bool {
-        self.groups[group]
-            .lanes
-            .iter()
-            .flatten()
-            .any(|&(record, lane)| {
-                let whole = &self.records[record];
-                let lane = &self.lanes[record][lane];
-                let newest = lane.collectives.iter().rev().take(64);
-                whole.recorder.sees_device()
-                    && newest
-                        .chain(lane.messages.iter().rev().take(64))
-                        .any(|&at| {
-                            let op = self.op(record, at);
-                            op.state == EntryState::Started || op.started_us != NONE
-                        })
+    /// means nothing. PyTorch's NCCL recorder records starts if its process was told to, which may differ from rank to
+    /// rank. A lane in which nothing has completed is taken for like the others of its record, else of its group.
+    fn find_starts(&mut self) {
+        let of_lanes: Vec<Vec<Option<bool>>> = (self.lanes.iter().enumerate())
+            .map(|(record, lanes)| {
+                let starts = lanes.iter().map(|lane| self.starts_of(record, lane));
+                starts.collect()
             })
+            .collect();
+        let of_groups: Vec<bool> = (self.groups.iter())
+            .map(|group| {
+                let mut lanes = group.lanes.iter().flatten();
+                lanes.any(|&(record, lane)| of_lanes[record][lane] == Some(true))
+            })
+            .collect();
+        for (lanes, of_record) in self.lanes.iter_mut().zip(&of_lanes) {
+            let mut known = of_record.iter().flatten();
+            let by_record = known.clone().next().map(|_| known.any(|&shown| shown));
+            for (lane, shown) in lanes.iter_mut().zip(of_record) {
+                lane.shows_starts = shown.or(by_record).unwrap_or(of_groups[lane.group]);
+            }
+        }
+    }
+
+    /// Whether a lane shows starts, by the operations about the oldest that has not completed; `None` if none of them
+    /// has started or completed.
+    ///
+    /// A program may be hundreds of operations ahead of its device, so the newest show nothing.
+    fn starts_of(&self, record: RecordIx, lane: &Lane) -> Option<bool> {
+        const AROUND: usize = 64;
+        if !self.records[record].recorder.sees_device() {
+            return Some(false);
+        }
+        let done = |&at: &u32| self.op(record, at).completed();
+        let messages_from = lane.messages.iter().rposition(done);
+        let around = |from: usize, len: usize| from.saturating_sub(AROUND)..len.min(from + AROUND);
+        let collectives = around(lane.pending_from, lane.collectives.len());
+        let messages = around(
+            messages_from.map_or(0, |last| last + 1),
+            lane.messages.len(),
+        );
+        let mut ops = (lane.collectives[collectives].iter())
+            .chain(&lane.messages[messages])
+            .map(|&at| self.op(record, at));
+        let mut completed = false;
+        let started = ops.any(|op| {
+            completed |= op.completed();
+            op.state == EntryState::Started || op.started_us != NONE
+        });
+        (started || completed).then_some(started)
     }
 
     /// Finds where the pending part of each lane begins, and how far each group has provably completed.
@@ -433,28 +341,12 @@ impl<'a> Aligned<'a> {
         self.completed_to = (0..self.groups.len())
             .map(|group| self.proven_completion(group))
             .collect();
+        self.ends_early = (0..self.records.len())
+            .map(|record| self.ends_before_its_peers(record, None))
+            .collect();
         for group in 0..self.groups.len() {
             self.reopen_retired(group, None);
         }
-    }
-
-    /// The sequence number of the newest collective that needs every member and that a record shows as completed, other
-    /// than by `retired`; `None` if there is none.
-    fn proven_completion(&self, group: GroupIx) -> Option<u32> {
-        let mut newest = None;
-        for &(record, lane) in self.groups[group].lanes.iter().flatten() {
-            if retiring_is_all(self.records[record].recorder) {
-                continue;
-            }
-            let lane = &self.lanes[record][lane];
-            let done = lane.collectives[..lane.pending_from].iter().rev();
-            let found = done.copied().find(|&at| {
-                let op = self.op(record, at);
-                op.completed() && op.kind.needs_all_members()
-            });
-            newest = newest.max(found.map(|at| self.seq(record, at)));
-        }
-        newest
     }
 
     fn expected_ranks(&self, world_size: Option<u32>) -> Vec<Rank> {

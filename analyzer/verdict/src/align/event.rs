@@ -282,7 +282,7 @@ fn when_answered(
     match half {
         Counterpart::Posted(half) => Some(Occurrence::At(half.position)),
         Counterpart::Lost => Some(Occurrence::Lost),
-        Counterpart::Missing if aligned.records[record].cut => None,
+        Counterpart::Missing if aligned.lacks_newest(record).is_some() => None,
         Counterpart::Missing => Some(Occurrence::Never),
     }
 }
@@ -340,7 +340,7 @@ fn when_posted(
     };
     match found {
         Some(at) => Some(Occurrence::At(at)),
-        None => (!whole.cut).then_some(Occurrence::Never),
+        None => (aligned.lacks_newest(record).is_none()).then_some(Occurrence::Never),
     }
 }
 

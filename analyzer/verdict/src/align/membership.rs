@@ -28,8 +28,6 @@ pub(crate) struct Group {
     /// The backend, if two recorders of one process number the operations of the group separately: each backend is then
     /// one group here.
     pub(crate) backend: Option<String>,
-    /// Whether starts of operations are recorded, so "not started" means "not arrived".
-    pub(crate) shows_starts: bool,
 }
 
 /// The groups that any rank lists, with their members, and for each record the group of each lane.
@@ -105,7 +103,6 @@ pub(crate) fn resolve_groups(
                     members_recorded,
                     backend,
                     family: 0,
-                    shows_starts: false,
                 });
                 groups.len() - 1
             });

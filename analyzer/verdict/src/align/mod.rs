@@ -16,6 +16,7 @@ mod membership;
 mod message;
 pub(crate) mod p2p;
 pub(crate) mod pending;
+mod presence;
 pub(crate) mod record;
 mod retired;
 pub(crate) mod same_process;
@@ -25,5 +26,6 @@ pub use aligned::MAX_WORLD;
 pub use message::{Message, MessageNumbers};
 pub use record::Extent;
 
-pub(crate) use aligned::{Aligned, Lane, Presence, UnknownReason, is_message, retiring_is_all};
+pub(crate) use aligned::{Aligned, Lane, is_message, retiring_is_all};
 pub(crate) use membership::{GroupIx, RecordIx};
+pub(crate) use presence::{Presence, UnknownReason};

@@ -91,6 +91,7 @@ pub(crate) fn pending_of(
     let whole = &aligned.records[record];
     let mut pending: Vec<Pending> = Vec::new();
     let mut started: Vec<bool> = Vec::new();
+    let mut shows_starts: Vec<bool> = Vec::new();
     for (lane_at, lane) in aligned.lanes[record].iter().enumerate() {
         if lane.member == NONE {
             continue;
@@ -99,7 +100,7 @@ pub(crate) fn pending_of(
         while at < lane.collectives.len() {
             let block = aligned.block(record, lane, at);
             let status_op = aligned.op(record, lane.collectives[block.end - 1]);
-            if !status_op.completed() {
+            if !status_op.completed() && !aligned.is_over_since(record, lane.group, status_op.seq) {
                 let any_started = block.clone().any(|at| {
                     let op = aligned.op(record, lane.collectives[at]);
                     op.state == EntryState::Started || op.started_us != NONE
@@ -111,13 +112,17 @@ pub(crate) fn pending_of(
                     arrival: Arrival::Queued,
                 });
                 started.push(any_started);
+                shows_starts.push(lane.shows_starts);
             }
             at = block.end;
         }
         let status_ops = messages.status_ops(record, lane_at);
         let mut at = 0;
         // A send or receive is over if a later one with the same peer and direction has completed.
-        let over = overtaken(aligned, record, &lane.messages, status_ops);
+        let mut over = overtaken(aligned, record, &lane.messages, status_ops);
+        if whole.only_active && whole.recorder == Recorder::Nccl {
+            leave_out_closed(aligned, record, &lane.messages, status_ops, &mut over);
+        }
         while at < lane.messages.len() {
             let status_op = status_ops[at];
             let end = at
@@ -144,6 +149,7 @@ pub(crate) fn pending_of(
                     arrival: Arrival::Queued,
                 });
                 started.push(op.state == EntryState::Started || op.started_us != NONE);
+                shows_starts.push(lane.shows_starts);
             }
             at = end;
         }
@@ -162,7 +168,7 @@ pub(crate) fn pending_of(
         // A device runs the messages and collectives of a group in one order; a host does not.
         let lane = (one.group, is_message && !device);
         let head = !std::mem::replace(lane_has_head.entry(lane).or_default(), true);
-        one.arrival = if aligned.groups[one.group].shows_starts {
+        one.arrival = if shows_starts[at] {
             if started[at] {
                 Arrival::Arrived
             } else if head {
@@ -232,6 +238,25 @@ pub(crate) fn active_ns(
     }
     active.reverse();
     active
+}
+
+/// Marks the messages of batches that have completed, in the record of a rank that left out what has completed: the
+/// marker that closed such a batch is missing, and its messages stay `scheduled`. A lane that has markers, or several
+/// messages of one number, sends in batches.
+fn leave_out_closed(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    list: &[u32],
+    status_ops: &[u32],
+    over: &mut [bool],
+) {
+    let op = |at: u32| aligned.op(record, at);
+    let is_one = |pair: &[u32]| op(pair[0]).p2p_seq == op(pair[1]).p2p_seq;
+    let has_batches =
+        list.iter().any(|&at| op(at).kind == OpType::Coalesced) || list.windows(2).any(is_one);
+    for ((over, at), status_op) in over.iter_mut().zip(list).zip(status_ops) {
+        *over |= has_batches && at == status_op && op(*at).kind.is_p2p();
+    }
 }
 
 /// For each message, whether it is unfinished although a later one with the same peer and direction has completed.

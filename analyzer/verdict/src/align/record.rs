@@ -116,6 +116,8 @@ pub(crate) struct LocalGroup {
     pub(crate) id: GroupId,
     /// Index into [`Shared::groups`].
     pub(crate) group: u32,
+    /// As this record states it: a rank that made another group may state another one.
+    pub(crate) desc: Box<str>,
     pub(crate) status: Option<ProcessGroupStatus>,
     /// The rank's own group rank and the size, if the record holds these and not the members.
     pub(crate) place: Option<GroupPlace>,
@@ -280,18 +282,26 @@ impl Shared {
                 u16::MAX
             )));
         }
+        if let Some(wrong) = contradicts_groups(dump, rank) {
+            return Err(wrong);
+        }
         let communicators = dump.communicators();
-        let groups = self.groups_of(dump);
+        let mut groups = self.groups_of(dump);
         let stacks = self.stacks_of(dump);
         let first_id = dump.entries.first().map_or(0, |entry| entry.record_id);
         let mut ids_follow = true;
         let mut last_id = first_id;
         let mut known: Vec<Option<(Arguments, u32)>> = vec![None; dump.signatures.len()];
         let mut ops: Vec<Op> = Vec::with_capacity(dump.entries.len());
+        let wrapped = first_id > first_id_of(dump.recorder);
+        // For each group, whether its newest operation was a message. Other threads' operations may stand between.
+        let mut in_messages = vec![wrapped; dump.groups.len()];
         for entry in &dump.entries {
-            // The end marker of a block of messages is not a collective, even if the recorder counts it as one.
-            let ends_messages = entry.op == OpType::Coalesced
-                && (ops.last()).is_some_and(|op| op.is_p2p && u32::from(op.group) == entry.group);
+            // The end marker of a block of messages is not a collective, even if the recorder counts it as one. The
+            // messages before one in a wrapped ring may have been dropped.
+            let was_message = &mut in_messages[entry.group as usize];
+            let ends_messages = entry.op == OpType::Coalesced && *was_message;
+            *was_message = entry.is_p2p || ends_messages;
             ids_follow &= entry.record_id <= last_id.saturating_add(1);
             last_id = entry.record_id;
             let arguments = Arguments {
@@ -342,9 +352,12 @@ impl Shared {
                 is_p2p: entry.is_p2p || ends_messages,
             });
         }
+        if dump.recorder == Recorder::Nccl && !wrapped {
+            number_without_batches(&mut ops, &mut groups);
+        }
         // None of the operations completed, and record ids are missing between them or a wrapped ring holds fewer than
         // any ring would: the dump was written with onlyActive.
-        let is_short = first_id > first_id_of(dump.recorder) && ops.len() < LEAST_RING;
+        let is_short = wrapped && ops.len() < LEAST_RING;
         let none_done = !ops.iter().any(|op| op.completed() || op.retired);
         let only_active = none_done && (!ids_follow || is_short);
         Ok(Record {
@@ -376,6 +389,7 @@ impl Shared {
             LocalGroup {
                 id: 0,
                 group: 0,
+                desc: "".into(),
                 status: None,
                 place: None,
             };
@@ -402,6 +416,7 @@ impl Shared {
             groups[i] = LocalGroup {
                 id: info.id,
                 group: self.group(&info.name, &info.desc, &info.ranks, incarnation),
+                desc: info.desc.as_str().into(),
                 status: dump.groups[i].status,
                 place,
             };
@@ -415,7 +430,12 @@ impl Shared {
             .entry((name.to_owned(), incarnation))
             .or_default();
         for &id in known.iter() {
-            if same_ranks(&self.groups[id as usize].ranks, ranks) {
+            let shared = &mut self.groups[id as usize];
+            if same_ranks(&shared.ranks, ranks) {
+                // Ranks may describe it differently: the order of the records must not decide.
+                if desc < shared.desc.as_str() {
+                    desc.clone_into(&mut shared.desc);
+                }
                 return id;
             }
         }
@@ -462,6 +482,26 @@ impl Shared {
     }
 }
 
+/// Why a dump by PyTorch's NCCL recorder is not of the rank that its name states: it has operations of a group of which
+/// that rank is not a member. `None` if there is no such group.
+fn contradicts_groups(dump: &Dump, rank: Rank) -> Option<Unusable> {
+    if dump.recorder != Recorder::Nccl {
+        return None;
+    }
+    let mut is_used = vec![false; dump.groups.len()];
+    for entry in &dump.entries {
+        is_used[entry.group as usize] = true;
+    }
+    let mut used = dump.groups.iter().zip(is_used).filter(|&(_, used)| used);
+    let (group, _) =
+        used.find(|(group, _)| !group.info.ranks.is_empty() && !group.info.ranks.contains(&rank))?;
+    Some(Unusable(format!(
+        "it has operations of group {}, of which rank {rank}, as its name states, is not a member; name the file after \
+         its rank, as rank_3",
+        group.info.name
+    )))
+}
+
 /// NCCL's numbers of communicators with their groups' names, from the sections whose name is such a number in
 /// hexadecimal.
 fn comm_ids_of(dump: &Dump) -> Vec<(u64, String)> {
@@ -473,6 +513,49 @@ fn comm_ids_of(dump: &Dump) -> Vec<(u64, String)> {
             Some((number, group.clone()))
         })
         .collect()
+}
+
+/// Numbers the collectives of groups in which batches of messages took numbers of collectives, as in PyTorch 2.4 and
+/// 2.5, where each batch adds 1 to `collective_seq_id` and none to `p2p_seq_id`. Members have different numbers of
+/// batches, so these numbers do not match across ranks.
+fn number_without_batches(ops: &mut [Op], groups: &mut [LocalGroup]) {
+    #[derive(Clone, Copy, Default)]
+    struct Count {
+        /// Both numbers of the first message; `None` before it.
+        first: Option<(u32, u32)>,
+        /// Whether messages count themselves: then they leave the other number alone.
+        counts_messages: bool,
+        /// Whether messages have different collective numbers.
+        counts_batches: bool,
+        /// The highest collective number so far.
+        highest: u32,
+        /// How many of the numbers up to that are those of batches.
+        of_batches: u32,
+    }
+    let mut counts = vec![Count::default(); groups.len()];
+    for op in ops.iter().filter(|op| op.is_p2p) {
+        let count = &mut counts[usize::from(op.group)];
+        let (seq, p2p_seq) = *count.first.get_or_insert((op.seq, op.p2p_seq));
+        count.counts_messages |= p2p_seq != op.p2p_seq;
+        count.counts_batches |= seq != op.seq;
+    }
+    for op in ops {
+        let count = &mut counts[usize::from(op.group)];
+        if count.counts_messages || !count.counts_batches {
+            continue;
+        }
+        if op.is_p2p {
+            count.of_batches += op.seq.saturating_sub(count.highest);
+        }
+        count.highest = op.seq.max(count.highest);
+        op.seq -= count.of_batches;
+    }
+    for (local, count) in groups.iter_mut().zip(counts) {
+        if count.of_batches > 0 {
+            // It counts the batches, too.
+            local.status = None;
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -8,7 +8,7 @@ use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, of_young_files};
 use crate::judge::wait_graph::WaitGraph;
-use crate::judge::{assemble, check, disagreement, provenance, timeouts, wait_root};
+use crate::judge::{aborted, assemble, check, disagreement, provenance, timeouts, wait_root};
 use crate::report::{Code, Input, Problem, Report};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::borrow::Borrow;
@@ -141,6 +141,7 @@ fn judge(
         ..policy.clone()
     };
     comm_counter::number_by_communicator(shared, &mut records);
+    aborted::reopen(shared, &mut records);
     let mut records = provenance::select(shared, records, policy, &mut problems);
     let devices = devices::split(shared, &mut records, &mut problems);
     // Launchers and sources number the processes, which are then not the ranks.

@@ -7,7 +7,8 @@
 
 use crate::align::signature::CallDifference;
 use crate::align::{Aligned, GroupIx, RecordIx};
-use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
+use rcomm_recorder::model::{EntryState, Layout, OpType, Pattern, Rank};
+use rcomm_recorder::publish::Recorder;
 
 /// The reason why one part is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +158,9 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<MemberCal
         completed &= at < lane.pending_from;
         let closed = aligned.op(record, lane.collectives[block.end - 1]).kind == OpType::Coalesced;
         let begin_lost = at == 0 && aligned.records[record].wrapped();
-        let open = block.end == lane.collectives.len() && !closed;
+        let open = block.end == lane.collectives.len()
+            && !closed
+            && !is_issued_whole(aligned, group, member, seq);
         let torn = open && aligned.records[record].cut;
         let calls: Vec<u32> = block
             .map(|at| aligned.op(record, lane.collectives[at]).call)
@@ -177,6 +180,21 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<MemberCal
         });
     }
     Some((blocks, completed))
+}
+
+/// Whether the recorder of PyTorch's NCCL backend shows that a member has issued all calls of its newest number: it
+/// counts a coalesced block, and shows its start, only once it is closed.
+fn is_issued_whole(aligned: &Aligned<'_>, group: GroupIx, member: usize, seq: u32) -> bool {
+    let Some((record, lane_at)) = aligned.groups[group].lanes[member] else {
+        return false;
+    };
+    let lane = &aligned.lanes[record][lane_at];
+    let newest = lane.collectives.last().map(|&at| aligned.op(record, at));
+    let has_begun = newest.is_some_and(|op| op.state != EntryState::Scheduled);
+    let status = aligned.records[record].groups[lane_at].status;
+    let is_counted = status.is_some_and(|status| status.last_enqueued >= i64::from(seq));
+    aligned.records[record].recorder == Recorder::Nccl
+        && (has_begun || is_counted && lane.messages.is_empty())
 }
 
 /// The first difference of two blocks and its index; `None` if they agree.

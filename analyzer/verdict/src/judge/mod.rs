@@ -4,6 +4,7 @@
 //! of waits ([`wait_graph`]) and finds its roots ([`wait_root`]); every [`check`] drafts findings from one [`context`],
 //! and [`assemble`] ranks the drafts and writes the report.
 
+mod aborted;
 mod analysis;
 mod assemble;
 mod bandwidth;

@@ -97,16 +97,28 @@ pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
         .filter(|&now| now > 0)
 }
 
-/// When the newest of the files was written whose records state no time, ns since the epoch. `None` if this is unknown,
-/// or if the file is older than the newest record or more than a day younger: then it was copied, and its time means
-/// nothing.
+/// When the newest of the files was written whose records state no time, in common time, ns since the epoch. `None` if
+/// this is unknown, or if the file is older than the newest record or more than a day younger: then it was copied, and
+/// its time means nothing.
+///
+/// Common time is an estimate, which may put the newest record after its own file. A file and its record are written by
+/// one clock, so they are also compared by that; the slack is for file systems that keep coarse times.
 pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
     const COPIED_NS: i64 = 86_400_000_000_000;
-    let newest = now_ns(aligned, policy)?;
+    const SLACK_NS: i64 = 1_000_000_000;
+    let now = now_ns(aligned, policy)?;
     let written = policy.written_ns?;
-    (newest..newest.saturating_add(COPIED_NS))
+    if (now..now.saturating_add(COPIED_NS)).contains(&written) {
+        return Some(written);
+    }
+    let records = aligned.records.iter().zip(&aligned.offsets_ns);
+    let (newest, offset) = records
+        .map(|(record, &offset)| (record.latest_ns(), offset))
+        .max()?;
+    let plausible = newest.saturating_sub(SLACK_NS)..newest.saturating_add(COPIED_NS);
+    plausible
         .contains(&written)
-        .then_some(written)
+        .then(|| written.saturating_sub(offset).max(now))
 }
 
 /// The policy for records that state no time and in which, when their files were written, operations were pending but

@@ -479,8 +479,8 @@ impl WaitGraph {
                     Some(arrival) => vec![(rank, Missing::Held(arrival))],
                 }
             }
-            Counterpart::Missing if aligned.records[there].cut => {
-                vec![(rank, Missing::Unknown(UnknownReason::Cut))]
+            Counterpart::Missing if let Some(why) = aligned.lacks_newest(there) => {
+                vec![(rank, Missing::Unknown(why))]
             }
             Counterpart::Missing if !certain => {
                 vec![(rank, Missing::Unknown(UnknownReason::HistoryLost))]
@@ -510,11 +510,11 @@ fn possible_senders(
     for member in others {
         let rank = ranks[member as usize];
         let record = aligned.record_in(group, rank);
-        let record = record.map(|at| &aligned.records[at]);
-        let why = match record {
+        let lacks = record.map(|at| (&aligned.records[at], aligned.lacks_newest(at)));
+        let why = match lacks {
             None => Missing::Unknown(UnknownReason::NoRecord),
-            Some(record) if record.cut => Missing::Unknown(UnknownReason::Cut),
-            Some(record) => {
+            Some((_, Some(why))) => Missing::Unknown(why),
+            Some((record, None)) => {
                 all_known &= !record.wrapped() && !record.only_active;
                 Missing::Candidate
             }

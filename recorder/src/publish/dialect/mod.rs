@@ -86,7 +86,8 @@ impl std::fmt::Display for Cause {
     }
 }
 
-/// Data that was lost while the rest was read.
+/// Data that was lost while the rest was read. Operations may be missing that the rank issued after the last one that
+/// was read: a rejected entry may have been the newest of its group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadProblem {
     /// Reading ended before the file did.
@@ -122,16 +123,6 @@ pub enum ReadProblem {
         /// The kind of value found instead.
         found: &'static str,
     },
-}
-
-impl ReadProblem {
-    /// Whether operations may be missing that the rank issued after the last one that was read.
-    pub fn cuts(&self) -> bool {
-        match self {
-            Self::Stopped { .. } | Self::NoList { .. } => true,
-            Self::Rejected { .. } => false,
-        }
-    }
 }
 
 /// Reads dumps one after another, keeping its working memory from file to file.

@@ -39,7 +39,7 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     if all(&|entry| {
         matches!(
             backend(entry.signature),
-            "nccl" | "ncclx" | "xccl" | "rccl" | "hccl"
+            "nccl" | "ncclx" | "xccl" | "rccl" | "hccl" | "mccl" | "cncl"
         )
     }) {
         return Recorder::Nccl;

@@ -21,6 +21,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 /// The clocks of one job differ by less than this, ns; a record that differs by more and has no pending collective in
 /// common with a peer is from another time.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
+/// The ranks of a running job that are told to leave their records do so within this time, ns.
+const LEFT_TOGETHER_NS: i64 = 5_000_000_000;
 /// Two runs of one job are further apart than this, ns.
 const ONE_RUN_NS: i64 = 1_000_000_000;
 /// No host's clock is wrong by more than this, ns; a record that differs by more was left earlier.
@@ -299,6 +301,17 @@ fn leave_contradicting(
     let near =
         |&&time: &&i64| typical_newest.abs_diff(time) < NO_CLOCK_IS_SO_WRONG_NS.unsigned_abs();
     let most_agree = newest.iter().filter(near).count() * 2 > newest.len();
+    // In common time, if collectives relate the record's clock to the others'.
+    let in_common = |at: RecordIx| Some(records[at].newest_ns().saturating_sub(clocks[at]?.ns));
+    let mut in_common_time: Vec<i64> = (0..records.len()).filter_map(in_common).collect();
+    in_common_time.sort_unstable();
+    let typical_common = in_common_time.get(in_common_time.len() / 2).copied();
+    // The job may have run on while its ranks left their records one after the other, on hosts whose clocks differ.
+    let is_merely_last = |at: RecordIx| {
+        let ahead = in_common(at).zip(typical_common);
+        ahead
+            .is_some_and(|(mine, typical)| mine.abs_diff(typical) < LEFT_TOGETHER_NS.unsigned_abs())
+    };
     let mut known: Vec<i64> = clocks.iter().flatten().map(|clock| clock.ns).collect();
     known.sort_unstable();
     let typical_offset = known.get(known.len() / 2).copied().unwrap_or(0);
@@ -336,7 +349,7 @@ fn leave_contradicting(
                  numbers; it belongs to another run",
                 tally.against, tally.compared
             )
-        } else if older && tally.beyond > 0 {
+        } else if older && tally.beyond > 0 && !is_merely_last(at) {
             "it has completed operations that its peers, whose records are newer, have not issued yet; it is \
              of an older run"
                 .to_owned()
@@ -532,6 +545,8 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison])
         let behind = newest
             .iter()
             .filter(|&&(other, seq)| other != record && seq < reached)
+            // A record that was taken before what it completed with others contradicts no newer one.
+            .filter(|&&(other, _)| !aligned.ends_before_its_peers(other, Some(record)))
             .count();
         if behind * 2 >= newest.len() {
             tallies[record].beyond += 1;

@@ -52,9 +52,9 @@ pub(super) const E130: Prose = Prose {
 };
 
 pub(super) const E135: Prose = Prose {
-    meaning: "Every member is inside the same operation with the same arguments, and none has finished. \
-             The program did its part. What is left is below it: the fabric, a device, a driver, the \
-             communication library, or the stream that the operation was queued on.",
+    meaning: "Every member has issued the same operation with the same arguments, has started it as far as starts \
+             are recorded, and none has finished. The program did its part. What is left is below it: the fabric, \
+             a device, a driver, the communication library, or the stream that the operation was queued on.",
     causes: &[
         "a network port or a cable: link flaps, a lost path, a firewall between two hosts",
         "a device that fell off the bus or stalls silently (Xid errors, throttling)",

@@ -7,6 +7,10 @@
 //!
 //! Two statements contradict each other only if rank `a` names `b` as a member and `b` states other members under that
 //! name. Groups of one name with different ranks (one for each tensor-parallel group, say) are usual.
+//!
+//! A rank that left out the creation of a group gives its next group the name of the one left out. If both have the same
+//! members, only their descriptions differ. That is a contradiction if the order of all groups shows who is odd and no
+//! operation of such a group has completed.
 
 use crate::align::record::{Record, SharedGroup};
 use crate::judge::check::Check;
@@ -26,11 +30,13 @@ impl Check for GroupMismatch {
 
     fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let conflicts = conflicts(ctx);
-        if conflicts.is_empty() {
-            return Vec::new();
+        if !conflicts.is_empty() {
+            let draft = by_order(ctx, &conflicts).unwrap_or_else(|| by_members(ctx, &conflicts));
+            return vec![draft];
         }
-        let draft = by_order(ctx, &conflicts).unwrap_or_else(|| by_members(ctx, &conflicts));
-        vec![draft]
+        let conflicts = other_descriptions(ctx);
+        let draft = (!conflicts.is_empty()).then(|| by_order(ctx, &conflicts));
+        draft.flatten().into_iter().collect()
     }
 }
 
@@ -77,6 +83,46 @@ fn conflicts(ctx: &Context<'_>) -> Vec<Conflict> {
         }
     }
     conflicts
+}
+
+/// One entry for each group of which ranks state the same name and members and different descriptions, if no operation
+/// of it has completed.
+fn other_descriptions(ctx: &Context<'_>) -> Vec<Conflict> {
+    let mut stated: BTreeMap<u32, BTreeMap<&str, Vec<Rank>>> = BTreeMap::new();
+    let mut in_use: BTreeSet<u32> = BTreeSet::new();
+    for (record, lanes) in ctx.aligned.records.iter().zip(&ctx.aligned.lanes) {
+        for (local, lane) in record.groups.iter().zip(lanes) {
+            if !is_described(&local.desc) {
+                continue;
+            }
+            let by_desc = stated.entry(local.group).or_default();
+            by_desc.entry(&local.desc).or_default().push(record.rank);
+            let mut positions = lane.collectives.iter().chain(&lane.messages);
+            if positions.any(|&at| record.ops[at as usize].completed()) {
+                in_use.insert(local.group);
+            }
+        }
+    }
+    stated.retain(|at, by_desc| by_desc.len() > 1 && !in_use.contains(at));
+    let conflicts = stated.into_iter().map(|(at, by_desc)| {
+        let mut sides: Vec<Vec<Rank>> = by_desc.into_values().collect();
+        sides.sort_by_key(|side| std::cmp::Reverse(side.len()));
+        let first = sides[0][0];
+        let others = sides[1..].iter().flatten();
+        Conflict {
+            name: group(ctx, at).name.clone(),
+            pairs: others
+                .map(|&other| (first.min(other), first.max(other)))
+                .collect(),
+            stated: sides.concat().into_iter().map(|rank| (rank, at)).collect(),
+        }
+    });
+    conflicts.collect()
+}
+
+/// Whether this is a description that the program gave.
+fn is_described(desc: &str) -> bool {
+    !desc.is_empty() && desc != "undefined"
 }
 
 fn contradictions(ctx: &Context<'_>, stated: &BTreeMap<Rank, u32>) -> BTreeSet<(Rank, Rank)> {
@@ -129,10 +175,10 @@ fn made(ctx: &Context<'_>, record: &Record) -> Option<Vec<String>> {
     let mut numbered = Vec::new();
     for local in &record.groups {
         let group = group(ctx, local.group);
-        if group.desc.is_empty() || group.desc == "undefined" {
+        if !is_described(&local.desc) {
             return None;
         }
-        numbered.push((group.name.parse::<u64>().ok()?, group.desc.clone()));
+        numbered.push((group.name.parse::<u64>().ok()?, local.desc.to_string()));
     }
     numbered.sort();
     Some(numbered.into_iter().map(|(_, desc)| desc).collect())
@@ -225,7 +271,7 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     let label = {
         let group = conflict.stated.values().next().map(|&at| group(ctx, at));
         let desc = group.map_or("", |group| group.desc.as_str());
-        if desc.is_empty() || desc == "undefined" || desc == conflict.name {
+        if !is_described(desc) || desc == conflict.name {
             conflict.name.clone()
         } else {
             format!("{desc} ({})", conflict.name)
@@ -379,6 +425,28 @@ mod tests {
             first.sentence,
             "rank 3 made its groups in another order than the 3 other ranks: tp, then dp, where these made dp, then tp"
         );
+    }
+
+    #[test]
+    fn a_rank_that_left_out_a_group_is_named_if_the_next_has_the_same_members() {
+        let all = vec![0, 1, 2, 3];
+        let usual = vec![
+            world(),
+            ("1", "model", all.clone()),
+            ("2", "data", all.clone()),
+        ];
+        let mut ranks = vec![usual; 4];
+        ranks[2] = vec![world(), ("1", "data", all.clone())];
+        let report = judge(&ranks);
+        let first = &report.findings[0];
+        assert_eq!((first.code, &first.culprit_ranks), (Code::E105, &vec![2]));
+        assert_eq!(
+            first.sentence,
+            "rank 2 made its groups in another order than the 3 other ranks: data, where these made model, then data"
+        );
+        // Descriptions alone, by which no rank is odd, prove nothing.
+        let own = ["a", "b", "c", "d"].map(|desc| vec![world(), ("1", desc, all.clone())]);
+        assert!(judge(&own).findings.is_empty());
     }
 
     #[test]

@@ -90,15 +90,32 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
         draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
         draft
     } else {
-        let sentence = format!(
-            "{} issued {odd} as #{} on group {group}{here}, where {} issued {right}",
-            format_ranks(&culprits),
-            op_ref.seq,
-            match others {
-                1 => format_ranks(&one.parts[0].ranks),
-                n => format!("{n} ranks"),
-            },
-        );
+        let others = match others {
+            1 => format_ranks(&one.parts[0].ranks),
+            n => format!("{n} ranks"),
+        };
+        let as_this = format!("as #{} on group {group}", op_ref.seq);
+        let sentence = match wrong.as_slice() {
+            [_] => format!(
+                "{} issued {odd} {as_this}{here}, where {others} issued {right}",
+                format_ranks(&culprits),
+            ),
+            several => {
+                let each = several.iter().take(MOST_SIDES).map(|part| {
+                    let call = calls.get(part.call).describe();
+                    format!("{} issued {call}", format_ranks(&part.ranks))
+                });
+                let more = match several.len().saturating_sub(MOST_SIDES) {
+                    0 => String::new(),
+                    more => format!(" and {more} others something else"),
+                };
+                let each = each.collect::<Vec<_>>().join(", ");
+                format!(
+                    "{each}{more} {as_this}, where {others} issued {}",
+                    calls.get(one.parts[0].call).describe()
+                )
+            }
+        };
         let mut draft = FindingDraft::new(code, sentence);
         draft.culprits = culprits.clone();
         if one.ground == Ground::Past {
@@ -112,6 +129,9 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
     draft.at = Some(op_ref);
     Some(draft)
 }
+
+/// At most this many sides that differ from the right one are described one by one.
+const MOST_SIDES: usize = 3;
 
 /// The probability, 0..1, that the side blamed is the wrong one.
 pub(super) fn confidence(ctx: &Context<'_>, one: &Disagreement) -> f64 {

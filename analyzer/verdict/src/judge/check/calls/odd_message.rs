@@ -41,6 +41,10 @@ impl Check for OddMessage {
             if ctx.graph.node(rank).is_none_or(explained) {
                 continue;
             }
+            // Guessed members do not show which part a rank has.
+            if !ctx.aligned.groups[end.group].members_recorded {
+                continue;
+            }
             let Some(odd) = siblings::odd(ctx.aligned, end.record, end.group, end.peer) else {
                 continue;
             };

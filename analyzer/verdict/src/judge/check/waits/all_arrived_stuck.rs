@@ -1,26 +1,28 @@
-//! E135: every member is in the operation, their calls agree, and none has finished.
+//! E135: every member is in the operation, their calls agree, and none has finished. E101, if some came after the
+//! others' time-out: then they were never in it together.
 //!
 //! The program did its part, so the cause is the fabric, a device or the library. Reported only if the operation has
 //! had time to finish and no other cause was found: a peer that is missing elsewhere, or a member that merely finished
 //! first, explains such a wait better.
 
-use crate::align::Presence;
+use crate::align::pending::on_device;
+use crate::align::{Presence, RecordIx};
 use crate::judge::channels::{Common, lag_of, lag_of_messages};
 use crate::judge::check::Check;
 use crate::judge::check::calls::p2p_size_mismatch::both_ends;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::missed::peer_rank;
-use crate::judge::wait_graph::Place;
+use crate::judge::wait_graph::{Node, Place};
 use crate::judge::wait_root::WaitRoot;
-use crate::report::Code;
 use crate::report::format::{format_ranks, format_time};
+use crate::report::{Code, Finding};
 use rcomm_recorder::model::Rank;
 
 pub(crate) struct AllArrivedStuck;
 
 impl Check for AllArrivedStuck {
     fn codes(&self) -> &'static [Code] {
-        &[Code::E135]
+        &[Code::E101, Code::E135]
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
@@ -35,7 +37,7 @@ impl Check for AllArrivedStuck {
                 _ => None,
             });
         full.filter(|&place| no_member_finished(ctx, place) && ctx.is_long_complete(place))
-            .map(|place| draft(ctx, place))
+            .map(|place| came_too_late(ctx, place).unwrap_or_else(|| draft(ctx, place)))
             .collect()
     }
 }
@@ -61,6 +63,69 @@ fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
         let lane = ctx.aligned.lane(group, member);
         lane.is_none_or(|(record, lane)| !ctx.aligned.status_op(record, lane, at).completed())
     })
+}
+
+/// Whether the records show that all who issued the operation are inside: their lanes show when a device starts one, or
+/// no device runs it.
+fn shows_arrival(ctx: &Context<'_>, place: usize) -> bool {
+    let group = ctx.group_at(place);
+    let shows = |record: RecordIx| {
+        let mut lanes = ctx.aligned.lanes[record].iter();
+        let lane = lanes.find(|lane| lane.group == group)?;
+        let newest = lane.collectives.last().or(lane.messages.last())?;
+        let call = ctx.aligned.op(record, *newest).call;
+        let backend = &ctx.aligned.shared.calls.get(call).signature.backend;
+        let needs_starts = ctx.aligned.records[record].recorder.sees_device() || on_device(backend);
+        Some(lane.shows_starts || !needs_starts)
+    };
+    let mut arrived = ctx.graph.arrived[place].iter();
+    arrived.all(|&node| ctx.record_at(place, node).and_then(shows) == Some(true))
+}
+
+/// The finding on ranks that issued a collective after the first of their peers had waited for its whole time-out;
+/// `None` if there are none, or if it is not known how their clocks relate.
+fn came_too_late(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
+    let Place::Collective { .. } = ctx.graph.places[place] else {
+        return None;
+    };
+    let (first_ns, timeout_ms) = ctx.arrivals(place).min()?;
+    let limit_ns = i64::try_from(timeout_ms).ok()?.saturating_mul(1_000_000);
+    let nodes = &ctx.graph.arrived[place];
+    let knows_clock = |record: RecordIx| ctx.aligned.clock_known[record];
+    let all_known = (nodes.iter()).all(|&node| ctx.record_at(place, node).is_some_and(knows_clock));
+    if limit_ns == 0 || !all_known {
+        return None;
+    }
+    let late: Vec<(Node, i64)> = (nodes.iter().copied())
+        .zip(ctx.arrivals(place))
+        .map(|(node, (issued_ns, _))| (node, issued_ns.saturating_sub(first_ns)))
+        .filter(|&(_, after_ns)| after_ns > limit_ns)
+        .collect();
+    let least_ns = late.iter().map(|&(_, after_ns)| after_ns).min()?;
+    let op_ref = ctx.op_ref_of_place(place);
+    let nodes: Vec<Node> = late.iter().map(|&(node, _)| node).collect();
+    let culprits = ctx.ranks(&nodes);
+    let which = if culprits.len() == 1 { "its" } else { "their" };
+    let sentence = format!(
+        "{} issued {} #{} on group {} {} after the first of {which} peers, whose time-out of {} had ended",
+        format_ranks(&culprits),
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        format_time(least_ns as f64 / 1e6),
+        format_time(timeout_ms as f64),
+    );
+    let mut draft = FindingDraft::from(Finding::not_joined(culprits, sentence));
+    draft.confidence = 0.9;
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    draft.next = format!(
+        "find out what {} did before that {}: a time-out longer than this would have covered it",
+        format_ranks(&draft.culprits),
+        op_ref.op
+    );
+    draft.targets = nodes;
+    draft.at = Some(op_ref);
+    Some(draft)
 }
 
 fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
@@ -104,10 +169,17 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
     };
     let why = lag.as_ref().and_then(|lag| lag.describe(host_of));
     let why = why.unwrap_or_else(|| "the fabric, a device or the library".to_owned());
+    // A lag is measured in the operation itself.
+    let is_inside = lag.is_some() || shows_arrival(ctx, place);
+    let are = match (is_inside, inside.len() == 1) {
+        (true, true) => "is inside",
+        (true, false) => "are all inside",
+        (false, true) => "has issued",
+        (false, false) => "have all issued",
+    };
     let sentence = format!(
-        "{} {} inside {} #{} on group {} and none has finished{waited}: {why}",
+        "{} {are} {} #{} on group {} and none has finished{waited}: {why}",
         format_ranks(&inside),
-        if inside.len() == 1 { "is" } else { "are all" },
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group)
@@ -116,16 +188,27 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
     draft.age_ms = ctx.waits_ms(place);
     let names_link =
         (lag.as_ref()).is_some_and(|lag| lag.link.is_some() || lag.common(host_of).is_some());
-    draft.confidence = if names_link { 0.85 } else { 0.7 };
+    draft.confidence = match (names_link, is_inside) {
+        (true, _) => 0.85,
+        (false, true) => 0.7,
+        (false, false) => 0.6,
+    };
     draft.evidence = ctx.evidence_of_place(place, 2);
-    draft.ruled_out = vec![
-        match ctx.graph.places[place] {
-            Place::Collective { .. } => "not_joined: every member has issued it",
-            Place::Batch { .. } => "p2p_unmatched: both halves of every message are posted",
-        }
-        .to_owned(),
-        "op_mismatch, dtype_mismatch, size_mismatch: the calls agree".to_owned(),
-    ];
+    let posted = match ctx.graph.places[place] {
+        Place::Collective { .. } => "not_joined: every member has issued it",
+        Place::Batch { .. } => "p2p_unmatched: both halves of every message are posted",
+    };
+    if is_inside {
+        draft.ruled_out.push(posted.to_owned());
+    } else {
+        draft.doubts.push(
+            "the records hold no start times, so the device of one of them may not have come to it"
+                .to_owned(),
+        );
+    }
+    draft
+        .ruled_out
+        .push("op_mismatch, dtype_mismatch, size_mismatch: the calls agree".to_owned());
     let needs_steps = lag.as_ref().is_some_and(|lag| lag.needs_steps());
     draft
         .doubts

@@ -34,17 +34,27 @@ impl Check for MissingDump {
             return Vec::new();
         }
         let by_order = out_of_order(ctx);
+        let ran_on = ran_on_meanwhile(ctx);
         let mut by_place: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
         for wait_root in &ctx.wait_roots {
             let &WaitRoot::Unread(node) = wait_root else {
                 continue;
             };
             // Entries that a ring has dropped are not a missing record: N302 reports them, and no rank is blamed.
-            if is_lost(ctx, node) {
+            if is_missed_for(ctx, node, UnknownReason::HistoryLost)
+                || ran_on && is_missed_for(ctx, node, UnknownReason::Outdated)
+            {
                 continue;
             }
             if let Some((place, _)) = first_missed(ctx, node) {
                 by_place.entry(place).or_default().push(node);
+            }
+        }
+        for nodes in by_place.values_mut() {
+            // That a rank left no record says more than that it left one too early.
+            let is_read = |node: &Node| ctx.aligned.record_of(ctx.rank(*node)).is_some();
+            if !nodes.iter().all(is_read) {
+                nodes.retain(|node| !is_read(node));
             }
         }
         let mut places: Vec<(usize, Vec<Node>)> = by_place.into_iter().collect();
@@ -91,11 +101,19 @@ impl Check for MissingDump {
     }
 }
 
-/// Whether the rank left a record whose ring no longer holds any of the operations that others wait for.
-fn is_lost(ctx: &Context<'_>, node: Node) -> bool {
-    let lost = Missing::Unknown(UnknownReason::HistoryLost);
+/// Whether others miss the rank only where its record does not show it for this reason.
+fn is_missed_for(ctx: &Context<'_>, node: Node, reason: UnknownReason) -> bool {
     let missed = ctx.missed_at(node);
-    !missed.is_empty() && missed.iter().all(|&(_, why)| why == lost)
+    !missed.is_empty() && (missed.iter()).all(|&(_, why)| why == Missing::Unknown(reason))
+}
+
+/// Whether so many records were taken too early that the job seems to have run on while its ranks left them one after
+/// the other. Then no rank is missed.
+fn ran_on_meanwhile(ctx: &Context<'_>) -> bool {
+    let all = ctx.aligned.records.len();
+    let early =
+        (0..all).filter(|&at| ctx.aligned.lacks_newest(at) == Some(UnknownReason::Outdated));
+    early.count() * 4 > all
 }
 
 /// A rank that waits at the first place, one that waits at the second, and the time from the beginning of the first

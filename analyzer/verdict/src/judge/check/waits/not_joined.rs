@@ -54,9 +54,13 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         .iter()
         .filter_map(|&rank| ctx.aligned.record_of(rank))
         .collect();
-    let held = nodes
-        .iter()
-        .all(|&(_, why)| matches!(why, Missing::Held(_)));
+    let ranks_of = |issued: bool| -> Vec<Rank> {
+        let of_kind = nodes
+            .iter()
+            .filter(|(_, why)| matches!(why, Missing::Held(_)) == issued);
+        of_kind.map(|&(node, _)| ctx.rank(node)).collect()
+    };
+    let (absent, held) = (ranks_of(false), ranks_of(true));
     let targets: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
     let waiting = count_ranks(
         arrived.len(),
@@ -64,14 +68,22 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         &ctx.waiting(place, true),
     );
     let group = ctx.group_name(op_ref.group);
-    let who = format_ranks(&culprits);
     let in_all = ctx.in_all(&targets, arrived.len());
     let op = format!("{} #{} on group {group}", op_ref.op, op_ref.seq);
-    let mut sentence = if held {
-        format!("{who} issued {op} but has not started it; {waiting}{in_all}")
-    } else {
-        format!("{who} never issued {op}; {waiting}{in_all}")
+    let have = if held.len() == 1 { "has" } else { "have" };
+    let did = match (absent.as_slice(), held.as_slice()) {
+        (absent, []) => format!("{} never issued {op}", format_ranks(absent)),
+        ([], held) => format!(
+            "{} issued {op} but {have} not started it",
+            format_ranks(held)
+        ),
+        (absent, held) => format!(
+            "{} never issued {op}, and {} issued but {have} not started it",
+            format_ranks(absent),
+            format_ranks(held)
+        ),
     };
+    let mut sentence = format!("{did}; {waiting}{in_all}");
     if let [record] = records[..] {
         sentence.push_str(&format!("; {}", ctx.last_seen_for(record, op_ref.group)));
     }

@@ -51,8 +51,14 @@ impl Check for P2pUnmatched {
         for (place, nodes) in by_place {
             let any_of_them =
                 nodes.iter().all(|&(_, why)| why == Missing::Candidate) && nodes.len() > 1;
+            let is_held = |&(_, why): &(Node, Missing)| matches!(why, Missing::Held(_));
             let culprits: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
-            drafts.push(draft(ctx, place, &culprits, any_of_them));
+            let who = match (any_of_them, nodes.iter().all(is_held)) {
+                (true, _) => Culprits::AnyOf,
+                (false, true) => Culprits::NotStarted,
+                (false, false) => Culprits::NotPosted,
+            };
+            drafts.push(draft(ctx, place, &culprits, who));
         }
         drafts
     }
@@ -128,7 +134,7 @@ pub(super) fn in_cycle(
         })
         .min_by_key(|&place| (ctx.waiting_since(place), place))
         .unwrap_or(first);
-    let mut draft = draft(ctx, first, &culprits, false);
+    let mut draft = draft(ctx, first, &culprits, Culprits::NotPosted);
     if !decided {
         // The other end may have left the collective out and posted a message that no rank expects.
         draft.confidence = 0.6;
@@ -156,7 +162,7 @@ fn undecided(
     first: usize,
     absent: &[Node],
 ) -> FindingDraft {
-    let mut draft = draft(ctx, first, absent, false);
+    let mut draft = draft(ctx, first, absent, Culprits::NotPosted);
     let cycle = super::cross_group_deadlock::walk(ctx, ranks, places);
     draft.cycle = ctx.ranks(&cycle);
     let group = ctx.group_name(ctx.group_at(first));
@@ -343,7 +349,19 @@ fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
 /// At most this many earlier messages are looked at.
 const PAST: usize = 64;
 
-fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], any_of_them: bool) -> FindingDraft {
+/// What the ranks that a message waits for did.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Culprits {
+    /// They did not post its other half.
+    NotPosted,
+    /// One of them did not post it, and it is not known which.
+    AnyOf,
+    /// They posted it, and their devices have not come to it.
+    NotStarted,
+}
+
+fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> FindingDraft {
+    let any_of_them = who == Culprits::AnyOf;
     let culprits = ctx.ranks(nodes);
     let Place::Batch {
         group,
@@ -375,8 +393,13 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], any_of_them: bool) -> 
         (Some(time), None) => format!("waited {time}"),
         (None, _) => "waits".to_owned(),
     };
+    let have = if culprits.len() == 1 { "has" } else { "have" };
+    let did = match who {
+        Culprits::NotPosted | Culprits::AnyOf => format!("never posted the {half}"),
+        Culprits::NotStarted => format!("posted but {have} not started the {half}"),
+    };
     let mut sentence = format!(
-        "{} never posted the {half} that rank {waiting} {waited} for in {}",
+        "{} {did} that rank {waiting} {waited} for in {}",
         format_ranks(&culprits),
         ctx.describe_op(record, op)
     );
@@ -397,13 +420,20 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], any_of_them: bool) -> 
             }
         }
     }
-    draft
-        .ruled_out
-        .push("p2p_size_mismatch: the other half is not there to compare".to_owned());
-    draft.next = format!(
-        "find out why {} posted no {half} for rank {waiting}",
-        format_ranks(&culprits)
-    );
+    if who == Culprits::NotStarted {
+        draft.next = format!(
+            "look at the device of {}: what it ran before that {half} has not ended",
+            format_ranks(&culprits)
+        );
+    } else {
+        draft
+            .ruled_out
+            .push("p2p_size_mismatch: the other half is not there to compare".to_owned());
+        draft.next = format!(
+            "find out why {} posted no {half} for rank {waiting}",
+            format_ranks(&culprits)
+        );
+    }
     draft.targets = nodes.to_vec();
     if is_from_any(ctx, place, op) {
         // The waiting rank may have posted one message too many.

@@ -1,0 +1,247 @@
+//! What a record shows about one collective, and whether it was taken too early to show it.
+
+use crate::align::membership::{GroupIx, RecordIx};
+use crate::align::record::{NONE, Op};
+use crate::align::{Aligned, Lane, retiring_is_all};
+use rcomm_recorder::publish::Recorder;
+
+/// What a rank's record shows about one collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Recorded: index in the lane's collectives of the first entry with this number.
+    Issued(usize),
+    /// Issued, and no longer in the ring.
+    Lost,
+    /// The rank has not issued it.
+    Absent,
+    /// Its record does not show whether it did.
+    Unknown(UnknownReason),
+}
+
+/// Why a record does not show a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum UnknownReason {
+    /// No record that covers the group was read.
+    NoRecord,
+    /// The file was cut, and the missing part may have held it.
+    Cut,
+    /// The ring dropped the entries that would show it, or completed operations were left out of the dump.
+    HistoryLost,
+    /// The record was taken too early: a peer's record shows this collective, or a later one of the group, as
+    /// completed.
+    Outdated,
+}
+
+/// The newest collectives of a group that need every member, as the two records show that saw the newest complete.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CompletedTo {
+    newest: Option<(u32, RecordIx)>,
+    second: Option<(u32, RecordIx)>,
+}
+
+impl CompletedTo {
+    /// Whether a collective, or one after it, has completed.
+    pub(crate) fn is_over(&self, seq: u32) -> bool {
+        self.newest.is_some_and(|(to, _)| seq <= to)
+    }
+
+    /// The newest number that another record than this shows as completed.
+    fn by_others(&self, than: Option<RecordIx>) -> Option<u32> {
+        let both = [self.newest, self.second].into_iter().flatten();
+        let mut others = both.filter(|&(_, record)| Some(record) != than);
+        others.next().map(|(seq, _)| seq)
+    }
+}
+
+impl Aligned<'_> {
+    /// What a member's record shows about one collective of the group.
+    pub(crate) fn presence(&self, group: GroupIx, member: usize, seq: u32) -> Presence {
+        let rank = self.groups[group].ranks[member];
+        let Some(record) = self.record_in(group, rank) else {
+            return Presence::Unknown(UnknownReason::NoRecord);
+        };
+        let presence = match self.groups[group].lanes[member] {
+            Some((record, lane)) => self.presence_in(record, lane, seq),
+            None if self.records[record].cut => Presence::Unknown(UnknownReason::Cut),
+            None if self.records[record].only_active && self.completes_together(group, seq) => {
+                Presence::Absent
+            }
+            None if self.records[record].only_active => {
+                Presence::Unknown(UnknownReason::HistoryLost)
+            }
+            None if self.records[record].wrapped() => self.by_peers(group, record, seq),
+            None => Presence::Absent,
+        };
+        let is_over = self.completed_to[group].is_over(seq);
+        let ends_early = self.lacks_newest(record) == Some(UnknownReason::Outdated);
+        if presence == Presence::Absent && (is_over || ends_early) {
+            return Presence::Unknown(UnknownReason::Outdated);
+        }
+        presence
+    }
+
+    fn presence_in(&self, record: RecordIx, lane_at: usize, seq: u32) -> Presence {
+        let lane = &self.lanes[record][lane_at];
+        let whole = &self.records[record];
+        match self.find(record, lane, seq) {
+            Ok(at) => return Presence::Issued(at),
+            Err(at) if at < lane.collectives.len() => return Presence::Lost,
+            Err(_) => {}
+        }
+        // The number is above every number in the lane.
+        if whole.cut {
+            return Presence::Unknown(UnknownReason::Cut);
+        }
+        let status = whole.groups[lane_at].status;
+        if let Some(status) = status {
+            let counts_collectives = match whole.recorder {
+                Recorder::Rcomm | Recorder::NcclProfiler => true,
+                // The number is that of the newest operation: of a message it counts messages.
+                Recorder::Nccl => self.ends_with_collective(lane),
+                Recorder::Hook
+                | Recorder::NativeGloo
+                | Recorder::Torchcomms
+                | Recorder::Unknown => false,
+            };
+            if status.last_enqueued < 0 && lane.collectives.is_empty() {
+                return Presence::Absent;
+            }
+            if counts_collectives && status.last_enqueued >= 0 {
+                return if status.last_enqueued < i64::from(seq) {
+                    Presence::Absent
+                } else {
+                    Presence::Lost
+                };
+            }
+        }
+        if whole.only_active {
+            // A collective that no member can complete alone would still be active, so it was never issued.
+            return if self.completes_together(lane.group, seq) {
+                Presence::Absent
+            } else {
+                Presence::Unknown(UnknownReason::HistoryLost)
+            };
+        }
+        if lane.collectives.is_empty() && whole.wrapped() {
+            return self.by_peers(lane.group, record, seq);
+        }
+        Presence::Absent
+    }
+
+    /// Whether the newest operation of a lane is a collective; of an empty lane, whether no member's record holds
+    /// messages of the group.
+    fn ends_with_collective(&self, lane: &Lane) -> bool {
+        match (lane.collectives.last(), lane.messages.last()) {
+            (collective, Some(message)) => collective > Some(message),
+            (Some(_), None) => true,
+            (None, None) => {
+                let mut lanes = self.groups[lane.group].lanes.iter().flatten();
+                lanes.all(|&(record, lane)| self.lanes[record][lane].messages.is_empty())
+            }
+        }
+    }
+
+    /// The presence of a collective in a group of which a wrapped ring holds nothing: absent if a peer issued it after
+    /// a collective that both issued and that the ring still holds, else unknown.
+    pub(super) fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
+        // At most this many peers of each group are compared, which bounds the time in large groups.
+        const MOST_PEERS: usize = 16;
+        let later = self.lanes[record].iter().any(|lane| {
+            let Some(&oldest) = lane.collectives.first() else {
+                return false;
+            };
+            let oldest = self.seq(record, oldest);
+            let both_issued = |there: &Lane, peer: RecordIx| {
+                let theirs = self.seq(peer, *there.collectives.first()?);
+                let seq = oldest.max(theirs);
+                self.find(record, lane, seq).ok().map(|_| seq)
+            };
+            let peers = self.groups[lane.group].lanes.iter().flatten();
+            let mut peers = peers.filter(|&&(peer, _)| peer != record).take(MOST_PEERS);
+            peers.any(|&(peer, there)| {
+                let there = &self.lanes[peer][there];
+                let issued = self.lanes[peer].iter().find(|one| one.group == group);
+                let position = |lane: &Lane, seq| {
+                    let at = self.find(peer, lane, seq).ok()?;
+                    Some(lane.collectives[at])
+                };
+                let issued = issued.and_then(|lane| position(lane, seq));
+                let both = both_issued(there, peer).and_then(|seq| position(there, seq));
+                both.is_some_and(|both| issued.is_some_and(|at| both < at))
+            })
+        });
+        if later {
+            Presence::Absent
+        } else {
+            Presence::Unknown(UnknownReason::HistoryLost)
+        }
+    }
+
+    /// Whether this collective needs every member and no member that recorded it saw it complete; false if none
+    /// recorded it.
+    fn completes_together(&self, group: GroupIx, seq: u32) -> bool {
+        let lanes = self.groups[group].lanes.iter().flatten();
+        let mut entries = lanes.filter_map(|&(record, lane)| {
+            let lane = &self.lanes[record][lane];
+            let at = self.find(record, lane, seq).ok()?;
+            Some(self.op(record, lane.collectives[at]))
+        });
+        let waits = |op: &Op| op.kind.needs_all_members() && !op.completed();
+        entries.next().is_some_and(waits) && entries.all(waits)
+    }
+
+    /// How far the members of a group have provably completed: by a record that shows it, other than by `retired`.
+    pub(super) fn proven_completion(&self, group: GroupIx) -> CompletedTo {
+        let mut completed = CompletedTo::default();
+        for &(record, lane) in self.groups[group].lanes.iter().flatten() {
+            if retiring_is_all(self.records[record].recorder) {
+                continue;
+            }
+            let lane = &self.lanes[record][lane];
+            let done = lane.collectives[..lane.pending_from].iter().rev();
+            let found = done.copied().find(|&at| {
+                let op = self.op(record, at);
+                op.completed() && op.kind.needs_all_members()
+            });
+            let found = found.map(|at| (self.seq(record, at), record));
+            if found > completed.newest {
+                completed.second = completed.newest;
+                completed.newest = found;
+            } else {
+                completed.second = completed.second.max(found);
+            }
+        }
+        completed
+    }
+
+    /// Whether a collective that is pending in a record has completed since: the record was taken too early, and others
+    /// show it.
+    pub(super) fn is_over_since(&self, record: RecordIx, group: GroupIx, seq: u32) -> bool {
+        self.lacks_newest(record) == Some(UnknownReason::Outdated)
+            && self.completed_to[group].is_over(seq)
+    }
+
+    /// Whether other records than this one and `except` show that its rank issued collectives that it lacks, or completed
+    /// some that are pending in it: then it was taken before that, and what it lacks proves nothing.
+    ///
+    /// A record that states when it was taken is judged by that time.
+    pub(crate) fn ends_before_its_peers(&self, record: RecordIx, except: Option<RecordIx>) -> bool {
+        let whole = &self.records[record];
+        if whole.identity.dump_time_ns > 0 || whole.only_active {
+            return false;
+        }
+        self.lanes[record].iter().any(|lane| {
+            let shown = match (
+                lane.collectives.get(lane.pending_from),
+                lane.collectives.last(),
+            ) {
+                (Some(&pending), _) => self.seq(record, pending).saturating_sub(1),
+                (None, Some(&newest)) => self.seq(record, newest),
+                (None, None) if whole.wrapped() => return false,
+                (None, None) => 0,
+            };
+            let others = self.completed_to[lane.group].by_others(except);
+            lane.member != NONE && others.is_some_and(|seq| seq > shown)
+        })
+    }
+}

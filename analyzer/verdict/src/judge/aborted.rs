@@ -1,0 +1,93 @@
+//! Reopens operations that an abort ended and that PyTorch's NCCL recorder therefore holds as completed.
+//!
+//! When a job gives up at a time-out it aborts its communicators. Their kernels end, the events behind them fire, and a
+//! dump that is written after that shows the operations that hung as completed. That is visible where one of them took
+//! its whole time-out and a member never issued it: a collective that needs every member cannot have completed.
+
+use crate::align::record::{NONE, Op, Record, Shared};
+use rcomm_recorder::model::EntryState;
+use rcomm_recorder::publish::Recorder;
+use std::collections::BTreeSet;
+
+/// An operation that took at least this share of its time-out was ended by it.
+const AT_TIMEOUT: f32 = 0.98;
+/// An abort ends all operations of a process within this time.
+const ABORT_NS: i64 = 1_000_000_000;
+
+/// A collective: its group in [`Shared::groups`] and its number.
+type Collective = (u32, u32);
+
+/// Gives the operations of each record that ended with an aborted one the state that they had before.
+pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
+    let at_timeout: BTreeSet<Collective> = records
+        .iter()
+        .filter(|record| record.recorder == Recorder::Nccl)
+        .flat_map(|record| {
+            let ended = record.ops.iter().filter(|op| took_its_timeout(shared, op));
+            ended.filter_map(|op| collective_of(record, op))
+        })
+        .collect();
+    let aborted: BTreeSet<Collective> = at_timeout
+        .into_iter()
+        .filter(|&collective| {
+            records
+                .iter()
+                .any(|it| never_issued(shared, it, collective))
+        })
+        .collect();
+    if aborted.is_empty() {
+        return;
+    }
+    for record in records {
+        if record.recorder != Recorder::Nccl {
+            continue;
+        }
+        let ended = record.ops.iter().filter(|op| {
+            collective_of(record, op).is_some_and(|it| aborted.contains(&it))
+                || took_its_timeout(shared, op)
+        });
+        let Some(first_ns) = ended.filter_map(Op::completed_ns).min() else {
+            continue;
+        };
+        for op in &mut record.ops {
+            let ended_ns = op.completed_ns().filter(|_| op.completed());
+            if ended_ns.is_some_and(|ns| ns >= first_ns.saturating_sub(ABORT_NS)) {
+                op.state = match op.started_us {
+                    NONE => EntryState::Scheduled,
+                    _ => EntryState::Started,
+                };
+                op.completed_us = NONE;
+                op.duration_ms = -1.0;
+                op.retired = false;
+            }
+        }
+    }
+}
+
+fn collective_of(record: &Record, op: &Op) -> Option<Collective> {
+    let is_one = op.kind.needs_all_members() && !op.is_p2p;
+    is_one.then(|| (record.groups[usize::from(op.group)].group, op.seq))
+}
+
+fn took_its_timeout(shared: &Shared, op: &Op) -> bool {
+    let limit_ms = shared.calls.get(op.call).timeout_ms as f32;
+    let took = op.completed_us != NONE && op.completed_us as f32 / 1e3 >= limit_ms * AT_TIMEOUT;
+    op.completed() && limit_ms > 0.0 && took
+}
+
+/// Whether this is the record of a member that had not issued the collective when the record was taken.
+fn never_issued(shared: &Shared, record: &Record, (group, seq): Collective) -> bool {
+    if record.cut
+        || record.only_active
+        || !shared.groups[group as usize].ranks.contains(&record.rank)
+    {
+        return false;
+    }
+    let Some(local) = record.groups.iter().position(|it| it.group == group) else {
+        return false;
+    };
+    let mut newest = record.ops.iter().rev();
+    let newest =
+        newest.find(|op| usize::from(op.group) == local && op.kind.is_collective() && !op.is_p2p);
+    newest.map_or(!record.wrapped(), |op| op.seq < seq)
+}

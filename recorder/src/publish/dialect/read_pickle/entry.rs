@@ -3,7 +3,7 @@
 //! Keys are recognized by position: nearly all entries have the same keys in the same order, and a
 //! memoized key is the same span of the file.
 
-use super::{MAX_PLAN, NO_FRAME, Planned, Reader};
+use super::{MAX_PLAN, MAX_WALKED, NO_FRAME, Planned, Reader};
 use crate::model::EntryState;
 use crate::publish::dialect::intern::Text;
 use crate::publish::dialect::keys::{Field, frame};
@@ -170,6 +170,14 @@ impl Reader<'_> {
         Some(())
     }
 
+    /// Counts cells of an entry's lists; `None` once there were too many. Entries may share one list from the memo, so a
+    /// small file can have far more of them than it has bytes.
+    #[inline]
+    fn walk(&mut self, cells: usize) -> Option<()> {
+        self.walked += cells;
+        (self.walked <= MAX_WALKED).then_some(())
+    }
+
     #[inline]
     fn state(&mut self, span: Span) -> Option<EntryState> {
         match self.state {
@@ -200,7 +208,10 @@ impl Reader<'_> {
     fn sizes(&mut self, pickle: &Pickle, field: Field, value: Cell) -> Option<()> {
         let Cell::List(id) = value else { return None };
         let mut shapes = pickle.list(id);
-        shapes.try_for_each(|shape| self.push_shape(pickle, field, shape))
+        shapes.try_for_each(|shape| {
+            self.walk(1)?;
+            self.push_shape(pickle, field, shape)
+        })
     }
 
     fn push_shape(&mut self, pickle: &Pickle, field: Field, shape: Cell) -> Option<()> {
@@ -211,14 +222,18 @@ impl Reader<'_> {
         for cell in pickle.list(id) {
             sizes.push(extent(cell)?);
         }
-        sizes[at] = (sizes.len() - at - 1) as u64;
-        Some(())
+        let dimensions = sizes.len() - at - 1;
+        sizes[at] = dimensions as u64;
+        self.walk(dimensions)
     }
 
     fn dtypes(&mut self, pickle: &Pickle, field: Field, value: Cell) -> Option<()> {
         let Cell::List(id) = value else { return None };
         let mut dtypes = pickle.list(id);
-        dtypes.try_for_each(|dtype| self.push_dtype(field, dtype))
+        dtypes.try_for_each(|dtype| {
+            self.walk(1)?;
+            self.push_dtype(field, dtype)
+        })
     }
 
     #[inline]
@@ -238,13 +253,17 @@ impl Reader<'_> {
         for cell in pickle.list(id) {
             splits.push(extent(cell)?);
         }
-        Some(())
+        let splits = splits.len();
+        self.walk(splits)
     }
 
     fn stack(&mut self, pickle: &Pickle, id: u64) -> Option<()> {
         self.begin_stack();
         let mut frames = pickle.list(id);
-        frames.try_for_each(|frame| self.push_frame(pickle, frame))?;
+        frames.try_for_each(|frame| {
+            self.walk(1)?;
+            self.push_frame(pickle, frame)
+        })?;
         self.end_stack();
         Some(())
     }

@@ -71,6 +71,7 @@ pub(super) fn run(
         builder,
         entries,
         lists: 0,
+        walked: 0,
         plan: Vec::new(),
         state: None,
         texts: [(Span::NOTHING, Text(0)); TEXT_SLOTS],
@@ -103,6 +104,8 @@ const MAX_RESERVED: usize = 1 << 14;
 const TEXT_SLOTS: usize = 256;
 /// Maximum number of keys per entry that are recognized by position.
 const MAX_PLAN: usize = 64;
+/// Maximum number of shapes, dimensions, types, splits and frames of all entries of a file.
+const MAX_WALKED: usize = 1 << 25;
 const NO_FRAME: u32 = u32::MAX;
 
 /// The n-th key of the previous entry.
@@ -118,6 +121,8 @@ struct Reader<'a> {
     entries: EntryReading,
     /// The number of lists of entries: a dict has each key once, but a file may repeat it.
     lists: usize,
+    /// Shapes, dimensions, types, splits and frames of all entries so far.
+    walked: usize,
     plan: Vec<Planned>,
     /// The last state, as the file spells it.
     state: Option<(Span, EntryState)>,

@@ -149,3 +149,50 @@ fn invalid_items_are_counted_alike_both_ways() {
         );
     }
 }
+
+/// A dump in which all entries share one shape from the memo.
+fn shared_shape(entries: usize, dimensions: usize) -> Vec<u8> {
+    let text = |text: &str| {
+        let mut bytes = vec![b'X'];
+        bytes.extend(u32::try_from(text.len()).unwrap().to_le_bytes());
+        bytes.extend(text.as_bytes());
+        bytes
+    };
+    let mut bytes = b"\x80\x02}".to_vec();
+    bytes.extend(text("entries"));
+    bytes.extend(b"](");
+    for entry in 0..entries {
+        bytes.extend(b"}(");
+        bytes.extend(text("profiling_name"));
+        bytes.extend(text("nccl:all_reduce"));
+        bytes.extend(text("input_sizes"));
+        if entry == 0 {
+            // A list with one list, which the memo keeps under the number 0.
+            bytes.extend(b"](](");
+            bytes.extend(b"K\x01".repeat(dimensions));
+            bytes.extend(b"eeq\x00");
+        } else {
+            bytes.extend(b"h\x00");
+        }
+        bytes.extend(b"u");
+    }
+    bytes.extend(b"es.");
+    bytes
+}
+
+#[test]
+fn a_shape_that_entries_share_is_not_read_without_end() {
+    let rejected = |bytes: &[u8]| {
+        let mut builder = Builder::default();
+        run(
+            bytes,
+            &mut Pickle::default(),
+            &mut builder,
+            EntryReading::InPlace,
+        )
+        .unwrap();
+        builder.rejected
+    };
+    assert_eq!(rejected(&shared_shape(50, 1000)), 0);
+    assert!(rejected(&shared_shape(40, 1 << 20)) > 0);
+}

@@ -80,6 +80,11 @@ impl Redactor {
         Problem {
             path: self.path(&problem.path),
             sentence: self.text(&problem.sentence),
+            more_paths: problem
+                .more_paths
+                .iter()
+                .map(|path| self.path(path))
+                .collect(),
             ..problem
         }
     }

@@ -484,6 +484,12 @@ fn empty_input_and_input_that_is_no_dump_are_refused() {
             Err(ReadError::NotADump { .. })
         ));
     }
+    // Alone, an empty list of entries shows no dump, in either encoding; a list with one does.
+    let none = pickle(b"}X\x07\x00\x00\x00entries]s");
+    for empty in [&br#"{"entries": []}"#[..], &none] {
+        let read = Dump::read(empty);
+        assert!(matches!(read, Err(ReadError::NotADump { .. })), "{read:?}");
+    }
     let (_, problems) = Dump::read(br#"{"version":"2.10","pg_config":{}} and more"#).unwrap();
     assert_eq!(problems.len(), 1);
 }

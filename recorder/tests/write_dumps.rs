@@ -3,9 +3,9 @@
 
 use proptest::prelude::*;
 use rcomm_recorder::model::{
-    Entry, EntryState, Frame, GroupPlace, LinkEnd, OpType, Peer, PeerLink, ProcessGroupInfo,
-    ProcessGroupStatus, ProcessorWait, RankStatus, ReduceOp, ReducerBucket, ReducerStep,
-    ReducerSums, ReducerTimes, Signature, WaitingOperation,
+    Entry, EntryState, Frame, GroupPlace, LinkEnd, OpType, Peer, PeerLink, ProcessExit,
+    ProcessGroupInfo, ProcessGroupStatus, ProcessorWait, RankStatus, ReduceOp, ReducerBucket,
+    ReducerStep, ReducerSums, ReducerTimes, Signature, WaitingOperation,
 };
 use rcomm_recorder::publish::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, write_dump_file,
@@ -129,6 +129,7 @@ fn identity() -> impl Strategy<Value = Identity> {
             attempt,
             pid: attempt * 1000,
             dump_time_ns,
+            begun_ns: dump_time_ns / 2,
             reason,
         },
     )
@@ -240,6 +241,10 @@ fn dump() -> impl Strategy<Value = Dump> {
                     step: -1,
                     heartbeat_ns: 6,
                     dropped: 7,
+                    exit: Some(ProcessExit {
+                        time_ns: 8,
+                        code: 3,
+                    }),
                 }),
                 comm_lib_version: "0.1".to_owned(),
                 groups,

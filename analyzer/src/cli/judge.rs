@@ -116,7 +116,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         .problems
         .iter()
         .filter(|problem| problem.code == Code::N300)
-        .map(|problem| problem.path.as_str())
+        .flat_map(Problem::paths)
         .collect();
     kept.retain(|loaded| !set_aside_paths.contains(loaded.path.as_str()));
     kept.sort_by_key(|loaded| loaded.dump.identity.rank);

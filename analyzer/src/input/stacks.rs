@@ -173,7 +173,7 @@ fn read_frame(line: &str) -> Option<Frame> {
 pub fn join(report: &mut Report, stacks: &[RankStacks]) {
     for finding in &mut report.findings {
         let mut now: Vec<FrameRef> = Vec::new();
-        let mut is_complete = true;
+        let mut is_complete = !finding.culprit_ranks.is_empty();
         for rank in &finding.culprit_ranks {
             let before = now.len();
             let of_rank = || stacks.iter().filter(|stacks| stacks.rank == *rank);
@@ -207,6 +207,8 @@ pub fn join(report: &mut Report, stacks: &[RankStacks]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcomm_recorder::publish::Dump;
+    use rcomm_verdict::{Code, Policy, analyze};
 
     const TEXT: &str = "Current thread 0x01 (most recent call first):\n  <no Python frame>\n\n\
         Thread 0x03 (most recent call first):\n  File \"/x/loader.py\", line 7 in run\n\n\
@@ -226,6 +228,23 @@ mod tests {
         let other = RankStacks { threads, ..stacks };
         let last = other.main_thread().expect("the report has threads");
         assert_eq!(last[0].name, "look");
+    }
+
+    #[test]
+    fn a_finding_without_culprits_still_asks_for_a_stack() {
+        let mut report = analyze::<Dump>(&[], &Policy::default());
+        for culprits in [Vec::new(), vec![2]] {
+            let mut finding = Finding::new(Code::E101, culprits, String::new());
+            finding.next = format!("look at rank 2: {}", Finding::TAKE_STACK);
+            report.findings.push(finding);
+        }
+        join(&mut report, &[RankStacks::parse("", 2, TEXT)]);
+        let next = |at: usize| report.findings[at].next.as_str();
+        assert_eq!(next(0), "look at rank 2: take its stack");
+        assert_eq!(
+            next(1),
+            "look at rank 2: read its stack, which is in this report"
+        );
     }
 
     #[test]

@@ -138,6 +138,10 @@ pub struct Identity {
     pub pid: u32,
     /// When the record was taken, wall clock, ns since the epoch; 0 if unknown.
     pub dump_time_ns: i64,
+    /// When the record was begun, by rings when they were made, wall clock, ns since the epoch; 0 if unknown.
+    // Summaries hold it in a part of its own.
+    #[serde(skip)]
+    pub begun_ns: i64,
     /// Why the record was taken (`timeout`, `signal`, `ring of a dead process`, ...); empty if unknown.
     pub reason: String,
 }

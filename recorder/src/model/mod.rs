@@ -20,4 +20,4 @@ pub use nccl::{Communicator, KernelProgress, LinkProgress, LinkWait};
 pub use ops::{Bus, Layout, OpType, Parts, Pattern, WaitsFor};
 pub use peer_link::{LinkEnd, PeerLink, WaitingOperation};
 pub use reducer::{ReducerBucket, ReducerStep, ReducerSums, ReducerTimes};
-pub use status::{ProcessGroupStatus, ProcessorWait, RankStatus};
+pub use status::{ProcessExit, ProcessGroupStatus, ProcessorWait, RankStatus};

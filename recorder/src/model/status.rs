@@ -44,6 +44,19 @@ pub struct RankStatus {
     pub heartbeat_ns: i64,
     /// Number of records that the recorder could not keep, and of those that could not be read from its ring.
     pub dropped: u64,
+    /// How the process ended by itself; `None` if it lives, was killed, or did not note it.
+    // Summaries hold it in a part of its own.
+    #[serde(skip)]
+    pub exit: Option<ProcessExit>,
+}
+
+/// The end of a process by itself, as it noted it last of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessExit {
+    /// When it noted its exit code, wall clock, ns since the epoch.
+    pub time_ns: i64,
+    /// Its exit code, 0 to 255.
+    pub code: u8,
 }
 
 /// How long the threads that issue and run a rank's operations were ready to run and had no processor.

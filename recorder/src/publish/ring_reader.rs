@@ -240,7 +240,7 @@ impl RingReader {
     /// [`RankStatus::dropped`](crate::model::RankStatus::dropped).
     ///
     /// The dump's time is now if the owner is alive, else the newest among the times of its ring's creation, its
-    /// heartbeat, its phase and its operations, so that operations pending when the process died do not age.
+    /// heartbeat, its phase, its exit and its operations, so that operations pending when the process died do not age.
     pub fn snapshot(&self) -> Dump {
         let owner = self.owner();
         let mut dump = decode::dump(&self.view.words(), &self.layout, self.now_ns());
@@ -263,7 +263,10 @@ impl RingReader {
         }
         let anchor = layout::load_anchor(&self.view.words());
         let status = dump.status.iter();
-        let reported = status.flat_map(|status| [status.heartbeat_ns, status.phase_since_ns]);
+        let reported = status.flat_map(|status| {
+            let exit_ns = status.exit.map_or(0, |exit| exit.time_ns);
+            [status.heartbeat_ns, status.phase_since_ns, exit_ns]
+        });
         let recorded = dump.entries.iter().flat_map(|entry| {
             [
                 entry.time_created_ns,

@@ -18,8 +18,8 @@ use super::signature;
 use super::sync::Read;
 use crate::model::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use crate::model::{
-    Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus,
-    ProcessorWait, Rank, RankStatus, ReduceOp, Signature,
+    Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessExit, ProcessGroupInfo,
+    ProcessGroupStatus, ProcessorWait, Rank, RankStatus, ReduceOp, Signature,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -97,6 +97,7 @@ pub(crate) fn identity(memory: &impl Read, dump_time_ns: i64) -> Identity {
         attempt,
         pid,
         dump_time_ns,
+        begun_ns: layout::load_anchor(memory).wall_ns,
         reason: String::new(),
     }
 }
@@ -112,6 +113,14 @@ fn processor_wait(memory: &impl Read, anchor: Anchor) -> Option<ProcessorWait> {
 /// The job that the ring states.
 pub(crate) fn job(memory: &impl Read) -> String {
     header_text(memory, header::JOB)
+}
+
+fn exit(memory: &impl Read, anchor: Anchor) -> Option<ProcessExit> {
+    let at = memory.load(header::EXITED_AT);
+    (at != 0).then(|| ProcessExit {
+        time_ns: anchor.wall_of(at),
+        code: u8::try_from(memory.load(header::EXIT_CODE)).unwrap_or(u8::MAX),
+    })
 }
 
 fn header_text(memory: &impl Read, word: usize) -> String {
@@ -458,6 +467,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             step: self.memory.load(header::STEP).cast_signed(),
             heartbeat_ns: self.anchor.wall_of(self.memory.load(header::HEARTBEAT)),
             dropped: lost.saturating_add(unreadable),
+            exit: exit(self.memory, self.anchor),
             ..RankStatus::default()
         };
         let ring = rings::phases(self.layout);

@@ -16,7 +16,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
 /// Raised when a word changes its meaning; readers refuse any other major version.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
-pub(crate) const MINOR: u32 = 8;
+pub(crate) const MINOR: u32 = 9;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -114,6 +114,12 @@ pub(crate) mod header {
     pub(crate) const REDUCER: usize = 206;
     /// The number of the newest step.
     pub(crate) const LAST_REDUCER_STEP: usize = 208;
+
+    // Since 1.9: how the process itself ended.
+    /// When it noted its exit code; 0 = it did not.
+    pub(crate) const EXITED_AT: usize = 209;
+    /// Its exit code, 0 to 255.
+    pub(crate) const EXIT_CODE: usize = 210;
 }
 
 /// Value of [`header::STATE`]: in use.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod end_of_job;
+mod exits;
 mod follower;
 #[path = "../indices/mod.rs"]
 mod indices;

@@ -12,7 +12,7 @@ import pytest
 def rcomm_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Records the ranks that the test starts as processes, and fails the test if something was wrong with them.
 
-    Yields the folder of their rings. Ranks that call ``destroy_process_group()`` and end leave none.
+    Yields the folder of their rings. Ranks that exit with code 0 leave none.
     """
     rings = tmp_path / "rings"
     monkeypatch.setenv("RCOMM_RECORD", "1")

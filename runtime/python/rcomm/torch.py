@@ -457,8 +457,8 @@ class _Recorder:
         self.name_phase(f"raised {kind.__name__}: {lines[0]}" if lines else f"raised {kind.__name__}")
 
     def end(self) -> None:
-        """At the interpreter's end: closes the ring of a rank that has destroyed its groups and has no operation under
-        way."""
+        """At the interpreter's end. The ring of a process that then exits with 0 is closed if no operation is under
+        way, whether the program has destroyed its groups or not."""
         self.ended.set()
         if self.watcher is not None:
             self.watcher.join(timeout=0.5)
@@ -471,23 +471,18 @@ class _Recorder:
         ring = self.ring
         if ring is None:
             return
-        destroyed = not self.c10d.is_initialized()
         under_way = self.sweep()
-        # An operation that the program did not wait for may end after its group was destroyed.
+        # An operation that the program did not wait for may end after its last line.
         deadline = time.monotonic() + _END_TIME
-        while destroyed and under_way and not self.raised and time.monotonic() < deadline:
+        while under_way and not self.raised and time.monotonic() < deadline:
             time.sleep(0.01)
             under_way = self.sweep()
         if self.native is not None:
             self.native.stop()
-        if self.raised:
-            return
-        if not destroyed:
-            ring.phase("ended without destroy_process_group()")
-        elif under_way:
-            ring.phase(f"ended with {under_way} operations under way")
-        else:
-            ring.close()
+        if under_way and not self.raised:
+            noun = "operation" if under_way == 1 else "operations"
+            ring.phase(f"ended with {under_way} {noun} under way")
+        ring.exits(closes=not self.raised and not under_way)
 
     def sweep(self) -> int:
         """Polls the operations under way; returns how many have not ended."""

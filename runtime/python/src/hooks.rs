@@ -154,7 +154,7 @@ struct Counts {
     deferred: VecDeque<Ticket>,
 }
 
-/// Maximum number of deferred operations remembered per group.
+/// Maximum number of deferred operations remembered per group; the oldest beyond it is retired.
 const MAX_DEFERRED: usize = 1_024;
 
 /// The recording state of one group.
@@ -241,9 +241,19 @@ impl RecordedGroup {
         let mut counts = self.counts();
         let at = counts.open.iter().position(|open| open.op_id == op_id)?;
         let open = counts.open.swap_remove(at);
-        if open.operation.deferred && counts.deferred.len() < MAX_DEFERRED {
+        if open.operation.deferred {
             counts.deferred.push_back(open.operation.ticket);
-            self.shared.deferred.fetch_add(1, Ordering::Relaxed);
+            let forgotten = match counts.deferred.len() > MAX_DEFERRED {
+                true => counts.deferred.pop_front(),
+                false => None,
+            };
+            match forgotten.zip(self.shared.ring.get()) {
+                // Nothing will show its end.
+                Some((oldest, ring)) => ring.retired(oldest),
+                None => {
+                    self.shared.deferred.fetch_add(1, Ordering::Relaxed);
+                }
+            }
         }
         Some(open)
     }

@@ -10,6 +10,7 @@
 //! | `hooks` | what PyTorch calls before and after each operation of a group |
 //! | `native` | what the hooks in C++ call |
 //! | `tensors` | shapes and types of PyTorch's tensors |
+//! | `exit` | the process's exit code |
 //! | `frames` | which line of the program called |
 //! | `process_group` | `torch.distributed`'s backend "rcomm" |
 //! | `arrays` | the module `rcomm` for numpy and what has DLPack |
@@ -17,6 +18,7 @@
 //! | `pending` | operations under way, until they are seen to end |
 
 mod arrays;
+mod exit;
 mod frames;
 mod hooks;
 mod native;

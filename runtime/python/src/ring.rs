@@ -1,5 +1,6 @@
 //! The recorder as a Python object.
 
+use crate::exit;
 use crate::frames::CallSites;
 use crate::hooks::GroupHooks;
 use crate::pending::Pending;
@@ -10,7 +11,7 @@ use rcomm_recorder::model::ProcessGroupInfo;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use rcomm_recorder_capi::ForkGuarded;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub(crate) struct RingState {
     pub(crate) types: Types,
     /// The number of operations under way whose end is visible only in a wait for them.
     pub(crate) deferred: AtomicUsize,
+    /// Whether the ring is closed if the process exits with code 0.
+    pub(crate) closes: AtomicBool,
     groups: AtomicU32,
 }
 
@@ -63,6 +66,7 @@ impl Ring {
             sites: CallSites::new(library_code),
             types: Types::default(),
             deferred: AtomicUsize::new(0),
+            closes: AtomicBool::new(false),
             groups: AtomicU32::new(0),
         });
         beat(&shared);
@@ -132,15 +136,12 @@ impl Ring {
         }
     }
 
-    /// Closes the ring, at the end of a rank that shuts down cleanly; the last rank of a host removes the files of all.
-    /// Later records do no harm.
-    fn close(&self) -> PyResult<()> {
-        match self.0.ring.get() {
-            Some(ring) => ring
-                .close()
-                .map_err(|error| PyOSError::new_err(error.to_string())),
-            None => Ok(()),
-        }
+    /// States that the process exits next: its exit code is recorded as soon as it is known, which is after the last
+    /// Python code has run. With code 0 the ring is closed, if `closes`: the last rank of a host to do so removes the
+    /// files of all. Later records do no harm. Raises OSError if the system takes no function to call at the exit.
+    fn exits(&self, closes: bool) -> PyResult<()> {
+        self.0.closes.store(closes, Ordering::Relaxed);
+        exit::watch(&self.0).map_err(|error| PyOSError::new_err(error.to_string()))
     }
 }
 

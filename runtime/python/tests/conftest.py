@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -86,7 +87,8 @@ class Job:
                 rcomm.torch._recorder.end()
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)
+            # As the interpreter's end, with the C library's own; `os._exit` would run no function of it.
+            ctypes.CDLL(None).exit(code)
 
     def wait(self) -> list[int]:
         """The exit codes of all ranks; minus the signal's number for one that was killed."""

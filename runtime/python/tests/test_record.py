@@ -449,6 +449,25 @@ def test_operation_that_was_waited_for_in_cpp_is_not_left_pending(job, tmp_path)
         assert len(scattered) == 3 and all(scattered[:2]), ops
 
 
+def test_operations_whose_end_cannot_be_seen_are_not_pending_for_good(job, tmp_path):
+    # As many as are remembered, and three more.
+    number = 1_024 + 3
+
+    def body(rank):
+        from torch.distributed import _functional_collectives as functional
+
+        for _ in range(number):
+            part = functional.reduce_scatter_tensor(torch.ones(8), "sum", 0, dist.group.WORLD)
+            functional.wait_tensor(part)
+        os._exit(0)
+
+    started = job(2, body)
+    assert started.wait() == [0, 0]
+    for dump in dumps_by_rank(started, tmp_path).values():
+        retired = [one["retired"] for one in dump["entries"] if "reduce_scatter" in one["profiling_name"]]
+        assert len(retired) == number and all(retired[:3])
+
+
 def test_hooks_in_cpp_run_if_they_were_built(job, tmp_path):
     def body(rank):
         dist.all_reduce(torch.zeros(4))
@@ -483,9 +502,24 @@ def test_failing_compiler_raises_a_build_error(monkeypatch, tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
+def test_code_with_which_a_process_exits_is_told(tmp_path):
+    program = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+dist.all_reduce(torch.zeros(2))
+dist.destroy_process_group()
+sys.exit(3)
+"""
+    environment = dict(os.environ, RCOMM_RECORD="1", RCOMM_RING_DIR=str(tmp_path), RCOMM_JOB="job")
+    done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=300)
+    assert done.returncode == 3
+    report = rcomm.analyze(tmp_path / "job")
+    assert report.verdict == "crashed" and "exited with code 3" in str(report), str(report)
+
+
 @pytest.mark.parametrize("hooks", ["python", "c++"])
 @pytest.mark.parametrize("destroys", [True, False])
-def test_process_exits_with_0_and_leaves_a_ring_unless_it_destroyed_its_groups(request, tmp_path, destroys, hooks):
+def test_process_that_exits_with_0_leaves_no_ring(request, tmp_path, destroys, hooks):
     program = f"""
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -500,4 +534,4 @@ if {destroys}:
     environment["XDG_CACHE_HOME"] = str(cache)
     done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=300)
     assert done.returncode == 0
-    assert len(list(tmp_path.glob("job/*.ring"))) == (0 if destroys else 1)
+    assert not list(tmp_path.glob("job/*.ring"))

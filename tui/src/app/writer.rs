@@ -141,18 +141,34 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
 }
 
 /// Asks ranks for dumps. Returns a sentence with the number of ranks that wrote one or are writing it. If a rank
-/// refused, or a source could not be asked, returns an error with the first reason.
+/// refused, or a source could not be asked, returns an error with this sentence and the first reason.
 fn ask_for_dumps(targets: &[Box<dyn DumpRequests>]) -> Result<String, String> {
     let mut all_answers = DumpAnswers::default();
+    let mut failed: Option<String> = None;
     let deadline = Instant::now() + WAIT_LIMIT;
     for ranks in targets {
-        let answers = ranks.ask(deadline).map_err(|error| error.to_string())?;
+        let answers = match ranks.ask(deadline) {
+            Ok(answers) => answers,
+            Err(error) => {
+                failed.get_or_insert_with(|| error.to_string());
+                continue;
+            }
+        };
         all_answers.written.extend(answers.written);
         all_answers.agreed.extend(answers.agreed);
         all_answers.requested.extend(answers.requested);
         all_answers.refused.extend(answers.refused);
     }
-    format_answers(&all_answers)
+    let Some(failed) = failed else {
+        return format_answers(&all_answers);
+    };
+    if all_answers == DumpAnswers::default() {
+        return Err(failed);
+    }
+    let (Ok(text) | Err(text)) = format_answers(&all_answers);
+    Err(format!(
+        "{text}; another source could not be asked: {failed}"
+    ))
 }
 
 fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
@@ -213,4 +229,42 @@ fn write_dump(path: &Path, dump: &Arc<Dump>) -> Result<(), String> {
     write_dump_file(path, &bytes)
         .map(drop)
         .map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::source::SourceError;
+
+    /// A source whose ranks answer with this, or that cannot be asked.
+    struct Answers(Option<DumpAnswers>);
+
+    impl DumpRequests for Answers {
+        fn ask(&self, _: Instant) -> Result<DumpAnswers, SourceError> {
+            self.0.clone().ok_or_else(|| SourceError::Unusable {
+                place: "the store".to_owned(),
+                reason: "it does not answer".to_owned(),
+            })
+        }
+    }
+
+    #[test]
+    fn a_source_that_cannot_be_asked_hides_no_answer_of_another() {
+        let wrote = || {
+            Answers(Some(DumpAnswers {
+                written: vec![(1, "rank_1".to_owned())],
+                ..DumpAnswers::default()
+            }))
+        };
+        let text = "1 of 1 ranks wrote their dumps; rank 1: rank_1";
+        let ask = |sources: [Answers; 2]| {
+            let sources = sources.map(|one| -> Box<dyn DumpRequests> { Box::new(one) });
+            ask_for_dumps(&sources)
+        };
+        let failed = "cannot use the store: it does not answer";
+        let both = format!("{text}; another source could not be asked: {failed}");
+        assert_eq!(ask([wrote(), Answers(None)]), Err(both.clone()));
+        assert_eq!(ask([Answers(None), wrote()]), Err(both));
+        assert_eq!(ask([Answers(None), Answers(None)]), Err(failed.to_owned()));
+    }
 }

@@ -4,7 +4,7 @@ use super::wire::{Part, Record, WireTables};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};
 use crate::input::ras::RasReport;
 use flate2::read::GzDecoder;
-use rcomm_recorder::model::{Failure, GroupPlace, PeerLink, ProcessorWait};
+use rcomm_recorder::model::{Failure, GroupPlace, PeerLink, ProcessExit, ProcessorWait};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Problem};
 use std::io::{self, Read};
@@ -138,6 +138,8 @@ struct PartReader<'a, R> {
     peers: Vec<PeerLink>,
     /// How long the threads of the next record waited for a processor.
     processor_wait: Option<ProcessorWait>,
+    /// When the next record was begun, and how its process exited.
+    process: (i64, Option<ProcessExit>),
     /// The places of the next record's rank in its groups, by index of the group.
     places: Vec<(u32, GroupPlace)>,
     buffer: Vec<u8>,
@@ -165,6 +167,7 @@ impl<'a, R: Read> PartReader<'a, R> {
             ended: (Vec::new(), 0),
             peers: Vec::new(),
             processor_wait: None,
+            process: (0, None),
             places: Vec::new(),
             buffer: Vec::new(),
         })
@@ -231,6 +234,10 @@ impl<'a, R: Read> PartReader<'a, R> {
                 self.processor_wait = Some(wait);
                 return Ok(None);
             }
+            Part::Process(begun_ns, exit) => {
+                self.process = (begun_ns, exit);
+                return Ok(None);
+            }
             Part::Places(places) => {
                 self.places = places;
                 return Ok(None);
@@ -243,6 +250,7 @@ impl<'a, R: Read> PartReader<'a, R> {
                     code,
                     path,
                     sentence,
+                    more_paths: Vec::new(),
                 })
             }
             Part::Ras(path, report) => Piece::Ras(path, report),
@@ -259,6 +267,11 @@ impl<'a, R: Read> PartReader<'a, R> {
         (dump.failures, dump.closed_ns) = std::mem::take(&mut self.ended);
         dump.peers = std::mem::take(&mut self.peers);
         dump.processor_wait = self.processor_wait.take();
+        let (begun_ns, exit) = std::mem::take(&mut self.process);
+        dump.identity.begun_ns = begun_ns;
+        if let Some(status) = &mut dump.status {
+            status.exit = exit;
+        }
         for (at, place) in std::mem::take(&mut self.places) {
             let group = dump.groups.get_mut(at as usize);
             let group =

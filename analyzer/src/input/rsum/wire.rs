@@ -3,8 +3,8 @@
 
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::{
-    Entry, EntryState, Failure, Frame, GroupPlace, OpType, Peer, PeerLink, ProcessGroupInfo,
-    ProcessGroupStatus, ProcessorWait, Rank, RankStatus, ReduceOp, Signature,
+    Entry, EntryState, Failure, Frame, GroupPlace, OpType, Peer, PeerLink, ProcessExit,
+    ProcessGroupInfo, ProcessGroupStatus, ProcessorWait, Rank, RankStatus, ReduceOp, Signature,
 };
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,8 @@ pub(super) enum Part {
     /// By index of a group of the next record: its rank there and the group's size, for a group whose members the
     /// record does not have (since version 6).
     Places(Vec<(u32, GroupPlace)>),
+    /// When the next record was begun, ns since the epoch or 0, and how its process exited (since version 7).
+    Process(i64, Option<ProcessExit>),
 }
 
 /// Rows that are appended to the tables of earlier parts.

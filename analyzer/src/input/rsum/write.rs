@@ -79,6 +79,10 @@ impl<W: Write> Writer<W> {
         if let Some(wait) = dump.processor_wait {
             self.part(&Part::ProcessorWait(wait), path)?;
         }
+        let exit = dump.status.as_ref().and_then(|status| status.exit);
+        if exit.is_some() || dump.identity.begun_ns != 0 {
+            self.part(&Part::Process(dump.identity.begun_ns, exit), path)?;
+        }
         let places = (0..).zip(&dump.groups);
         let places = places.filter_map(|(at, group)| Some((at, group.place?)));
         let places: Vec<_> = places.collect();

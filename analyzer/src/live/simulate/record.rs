@@ -97,6 +97,7 @@ impl Simulation {
                 attempt: 0,
                 pid: 4000 + rank,
                 dump_time_ns: now_ns,
+                begun_ns: 0,
                 reason: String::new(),
             },
             status: Some(RankStatus {
@@ -105,6 +106,7 @@ impl Simulation {
                 step: last_step as i64,
                 heartbeat_ns: now_ns,
                 dropped: 0,
+                exit: None,
             }),
             comm_lib_version: String::new(),
             groups,

@@ -7,6 +7,7 @@ use crate::judge::context::Context;
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, of_young_files};
+use crate::judge::provenance::LeftAside;
 use crate::judge::wait_graph::WaitGraph;
 use crate::judge::{aborted, assemble, check, disagreement, provenance, timeouts, wait_root};
 use crate::report::{Code, Input, Problem, Report};
@@ -133,8 +134,9 @@ fn judge(
     files: usize,
 ) -> Report {
     let read = count_ops(&records);
+    let mut aside = LeftAside::default();
     let newest_world =
-        provenance::leave_earlier_runs_aside(&mut records, &policy.launches, &mut problems);
+        provenance::leave_earlier_runs_aside(&mut records, &policy.launches, &mut aside);
     let policy = &Policy {
         // Another source may have counted the ranks of the earlier run.
         world_size: newest_world.or(policy.world_size),
@@ -142,7 +144,8 @@ fn judge(
     };
     comm_counter::number_by_communicator(shared, &mut records);
     aborted::reopen(shared, &mut records);
-    let mut records = provenance::select(shared, records, policy, &mut problems);
+    let mut records = provenance::select(shared, records, policy, &mut aside);
+    problems.extend(aside.into_problems());
     let devices = devices::split(shared, &mut records, &mut problems);
     // Launchers and sources number the processes, which are then not the ranks.
     let policy = &match devices {

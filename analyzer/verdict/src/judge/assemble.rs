@@ -3,6 +3,7 @@
 use crate::align::record::Record;
 use crate::judge::check::warnings::straggler;
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::elsewhere::took_part;
 use crate::judge::life::ending;
 use crate::judge::policy::written_ns;
 use crate::judge::silence::{self, Silence};
@@ -241,7 +242,7 @@ impl Shortfall {
         let replaced: BTreeSet<&str> = problems
             .iter()
             .filter(|problem| problem.code == Code::N300)
-            .map(|problem| problem.path.as_str())
+            .flat_map(Problem::paths)
             .collect();
         let damaged: BTreeSet<&str> = problems
             .iter()
@@ -367,6 +368,15 @@ fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
             "; the launcher started rank {} as process {} on {} and has noted no end of it: look at what it does \
              before it joins the job (py-spy dump --pid {})",
             of.rank, of.pid, launch.host, of.pid
+        ));
+    } else if took_part(ctx, absent) {
+        let (they, their) = match absent.len() {
+            1 => ("it", "its ring is"),
+            _ => ("they", "their rings are"),
+        };
+        text.push_str(&format!(
+            "; {they} took part in operations before, so {their} on another host, or {they} left none: read the records of \
+             all hosts"
         ));
     } else if records.iter().any(is_ring) {
         text.push_str(

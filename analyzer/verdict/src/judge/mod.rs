@@ -14,6 +14,7 @@ mod check;
 mod components;
 mod context;
 mod disagreement;
+mod elsewhere;
 mod lateness;
 mod life;
 mod loss;

@@ -17,7 +17,7 @@ use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
 use crate::judge::components::components;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, now_ns};
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{EntryState, OpType, Rank};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
@@ -111,7 +111,13 @@ impl WaitGraph {
         };
         let taken_ns = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
         for record in 0..aligned.records.len() {
-            let pending = pending_of(aligned, messages, record);
+            let rank = aligned.records[record].rank;
+            let mut pending = pending_of(aligned, messages, record);
+            pending.retain(|one| {
+                let is_message = matches!(one.what, PendingKind::Batch { .. });
+                let state = aligned.op(record, one.position).state;
+                state == EntryState::Failed || !life.left_open(rank, is_message)
+            });
             let mut overdue = vec![true; pending.len()];
             if let Some(now) = taken_ns {
                 // If no collective connects a clock to the others, ages are measured by that clock alone.

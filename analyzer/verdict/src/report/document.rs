@@ -194,6 +194,9 @@ pub struct Problem {
     pub path: String,
     /// What is wrong with it and what was done, in one sentence.
     pub sentence: String,
+    /// Further files that the problem concerns.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_paths: Vec<String>,
 }
 
 impl Problem {
@@ -212,7 +215,17 @@ impl Problem {
             code,
             path: path.into(),
             sentence: sentence.into(),
+            more_paths: Vec::new(),
         }
+    }
+
+    /// The files (or sources) that it concerns; none if it concerns no single ones.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        let more = self.more_paths.iter().map(String::as_str);
+        Some(self.path.as_str())
+            .filter(|path| !path.is_empty())
+            .into_iter()
+            .chain(more)
     }
 }
 

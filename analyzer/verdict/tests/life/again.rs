@@ -157,3 +157,113 @@ fn a_launch_that_ended_does_not_end_later_processes_of_its_job() {
     assert_eq!(report.end, None);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
 }
+
+/// The ring was made at this time.
+fn begun(mut dump: Dump, seconds: f64) -> Dump {
+    dump.identity.begun_ns = at(seconds);
+    dump
+}
+
+/// The ranks of the run that began at 20 s, each alive at 29 s after one operation.
+fn newer(ranks: std::ops::Range<Rank>, size: Rank) -> impl Iterator<Item = Dump> {
+    let done = [(21.0, State::Done(21.1))];
+    ranks.map(move |rank| begun(named(alive(record(rank, size, &done), 29.0)), 20.0))
+}
+
+fn live(dumps: &[Dump], world_size: u32) -> Report {
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(29.0)),
+        // A source counts the ranks in all rings.
+        world_size: Some(world_size),
+        ..Policy::default()
+    };
+    analyze(dumps, &policy)
+}
+
+#[test]
+fn without_a_launcher_the_rings_of_the_run_before_are_told_by_their_times() {
+    // Rank 3 of the newest run has not made its ring yet, or the newest run has only three ranks.
+    for size in [4, 3] {
+        let mut dumps: Vec<Dump> = newer(0..3, size).collect();
+        dumps.extend(earlier(4).pop().map(|dump| begun(dump, -1.0)));
+        let report = live(&dumps, 4);
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
+        let expected = match size {
+            3 => Verdict::Healthy,
+            _ => Verdict::Inconclusive,
+        };
+        assert_eq!(report.verdict, expected, "{size}");
+        assert_eq!(report.input.ranks_expected, size as usize);
+        assert_eq!(report.input.ranks_read, 3);
+        let aside = "the record of rank 3 was left aside: its newest sign of life is from 13:00:16 UTC, before the first of \
+                     the others was begun, at 13:00:20 UTC";
+        let mut problems = report.problems.iter();
+        assert!(
+            problems.any(|it| it.sentence.starts_with(aside)),
+            "{:?}",
+            report.problems
+        );
+    }
+}
+
+#[test]
+fn one_note_tells_all_ranks_whose_records_were_left_aside() {
+    let mut analysis = rcomm_verdict::Analysis::new(Policy {
+        snapshot: true,
+        now_ns: Some(at(29.0)),
+        ..Policy::default()
+    });
+    for (at, dump) in newer(0..4, 4).enumerate() {
+        analysis.add_from(&format!("new/{at}"), &dump, Extent::Whole);
+    }
+    for (at, dump) in earlier(4).into_iter().enumerate() {
+        analysis.add_from(&format!("old/{at}"), &begun(dump, -1.0), Extent::Whole);
+    }
+    let report = analysis.finish();
+    let notes: Vec<_> = report
+        .problems
+        .iter()
+        .filter(|it| it.code == Code::N300)
+        .collect();
+    let [note] = notes.as_slice() else {
+        panic!("one note, {notes:?}");
+    };
+    assert!(
+        note.sentence
+            .starts_with("the records of ranks 0-3 were left aside: their newest"),
+        "{note:?}"
+    );
+    let paths: Vec<&str> = note.paths().collect();
+    assert_eq!(paths, ["old/0", "old/1", "old/2", "old/3"]);
+}
+
+#[test]
+fn a_rank_that_died_while_the_others_lived_is_of_their_run() {
+    let mut dumps: Vec<Dump> = earlier(4)
+        .into_iter()
+        .map(|dump| begun(dump, -1.0))
+        .collect();
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    // A ring may be made late, while the others live.
+    dumps[0] = begun(named(alive(record(0, 4, &waits), 29.0)), 5.0);
+    let report = live(&dumps, 4);
+    assert_eq!(report.input.ranks_read, 4);
+}
+
+#[test]
+fn clocks_of_several_hosts_tell_runs_apart_only_roughly() {
+    let of_other_host = |ended: f64| {
+        let mut dump = named(dead(
+            record(3, 4, &[(ended - 1.0, State::Done(ended))]),
+            ended,
+        ));
+        dump.identity.host = "n1".to_owned();
+        begun(dump, ended - 2.0)
+    };
+    for (ended, read) in [(0.0, 4), (-60.0, 3)] {
+        let mut dumps: Vec<Dump> = newer(0..3, 4).collect();
+        dumps.push(of_other_host(ended));
+        assert_eq!(live(&dumps, 4).input.ranks_read, read, "{ended}");
+    }
+}

@@ -64,3 +64,77 @@ fn a_finding_counts_only_the_ranks_that_wait_because_of_it() {
         "{sentence}"
     );
 }
+
+/// The rings of four ranks, two on each of two hosts, of which those of host n1 never issue the second operation:
+/// ranks 0 and 1 wait in it, or it failed on them at `failed`.
+fn on_two_hosts(failed: Option<f64>) -> [Dump; 4] {
+    let second = failed.map_or(State::Pending, State::Failed);
+    let waits = [(0.0, State::Done(0.1)), (1.0, second)];
+    [0, 1, 2, 3].map(|rank| {
+        let mut dump = record(rank, 4, if rank < 2 { &waits } else { &waits[..1] });
+        dump.identity.host = format!("n{}", rank / 2);
+        dump
+    })
+}
+
+fn live(dumps: &[Dump]) -> Report {
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(10.0)),
+        ..Policy::default()
+    };
+    analyze(dumps, &policy)
+}
+
+#[test]
+fn the_ranks_of_a_host_that_are_gone_are_one_finding() {
+    for (failed, waiting) in [
+        (None, "2 ranks wait for 9.0 s"),
+        (Some(1.5), "2 ranks waited 500 ms, until it failed"),
+    ] {
+        let [a, b, c, d] = on_two_hosts(failed);
+        let dumps = [alive(a, 10.0), alive(b, 10.0), dead(c, 1.2), dead(d, 1.2)];
+        let report = live(&dumps);
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[2, 3][..]));
+        assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+        let said = format!(
+            "the processes of ranks 2 and 3 are gone, all of host n1: they never issued all_reduce #2 on group default_pg, \
+             where {waiting}"
+        );
+        assert_eq!(report.findings[0].sentence, said);
+    }
+}
+
+#[test]
+fn the_ranks_of_a_host_that_are_stopped_are_one_finding_with_the_host_of_the_processes() {
+    let [a, b, c, d] = on_two_hosts(None);
+    let dumps = [
+        alive(a, 10.0),
+        alive(b, 10.0),
+        stopped(c, 1.2, 10.0),
+        stopped(d, 1.2, 10.0),
+    ];
+    let report = live(&dumps);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2, 3][..]));
+    let finding = &report.findings[0];
+    let said = "the processes of ranks 2 and 3, all of host n1, are stopped by a signal since 13:00:01 UTC: they never issued \
+                all_reduce #2 on group default_pg, where 2 ranks wait for 9.0 s";
+    assert_eq!(finding.sentence, said);
+    let next = "find out who stopped them; `kill -CONT 102 103` on host n1 lets them go on, unless a debugger holds them";
+    assert_eq!(finding.next, next);
+}
+
+#[test]
+fn what_to_do_next_names_the_host_of_a_process_in_a_job_of_several() {
+    let mut dumps = on_two_hosts(None).map(|dump| alive(dump, 10.0));
+    // Rank 3 waits as well.
+    dumps[3].entries = dumps[0].entries.clone();
+    dumps[2].identity.pid = 4711;
+    let report = live(&dumps);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
+    let next = &report.findings[0].next;
+    assert!(
+        next.starts_with("look at what rank 2, process 4711 on host n1, does"),
+        "{next}"
+    );
+}

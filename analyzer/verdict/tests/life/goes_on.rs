@@ -4,7 +4,7 @@
 use crate::job::{State, alive, at, closed, dead, fails, record};
 use crate::{judge, root};
 use rcomm_recorder::model::{
-    Entry, EntryState, FailedOperation, FailureKind, OpType, Peer, ProcessGroupInfo,
+    Entry, EntryState, FailedOperation, FailureKind, OpType, Peer, ProcessGroupInfo, Rank,
 };
 use rcomm_recorder::publish::{Dump, DumpGroup, ThreadInfo};
 use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
@@ -74,6 +74,26 @@ fn a_hang_after_a_time_out_that_was_overcome_is_judged_by_itself() {
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
 }
 
+/// Adds a second group, of these ranks, and the threads 0, `main`, and 1, `other`.
+fn add_group_and_threads(dump: &mut Dump, group: &str, ranks: [Rank; 2]) {
+    dump.groups.push(DumpGroup {
+        info: ProcessGroupInfo {
+            id: 1,
+            name: "1".to_owned(),
+            desc: group.to_owned(),
+            ranks: ranks.into(),
+        },
+        place: None,
+        status: None,
+    });
+    dump.threads = ["main", "other"]
+        .map(|name| ThreadInfo {
+            id: name.to_owned(),
+            name: name.to_owned(),
+        })
+        .into();
+}
+
 /// The record of rank 0 of 2 with all_reduces once a second up to the one at `last`, which all complete, and from 0.5 s
 /// on a receive from rank 1 on a group of its own. Thread 0 issued the receive, `thread` all others.
 fn with_open_receive(last: u32, thread: u32) -> Vec<Dump> {
@@ -81,22 +101,7 @@ fn with_open_receive(last: u32, thread: u32) -> Vec<Dump> {
     let operations: Vec<_> = (0..=last).map(done).collect();
     let mut ranks = [record(0, 2, &operations), record(1, 2, &operations)];
     for dump in &mut ranks {
-        dump.groups.push(DumpGroup {
-            info: ProcessGroupInfo {
-                id: 1,
-                name: "1".to_owned(),
-                desc: "control".to_owned(),
-                ranks: [0, 1].into(),
-            },
-            place: None,
-            status: None,
-        });
-        dump.threads = ["main", "other"]
-            .map(|name| ThreadInfo {
-                id: name.to_owned(),
-                name: name.to_owned(),
-            })
-            .into();
+        add_group_and_threads(dump, "control", [0, 1]);
         for entry in &mut dump.entries {
             entry.thread = Some(thread);
         }
@@ -138,6 +143,25 @@ fn an_open_receive_is_a_cause_once_its_rank_does_nothing_else() {
         let report = live(with_open_receive(last, thread), 40.5);
         assert_eq!(root(&report), (Verdict::Stuck, Code::E120, &[1][..]));
     }
+}
+
+#[test]
+fn a_receive_that_a_rank_left_open_at_its_end_is_no_hang() {
+    // Rank 0 has ended in order, and so has rank 1, or it goes on.
+    let [first, second] = with_open_receive(10, 0)
+        .try_into()
+        .expect("the job has two ranks");
+    let ended = closed(first, 21.0);
+    let report = judge(&[ended.clone(), closed(second.clone(), 21.0)], 40.0);
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(report.verdict, Verdict::Ended);
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(40.0)),
+        ..Policy::default()
+    };
+    let report = analyze(&[ended, alive(second, 40.0)], &policy);
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
 #[test]
@@ -229,22 +253,7 @@ fn beside(thread: u32) -> Vec<Dump> {
         record(2, 3, &others),
     ];
     for (dump, beats_from) in ranks.iter_mut().zip([usize::MAX, 2, 3]) {
-        dump.groups.push(DumpGroup {
-            info: ProcessGroupInfo {
-                id: 1,
-                name: "1".to_owned(),
-                desc: "beats".to_owned(),
-                ranks: [1, 2].into(),
-            },
-            place: None,
-            status: None,
-        });
-        dump.threads = ["main", "other"]
-            .map(|name| ThreadInfo {
-                id: name.to_owned(),
-                name: name.to_owned(),
-            })
-            .into();
+        add_group_and_threads(dump, "beats", [1, 2]);
         for (at, entry) in dump.entries.iter_mut().enumerate() {
             entry.thread = Some(0);
             if at >= beats_from {
@@ -285,6 +294,39 @@ fn a_missing_rank_that_goes_on_is_not_said_to_be_where_it_last_was() {
         ),
         "{finding:?}"
     );
+}
+
+#[test]
+fn operations_that_a_missing_rank_issues_before_the_one_that_it_misses_do_not_show_that_it_goes_on()
+{
+    // The others issue five at once; rank 1 comes a moment later, and hangs after the fourth.
+    let burst = |from: f64, number: i32| -> Vec<_> {
+        let times = (0..number).map(|at| from + f64::from(at) / 100.0);
+        times.map(|at| (at, State::Done(at + 0.1))).collect()
+    };
+    let mut whole = burst(1.0, 4);
+    whole.push((1.04, State::Pending));
+    let late = burst(1.05, 4);
+    let ranks = [&whole, &late, &whole].into_iter().zip(0..);
+    let mut dumps: Vec<Dump> = ranks.map(|(all, rank)| record(rank, 3, all)).collect();
+    for dump in &mut dumps {
+        add_group_and_threads(dump, "other", [1, 2]);
+        dump.entries
+            .iter_mut()
+            .for_each(|entry| entry.thread = Some(0));
+    }
+    let report = live(dumps, 12.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let next = &report.findings[0].next;
+    assert!(next.starts_with("look at what rank 1 does"), "{next}");
+    // Nor do those in another group that came long ago.
+    let mut dumps = beside(0);
+    for dump in &mut dumps {
+        dump.entries.retain(|entry| entry.time_created_ns < at(7.5));
+    }
+    let report = live(dumps, 30.0);
+    let next = &report.findings[0].next;
+    assert!(next.starts_with("look at what rank 1 does"), "{next}");
 }
 
 #[test]

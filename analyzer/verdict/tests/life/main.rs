@@ -10,9 +10,9 @@ mod unnoted;
 
 use job::{State, alive, at, closed, dead, fails, launch, record, stopped};
 use launched::judge_launched;
-use rcomm_recorder::model::{Failure, FailureKind, Rank};
+use rcomm_recorder::model::{Failure, FailureKind, ProcessExit, Rank};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
-use rcomm_verdict::{Code, EndKind, Policy, Report, Verdict, analyze};
+use rcomm_verdict::{Code, EndKind, Extent, Policy, Report, Verdict, analyze};
 
 /// The verdict, which is the same post mortem and live.
 fn judge(dumps: &[Dump], now: f64) -> Report {
@@ -75,7 +75,7 @@ fn a_job_that_was_terminated_in_the_middle_is_no_hang() {
         end(&report),
         (
             EndKind::Cancelled,
-            "all 3 ranks were terminated from outside at 13:00:01 UTC; ranks 0 and 1 were inside \
+            "all 3 ranks ended together at 13:00:01 UTC, none in order: they were probably terminated from outside; ranks 0 and 1 were inside \
              all_reduce #2 on group default_pg"
         )
     );
@@ -130,7 +130,7 @@ fn a_hang_that_was_cancelled_keeps_its_cause_and_its_age() {
         "{sentence}"
     );
     assert!(
-        sentence.ends_with("; then the job was terminated from outside at 13:00:21 UTC"),
+        sentence.ends_with("; then all processes ended together, the last at 13:00:21 UTC"),
         "{sentence}"
     );
     assert_eq!(report.findings[0].age_ms, None, "nothing ages any more");

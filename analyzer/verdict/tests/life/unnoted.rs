@@ -44,13 +44,13 @@ fn the_phase_that_all_ranks_named_last_is_told_where_nothing_shows_how_they_ende
         .collect();
     for dump in &mut dumps {
         let status = dump.status.as_mut().expect("the record has a status");
-        status.phase = "ended without destroy_process_group()".to_owned();
+        status.phase = "raised ValueError: bad batch".to_owned();
     }
     let unknown = "no process of all 2 ranks was left after 13:00:01 UTC; none was in an operation, and how they ended is \
                    not recorded";
     let report = judge(&dumps, 40.0);
     assert_eq!(report.verdict, Verdict::Inconclusive);
-    let phase = "; each was in phase `ended without destroy_process_group()`";
+    let phase = "; each was in phase `raised ValueError: bad batch`";
     assert_eq!(end(&report).1, format!("{unknown}{phase}"));
     dumps[1]
         .status
@@ -59,4 +59,101 @@ fn the_phase_that_all_ranks_named_last_is_told_where_nothing_shows_how_they_ende
         .phase
         .clear();
     assert_eq!(end(&judge(&dumps, 40.0)).1, unknown);
+}
+
+/// Notes with which code and when the process exited by itself.
+fn exits(mut dump: Dump, code: u8, then: f64) -> Dump {
+    let status = dump.status.as_mut().expect("the record has a status");
+    status.exit = Some(ProcessExit {
+        time_ns: at(then),
+        code,
+    });
+    dump
+}
+
+#[test]
+fn processes_that_exit_with_0_ended_in_order_whether_they_closed_their_rings_or_not() {
+    let between = [(0.0, State::Done(0.1))];
+    let dumps: Vec<Dump> = (0..2)
+        .map(|rank| exits(dead(record(rank, 2, &between), 1.5), 0, 1.5))
+        .collect();
+    let report = judge(&dumps, 40.0);
+    let said = "all 2 ranks ended in order, the last at 13:00:01 UTC";
+    assert_eq!(end(&report), (EndKind::Ended, said));
+    assert_eq!((report.verdict, report.exit_code()), (Verdict::Ended, 0));
+}
+
+#[test]
+fn a_process_that_exits_with_an_error_is_named_with_its_code() {
+    let between = [(0.0, State::Done(0.1))];
+    let of = |rank| closed(record(rank, 3, &between), 1.5);
+    let dumps = [
+        of(0),
+        exits(dead(record(1, 3, &between), 1.5), 3, 1.5),
+        of(2),
+    ];
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+    let said = "the job was over at 13:00:01 UTC: the process of rank 1 ended first; rank 1 exited with code 3";
+    assert_eq!(end(&report), (EndKind::Crashed, said));
+    // At once, not only after the others have gone on for long.
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(3.0)),
+        ..Policy::default()
+    };
+    let [first, mut failed, last] = dumps;
+    let status = failed.status.as_mut().expect("the record has a status");
+    status.phase = "raised ValueError: bad batch".to_owned();
+    let beside = [
+        first.clone(),
+        failed.clone(),
+        alive(record(2, 3, &between), 3.0),
+    ];
+    let report = analyze(&beside, &policy);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
+    let report = judge(&[first, failed, last], 40.0);
+    let said = "the process of rank 1 is gone: it was in phase `raised ValueError: bad batch`; no operation of it was unfinished; \
+                it exited with code 3";
+    assert!(
+        report.findings[0].sentence.starts_with(said),
+        "{:?}",
+        report.findings[0]
+    );
+}
+
+#[test]
+fn processes_that_exit_together_were_not_terminated_from_outside() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dumps: Vec<Dump> = (0..2)
+        .map(|rank| exits(dead(record(rank, 2, &inside), 1.5), 1, 1.5))
+        .collect();
+    let report = judge(&dumps, 40.0);
+    let said = "all 2 ranks ended by 13:00:01 UTC, none in order; rank 0 exited with code 1";
+    assert_eq!(end(&report), (EndKind::Crashed, said));
+}
+
+#[test]
+fn a_process_that_exits_by_itself_ended_before_those_that_were_killed() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let of = |rank| dead(record(rank, 3, &inside), 1.5);
+    let dumps = [
+        of(0),
+        exits(dead(record(1, 3, &inside[..1]), 1.2), 1, 1.2),
+        of(2),
+    ];
+    let report = judge(&dumps, 40.0);
+    assert_eq!(end(&report).0, EndKind::Crashed);
+    assert_eq!(
+        report.end.as_ref().map(|end| &end.first_ranks[..]),
+        Some(&[1][..])
+    );
+    // A rank that was killed long before may be why another exits.
+    let dumps = [
+        dead(record(0, 3, &inside[..1]), 1.2),
+        of(1),
+        exits(of(2), 1, 9.0),
+    ];
+    let first = judge(&dumps, 40.0).end.map(|end| end.first_ranks);
+    assert_ne!(first, Some(vec![2]));
 }

@@ -22,6 +22,7 @@ pub(super) mod top {
     pub(in super::super) const ATTEMPT: &str = "attempt";
     pub(in super::super) const PID: &str = "pid";
     pub(in super::super) const DUMP_TIME: &str = "dump_time_ns";
+    pub(in super::super) const BEGUN: &str = "begun_ns";
     pub(in super::super) const REASON: &str = "reason";
     pub(in super::super) const STATUS: &str = "status";
     pub(in super::super) const FRAMES: &str = "frames";
@@ -121,6 +122,8 @@ pub(super) mod rank {
     pub(in super::super) const STEP: &str = "step";
     pub(in super::super) const HEARTBEAT: &str = "heartbeat_ns";
     pub(in super::super) const DROPPED: &str = "dropped";
+    pub(in super::super) const EXIT_CODE: &str = "exit_code";
+    pub(in super::super) const EXITED: &str = "exited_ns";
 }
 
 /// Keys of a frame.

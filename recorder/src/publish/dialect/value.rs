@@ -176,6 +176,7 @@ pub(super) fn set_top(builder: &mut Builder, key: &str, value: Scalar<'_>) {
         top::ATTEMPT => identity.attempt = value.int().unwrap_or(0),
         top::PID => identity.pid = value.int().unwrap_or(0),
         top::DUMP_TIME => identity.dump_time_ns = value.time().unwrap_or(0),
+        top::BEGUN => identity.begun_ns = value.time().unwrap_or(0),
         top::REASON => identity.reason = value.text(),
         top::CLOSED => builder.dump.closed_ns = value.time().unwrap_or(0),
         top::PROCESSOR_WAIT_SINCE => {
@@ -198,6 +199,12 @@ pub(super) fn set_rank_status(status: &mut RankStatus, key: &str, value: Scalar<
         rank::STEP => status.step = value.int().unwrap_or(-1),
         rank::HEARTBEAT => status.heartbeat_ns = value.time().unwrap_or(0),
         rank::DROPPED => status.dropped = value.int().unwrap_or(0),
+        rank::EXIT_CODE => {
+            status.exit.get_or_insert_default().code = value.int().unwrap_or(u8::MAX);
+        }
+        rank::EXITED => {
+            status.exit.get_or_insert_default().time_ns = value.time().unwrap_or(0);
+        }
         _ => {}
     }
 }

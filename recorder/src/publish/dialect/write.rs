@@ -101,6 +101,7 @@ fn identity<E: Encoder>(identity: &Identity, recorder: Recorder, closed_ns: i64,
         (top::WORLD_SIZE, identity.world_size.map(i64::from)),
         (top::ATTEMPT, nonzero(identity.attempt.into())),
         (top::PID, nonzero(identity.pid.into())),
+        (top::BEGUN, nonzero(identity.begun_ns)),
         (top::DUMP_TIME, nonzero(identity.dump_time_ns)),
         (top::CLOSED, nonzero(closed_ns)),
     ];
@@ -139,6 +140,12 @@ fn rank_status<E: Encoder>(known: &RankStatus, out: &mut E) {
         out.int(known.heartbeat_ns);
         out.key(rank::DROPPED);
         out.uint(known.dropped);
+        if let Some(exit) = known.exit {
+            out.key(rank::EXIT_CODE);
+            out.int(exit.code.into());
+            out.key(rank::EXITED);
+            out.int(exit.time_ns);
+        }
     });
 }
 

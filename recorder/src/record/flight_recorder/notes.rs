@@ -2,9 +2,19 @@
 
 use super::FlightRecorder;
 use crate::model::{Failure, GroupId, ReducerBucket, ReducerTimes};
+use crate::record::layout::header;
+use crate::record::sync::Memory;
 use crate::record::{failures, reducer};
+use std::sync::atomic::Ordering;
 
 impl FlightRecorder {
+    /// Records the code with which this process exits, now. Takes no lock and does not allocate.
+    pub fn note_exit(&self, code: u8) {
+        let words = self.map.words();
+        words[header::EXIT_CODE].store(u64::from(code), Ordering::Relaxed);
+        words[header::EXITED_AT].store(self.clock.now().0, Ordering::Release);
+    }
+
     /// Records a failure, now; its `id` and `time_ns` are ignored. Takes no lock and does not allocate. The first eight
     /// and the newest eight failures are kept.
     pub fn note_failure(&self, failure: &Failure) {

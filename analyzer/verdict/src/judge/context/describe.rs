@@ -5,10 +5,71 @@ use crate::align::pending::{Arrival, PendingKind};
 use crate::align::record::{NONE, Op};
 use crate::align::{GroupIx, RecordIx, event};
 use crate::judge::wait_graph::Place;
+use crate::report::format::printable;
 use crate::report::{FrameRef, SeqKind};
-use rcomm_recorder::model::{Frame, OpType};
+use rcomm_recorder::model::{Frame, OpType, Rank};
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Context<'_> {
+    /// The processes of these records, at most `most`, by host: their ids, separated by spaces, and a text like ` on host
+    /// n1`, empty in a job of one host.
+    pub(crate) fn processes(&self, records: &[RecordIx], most: usize) -> Vec<(String, String)> {
+        let mut by_host: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for &record in records.iter().take(most) {
+            let of = &self.aligned.records[record].identity;
+            by_host
+                .entry(&of.host)
+                .or_default()
+                .push(of.pid.to_string());
+        }
+        let names_hosts = self.has_several_hosts();
+        let part = |(host, pids): (&str, Vec<String>)| {
+            let on_host = match host {
+                "" => String::new(),
+                _ if !names_hosts => String::new(),
+                host => format!(" on host {}", printable(host)),
+            };
+            (pids.join(" "), on_host)
+        };
+        by_host.into_iter().map(part).collect()
+    }
+
+    /// Like `, process 7 on host n1,`; empty in a job of one host, and if the process is not recorded.
+    pub(crate) fn whereabouts(&self, record: RecordIx) -> String {
+        let of = &self.aligned.records[record].identity;
+        match self.has_several_hosts() && of.pid > 0 && !of.host.is_empty() {
+            true => format!(", process {} on host {},", of.pid, printable(&of.host)),
+            false => String::new(),
+        }
+    }
+
+    /// Like `, all of host n1`, if these are the records of all ranks of one host, and there are several of both; else
+    /// empty.
+    pub(crate) fn whole_host(&self, records: &[RecordIx]) -> String {
+        let host = |record: RecordIx| self.aligned.records[record].identity.host.as_str();
+        let first = records.first().map_or("", |&record| host(record));
+        let ranks = |records: &mut dyn Iterator<Item = RecordIx>| -> BTreeSet<Rank> {
+            let there = records.filter(|&record| host(record) == first);
+            there
+                .map(|record| self.aligned.records[record].rank)
+                .collect()
+        };
+        let these = ranks(&mut records.iter().copied());
+        let all = ranks(&mut (0..self.aligned.records.len()));
+        let is_whole = these == all && records.iter().all(|&record| host(record) == first);
+        match these.len() > 1 && is_whole && !first.is_empty() && self.has_several_hosts() {
+            true => format!(", all of host {}", printable(first)),
+            false => String::new(),
+        }
+    }
+
+    fn has_several_hosts(&self) -> bool {
+        let hosts = self.aligned.records.iter();
+        let mut hosts = hosts.map(|record| record.identity.host.as_str());
+        let first = hosts.find(|host| !host.is_empty());
+        first.is_some_and(|first| hosts.any(|host| !host.is_empty() && host != first))
+    }
+
     /// The name of the operation that most members issued under a number; `collective` if none did.
     pub(crate) fn usual_op(&self, group: GroupIx, seq: u32) -> String {
         let call = event::usual_call(self.aligned, group, seq);
@@ -244,9 +305,9 @@ impl Context<'_> {
         (newest.thread != NONE).then_some(newest.thread)
     }
 
-    /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to
-    /// wait there for it: how many operations, and the newest of them. `None` if it issued none, or if the thread is
-    /// not recorded.
+    /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to wait
+    /// there for it: how many operations, and the newest of them. `None` if it issued none, or none in the second half of
+    /// that time. Collectives of this group do not count: they come before the one that it has not issued.
     pub(crate) fn went_on(
         &self,
         record: RecordIx,
@@ -256,8 +317,17 @@ impl Context<'_> {
         let thread = self.thread_of(record, group)?;
         let ops = self.aligned.records[record].ops.iter().rev();
         let later = ops.take_while(|op| self.aligned.created_ns(record, op) > since_ns);
-        let its: Vec<&Op> = later.filter(|op| op.thread == thread).collect();
-        Some((its.len(), its.first()?))
+        let lanes = &self.aligned.lanes[record];
+        let is_further = |op: &&Op| {
+            let is_here = lanes[usize::from(op.group)].group == group && !op.is_p2p;
+            op.thread == thread && !is_here
+        };
+        let its: Vec<&Op> = later.filter(is_further).collect();
+        let newest = its.first()?;
+        let age_ns = |ns: i64| self.as_of_ns().map(|now| now.saturating_sub(ns));
+        let newest_age = age_ns(self.aligned.created_ns(record, newest));
+        let goes_on = newest_age <= age_ns(since_ns).map(|waited| waited / 2);
+        goes_on.then_some((its.len(), newest))
     }
 
     /// What a rank did last, for the end of a sentence: the call, its call site and the phase.
@@ -297,17 +367,19 @@ impl Context<'_> {
             }
             None => "it issued nothing that is recorded".to_owned(),
         };
-        let status = self.aligned.records[record].status.as_ref();
-        // A phase that began when the job was being ended, such as an exception's, is not what the rank did before.
-        let offset = self.aligned.offsets_ns[record];
-        let phase = status.filter(|status| {
-            let began = status.phase_since_ns.saturating_sub(offset);
-            !status.phase.is_empty() && !self.life.is_being_ended(began)
-        });
-        if let Some(status) = phase {
-            text.push_str(&format!(", phase `{}`", status.phase));
+        if let Some(phase) = self.phase(record) {
+            text.push_str(&format!(", phase `{phase}`"));
         }
         text
+    }
+
+    /// The phase that a rank named last; `None` if it named none.
+    pub(crate) fn phase(&self, record: RecordIx) -> Option<&str> {
+        let status = self.aligned.records[record].status.as_ref()?;
+        // A phase that began when the job was being ended, such as an exception's, is not what the rank did before.
+        let offset = self.aligned.offsets_ns[record];
+        let began = status.phase_since_ns.saturating_sub(offset);
+        (!status.phase.is_empty() && !self.life.is_being_ended(began)).then_some(&*status.phase)
     }
 }
 

@@ -61,20 +61,29 @@ fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
         named => named,
     };
     let others = ctx.aligned.expected.iter();
-    let left = others.filter(|rank| !named.contains(rank)).count();
     match end.kind {
         EndKind::Ended => format!("; then every process ended in order, the last at {at}"),
-        EndKind::Cancelled => format!("; then the job was terminated {} at {at}", by(end)),
-        EndKind::Crashed if finding.code == Code::E150 => match left {
-            0 => format!("; the last sign of life is from {at}"),
-            left => {
-                let ends = named.iter().filter_map(|&rank| ctx.life.gone(rank));
-                let first = ends.map(Gone::at_ns).max().unwrap_or(end.first_ns);
-                let first = time_of_day(first);
-                let others = count(left as u64, "other");
-                format!("; the last sign of life is from {first}, that of the {others} from {at}")
-            }
+        EndKind::Cancelled => match ended_by(ctx, end) {
+            Some(what) => format!("; then the job was terminated {what} at {at}"),
+            None => format!("; then all processes ended together, the last at {at}"),
         },
+        EndKind::Crashed if finding.code == Code::E150 => {
+            let others = others.filter(|rank| !named.contains(rank));
+            let others: Vec<&Gone> = others.filter_map(|&rank| ctx.life.gone(rank)).collect();
+            let named = named.iter().filter_map(|&rank| ctx.life.gone(rank));
+            let first = named.map(Gone::seen_ns).max().unwrap_or(end.first_ns);
+            let first = time_of_day(first);
+            match others.iter().map(|gone| gone.seen_ns()).max() {
+                None => format!("; the last sign of life is from {first}"),
+                Some(last) => {
+                    let number = count(others.len() as u64, "other");
+                    let last = time_of_day(last);
+                    format!(
+                        "; the last sign of life is from {first}, that of the {number} from {last}"
+                    )
+                }
+            }
+        }
         EndKind::Crashed => format!(
             "; then the processes ended, first {}, all by {at}",
             of_ranks(&end.first)
@@ -92,22 +101,31 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
     };
     match end.kind {
         EndKind::Ended => format!("{whole} ended in order, the last at {at}"),
-        EndKind::Cancelled => format!(
-            "{whole} were terminated {} at {at}{}{}",
-            by(end),
-            inside(ctx),
-            launcher_too(ctx)
-        ),
+        EndKind::Cancelled => {
+            let (were, none) = match all {
+                1 => ("was", "not in order: it was"),
+                _ => ("were", "none in order: they were"),
+            };
+            let how = match ended_by(ctx, end) {
+                Some(what) => format!("{were} terminated {what} at {at}"),
+                None => format!("ended together at {at}, {none} probably terminated from outside"),
+            };
+            format!("{whole} {how}{}{}", inside(ctx), launcher_too(ctx))
+        }
         EndKind::Crashed => {
             let exit = end.first.first();
             let exit = exit.and_then(|&rank| Some((rank, ctx.life.gone(rank)?.exit?)));
             let exit = exit.map_or(String::new(), |(rank, exit)| {
                 format!("; rank {rank} {}", format_exit(&exit))
             });
-            format!(
-                "the job was over at {at}: {} ended first{exit}",
-                of_ranks(&end.first)
-            )
+            match end.first.len() == all {
+                // Of ends at about the same time, none is the first.
+                true => format!("{whole} ended by {at}, none in order{exit}"),
+                false => format!(
+                    "the job was over at {at}: {} ended first{exit}",
+                    of_ranks(&end.first)
+                ),
+            }
         }
         EndKind::Unknown => format!(
             "no process of {whole} was left after {at}; none was in an operation, and how they ended is not recorded{}{}",
@@ -117,8 +135,8 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
     }
 }
 
-/// The end of a clause: the phase that all ranks named last, if it is the same. rcomm's recorder of PyTorch's groups
-/// tells in this way that a program ended without destroying them.
+/// The end of a clause: the phase that all ranks named last, if it is the same. PyTorch's recorder so names an exception
+/// and operations that are left.
 fn common_phase(ctx: &Context<'_>) -> String {
     let statuses = ctx
         .aligned
@@ -135,16 +153,17 @@ fn common_phase(ctx: &Context<'_>) -> String {
     }
 }
 
-/// That the job was cancelled from outside, as a part of a sentence, with the signal that the launcher received, if
-/// any.
-fn by(end: &End) -> String {
-    match end.asked {
-        Some(asked) => format!(
-            "from outside (the launcher received {})",
-            signal_name(asked.signal)
-        ),
-        None => "from outside".to_owned(),
+/// By whom or by what the job was terminated, as a part of a sentence; `None` if no launcher noted it.
+fn ended_by(ctx: &Context<'_>, end: &End) -> Option<String> {
+    if let Some(asked) = end.asked {
+        let signal = signal_name(asked.signal);
+        return Some(format!("from outside (the launcher received {signal})"));
     }
+    let ranks = ctx.aligned.expected.iter();
+    let mut signals = ranks.map(|&rank| ctx.life.gone(rank)?.exit?.signal);
+    let first = signals.next()??;
+    let all = signals.all(|signal| signal == Some(first));
+    all.then(|| format!("by {}", signal_name(first)))
 }
 
 /// The end of a sentence if a launcher started processes that are gone and noted no end of any: it would have, unless

@@ -8,13 +8,15 @@
 
 pub(crate) mod ending;
 mod interrupted;
+mod order;
 
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::is_overcome;
 use crate::judge::policy::{Policy, now_ns};
 use crate::report::EndKind;
-use rcomm_recorder::model::{EntryState, FailureKind, Rank};
+use order::{is_inside, went_first};
+use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,12 +27,6 @@ const TOGETHER_NS: i64 = 1_000_000_000;
 const SETTLE_NS: i64 = Policy::SETTLE.as_nanos() as i64;
 /// A launcher may notice ends closer together than this, ns, in any order.
 const NOTICED_NS: i64 = 100_000_000;
-/// The CPU backend notices within this time, ns, that a peer's process is gone, even on a busy host.
-const PEERS_NOTICE_NS: i64 = 3_000_000_000;
-/// The name of the CPU backend in records.
-const CPU: &str = "cpu";
-/// An operation that failed within this share of its time-out was not ended by the time-out.
-const BEFORE_TIMEOUT: f64 = 0.9;
 
 /// Which processes of the job are gone, and how the job ended if all are.
 #[derive(Debug)]
@@ -85,8 +81,12 @@ pub(crate) struct Gone {
     in_order: bool,
     /// When the launcher noticed its end, else its last sign of life; common time, ns.
     at_ns: i64,
-    /// How it ended, if a launcher recorded it.
+    /// Its last sign of life in its own record, if that is known; else as `at_ns`.
+    seen_ns: i64,
+    /// How it ended, if a launcher recorded it, or the process itself.
     pub(crate) exit: Option<RankEnd>,
+    /// Whether a launcher recorded it: it knows of signals, too.
+    is_launched: bool,
     /// Whether the launcher had sent it a signal to end.
     was_signalled: bool,
 }
@@ -95,6 +95,11 @@ impl Gone {
     /// When the process ended: when its launcher noticed it, else its last sign of life; common time, ns.
     pub(crate) const fn at_ns(&self) -> i64 {
         self.at_ns
+    }
+
+    /// Its last sign of life, common time, ns. A launcher that is stopped notices an end much later.
+    pub(crate) const fn seen_ns(&self) -> i64 {
+        self.seen_ns
     }
 }
 
@@ -195,6 +200,14 @@ impl Life {
     /// Whether a rank is known to have ended in order: it closed its record or exited with 0.
     pub(crate) fn ended_in_order(&self, rank: Rank) -> bool {
         self.gone.get(&rank).is_some_and(|gone| gone.in_order)
+    }
+
+    /// Whether what is unfinished in the record of a rank was left so by a program that went on to its end: a message,
+    /// if the rank ended in order, and any operation, if all ranks did.
+    pub(crate) fn left_open(&self, rank: Rank, is_message: bool) -> bool {
+        let end = self.end.as_ref();
+        let all = end.is_some_and(|end| end.kind == EndKind::Ended);
+        all || (is_message && self.ended_in_order(rank))
     }
 
     /// The process of a rank, if it is gone.
@@ -299,11 +312,16 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
     let to_common = |record: RecordIx, ns: i64| ns.saturating_sub(aligned.offsets_ns[record]);
     if let Some(&(end, was_signalled)) = exit {
         let record = aligned.record_of(rank);
+        let at_ns = record.map_or(end.time_ns, |record| to_common(record, end.time_ns));
+        let seen = record.filter(|&record| aligned.records[record].is_ring());
+        let seen = seen.map(|record| to_common(record, aligned.records[record].latest_ns()));
         return Some(Gone {
             rank,
             in_order: end.is_success(),
-            at_ns: record.map_or(end.time_ns, |record| to_common(record, end.time_ns)),
+            at_ns,
+            seen_ns: seen.map_or(at_ns, |seen| seen.min(at_ns)),
             exit: Some(end),
+            is_launched: true,
             was_signalled,
         });
     }
@@ -318,12 +336,24 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
             rank,
             in_order: false,
             at_ns,
+            seen_ns: at_ns,
             exit: None,
+            is_launched: false,
             was_signalled: false,
         });
+        if let Some(exit) = whole.status.as_ref().and_then(|status| status.exit) {
+            gone.exit = Some(RankEnd {
+                time_ns: exit.time_ns,
+                exit_code: Some(exit.code.into()),
+                signal: None,
+                out_of_memory: None,
+            });
+            gone.in_order |= exit.code == 0;
+        }
         // With several recorders in one process, only the program's own is closed at the end.
         gone.in_order |= whole.closed();
         gone.at_ns = gone.at_ns.max(at_ns);
+        gone.seen_ns = gone.at_ns;
     }
     found
 }
@@ -345,12 +375,16 @@ impl End {
         };
         let together = failed.len() == gone.len() && gone.len() > 1;
         let known = failed.iter().any(|one| one.exit.is_some());
+        // A process that notes its exit code was not ended by a signal.
+        let by_itself = failed
+            .iter()
+            .any(|one| one.exit.is_some() && !one.is_launched);
         let (kind, first) = match order {
             _ if failed.is_empty() => (EndKind::Ended, Vec::new()),
             _ if asked.is_some() => (EndKind::Cancelled, Vec::new()),
             Some(first) => (EndKind::Crashed, first),
             None if !known && !gone.iter().any(inside) => (EndKind::Unknown, Vec::new()),
-            None if together => (EndKind::Cancelled, Vec::new()),
+            None if together && !by_itself => (EndKind::Cancelled, Vec::new()),
             None => (EndKind::Crashed, ranks_of(&failed)),
         };
         let times = gone.iter().filter(|one| first.contains(&one.rank));
@@ -385,168 +419,6 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
     ranks
 }
 
-/// If the kernel killed one of these ranks because memory ran out, adds those that it killed at about the same time. A
-/// process that it kills ends once its memory is freed, the largest last: the order of the ends is not that of the
-/// kills.
-fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
-    let killed = |one: &&&Gone| one.exit.is_some_and(|end| end.out_of_memory == Some(true));
-    let killed: Vec<&Gone> = failed.iter().filter(killed).copied().collect();
-    let known = killed.iter().find(|one| first.contains(&one.rank));
-    if let Some(at_ns) = known.map(|one| one.at_ns) {
-        let near = |one: &&&Gone| one.at_ns.abs_diff(at_ns) <= TOGETHER_NS.unsigned_abs();
-        first.extend(killed.iter().filter(near).map(|one| one.rank));
-        first.sort_unstable();
-        first.dedup();
-    }
-}
-
-/// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown. `gone` is sorted by
-/// time.
-fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
-    let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
-    let all = aligned.expected.len();
-    // When a process ends, the operations of its living peers fail, but its own last operation does not.
-    let suffers = |rank: Rank| {
-        let mut records = aligned.records_of(rank);
-        records.any(|record| {
-            let whole = &aligned.records[record];
-            names_another(whole) || failed_early(aligned, record)
-        })
-    };
-    let by_launcher: Vec<&Gone> = failed
-        .iter()
-        .copied()
-        .filter(|one| one.exit.is_some() && !one.was_signalled)
-        .collect();
-    // If one signal ended all of them at once, it came from outside.
-    let signals: BTreeSet<_> = by_launcher
-        .iter()
-        .map(|one| one.exit.and_then(|it| it.signal))
-        .collect();
-    let spread = failed.last()?.at_ns.saturating_sub(failed.first()?.at_ns);
-    let at_once = by_launcher.len() == all && all > 1 && spread <= TOGETHER_NS;
-    if at_once && signals.len() == 1 && !signals.contains(&None) {
-        return None;
-    }
-    if !by_launcher.is_empty() {
-        let unharmed: Vec<&Gone> = by_launcher
-            .iter()
-            .copied()
-            .filter(|one| !suffers(one.rank))
-            .collect();
-        let possible = match unharmed.is_empty() {
-            true => by_launcher,
-            false => unharmed,
-        };
-        let earliest = possible[0].at_ns;
-        // A rank may end without an error before its peers are done: these then fail because it is gone.
-        let left_early = |one: &&Gone| {
-            let is_before = one.in_order && one.exit.is_some() && one.at_ns < earliest;
-            is_before && !suffers(one.rank)
-        };
-        if possible.iter().all(|one| suffers(one.rank)) && gone.iter().any(|one| left_early(&one)) {
-            let mut first: Vec<&Gone> = gone.iter().filter(left_early).collect();
-            let lost = lost_first(aligned);
-            if first.iter().any(|one| lost.contains(&one.rank)) {
-                first.retain(|one| lost.contains(&one.rank));
-            }
-            return Some(ranks_of(&first));
-        }
-        let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
-        let mut first = ranks_of(&possible.into_iter().filter(near).collect::<Vec<_>>());
-        let lost = lost_first(aligned);
-        if first.iter().any(|rank| lost.contains(rank)) {
-            first.retain(|rank| lost.contains(rank));
-        }
-        add_killed_for_memory(&failed, &mut first);
-        return Some(first);
-    }
-    if aligned.expected.iter().any(|&rank| suffers(rank)) {
-        let unharmed: Vec<&Gone> = failed
-            .iter()
-            .copied()
-            .filter(|one| !suffers(one.rank))
-            .collect();
-        if !unharmed.is_empty() && unharmed.len() < all {
-            return Some(ranks_of(&unharmed));
-        }
-        // A rank may close its record before its peers are done: these then fail because it is gone.
-        let earliest = failed[0].at_ns.saturating_add(TOGETHER_NS);
-        let left_early = |one: &&Gone| one.in_order && one.at_ns <= earliest && !suffers(one.rank);
-        let left: Vec<&Gone> = gone.iter().filter(left_early).collect();
-        if unharmed.is_empty() && !left.is_empty() {
-            return Some(ranks_of(&left));
-        }
-    }
-    let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
-    let at = failed.windows(2).position(gap)?;
-    if waited_on(aligned, &failed[..=at], &failed[at + 1..]) {
-        return None;
-    }
-    // If no operation was interrupted, the order of ends shows no cause.
-    let interrupted = |one: &&Gone| {
-        let mut records = aligned.records_of(one.rank);
-        records.any(|record| {
-            let record = &aligned.records[record];
-            is_inside(record) || record.ops.iter().any(|op| op.state == EntryState::Failed)
-        })
-    };
-    failed
-        .iter()
-        .any(interrupted)
-        .then(|| ranks_of(&failed[..=at]))
-}
-
-/// Whether a record states that another rank is gone.
-fn names_another(record: &Record) -> bool {
-    let other = |rank: &Rank| *rank != record.rank;
-    record
-        .failures
-        .iter()
-        .any(|failure| failure.kind == FailureKind::PeerGone && failure.ranks.iter().any(other))
-}
-
-/// The ranks that were lost by the first rank that recorded the loss of a peer; empty if none did.
-fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
-    let records = aligned.records.iter().zip(&aligned.offsets_ns);
-    let failures = records.flat_map(|(record, offset)| {
-        let of_record = record.failures.iter();
-        of_record.map(move |failure| (failure.time_ns.saturating_sub(*offset), failure))
-    });
-    let lost = failures.filter(|(_, failure)| failure.kind == FailureKind::PeerGone);
-    let first = lost.min_by_key(|(at_ns, _)| *at_ns);
-    first.map_or(&[], |(_, failure)| &failure.ranks)
-}
-
-/// Whether the other processes waited until their own ends for processes that had given no sign of life for a long time
-/// (`quiet`). They would have noticed if the quiet processes had been gone: so these were stopped or without processor
-/// time, and ended together with the others.
-fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
-    let Some(last) = quiet.last() else {
-        return false;
-    };
-    let is_quiet = |rank: &Rank| quiet.iter().any(|one| one.rank == *rank);
-    let noticing = others
-        .iter()
-        .filter(|one| one.at_ns.saturating_sub(last.at_ns) >= PEERS_NOTICE_NS);
-    noticing.into_iter().any(|one| {
-        let waits = |record: RecordIx| {
-            let mut ops = aligned.records[record].ops.iter();
-            ops.any(|op| {
-                let call = aligned.shared.calls.get(op.call);
-                let lane = &aligned.lanes[record][usize::from(op.group)];
-                let age = one.at_ns.saturating_sub(aligned.created_ns(record, op));
-                !op.retired
-                    && op.state < EntryState::Completed
-                    && call.signature.backend == CPU
-                    && age >= PEERS_NOTICE_NS
-                    && aligned.groups[lane.group].ranks.iter().any(is_quiet)
-            })
-        };
-        aligned.records_of(one.rank).any(waits)
-    })
-}
-
 /// Whether a rank gave up at a time-out, because it lost a peer, or by an abort, and did not go on. Its end is then a
 /// consequence.
 fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
@@ -558,20 +430,5 @@ fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
             FailureKind::PeerGone => failure.ranks.iter().any(|other| *other != rank),
             kind => matches!(kind, FailureKind::Timeout | FailureKind::Abort),
         })
-    })
-}
-
-fn is_inside(record: &Record) -> bool {
-    let mut ops = record.ops.iter();
-    ops.any(|op| !op.retired && op.state < EntryState::Completed)
-}
-
-fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> bool {
-    let mut ops = aligned.records[record].ops.iter();
-    ops.any(|op| {
-        let limit = aligned.shared.calls.get(op.call).timeout_ms as f64;
-        let took = op.wait_ms().map(f64::from);
-        op.state == EntryState::Failed
-            && took.is_some_and(|took| limit == 0.0 || took < limit * BEFORE_TIMEOUT)
     })
 }

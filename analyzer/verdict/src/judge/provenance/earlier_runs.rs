@@ -2,22 +2,43 @@
 //!
 //! A job that is started again under its name, by hand or because it was queued again, writes beside the rings that its
 //! earlier run left, with the same ranks and often the same attempt. A run that ends in order removes its own rings and
-//! leaves the record of its launcher beside the older ones.
+//! leaves the record of its launcher beside the older ones. Without a launcher's record, the times of the rings tell the
+//! runs apart: the processes of one run live at the same time.
 
+use super::{CLOCKS_AGREE_NS, LeftAside};
 use crate::align::record::Record;
-use crate::report::Problem;
 use crate::report::format::time_of_day;
 use rcomm_recorder::publish::LaunchRecord;
+use std::collections::BTreeMap;
 
-/// Leaves aside the records that ended before the launcher on their host started its ranks. Returns the size of the
-/// newest run's world if there were any.
-///
-/// The time decides, not the process id: a rank may be a child of the process that the launcher started, and process
-/// ids repeat in containers. Clocks of several hosts differ, so only times of one host are compared.
+/// Leaves aside the records that ended before the launcher on their host started its ranks, and then those whose
+/// processes were gone before those of all newer ones began. Returns the size of the newest run's world if there were
+/// any.
 pub(crate) fn leave_earlier_runs_aside(
     records: &mut Vec<Record>,
     launches: &[LaunchRecord],
-    problems: &mut Vec<Problem>,
+    aside: &mut LeftAside,
+) -> Option<u32> {
+    let launched = leave_ended_before_launch(records, launches, aside);
+    let before = aside.len();
+    // The clocks of one host agree, those of several only roughly.
+    leave_ended_before_others(records, |record| record.identity.host.as_str(), 0, aside);
+    leave_ended_before_others(records, |_| "", CLOCKS_AGREE_NS, aside);
+    let sizes = records
+        .iter()
+        .filter_map(|record| record.identity.world_size);
+    match aside.len() > before {
+        true => sizes.max(),
+        false => launched,
+    }
+}
+
+/// The time decides, not the process id: a rank may be a child of the process that the launcher started, and process
+/// ids repeat in containers. Clocks of several hosts differ, so only times of one host are compared.
+fn leave_ended_before_launch(
+    records: &mut Vec<Record>,
+    launches: &[LaunchRecord],
+    aside: &mut LeftAside,
 ) -> Option<u32> {
     let mut newest: Option<(i64, u32)> = None;
     records.retain(|record| {
@@ -26,15 +47,12 @@ pub(crate) fn leave_earlier_runs_aside(
             return true;
         };
         newest = newest.max(Some((launch.started_ns, launch.world_size)));
-        let sentence = format!(
-            "the record of rank {} was left aside: its newest sign of life is from {}, before job {} was started again at \
-             {}; to judge the earlier run, pass only its files",
-            record.rank,
-            time_of_day(record.latest_ns()),
+        let before = format!(
+            "before job {} was started again at {}; to judge the earlier run, pass only its files",
             launch.job,
             time_of_day(launch.started_ns),
         );
-        problems.push(Problem::stale_dump(record.path.clone(), sentence));
+        aside.ended(record, before);
         false
     });
     newest.map(|(_, world_size)| world_size)
@@ -46,4 +64,67 @@ fn is_earlier(record: &Record, launch: &LaunchRecord) -> bool {
     let is_same_host = !identity.host.is_empty() && identity.host == launch.host;
     let last_ns = record.latest_ns();
     is_same_job && is_same_host && last_ns > 0 && last_ns < launch.started_ns
+}
+
+/// A process that still gives signs of life may be this much older than its newest one, ns.
+const BEAT_NS: i64 = 1_500_000_000;
+
+/// Leaves aside the rings of one job and attempt whose processes gave their last sign of life more than `apart_ns`
+/// before each newer ring was made; of the rings that agree in `key`.
+///
+/// A process that died before all others began is left aside as well: nothing distinguishes it from one of an earlier
+/// run.
+fn leave_ended_before_others(
+    records: &mut Vec<Record>,
+    key: impl Fn(&Record) -> &str,
+    apart_ns: i64,
+    aside: &mut LeftAside,
+) {
+    type Key = (String, u32, String);
+    let key = |record: &Record| -> Option<Key> {
+        let of = &record.identity;
+        let is_known = record.is_ring() && of.begun_ns > 0 && !of.job.is_empty();
+        is_known.then(|| (of.job.clone(), of.attempt, key(record).to_owned()))
+    };
+    let mut lives: BTreeMap<Key, Vec<(i64, i64)>> = BTreeMap::new();
+    for record in records.iter() {
+        if let Some(key) = key(record) {
+            let life = (record.identity.begun_ns, last_ns(record));
+            lives.entry(key).or_default().push(life);
+        }
+    }
+    let mut newest: BTreeMap<Key, i64> = BTreeMap::new();
+    for (key, mut lives) in lives {
+        lives.sort_unstable();
+        let mut begun = i64::MIN;
+        let mut last = i64::MIN;
+        for (from, until) in lives {
+            if from > last.saturating_add(BEAT_NS).saturating_add(apart_ns) {
+                begun = from;
+            }
+            last = last.max(until);
+        }
+        newest.insert(key, begun);
+    }
+    records.retain(|record| {
+        let begun = key(record).and_then(|key| newest.get(&key).copied());
+        let Some(begun) = begun.filter(|begun| record.identity.begun_ns < *begun) else {
+            return true;
+        };
+        let before = format!(
+            "before the first of the others was begun, at {}: left by an earlier run, or by a process that ended before \
+             the others began; to judge that alone, pass only its files",
+            time_of_day(begun),
+        );
+        aside.ended(record, before);
+        false
+    });
+}
+
+/// The newest sign of life of a ring's process, ns by its own clock.
+fn last_ns(record: &Record) -> i64 {
+    match record.died() || record.closed() {
+        true => record.latest_ns().max(record.closed_ns),
+        false => i64::MAX,
+    }
 }

@@ -5,15 +5,16 @@
 //! the world, and then contradictions that no single run can produce, such as two ranks that completed different
 //! operations under one number.
 
+mod aside;
 mod earlier_runs;
 
+pub(crate) use aside::LeftAside;
 pub(crate) use earlier_runs::leave_earlier_runs_aside;
 
 use crate::align::record::{NONE, Record, Shared};
 use crate::align::signature::CallDifference;
 use crate::align::{Aligned, RecordIx, clocks};
 use crate::judge::policy::Policy;
-use crate::report::Problem;
 use rcomm_recorder::model::Rank;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -33,21 +34,21 @@ const CONTRADICTIONS: usize = 3;
 const CONTRADICTING_SHARE: f64 = 0.25;
 
 /// Keeps the records of one job, ordered by rank: one for each rank, or one for each recorder that its process ran side
-/// by side, the newest first. The others become problems (N300).
+/// by side, the newest first. The others are left aside (N300).
 pub(crate) fn select(
     shared: &Shared,
     mut records: Vec<Record>,
     policy: &Policy,
-    problems: &mut Vec<Problem>,
+    aside: &mut LeftAside,
 ) -> Vec<Record> {
     records.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
-    keep_one_job(&mut records, problems);
-    keep_one_world(shared, &mut records, problems);
-    keep_newest_of_each_recorder(shared, &mut records, problems);
+    keep_one_job(&mut records, aside);
+    keep_one_world(shared, &mut records, aside);
+    keep_newest_of_each_recorder(shared, &mut records, aside);
     if !policy.snapshot {
         // Leaving one record aside may reveal the next: two files of one older run support each other.
         for _ in 0..3 {
-            if !leave_contradicting(shared, &mut records, problems) {
+            if !leave_contradicting(shared, &mut records, aside) {
                 break;
             }
         }
@@ -55,15 +56,8 @@ pub(crate) fn select(
     records
 }
 
-fn leave_aside(record: &Record, why: &str, problems: &mut Vec<Problem>) {
-    problems.push(Problem::stale_dump(
-        record.path.clone(),
-        format!("the record of rank {} was left aside: {why}", record.rank),
-    ));
-}
-
 /// Keeps the records of the most frequent job and of its newest attempt; only rcomm's records state these.
-fn keep_one_job(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
+fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     let mut jobs: BTreeMap<String, (usize, i64)> = BTreeMap::new();
     for record in records
         .iter()
@@ -79,13 +73,10 @@ fn keep_one_job(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
         records.retain(|record| {
             let keep = record.identity.job.is_empty() || record.identity.job == *job;
             if !keep {
-                leave_aside(
+                let of = &record.identity.job;
+                aside.is(
                     record,
-                    &format!(
-                        "it belongs to job {}, most records to job {job}",
-                        record.identity.job
-                    ),
-                    problems,
+                    format!("of job {of}, most records are of job {job}"),
                 );
             }
             keep
@@ -99,11 +90,8 @@ fn keep_one_job(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
     records.retain(|record| {
         let keep = record.identity.job.is_empty() || record.identity.attempt == newest;
         if !keep {
-            let why = format!(
-                "it belongs to attempt {}, the newest is {newest}",
-                record.identity.attempt
-            );
-            leave_aside(record, &why, problems);
+            let of = record.identity.attempt;
+            aside.is(record, format!("of attempt {of}, the newest is {newest}"));
         }
         keep
     });
@@ -123,7 +111,7 @@ fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
 
 /// Keeps the records of one world: one with living processes before all others, then the most complete, then the
 /// newest. A record that states no world stays.
-fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
+fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) {
     struct World {
         present: BTreeSet<Rank>,
         newest_ns: i64,
@@ -159,11 +147,11 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec
         let keep = world_of(shared, record).is_none_or(|ranks| ranks == chosen);
         if !keep {
             let size = world_of(shared, record).map_or(0, <[Rank]>::len);
-            let why = format!(
-                "its world has {size} ranks, that of the job has {}",
-                chosen.len()
+            let all = chosen.len();
+            aside.is(
+                record,
+                format!("of a world of {size} ranks, that of the job has {all}"),
             );
-            leave_aside(record, &why, problems);
         }
         keep
     });
@@ -171,11 +159,7 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec
 
 /// Keeps the best of several records of a rank (one that was not cut, then the newest), and those of other recorders of
 /// the same process: each may hold the operations of another backend.
-fn keep_newest_of_each_recorder(
-    shared: &Shared,
-    records: &mut Vec<Record>,
-    problems: &mut Vec<Problem>,
-) {
+fn keep_newest_of_each_recorder(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) {
     // Of two records of one moment, the one with call sites is better.
     let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
     let better = |record: &Record| {
@@ -207,7 +191,7 @@ fn keep_newest_of_each_recorder(
             "" => "another record of this rank is newer or more complete".to_owned(),
             path => format!("{path} is of the same rank, and as new, newer or more complete"),
         };
-        leave_aside(&record, &why, problems);
+        aside.because(&record, why);
     }
     *records = kept;
 }
@@ -283,11 +267,7 @@ struct Comparison {
 }
 
 /// Leaves aside the records that are of another time or contradict the others. Returns whether there were any.
-fn leave_contradicting(
-    shared: &Shared,
-    records: &mut Vec<Record>,
-    problems: &mut Vec<Problem>,
-) -> bool {
+fn leave_contradicting(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) -> bool {
     let tallies;
     let clocks;
     {
@@ -397,7 +377,7 @@ fn leave_contradicting(
         let foreign = why.remove(&at);
         at += 1;
         if let Some(why) = &foreign {
-            leave_aside(record, why, problems);
+            aside.because(record, why.clone());
         }
         foreign.is_none()
     });

@@ -210,7 +210,6 @@ impl<'a> Reader<'a> {
                 (top::PG_STATUS, Cell::Dict(id)) => self.pg_status(pickle, id),
                 (top::ENTRIES, Cell::List(id)) => {
                     self.lists += 1;
-                    self.builder.looks_like_dump = true;
                     self.entries(pickle, id);
                 }
                 (top::ENTRIES, Cell::Dict(_)) => self.builder.no_list = Some("a dict"),

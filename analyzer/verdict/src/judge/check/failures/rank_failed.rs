@@ -18,6 +18,7 @@ use crate::judge::wait_root::WaitRoot;
 use crate::report::format::{count_ranks, format_ranks, format_time};
 use crate::report::{Code, Finding};
 use rcomm_recorder::model::{EntryState, Rank};
+use std::collections::BTreeMap;
 
 /// Reports ranks whose process is gone and for which others wait.
 pub(crate) struct ProcessGone;
@@ -30,15 +31,26 @@ impl Check for ProcessGone {
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let mut drafts = Vec::new();
+        // The ranks of a host are gone together, and missed at one place.
+        let mut missed: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
         for wait_root in &ctx.wait_roots {
             match *wait_root {
-                WaitRoot::Idle(node) if !explained(node) => drafts.extend(gone_draft(ctx, node)),
+                WaitRoot::Idle(node) if !explained(node) && gone_record(ctx, node).is_some() => {
+                    if let Some((place, _)) = first_missed(ctx, node) {
+                        missed.entry(place).or_default().push(node);
+                    }
+                }
                 WaitRoot::Full(place) if !explained(place + ctx.graph.ranks) => {
                     drafts.extend(gone_inside(ctx, place));
                 }
                 _ => {}
             }
         }
+        drafts.extend(
+            missed
+                .iter()
+                .map(|(place, nodes)| gone_draft(ctx, *place, nodes)),
+        );
         drafts
     }
 }
@@ -101,49 +113,75 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     Some(draft)
 }
 
-fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
-    let rank = ctx.rank(node);
-    let mut records = ctx.aligned.records_of(rank);
-    let record = records.find(|&record| ctx.went_first(record))?;
-    let (place, _) = first_missed(ctx, node)?;
+/// The record of a rank whose process ended first; `None` if it did not.
+fn gone_record(ctx: &Context<'_>, node: Node) -> Option<usize> {
+    let mut records = ctx.aligned.records_of(ctx.rank(node));
+    records.find(|&record| ctx.went_first(record))
+}
+
+/// The finding on ranks whose processes are gone, and that others miss at this place.
+fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
+    let mut culprits = ctx.ranks(nodes);
+    culprits.sort_unstable();
+    let records = nodes.iter().filter_map(|&node| gone_record(ctx, node));
+    let records: Vec<usize> = records.collect();
     let op_ref = ctx.op_ref_of_place(place);
-    let (one, many) = match ctx.life.end {
-        Some(_) => ("waited", "waited"),
-        None => ("waits", "wait"),
+    let arrived = ctx.graph.arrived[place].len();
+    let waited = ctx.waited_ms(place).map(format_time);
+    let waiting = match (&ctx.life.end, waited) {
+        (Some(_), Some(time)) => count_ranks(
+            arrived,
+            &format!("waited for {time}"),
+            &format!("waited for {time}"),
+        ),
+        (Some(_), None) => count_ranks(arrived, "waited", "waited"),
+        (None, Some(time)) if ctx.waits_ms(place).is_some() => count_ranks(
+            arrived,
+            &format!("waits for {time}"),
+            &format!("wait for {time}"),
+        ),
+        (None, _) => count_ranks(
+            arrived,
+            &ctx.waiting(place, false),
+            &ctx.waiting(place, true),
+        ),
     };
-    let waiting = count_ranks(ctx.graph.arrived[place].len(), one, many);
-    let waited = ctx
-        .waited_ms(place)
-        .map_or(String::new(), |ms| format!(" for {}", format_time(ms)));
     let what = match ctx.graph.places[place] {
         Place::Collective { .. } => "never issued",
         Place::Batch { .. } => "never answered",
     };
+    let last_seen = match records.as_slice() {
+        [record] => format!("; {}", ctx.last_seen(*record)),
+        _ => String::new(),
+    };
     let detail = format!(
-        ": it {what} {} #{} on group {}, where {waiting}{waited}; {}{}",
+        "{}: {} {what} {} #{} on group {}, where {waiting}{last_seen}{}",
+        ctx.whole_host(&records),
+        if culprits.len() == 1 { "it" } else { "they" },
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
-        ctx.last_seen(record),
-        how_they_ended(ctx, &[rank]),
+        how_they_ended(ctx, &culprits),
     );
-    let mut draft = FindingDraft::from(Finding::process_gone(vec![rank], &detail));
+    let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
     look_at_exit(ctx, &mut draft);
     draft.age_ms = ctx.waits_ms(place);
     draft.confidence = 0.97;
     draft.evidence = ctx.evidence_of_place(place, 2);
-    draft
-        .evidence
-        .extend(ctx.evidence_of_newest(record, op_ref.group));
-    if let Some(op) = ctx.last_op(record) {
-        draft.frames = ctx.frames_of(record, op, "last_seen");
+    for &record in records.iter().take(3) {
+        draft
+            .evidence
+            .extend(ctx.evidence_of_newest(record, op_ref.group));
+        if let Some(op) = ctx.last_op(record) {
+            draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
+        }
     }
     draft
         .ruled_out
         .push("not_joined: a dead process cannot come late".to_owned());
-    draft.targets = vec![node];
+    draft.targets = nodes.to_vec();
     draft.at = Some(op_ref);
-    Some(draft)
+    draft
 }
 
 /// Reports processes that are gone although no other rank waits for them: they were in an operation, or the others have
@@ -193,7 +231,9 @@ fn is_noticed(ctx: &Context<'_>, record: usize) -> bool {
     if !ctx.went_first(record) {
         return false;
     }
-    if ctx.life.end.is_some() || unfinished(ctx, record).is_some() {
+    let exit = ctx.life.gone(whole.rank).and_then(|gone| gone.exit);
+    let failed = exit.is_some_and(|exit| !exit.is_success());
+    if failed || ctx.life.end.is_some() || unfinished(ctx, record).is_some() {
         return true;
     }
     let others_live = ctx.aligned.records.iter().any(|other| !other.died());
@@ -222,7 +262,13 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
         (Some((rank, record, op)), _) => {
             format!("; rank {rank} was inside {}", ctx.describe_op(record, op))
         }
-        (None, 1) if ctx.life.end.is_some() => "; no operation of it was unfinished".to_owned(),
+        (None, 1) if ctx.life.end.is_some() => {
+            let phase = ctx.phase(gone[0].1);
+            let phase = phase.map_or(String::new(), |phase| {
+                format!(": it was in phase `{phase}`")
+            });
+            format!("{phase}; no operation of it was unfinished")
+        }
         (None, _) if ctx.life.end.is_some() => "; no operation of theirs was unfinished".to_owned(),
         (None, _) => ", and the others go on".to_owned(),
     };

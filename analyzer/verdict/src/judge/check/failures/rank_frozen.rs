@@ -5,6 +5,7 @@
 //! stops a process for moments only. If the process cannot be seen, a watchdog that stopped long ago on one rank while
 //! its peers' go on is evidence.
 
+use crate::align::RecordIx;
 use crate::align::record::Stop;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
@@ -13,6 +14,7 @@ use crate::judge::wait_graph::{Node, Place};
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
 use crate::report::format::{count_ranks, format_ranks, format_time, time_of_day};
+use std::collections::BTreeMap;
 
 pub(crate) struct RankFrozen;
 
@@ -43,15 +45,27 @@ impl Check for RankFrozen {
         }
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let mut drafts = Vec::new();
+        let mut missed: BTreeMap<usize, Vec<(Node, usize, Frozen)>> = BTreeMap::new();
         for wait_root in &ctx.wait_roots {
             match *wait_root {
-                WaitRoot::Idle(node) if !explained(node) => drafts.extend(idle(ctx, node)),
+                WaitRoot::Idle(node) if !explained(node) => {
+                    if let Some((record, why)) = frozen_rank(ctx, node)
+                        && let Some((place, _)) = first_missed(ctx, node)
+                    {
+                        missed.entry(place).or_default().push((node, record, why));
+                    }
+                }
                 WaitRoot::Full(place) if !explained(place + ctx.graph.ranks) => {
                     drafts.extend(inside(ctx, place));
                 }
                 _ => {}
             }
         }
+        drafts.extend(
+            missed
+                .iter()
+                .map(|(place, frozen)| idle(ctx, *place, frozen)),
+        );
         drafts
     }
 }
@@ -147,35 +161,44 @@ fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
     (beat > 0 && until > 0).then(|| until.saturating_sub(beat))
 }
 
-/// The finding on a frozen rank that never arrived where others wait.
-fn idle(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
-    let (record, why) = frozen_rank(ctx, node)?;
-    let (place, _) = first_missed(ctx, node)?;
+/// The finding on frozen ranks that never arrived where others wait.
+fn idle(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) -> FindingDraft {
     let op_ref = ctx.op_ref_of_place(place);
     let never = match ctx.graph.places[place] {
         Place::Collective { .. } => "never issued",
         Place::Batch { .. } => "never answered",
     };
+    let (they, last_seen, cannot) = match frozen {
+        [(_, record, _)] => (
+            "it",
+            format!("; {}", ctx.last_seen(*record)),
+            "not_joined: its program cannot go on",
+        ),
+        _ => (
+            "they",
+            String::new(),
+            "not_joined: their programs cannot go on",
+        ),
+    };
     let detail = format!(
-        "it {never} {} #{} on group {}, where {}{}; {}",
+        "{they} {never} {} #{} on group {}, where {}{}{last_seen}",
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
         count_ranks(ctx.graph.arrived[place].len(), "waits", "wait"),
         waited(ctx, place),
-        ctx.last_seen(record)
     );
-    let mut draft = draft(ctx, &[(node, record, why)], &detail);
+    let mut draft = draft(ctx, frozen, &detail);
     draft.age_ms = ctx.waits_ms(place);
     draft.evidence = ctx.evidence_of_place(place, 2);
-    draft
-        .evidence
-        .extend(ctx.evidence_of_newest(record, op_ref.group));
-    draft
-        .ruled_out
-        .push("not_joined: its program cannot go on".to_owned());
+    for &(_, record, _) in frozen.iter().take(3) {
+        draft
+            .evidence
+            .extend(ctx.evidence_of_newest(record, op_ref.group));
+    }
+    draft.ruled_out.push(cannot.to_owned());
     draft.at = Some(op_ref);
-    Some(draft)
+    draft
 }
 
 /// The finding on frozen ranks in an operation that all members have reached.
@@ -233,14 +256,19 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
     let mut culprits = ctx.ranks(&frozen.iter().map(|one| one.0).collect::<Vec<_>>());
     culprits.sort_unstable();
     let over = ctx.life.end.is_some();
+    let records: Vec<RecordIx> = frozen.iter().map(|&(_, record, _)| record).collect();
     let whose = match culprits.as_slice() {
         [one] => format!(
             "the process of rank {one} {}",
             if over { "was" } else { "is" }
         ),
         many => format!(
-            "the processes of {} {}",
+            "the processes of {}{} {}",
             format_ranks(many),
+            match ctx.whole_host(&records).as_str() {
+                "" => String::new(),
+                host => format!("{host},"),
+            },
             if over { "were" } else { "are" }
         ),
     };
@@ -268,32 +296,56 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
             draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
         }
     }
-    let pids: Vec<String> = frozen
-        .iter()
-        .take(MOST_PIDS)
-        .map(|&(_, record, _)| ctx.aligned.records[record].identity.pid.to_string())
-        .collect();
     draft.next = match seen {
-        true if all(Frozen::Stopped(Stop::Debugger)) => format!(
-            "find out which debugger holds {it} and detach it: `grep TracerPid /proc/{}/status` has its process",
-            pids.first().map_or("PID", String::as_str),
-            it = if frozen.len() == 1 { "it" } else { "them" },
-        ),
-        true => format!(
-            "find out who stopped {it}; `kill -CONT {}` lets {it} go on, unless a debugger holds {it}",
-            pids.join(" "),
-            it = if frozen.len() == 1 { "it" } else { "them" },
-        ),
-        false if frozen.len() == 1 => format!(
-            "look at the state of process {}, and at load, quota and memory of its host",
-            pids.join(", ")
-        ),
-        false => format!(
-            "look at the states of the processes {}, and at load, quota and memory of their hosts",
-            pids.join(", ")
-        ),
+        true if all(Frozen::Stopped(Stop::Debugger)) => detach(ctx, &records),
+        true => go_on(ctx, &records),
+        false => look_at_load(ctx, &records),
     };
     draft.targets = frozen.iter().map(|one| one.0).collect();
     draft.culprits = culprits;
     draft
+}
+
+/// "it" or "them".
+const fn it(records: &[RecordIx]) -> &'static str {
+    match records.len() {
+        1 => "it",
+        _ => "them",
+    }
+}
+
+fn detach(ctx: &Context<'_>, records: &[RecordIx]) -> String {
+    let first = ctx.processes(records, 1).pop();
+    let (pid, on_host) = first.unwrap_or(("PID".to_owned(), String::new()));
+    format!(
+        "find out which debugger holds {it} and detach it: `grep TracerPid /proc/{pid}/status`{on_host} has its process",
+        it = it(records),
+    )
+}
+
+fn go_on(ctx: &Context<'_>, records: &[RecordIx]) -> String {
+    let parts = ctx.processes(records, MOST_PIDS).into_iter();
+    let parts: Vec<String> = parts
+        .map(|(pids, on_host)| format!("`kill -CONT {pids}`{on_host}"))
+        .collect();
+    format!(
+        "find out who stopped {it}; {} {} {it} go on, unless a debugger holds {it}",
+        parts.join(" and "),
+        if parts.len() == 1 { "lets" } else { "let" },
+        it = it(records),
+    )
+}
+
+fn look_at_load(ctx: &Context<'_>, records: &[RecordIx]) -> String {
+    let parts = ctx.processes(records, MOST_PIDS).into_iter();
+    let parts: Vec<String> = parts.map(|(pids, on_host)| pids + &on_host).collect();
+    let (states, its_host) = match (records.len(), parts.len()) {
+        (1, _) => ("state of process", "its host"),
+        (_, 1) => ("states of the processes", "their host"),
+        _ => ("states of the processes", "their hosts"),
+    };
+    format!(
+        "look at the {states} {}, and at load, quota and memory of {its_host}",
+        parts.join(" and ")
+    )
 }

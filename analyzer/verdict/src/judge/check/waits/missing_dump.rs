@@ -13,6 +13,7 @@ use crate::judge::block::Block;
 use crate::judge::check::Check;
 use crate::judge::check::failures::rank_failed::{first_failure, how_they_ended, look_at_exit};
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::elsewhere::took_part;
 use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::judge::wait_root::WaitRoot;
@@ -173,16 +174,19 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         .iter()
         .any(|&rank| ctx.aligned.record_of(rank).is_some());
     let block = Block::of(ctx, &culprits);
+    let elsewhere = took_part(ctx, &culprits);
+    let block = block.filter(|_| !elsewhere);
     let together = block
         .as_ref()
         .map_or(String::new(), |block| format!(", {},", block.describe()));
     let sentence = format!(
         "{}{together} {}{}; {} in {} #{} on group {} for {}{}",
         format_ranks(&culprits),
-        if read {
-            "left a record that ends before the current operation"
-        } else {
-            "left no readable record"
+        match culprits.len() {
+            _ if read => "left a record that ends before the current operation",
+            1 if elsewhere => "took part before and has no ring here",
+            _ if elsewhere => "took part before and have no rings here",
+            _ => "left no readable record",
         },
         how_they_ended(ctx, &culprits),
         count_ranks(waiting, &format!("has {waited}"), &format!("have {waited}")),
@@ -211,6 +215,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         draft.culprits = culprits;
         draft.at = Some(op_ref);
         return draft;
+    }
+    if elsewhere {
+        draft.confidence = draft.confidence.min(0.5);
     }
     if nodes.len() > 1 {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
@@ -258,10 +265,17 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     draft
         .ruled_out
         .push("not_joined: no readable rank explains the wait".to_owned());
-    draft.next = format!(
-        "look for a crash of {}: its log, its exit code, the kernel's log of its host",
-        format_ranks(&culprits)
-    );
+    draft.next = match elsewhere {
+        true => format!(
+            "read the records of {} too, on the hosts where they are (`rcomm-fr collect`, or rcomm-web on each): only \
+             these show what the others wait for",
+            format_ranks(&culprits)
+        ),
+        false => format!(
+            "look for a crash of {}: its log, its exit code, the kernel's log of its host",
+            format_ranks(&culprits)
+        ),
+    };
     draft.targets = nodes.to_vec();
     draft.culprits = culprits;
     draft.at = Some(op_ref);

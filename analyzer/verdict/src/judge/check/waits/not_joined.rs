@@ -244,7 +244,8 @@ fn next(
         .and_then(|op| ctx.call_site(op));
     let site = site.map(|frame| format!(" after {}", Context::name_site(frame)));
     format!(
-        "look at what rank {rank} does{}: {}{}",
+        "look at what rank {rank}{} does{}: {}{}",
+        ctx.whereabouts(record),
         site.unwrap_or_default(),
         Finding::TAKE_STACK,
         done.unwrap_or_default()

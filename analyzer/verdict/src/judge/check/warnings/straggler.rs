@@ -54,11 +54,7 @@ pub(crate) fn note_jitter(ctx: &Context<'_>) -> Option<Problem> {
         }
         Pattern::Ranks(_) | Pattern::Hosts(_) | Pattern::None => return None,
     };
-    Some(Problem {
-        code: Code::N306,
-        path: String::new(),
-        sentence,
-    })
+    Some(Problem::new(Code::N306, "", sentence))
 }
 
 fn without_processor(ctx: &Context<'_>, starved: &Starved) -> String {

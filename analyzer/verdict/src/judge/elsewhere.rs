@@ -1,0 +1,29 @@
+//! Ranks that have no ring here although they took part in operations: they run on another host.
+//!
+//! A view of one node reads the rings of that node. That a rank of another one has none there says nothing about it.
+
+use crate::judge::context::Context;
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeSet;
+
+/// Whether all records are rings, and each of these ranks, of which none has a record, took part in a collective that
+/// some other rank completed, and that no rank completes without all members.
+pub(crate) fn took_part(ctx: &Context<'_>, ranks: &[Rank]) -> bool {
+    let aligned = ctx.aligned;
+    if ranks.is_empty() || !aligned.records.iter().all(|record| record.is_ring()) {
+        return false;
+    }
+    let mut seen: BTreeSet<Rank> = BTreeSet::new();
+    for (record, lanes) in aligned.lanes.iter().enumerate() {
+        for lane in lanes {
+            let newest_first = lane.collectives.iter().rev();
+            let mut ops = newest_first.map(|&at| aligned.op(record, at));
+            if ops.any(|op| op.completed() && op.kind.needs_all_members()) {
+                seen.extend(aligned.groups[lane.group].ranks.iter());
+            }
+        }
+    }
+    ranks
+        .iter()
+        .all(|rank| seen.contains(rank) && aligned.record_of(*rank).is_none())
+}

@@ -1,0 +1,213 @@
+//! Which processes ended first.
+
+use super::{Gone, NOTICED_NS, TOGETHER_NS, ends, ranks_of};
+use crate::align::record::Record;
+use crate::align::{Aligned, RecordIx};
+use rcomm_recorder::model::{EntryState, FailureKind, Rank};
+use std::collections::BTreeSet;
+
+/// The CPU backend notices within this time, ns, that a peer's process is gone, even on a busy host.
+const PEERS_NOTICE_NS: i64 = 3_000_000_000;
+/// The name of the CPU backend in records.
+const CPU: &str = "cpu";
+/// An operation that failed within this share of its time-out was not ended by the time-out.
+const BEFORE_TIMEOUT: f64 = 0.9;
+
+/// If the kernel killed one of these ranks because memory ran out, adds those that it killed at about the same time. A
+/// process that it kills ends once its memory is freed, the largest last: the order of the ends is not that of the
+/// kills.
+fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
+    let killed = |one: &&&Gone| one.exit.is_some_and(|end| end.out_of_memory == Some(true));
+    let killed: Vec<&Gone> = failed.iter().filter(killed).copied().collect();
+    let known = killed.iter().find(|one| first.contains(&one.rank));
+    if let Some(at_ns) = known.map(|one| one.at_ns) {
+        let near = |one: &&&Gone| one.at_ns.abs_diff(at_ns) <= TOGETHER_NS.unsigned_abs();
+        first.extend(killed.iter().filter(near).map(|one| one.rank));
+        first.sort_unstable();
+        first.dedup();
+    }
+}
+
+/// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown. `gone` is sorted by
+/// time.
+pub(super) fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
+    let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
+    let all = aligned.expected.len();
+    // When a process ends, the operations of its living peers fail, but its own last operation does not.
+    let suffers = |rank: Rank| {
+        let mut records = aligned.records_of(rank);
+        records.any(|record| {
+            let whole = &aligned.records[record];
+            names_another(whole) || failed_early(aligned, record)
+        })
+    };
+    let by_launcher: Vec<&Gone> = failed
+        .iter()
+        .copied()
+        .filter(|one| one.is_launched && !one.was_signalled)
+        .collect();
+    // If one signal that asks a process to end ended all of them at once, it came from outside.
+    let signals: BTreeSet<_> = by_launcher
+        .iter()
+        .map(|one| one.exit.and_then(|it| it.signal))
+        .collect();
+    let spread = failed.last()?.at_ns.saturating_sub(failed.first()?.at_ns);
+    let at_once = by_launcher.len() == all && all > 1 && spread <= TOGETHER_NS;
+    if at_once && signals.len() == 1 && signals.iter().flatten().any(|signal| ends(*signal)) {
+        return None;
+    }
+    if !by_launcher.is_empty() {
+        let unharmed: Vec<&Gone> = by_launcher
+            .iter()
+            .copied()
+            .filter(|one| !suffers(one.rank))
+            .collect();
+        let possible = match unharmed.is_empty() {
+            true => by_launcher,
+            false => unharmed,
+        };
+        let earliest = possible[0].at_ns;
+        // A rank may end without an error before its peers are done: these then fail because it is gone.
+        let left_early = |one: &&Gone| {
+            let is_before = one.in_order && one.is_launched && one.at_ns < earliest;
+            is_before && !suffers(one.rank)
+        };
+        if possible.iter().all(|one| suffers(one.rank)) && gone.iter().any(|one| left_early(&one)) {
+            let mut first: Vec<&Gone> = gone.iter().filter(left_early).collect();
+            let lost = lost_first(aligned);
+            if first.iter().any(|one| lost.contains(&one.rank)) {
+                first.retain(|one| lost.contains(&one.rank));
+            }
+            return Some(ranks_of(&first));
+        }
+        let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
+        let mut first = ranks_of(&possible.into_iter().filter(near).collect::<Vec<_>>());
+        let lost = lost_first(aligned);
+        if first.iter().any(|rank| lost.contains(rank)) {
+            first.retain(|rank| lost.contains(rank));
+        }
+        add_killed_for_memory(&failed, &mut first);
+        return Some(first);
+    }
+    if let Some(first) = exited_first(&failed, |one| !suffers(one.rank)) {
+        return Some(first);
+    }
+    if aligned.expected.iter().any(|&rank| suffers(rank)) {
+        let unharmed: Vec<&Gone> = failed
+            .iter()
+            .copied()
+            .filter(|one| !suffers(one.rank))
+            .collect();
+        if !unharmed.is_empty() && unharmed.len() < all {
+            return Some(ranks_of(&unharmed));
+        }
+        // A rank may close its record before its peers are done: these then fail because it is gone.
+        let earliest = failed[0].at_ns.saturating_add(TOGETHER_NS);
+        let left_early = |one: &&Gone| one.in_order && one.at_ns <= earliest && !suffers(one.rank);
+        let left: Vec<&Gone> = gone.iter().filter(left_early).collect();
+        if unharmed.is_empty() && !left.is_empty() {
+            return Some(ranks_of(&left));
+        }
+    }
+    let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
+    let at = failed.windows(2).position(gap)?;
+    if waited_on(aligned, &failed[..=at], &failed[at + 1..]) {
+        return None;
+    }
+    // If no operation was interrupted, the order of ends shows no cause.
+    let interrupted = |one: &&Gone| {
+        let mut records = aligned.records_of(one.rank);
+        records.any(|record| {
+            let record = &aligned.records[record];
+            is_inside(record) || record.ops.iter().any(|op| op.state == EntryState::Failed)
+        })
+    };
+    failed
+        .iter()
+        .any(interrupted)
+        .then(|| ranks_of(&failed[..=at]))
+}
+
+/// The ranks, ascending, that exited with an error of their own, if others did not note an exit: these were killed, as
+/// by a launcher once a rank has failed. `None` if all exited by themselves, or none did, of those that `can` be first.
+fn exited_first(failed: &[&Gone], can: impl Fn(&Gone) -> bool) -> Option<Vec<Rank>> {
+    let exited = failed.iter().filter(|one| one.exit.is_some());
+    if exited.clone().count() == failed.len() {
+        return None;
+    }
+    let possible: Vec<&Gone> = exited.copied().filter(|one| can(one)).collect();
+    let earliest = possible.iter().map(|one| one.at_ns).min()?;
+    // A rank that had died long before may be what the others exited for.
+    let lived = |one: &&Gone| one.at_ns.saturating_add(TOGETHER_NS) >= earliest;
+    if !failed.iter().all(lived) {
+        return None;
+    }
+    let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
+    let first: Vec<&Gone> = possible.into_iter().filter(near).collect();
+    Some(ranks_of(&first))
+}
+
+/// Whether a record states that another rank is gone.
+fn names_another(record: &Record) -> bool {
+    let other = |rank: &Rank| *rank != record.rank;
+    record
+        .failures
+        .iter()
+        .any(|failure| failure.kind == FailureKind::PeerGone && failure.ranks.iter().any(other))
+}
+
+/// The ranks that were lost by the first rank that recorded the loss of a peer; empty if none did.
+fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
+    let records = aligned.records.iter().zip(&aligned.offsets_ns);
+    let failures = records.flat_map(|(record, offset)| {
+        let of_record = record.failures.iter();
+        of_record.map(move |failure| (failure.time_ns.saturating_sub(*offset), failure))
+    });
+    let lost = failures.filter(|(_, failure)| failure.kind == FailureKind::PeerGone);
+    let first = lost.min_by_key(|(at_ns, _)| *at_ns);
+    first.map_or(&[], |(_, failure)| &failure.ranks)
+}
+
+/// Whether the other processes waited until their own ends for processes that had given no sign of life for a long time
+/// (`quiet`). They would have noticed if the quiet processes had been gone: so these were stopped or without processor
+/// time, and ended together with the others.
+fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
+    let Some(last) = quiet.last() else {
+        return false;
+    };
+    let is_quiet = |rank: &Rank| quiet.iter().any(|one| one.rank == *rank);
+    let noticing = others
+        .iter()
+        .filter(|one| one.at_ns.saturating_sub(last.at_ns) >= PEERS_NOTICE_NS);
+    noticing.into_iter().any(|one| {
+        let waits = |record: RecordIx| {
+            let mut ops = aligned.records[record].ops.iter();
+            ops.any(|op| {
+                let call = aligned.shared.calls.get(op.call);
+                let lane = &aligned.lanes[record][usize::from(op.group)];
+                let age = one.at_ns.saturating_sub(aligned.created_ns(record, op));
+                !op.retired
+                    && op.state < EntryState::Completed
+                    && call.signature.backend == CPU
+                    && age >= PEERS_NOTICE_NS
+                    && aligned.groups[lane.group].ranks.iter().any(is_quiet)
+            })
+        };
+        aligned.records_of(one.rank).any(waits)
+    })
+}
+
+pub(super) fn is_inside(record: &Record) -> bool {
+    let mut ops = record.ops.iter();
+    ops.any(|op| !op.retired && op.state < EntryState::Completed)
+}
+
+fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> bool {
+    let mut ops = aligned.records[record].ops.iter();
+    ops.any(|op| {
+        let limit = aligned.shared.calls.get(op.call).timeout_ms as f64;
+        let took = op.wait_ms().map(f64::from);
+        op.state == EntryState::Failed
+            && took.is_some_and(|took| limit == 0.0 || took < limit * BEFORE_TIMEOUT)
+    })
+}

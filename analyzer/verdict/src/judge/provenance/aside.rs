@@ -1,0 +1,94 @@
+//! The notes on records that were left aside (N300): one for each reason, with all ranks that it concerns.
+
+use crate::align::record::Record;
+use crate::report::Problem;
+use crate::report::format::{format_ranks, time_of_day};
+use rcomm_recorder::model::Rank;
+
+/// Records that were left aside, and why.
+#[derive(Default)]
+pub(crate) struct LeftAside(Vec<Aside>);
+
+struct Aside {
+    rank: Rank,
+    path: String,
+    /// Its newest sign of life, ns by its own clock, for the reasons that begin with it.
+    last_ns: Option<i64>,
+    /// What follows "it is" or "they are", or the newest sign of life.
+    why: String,
+    /// Whether `why` is a whole clause that other records do not share.
+    is_whole: bool,
+}
+
+impl LeftAside {
+    /// Notes a record that is `what`, as "of attempt 0, the newest is 1": other records may be the same.
+    pub(super) fn is(&mut self, record: &Record, what: String) {
+        self.add(record, None, what, false);
+    }
+
+    /// Notes a record whose newest sign of life came `before`, as "before the job was started again".
+    pub(super) fn ended(&mut self, record: &Record, before: String) {
+        self.add(record, Some(record.latest_ns()), before, false);
+    }
+
+    /// Notes a record for a reason of its own, a clause.
+    pub(super) fn because(&mut self, record: &Record, why: String) {
+        self.add(record, None, why, true);
+    }
+
+    fn add(&mut self, record: &Record, last_ns: Option<i64>, why: String, is_whole: bool) {
+        self.0.push(Aside {
+            rank: record.rank,
+            path: record.path.clone(),
+            last_ns,
+            why,
+            is_whole,
+        });
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The notes. The files of a note are in the order of their ranks.
+    pub(crate) fn into_problems(mut self) -> Vec<Problem> {
+        self.0.sort_by(|a, b| {
+            let key = |it: &Aside| (it.last_ns.is_some(), it.is_whole);
+            (key(a), &a.why, a.rank, &a.path).cmp(&(key(b), &b.why, b.rank, &b.path))
+        });
+        let shared = |a: &Aside, b: &Aside| {
+            let key = |it: &Aside| (it.last_ns.is_some(), it.is_whole);
+            !a.is_whole && key(a) == key(b) && a.why == b.why
+        };
+        self.0.chunk_by(shared).map(note).collect()
+    }
+}
+
+fn note(asides: &[Aside]) -> Problem {
+    let mut ranks: Vec<Rank> = asides.iter().map(|aside| aside.rank).collect();
+    ranks.dedup();
+    let last_ns = asides.iter().filter_map(|aside| aside.last_ns).max();
+    let why = asides.first().map_or("", |aside| &aside.why);
+    let is_whole = asides.iter().any(|aside| aside.is_whole);
+    let (records, were, they, their) = match asides.len() {
+        1 => ("record", "was", "it is", "its"),
+        _ => ("records", "were", "they are", "their"),
+    };
+    let reason = match last_ns {
+        Some(ns) => format!(
+            "{their} newest sign of life is from {}, {why}",
+            time_of_day(ns)
+        ),
+        None if is_whole => why.to_owned(),
+        None => format!("{they} {why}"),
+    };
+    let mut paths = asides.iter().map(|aside| aside.path.clone());
+    let path = paths.next().unwrap_or_default();
+    let sentence = format!(
+        "the {records} of {} {were} left aside: {reason}",
+        format_ranks(&ranks)
+    );
+    let mut problem = Problem::stale_dump(path, sentence);
+    problem.more_paths = paths.filter(|path| !path.is_empty()).collect();
+    problem
+}

@@ -192,6 +192,7 @@ fn judge(
     let ctx = Context {
         policy,
         young_files,
+        lacks_input: problems.iter().any(|it| it.code == Code::N301),
         life: &life,
         aligned: &aligned,
         messages: &messages,

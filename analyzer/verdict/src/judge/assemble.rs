@@ -419,6 +419,14 @@ fn note_verdict(
                 ),
             },
         ),
+        Verdict::Inconclusive
+            if input.entries == 0
+                && input.ranks_read > 0
+                && shortfall.is_none(&ctx.policy.silent)
+                && ctx.life.end.is_none() =>
+        {
+            (Code::N305, silence::before_the_first(ctx))
+        }
         Verdict::Healthy if let Some(silence) = silence => (Code::N305, silence.sentence(ctx)),
         Verdict::Healthy if !ctx.policy.snapshot => (
             Code::N305,

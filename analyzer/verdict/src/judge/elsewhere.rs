@@ -10,7 +10,9 @@ use std::collections::BTreeSet;
 /// some other rank completed, and that no rank completes without all members.
 pub(crate) fn took_part(ctx: &Context<'_>, ranks: &[Rank]) -> bool {
     let aligned = ctx.aligned;
-    if ranks.is_empty() || !aligned.records.iter().all(|record| record.is_ring()) {
+    // A ring that cannot be read may be theirs.
+    let all_rings = aligned.records.iter().all(|record| record.is_ring());
+    if ranks.is_empty() || !all_rings || ctx.lacks_input {
         return false;
     }
     let mut seen: BTreeSet<Rank> = BTreeSet::new();

@@ -73,6 +73,29 @@ impl Silence {
     }
 }
 
+/// The sentence on a job of which no rank has issued an operation yet.
+pub(crate) fn before_the_first(ctx: &Context<'_>) -> String {
+    let records = ctx.aligned.records.iter().enumerate();
+    let begun = records
+        .filter(|(_, record)| record.identity.begun_ns > 0)
+        .map(|(at, record)| {
+            record
+                .identity
+                .begun_ns
+                .saturating_sub(ctx.aligned.offsets_ns[at])
+        });
+    let age_ns = begun.max().zip(ctx.as_of_ns());
+    let age = age_ns.map_or(String::new(), |(begun, now)| {
+        let ms = now.saturating_sub(begun).max(0) as f64 / 1e6;
+        format!(", {} ago", duration_ms(ms))
+    });
+    format!(
+        "no rank has issued an operation since the last of their records was begun{age}{}: the job starts, or hangs in code that \
+         records nothing; the stacks of its ranks show where",
+        phases(ctx)
+    )
+}
+
 /// The end of a clause: the phase that ranks are in, of those that named one; empty if none did.
 fn phases(ctx: &Context<'_>) -> String {
     let records = ctx.aligned.records.iter();

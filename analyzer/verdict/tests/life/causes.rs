@@ -1,9 +1,10 @@
 //! Jobs with several causes: each finding counts the ranks that wait because of it.
 
-use crate::job::{State, alive, at, record};
+use crate::job::{State, alive, at, dead, record, stopped};
+use crate::root;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, Policy, analyze};
+use rcomm_verdict::{Analysis, Code, Policy, Problem, Report, Unread, Verdict, analyze};
 
 const RANKS: Rank = 6;
 
@@ -103,6 +104,41 @@ fn the_ranks_of_a_host_that_are_gone_are_one_finding() {
         );
         assert_eq!(report.findings[0].sentence, said);
     }
+}
+
+#[test]
+fn ranks_that_took_part_and_have_no_ring_run_on_another_host_unless_a_ring_cannot_be_read() {
+    let seen_here = || {
+        on_two_hosts(None)
+            .into_iter()
+            .take(2)
+            .map(|dump| alive(dump, 10.0))
+    };
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(10.0)),
+        ..Policy::default()
+    };
+    let mut analysis = Analysis::new(policy);
+    for dump in seen_here() {
+        analysis.add(&dump);
+    }
+    let report = analysis.report();
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E102, &[2, 3][..]));
+    let finding = &report.findings[0];
+    let said = "ranks 2 and 3 took part before and have no rings here; 2 ranks have waited 9.0 s in all_reduce #2 on group \
+                default_pg for them";
+    assert_eq!(finding.sentence, said);
+    assert!(
+        finding
+            .next
+            .starts_with("read the records of ranks 2 and 3 too"),
+        "{finding:?}"
+    );
+    let cut = Problem::unreadable_dump("2.0.ring", "the ring was cut");
+    analysis.add_problem(cut, Unread::Whole);
+    let sentence = &analysis.report().findings[0].sentence;
+    assert!(sentence.contains("left no readable record"), "{sentence}");
 }
 
 #[test]

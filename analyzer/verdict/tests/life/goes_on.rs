@@ -210,6 +210,22 @@ fn a_job_that_has_stopped_communicating_is_not_called_healthy() {
 }
 
 #[test]
+fn a_job_without_an_operation_is_said_to_have_none_yet() {
+    let mut dumps: Vec<Dump> = (0..2).map(|rank| record(rank, 2, &[])).collect();
+    for dump in &mut dumps {
+        dump.identity.begun_ns = at(1.0);
+    }
+    let report = live(dumps, 16.0);
+    assert_eq!(
+        (report.verdict, report.exit_code()),
+        (Verdict::Inconclusive, 2)
+    );
+    let said = "no rank has issued an operation since the last of their records was begun, 15 s ago: the job starts, or hangs";
+    let silence = report.silence().expect("the report has a note");
+    assert!(silence.starts_with(said), "{silence}");
+}
+
+#[test]
 fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_something_is_pending() {
     // Less than twice `overdue`, and less than 20 pauses.
     for now in [10.5, 19.0] {
@@ -319,6 +335,25 @@ fn operations_that_a_missing_rank_issues_before_the_one_that_it_misses_do_not_sh
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let next = &report.findings[0].next;
     assert!(next.starts_with("look at what rank 1 does"), "{next}");
+    // One that has not used the group at all goes on with all that it does.
+    let mut dumps = beside(1);
+    dumps[1].entries.retain(|entry| entry.group == 1);
+    for dump in &mut dumps {
+        dump.entries
+            .retain(|entry| entry.group == 1 || entry.collective_seq_id == 3);
+        for (entry, number) in dump.entries.iter_mut().zip(1..) {
+            entry.record_id = number;
+            if entry.group == 0 {
+                entry.collective_seq_id = 1;
+            }
+        }
+    }
+    let report = live(dumps, 12.0);
+    let next = &report.findings[0].next;
+    assert!(
+        next.starts_with("find out why rank 1 has not issued that all_reduce: it goes on"),
+        "{next}"
+    );
     // Nor do those in another group that came long ago.
     let mut dumps = beside(0);
     for dump in &mut dumps {

@@ -277,6 +277,31 @@ fn ranks_that_are_gone_wait_for_no_rank_without_a_record() {
 }
 
 #[test]
+fn processes_that_abort_together_were_not_terminated_from_outside() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dumps: Vec<Dump> = (0..2)
+        .map(|rank| dead(record(rank, 2, &inside), 1.9))
+        .collect();
+    // SIGKILL may come from outside, SIGABRT is a process's own.
+    for (signal, verdict, said) in [
+        (
+            9,
+            Verdict::Cancelled,
+            "all 2 ranks were terminated by SIGKILL at 13:00:02 UTC",
+        ),
+        (
+            6,
+            Verdict::Crashed,
+            "all 2 ranks ended by 13:00:02 UTC, none in order; rank 0 was killed by SIGABRT",
+        ),
+    ] {
+        let report = judge_launched(&dumps, launch(None, &[(None, Some(signal), 2.0); 2]));
+        assert_eq!(report.verdict, verdict);
+        assert!(end(&report).1.starts_with(said), "{:?}", report.end);
+    }
+}
+
+#[test]
 fn a_launcher_that_noted_no_end_was_killed_or_stopped() {
     let between = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = (0..2)

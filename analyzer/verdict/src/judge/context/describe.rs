@@ -307,20 +307,28 @@ impl Context<'_> {
 
     /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to wait
     /// there for it: how many operations, and the newest of them. `None` if it issued none, or none in the second half of
-    /// that time. Collectives of this group do not count: they come before the one that it has not issued.
+    /// that time. Collectives of this group do not count: they come before the one that it has not issued. Of a rank that
+    /// has not used the group yet, the operations of all threads count.
     pub(crate) fn went_on(
         &self,
         record: RecordIx,
         group: GroupIx,
         since_ns: i64,
     ) -> Option<(usize, &Op)> {
-        let thread = self.thread_of(record, group)?;
+        let thread = self.thread_of(record, group);
+        let mut lanes = self.aligned.lanes[record].iter();
+        let is_used = lanes.any(|lane| {
+            lane.group == group && !(lane.collectives.is_empty() && lane.messages.is_empty())
+        });
+        if thread.is_none() && is_used {
+            return None;
+        }
         let ops = self.aligned.records[record].ops.iter().rev();
         let later = ops.take_while(|op| self.aligned.created_ns(record, op) > since_ns);
         let lanes = &self.aligned.lanes[record];
         let is_further = |op: &&Op| {
             let is_here = lanes[usize::from(op.group)].group == group && !op.is_p2p;
-            op.thread == thread && !is_here
+            thread.is_none_or(|thread| op.thread == thread) && !is_here
         };
         let its: Vec<&Op> = later.filter(is_further).collect();
         let newest = its.first()?;

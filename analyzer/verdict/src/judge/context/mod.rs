@@ -26,6 +26,8 @@ pub(crate) struct Context<'a> {
     pub(crate) policy: &'a Policy,
     /// Whether the policy is that of [`of_young_files`](crate::judge::policy::of_young_files).
     pub(crate) young_files: bool,
+    /// Whether an input could not be read, or only in part.
+    pub(crate) lacks_input: bool,
     pub(crate) life: &'a Life,
     pub(crate) aligned: &'a Aligned<'a>,
     pub(crate) messages: &'a Messages,

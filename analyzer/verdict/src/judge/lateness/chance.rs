@@ -173,11 +173,13 @@ impl Tally {
         self.delays_ms.len()
     }
 
-    /// Whether units take turns at being late: none cost most in more than half of the deciding stretches, and there
-    /// are at least [`LEAST_TURNS`] of these.
+    /// Whether units take turns at being late: none cost most in more than half of the deciding stretches, of which there
+    /// are at least [`LEAST_TURNS`], and none cost more than half of what the job lost: one long delay is no turn.
     pub(crate) fn is_by_turns(&self) -> bool {
         let most = self.delays_ms.values().map(Vec::len).max().unwrap_or(0);
-        self.stretches >= LEAST_TURNS && most * 2 <= self.stretches
+        let dearest_ms = self.price_ms.values().copied().fold(0.0, f64::max);
+        let is_shared = dearest_ms * 2.0 <= self.total_ms();
+        self.stretches >= LEAST_TURNS && most * 2 <= self.stretches && is_shared
     }
 
     /// The units that are late too often for chance. `among` is the number of units compared, `least_ms` the smallest
@@ -364,6 +366,16 @@ mod tests {
         let tally = Tally::new(&all, 1000.0);
         assert_eq!((tally.price(0), tally.cost(0)), (4.0 * 62.0, 4.0 * 122.0));
         assert_eq!(tally.total_ms(), tally.price(0));
+    }
+
+    #[test]
+    fn a_long_delay_of_one_unit_is_no_turn() {
+        let turns = |longest: f32| {
+            let ms = move |at: usize| if at == 7 { longest } else { 20.0 };
+            Tally::new(&losses(60, |at| (at % 3, ms(at))), 60_000.0)
+        };
+        assert!(turns(20.0).is_by_turns());
+        assert!(!turns(20_000.0).is_by_turns());
     }
 
     #[test]

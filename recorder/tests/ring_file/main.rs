@@ -455,7 +455,7 @@ fn a_ring_of_the_first_version_is_read_as_before() {
         .unwrap();
     let mut version = [0; 8];
     file.read_exact_at(&mut version, VERSION).unwrap();
-    assert_eq!(version, [1, 0, 0, 0, 8, 0, 0, 0], "1.8");
+    assert_eq!(version, [1, 0, 0, 0, 9, 0, 0, 0], "1.9");
     file.write_all_at(&[1, 0, 0, 0, 0, 0, 0, 0], VERSION)
         .unwrap();
     // A ring of 1.0 has no reserved size in its header.

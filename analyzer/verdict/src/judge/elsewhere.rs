@@ -25,7 +25,9 @@ pub(crate) fn took_part(ctx: &Context<'_>, ranks: &[Rank]) -> bool {
             }
         }
     }
+    // What is known of the end of a rank says more.
+    let is_known = |rank| aligned.record_of(rank).is_some() || ctx.life.gone(rank).is_some();
     ranks
         .iter()
-        .all(|rank| seen.contains(rank) && aligned.record_of(*rank).is_none())
+        .all(|&rank| seen.contains(&rank) && !is_known(rank))
 }

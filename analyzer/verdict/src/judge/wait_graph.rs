@@ -114,9 +114,10 @@ impl WaitGraph {
             let rank = aligned.records[record].rank;
             let mut pending = pending_of(aligned, messages, record);
             pending.retain(|one| {
+                // A program that ended in order did not wait for a message that it had left open.
                 let is_message = matches!(one.what, PendingKind::Batch { .. });
                 let state = aligned.op(record, one.position).state;
-                state == EntryState::Failed || !life.left_open(rank, is_message)
+                state == EntryState::Failed || !is_message || !life.ended_in_order(rank)
             });
             let mut overdue = vec![true; pending.len()];
             if let Some(now) = taken_ns {

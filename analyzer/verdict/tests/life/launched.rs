@@ -264,7 +264,8 @@ fn ranks_that_are_gone_wait_for_no_rank_without_a_record() {
         assert_eq!(
             note,
             "rank 1 left no readable record; no process of the others is left: the last sign of life is from 13:00:01 \
-             UTC; the ranks of a host that all end in order remove their rings, and one that never joined has none"
+             UTC; it took part in operations before, so its ring is on another host, or it left none: read the records of \
+             all hosts"
         );
     }
     // A wait that was a hang while they lived stays one, of the age that it had at their end.

@@ -202,14 +202,6 @@ impl Life {
         self.gone.get(&rank).is_some_and(|gone| gone.in_order)
     }
 
-    /// Whether what is unfinished in the record of a rank was left so by a program that went on to its end: a message,
-    /// if the rank ended in order, and any operation, if all ranks did.
-    pub(crate) fn left_open(&self, rank: Rank, is_message: bool) -> bool {
-        let end = self.end.as_ref();
-        let all = end.is_some_and(|end| end.kind == EndKind::Ended);
-        all || (is_message && self.ended_in_order(rank))
-    }
-
     /// The process of a rank, if it is gone.
     pub(crate) fn gone(&self, rank: Rank) -> Option<&Gone> {
         self.gone.get(&rank)
@@ -349,6 +341,7 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
                 out_of_memory: None,
             });
             gone.in_order |= exit.code == 0;
+            gone.at_ns = gone.at_ns.max(to_common(record, exit.time_ns));
         }
         // With several recorders in one process, only the program's own is closed at the end.
         gone.in_order |= whole.closed();

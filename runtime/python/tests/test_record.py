@@ -504,7 +504,8 @@ def test_failing_compiler_raises_a_build_error(monkeypatch, tmp_path):
 
 def test_code_with_which_a_process_exits_is_told(tmp_path):
     program = """
-import sys, torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist, rcomm.torch
+rcomm.torch.record()
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 dist.all_reduce(torch.zeros(2))
 dist.destroy_process_group()

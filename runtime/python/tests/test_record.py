@@ -140,6 +140,7 @@ def test_monitored_barrier_that_failed_is_recorded_as_failed(job, tmp_path):
         if rank == 0:
             with pytest.raises(RuntimeError, match="monitoredBarrier"):
                 dist.monitored_barrier(timeout=timedelta(seconds=1))
+        os._exit(0)
 
     started = job(2, body)
     assert started.wait() == [0, 0]
@@ -261,18 +262,30 @@ def test_data_loader_is_named_as_the_phase(job, tmp_path, until):
     until(lambda: phases() == ["in next() of the data loader"])
 
 
-def test_refused_operation_is_recorded_as_failed_and_the_next_one_completes(job, tmp_path):
+def test_refused_operation_is_recorded_as_failed_and_the_next_one_completes(job, tmp_path, until):
+    go = tmp_path / "go"
+
     def body(rank):
         with pytest.raises(Exception, match="."):
             dist.all_gather([torch.zeros(4)], torch.zeros(4))  # too few outputs for two ranks
         dist.all_reduce(torch.zeros(4))
+        until(go.exists)
 
     started = job(2, body)
+
+    def once_completed():
+        if len(list(started.rings.glob("*.ring"))) < 2:
+            return None
+        records = [one["entries"] for one in dumps_by_rank(started, tmp_path).values()]
+        lasts = [entries[-1] for entries in records if entries]
+        done = [one for one in lasts if one["profiling_name"] == "gloo:all_reduce" and one["state"] == "completed"]
+        return records if len(done) == 2 else None
+
+    records = until(once_completed)
+    go.touch()
     assert started.wait() == [0, 0]
-    for dump in dumps_by_rank(started, tmp_path).values():
-        last = dump["entries"][-1]
-        assert last["profiling_name"] == "gloo:all_reduce" and last["state"] == "completed"
-        assert all(one.get("failed") for one in dump["entries"][:-1])
+    for entries in records:
+        assert all(one.get("failed") for one in entries[:-1])
 
 
 def test_forked_child_of_a_rank_writes_nothing(job, tmp_path):

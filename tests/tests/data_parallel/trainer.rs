@@ -122,7 +122,9 @@ fn gradients_of_several_passes_add_up_and_only_the_last_pass_sends() {
         }
         let error = reducer.mark_ready(0).unwrap_err();
         assert!(
-            error.to_string().contains("a has no gradient in this step"),
+            error
+                .to_string()
+                .contains("a cannot be ready: it has no gradient in this step"),
             "{error}"
         );
         world.shutdown().unwrap();

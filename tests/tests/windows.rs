@@ -179,7 +179,10 @@ fn an_access_that_does_not_fit_is_refused_and_the_window_stays_usable() {
                 "{text}"
             );
             let text = refusal(window.put(0, 0, &[1u64]));
-            assert!(text.contains("for a window of"), "{text}");
+            assert!(
+                text.contains("elements of type UInt64, the window of UInt32"),
+                "{text}"
+            );
             refusal(window.get(0, usize::MAX, &mut [0u32]));
             let text = refusal(window.signal(2));
             assert!(text.contains("peer 2 is not in a group of 2"), "{text}");

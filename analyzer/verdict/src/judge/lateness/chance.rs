@@ -372,7 +372,7 @@ mod tests {
     fn a_long_delay_of_one_unit_is_no_turn() {
         let turns = |longest: f32| {
             let ms = move |at: usize| if at == 7 { longest } else { 20.0 };
-            Tally::new(&losses(60, |at| (at % 3, ms(at))), 60_000.0)
+            Tally::new(&losses(60, |at| (at % 3, ms(at))), 6_000.0)
         };
         assert!(turns(20.0).is_by_turns());
         assert!(!turns(20_000.0).is_by_turns());

@@ -347,8 +347,7 @@ impl Group {
         self.issue(py, &options, memory, op, as_list(py, &[into])?)
     }
 
-    /// Reduces a list of tensors, one for each rank, whose lengths may differ from rank to rank; each rank gets the
-    /// reduction of those for it.
+    /// Reduces a list of tensors of any lengths, one for each rank; each rank gets the reduction of those for it.
     #[pyo3(signature = (output_tensors, input_tensors, opts=None, timeout=None, *, op=None))]
     fn reduce_scatter(
         &self,

@@ -5,6 +5,7 @@ use super::cli::Bind;
 use crate::rank::{RankEnvironment, new_secret};
 use crate::same_program;
 use anyhow::{Context, bail};
+use rustix::thread::CpuSet;
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::process::{Child, ExitCode};
@@ -31,10 +32,16 @@ pub(crate) fn start(count: u32, bind: Bind, arguments: &[OsString]) -> anyhow::R
         .port();
     let job = format!("bench-{}", std::process::id());
     let secret = new_secret()?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // Only those that this process may run on: a container or taskset may leave out core 0.
+    let cores: Vec<usize> = match rustix::thread::sched_getaffinity(None) {
+        Ok(allowed) => (0..CpuSet::MAX_CPU)
+            .filter(|&core| allowed.is_set(core))
+            .collect(),
+        Err(_) => Vec::new(),
+    };
     let core_of = |rank: u32| match bind {
-        Bind::Core => (rank as usize % cores).to_string(),
-        Bind::None => "any".into(),
+        Bind::Core if !cores.is_empty() => cores[rank as usize % cores.len()].to_string(),
+        Bind::Core | Bind::None => "any".into(),
     };
     let hosts = std::env::var(HOSTS)
         .ok()
@@ -98,7 +105,7 @@ pub(crate) fn pin_to_core() -> anyhow::Result<()> {
     else {
         return Ok(());
     };
-    let mut set = rustix::thread::CpuSet::new();
+    let mut set = CpuSet::new();
     set.set(core);
     rustix::thread::sched_setaffinity(None, &set)
         .with_context(|| format!("failed to pin this rank to core {core}"))

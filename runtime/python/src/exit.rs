@@ -41,7 +41,7 @@ extern "C" fn exited(code: c_int, state: *mut c_void) {
         // The parent of a process gets the lowest eight bits.
         ring.note_exit(code.to_le_bytes()[0]);
         if code == 0 && state.closes.load(Ordering::Relaxed) {
-            // Nobody is left to report an error to.
+            // The process exits: an error can no longer be reported.
             drop(ring.close());
         }
     };

@@ -263,8 +263,8 @@ impl<'a> Aligned<'a> {
     /// Finds which lanes show when their operations start on the device.
     ///
     /// PyTorch's hook records start and completion at one moment and gloo records no start: for these, "not started"
-    /// means nothing. PyTorch's NCCL recorder records starts if its process was told to, which may differ from rank to
-    /// rank. A lane in which nothing has completed is taken for like the others of its record, else of its group.
+    /// means nothing. PyTorch's NCCL recorder records starts where `TORCH_NCCL_ENABLE_TIMING` is set, which may differ
+    /// from rank to rank. A lane in which nothing has completed counts as the others of its record, else of its group.
     fn find_starts(&mut self) {
         let of_lanes: Vec<Vec<Option<bool>>> = (self.lanes.iter().enumerate())
             .map(|(record, lanes)| {

@@ -32,7 +32,7 @@ pub(crate) struct Posted {
     pub(crate) nth: u32,
     pub(crate) member: u32,
     pub(crate) sends: bool,
-    /// Member at the other end, [`ANY`](crate::align::record::ANY), or [`NONE`] if the record names none.
+    /// Member at the other end, [`ANY`], or [`NONE`] if the record names none.
     pub(crate) peer: u32,
     /// Its index among the rank's messages in this direction with that peer, or [`NONE`] if the record may lack earlier
     /// ones: then `after` locates it.

@@ -7,7 +7,7 @@ use crate::judge::elsewhere::took_part;
 use crate::judge::life::ending;
 use crate::judge::policy::written_ns;
 use crate::judge::silence::{self, Silence};
-use crate::judge::wait_graph::{Missing, Node};
+use crate::judge::waits::wait_graph::{Missing, Node};
 use crate::judge::{loss, price, summary};
 use crate::report::format::{duration_ms, format_ranks, time_of_day};
 use crate::report::{

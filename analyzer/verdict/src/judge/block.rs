@@ -1,7 +1,7 @@
 //! Ranks without a record that belong together: those of a host, or consecutive ranks.
 
 use crate::judge::context::Context;
-use crate::judge::wait_graph::Node;
+use crate::judge::waits::wait_graph::Node;
 use crate::report::format::{count, format_ranks};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@ use crate::align::pending::{Arrival, Pending, PendingKind};
 use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::bandwidth;
 use crate::judge::context::Context;
-use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::report::{
     GroupReport, InstanceReport, InstanceState, RankReport, SeqKind, StackNode, Wait,
 };

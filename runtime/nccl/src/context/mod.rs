@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     pub(crate) suspended: AtomicBool,
     /// Number of operations whose buffers the device never released.
     pub(crate) leaked: AtomicU64,
-    /// Job and attempt, in words.
+    /// Job and attempt, as text.
     pub(crate) world: Arc<str>,
     /// The groups with CUDA graphs that may delay the end of this backend's communicators; set once, after an abort.
     pub(crate) graphs_in_the_way: OnceLock<String>,

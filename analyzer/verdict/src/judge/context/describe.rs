@@ -4,7 +4,7 @@ use super::{Context, OpRef};
 use crate::align::pending::{Arrival, PendingKind};
 use crate::align::record::{NONE, Op};
 use crate::align::{GroupIx, RecordIx, event};
-use crate::judge::wait_graph::Place;
+use crate::judge::waits::wait_graph::Place;
 use crate::report::format::printable;
 use crate::report::{FrameRef, SeqKind};
 use rcomm_recorder::model::{Frame, OpType, Rank};
@@ -101,7 +101,7 @@ impl Context<'_> {
         }
     }
 
-    /// The sequence number that the records show: torchcomms numbers collectives in another way than [`Aligned`] does.
+    /// The sequence number that the records show: torchcomms numbers collectives in another way than `Aligned` does.
     pub(crate) fn recorded_seq(&self, group: GroupIx, seq: u32) -> u64 {
         for member in 0..self.aligned.groups[group].ranks.len() {
             let Some((record, lane)) = self.aligned.lane(group, member) else {

@@ -1,7 +1,7 @@
 //! Drafts of findings.
 
 use crate::align::GroupIx;
-use crate::judge::wait_graph::Node;
+use crate::judge::waits::wait_graph::Node;
 use crate::report::{Code, Evidence, Finding, FrameRef, SeqKind};
 use rcomm_recorder::model::Rank;
 

@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::align::{GroupIx, Presence, RecordIx};
-use crate::judge::wait_graph::{Node, Place};
+use crate::judge::waits::wait_graph::{Node, Place};
 use crate::report::Evidence;
 use rcomm_recorder::model::OpType;
 

@@ -4,7 +4,7 @@ use super::Context;
 use crate::align::RecordIx;
 use crate::align::pending::PendingKind;
 use crate::judge::policy::now_ns;
-use crate::judge::wait_graph::Place;
+use crate::judge::waits::wait_graph::Place;
 use crate::report::Until;
 use crate::report::format::format_time;
 

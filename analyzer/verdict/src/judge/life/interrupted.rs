@@ -4,7 +4,7 @@ use crate::align::pending::{Pending, PendingKind};
 use crate::align::{Aligned, RecordIx};
 use crate::judge::life::Life;
 use crate::judge::policy::Policy;
-use crate::judge::wait_graph::{Node, Place, WaitGraph};
+use crate::judge::waits::wait_graph::{Node, Place, WaitGraph};
 use std::time::Duration;
 
 impl WaitGraph {

@@ -15,7 +15,7 @@
 use crate::align::record::{Record, SharedGroup};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::wait_graph::{Node, Place};
+use crate::judge::waits::wait_graph::{Node, Place};
 use crate::report::Code;
 use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;

@@ -6,7 +6,7 @@ use crate::align::record::Op;
 use crate::align::signature::Calls;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::wait_graph::{Node, Place};
+use crate::judge::waits::wait_graph::{Node, Place};
 use crate::report::Code;
 use rcomm_recorder::model::{EntryState, OpType};
 use std::collections::BTreeSet;

@@ -11,7 +11,7 @@ use crate::align::signature::Call;
 use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::wait_graph::Place;
+use crate::judge::waits::wait_graph::Place;
 use crate::report::Code;
 use crate::report::format::format_ranks;
 use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};

@@ -11,7 +11,7 @@ use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::overcome::is_overcome;
-use crate::judge::wait_graph::Node;
+use crate::judge::waits::wait_graph::Node;
 use crate::report::format::{format_ranks, format_time, printable, time_of_day};
 use crate::report::{Code, Finding, SeqKind};
 use rcomm_recorder::model::{Failure, FailureKind, Rank};

@@ -6,8 +6,8 @@
 
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::wait_graph::Place;
-use crate::judge::wait_root::WaitRoot;
+use crate::judge::waits::wait_graph::Place;
+use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::Code;
 use crate::report::format::{format_ranks, time_of_day};
 use rcomm_recorder::model::{LinkEnd, PeerLink, Rank};

@@ -7,9 +7,9 @@
 use crate::align::retiring_is_all;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
-use crate::judge::missed::first_missed;
-use crate::judge::wait_graph::{Missing, Node, Place};
-use crate::judge::wait_root::WaitRoot;
+use crate::judge::waits::missed::first_missed;
+use crate::judge::waits::wait_graph::{Missing, Node, Place};
+use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::format::{count_ranks, format_ranks};
 use crate::report::{Code, Finding};
 use rcomm_recorder::model::Rank;

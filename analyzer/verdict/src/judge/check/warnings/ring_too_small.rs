@@ -10,7 +10,7 @@ use crate::align::pending::front_is_lost;
 use crate::align::record::Record;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::wait_graph::Missing;
+use crate::judge::waits::wait_graph::Missing;
 use crate::report::Code;
 use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;

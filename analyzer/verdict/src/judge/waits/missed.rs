@@ -9,7 +9,7 @@ use crate::align::p2p::peer_of;
 use crate::align::{Aligned, RecordIx};
 use crate::judge::context::Context;
 use crate::judge::program_order::vote;
-use crate::judge::wait_graph::{Missing, Node, Place};
+use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use std::cmp::Reverse;
 
 /// At most this many places, those with the earliest waits, are compared.

@@ -6,7 +6,7 @@
 
 use crate::align::Aligned;
 use crate::align::pending::Arrival;
-use crate::judge::wait_graph::{Missing, Node, WaitGraph};
+use crate::judge::waits::wait_graph::{Missing, Node, WaitGraph};
 
 /// A sink of the graph, where waits end.
 #[derive(Clone, Debug, PartialEq, Eq)]

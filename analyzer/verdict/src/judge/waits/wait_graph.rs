@@ -14,9 +14,9 @@
 use crate::align::p2p::{self, Counterpart, Half, Messages};
 use crate::align::pending::{Arrival, Pending, PendingKind, active_ns, front_is_lost, pending_of};
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
-use crate::judge::components::components;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, now_ns};
+use crate::judge::waits::components::components;
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 /// The clocks of one job differ by less than this, ns; a record that differs by more and has no pending collective in
 /// common with a peer is from another time.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
-/// The ranks of a running job that are told to leave their records do so within this time, ns.
+/// The ranks of a running job that are asked for dumps write them within this time, ns.
 const LEFT_TOGETHER_NS: i64 = 5_000_000_000;
 /// Two runs of one job are further apart than this, ns.
 const ONE_RUN_NS: i64 = 1_000_000_000;

@@ -1,0 +1,6 @@
+//! What happens to records before they are aligned: those of one job are selected ([`provenance`]), and what recorders
+//! could not know is added ([`aborted`], [`timeouts`]).
+
+pub(crate) mod aborted;
+pub(crate) mod provenance;
+pub(crate) mod timeouts;

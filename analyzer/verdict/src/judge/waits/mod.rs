@@ -1,0 +1,7 @@
+//! Who waits for whom: the graph of waits ([`wait_graph`]), its components and roots ([`wait_root`]), and where a rank is
+//! missed first ([`missed`]).
+
+mod components;
+pub(crate) mod missed;
+pub(crate) mod wait_graph;
+pub(crate) mod wait_root;

@@ -42,11 +42,19 @@ pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
         if record.recorder != Recorder::Nccl {
             continue;
         }
-        let ended = record.ops.iter().filter(|op| {
-            collective_of(record, op).is_some_and(|it| aborted.contains(&it))
-                || took_its_timeout(shared, op)
-        });
-        let Some(first_ns) = ended.filter_map(Op::completed_ns).min() else {
+        let completed = |is_one: &dyn Fn(&Op) -> bool| -> Vec<i64> {
+            let ended = record.ops.iter().filter(|op| is_one(op));
+            ended.filter_map(Op::completed_ns).collect()
+        };
+        let of_aborted =
+            completed(&|op| collective_of(record, op).is_some_and(|it| aborted.contains(&it)));
+        // Without one, those that took their time-out last: an earlier one may have been slow, and the job went on.
+        let at_timeout = completed(&|op| took_its_timeout(shared, op));
+        let first = of_aborted
+            .into_iter()
+            .min()
+            .or(at_timeout.into_iter().max());
+        let Some(first_ns) = first else {
             continue;
         };
         for op in &mut record.ops {

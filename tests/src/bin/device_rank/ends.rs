@@ -143,13 +143,18 @@ const SHORT: Duration = Duration::from_secs(3);
 /// One rank stays away from an operation of the world's group, and from one of a group with a shorter time-out. When
 /// that group has ended, so has the operation of the world's group, which was in its way.
 pub(super) fn other_group_hung(world: World, gpu: &Gpu) -> Result<()> {
+    let second = second_group(&world)?;
+    lose_both(world, gpu, second, |second| second)
+}
+
+/// A group of all ranks with a shorter time-out than the world's group.
+fn second_group(world: &World) -> Result<ProcessGroup> {
     let options = GroupOptions {
         timeout: Some(SHORT),
         ..GroupOptions::named("second")
     };
     let second = world.group().split(Some(0), 0, &options)?;
-    let second = second.expect("all ranks have the same color");
-    lose_both(world, gpu, second, |second| second)
+    Ok(second.expect("all ranks have the same color"))
 }
 
 /// Works as [`other_group_hung`], with a second world in the same process.
@@ -168,12 +173,7 @@ pub(super) fn other_world_hung(world: World, gpu: &Gpu) -> Result<()> {
 /// A graph with an operation of the world's group hangs while a group with a shorter time-out is aborted. Nothing shows
 /// where the graph is, so it is named; when the program aborts the world's group, the other one ends.
 pub(super) fn other_graph_hung(world: World, gpu: &Gpu) -> Result<()> {
-    let options = GroupOptions {
-        timeout: Some(SHORT),
-        ..GroupOptions::named("second")
-    };
-    let second = world.group().split(Some(0), 0, &options)?;
-    let second = second.expect("all ranks have the same color");
+    let second = second_group(&world)?;
     count(world.group(), gpu)?;
     count(&second, gpu)?;
     let numbers = [gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?];
@@ -244,12 +244,7 @@ fn lose_both<T>(
 
 /// One rank stays away from an operation of a group. The world's group, which was not in use, stays usable.
 pub(super) fn other_group_idle(world: &World, gpu: &Gpu) -> Result<()> {
-    let options = GroupOptions {
-        timeout: Some(SHORT),
-        ..GroupOptions::named("second")
-    };
-    let second = world.group().split(Some(0), 0, &options)?;
-    let second = second.expect("all ranks have the same color");
+    let second = second_group(world)?;
     count(world.group(), gpu)?;
     count(&second, gpu)?;
     if world.rank() != CULPRIT {

@@ -1,6 +1,6 @@
 //! Costs of the plug-in for NCCL: the time of the events of one operation, as NCCL 2.29 and later report them, for each
-//! choice of events in `RCOMM_NCCL_EVENTS`, in all and for each call of the plug-in, compared with a plug-in that does nothing and one that prints a line for
-//! each event; and the memory of a communicator.
+//! choice of events but `steps`, in all and for each call of the plug-in, compared with a plug-in that does nothing and
+//! one that prints a line for each event; and the memory of a communicator.
 //!
 //! `cargo bench -p rcomm-nccl-profiler`. Calls go through pointers to functions, as in NCCL.
 
@@ -144,8 +144,8 @@ impl Plugin {
 
     /// Reports a state, for which NCCL passes eight bytes.
     fn state(&self, handle: *mut c_void, state: c_int, mut argument: u64) {
-        // SAFETY: the argument lives until the call returns, and the handle is one that `start` returned, which `record`
-        // looks up and does not follow.
+        // SAFETY: the argument lives until the call returns, and the handle is one that `start` returned, which
+        // `record` looks up and does not follow.
         unsafe { (self.record)(black_box(handle), state, (&raw mut argument).cast()) };
     }
 
@@ -155,7 +155,7 @@ impl Plugin {
     }
 
     /// Reports one operation. Returns the time of the events that NCCL reports on the calling thread, and of those that
-    /// it reports on its proxy thread, in ns; here one thread reports all.
+    /// it reports on its proxy thread, ns; here one thread reports all.
     fn operation(&self, shape: Shape) -> (u64, u64) {
         let started = Instant::now();
         let group_api = GroupApi {

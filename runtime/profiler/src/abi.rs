@@ -11,9 +11,9 @@ pub const SUCCESS: c_int = 0;
 /// `ncclInvalidUsage`.
 pub const INVALID_USAGE: c_int = 5;
 
-/// Kinds of events, as bits of the mask that a plug-in returns to request them.
+/// The kinds of events that the plug-in can request, as bits of the mask that it returns.
 pub mod event {
-    /// A plan of operations, which is their parent until version 4.
+    /// A plan of operations, which is their parent up to version 4.
     pub const GROUP: u64 = 1 << 0;
     /// A collective that is part of a plan.
     pub const COLL: u64 = 1 << 1;
@@ -33,7 +33,7 @@ pub mod event {
     pub const P2P_API: u64 = 1 << 10;
 }
 
-/// The states of events that NCCL reports.
+/// The states of events that the plug-in reads.
 pub mod state {
     use std::ffi::c_int;
 
@@ -54,6 +54,7 @@ pub mod state {
     pub const RECV_TRANSMITTED: c_int = 6;
     /// The device has taken received data.
     pub const RECV_DONE: c_int = 7;
+    // The states of a step.
     /// A step waits for the device's data.
     pub const SEND_GPU_WAIT: c_int = 8;
     /// A step waits for the network to send.
@@ -82,17 +83,17 @@ pub struct Descriptor<K, U> {
     pub kind: K,
     /// Handle of the parent event.
     pub parent: *mut c_void,
-    /// The rank; only some kinds set it.
+    /// The rank in the communicator; only some kinds set it.
     pub rank: c_int,
     /// The fields of this kind.
     pub facts: U,
 }
 
-/// Version 3.
+/// The description of an event in version 3.
 pub type DescriptorV3 = Descriptor<u8, FactsV3>;
-/// Version 4.
+/// The description of an event in version 4.
 pub type DescriptorV4 = Descriptor<u8, FactsV4>;
-/// Versions 5 and 6, which differ only in kinds that the plug-in does not request.
+/// The description of an event in versions 5 and 6, which differ only in kinds that the plug-in does not request.
 pub type DescriptorV5 = Descriptor<u64, FactsV5>;
 
 /// Facts of version 3.
@@ -270,7 +271,7 @@ pub struct ProxyStep {
 #[allow(missing_docs)]
 pub struct KernelCh {
     pub channel: u8,
-    /// Time of the device's clock, ns.
+    /// When the work started, by the device's clock, ns.
     pub timer: u64,
 }
 

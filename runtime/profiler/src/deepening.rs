@@ -1,4 +1,4 @@
-//! More events for some time after a hang.
+//! More events for some time after a hang or a stall.
 //!
 //! NCCL fixes the events of an operation when it is called, so nothing more can be learned of one that hangs. But it
 //! reads the mask of events at each call (`ncclProfilerEventMask`, plugin/profiler.cc:219 and 280 of NCCL 2.30.7; in
@@ -18,7 +18,7 @@ pub(crate) const STALL: Duration = Duration::from_secs(1);
 /// The number of operations that are recorded with steps after a hang or a stall.
 pub(crate) const DEEP: u32 = 4_096;
 /// The number of operations after that during which a stall does not bring steps back: in a job with a long operation
-/// now and then, one operation in sixteen is recorded with steps.
+/// now and then, at most one operation in sixteen is recorded with steps.
 pub(crate) const REST: u32 = 15 * DEEP;
 
 /// Where NCCL reads its mask of events.
@@ -50,7 +50,7 @@ impl MaskPlace {
         *place = Some(Place { mask, contexts });
     }
 
-    /// Notes that a communicator with a context has ended. The mask is not followed after the last one.
+    /// Notes that a communicator with a context has ended. After the end of the last one the mask is not changed.
     pub(crate) fn ends(&self) {
         let mut place = self.lock();
         if let Some(it) = &mut *place {
@@ -76,13 +76,14 @@ impl MaskPlace {
 }
 
 impl Process {
-    /// Asks NCCL for the steps of transfers, too, for the next [`DEEP`] operations, unless the user has named events.
+    /// Asks NCCL for the steps of transfers, too, for the next [`DEEP`] operations, unless the user has named events or
+    /// steps are asked for already.
     pub(crate) fn deepen_after_hang(&self) {
         self.deepen(|left| left <= REST);
     }
 
-    /// Does the same if an operation of this duration has stalled, and neither are steps recorded nor were they within
-    /// the last [`REST`] operations.
+    /// Does the same if an operation of this duration has stalled, and steps were not asked for within the last
+    /// [`REST`] operations.
     #[inline]
     pub(crate) fn deepen_after(&self, duration: Duration) {
         if duration >= STALL {
@@ -110,7 +111,8 @@ impl Process {
         }
     }
 
-    /// Counts an operation of those that are recorded with steps, and of those after them.
+    /// Counts an operation, if steps are asked for or were within the last [`REST`] operations; ends the asking after
+    /// the last of [`DEEP`].
     #[inline]
     pub(crate) fn count_deep(&self) {
         if self.deep_left.load(Relaxed) == 0 {

@@ -34,8 +34,9 @@ unsafe fn init(
         };
         let at = process.add_communicator();
         if at.is_some() {
-            // SAFETY: `mask` is null or valid until all communicators have ended, by this function's contract; NCCL
-            // reads and writes it by atomic operations alone once a communicator exists.
+            // SAFETY: `mask` is null or valid until all communicators have ended, by this function's contract. It is an
+            // aligned `int` that NCCL never writes, and reads by atomic loads; from 2.29 on it also reads it plainly
+            // for its log, after `init` has returned (`printProfilerEventMask`), which on a 64-bit system is one load.
             unsafe { process.mask_place.begins(mask) };
         }
         if let (Some(at), Some((name, identity))) = (at, communicator)
@@ -54,7 +55,7 @@ unsafe fn init(
             );
             process.follow_largest(&identity);
         }
-        // The mask is the same for all communicators: a communicator without a slot has no context.
+        // NCCL has one mask for all communicators: one without a slot is recognized by its null context.
         (at, process.current_mask() as c_int)
     });
     // SAFETY: each pointer is written through only if it is not null (checked); then it is valid for writes by this
@@ -64,14 +65,14 @@ unsafe fn init(
             *context = at.map_or(std::ptr::null_mut(), Process::context);
         }
         if !mask.is_null() {
-            // Other threads may call NCCL on earlier communicators, and read it.
+            // Other threads may call NCCL on earlier communicators, and NCCL then reads the mask.
             AtomicI32::from_ptr(mask).store(events, Ordering::Relaxed);
         }
     }
     SUCCESS
 }
 
-/// Refuses a version of the interface that lacks required features.
+/// Refuses versions 1 and 2 of the interface, which have no events of channels.
 ///
 /// # Safety
 /// `mask` is null or valid for writes.
@@ -238,7 +239,7 @@ fn transfer_of(facts: &ProxyOp) -> TransferFacts {
     }
 }
 
-/// Answers a start event: the handle is null for events that are not recorded.
+/// Answers the start of an event with the handle that `body` returns; null if the event is not recorded.
 ///
 /// # Safety
 /// `out` is null or valid for writes.
@@ -404,7 +405,7 @@ fn wait_of(state: c_int) -> Option<LinkWait> {
     })
 }
 
-/// What a transfer's state of version 3 tells of the first steps, whose number comes with it.
+/// What a transfer's state in version 3 says about its first steps, whose number comes with the state.
 fn progress_of(state: c_int) -> Option<Progress> {
     Some(match state {
         state::SEND_POSTED | state::RECV_TRANSMITTED => Progress::Waiting(LinkWait::Device),

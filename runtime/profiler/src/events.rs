@@ -1,9 +1,10 @@
 //! Translates NCCL's events into changes of the record.
 //!
-//! Since version 5 an operation is *issued* when its call begins. In all versions it is *in a plan* when
-//! the event of its task begins, which NCCL reports once the kernel is launched (for a graph: when the
-//! device reaches it), *started* when its first channel has started, and *completed* when its last channel
-//! has ended. NCCL's proxy thread reports the channels; it reads the counters that the kernel writes.
+//! Since version 5 an operation is *issued* when its call begins, up to version 4 when its task's event begins. In all
+//! versions it is *in a plan* when that event begins, *started* when its first channel has started, and *completed*
+//! when its last channel has ended. NCCL reports the task once it has launched the kernel; for a graph, and for a
+//! launch behind a graph that has not reached its kernel yet, a host callback reports it before the kernel runs. NCCL's
+//! proxy thread reports the channels; it reads the counters that the kernel writes.
 //!
 //! A function for an event that begins returns the event's handle; null if the event is not followed.
 
@@ -75,7 +76,7 @@ impl Process {
     #[inline]
     pub(crate) fn group_starts(&self) -> *mut c_void {
         let (left, number) = group_call::begin();
-        // A group call that NCCL never ended.
+        // The operations of a group call that NCCL never ended.
         self.leave_groups(left);
         let at = SlotUse {
             index: 0,
@@ -124,9 +125,9 @@ impl Process {
         op_at.handle(Kind::Call, 0)
     }
 
-    /// Handles the end of the outermost group call. An operation that is not in a plan by now is added to one on
-    /// another thread, or, with some newer algorithms of NCCL, completes without an event. It is not watched until an
-    /// event arrives.
+    /// Handles the end of the outermost group call. An operation that is not in a plan by now is put into one by
+    /// another thread, or completes without an event, as with symmetric memory and copy engines. It is not watched
+    /// until an event arrives.
     fn group_stops(&self, number: u32) {
         self.leave_groups(group_call::end(number));
     }
@@ -224,7 +225,8 @@ impl Process {
 
     fn task_stops(&self, at: SlotUse, op: &Op) {
         let ticket = op.ticket();
-        // Its kernel was launched before its task began, which the end of the task confirms.
+        // NCCL begins a task's event with the launch of its kernel, and ends it once the proxy thread has its
+        // transfers.
         let planned = Timestamp::from_ns(op.planned.load(Relaxed));
         let Some(state) = op.state(at).filter(|state| !state.has(flag::OVER)) else {
             return;
@@ -296,8 +298,8 @@ impl Process {
             return NONE;
         };
         let (ticket, at) = (op.ticket(), op.communicator());
-        // CollNet's transfers go to a number beyond the ranks of the communicator (`collnetDirect.out`, graph/connect.cc:204 of 2.30.7),
-        // and NCCL never reports their end.
+        // CollNet's transfers go to a number beyond the ranks of the communicator (`collnetDirect.out`,
+        // graph/connect.cc:204 of 2.30.7), and NCCL never reports their end.
         let Some(communicator) = self.communicators.get(at) else {
             return NONE;
         };
@@ -305,8 +307,8 @@ impl Process {
         if size > 0 && facts.peer >= size {
             return NONE;
         }
-        // NCCL passes transfers to its proxy thread when it puts the operation into a plan: a transfer waits since
-        // then, or for less if it follows others of its link.
+        // NCCL passes an operation's transfers to its proxy thread right after the event of the task has begun: a
+        // transfer waits since then, or for less if it follows others of its link.
         let since = Timestamp::from_ns(op.planned.load(Relaxed));
         if op.state(task).is_none_or(|it| it.has(flag::OVER)) {
             return NONE;
@@ -365,7 +367,7 @@ impl Process {
         handle
     }
 
-    /// Counts a transfer of this operation on the link at this place.
+    /// Counts a transfer of this operation on the link at this place; `None` if the ring has no row for the link.
     #[inline]
     fn begin_on_link(&self, place: LinkPlace, ticket: Ticket) -> Option<(LinkHandle, Begun)> {
         let [record, ..] = ticket.to_words();

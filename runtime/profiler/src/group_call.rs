@@ -57,8 +57,8 @@ pub(crate) fn add(operation: u64) -> u64 {
     change(|group| std::mem::replace(&mut group.first, operation))
 }
 
-/// Ends the group call of this number, and returns the list of its operations; 0 if it is empty, or the thread is not in
-/// this group call.
+/// Ends the group call of this number, and returns the list of its operations; 0 if it is empty, or the thread is not
+/// in this group call.
 #[inline]
 pub(crate) fn end(number: u32) -> u64 {
     change(|group| {

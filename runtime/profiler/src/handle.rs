@@ -2,14 +2,14 @@
 //!
 //! NCCL passes a handle back unchanged, on any thread and, for network transfers on behalf of another
 //! process, in processes where it has no meaning. So a handle holds the index of its slot and the number
-//! of that slot's use; a handle of an earlier use finds nothing.
+//! of that slot's use, combined with a key of the process: one of an earlier use, or of another process, finds nothing.
 
 use std::ffi::c_void;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// What all handles of this process are combined with, so that a handle of another process, whose transfers this process
-/// may carry out, finds nothing here. The process id alone does not tell: two containers may have equal ones.
+/// What all handles of this process are combined with, so that a handle of another process, whose transfers this
+/// process may carry out, finds nothing here. Process ids do not distinguish them: two containers may have equal ones.
 static KEY: AtomicU64 = AtomicU64::new(0);
 
 /// Chooses the process's key at random, unless it has one. Handles that exist by then lose their meaning.
@@ -38,11 +38,11 @@ pub(crate) enum Kind {
     Group = 7,
     /// The call of an operation that was captured into a graph; the slot is that of its communicator.
     Captured = 8,
-    /// A network transfer whose steps are not reported; the slot is its link, and the generation the number of the link's
-    /// use.
+    /// A network transfer whose steps are not reported; the slot is its link, and the generation the number of the
+    /// link's use.
     Whole = 9,
-    /// A plan of operations, of which nothing is kept: up to version 4 NCCL reports operations only of a plan that has a
-    /// handle.
+    /// A plan of operations, of which nothing is kept: up to version 4 NCCL reports operations only of a plan that has
+    /// a handle.
     Plan = 10,
 }
 
@@ -181,7 +181,7 @@ struct Slot<T, U> {
 const PROBES: usize = 64;
 /// While a pool is full, one in so many searches checks all slots.
 const ALL_EACH: u32 = 256;
-/// How often a slot that is being set up is looked at before it is passed over.
+/// How often [`Pool::taken`] looks at a slot that is being set up before it passes over it.
 const SETTLES: u32 = 10_000;
 
 impl<T: Default, U: Word> Pool<T, U> {
@@ -195,7 +195,7 @@ impl<T: Default, U: Word> Pool<T, U> {
         }
     }
 
-    /// Takes a slot and lets `fill` set it up before any other thread can see it; `None` if no slot is free. While the
+    /// Takes a slot and lets `fill` set it up before [`get`](Self::get) finds it; `None` if no slot is free. While the
     /// pool is full, most calls check only some of the slots.
     pub(crate) fn take(&self, fill: impl FnOnce(&T, SlotUse)) -> Option<SlotUse> {
         let slots = self.slots.len();
@@ -217,7 +217,7 @@ impl<T: Default, U: Word> Pool<T, U> {
         Some(at)
     }
 
-    /// Claims the first free one of so many slots, which no handle matches until it is set up.
+    /// Claims the first free slot among `probes` of them; no handle matches it until it is set up.
     fn claim(&self, probes: usize) -> Option<SlotUse> {
         let mask = self.slots.len() - 1;
         for _ in 0..probes {
@@ -248,7 +248,7 @@ impl<T: Default, U: Word> Pool<T, U> {
         (at.generation & 1 == 1 && uses == u64::from(at.generation)).then_some(&slot.value)
     }
 
-    /// Returns a slot to the pool; false if another thread has already done so.
+    /// Ends this use of a slot and returns the slot to the pool; false if the use has already ended.
     pub(crate) fn give_back(&self, at: SlotUse) -> bool {
         let Some(slot) = self.slots.get(at.index as usize) else {
             return false;
@@ -257,7 +257,7 @@ impl<T: Default, U: Word> Pool<T, U> {
         at.generation & 1 == 1 && (slot.uses).replace(at.generation.into(), next, Ordering::SeqCst)
     }
 
-    /// Returns every slot that is taken, and waits for those that are being set up, which takes a moment.
+    /// Iterates over the slots in use. Waits for a slot that is being set up, for at most [`SETTLES`] looks.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (SlotUse, &T)> {
         (0..).zip(&self.slots).filter_map(|(index, slot)| {
             let mut uses = slot.uses.load(Ordering::SeqCst);

@@ -1,22 +1,22 @@
 //! The transfers in progress on each link.
 //!
-//! NCCL reports a transfer as soon as its operation is launched, also while earlier ones of the same link are in
-//! progress, and carries them out in their order (`ProxyAppend`, proxy.cc:440 of NCCL 2.30.7). The record of a link is
-//! that of its first transfer: in a hang the operations behind the one that hangs are queued.
+//! From 2.27 on NCCL reports a transfer as soon as its operation is launched, also while earlier ones of the same link
+//! are in progress, and carries them out in their order (`ProxyAppend`, proxy.cc:440 of NCCL 2.30.7). The record of a
+//! link is that of its first transfer: in a hang the operations behind the one that hangs are queued.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
-/// The number of transfers behind the first one of a link whose operations are known.
+/// The number of transfers of a link whose operations are known: the first one, and those behind it.
 const QUEUED: u64 = 8;
 
-/// A link of the ring.
+/// The transfers on a link of the ring.
 #[derive(Debug, Default)]
 struct Link {
-    /// The number of its use in the upper half, and the number of its transfers in progress in the lower half. Transfers
-    /// of an earlier use change nothing.
+    /// The number of its use in the upper half, and the number of its transfers in progress in the lower half.
+    /// Transfers of an earlier use change nothing.
     word: AtomicU64,
-    /// The position of its first transfer, counted over all transfers that waited behind another.
+    /// The position of its first transfer: the number of times that a transfer became the first by the end of another.
     head: AtomicU64,
     /// The records of the operations of the transfers behind the first one, each with the lower bits of the transfer's
     /// position, by position.
@@ -98,7 +98,7 @@ impl Links {
         let position = link.head.load(Relaxed) + 1;
         link.head.store(position, Relaxed);
         let word = link.queue[(position % QUEUED) as usize].load(Relaxed);
-        // If there were too many transfers, the row is that of an earlier one.
+        // A transfer that had `QUEUED` or more ahead of it was not noted: its place holds an earlier position.
         let is_its = word >> ID_BITS == position & (u64::MAX >> ID_BITS);
         Left::Next(if is_its { word & ID } else { 0 })
     }
@@ -143,7 +143,7 @@ mod tests {
     fn transfers_behind_the_first_one_follow_in_their_order() {
         let links = Links::new(1);
         let number = links.begins(0, 100).number;
-        // Twice as many as are known, and then in steps of one.
+        // Twice as many as are known, and then two at a time.
         (101..100 + 2 * QUEUED).for_each(|record| {
             links.begins(0, record);
         });

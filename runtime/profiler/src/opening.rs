@@ -1,4 +1,5 @@
-//! The plug-in's state in its process: made with the first communicator, unused in a forked child, and closed at the exit.
+//! The plug-in's state in its process: made with the first communicator, and unused in a forked child. A clean exit
+//! removes the ring.
 
 use crate::process::Process;
 use crate::settings::{self, CommunicatorIdentity, Events, IdentitySource};
@@ -98,8 +99,9 @@ fn open(first: Option<CommunicatorIdentity>, has_calls: bool) -> Option<Process>
 
 impl Process {
     /// Makes this process a rank of the job of a communicator that has begun, if no launcher gives it a job and the
-    /// communicator is larger than all before: a program whose first communicator is a part of it is then one job. No
-    /// lock is held while the ring's file moves: a thread that comes at the same time waits for at most [`PATIENCE`].
+    /// communicator is larger than all before: a program whose first communicators lack some of its ranks is then one
+    /// job. No lock is held while the ring's file moves: a thread that comes at the same time waits for at most
+    /// [`PATIENCE`].
     pub(crate) fn follow_largest(&self, communicator: &CommunicatorIdentity) {
         let is_larger = || communicator.size > self.recorder.identity().1;
         if self.identity == IdentitySource::Launcher || !is_larger() {

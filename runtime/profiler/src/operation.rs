@@ -78,7 +78,8 @@ impl State {
         let channels = self.byte(1);
         let all = match channels > 0 && !self.has(flag::AT_MOST) {
             true => channels,
-            // The kernel starts on all of its channels at once.
+            // How many channels it uses is unknown. They start almost at once, so those that have started are taken for
+            // all of them.
             false => self.started(),
         };
         let after = self.with_byte(3, finished);
@@ -106,7 +107,7 @@ pub(crate) struct Op<W = AtomicU64> {
     pub(crate) planned: W,
 }
 
-/// Number of the bits of a time that are kept, in nanoseconds: 78 hours.
+/// Number of the bits of a time in nanoseconds that are kept: times repeat after 78 hours.
 const TIME_BITS: u32 = 48;
 const TIME: u64 = (1 << TIME_BITS) - 1;
 
@@ -120,7 +121,8 @@ fn is_tagged(at: SlotUse, time: u64) -> bool {
     time >> TIME_BITS == u64::from(at.generation & 0xffff)
 }
 
-/// Whether one time is after another; the times are those of one operation, so both are of one half of the clock's range.
+/// Whether one time is after another. Both are of one operation, so they are less than half of the range of the kept
+/// bits apart.
 fn is_after(time: u64, other: u64) -> bool {
     let ahead = time.wrapping_sub(other) & TIME;
     ahead != 0 && ahead < TIME / 2
@@ -142,8 +144,8 @@ impl<W: Word> Op<W> {
         self.state.store(State::of(at, flags).0, Release);
     }
 
-    /// The record of the operation. It is that of a use of the slot if the slot has the [state](Self::state) of this use,
-    /// or a [change](Self::change) of it succeeds, after this call.
+    /// The record of the operation. The slot may get another use meanwhile: the result is of a certain use only if
+    /// [`state`](Self::state) or [`change`](Self::change), called for this use after this function, returns `Some`.
     pub(crate) fn ticket(&self) -> Ticket {
         Ticket::of_words([0, 1, 2].map(|word| self.ticket[word].load(Acquire)))
     }
@@ -187,9 +189,9 @@ impl<W: Word> Op<W> {
         self.change(at, |state| (!state.has(flag::OVER)).then(|| change(state)))
     }
 
-    /// Puts an operation that is not over into a plan with this number of channels, and sets `flags`. Calls `watch` if the
-    /// operation was not watched, because its group call had ended before. `None` if it is over, or the slot has another
-    /// use.
+    /// Puts an operation that is not over into a plan with this number of channels, and sets `flags`. Calls `watch` if
+    /// the operation was not watched, because its group call had ended before. `None` if it is over, or the slot has
+    /// another use.
     pub(crate) fn plan(
         &self,
         at: SlotUse,

@@ -1,5 +1,5 @@
-//! Checks an operation's words under every order of events that loom explores, and checks that errors in their orderings
-//! are detected.
+//! Checks an operation's words under every order of events that loom explores, and checks that errors in their
+//! orderings are detected.
 
 use super::{Op, State, flag};
 use crate::handle::{Exact, NoFence, NoRelease, SlotUse, Word, count_orders};

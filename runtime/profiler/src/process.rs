@@ -1,9 +1,10 @@
 //! The plug-in's state for its process: the ring, the communicators, and the operations in progress.
 //!
 //! All of it is created with the first communicator and has a fixed size. After that an event takes no lock, allocates
-//! no memory and makes no system call, except where it adds something new to the ring's tables: a communicator, its
-//! group of graph replays, a shape, or a thread, and where a hang or a stall changes the events that NCCL is asked for.
-//! Events without a free slot are not followed. The ring counts groups and links for which its tables have no row.
+//! no memory and makes no system call, except where it adds something new to the ring: a communicator, its group of
+//! graph replays, a shape, a thread, or more of the ring's file; where a communicator ends; and where the events that
+//! NCCL is asked for change. Events without a free slot are not followed. The ring counts groups and links for which
+//! its tables have no row.
 
 use crate::deepening::MaskPlace;
 use crate::handle::{Kind, Pool, SlotUse, choose_key};
@@ -46,14 +47,14 @@ pub(crate) struct Process {
     pub(crate) deep_left: AtomicU32,
     /// Whether a communicator has ended with operations in progress.
     pub(crate) has_failed: AtomicBool,
-    /// How the process's rank and job are known.
+    /// What gives the process its rank and job.
     pub(crate) identity: IdentitySource,
-    /// Whether a thread moves the ring to another job.
+    /// Whether a thread is moving the ring to another job.
     pub(crate) is_moving: AtomicBool,
 }
 
-/// Numbers of a group's operations so far, by which the next ones are numbered. Operations of a graph may be reported by
-/// another thread than those that are called.
+/// Numbers of a group's operations so far, by which the next ones are numbered. Operations that a graph replays may be
+/// reported on another thread than calls.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     collectives: AtomicU64,
@@ -85,9 +86,9 @@ impl Counts {
 /// A communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Communicator {
-    /// Its group, or [`NO_GROUP`].
+    /// Its group, or [`NO_GROUP`], or [`CLOSED`].
     pub(crate) group: AtomicU32,
-    /// The group of the operations that its graphs run; see [`NO_GROUP`] for other values.
+    /// The group of the operations that its graphs run, or [`NO_GROUP`], or [`CLOSED`].
     pub(crate) replays: AtomicU32,
     pub(crate) hash: AtomicU64,
     pub(crate) rank: AtomicU32,
@@ -114,6 +115,7 @@ pub(crate) struct Transfer {
     pub(crate) link_use: AtomicU32,
     /// The use of its communicator's slot.
     pub(crate) communicator: AtomicU64,
+    /// The words of the [`Ticket`] of its operation.
     pub(crate) operation: [AtomicU64; 3],
     pub(crate) steps: AtomicU32,
     pub(crate) done: AtomicU32,
@@ -131,7 +133,7 @@ pub(crate) struct Call {
     pub(crate) peer: Option<u32>,
 }
 
-/// Passes on the signature of this call in a communicator of this size; 0 = unknown.
+/// Calls `then` with the signature of this call in a communicator of this size (0 = unknown).
 fn with_key<T>(call: &Call, size: u32, then: impl FnOnce(&SignatureKey<'_>) -> T) -> T {
     let one = [call.count];
     let all = [call.count.saturating_mul(size.into())];
@@ -247,7 +249,7 @@ impl Process {
         communicator.replays.store(group, Relaxed);
     }
 
-    /// Records an operation; `None` if its communicator has no group.
+    /// Records an operation; `None` if its communicator has no group, or has ended.
     pub(crate) fn begin(
         &self,
         communicator: &Communicator,
@@ -286,8 +288,8 @@ impl Process {
         })
     }
 
-    /// Follows an operation that was begun; if there is no slot for it, marks it as no longer watched. `None` also if the
-    /// communicator has ended meanwhile: then the operation has failed.
+    /// Follows an operation that was begun. `None` if there is no slot for it: then it is no longer watched; or if the
+    /// communicator has ended meanwhile: then it has failed.
     pub(crate) fn follow(
         &self,
         ticket: Ticket,
@@ -318,8 +320,7 @@ impl Process {
         Some(at)
     }
 
-    /// Returns the slots of operations whose group call has ended without a plan for them: they have waited longest, and
-    /// some of them never get a plan.
+    /// Returns the slots of operations whose group call has ended without a plan for them: some of these never get one.
     fn reclaim(&self) {
         for (at, op) in self.operations.taken() {
             // One that gets its plan at this moment keeps its slot.
@@ -333,7 +334,7 @@ impl Process {
         }
     }
 
-    /// Records an operation that is not over as failed, unless it is not watched; tells whether it was watched.
+    /// Ends an operation that is not over, and records it as failed if it is watched; returns whether it is.
     fn fail(&self, at: SlotUse, op: &Op) -> bool {
         // The ticket is read before the slot can belong to another operation.
         let ticket = op.ticket();
@@ -351,8 +352,8 @@ impl Process {
         is_watched
     }
 
-    /// Ends the operations in progress on a communicator that has ended, as failed: NCCL waits for all other operations
-    /// before it ends a communicator.
+    /// Ends what is in progress on a communicator that has ended, its operations as failed: unless it aborts a
+    /// communicator, NCCL waits for them before it ends it.
     pub(crate) fn forget(&self, at: SlotUse) {
         let Some(communicator) = self.communicators.get(at) else {
             return;
@@ -405,8 +406,8 @@ impl Process {
         }
     }
 
-    /// Whether an operation has not ended, or was left by an abort. Those whose group call ended without a plan for them
-    /// do not count: they may complete without an event.
+    /// Whether an operation has not ended, or an abort has ended one. Those whose group call ended without a plan for
+    /// them do not count: they may complete without an event.
     pub(crate) fn has_pending(&self) -> bool {
         let mut taken = self.operations.taken();
         self.has_failed.load(Relaxed)

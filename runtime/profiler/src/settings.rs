@@ -11,7 +11,7 @@ pub(crate) struct Events {
     pub(crate) mask: u64,
     /// The number of operations that the ring holds.
     pub(crate) depth: u32,
-    /// Whether more is recorded for some time after a hang: only if the user has named no events.
+    /// Whether more is recorded for some time after a hang or a stall: only if the user has named no events.
     pub(crate) deepens: bool,
 }
 
@@ -24,7 +24,8 @@ const WORDS: [(&str, u64); 5] = [
     ("network", CHANNELS | event::PROXY_OP),
     ("steps", CHANNELS | event::PROXY_OP | event::PROXY_STEP),
 ];
-/// A transfer is recorded with its operation, which is followed until the last of its channels has ended.
+/// The events of `channels`. The words for transfers include them: a transfer is recorded with its operation, and only
+/// the events of channels report when an operation has ended.
 const CHANNELS: u64 = CALLS | event::KERNEL_CH;
 const DEFAULT: Events = Events {
     mask: CHANNELS | event::PROXY_OP,
@@ -33,9 +34,9 @@ const DEFAULT: Events = Events {
 };
 
 impl Events {
-    /// The same for a version of NCCL that does not report calls. It reports an operation when its plan begins, also each
-    /// time a graph is replayed; without events of channels, only on ranks where the graph uses the network, so that
-    /// the ranks would number their operations differently. Then channels are recorded, too.
+    /// The same for a version of NCCL that does not report calls: with events of channels in any case. Such a version
+    /// reports an operation with its plan, also each time a graph is replayed; without events of channels, only on
+    /// ranks where the graph uses the network, so that the ranks would number their operations differently.
     pub(crate) fn without_calls(self) -> Self {
         let mask = match self.mask {
             0 => 0,
@@ -70,8 +71,8 @@ impl Events {
     }
 }
 
-/// The identity of the process within a communicator. That in the largest one so far serves for the process if no
-/// launcher gives an identity.
+/// The identity of the process within a communicator. If no launcher gives an identity, the process has that in its
+/// largest communicator so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommunicatorIdentity {
     pub(crate) hash: u64,
@@ -80,7 +81,7 @@ pub(crate) struct CommunicatorIdentity {
 }
 
 impl CommunicatorIdentity {
-    /// The name of the job that the communicator's ranks are without a launcher.
+    /// The name of the job that the communicator's ranks form if there is no launcher.
     pub(crate) fn job(&self) -> String {
         format!("nccl-{:016x}", self.hash)
     }
@@ -95,7 +96,7 @@ pub(crate) enum IdentitySource {
     Communicator,
 }
 
-/// Returns the configuration of this process's ring, and what its rank and job are from.
+/// Returns the configuration of this process's ring, and what gives the process its rank and job.
 ///
 /// # Errors
 /// A sentence, if neither a launcher nor a communicator gives a rank.

@@ -8,7 +8,7 @@ use std::cell::Cell;
 /// Number of shapes that a thread keeps; a power of two.
 const ROWS: usize = 32;
 
-/// What the shape of an operation follows from.
+/// What determines the shape of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Address of the process's state, which has the table of shapes.

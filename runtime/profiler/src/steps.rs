@@ -1,9 +1,9 @@
 //! The progress of a network transfer by its steps.
 //!
 //! NCCL has up to eight steps of a transfer under way (`NCCL_STEPS`), which end in their order (`sendProxyProgress` and
-//! `recvProxyProgress`, transport/net.cc:1304 and 1467 of NCCL 2.30.7). What the oldest of them waits for holds up the
-//! transfer: a later step of a send that the network holds up waits for the device. NCCL repeats a state while the peer
-//! gives no permission to send.
+//! `recvProxyProgress`, transport/net.cc:1304 and 1467 of NCCL 2.30.7). What the oldest of them waits for is recorded,
+//! because that holds up the transfer: if the network holds up a send, later steps wait for the device all the same.
+//! While the peer gives no permission to send, NCCL reports that state again and again.
 
 use crate::handle::{Handle, Kind, SlotUse};
 use crate::process::{Process, Transfer};

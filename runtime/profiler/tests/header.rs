@@ -1,6 +1,6 @@
 //! The interface has the memory layout of NCCL's public headers: offsets and sizes in bytes on 64-bit Linux, as a C
-//! compiler computed them for the headers of NCCL 2.26.2, 2.27.3, 2.28.3, 2.29.7 and 2.30.7. If several of these
-//! releases have one version of the interface, they agree.
+//! compiler computed them for the headers of NCCL 2.26.2, 2.27.7, 2.28.3, 2.29.7 and 2.30.7. Releases with the same
+//! version of the interface agree.
 
 use rcomm_nccl_profiler::abi::{
     Coll, CollApi, CollV5, DescriptorV3, DescriptorV4, DescriptorV5, FactsV5, GroupApi, InitV3,

@@ -48,7 +48,7 @@ pub(crate) fn deeper(plugin: &Plugin) {
     plugin.finalize(&other);
     assert!(asks_for_steps());
     operation(plugin, &comm, &small(), Until::Running);
-    // The last communicator ends: nothing is asked for after that.
+    // After the end of the last communicator the mask does not change.
     plugin.finalize(&comm);
     let before = mask();
     assert_eq!(plugin.task(&comm, NONE, &small()), NONE);

@@ -69,7 +69,7 @@ fn assert_first(report: &Report, code: Code, culprits: &[u32], says: &[&str], of
     }
 }
 
-/// What a job of these ranks shows in each of these versions.
+/// Asserts the first finding on a job of these ranks, in each of these versions.
 fn finds(
     versions: &[u32],
     last: [(Until, usize); 4],
@@ -184,7 +184,7 @@ fn faults_are_found_with_the_events_that_are_recorded_by_default() {
                 &["channel 3 has not finished"],
                 &of,
             );
-            // Each rank has transfers under way, so what is stuck cannot be told; the finding says how it can be.
+            // Each rank has transfers under way, so which one is stuck is unknown; the finding says how to find out.
             let next = &report.findings[0].next;
             assert!(next.contains("RCOMM_NCCL_EVENTS=steps"), "{of}: {next}");
         }
@@ -275,7 +275,7 @@ fn a_program_without_a_launcher_is_one_job_whichever_communicator_is_the_first()
         identities.sort_unstable();
         let world = (0..4).map(|rank| ("nccl-0000000000000abc", Some(rank), Some(4)));
         assert_eq!(identities, world.collect::<Vec<_>>(), "version {version}");
-        // Its operations before there was a world are kept.
+        // The operations that were recorded before there was a world are kept.
         let says = ["rank 2 never issued all_reduce #6"];
         let of = format!("version {version}");
         assert_first(&judge(&job), Code::E101, &[2], &says, &of);

@@ -129,9 +129,9 @@ fn launch(
     });
 }
 
-/// Reports an operation behind one that has not ended. Since version 4 its transfers are reported as soon as it is
-/// launched (`ncclProxyOpToArgs`, proxy.cc:434 of 2.30.7), in version 3 when the earlier ones have ended (`sendProxyProgress`,
-/// transport/net.cc:1104 of 2.26.2); nothing more comes before that.
+/// Reports an operation behind one that does not end. Since version 4 its transfers are reported as soon as it is
+/// launched (`ncclProxyOpToArgs`, proxy.cc:434 of 2.30.7), in version 3 only when the earlier ones have ended
+/// (`sendProxyProgress`, transport/net.cc:1104 of 2.26.2); the device does not reach it.
 fn operation_behind(plugin: &Plugin, comm: &Comm, call: &Call) {
     let (mut group, mut called) = (NONE, NONE);
     if plugin.has_calls() {
@@ -234,7 +234,8 @@ const PLACE: [&str; 2] = ["RCOMM_TEST_RANK", "RCOMM_TEST_WORLD_SIZE"];
 /// Environment variable with the rank that comes late to each of many operations.
 pub(crate) const LATE: &str = "RCOMM_TEST_LATE";
 
-/// Operations in which the device of each rank waits for that of one rank, which comes 2 ms late: its own kernel is short.
+/// Operations in which the devices of the other ranks wait for that of one rank, which comes 2 ms late: its own kernel
+/// is short.
 fn late_each_time(plugin: &Plugin, comm: &Comm, is_late: bool) {
     let device_ns = if is_late { 100_000 } else { 2_100_000 };
     let call = Call {
@@ -325,7 +326,7 @@ pub(crate) fn rank() {
     std::process::exit(3);
 }
 
-/// Tells the test that this process is ready, and returns what the test writes before it closes the pipe.
+/// Reports to the test that this process is ready, and returns what the test writes before it closes the pipe.
 fn ready_and_wait() -> Vec<u8> {
     let mut out = std::io::stdout();
     out.write_all(b"ready\n").expect("the test reads it");
@@ -335,12 +336,12 @@ fn ready_and_wait() -> Vec<u8> {
     rest
 }
 
-/// Environment variable that makes a process one with so many devices; its script then has the word `until` once for each
-/// of them, with colons between.
+/// Environment variable that makes a process one with several devices; its script is then `version first size until`,
+/// with the first rank, the size of the world, and the word `until` once for each device, with colons between.
 pub(crate) const DEVICES: &str = "RCOMM_TEST_DEVICES";
 
 /// The body of a process with several devices, each with a communicator of the same world: five operations on each
-/// device, and a last one as the script says. A launcher numbers processes, if there is one.
+/// device, and a last one as the script says.
 fn devices(plugin: &Plugin, words: &[&str]) {
     let [number, size] = words[..2] else {
         panic!("a script has the number of the first rank and the size of the world");

@@ -25,7 +25,7 @@ unsafe impl Sync for Handle {}
 
 pub(crate) const NONE: Handle = Handle(null_mut());
 
-/// `ncclProfilerEventMask`: one for the process, which the plug-in may change while there are communicators.
+/// NCCL's `ncclProfilerEventMask`: one for the process, which the plug-in may change while there are communicators.
 static MASK: AtomicI32 = AtomicI32::new(0);
 
 /// The events that the plug-in asks for now.
@@ -34,8 +34,8 @@ pub(crate) fn mask() -> u64 {
 }
 
 const TRANSFERS: u64 = event::PROXY_OP | event::PROXY_STEP;
-/// What NCCL looks for in the mask before it starts an event, as in plugin/profiler.cc: a call (280 of 2.30.7) or a plan
-/// starts for the sake of any event below it, too.
+/// What NCCL looks for in the mask before it starts an event, as in plugin/profiler.cc: it reports a call (line 280 of
+/// 2.30.7) or a plan also if only an event below that is asked for.
 const OF_COLL: u64 = event::COLL | TRANSFERS | event::KERNEL_CH;
 const OF_P2P: u64 = event::P2P | TRANSFERS | event::KERNEL_CH;
 const OF_PLAN: u64 = event::GROUP | OF_COLL | OF_P2P;

@@ -1,12 +1,13 @@
-//! A network transfer as NCCL's proxy thread reports it (`sendProxyProgress` and `recvProxyProgress`, transport/net.cc:1304
-//! and 1467 of NCCL 2.30.7, 1095 and 1251 of 2.26.2).
+//! A network transfer as NCCL's proxy thread reports it (`sendProxyProgress` and `recvProxyProgress`,
+//! transport/net.cc:1304 and 1467 of NCCL 2.30.7, 1094 and 1249 of 2.26.2).
 
 use crate::library::{Comm, Handle, NONE, Plugin};
 use rcomm_nccl_profiler::abi::state;
 use std::ffi::c_int;
 
-/// Steps of a transfer, and the number of those that are under way at most (`NCCL_STEPS`).
+/// Steps of a transfer.
 pub(crate) const STEPS: i32 = 16;
+/// The largest number of steps under way (`NCCL_STEPS`).
 const UNDER_WAY: i32 = 8;
 
 /// The state of a transfer that makes progress, since version 4.

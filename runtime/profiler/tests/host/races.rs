@@ -24,8 +24,8 @@ fn call_in(plugin: &Plugin, comm: &Comm, group: Handle) -> Handle {
     called
 }
 
-/// An abort of a communicator in the middle of a group call on two: the operations of both are over or watched as they
-/// should be, and no slot stays taken.
+/// An abort of one of two communicators in the middle of a group call on both: afterwards no operation of either is
+/// watched, and those of the aborted one have failed.
 pub(crate) fn grouped(plugin: &Plugin) {
     for round in 0..200 {
         let [kept, aborted] = [1, 2].map(|it| {
@@ -123,7 +123,7 @@ fn events(plugin: &Plugin, comm: &Comm) {
     }
 }
 
-/// Runs operations until it is killed, and says how many when it has begun.
+/// Runs operations until the process is killed, and creates the file `runs` after the first 51.
 pub(crate) fn killed(plugin: &Plugin) {
     let comm = plugin.init(None, 7, 0, 2).expect("a communicator");
     for number in 0_u64.. {

@@ -9,8 +9,8 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 
 const RANKS: u32 = 4;
-/// What an allocator may add by chance over the last 15 of the worlds, in KiB: a leak of their rings would be much
-/// more.
+/// What an allocator may add by chance after the first worlds, in KiB: a leak of the rings of the later ones would be
+/// much more.
 const SLACK_KIB: i64 = 4_096;
 
 fn make_worlds(what: &str, ranks: u32, argument: &str, change: impl Fn(&mut Command)) {

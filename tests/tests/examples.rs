@@ -1,4 +1,5 @@
-//! The examples that check themselves, run as jobs of several processes.
+//! The examples, run as jobs of several processes: those that check themselves, and the job that hangs, with the report
+//! on it that the README shows.
 
 #![expect(
     clippy::print_stderr,

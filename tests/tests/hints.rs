@@ -122,7 +122,8 @@ fn hints_of_a_handle_reach_the_backend_with_each_of_its_calls() {
     assert_eq!(*seen.lock().unwrap(), expected);
     assert_eq!(hints.get("lane"), Some("2"));
 
-    // Hints of a group, with a value that is known only now: its backend gets them when it connects, and with each call.
+    // Hints of a group, with a value that is known only now: its backend gets them when it connects, and with each
+    // call.
     let device = std::process::id().to_string();
     let of_group = Hints::NONE.own(&[("device", &device)]);
     let options = GroupOptions {

@@ -178,7 +178,8 @@ fn every_known_fault_is_diagnosed_in_every_form_and_file_order() {
     assert!(misses.is_empty(), "{}", misses.join("\n"));
 }
 
-/// The newest time in the dumps of a folder, ns since the epoch: from then on, their operations have an age.
+/// The newest time in the dumps of a folder, ns since the epoch: as the time of the look, it gives each operation an
+/// age.
 fn newest_ns(folder: &Path) -> Option<i64> {
     let read = load_all(&[folder.to_owned()], &LoadOptions::default());
     let (dumps, _) = read.expect("the folder is there");

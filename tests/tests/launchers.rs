@@ -1,5 +1,5 @@
-//! The same program under launchers of other projects, each of which passes rank and size in its own variables; and by
-//! the recipes for several hosts.
+//! The same program under launchers of other projects, each of which passes rank and size in its own variables; and
+//! under the scripts of `examples/several-hosts`.
 
 use std::io::Write;
 use std::process::{Command, Output};

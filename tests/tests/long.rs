@@ -1,4 +1,4 @@
-//! Messages of more than 2 GiB. They need 9 GB of memory, so they are asked for by name:
+//! Messages of more than 2 GiB. The test needs 9 GB of memory, so it runs only on request:
 //! `cargo test --release -p rcomm-tests --test long -- --ignored`.
 #![allow(clippy::unwrap_used)]
 

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-/// Every function in the sources below `folder`.
+/// The name of every function in the sources below `folder`.
 fn functions(folder: &Path, found: &mut HashSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -280,7 +280,7 @@ fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
     );
 }
 
-/// One step more of the reducer of a rank: 10 ms forward, 20 ms backward, 5 ms of 15 ms of communication exposed.
+/// Records one more step of a rank's reducer: 10 ms forward, 20 ms backward, 5 ms of 15 ms of communication exposed.
 fn train(ring: &FlightRecorder, step: u64) {
     const MS: u64 = 1_000_000;
     let times = ReducerTimes {

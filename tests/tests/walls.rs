@@ -1,4 +1,4 @@
-//! The permitted dependencies between crates, as `docs/ARCHITECTURE.md` defines them.
+//! The permitted dependencies between crates, and between modules of a crate, as `docs/ARCHITECTURE.md` defines them.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::Value;

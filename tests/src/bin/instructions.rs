@@ -51,7 +51,7 @@ enum Action {
     Check {
         /// The file of counts.
         file: PathBuf,
-        /// How much longer a path may be, in per cent. The C library and the processor choose the code that copies
+        /// How much longer a path may be, in percent. The C library and the processor choose the code that copies
         /// memory, so counts differ a little between machines.
         #[arg(long, default_value_t = 5.0)]
         tolerance: f64,
@@ -222,7 +222,7 @@ fn check(file: &Path, tolerance: f64) -> anyhow::Result<ExitCode> {
         );
     }
     if longer > 0 {
-        println!("{longer} paths have become longer by more than {tolerance} %");
+        println!("paths that have become longer by more than {tolerance} %: {longer}");
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)

@@ -330,7 +330,7 @@ fn train(fault: Fault, step_of_fault: i64, pause: Duration) -> rcomm::Result<()>
         if rank == CULPRIT && step == step_of_fault {
             match fault {
                 Fault::None => {}
-                Fault::StopJoining => sleep_for_ever(),
+                Fault::StopJoining => sleep_forever(),
                 Fault::Kill => signal(Signal::KILL),
                 Fault::Freeze => signal(Signal::STOP),
                 Fault::StickInTeardown => {
@@ -340,7 +340,7 @@ fn train(fault: Fault, step_of_fault: i64, pause: Duration) -> rcomm::Result<()>
                     );
                     eprintln!("{broken}");
                     drop(world);
-                    sleep_for_ever();
+                    sleep_forever();
                 }
                 Fault::Leave => return world.shutdown(),
             }
@@ -360,7 +360,7 @@ fn signal(signal: Signal) {
     let _ = kill_process(getpid(), signal);
 }
 
-fn sleep_for_ever() -> ! {
+fn sleep_forever() -> ! {
     loop {
         std::thread::sleep(Duration::from_secs(1));
     }

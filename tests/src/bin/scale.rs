@@ -204,7 +204,7 @@ fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
     let theirs = run(&mut theirs, limit)?;
     show("torchfrtrace", &theirs, entries, bytes);
     println!(
-        "{:.1} times as fast, {:.1} times less memory",
+        "torchfrtrace takes {:.1} times as long, and {:.1} times the memory",
         theirs.took.as_secs_f64() / ours.took.as_secs_f64(),
         theirs.peak as f64 / ours.peak as f64
     );

@@ -73,7 +73,7 @@ fn try_at(
         | Kind::SlowHost
         | Kind::ShortRing
         | Kind::Dropped => recorder == Recorder::Rcomm,
-        // Only operations on a device block one another.
+        // Only with NCCL do operations wait on a device, where one blocks another and completions are noticed late.
         Kind::Overrun | Kind::Clocks | Kind::Inverted | Kind::BufferedSends => {
             recorder == Recorder::Nccl
         }
@@ -408,7 +408,7 @@ fn try_at(
         Kind::Clocks if spec.pp > 1 || spec.mix.collects => None,
         Kind::Clocks => two_crashes(mesh, programs, rank, at),
         Kind::Slow => {
-            program.late = step_starts(program)?;
+            program.late = late_steps(program)?;
             // In a bare pipeline, or ring, each rank waits for the previous one, late or not.
             let synchronizes = spec.tp > 1 || spec.pp == 1;
             // A rank is not seen to be late if completions are noticed as late as the rank is.
@@ -420,7 +420,7 @@ fn try_at(
         Kind::Turns => {
             for nth in 0..spec.steps as usize {
                 let late = (random.draw() % u64::from(spec.world())) as usize;
-                let starts = step_starts(&programs[late])?;
+                let starts = late_steps(&programs[late])?;
                 programs[late].late.extend(starts.get(nth));
             }
             let synchronizes = spec.pp == 1 && !spec.mix.rings && !spec.mix.collects;
@@ -441,7 +441,7 @@ fn try_at(
             }
             for &late in &culprits {
                 let program = &mut programs[late as usize];
-                program.late = step_starts(program)?;
+                program.late = late_steps(program)?;
             }
             Some(Fault {
                 kind,
@@ -460,7 +460,7 @@ fn try_at(
 
 /// The acts with which each step but the first begins, each with a lateness of 200 ms; `None` if there are fewer than
 /// three.
-fn step_starts(program: &Program) -> Option<Vec<(usize, u64)>> {
+fn late_steps(program: &Program) -> Option<Vec<(usize, u64)>> {
     let late: Vec<(usize, u64)> = step_begins(program).map(|at| (at, 200)).collect();
     (late.len() >= 3).then_some(late)
 }

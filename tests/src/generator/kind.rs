@@ -90,7 +90,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Kinds that end in a hang. Messages, hosts and groups have further ones.
+    /// Kinds that end in a hang. Further ones are [`Self::MESSAGES`], [`Self::HOSTS`], [`Self::Members`] and
+    /// [`Self::Fabric`].
     pub const HANGS: &'static [Self] = &[
         Self::Stuck,
         Self::Crash,
@@ -145,14 +146,15 @@ impl Kind {
         match self {
             Self::Stuck => &[E101, E120],
             Self::Crash => &[E102],
-            // Between two uneven exchanges only the splits, or their sums, are not those of the peers.
+            // A call left out or added between two uneven exchanges shows only by splits, or by sums of splits, that
+            // are not those of the peers.
             Self::Skip | Self::Extra => &[E103, E104, E110, E111, E112, E113, E114, E101, E130],
             Self::Op => &[E110, E103, E104],
             Self::Dtype => &[E111],
             Self::Size => &[E112],
             Self::Swap => &[E113, E110, E112, E103, E104],
             Self::LostMessage => &[E120, E121, E130, E103],
-            // The operation in which a rank waits does not always show which of its steps was left out.
+            // The operation in which a rank waits does not always show which message was left out.
             Self::SendLeftOut | Self::ReceiveLeftOut | Self::Lopsided => &[E120, E130, E103],
             Self::SendFirst | Self::AllSendFirst => &[E120],
             Self::HostDown | Self::HostsDown => &[E102],

@@ -38,7 +38,7 @@ pub enum Exchange {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Message {
     pub(super) sends: bool,
-    /// Rank of the group at the other end; without meaning if the receive takes from any rank.
+    /// The other end, as a rank of the group; without meaning if the receive takes from any rank.
     pub(super) peer: u32,
     pub(super) elements: u64,
     /// The receiver takes from the first rank that sends. Such a message is alone in its batch.

@@ -245,7 +245,7 @@ impl Job {
             }
         }
         if let Some(verdict) = intervention.waits_for() {
-            wait_until("the job to be called stuck or slow", || {
+            wait_until("the verdict stuck or slow", || {
                 let answers = view.answers();
                 let found = |(_, answer): &(_, super::Answer)| answer.verdict == verdict;
                 answers.iter().any(found).then_some(())

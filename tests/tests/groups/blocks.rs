@@ -1,4 +1,5 @@
-//! Blocks: messages of a rank to itself, blocks without operations, and faults of groups that do not exist.
+//! Blocks with messages of a rank to itself, and blocks without operations; also faults of the fake backend in groups
+//! that do not exist.
 
 use super::run;
 use rcomm::{

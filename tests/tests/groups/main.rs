@@ -83,8 +83,8 @@ fn a_time_out_over_tcp_names_the_absent_rank_before_the_neighbor_that_waits_for_
         let (group, store, limit) = (world.group(), world.store(), Duration::from_secs(90));
         let (part, all) = (vec![1u8; 1 << 20], vec![0u8; 4 << 20]);
         match world.rank() {
-            // In the second round of the exchange of headers, rank 3 waits for rank 1, which waits for the absent rank in
-            // the first.
+            // In the second round of the exchange of headers, rank 3 waits for rank 1, which waits for the absent rank
+            // in the first.
             3 => {
                 store.wait(&["test/0", "test/1"], limit).unwrap();
                 let group = group.within(Duration::from_millis(300));

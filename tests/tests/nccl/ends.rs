@@ -1,4 +1,5 @@
-//! Communicators that end while they are in use, and the host's cost of an operation.
+//! Communicators that end while they are in use; how many events a burst of operations keeps, and how many calls of the
+//! driver an operation makes.
 
 use super::groups::lines;
 use super::libraries::without;

@@ -1,4 +1,4 @@
-//! Groups split off groups, ways to join, shrinking, streams, graphs, memory, NaNs, and the report of NCCL's monitor.
+//! Groups split off groups, ways to join, shrinking, streams, graphs, memory, NaNs, and the report of NCCL's RAS.
 
 use super::{RANKS, facts, fail, run, start};
 use rcomm_tests::process::{CULPRIT, Job};

@@ -97,7 +97,7 @@ fn a_first_operation_that_never_connects_returns_although_nothing_is_aborted() {
 }
 
 #[test]
-fn a_call_that_blocks_for_ever_is_dumped_and_ends_the_process_if_that_is_wanted() {
+fn a_call_that_blocks_forever_is_dumped_and_ends_the_process_if_that_is_wanted() {
     let job = start("train", |rank, command| {
         command.env("RCOMM_NCCL_ERROR_HANDLING", "skip_clean_up");
         on_culprit("connect_hangs_after=1")(rank, command);

@@ -64,11 +64,11 @@ enum Cause {
     Stop,
     /// The network of the rank that the others wait for is cut.
     LinksSilent,
-    /// The store of a job that ends as it should no longer answers.
+    /// The store of a job without a fault no longer answers.
     StoreSilent,
-    /// The records of a healthy job, taken before its end, and nothing that says so.
+    /// The records of a healthy job were taken before its end, and nothing in them says so.
     Midway,
-    /// The job ends as it should.
+    /// The job has no fault.
     Nothing,
     /// There is no record, but the log of a rank whose network does not lead to another host.
     CutOff,

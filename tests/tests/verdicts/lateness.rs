@@ -1,5 +1,5 @@
-//! Who is late, in jobs whose watchdogs notice completions in steps: slow ranks are named, and no other
-//! is, however coarse the steps.
+//! Who is late, in jobs whose watchdogs notice completions when they poll: slow ranks are named, and no other
+//! is, however long the polling interval.
 
 use crate::seeds;
 use crate::tally::{is_claim, summary_of};

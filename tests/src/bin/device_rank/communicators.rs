@@ -111,8 +111,8 @@ pub(super) fn tags(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// All ranks issue an operation on each of two groups, in one order; on one rank the device comes to the second one first.
-/// A device that holds one kernel at a time then has the wrong one on that rank, unless launches are ordered.
+/// All ranks issue an operation on each of two groups, in one order; on one rank the device comes to the second one
+/// first. A device that holds one kernel at a time then has the wrong one on that rank, unless launches are ordered.
 pub(super) fn shared_device(world: World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let second = group.split(Some(0), 0, &GroupOptions::named("second"))?;

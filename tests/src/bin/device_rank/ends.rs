@@ -1,5 +1,6 @@
 //! Communicators that are in use when they end, or when the program calls again: by graphs that hold operations, by
-//! kernels that hang, by launches during which memory is registered. Also the host's cost of an operation.
+//! kernels that hang, by launches during which memory is registered. Also how many events a burst of operations keeps,
+//! and how many calls of the driver an operation makes.
 
 use super::graph::Graphs;
 use super::stuck::Gate;
@@ -41,8 +42,8 @@ pub(super) fn graph_at_shutdown(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// A rank stays away from an operation while a graph exists, so that the others abort under the graph, on a device as on
-/// the simulator.
+/// A rank stays away from an operation while a graph exists, so that the others abort under the graph, on a device as
+/// on the simulator.
 pub(super) fn graph_absent(world: World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     let numbers = gpu.buffer(&[1i64; 100])?;
@@ -213,7 +214,8 @@ pub(super) fn other_graph_hung(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// All ranks but one issue an operation on the world's group and on the one that `second` owns; then they drop `second`.
+/// All ranks but one issue an operation on the world's group and on the one that `second` owns; then they drop
+/// `second`.
 fn lose_both<T>(
     world: World,
     gpu: &Gpu,
@@ -257,8 +259,8 @@ pub(super) fn other_group_idle(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Ranks abort a group while an operation of the world's group waits for a rank that comes late. That operation, which is
-/// in the way of the abort, succeeds: it has not taken as long as the aborted group's time-out.
+/// Ranks abort a group while an operation of the world's group waits for a rank that comes late. That operation, which
+/// is in the way of the abort, succeeds: it has not taken as long as the aborted group's time-out.
 pub(super) fn other_group_slow(world: &World, gpu: &Gpu) -> Result<()> {
     // An abort looks for groups in its way after five seconds.
     const LATE: Duration = Duration::from_secs(7);

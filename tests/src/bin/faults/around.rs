@@ -1,4 +1,4 @@
-//! What happens around a job: to its file systems, its files and its clock, and by those that read it.
+//! What happens around a job: faults of its file systems, its files and its clock, and readers of its records.
 
 use crate::rank::events_folder;
 use anyhow::{Context, ensure};

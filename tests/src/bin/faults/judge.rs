@@ -31,7 +31,7 @@ pub(crate) struct Row {
     pub(crate) restart: Option<bool>,
     /// Other deviations from the expected result.
     pub(crate) wrong: Vec<String>,
-    /// The errors of the ranks, for people.
+    /// The errors of the ranks, to be printed.
     pub(crate) errors: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Row {
         if expected_ranks.is_empty() {
             return;
         }
-        // Ranks that need the store make a group, which may take as long as the start.
+        // The start may take `INIT_TIMEOUT`, and so may the group that ranks make after the store is lost.
         let is_start = matches!(scenario.expect, Expect::Refused(_) | Expect::StoreLost);
         let limit = if is_start { INIT_TIMEOUT } else { TIMEOUT } + slack;
         let (mut latest, mut got, mut named, mut blaming) = (0, 0, 0, 0);
@@ -165,7 +165,7 @@ impl Row {
     }
 
     /// Checks for leaked resources and wrong results.
-    pub(crate) fn judge_leaks(&mut self, events: &[Event]) {
+    pub(crate) fn judge_leaks_and_results(&mut self, events: &[Event]) {
         for event in events {
             match &event.what {
                 What::Left { fds, threads } if *fds > 0 || *threads > 0 => {

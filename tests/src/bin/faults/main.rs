@@ -8,8 +8,9 @@
 //!
 //! A row in which a rank is lost is right if every surviving rank got an error in time (time-out and two
 //! seconds) that names the right ranks and no other, the analysis of the records names them too, and every rank
-//! left a record. Other rows expect an error at the start, or a job that runs to its end (`scenario`). In every
-//! row no descriptor or thread may be leaked, and the same job must be able to start again at the same port.
+//! left a record. Other rows expect an error at the start or of the store, the end of all processes, or a job that runs
+//! to its end (`scenario::Expect`). In every row no descriptor or thread may be leaked, and the same job must be able
+//! to start again at the same port.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -67,7 +68,7 @@ enum Action {
     /// Work as a rank of a job under test.
     #[command(hide = true)]
     Rank(RankArgs),
-    /// Read the rings of a job under test.
+    /// Read the rings and ask the endpoints of a job under test.
     #[command(hide = true)]
     Observe { rings: PathBuf },
     /// Do to a job under test what a user can that does not own it, and print what worked as JSON.
@@ -317,7 +318,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     }
     row.judge_errors(scenario, &events, fault_ms, slack);
     row.judge_records(scenario, &job);
-    row.judge_leaks(&events);
+    row.judge_leaks_and_results(&events);
     row.keep_errors(&events);
     judge_launcher(&mut row, scenario, &mut job);
     row.restart = Some(job.restart()?);

@@ -18,13 +18,13 @@ const STEP_OF_FAULT: i64 = 20;
 pub(crate) struct RankArgs {
     /// Where the job's files are.
     folder: PathBuf,
-    /// What to do to itself.
+    /// What the ranks at fault do to themselves.
     #[arg(long)]
     act: Option<Act>,
-    /// When to do it.
+    /// When they do it.
     #[arg(long, default_value = "Between")]
     at: At,
-    /// The ranks that do it.
+    /// The ranks at fault.
     #[arg(long, value_delimiter = ',')]
     ranks: Vec<u32>,
     /// The limit of open files of these ranks.
@@ -127,7 +127,7 @@ impl Log {
 /// Works as one rank.
 ///
 /// # Errors
-/// An error of the runtime, which is in the log as well; an error before the start of the world, which is not.
+/// An error of the runtime, which is in the log as well; an error of the preparation before that, which is not.
 pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     let rank: u32 = std::env::var("RANK")?.parse()?;
     let pid = std::process::id();

@@ -130,7 +130,8 @@ pub(crate) enum Damage {
 pub(crate) enum Fault {
     /// Each of the ranks does this to itself.
     Itself(Act, At),
-    /// The launcher is killed or stopped, and then this happens to the rank.
+    /// The launcher is killed or stopped, and then this happens to the rank; with `None`, a launcher that was stopped
+    /// is resumed after the time-out of operations.
     Launcher(Act, Option<Act>),
     /// The launcher, which serves the store, is stopped, and then all ranks need the store.
     Store,
@@ -156,7 +157,7 @@ pub(crate) enum Fault {
     Foreign,
     /// The rank is started late by this time, in milliseconds.
     Late(u64),
-    /// Readers of all rings and endpoints run, and are frozen or killed.
+    /// Readers of all rings and endpoints run; this happens to them, if anything.
     Observers(Option<Act>),
     /// The wall clock of the rank's host jumps by this many seconds, and then the rank is killed.
     Clock(i64),

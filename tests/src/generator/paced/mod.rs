@@ -1,5 +1,5 @@
-//! Jobs in real time, for questions of lateness: every rank has a host that issues and a device that
-//! computes, operations begin when all members have arrived, and a watchdog notices completions in steps.
+//! Jobs simulated with the durations of all parts, to judge lateness: every rank has a host that issues and a device
+//! that computes, operations begin when all members have arrived, and a watchdog notices completions when it polls.
 //!
 //! The records are those of PyTorch's NCCL recorder. The late ranks follow from the injected slowness.
 

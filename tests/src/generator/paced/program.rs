@@ -171,7 +171,7 @@ impl Script {
         }
     }
 
-    /// Micro-batches in groups of as many as there are stages, each group through all chunks.
+    /// As many micro-batches as there are stages, all of them through one chunk before the next.
     fn pipeline(&mut self, position: &Position, layers: u64, backward: bool) {
         let Some(pp) = position.pp else { return };
         let last = position.stages - 1;

@@ -1,8 +1,8 @@
 //! `rcomm`: all programs in one file. What they share, which is most of each, is there once.
 //!
-//! The file is the program whose name it is started by, through a link or a copy of that name; else the one that the
-//! first argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. Each program also has a package with a
-//! file of its own, for `cargo install`.
+//! Started through a link or a copy with the name of a program, the file runs that program; else the one that the first
+//! argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. Each program also has a package with a file
+//! of its own, for `cargo install`.
 
 #![forbid(unsafe_code)]
 
@@ -45,7 +45,7 @@ const USAGE: &str = "\
 Usage: rcomm PROGRAM [ARGUMENTS...]
        rcomm pages DIR
 
-Programs (started through a link of this name, PROGRAM is left out):
+Programs (a link to rcomm with one of these names runs that program, without PROGRAM):
   rcomm-fr, fr        reads records, and names the rank at fault
   rcomm-top, top      the live view in a terminal
   rcomm-web, web      the live view in a browser, metrics and traces
@@ -83,7 +83,7 @@ fn named(name: &OsStr) -> Option<&'static Program> {
     PROGRAMS.iter().find(|program| name == program.name)
 }
 
-/// The program of this name, which may lack its first part.
+/// The program of this name, which may lack `rcomm-`.
 fn with_short_name(name: &OsStr) -> Option<&'static Program> {
     let mut whole = OsString::from("rcomm-");
     whole.push(name);

@@ -1,4 +1,4 @@
-//! The file that holds all programs: which of them it is, and what it writes for all.
+//! The file that holds all programs: which of them it runs, and the pages and scripts that it writes for all.
 #![allow(clippy::unwrap_used)]
 
 use rustix::process::{Pid, Signal, kill_process};

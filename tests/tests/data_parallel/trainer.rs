@@ -1,5 +1,6 @@
 //! What a trainer needs of the reducer: gradients in place, buckets in the order of the first step, static graphs,
-//! accumulation, uneven inputs, sparse gradients, narrow wires, smaller groups, and statistics.
+//! accumulation, uneven inputs, sparse gradients, gradients sent in 16 or 8 bits or by PowerSGD, smaller groups, and
+//! statistics.
 
 use super::{LENS, average, gradient, parameters, run, small_buckets};
 use rcomm::data_parallel::{

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The user without rights of most systems, `nobody`.
+/// `nobody`, on most systems the user without rights.
 const USER: u32 = 65_534;
 /// How many connections to each port of the job the user keeps open.
 const HELD: usize = 64;

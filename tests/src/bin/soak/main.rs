@@ -143,7 +143,7 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
     }
     println!(
         "seed {}: {} rounds in {:.0} s, {} with a fault; {} ranks, {} operations checked; slowest error {} ms after \
-         the start of its operation; at most {} MiB per rank; {bad} rounds wrong",
+         the start of its operation; at most {} MiB per rank; rounds that were wrong: {bad}",
         args.seed,
         totals.rounds,
         began.elapsed().as_secs_f64(),

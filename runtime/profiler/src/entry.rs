@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 ///
 /// # Safety
 /// `context` and `mask` are each null or valid for writes, `mask` until all communicators of the process have ended: it
-/// is one static variable of NCCL's. The communicator's name is null or ends with a zero and stays as it is during the
+/// is one global variable of NCCL's. The communicator's name is null or ends with a zero and stays as it is during the
 /// call.
 unsafe fn init(
     context: *mut *mut c_void,

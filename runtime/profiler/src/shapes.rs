@@ -1,5 +1,5 @@
-//! The shapes of the operations that a thread reported last, so that most operations are recorded without a search of
-//! the ring's table of shapes.
+//! The shapes of the operations that a thread reported last, with their signatures in the ring, so that most operations
+//! are recorded without a search of the ring's table of signatures.
 
 use crate::process::Call;
 use rcomm_recorder::record::SignatureId;
@@ -11,7 +11,7 @@ const ROWS: usize = 32;
 /// What determines the shape of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Address of the process's state, which has the table of shapes.
+    /// Address of the process's state, which has the ring with the signatures.
     owner: usize,
     /// Number of ranks of the communicator (0 = unknown) | type of the operation << 32 | type of the elements << 40.
     what: u64,
@@ -34,8 +34,7 @@ thread_local! {
 }
 
 impl Shape {
-    /// The shape of this call in a communicator of this size (0 = unknown); `owner` has the table of shapes, and is
-    /// not moved.
+    /// The shape of this call in a communicator of this size (0 = unknown); `owner` has the ring, and is not moved.
     pub(crate) fn of<T>(owner: &T, call: &Call, size: u32) -> Self {
         Self {
             owner: std::ptr::from_ref(owner).addr(),

@@ -61,7 +61,7 @@ impl MaskPlace {
         }
     }
 
-    /// Asks NCCL for the events that `events` returns, from its next call on.
+    /// Asks NCCL for the events that `events` returns, from the program's next call of NCCL on.
     fn set(&self, events: impl FnOnce() -> u64) {
         if let Some(it) = &*self.lock()
             && !it.mask.is_null()

@@ -179,7 +179,7 @@ struct Slot<T, U> {
 
 /// Number of slots that are checked at first.
 const PROBES: usize = 64;
-/// While a pool is full, one in so many searches checks all slots.
+/// While a pool is full, one search in so many checks all slots.
 const ALL_EACH: u32 = 256;
 /// How often [`Pool::taken`] looks at a slot that is being set up before it passes over it.
 const SETTLES: u32 = 10_000;

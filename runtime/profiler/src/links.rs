@@ -78,9 +78,9 @@ impl Links {
 
     /// Counts a transfer of this use as over: the first one in progress, since they end in their order.
     ///
-    /// One proxy thread reports the transfers of a link, and a link with a transfer passes to no other, so a load and a
-    /// store suffice: they cost less than an exchange. If an abort releases the link between them, its use keeps its
-    /// number, and has no transfer.
+    /// One proxy thread reports the transfers of a link, and a row with a transfer in progress is given to no other
+    /// link, so a load and a store suffice: they cost less than an exchange. If an abort releases the link between
+    /// them, the store undoes that, and the transfers behind this one still count.
     #[inline]
     pub(crate) fn ends(&self, link: usize, number: u32) -> Left {
         let Some(link) = self.0.get(link) else {

@@ -71,7 +71,7 @@ mod tests {
     use rcomm_recorder::model::{DType, OpType};
 
     #[test]
-    fn a_shape_is_looked_up_once_and_no_other_shape_gets_its_number() {
+    fn a_shape_is_looked_up_once_and_no_other_shape_gets_its_signature() {
         let owner = [0_u64; 2];
         let call = Call {
             op: OpType::AllReduce,

@@ -50,8 +50,8 @@ impl RankView {
 }
 
 /// Whether records of the plug-in's process have the group of each of its communicators. The description of a
-/// communicator is the name or the description of its group, as rcomm's backend and PyTorch set it; or, of one that
-/// rcomm's backend made for the messages of two ranks, `<group>/0-1`.
+/// communicator is the name or the description of its group, as rcomm's backend for NCCL sets it; or, of one that this
+/// backend made for the messages of two ranks, `<group>/0-1`.
 fn has_all<'a>(records: impl Iterator<Item = &'a Arc<Dump>>, plugin: &Dump) -> bool {
     let of_plugin = &plugin.identity;
     let is_program = |dump: &&Arc<Dump>| {

@@ -1,10 +1,10 @@
 //! NCCL's side of its profiler interface, version 6: the plug-in that `NCCL_PROFILER_PLUGIN` names is loaded with
 //! the first communicator and sees each communicator and operation.
 //!
-//! As in plugin/profiler.cc (the mask is the process's, 219; `ncclProfilerStartGroupApiEvent`, 276;
-//! `ncclProfilerStartTaskEvents`, 475; `ncclProfilerStartKernelChEvent`, 678) and enqueue.cc: a call's event starts
+//! As in plugin/profiler.cc (the mask is the process's, 219; `ncclProfilerStartGroupApiEvent`, 275;
+//! `ncclProfilerStartTaskEvents`, 476; `ncclProfilerStartKernelChEvent`, 679) and enqueue.cc: a call's event starts
 //! and stops within the call, its task's when the plan is launched, and those of its channels when the device runs
-//! it. All-to-all, gather and scatter are the sends and receives that they consist of (`taskAppend`, 3012).
+//! it. All-to-all, gather and scatter are the sends and receives that they consist of (`taskAppend`, 3014).
 //! An operation has one channel here, and ranks of one host have no network.
 
 use super::comm::Comm;
@@ -332,7 +332,8 @@ impl Context {
     }
 
     /// Reports the tasks of these parts, whose plan is launched, and returns the events of those that the device's
-    /// channels will report: a message to the own rank is a copy without work for the proxy thread (`addP2pToPlan`, 882).
+    /// channels will report: a message to the own rank is a copy without work for the proxy thread (`addP2pToPlan`,
+    /// 882).
     pub(super) fn launch(&self, parts: &[Part]) -> Vec<Event> {
         let started: Vec<Event> = parts.iter().map(|part| self.task(part)).collect();
         started.iter().for_each(|&event| stop(event));

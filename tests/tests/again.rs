@@ -1,4 +1,4 @@
-//! A process makes a world, shuts it down and makes the next, many times, and grows neither in memory nor in
+//! A process makes many worlds, one after another or all at once, shuts them down, and grows neither in memory nor in
 //! descriptors.
 
 #![allow(clippy::unwrap_used)]

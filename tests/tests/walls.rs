@@ -75,7 +75,7 @@ impl Workspace {
     }
 }
 
-// Invariant 1.
+// Invariant 1 of docs/ARCHITECTURE.md.
 #[test]
 fn the_recorder_links_no_crate_of_the_workspace_and_no_async_runtime_by_default() {
     let workspace = Workspace::read();
@@ -90,7 +90,7 @@ fn the_recorder_links_no_crate_of_the_workspace_and_no_async_runtime_by_default(
     }
 }
 
-// Invariant 1.
+// Invariant 1 of docs/ARCHITECTURE.md.
 #[test]
 fn readers_link_no_runtime() {
     let workspace = Workspace::read();
@@ -104,7 +104,7 @@ fn readers_link_no_runtime() {
     }
 }
 
-// Invariant 7.
+// Invariant 7 of docs/ARCHITECTURE.md.
 #[test]
 fn the_verdict_crate_links_the_recorder_only() {
     let workspace = Workspace::read();

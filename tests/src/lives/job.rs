@@ -151,7 +151,7 @@ impl Job {
         };
         let mut command = Command::new(program);
         command.args(["launch", "-n", &RANKS.to_string(), "--job-id", JOB]);
-        // The others have time to time out, however busy the host; a stopped rank is killed soon.
+        // Long enough for the time-outs of the other ranks, however busy the host; a stopped rank is killed soon.
         command.args(["--linger", "15", "--grace", "2", "--"]);
         command.arg(program).args(["rank", row.act.name()]);
         command.arg(folder.path());

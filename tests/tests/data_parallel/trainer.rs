@@ -338,7 +338,7 @@ fn sparse_gradients_are_averaged_by_rows() {
 }
 
 #[test]
-fn a_narrow_wire_rounds_as_the_hook_of_its_type_does() {
+fn gradients_sent_in_16_bits_are_rounded_as_by_the_hook_of_their_type() {
     run(2, |world| {
         for (wire, dtype) in [(Wire::F16, "Half"), (Wire::Bf16, "BFloat16")] {
             let options = ReducerOptions {

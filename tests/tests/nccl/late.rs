@@ -32,7 +32,7 @@ fn a_group_of_calls_of_which_one_is_refused_returns_its_buffers() {
         let (_job, outputs) = run("late_group", |_, command| {
             command
                 .env("RCOMM_NCCL_BLOCKING", blocking)
-                // The communicator's own broadcast, and the first of the list.
+                // Two calls succeed: the communicator's own broadcast, and the first of the list.
                 .env("RCOMM_SIM", "call_error_after=2")
                 .env("RCOMM_NCCL_ERROR_HANDLING", "none");
         });
@@ -88,7 +88,7 @@ fn ranks_end_although_a_kernel_that_hangs_uses_their_buffers() {
             command.env("RCOMM_SIM", "hang_after=4");
         }
     });
-    // The ranks end, although a kernel never does and freeing memory waits for it.
+    // Freeing memory waits for the kernel, which never ends.
     for (rank, ended) in fail(job, 0..RANKS).1 {
         assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
     }

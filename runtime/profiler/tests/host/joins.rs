@@ -6,7 +6,7 @@ use rcomm_analyzer::ras::{self, RasReport};
 use rcomm_analyzer::{Code, Policy, Verdict, analyze};
 use rcomm_recorder::publish::Dump;
 
-/// A report of NCCL's RAS, as `ncclras -f json` prints it, on the processes of these rings; it has lost one rank.
+/// A report of NCCL's RAS, as `ncclras -f json` prints it, on the processes of these rings, of which RAS has lost one.
 fn ras_report(dumps: &[Dump], dead: u32) -> RasReport {
     let member = |dump: &Dump, state: &str| {
         let rank = dump.identity.rank.expect("a rank");

@@ -71,7 +71,7 @@ enum Action {
     /// Read the rings and ask the endpoints of a job under test.
     #[command(hide = true)]
     Observe { rings: PathBuf },
-    /// Do to a job under test what a user can that does not own it, and print what worked as JSON.
+    /// Try on a job under test what a user can who does not own it, and print what worked as JSON.
     #[command(hide = true)]
     Stranger(StrangerArgs),
     /// Try one row in this mount namespace, and print it as JSON.

@@ -160,7 +160,7 @@ fn print(title: &str, kinds: &[Kind], all: &[Rounds], of: impl Fn(&Measured) -> 
                 .map(|(value, base)| value / base - 1.0)
                 .collect()
         };
-        // Both lie equally far from their mean.
+        // Both measurements without an observer are equally far from their mean.
         let difference: Vec<f64> = ratio(0).iter().map(|half| (2.0 * half).abs()).collect();
         let itself = format!(
             "{:.1} %, 9 of 10 < {:.1} %",

@@ -25,7 +25,7 @@ pub(super) fn inject(
         }
         culprits.extend(spec.recording.ranks_of_host(other, world));
     }
-    // A host with one rank would be a fault of a rank; at least two of the remaining ranks must wait.
+    // On a host with one rank it would be the fault of a rank; at least two of the remaining ranks must wait.
     if culprits.len() < 2 || culprits.len() + 2 > world as usize {
         return None;
     }

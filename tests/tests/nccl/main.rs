@@ -58,7 +58,7 @@ fn run(scenario: &str, change: impl Fn(u32, &mut Command)) -> (Job, Vec<String>)
     (job, ended.into_iter().map(|it| it.stderr).collect())
 }
 
-/// Waits for a job whose ranks all end with an error, and returns its results.
+/// Waits for these ranks of a job, each of which must end with an error; returns the job, and how each rank ended.
 fn fail(mut job: Job, ranks: impl Iterator<Item = u32>) -> (Job, Vec<(u32, Ended)>) {
     let ended = ranks.map(|rank| {
         let ended = job.wait(rank);

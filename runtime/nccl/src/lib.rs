@@ -35,17 +35,18 @@
 //! # Ok::<(), rcomm_core::Error>(())
 //! ```
 //!
-//! Pointers of NCCL and of the CUDA driver stay inside this crate.
+//! Handles of NCCL stay inside this crate. Of the CUDA driver's, a program gets streams ([`CudaStream::as_raw`]) and
+//! addresses ([`DeviceBuffer::address`]).
 //!
 //! | module | holds |
 //! |---|---|
 //! | `backend` | the factory, the backend of a group, and groups derived from groups |
 //! | `window` | one-sided windows |
-//! | `pool` | memory of NCCL's for the allocator of a framework |
+//! | `pool` | memory that NCCL allocates, for the allocator of a framework |
 //! | `queue` | a communicator with its stream, and the operations in progress on it |
 //! | `launch` | an operation as calls of NCCL |
 //! | `comm` | communicators: how ranks find each other over the store, creation, calls, the end |
-//! | `context` | what the queues of a backend share: options, the search for NaNs, and the job's report of NCCL's RAS subsystem |
+//! | `context` | what the queues of a backend share: options, the order of launches, the search for NaNs, the report of NCCL's RAS subsystem |
 //! | `cuda` | the driver: its table of functions, device, streams, events, memory, graphs |
 //! | `library` | NCCL: its table of functions, types, versions, configuration |
 //!

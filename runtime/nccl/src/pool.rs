@@ -1,8 +1,8 @@
-//! [`MemoryPool`]: memory of NCCL's for the allocator of a framework, which groups register as a whole.
+//! [`MemoryPool`]: memory that NCCL allocates, for the allocator of a framework.
 //!
 //! It takes the place of c10d's `getMemAllocator`, `registerMemPool` and `deregisterMemPool` (ProcessGroupNCCL.cpp of
-//! PyTorch 2.15): the framework's allocator takes segments from here, and each segment is registered with the groups
-//! with which the pool was registered before or after it was made.
+//! PyTorch 2.15): the framework's allocator takes segments from here, and each segment is registered with all groups
+//! with which the pool is registered, whichever came first.
 
 use crate::context::options::NcclOptions;
 use crate::cuda::device::CudaDevice;
@@ -80,7 +80,7 @@ impl PoolGroup {
     }
 }
 
-/// Functions with the signatures that PyTorch's `CUDAPluggableAllocator` asks for, and other frameworks' hooks like it.
+/// Functions with the signatures that PyTorch's `CUDAPluggableAllocator` and similar hooks of other frameworks ask for.
 /// They take memory from the [installed](MemoryPool::install) pool of the device.
 #[derive(Clone, Copy, Debug)]
 pub struct AllocatorFunctions {
@@ -130,12 +130,13 @@ impl MemoryPool {
     /// Allocates a segment, with undefined contents, and registers it with the groups of the pool. Returns its address.
     ///
     /// # Blocking
-    /// Until no launch of these groups is in progress, for at most 30 seconds each.
+    /// For other calls on the pool, and until no launch of a group is in progress, at most 30 seconds for each
+    /// registration.
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 bytes; `Backend` if there is not enough memory; the error of a group that does not
-    /// register the segment, which is then freed, unless a registration of it cannot be undone. A group that has ended
-    /// is left out.
+    /// `InvalidArgument` for 0 bytes, or more than the address space; `Backend` if there is not enough memory; the
+    /// error of a group that does not register the segment, which is then freed, unless a registration of it cannot be
+    /// undone. A group that has ended is left out.
     pub fn allocate(&self, bytes: usize) -> Result<u64> {
         if bytes == 0 {
             return Err(refuse("a segment cannot have 0 bytes".to_owned()));
@@ -167,8 +168,8 @@ impl MemoryPool {
     /// As [`allocate`](Self::allocate).
     ///
     /// # Errors
-    /// `InvalidArgument` if the pool has no such segment; the error of a group that does not deregister it, and then it
-    /// stays.
+    /// `InvalidArgument` if the pool has no such segment; the error of a group that does not deregister it. The segment
+    /// is then not freed, but other groups may have deregistered it.
     pub fn free(&self, at: u64) -> Result<()> {
         let mut state = self.lock();
         if !state.segments.contains_key(&at) {
@@ -182,16 +183,16 @@ impl MemoryPool {
         Ok(())
     }
 
-    /// Registers all segments of the pool, those of today and those to come, with the communicator of a group. A
-    /// communicator that does not exist yet gets them with the next segment, or when this is called again, once it
-    /// exists.
+    /// Registers all present and future segments of the pool with the communicator of a group. If the communicator does
+    /// not exist yet, that is done once it exists: at the next allocation, or when this is called again.
     ///
     /// # Blocking
     /// As [`allocate`](Self::allocate).
     ///
     /// # Errors
-    /// `Unsupported` if the backend registers no memory; the library's error. The segments that were registered before
-    /// the error stay so until [`deregister_from`](Self::deregister_from).
+    /// `Unsupported` if the backend registers no memory; the library's error. The group stays in the pool after an
+    /// error, with the segments that were registered before it, until [`deregister_from`](Self::deregister_from);
+    /// allocations fail as long as its error persists.
     pub fn register_with(&self, backend: &Arc<dyn Backend>) -> Result<()> {
         let mut state = self.lock();
         let PoolState { segments, groups } = &mut *state;
@@ -291,7 +292,7 @@ fn with_installed<T>(
 }
 
 /// # Safety
-/// None: no argument is followed.
+/// None: no argument is dereferenced.
 unsafe extern "C" fn allocate_segment(size: isize, device: c_int, _: *mut c_void) -> *mut c_void {
     let at = with_installed(device, "the allocation of a segment", |pool| {
         pool.allocate(usize::try_from(size).unwrap_or(0))

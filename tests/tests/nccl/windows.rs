@@ -17,7 +17,7 @@ fn data_put_into_a_window_is_visible_after_the_signal() {
             "the buffer has elements of type Float, the window of UInt32",
             "device memory, which the host cannot address",
             "can be made into a window",
-            "the address of a window's memory is a multiple of 4096 bytes",
+            "the address of a window's memory must be a multiple of 4096 bytes",
         ]
         .iter()
         .zip(refused)

@@ -29,17 +29,18 @@ impl NcclFactory {
     ///
     /// # Errors
     /// `Backend`, with everything that was tried, if the driver or the library is missing or unsuitable;
-    /// `InvalidArgument` if there is no such device.
+    /// `InvalidArgument` if there is no such device, or if the environment does not order launches as the options want;
+    /// `Unsupported` if the library is too old for the options.
     pub fn open(world: &WorldContext, options: NcclOptions) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             template: Arc::new(Shared::open(world, options)?),
         }))
     }
 
-    /// Sets what NCCL reads from the environment of the process alone, if the options want it
+    /// Sets the variables that NCCL reads only from the process's environment, if the options want it
     /// ([`LaunchOrder::Implicit`](crate::LaunchOrder::Implicit)). To be called by
-    /// [`BackendSet::prepare`](rcomm_core::backend::BackendSet::prepare), before the library is loaded and the process has
-    /// a second thread.
+    /// [`BackendSet::prepare`](rcomm_core::backend::BackendSet::prepare), before the library is loaded and the process
+    /// has a second thread.
     ///
     /// # Errors
     /// `InvalidArgument` if the environment says otherwise; `Unsupported` if the process has several threads.

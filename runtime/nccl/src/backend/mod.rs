@@ -58,7 +58,7 @@ pub struct NcclBackend {
 impl NcclBackend {
     /// The name by which configurations select this backend.
     pub const NAME: &'static str = "nccl";
-    /// How long the library may take to abort before the aborting thread is detached.
+    /// How long the library may take to abort before the aborting thread is left to it.
     const ABORT: Duration = Duration::from_secs(10);
 
     /// Makes the backend of a group whose communicator exists or is being created.
@@ -188,8 +188,8 @@ impl NcclBackend {
         let graph = graph.map_err(|error| error.during(op.op_type()))?;
         if let (Some(graph), HostWait::Host) = (graph, wait) {
             let message = format!(
-                "its buffers' stream is being captured into graph {}, where nothing runs that could be waited \
-                 for: issue it (`..._async`) and call `wait_stream`",
+                "its buffers' stream is being captured into graph {}: nothing runs during a capture, so it cannot be \
+                 waited for: issue it (`..._async`) and call `wait_stream`",
                 graph.id
             );
             let error = Error::new(ErrorKind::InvalidArgument, message);
@@ -215,10 +215,12 @@ fn hold(op: &Op<'_>) -> Result<Op<'static>> {
     })
 }
 
-/// Whether the host waits for an operation.
+/// Whether the call that issues an operation waits for its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HostWait {
+    /// The call waits, which is refused during a capture.
     Host,
+    /// The call returns at once.
     Later,
 }
 
@@ -330,8 +332,8 @@ impl Backend for NcclBackend {
         self.main.deregister(registration)
     }
 
-    /// `ncclMemFree` unmaps the memory when the last buffer over it is dropped. It does not wait for kernels and
-    /// copies that the program itself has enqueued, as the driver does when it frees a `DeviceBuffer`.
+    /// `ncclMemFree` unmaps the memory when the last buffer over it is dropped. Unlike the driver, which frees other
+    /// memory, it does not wait for kernels and copies that the program itself has enqueued.
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         self.shared
             .allocate(self.main.stream(), dtype, len)?

@@ -8,9 +8,9 @@
 //! pending, and has taken longer than the time-out of the aborted group.
 //!
 //! Operations in CUDA graphs are not seen: the driver does not tell the host that a graph is launched or how far it has
-//! come, and an event that is recorded in a capture cannot be queried. If none of the operations that are seen is in the
-//! way, the groups with graphs on the device are named, in the log and in dumps, and left alone: nothing shows that one
-//! of their graphs hangs.
+//! come, and an event that is recorded in a capture cannot be queried. If none of the operations that are seen is in
+//! the way, the groups with graphs on the device are named, in the log and in dumps, and left alone: nothing shows that
+//! one of their graphs hangs.
 
 use super::NcclBackend;
 use crate::context::Shared;
@@ -42,7 +42,7 @@ pub(super) struct AbortedGroup {
     reason: AbortReason,
 }
 
-/// The name of a group in messages: its purpose if it has one.
+/// The name of a group in messages: its description if it has one.
 fn name_of(backend: &NcclBackend) -> &str {
     let info = &backend.group.info;
     match info.desc.as_str() {
@@ -97,8 +97,8 @@ impl AbortedGroup {
 
     /// The other groups that [`can_abort`](Self::can_abort) accepts.
     fn abortable(&self) -> Vec<Arc<NcclBackend>> {
-        // The list is unlocked before a reference is dropped: a backend that ends with it looks at the list. The aborted
-        // group's own one would wait for the thread that calls this.
+        // The list is unlocked before a reference is dropped: a backend that ends with it looks at the list. The
+        // aborted group's own one would wait for the thread that calls this.
         let others: Vec<Arc<NcclBackend>> = backends()
             .iter()
             .filter(|other| !other.ptr_eq(&self.this))

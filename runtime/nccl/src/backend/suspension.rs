@@ -25,8 +25,8 @@ impl NcclBackend {
         let suspended = self.on_all("ncclCommSuspend", deadline, move |comm| unsafe {
             suspend(comm, SUSPEND_MEM)
         });
-        // A refusal changes nothing, for example if a split shares its parent's memory. After a time-out the group is
-        // unusable.
+        // A communicator that refuses, for example since a split shares its memory, stays as it was. After a time-out
+        // the group is unusable.
         if suspended.is_err() {
             self.shared.suspended.store(false, Ordering::Release);
         }

@@ -1,7 +1,7 @@
 //! How the ranks of a communicator find each other over the store, step by step.
 //!
-//! First the ranks exchange their descriptions (`peer_info`), then they join. A rank that gives up
-//! publishes this, and the others stop waiting for it.
+//! First the ranks exchange their descriptions (`peer_info`), then they join. A rank that gives up publishes its
+//! reason, and the others stop waiting for it.
 
 use super::Comm;
 use super::init::{CommInit, InitParams, InitStep, WarmUp};

@@ -263,8 +263,8 @@ impl Child {
     }
 }
 
-/// The options in the form that the library reads: during the call, except for the name, whose pointer it
-/// keeps.
+/// Returns the options in the library's form. The library reads them during the call, and keeps only the pointer to the
+/// name.
 fn config_for(
     library: &NcclLibrary,
     params: &InitParams,

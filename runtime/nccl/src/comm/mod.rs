@@ -31,8 +31,8 @@ use std::time::Duration;
 /// Calls may come from any thread; a lock ensures that there is one call at a time. A call that never
 /// returns (because it is stuck in the driver or waits for a peer) keeps the lock, and the communicator is not
 /// freed then: NCCL allows no abort while another thread is in a call ("Fault Tolerance" in its user guide). A
-/// revoke frees nothing, so it is made even then: it raises the flags that such a call checks. Code that must
-/// not wait uses [`status`](Comm::status).
+/// revoke does not free the communicator, so it is made even then: it raises the flags that such a call checks. Code
+/// that must not wait uses [`status`](Comm::status).
 pub(crate) struct Comm {
     library: Arc<NcclLibrary>,
     handle: Mutex<Handle>,
@@ -192,7 +192,8 @@ impl Comm {
     /// Whether no work, such as joining, is in progress in the background.
     ///
     /// # Errors
-    /// `Backend` with the library's message (a peer died, the network failed).
+    /// `PeerLost` if the library reports that a peer or the network failed, else `Backend` with its message; `Closed`
+    /// as [`with`](Self::with).
     pub(crate) fn is_ready(&self) -> Result<bool> {
         self.with(Self::query)?
     }
@@ -298,7 +299,8 @@ impl Comm {
         if comm.is_null() {
             return Err(ended());
         }
-        // SAFETY: the communicator is live: code that ends it takes `ending` first. The call frees nothing.
+        // SAFETY: the communicator is live: code that ends it takes `ending` first. The call does
+        // not free it.
         let status = unsafe { revoke(comm, sys::REVOKE_DEFAULT) };
         if status == result::IN_PROGRESS {
             return Ok(());

@@ -184,7 +184,7 @@ fn read_all(members: &BootstrapGroup) -> Result<Vec<PeerInfo>> {
 
 fn unreadable(what: &str, error: serde_json::Error) -> Error {
     let message = format!(
-        "what a rank has published about itself cannot be {what}: do all ranks run the same version of rcomm?"
+        "what a rank has published about itself cannot be {what}: run the same version of rcomm on all ranks"
     );
     Error::new(ErrorKind::Rendezvous, message).with_source(error)
 }

@@ -4,11 +4,11 @@
 //! is made, before the library is loaded, and only by the process's one thread: C code of another thread may read the
 //! environment at any time.
 //!
-//! It is no default. In this order an operation starts after all those that were issued before it on the device have
-//! started, also those of other groups, and they wait for their own buffers. Ranks that issue in different orders over
-//! several groups, which works as long as the device can hold the kernels, may then wait for each other without end. In
-//! builds of NCCL for CUDA before 12.3 and with drivers before that, the operations even run one by one
-//! (`getImplicitOrder`, enqueue.cc:1555 of NCCL 2.30.7).
+//! It is not the default. In this order an operation starts after all those that were issued before it on the device
+//! have started, also those of other groups, and they wait for their own buffers. Ranks that issue in different orders
+//! over several groups, which works as long as the device can hold the kernels, may then wait for each other without
+//! end. In builds of NCCL for CUDA before 12.3, with drivers before 12.3, and in a capture with drivers before 12.9,
+//! the operations even run one after the other (`getImplicitOrder`, enqueue.cc:1555 of NCCL 2.30.7).
 
 use super::options::{LaunchOrder, NcclOptions};
 use crate::library::Version;
@@ -16,12 +16,14 @@ use rcomm_core::{Error, ErrorKind, Result};
 
 /// The variable that orders launches.
 const ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
-/// Unless this is 0, NCCL fails a launch beside that of another thread (`ncclStrongStreamRelease`, strongstream.cc:336),
-/// and rcomm launches from several threads: what waited for its peers to join, and what connects.
+/// Unless this is 0, NCCL fails a launch beside that of another thread (`ncclStrongStreamRelease`,
+/// strongstream.cc:336), and rcomm launches from several threads: operations that waited for the ranks to join, and
+/// calls that connect.
 const RACE: &str = "NCCL_LAUNCH_RACE_FATAL";
 /// The first release that orders launches.
 const SINCE: Version = Version(22_600);
-/// The first release that orders those of single communicators (`launchOrderImplicit`).
+/// The first release that may order those of a single communicator (`launchOrderImplicit`): the structure that has the
+/// field in the header of 2.32.3 is `ncclConfig_v23100`.
 const BY_COMMUNICATOR: Version = Version(23_100);
 
 /// Sets the variables that order launches, if the options want it and they are not set. To be called before the process
@@ -72,7 +74,8 @@ fn missing(look_up: impl Fn(&str) -> Option<String>) -> Result<Vec<(&'static str
     Ok(missing)
 }
 
-/// Whether NCCL reads 0. It takes the default where there is no number, which is not what anyone would write.
+/// Whether NCCL reads 0 from this value. Text that is no number, for which NCCL takes its default, counts as another
+/// number.
 fn is_zero(value: &str) -> bool {
     value.trim().parse() == Ok(0)
 }

@@ -1,5 +1,5 @@
-//! Searches device memory for NaNs with a small kernel, which is loaded as PTX text: so the build needs no CUDA, and
-//! the driver compiles the kernel for its device.
+//! Searches device memory for NaNs with small kernels, which are loaded as PTX text: so the build needs no CUDA, and
+//! the driver compiles them for its device.
 //!
 //! A float is a NaN if its bit pattern without the sign, as an integer, is greater than that of infinity (for
 //! the 8-bit type without infinities, than that of the largest number): IEEE 754, and "FP8 Formats for Deep
@@ -23,6 +23,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Format {
     bits: u32,
+    /// All bits but the sign.
     mask: u64,
     /// The largest value of the masked bits that is not a NaN.
     limit: u64,
@@ -56,10 +57,10 @@ impl Format {
 const WIDTHS: [u32; 4] = [8, 16, 32, 64];
 /// Number of threads per block.
 const THREADS: u32 = 256;
-/// Maximum number of blocks of a launch. If the buffer would need more, each thread checks several elements.
+/// Maximum number of blocks of a launch. If the buffer would need more, each thread checks several floats.
 const MAX_BLOCKS: u64 = 1024;
 
-/// Generates a kernel for each width, which writes the lowest index of a NaN to `found`.
+/// Generates a kernel for each width, which lowers the number at `found` to the lowest index of a NaN, if that is less.
 fn ptx() -> String {
     let mut text = String::from(".version 6.0\n.target sm_50\n.address_size 64\n");
     for bits in WIDTHS {
@@ -398,7 +399,7 @@ mod tests {
         assert_eq!(Format::of(DType::I32), None);
     }
 
-    /// `RCOMM_TEST_PTXAS` names NVIDIA's assembler; the driver contains a copy of it.
+    /// `RCOMM_TEST_PTXAS` names NVIDIA's assembler. On a device the driver compiles the kernels itself.
     #[test]
     #[allow(clippy::print_stderr, reason = "a skipped test is reported")]
     fn the_assembler_accepts_the_kernels() {

@@ -58,7 +58,7 @@ pub struct NcclOptions {
     pub connecting: Connecting,
     /// How communicators and the process end after a failure.
     pub error_handling: ErrorHandling,
-    /// The address of NCCL's own monitor, whose report is fetched when a dump is made; `None` = none.
+    /// The address of NCCL's own monitor, whose report is fetched when a dump is made; `None` = no report.
     pub ras: Option<String>,
     /// Whether two ranks may use one device.
     pub device_sharing: DeviceSharing,

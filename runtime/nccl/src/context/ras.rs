@@ -25,8 +25,8 @@ pub(crate) struct Ras {
 pub(crate) struct QueryTimeouts {
     /// How long a dump waits.
     pub(crate) dump: Duration,
-    /// How long the background thread waits. If a node is dead, each leg of the monitor's collection takes five
-    /// seconds.
+    /// How long the background thread waits, including the look-up of the monitor's name. The monitor waits five
+    /// seconds for a node that does not answer (`RAS_COLLECTIVE_LEG_TIMEOUT`).
     pub(crate) answer: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Ras {
         dump: Duration::from_secs(1),
         answer: Duration::from_secs(8),
     };
-    /// The age up to which an answer is reused, for all groups of a dump and for all dumps of one fault.
+    /// The age up to which an answer is reused: by the other groups of a dump, and by dumps soon after it.
     const FRESH: Duration = Duration::from_secs(5);
     /// Maximum number of bytes of a report that are read.
     const MAX_BYTES: u64 = 1 << 20;
@@ -58,11 +58,11 @@ impl Ras {
         }
     }
 
-    /// Returns the report, if the monitor exists and answers in time. A later answer is logged, and
-    /// included in the next dump.
+    /// Returns the report, if the monitor exists and answers in time. A later answer, within the time of the background
+    /// thread, is logged, and included in the next dump.
     ///
     /// # Blocking
-    /// For at most the time-out for dumps.
+    /// For at most the time-out for dumps, after the calls of other threads.
     pub(crate) fn report(&self) -> Option<String> {
         let address = self.address.as_ref()?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,8 +125,8 @@ fn look_up(name: &str) -> io::Result<Vec<SocketAddr>> {
 type LookUp = fn(&str) -> io::Result<Vec<SocketAddr>>;
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// Resolves names. The system's resolver has no deadline, so it runs on a separate thread, one at a time, which is
-/// detached if it takes too long.
+/// Resolves names. The system's resolver has no deadline, so it runs on a separate thread, one at a time. A look-up
+/// that takes too long is left running, and the next call waits for it.
 struct Resolver {
     look_up: LookUp,
     /// The pending result of a look-up that missed its deadline.
@@ -170,7 +170,7 @@ impl Resolver {
     }
 }
 
-/// Connects to the first of these addresses that accepts; `remaining` is the time until the deadline.
+/// Connects to the first of these addresses that accepts; `remaining` returns the time until the deadline.
 fn connect(addresses: &[SocketAddr], remaining: impl Fn() -> Duration) -> io::Result<TcpStream> {
     let mut refused = io::Error::from(ErrorKind::AddrNotAvailable);
     for address in addresses {
@@ -182,6 +182,7 @@ fn connect(addresses: &[SocketAddr], remaining: impl Fn() -> Duration) -> io::Re
     Err(refused)
 }
 
+/// Queries the monitor at one of these addresses; returns its report, as JSON or, from an older release, as text.
 fn query(addresses: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     let remaining = || {
         let remaining = deadline.saturating_duration_since(Instant::now());
@@ -192,7 +193,7 @@ fn query(addresses: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     stream.set_write_timeout(Some(remaining()))?;
     let mut lines = BufReader::new(DeadlineStream { stream, deadline });
     let mut reply = String::new();
-    // Releases before 2.28.7 report only text, and answer `SET FORMAT` with an error.
+    // Releases before 2.28.7 report only text, and answer `SET FORMAT` with an error line.
     for line in ["CLIENT PROTOCOL 2\n", "TIMEOUT 5\n", "SET FORMAT json\n"] {
         lines.get_mut().stream.write_all(line.as_bytes())?;
         reply.clear();

@@ -122,7 +122,7 @@ impl CudaDevice {
         Device::Cuda(self.ordinal)
     }
 
-    /// The device's UUID, unique across processes, as hexadecimal digits.
+    /// The device's UUID, which is the same in all processes, as hexadecimal digits.
     pub fn uuid(&self) -> String {
         text::hex(&self.uuid)
     }
@@ -131,7 +131,8 @@ impl CudaDevice {
         self.has_pools
     }
 
-    /// Whether NCCL reduces 8-bit floats on this device (`ncclEnqueueCheck`, enqueue.cc).
+    /// Whether NCCL reduces 8-bit floats on this device: on 9.0 and later, if no device of the communicator is older
+    /// (`taskAppend`, enqueue.cc).
     pub(crate) fn has_float8(&self) -> bool {
         const FIRST: c_int = 9;
         self.capability >= FIRST

@@ -108,7 +108,7 @@ impl Drop for Event {
     }
 }
 
-/// A pool of reusable events, since making an event costs as much as several launches.
+/// A pool of reusable events, which saves the driver's calls that make and destroy them.
 pub(crate) struct EventPool {
     device: Arc<CudaDevice>,
     timing: EventTiming,

@@ -1,4 +1,4 @@
-//! Memory of a device, allocated by rcomm or by the program, as buffers that name their stream.
+//! Memory of a device, allocated by rcomm, by NCCL or by the program, as buffers that name their stream.
 //!
 //! An operation of the backend starts after the work that is enqueued on the streams of its buffers. Memory whose
 //! stream is not known is assumed to be used on the default stream.
@@ -59,7 +59,7 @@ impl Allocation {
     }
 
     /// Whether the free would become part of a CUDA graph, and run each time that the graph is launched. True also if
-    /// the driver does not answer.
+    /// the stream cannot be queried.
     fn is_captured(&self) -> bool {
         let is_captured = |stream: &Arc<CudaStream>| {
             let entered = self.device.enter();
@@ -248,8 +248,8 @@ impl DeviceBuffer {
         }
     }
 
-    /// Allocates memory through the library (`ncclMemAlloc`), all zero, which the library can access in the fastest
-    /// way. `copies` is a stream whose work waits for no peer: the zeros are written there.
+    /// Allocates memory through the library (`ncclMemAlloc`), all zero, which can be registered with it and made into a
+    /// window. `copies` is a stream whose work waits for no peer: the zeros are written there.
     ///
     /// # Errors
     /// As [`zeroed`](Self::zeroed); `Unsupported` if the library is older than 2.19.
@@ -283,8 +283,8 @@ impl DeviceBuffer {
         Ok(Self::at_address(stream, at, (dtype, len), Arc::new(memory)))
     }
 
-    /// Allocates bytes through the library (`ncclMemAlloc`), with undefined contents, that the program uses on this
-    /// stream.
+    /// Allocates `bytes` bytes, more than 0, through the library (`ncclMemAlloc`), with undefined contents. The program
+    /// uses them on this stream.
     ///
     /// # Errors
     /// As [`from_library`](Self::from_library), except that a stream that is being captured is accepted.
@@ -319,14 +319,15 @@ impl DeviceBuffer {
         Ok(memory)
     }
 
-    /// Wraps memory of the program, used on `stream`: memory of cudarc, candle, or PyTorch.
+    /// Wraps memory of the program, used on `stream`, for example of cudarc, candle or PyTorch.
     ///
     /// # Safety
     /// `at` is the address of `len` elements of `dtype` for as long as `owner` is alive, and the returned
     /// value keeps `owner` alive.
     ///
     /// # Errors
-    /// `InvalidArgument` if the address is not in the memory of the stream's device.
+    /// `InvalidArgument` if the address is not in the memory of the stream's device, for [`DType::Other`], and for a
+    /// size that exceeds the address space.
     pub unsafe fn foreign(
         stream: &Arc<CudaStream>,
         at: u64,
@@ -368,7 +369,7 @@ impl DeviceBuffer {
     /// Returns a buffer for operations over the same memory, which is kept alive until they are done.
     ///
     /// # Errors
-    /// `InvalidArgument` if the memory has no address.
+    /// `InvalidArgument` if there are elements and their address is 0.
     pub fn buffer(&self) -> Result<Buffer<'static>> {
         let at = usize::try_from(self.at).ok();
         let data = match at.and_then(|at| NonNull::new(std::ptr::without_provenance_mut(at))) {
@@ -478,16 +479,16 @@ impl DeviceBuffer {
         Ok(elements)
     }
 
-    /// Refuses to copy while the stream is being captured: the graph would copy to or from memory of the
-    /// host whenever it is launched. The context must be current.
+    /// Refuses to copy while the stream is being captured: the copy would become part of the graph, and use the host's
+    /// memory at each launch. The context must be current.
     fn refuse_capture(&self) -> Result<()> {
         match self.stream().graph()? {
             None => Ok(()),
             Some(graph) => Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "the stream of {self:?} is being captured into graph {}, where nothing runs that could \
-                     be waited for",
+                    "the stream of {self:?} is being captured into graph {}: nothing runs during a capture, so a \
+                     copy cannot be waited for",
                     graph.id
                 ),
             )),

@@ -49,7 +49,7 @@ pub(crate) type CuDevicePtr = u64;
 
 /// `CUDA_SUCCESS`.
 pub(crate) const SUCCESS: CuResult = 0;
-/// `CUDA_ERROR_NOT_READY`: the work is still running.
+/// `CUDA_ERROR_NOT_READY`: the work is not complete.
 pub(crate) const NOT_READY: CuResult = 600;
 /// `CU_EVENT_DEFAULT`: with a time stamp.
 pub(crate) const EVENT_TIMED: c_uint = 0;
@@ -61,7 +61,7 @@ pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const CAPTURE_STATUS_NONE: c_int = 0;
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: the program must not wait for the destructor.
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: no call of the driver waits for the destructor.
 pub(crate) const USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes over the caller's references.
 pub(crate) const GRAPH_USER_OBJECT_MOVE: c_uint = 1;

@@ -1,7 +1,7 @@
 //! The library's calls, one function for each, and their arguments: parts of an operation's buffers, a
 //! reduction that is made for one operation, and memory in which a list is staged contiguously.
 
-use super::parts::{Move, Part, STAGING_ALIGN, contiguous_start};
+use super::parts::{BytesCopy, Part, STAGING_ALIGN, contiguous_start};
 use super::{Call, LaunchTarget, Launched};
 use crate::library::datatype::{NcclReduction, Scalar, Units, reduction_of};
 use crate::library::sys::{self, CollConfig, NcclRedOp, NcclResult, result};
@@ -15,10 +15,12 @@ use std::ffi::{c_int, c_void};
 /// One operation's calls. All calls below are sound by the contract of [`new`](Self::new).
 pub(super) struct Calls<'a> {
     pub(super) target: LaunchTarget<'a>,
+    /// Whether the library is still launching a call.
     is_pending: Cell<bool>,
     /// Number of bytes of the staging memory in use.
     staged: Cell<usize>,
-    copies: RefCell<Vec<Move>>,
+    /// The copies from the staging memory, to be made after the calls.
+    copies: RefCell<Vec<BytesCopy>>,
     /// The configuration of each collective, where the operation has a tag or the algorithms are limited.
     config: Option<CollConfig>,
 }
@@ -343,11 +345,11 @@ impl Calls<'_> {
         };
         let at = match contiguous_start(outputs) {
             Some(at) => at,
-            // On ranks other than the root the library reads no output address.
+            // On ranks other than the root the library ignores the output's address.
             None if outputs.is_empty() => this_part.at,
             None => {
-                let (at, moves) = self.stage(outputs);
-                let back = moves.map(|it| Move {
+                let (at, copies) = self.stage(outputs);
+                let back = copies.map(|it| BytesCopy {
                     to: it.from,
                     from: it.to,
                     ..it
@@ -395,13 +397,13 @@ impl Calls<'_> {
         };
         let at = match contiguous_start(inputs) {
             Some(at) => at,
-            // On ranks other than the root the library reads no input address.
+            // On ranks other than the root the library ignores the input's address.
             None if inputs.is_empty() => this_part.at,
             None => {
-                let (at, mut moves) = self.stage(inputs);
+                let (at, mut copies) = self.stage(inputs);
                 // SAFETY: the parts are the operation's buffers, and the staging memory is large enough for all of
                 // them (`staging_bytes`). Both stay until the stream is done with them (`new`).
-                moves.try_for_each(|it| unsafe { it.enqueue(self.target.stream) })?;
+                copies.try_for_each(|it| unsafe { it.enqueue(self.target.stream) })?;
                 at
             }
         };
@@ -429,23 +431,23 @@ impl Calls<'_> {
         self.note("ncclScatter", status)
     }
 
-    /// Returns contiguous staging memory for a list, and the copies of the list's parts to it.
-    fn stage(&self, list: &[Buffer<'_>]) -> (*mut c_void, impl Iterator<Item = Move>) {
+    /// Reserves contiguous staging memory for a list; returns its address, and the copies of the list's parts to it.
+    fn stage(&self, list: &[Buffer<'_>]) -> (*mut c_void, impl Iterator<Item = BytesCopy>) {
         let start = self.staged.get();
         let at = self.target.staging.wrapping_byte_add(start);
         let mut end = 0;
-        let moves: Vec<Move> = list
+        let copies: Vec<BytesCopy> = list
             .iter()
             .map(|part| {
                 let bytes = part.size_bytes();
                 let to = at.wrapping_byte_add(end);
                 end += bytes;
                 let from = Part::of(part).at;
-                Move { to, from, bytes }
+                BytesCopy { to, from, bytes }
             })
             .collect();
         self.staged.set(start + end.next_multiple_of(STAGING_ALIGN));
-        (at, moves.into_iter())
+        (at, copies.into_iter())
     }
 
     /// Sends each input to its rank and receives each output from its rank, which may be this rank itself.

@@ -1,7 +1,7 @@
 //! Operations as NCCL calls: which operation of rcomm is which call of the library.
 //!
 //! Lists and parts of uneven lengths are groups of broadcasts, reductions, or sends and receives, as in
-//! c10d: NCCL runs a group as one kernel. Parts without elements are left out on both sides.
+//! c10d: NCCL launches the calls of a group together. Messages without elements are left out on both sides.
 //!
 //! NCCL's own gather and scatter (2.28) require that the root's parts are contiguous. Only the root has the
 //! parts' addresses, and the call must be the same on all ranks. So if the parts are not contiguous, the
@@ -22,7 +22,7 @@ use crate::library::NcclLibrary;
 use crate::library::datatype::reduction_of;
 use crate::library::sys::NcclComm;
 use calls::Calls;
-use parts::{Move, Part};
+use parts::{BytesCopy, Part};
 use rcomm_core::{Buffer, Error, ErrorKind, Result};
 use rcomm_core::{Op, Reduction};
 use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
@@ -38,8 +38,8 @@ pub(crate) fn check(shared: &Shared, op: &Op<'_>) -> Result<()> {
     check_library(&shared.library, op)
 }
 
-/// Refuses types that NCCL does not reduce on this device: if the library refused them, the communicator would have a
-/// permanent error (`ncclEnqueueCheck`, enqueue.cc).
+/// Refuses types that NCCL does not reduce on this device: if the library refused them, a communicator that does not
+/// block would keep the error (`ncclEnqueueCheck`, enqueue.cc).
 fn check_device(device: &CudaDevice, op: &Op<'_>) -> Result<()> {
     if let Op::Coalesced(ops) = op {
         return ops.iter().try_for_each(|op| check_device(device, op));
@@ -99,7 +99,8 @@ pub(crate) struct LaunchTarget<'a> {
 pub(crate) enum Call {
     /// All work is enqueued.
     Done,
-    /// The library is still launching (it connects to peers); its asynchronous error then gives the result.
+    /// The library is still launching, on a thread of its own, and may have to connect to peers for that. The result
+    /// will be the communicator's asynchronous error.
     InProgress,
 }
 
@@ -107,7 +108,7 @@ pub(crate) enum Call {
 pub(crate) struct Launched {
     pub(crate) call: Call,
     /// Copies to be made on the stream once everything is enqueued.
-    pub(crate) copies: Vec<Move>,
+    pub(crate) copies: Vec<BytesCopy>,
 }
 
 impl<'a> LaunchTarget<'a> {
@@ -119,8 +120,8 @@ impl<'a> LaunchTarget<'a> {
     /// stream's device, and they stay until the stream is done with them.
     ///
     /// # Errors
-    /// `Unsupported` as [`check`]; `Backend` with the library's message: part of a group may then have been
-    /// enqueued.
+    /// `Unsupported` as [`check`]; those of [`NcclLibrary::check_on`], after which a part of the operation's calls may
+    /// have been enqueued.
     pub(crate) unsafe fn launch(self, op: &Op<'_>) -> Result<Launched> {
         // SAFETY: the caller keeps communicator and stream live, has the communicator to itself during this
         // call, which drops `calls`, and passes a valid operation whose buffers stay. The queue that fills a
@@ -141,9 +142,10 @@ impl<'a> LaunchTarget<'a> {
     ///
     /// A simulated end leaves the operations of a group in the communicator's plan, and frees what was made for them
     /// (`groupLaunch`, group.cc:722 of NCCL 2.30.7). The next group of calls forgets those of collectives
-    /// (`ncclGroupCommJoin`, group.h:123), but not those of messages: they stay in the queues of the peers, to which the
-    /// library counts as connected (`p2pTaskAppend`, enqueue.cc:2646 and 2669). So only one collective is estimated at a
-    /// time. For several, the library would return the time of the last one alone (`topoGetAlgoInfo`, enqueue.cc:2067).
+    /// (`ncclGroupCommJoin`, group.h:123), but not those of messages: they stay in the queues of the peers, to which
+    /// the library counts as connected (`p2pTaskAppend`, enqueue.cc:2646 and 2669). So only one collective is estimated
+    /// at a time. For several, the library would return the time of the last one alone (`topoGetAlgoInfo`,
+    /// enqueue.cc:2067).
     ///
     /// # Safety
     /// As [`launch`](Self::launch); the stream is not being captured, and the communicator blocks
@@ -218,7 +220,8 @@ fn is_one_collective(op: &Op<'_>) -> bool {
             Layout::Absent | Layout::InPlace | Layout::Single => true,
             Layout::List | Layout::Several | Layout::Sparse => false,
         },
-        // If the library has no function for the last three, they are sends and receives; it makes them of messages itself.
+        // The last three are sends and receives where the library has no function for them; its functions, too, send
+        // messages.
         Pattern::Send | Pattern::Recv | Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => {
             false
         }

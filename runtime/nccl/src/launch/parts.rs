@@ -39,13 +39,13 @@ impl Part {
 
 /// A copy of bytes from one address of the device to another.
 #[derive(Clone, Copy)]
-pub(crate) struct Move {
+pub(crate) struct BytesCopy {
     pub(super) to: *mut c_void,
     pub(super) from: *mut c_void,
     pub(super) bytes: usize,
 }
 
-impl Move {
+impl BytesCopy {
     /// Enqueues the copy. The context must be current.
     ///
     /// # Safety
@@ -57,8 +57,9 @@ impl Move {
     }
 }
 
-/// Returns the number of bytes of staging memory that an operation needs: the size of a list whose parts the library
-/// requires to be contiguous, if they are not.
+/// Returns the number of bytes of staging memory that an operation needs: the sizes, rounded up to [`STAGING_ALIGN`],
+/// of its lists whose parts the library requires to be contiguous and which are not. Ranks other than the root have no
+/// such list.
 pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     let table = library.table();
     if let Op::Coalesced(ops) = op {
@@ -87,7 +88,7 @@ pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     }
 }
 
-/// Alignment of staged lists, in bytes.
+/// Alignment of a list in the staging memory, in bytes.
 pub(super) const STAGING_ALIGN: usize = 256;
 
 /// Returns the address of a list's first part; `None` if the parts are not contiguous, or if the list is empty.

@@ -7,8 +7,8 @@ use std::ffi::{CString, c_int};
 /// Whether calls of the library wait for peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocking {
-    /// Calls do not wait: they are polled until they are done. From NCCL 2.23 on each call starts a thread
-    /// of the library, which costs several times as much as the call's own work.
+    /// Calls do not wait: they are polled until they are done. From NCCL 2.23 on the library starts a thread for each
+    /// call, which costs more than the call's own work.
     No,
     /// Calls wait, as in PyTorch. A call that may have to connect to peers (making a communicator, and the
     /// first operation of each type, power of two of bytes, and peer) runs on a separate thread and has a deadline.
@@ -50,13 +50,14 @@ pub struct CommOptions {
     pub graph_usage_mode: Option<i32>,
     /// Contexts for one-sided operations; 0 = none (2.29).
     pub rma_contexts: Option<i32>,
-    /// Maximum number of peers with which a rank exchanges messages at once (2.30).
+    /// Maximum number of peers with which a rank exchanges messages at once, also those of all-to-all, gather and
+    /// scatter (2.30).
     pub max_p2p_peers: Option<i32>,
     /// `graphStreamOrdering`: 1 = NCCL orders the kernels that are captured into CUDA graphs, 0 = the program does
     /// (2.30.7).
     pub graph_stream_ordering: Option<i32>,
-    /// Whether launches of several communicators are ordered by their order on the host (2.32; for 2.26 and later, the
-    /// variable `NCCL_LAUNCH_ORDER_IMPLICIT` does it for all).
+    /// Whether the device starts the launches of several communicators in their order on the host (2.32; from 2.26 on
+    /// the variable `NCCL_LAUNCH_ORDER_IMPLICIT` says so for all communicators).
     pub launch_order_implicit: Option<bool>,
     /// Signals for one-sided operations (2.32).
     pub rma_signals: Option<i32>,

@@ -32,7 +32,8 @@ impl Units {
         })
     }
 
-    /// Returns the units for reducing elements of this type; `None` if not every release can reduce them.
+    /// Returns the units for reducing elements of this type; `None` if no release can reduce them, or not all can (the
+    /// 8-bit floats).
     const fn to_reduce(dtype: DType) -> Option<Self> {
         Some(match dtype {
             DType::I8 => Self::one(data_type::INT8),
@@ -70,16 +71,16 @@ pub(crate) enum NcclReduction {
 /// A factor, in the type of the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scalar {
-    /// The value.
+    /// The bytes of the value, from the first on.
     Value([u8; 8]),
-    /// Where it is in the device's memory.
+    /// The address of the value in the device's memory.
     OnDevice(*mut c_void),
 }
 
 /// Returns how NCCL reduces elements of this type.
 ///
 /// # Errors
-/// `Unsupported` names what NCCL, or this release of it, lacks.
+/// `Unsupported` names what NCCL, or this release of it, lacks; those of [`Reduction::host_factor`].
 pub(crate) fn reduction_of(
     library: &NcclLibrary,
     reduction: &Reduction,

@@ -1,10 +1,10 @@
 //! NCCL's own number of a communicator (`commHash`), which its monitor and its profilers show; from 2.26 on its logs
 //! also show that of a joined communicator (`commId`). The number relates a dump to their output.
 //!
-//! No function of `nccl.h` returns the number up to 2.30; the formulas are those of `init.cc` (`commHash`
-//! in `ncclCommInitRankFunc`), `misc/utils.cc` and `include/bitops.h`: one formula up to 2.25.1, another
-//! from 2.26.2 on. The formula for children also changed with 2.24; for children of older releases rcomm computes
-//! a number of its own, which is the same on all members.
+//! No function of `nccl.h` returns the number, up to 2.32.3. The formulas are those of `init.cc` (`commHash`
+//! in `ncclCommInitRankFunc`) and of `getHash` (`misc/utils.cc`, later `include/bitops.h`): one formula up to 2.25.1,
+//! another from 2.26.2 on. The formula for children also changed with 2.24; for children of older releases rcomm
+//! computes a number of its own, which is the same on all members.
 
 use super::Version;
 use super::sys::UniqueId;

@@ -20,7 +20,7 @@ use std::sync::{Mutex, PoisonError};
 use sys::{NcclComm, NcclResult, NcclTable, UniqueId, result};
 
 const SONAME: &str = "libnccl.so.2";
-/// The oldest release whose functions and config layout the table relies on.
+/// The oldest release that rcomm accepts.
 const OLDEST: Version = Version(21_800);
 
 /// `NCCL_VERSION_CODE`: 23007 is 2.30.7.

@@ -35,7 +35,7 @@ pub(crate) type SimulateEnd = unsafe extern "C" fn(*mut SimInfo) -> NcclResult;
 
 impl Group<'_> {
     /// Ends the group and launches none of its calls. Returns the library's status, and its estimate of the time of the
-    /// last kernel that would have been launched, in microseconds; negative if it has none.
+    /// last collective of the group, in microseconds; negative if it has none.
     pub(crate) fn simulate(mut self, end: SimulateEnd) -> (NcclResult, f32) {
         self.open = false;
         let mut info = SimInfo::new();

@@ -28,7 +28,7 @@ pub(crate) mod result {
     use super::NcclResult;
     /// The call succeeded.
     pub(crate) const SUCCESS: NcclResult = 0;
-    /// A peer closed its connection or failed.
+    /// The network failed, or a peer has exited.
     pub(crate) const REMOTE_ERROR: NcclResult = 6;
     /// A non-blocking communicator still has work in progress.
     pub(crate) const IN_PROGRESS: NcclResult = 7;
@@ -99,7 +99,7 @@ pub(crate) const SCALAR_DEVICE: c_int = 0;
 pub(crate) const SCALAR_HOST_IMMEDIATE: c_int = 1;
 /// `ncclWindow_t`.
 pub(crate) type RawWindow = *mut c_void;
-/// `NCCL_SUSPEND_MEM`: a suspended communicator releases its device memory.
+/// `NCCL_SUSPEND_MEM`: a suspended communicator releases the device memory that it can restore.
 pub(crate) const SUSPEND_MEM: c_int = 1;
 
 /// Values of `ncclCommMemStat_t`.
@@ -123,9 +123,9 @@ pub(crate) struct WaitSignalDesc {
     pub(crate) op_cnt: c_int,
     /// The peer from which the signals are awaited.
     pub(crate) peer: c_int,
-    /// Always 0.
+    /// 0: up to 2.30 each peer has one signal.
     pub(crate) sig_idx: c_int,
-    /// Always 0.
+    /// 0: rcomm uses one context.
     pub(crate) ctx: c_int,
 }
 
@@ -153,7 +153,7 @@ pub(crate) struct CommProperties {
 }
 
 impl CommProperties {
-    /// The release with this layout.
+    /// The release whose layout this is.
     const VERSION: c_uint = 23_007;
     /// The last release that does not fill in `host_rma_support`.
     pub(crate) const LAST_WITHOUT_HOST_RMA: c_int = 22_903;
@@ -315,7 +315,7 @@ pub(crate) struct CollConfig {
 
 impl CollConfig {
     /// `NCCL_COLLCONFIG_INITIALIZER` with a tag for profiler plug-ins (0 = none) and the algorithms to choose from.
-    /// NCCL reserves tags with the highest bit, which is left out.
+    /// The highest bit of the tag is cleared, since NCCL reserves tags that have it.
     pub(crate) fn new(tag: u64, algorithms: Option<&'static CStr>) -> Self {
         Self {
             size: size_of::<Self>(),

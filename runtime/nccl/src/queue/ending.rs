@@ -168,9 +168,9 @@ impl CommQueue {
         }
     }
 
-    /// Aborts communicators in one group of calls, on a separate thread. To free them, the library waits for all kernels
-    /// of the device. If that takes longer than [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may be in the way:
-    /// `stop_others` is called, and again after some time for as long as it returns true.
+    /// Aborts communicators in one group of calls, on a separate thread. To free them, the library waits for all
+    /// kernels of the device. If that takes longer than [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may be in
+    /// the way: `stop_others` is called, and again after some time for as long as it returns true.
     ///
     /// # Blocking
     /// Until the library has returned, or the deadline.
@@ -455,14 +455,14 @@ impl Drop for CommQueue {
 }
 
 impl Shared {
-    /// Leaks memory to which a device may still write, since reusing it would corrupt data.
+    /// Leaks memory that a device may still use, since reusing it would corrupt data.
     pub(crate) fn leak(&self, op: OpType, memory: Box<dyn Send>) {
         std::mem::forget(memory);
         let leaked = self.leaked.fetch_add(1, Ordering::Relaxed) + 1;
         tracing::warn!(
             %op,
             leaked,
-            "the device did not release the buffers of an aborted operation: they are never freed"
+            "it is unknown when the device is done with the buffers of a failed operation: they are never freed"
         );
     }
 }

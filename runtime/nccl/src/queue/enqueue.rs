@@ -163,8 +163,8 @@ impl CommQueue {
         }
     }
 
-    /// Makes the library enqueue something other than an operation, after what `before` enqueues, and marks
-    /// its end.
+    /// Makes a call with which the library enqueues a put, a signal or a wait for signals, after what `before`
+    /// enqueues, and marks its end.
     ///
     /// # Blocking
     /// While the library connects to peers, until `deadline`.
@@ -336,7 +336,7 @@ impl CommQueue {
 
     /// Notes, for dumps, that an operation was captured into a graph.
     pub(crate) fn note_captured(&self, graph: u64, seq: u64) {
-        /// The number of graphs that are noted, the latest ones: a program may capture any number of them.
+        /// How many of the latest graphs are noted: a program may capture any number of them.
         const MAX_GRAPHS: usize = 64;
         let mut graphs = self.graphs();
         let captured = graphs.entry(graph).or_default();

@@ -50,7 +50,7 @@ enum Stage {
     Broken(Error),
 }
 
-/// The state that the queue's lock protects. Who holds the lock has exclusive use of the communicator.
+/// The state that the queue's lock protects. The holder of the lock has exclusive use of the communicator.
 pub(crate) struct QueueState {
     stage: Stage,
     waiting: VecDeque<Arc<Ticket>>,
@@ -253,7 +253,7 @@ impl CommQueue {
             }
             if deadline.has_passed() {
                 let message =
-                    "another thread is in a call on the communicator that does not return";
+                    "another thread's call on the communicator did not return before the deadline";
                 return Err(Error::new(ErrorKind::Timeout, message));
             }
             std::thread::sleep(pause);
@@ -332,7 +332,7 @@ impl CommQueue {
     }
 
     /// Advances the joining and the queue if an operation waits in it, unless another thread is doing so. Never waits
-    /// for a peer to join.
+    /// for a peer to join, but may wait, as [`submit`](Self::submit), while the library connects to peers.
     pub(crate) fn try_progress(&self) {
         if let Some(mut state) = self.try_lock() {
             self.enter_and_launch_waiting(&mut state);

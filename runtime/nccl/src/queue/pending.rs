@@ -200,8 +200,8 @@ impl Pending for Ticket {
         if self.marks.get().is_none() {
             self.queue.try_progress();
         } else if !self.was_polled.swap(true, Ordering::Relaxed) {
-            // The first query comes right after the launch. The operation has rarely ended by then, and a query of
-            // the device costs as much as a launch.
+            // The first query comes right after the launch. The operation has rarely ended by then, and a query is a
+            // call of the driver.
             return Progress::Queued;
         }
         let progress = match self.poll() {

@@ -110,13 +110,13 @@ impl CommQueue {
         }))
     }
 
-    /// Returns how long the library expects a collective to take, on a separate thread, since it may connect to peers for
-    /// that.
+    /// Returns how long the library expects a collective to take, on a separate thread, since it may connect to peers
+    /// for that.
     ///
     /// # Errors
-    /// `Unsupported` as [`LaunchTarget::estimate`](crate::launch::LaunchTarget::estimate), and for communicators that do
-    /// not block; `InvalidArgument` during a capture; `Closed` if the communicator does not exist yet; `Timeout`, or the
-    /// error of an abort, after which the queue is unusable.
+    /// `Unsupported` as [`LaunchTarget::estimate`](crate::launch::LaunchTarget::estimate), and for communicators that
+    /// do not block; `InvalidArgument` during a capture; `Closed` if the communicator does not exist yet; `Timeout`, or
+    /// the error of an abort, after which the queue is unusable.
     pub(crate) fn estimate(
         self: &Arc<Self>,
         op: Op<'static>,

@@ -183,7 +183,7 @@ impl NcclWindow {
             None => Ok(()),
             Some(_) => Err(Error::new(
                 ErrorKind::Unsupported,
-                "the stream of the buffer is being captured: puts and gets are not supported there",
+                "the stream of the buffer is being captured: puts and gets are not supported during a capture",
             )),
         }
     }

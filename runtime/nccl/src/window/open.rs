@@ -180,7 +180,7 @@ impl WindowGroup<'_> {
 fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
     if !memory.as_ptr().addr().is_multiple_of(sys::WIN_ALIGNMENT) {
         let message = format!(
-            "{memory:?}: the address of a window's memory is a multiple of {} bytes",
+            "{memory:?}: the address of a window's memory must be a multiple of {} bytes",
             sys::WIN_ALIGNMENT
         );
         return Err(Error::new(ErrorKind::InvalidArgument, message));
@@ -209,8 +209,8 @@ impl CommQueue {
     fn check_symmetric(&self) -> Result<()> {
         let refuse = |what: &str| {
             let message = format!(
-                "NCCL offers no {what} on this communicator: not all its devices reach each other, or \
-                 NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0"
+                "NCCL offers no {what} on this communicator: its devices or its network do not support it, or \
+                 NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0, or there are no contexts for one-sided operations"
             );
             Err(Error::new(ErrorKind::Unsupported, message))
         };

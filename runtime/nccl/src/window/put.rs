@@ -221,8 +221,8 @@ impl NcclWindow {
         waited
     }
 
-    /// Keeps the source of a failed put for as long as the device may read it; leaks it if that time is unknown. `before`
-    /// is the end of the pieces that were put before the failed piece.
+    /// Keeps the source of a failed put for as long as the device may read it; leaks it if that time is unknown.
+    /// `before` is the end of the pieces that were put before the failed piece.
     fn keep_source(&self, held: Buffer<'static>, left: RemainingWork, before: Option<Arc<Mark>>) {
         let end = match left {
             RemainingWork::Unknown => return self.queue.shared.leak(OpType::Put, Box::new(held)),

@@ -37,8 +37,8 @@ impl<T> Handles<T> {
         std::ptr::without_provenance_mut(handle)
     }
 
-    /// Returns the value of a handle; `None` for null. Ends the process if the handle is not live, since the
-    /// caller is broken.
+    /// Returns the value of a handle; `None` for null. Ends the process if the handle is not live, which is an error of
+    /// the caller.
     pub(crate) fn get(&self, handle: *mut c_void) -> Option<Arc<T>> {
         callback::check();
         if handle.is_null() {
@@ -83,7 +83,7 @@ impl<T> Handles<T> {
 }
 
 /// Ends a process after a call that would corrupt the real libraries.
-#[allow(clippy::print_stderr, reason = "the error of a broken program")]
+#[allow(clippy::print_stderr, reason = "the error of the program")]
 pub(crate) fn end_process(why: &str) -> ! {
     eprintln!("simulator: {why}");
     std::process::abort()

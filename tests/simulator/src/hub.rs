@@ -46,6 +46,7 @@ struct Communicator {
 
 struct Member {
     writer: Writer,
+    /// The id of its request to join.
     join: u64,
     device: i32,
 }

@@ -21,7 +21,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Default)]
 struct Queue {
     work: VecDeque<Work>,
-    /// How much work was enqueued and has not ended, in calls of [`Stream::push`].
+    /// Number of calls of [`Stream::push`] whose work has not ended.
     pending: usize,
     closed: bool,
     capture: Option<Member>,

@@ -10,7 +10,7 @@
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
 //! | `die_in_init=1` | the process ends as it joins its first communicator, without a message |
 //! | `connect_hangs_after=1` | connecting to peers for the second operation, and for all later ones, never ends |
-//! | `kernels_at_once=1` | a device holds one kernel of NCCL's at a time |
+//! | `kernels_at_once=1` | a device holds one kernel of NCCL at a time |
 //! | `no_estimate=1` | a simulated end of a group of calls estimates nothing |
 //! | `launch_delay_ms=3000` | what is enqueued on a communicator that does not block is enqueued that much later |
 //! | `put_delay_ms=3000` | a put is enqueued that much later |
@@ -30,28 +30,22 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-struct Orders {
-    pairs: Vec<(String, u64)>,
-}
-
-fn orders() -> &'static Orders {
-    static ORDERS: OnceLock<Orders> = OnceLock::new();
-    ORDERS.get_or_init(|| {
+/// The pairs of `RCOMM_SIM`.
+fn settings() -> &'static [(String, u64)] {
+    static SETTINGS: OnceLock<Vec<(String, u64)>> = OnceLock::new();
+    SETTINGS.get_or_init(|| {
         let text = std::env::var("RCOMM_SIM").unwrap_or_default();
         let pairs = text.split(',').filter_map(|pair| {
             let (key, value) = pair.split_once('=')?;
             Some((key.trim().to_owned(), value.trim().parse().ok()?))
         });
-        Orders {
-            pairs: pairs.collect(),
-        }
+        pairs.collect()
     })
 }
 
 /// The value that `RCOMM_SIM` gives for `key`; `None` if it gives none.
-pub(crate) fn order(key: &str) -> Option<u64> {
-    orders()
-        .pairs
+pub(crate) fn setting(key: &str) -> Option<u64> {
+    settings()
         .iter()
         .find(|(name, _)| name == key)
         .map(|(_, value)| *value)
@@ -71,7 +65,7 @@ pub(crate) enum Outcome {
 pub(crate) fn next_operation() -> Outcome {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let is_due = |key: &str| order(key).is_some_and(|after| number >= after);
+    let is_due = |key: &str| setting(key).is_some_and(|after| number >= after);
     if is_due("hang_after") {
         Outcome::Hangs
     } else if is_due("async_error_after") {
@@ -89,26 +83,26 @@ pub(crate) fn next_operation() -> Outcome {
 pub(crate) fn next_call_is_accepted() -> bool {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    order("call_error_after").is_none_or(|after| number < after)
+    setting("call_error_after").is_none_or(|after| number < after)
 }
 
 /// Counts one allocation and returns whether there is memory for it.
 pub(crate) fn next_allocation_fits() -> bool {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    order("no_memory_after").is_none_or(|after| number < after)
+    setting("no_memory_after").is_none_or(|after| number < after)
 }
 
 /// Ends the process if `RCOMM_SIM` has `die_in_init`.
 pub(crate) fn die_in_init() {
-    if order("die_in_init").is_some() {
+    if setting("die_in_init").is_some() {
         std::process::abort();
     }
 }
 
 /// Does not return if `RCOMM_SIM` has `abort_hangs`.
 pub(crate) fn hang_in_abort() {
-    if order("abort_hangs").is_some() {
+    if setting("abort_hangs").is_some() {
         hang();
     }
 }
@@ -117,7 +111,7 @@ pub(crate) fn hang_in_abort() {
 pub(crate) fn hang_in_query() {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    if order("query_hangs_after").is_some_and(|after| number >= after) {
+    if setting("query_hangs_after").is_some_and(|after| number >= after) {
         hang();
     }
 }

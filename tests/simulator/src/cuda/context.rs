@@ -32,7 +32,7 @@ pub(crate) fn handle_of(device: c_int) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuInit(_flags: c_uint) -> c_int {
     crate::calls::note();
-    if trouble::order("no_device").is_some() {
+    if trouble::setting("no_device").is_some() {
         NO_DEVICE
     } else {
         SUCCESS
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
     const MEMORY_POOLS_SUPPORTED: c_int = 115;
     crate::calls::note();
     let found = match attribute {
-        COMPUTE_CAPABILITY_MAJOR => trouble::order("capability")
+        COMPUTE_CAPABILITY_MAJOR => trouble::setting("capability")
             .and_then(|major| c_int::try_from(major).ok())
             .unwrap_or(9),
         MEMORY_POOLS_SUPPORTED => 1,

@@ -115,7 +115,7 @@ pub(super) struct Comm {
     pub(super) collectives: AtomicU64,
     /// Number of splits, shrinks and exchanges, which all ranks make together on the host.
     pub(super) derivations: AtomicU64,
-    /// Number of splits alone (`splitCount`).
+    /// Number of splits, without shrinks (`childCount`).
     pub(super) splits: AtomicU32,
     /// Number of calls that have work in the background.
     jobs: AtomicUsize,
@@ -189,7 +189,7 @@ impl Comm {
 
     /// Connects and waits for all ranks (`ncclCommInitRankFunc`, init.cc:1831).
     pub(super) fn join(self: &Arc<Self>, key: u64) -> c_int {
-        if let Some(delay) = trouble::order("init_delay_ms") {
+        if let Some(delay) = trouble::setting("init_delay_ms") {
             std::thread::sleep(Duration::from_millis(delay));
         }
         trouble::die_in_init();
@@ -283,7 +283,7 @@ impl Comm {
             match reply {
                 Ok(reply) if reply.id == FAILED => {
                     // Between the devices of one host there is no connection that could break.
-                    let is_noticed = trouble::order("local_peers").is_none()
+                    let is_noticed = trouble::setting("local_peers").is_none()
                         || self.joined.load(Ordering::Acquire) == 0;
                     if is_noticed {
                         self.record_error(reply.status, &String::from_utf8_lossy(&reply.payload));

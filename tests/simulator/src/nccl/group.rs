@@ -229,7 +229,7 @@ fn launch(launches: Vec<Launch>) -> c_int {
     for comm in &comms {
         comm.set_state(IN_PROGRESS);
     }
-    let delay = Duration::from_millis(trouble::order("launch_delay_ms").unwrap_or(0));
+    let delay = Duration::from_millis(trouble::setting("launch_delay_ms").unwrap_or(0));
     run_or_spawn(false, move || {
         std::thread::sleep(delay);
         let status = launch_all(kernels);
@@ -328,7 +328,7 @@ fn simulate(launches: &[Launch], info: &mut SimInfo) -> c_int {
                 return fail(INTERNAL_ERROR, "the communicator was aborted");
             }
             // There is no estimate for kernels that use windows (`ncclMakeSymmetricTaskList`, enqueue.cc:402).
-            if trouble::order("no_estimate").is_none() {
+            if trouble::setting("no_estimate").is_none() {
                 info.estimated_time = 10.0 + bytes as f32 / 20e3;
             }
         }

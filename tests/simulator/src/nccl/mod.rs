@@ -1,7 +1,7 @@
 //! The symbols of `libnccl.so.2`. Contracts are those of `nccl.h` 2.30.7; what the header leaves open
 //! follows NCCL's sources and its user guide. Lines are those of the files below `src` at tag v2.30.7-1.
 //!
-//! What a program must survive, and is easily forgotten:
+//! Behavior that a program must handle, and that is easily forgotten:
 //!
 //! | NCCL | its source | here |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 //! | a refused call is an error of the communicator from then on, if it does not block | enqueue.cc:3170 | `Comm::refuse` |
 //! | a finalize after a finalize or revoke is refused, and is such an error | init.cc:2796 and 2820 | `ncclCommFinalize` |
 //! | finalize and abort wait for every graph that holds an operation | init.cc:2751 | `Comm::outlive_graphs` |
-//! | an error of the connections outlives a revoke | init.cc:3455 | `Comm::async_error` |
+//! | an error of the connections persists after a revoke | init.cc:3455 | `Comm::async_error` |
 //! | registrations change an array that a launch reads, without a lock | register/register.cc:73 and 195 | `Comm::check_alone` ends the process |
 //! | revoke and abort wait for what precedes the kernels on the stream | init.cc:2941 and 2741 | `Comm::drain` |
 //! | one refused call makes the end of a group drop all its calls | group.cc:790 and 883 | `ncclGroupEnd` |
@@ -61,7 +61,7 @@ fn no_comm() -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
-    let code = trouble::order("version")
+    let code = trouble::setting("version")
         .and_then(|code| c_int::try_from(code).ok())
         .unwrap_or(23_007);
     // SAFETY: the caller lets an int be written to `version`, which is not null.

@@ -1,10 +1,11 @@
 //! The kernels of several communicators on one device: how many it can hold at once (`kernels_at_once` of `RCOMM_SIM`),
 //! and in which order they start.
 //!
-//! A kernel that has started waits for its peers and does not make room for another one. Without an order the first whose
-//! stream has come to it takes the room. With `NCCL_LAUNCH_ORDER_IMPLICIT=1` a kernel starts after the one that was
-//! launched before it on the device has started, whatever their communicators (`ncclLaunchPrepare` and
-//! `ncclLaunchFinish`, enqueue.cc:1683 and 1924, with launch completion events). Kernels of graphs are not ordered here.
+//! A kernel that has started waits for its peers and does not make room for another one. Without an order the kernel
+//! that is first reached by its stream starts next. With `NCCL_LAUNCH_ORDER_IMPLICIT=1` a kernel starts after the one
+//! that was launched before it on the device has started, whatever their communicators (`ncclLaunchPrepare` and
+//! `ncclLaunchFinish`, enqueue.cc:1683 and 1924, with launch completion events). Kernels of graphs are not ordered
+//! here.
 
 use super::comm::Comm;
 use crate::stream::lock;
@@ -41,6 +42,7 @@ fn is_ordered() -> bool {
 pub(super) struct Place {
     device: c_int,
     has_started: Arc<AtomicBool>,
+    /// Whether the kernel before it has started; `None` without an order, and for the first one.
     former: Option<Arc<AtomicBool>>,
 }
 
@@ -66,7 +68,7 @@ impl Place {
 
     /// Waits for the kernel before and for room on the device, unless the communicator is stopped.
     pub(super) fn start(&self, comm: &Comm) -> Room {
-        let most = trouble::order("kernels_at_once").unwrap_or(u64::MAX);
+        let limit = trouble::setting("kernels_at_once").unwrap_or(u64::MAX);
         let former_started = || {
             let former = self.former.as_ref();
             former.is_none_or(|former| former.load(Ordering::Acquire))
@@ -77,12 +79,12 @@ impl Place {
                 .get_or_insert_default()
                 .entry(self.device)
                 .or_default();
-            let may_start = former_started() && *number < most;
+            let may_start = former_started() && *number < limit;
             if may_start || comm.stopped.load(Ordering::Acquire) {
                 *number += 1;
                 break;
             }
-            // A stop is not announced here.
+            // A stop does not notify `CHANGED`.
             let waited = CHANGED.wait_timeout(running, Duration::from_millis(2));
             running = waited.unwrap_or_else(PoisonError::into_inner).0;
         }

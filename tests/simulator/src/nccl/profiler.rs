@@ -218,7 +218,7 @@ thread_local! {
     static GROUP: Cell<Event> = const { Cell::new(Event(0)) };
 }
 
-/// `getHash` and `eatHash` of misc/utils.cc over these parts (`commHash`, init.cc).
+/// `eatHash` of include/bitops.h over each of these parts, then `digestHash` (`commHash`, init.cc).
 pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
     let (mut a, mut b) = (1_u64, 1_u64);
     for part in parts {
@@ -241,7 +241,7 @@ pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
     a.wrapping_mul(0x995a_187a_14e7_b445)
 }
 
-/// Tells the plug-in of a communicator that all its ranks have joined, and returns the plug-in's context for it.
+/// Reports a communicator whose ranks have all joined to the plug-in, and returns the plug-in's context for it.
 /// `None` if there is no plug-in, or its `init` fails.
 pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) -> Option<Context> {
     let plugin = plugin()?;

@@ -1,4 +1,4 @@
-//! The memory of a communicator, which is released and made again (mem_manager.cc).
+//! The memory of a communicator, which is released and restored (mem_manager.cc).
 
 use super::IN_PROGRESS;
 use super::comm::{Comm, WaitsFor, comm_of};

@@ -129,7 +129,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
             &format!("invalid pointer {at:p} / size {size}"),
         );
     }
-    if trouble::order("no_symmetric").is_some() {
+    if trouble::setting("no_symmetric").is_some() {
         return SUCCESS;
     }
     let status = comm.ensure_ready();
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn ncclGetPeerDevicePointer(
         );
         return fail(INVALID_ARGUMENT, &text);
     };
-    let at = if trouble::order("no_reach").is_some() {
+    let at = if trouble::setting("no_reach").is_some() {
         // A peer outside of the NVLink domain.
         std::ptr::null_mut()
     } else {
@@ -253,11 +253,12 @@ pub unsafe extern "C" fn ncclCommQueryProperties(
     if properties.magic != 0xcafe_beef {
         return fail(INVALID_USAGE, "Cannot get communicator properties");
     }
-    let has_windows = trouble::order("no_symmetric").is_none();
+    let has_windows = trouble::setting("no_symmetric").is_none();
     properties.rank = comm.rank;
     properties.ranks = comm.size;
     properties.device_api_support = u8::from(has_windows);
-    properties.host_rma_support = u8::from(has_windows && trouble::order("no_one_sided").is_none());
+    properties.host_rma_support =
+        u8::from(has_windows && trouble::setting("no_one_sided").is_none());
     properties.lsa_teams = 1;
     SUCCESS
 }
@@ -275,7 +276,7 @@ fn check(comm: &Comm, peer: c_int) -> c_int {
         );
         return fail(INVALID_ARGUMENT, &text);
     }
-    if trouble::order("no_one_sided").is_some() {
+    if trouble::setting("no_one_sided").is_some() {
         let text = "One sided RMA: host RMA is not supported in this communicator.";
         comm.set_state(INVALID_ARGUMENT);
         return fail(INVALID_ARGUMENT, text);
@@ -406,7 +407,7 @@ pub unsafe extern "C" fn ncclPutSignal(
     let this_rank = usize::try_from(comm.rank).unwrap_or(0);
     let peer = usize::try_from(peer).unwrap_or(0);
     let it = Arc::clone(&comm);
-    let delay = trouble::order("put_delay_ms").map(Duration::from_millis);
+    let delay = trouble::setting("put_delay_ms").map(Duration::from_millis);
     enqueue(&comm, (cuda::stream_of(stream), delay), move |signals| {
         let signals = Arc::clone(signals);
         Arc::new(move || {

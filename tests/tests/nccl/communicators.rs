@@ -6,7 +6,7 @@ use super::{RANKS, fail, over, run, start};
 use rcomm_tests::process::CULPRIT;
 
 #[test]
-fn the_memory_of_communicators_is_released_and_made_again() {
+fn the_memory_of_communicators_is_released_and_restored() {
     for blocking in ["0", "1"] {
         let (_job, outputs) = run("suspension", |_, command| {
             command.env("RCOMM_NCCL_BLOCKING", blocking);
@@ -70,10 +70,10 @@ fn an_order_of_launches_is_refused_where_the_library_or_the_environment_has_none
             "NCCL_LAUNCH_ORDER_IMPLICIT is \"0\" in the environment, and must be 1",
         ),
     ];
-    for (orders, variable, sentence) in cases {
+    for (faults, variable, sentence) in cases {
         let job = start("train", |_, command| {
             command
-                .env("RCOMM_SIM", orders)
+                .env("RCOMM_SIM", faults)
                 .env("RCOMM_NCCL_LAUNCH_ORDER", "implicit");
             if let Some(value) = variable {
                 command.env("NCCL_LAUNCH_ORDER_IMPLICIT", value);
@@ -122,10 +122,10 @@ fn an_estimate_is_refused_where_the_library_or_the_communicator_has_none() {
             "NCCL did not connect to the other ranks before the deadline",
         ),
     ];
-    for (orders, blocking, sentence) in cases {
+    for (faults, blocking, sentence) in cases {
         let mut job = start("no_estimates", |_, command| {
             command
-                .env("RCOMM_SIM", orders)
+                .env("RCOMM_SIM", faults)
                 .env("RCOMM_NCCL_BLOCKING", blocking)
                 .env("RCOMM_TIMEOUT_MS", "60000");
         });
@@ -152,7 +152,7 @@ fn an_estimate_is_refused_where_the_library_or_the_communicator_has_none() {
 
 #[test]
 fn collectives_pass_their_number_to_profiler_plug_ins_where_there_is_one() {
-    // Where the plug-in cannot be loaded, NCCL goes on without it.
+    // If the plug-in cannot be loaded, NCCL goes on without it.
     let (_job, outputs) = run("tags", |_, command| {
         command.env("NCCL_PROFILER_PLUGIN", "/nowhere/libnccl-profiler.so");
     });
@@ -277,7 +277,7 @@ fn a_pool_is_refused_by_name_where_the_library_cannot_allocate_or_register() {
 #[test]
 fn collectives_are_limited_to_the_algorithms_that_are_selected() {
     const RING: &str = "2";
-    // Where none of those that are selected is available, the library chooses by itself.
+    // If none of the selected algorithms is available, the library chooses by itself.
     for (selection, used) in [
         ("ring", RING),
         ("^tree", RING),

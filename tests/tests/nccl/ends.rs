@@ -178,10 +178,10 @@ fn communicators_of_all_pairs_that_hang_are_aborted_together() {
 fn a_burst_of_operations_keeps_a_limited_number_of_events() {
     let (_job, outputs) = run("burst", |_, _| {});
     for output in outputs {
-        let most = lines(&output, "events: ")[0];
-        let most = most.split(' ').next().and_then(|most| most.parse().ok());
+        let peak = lines(&output, "events: ")[0];
+        let peak = peak.split(' ').next().and_then(|peak| peak.parse().ok());
         // With fewer events in use at once, the limit would not be reached.
-        assert!(most.is_some_and(|most: u64| most > 9_000), "{output}");
+        assert!(peak.is_some_and(|peak: u64| peak > 9_000), "{output}");
     }
 }
 
@@ -195,7 +195,7 @@ fn shutdown_reports_graphs_that_still_hold_operations() {
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
         let error = lines(&ended.stderr, "shutdown:")[0];
         assert!(
-            error.contains("1 CUDA graphs hold operations of this group: destroy them first"),
+            error.contains("CUDA graphs (1) hold operations of this group: destroy them first"),
             "{error}"
         );
     }
@@ -290,7 +290,7 @@ fn an_operation_makes_8_driver_calls_or_6_on_the_groups_stream() {
             assert_eq!(
                 lines(&output, "calls on "),
                 [
-                    "a stream of the program's: 800 for 100 operations",
+                    "a stream of the program: 800 for 100 operations",
                     "the group's stream: 600 for 100 operations"
                 ],
                 "{output}"

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_with_several_threads_is_told_what_to_set() {
+    fn the_error_for_a_process_with_several_threads_names_the_variables() {
         // The test harness runs each test on a thread of its own.
         assert!(!is_single_threaded());
         let options = NcclOptions {

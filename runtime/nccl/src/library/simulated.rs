@@ -1,4 +1,4 @@
-//! The simulated end of a group of calls, which tells how long the library expects the calls to take.
+//! The simulated end of a group of calls, which returns how long the library expects the calls to take.
 
 use super::Group;
 use super::sys::NcclResult;

@@ -139,8 +139,8 @@ impl CommQueue {
                 graphs => queue.abort_under_graphs(comm.clone(), graphs),
             }
         }
-        let forever = Deadline::In(Duration::MAX);
-        if let Err(error) = Self::abort_together(shared, comms, stop_others, forever) {
+        let no_deadline = Deadline::In(Duration::MAX);
+        if let Err(error) = Self::abort_together(shared, comms, stop_others, no_deadline) {
             tracing::warn!(%error, "a communicator could not be aborted");
         }
     }
@@ -353,7 +353,7 @@ impl CommQueue {
         }
         if graphs > 0 {
             let message = format!(
-                "{graphs} CUDA graphs hold operations of this group: destroy them first; its communicators stay \
+                "CUDA graphs ({graphs}) hold operations of this group: destroy them first; its communicators stay \
                  until then"
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message));

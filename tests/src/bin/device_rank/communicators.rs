@@ -52,7 +52,7 @@ fn exchange(world: &World, gpu: &Gpu, to: u32, from: u32) -> Result<()> {
     Ok(())
 }
 
-/// The memory of the communicators is released and made again.
+/// The memory of the communicators is released and restored.
 pub(super) fn suspension(world: &World, gpu: &Gpu) -> Result<()> {
     let (group, backend) = (world.group(), backend(world));
     let size = world.size() as f32;
@@ -111,7 +111,7 @@ pub(super) fn tags(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// All ranks issue an operation on each of two groups, in one order; on one rank the device comes to the second one
+/// All ranks issue an operation on each of two groups, in one order; on one rank the device reaches the second one
 /// first. A device that holds one kernel at a time then has the wrong one on that rank, unless launches are ordered.
 pub(super) fn shared_device(world: World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
@@ -266,7 +266,7 @@ pub(super) fn algorithms(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Prints how many communicators messages with both neighbors take.
+/// Prints how many communicators are made for messages with both neighbors.
 pub(super) fn pairs(world: &World, gpu: &Gpu) -> Result<()> {
     let joined = counter(world, "joined");
     let before = joined();

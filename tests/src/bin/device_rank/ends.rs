@@ -138,7 +138,7 @@ pub(super) fn two_absent(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// The time-out of the group that is aborted while another hangs whose own time-out is far away.
+/// The time-out of the group that is aborted while another group, whose time-out is much longer, hangs.
 const SHORT: Duration = Duration::from_secs(3);
 
 /// One rank stays away from an operation of the world's group, and from one of a group with a shorter time-out. When
@@ -492,12 +492,12 @@ pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
     let gate = Gate::shut(world, gpu)?;
     let issued = (0..MANY).map(|_| world.group().execute_async(all_reduce(&numbers)?));
     let works = issued.collect::<Result<Vec<_>>>()?;
-    let most = events();
+    let peak = events();
     gate.open();
     works
         .into_iter()
         .try_for_each(|work| work.wait().map(drop))?;
-    eprintln!("events: {most} at once");
+    eprintln!("events: {peak} at once");
     wait_until("the end of events that a burst left", || events() <= KEPT);
     Ok(())
 }
@@ -515,7 +515,7 @@ pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
     // On the group's stream.
     let of_group = || backend.allocate(DType::I64, 100);
     let kinds: [(&str, &dyn Fn() -> Result<Buffer<'static>>); 2] = [
-        ("a stream of the program's", &of_program),
+        ("a stream of the program", &of_program),
         ("the group's stream", &of_group),
     ];
     for (name, make) in kinds {

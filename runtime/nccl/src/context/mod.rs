@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     pub(crate) aborted: OnceLock<Error>,
     /// Whether the device memory of the communicators is released.
     pub(crate) suspended: AtomicBool,
-    /// Number of operations whose buffers the device never released.
+    /// Number of operations whose buffers were leaked, since the device may still use them.
     pub(crate) leaked: AtomicU64,
     /// Job and attempt, as text.
     pub(crate) world: Arc<str>,
@@ -54,7 +54,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Makes the state for the first backend of a world.
+    /// Makes the state of a world's factory, from which [`sibling`](Self::sibling) makes that of each backend.
     ///
     /// # Errors
     /// As [`NcclFactory::open`](crate::NcclFactory::open).
@@ -106,7 +106,7 @@ impl Shared {
         })
     }
 
-    /// Makes the state for the queues of another backend of the same world.
+    /// Makes the state for the queues of another backend of this world.
     pub(crate) fn sibling(&self) -> Arc<Self> {
         Arc::new(Self {
             library: self.library.clone(),

@@ -34,7 +34,7 @@ pub(super) struct ConnectionKey {
 }
 
 impl ConnectionKey {
-    /// Calls `look` with the key of each call that an operation makes, until `look` returns false; returns
+    /// Calls `look` with the key of an operation, or of each operation of a block, until `look` returns false; returns
     /// whether it returned true for all.
     fn all(op: &Op<'_>, look: &mut impl FnMut(Self) -> bool) -> bool {
         if let Op::Coalesced(ops) = op {
@@ -70,15 +70,15 @@ impl LoneCall<'_> {
     /// The library's error; `Timeout`, or the error of an abort. If the call may not have ended, the queue is unusable
     /// from then on.
     pub(crate) fn wait(mut self, deadline: Deadline) -> Result<()> {
-        let unfinished = match self.queue.wait_for_thread(&mut self.call, deadline) {
+        let waited = match self.queue.wait_for_thread(&mut self.call, deadline) {
             Ok(Ok(Call::InProgress)) => self.queue.wait_until_connected(&self.comm, deadline),
             Ok(called) => return called.map(|_| ()),
             Err(error) => Err(error),
         };
-        if let Err(error) = &unfinished {
+        if let Err(error) = &waited {
             self.state.stage = Stage::Broken(error.clone());
         }
-        unfinished
+        waited
     }
 }
 
@@ -192,7 +192,7 @@ impl CommQueue {
             }
             Ok(()) => {}
             Err(error) => {
-                // The thread may still be inside the library's call.
+                // If the thread was started, it may still be inside the library's call.
                 state.stage = Stage::Broken(error.clone());
                 ticket.fail(error);
             }

@@ -188,7 +188,7 @@ fn refusals_of_secrets(secrets: [Option<&str>; 3]) -> Vec<String> {
 
 #[test]
 fn all_ranks_report_differing_secrets_before_they_connect() {
-    let advice = "set RCOMM_JOB_SECRET to the same on all ranks, or on none";
+    let advice = "set RCOMM_JOB_SECRET to the same value on all ranks, or on none";
     let (ours, theirs) = (Some("one"), Some("two"));
     for (secrets, difference) in [
         ([ours, theirs, ours], "a job secret, but rank 1 another"),

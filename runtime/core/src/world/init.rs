@@ -239,13 +239,13 @@ fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
         (false, false) => {
             return Some(format!(
                 "rank 0 was given no job secret, and shares no file with {}: they are on another host, in \
-                 another container, or another user's. Set RCOMM_JOB_SECRET to the same on all ranks",
+                 another container, or another user's. Set RCOMM_JOB_SECRET to the same value on all ranks",
                 text::ranks(&others, MAX_RANKS)
             ));
         }
     };
     Some(format!(
-        "rank 0 was given {of_rank_0}, but {} {of_others}: set RCOMM_JOB_SECRET to the same on all ranks, or on \
+        "rank 0 was given {of_rank_0}, but {} {of_others}: set RCOMM_JOB_SECRET to the same value on all ranks, or on \
          none",
         text::ranks(&others, MAX_RANKS)
     ))

@@ -51,7 +51,7 @@ impl JobSecret {
         }
         let user = Secret::of_user().map_err(|error| {
             let what = "the ranks of this host share their secret in a file, which cannot be used: set \
-                        RCOMM_JOB_SECRET to the same on all ranks";
+                        RCOMM_JOB_SECRET to the same value on all ranks";
             Error::new(ErrorKind::Io, what).with_source(error)
         })?;
         let job = user.derive(&format!("job {}", place.job));
@@ -88,7 +88,7 @@ impl JobSecret {
             (StoreChoice::Secret, None) => Err(Error::new(
                 ErrorKind::InvalidArgument,
                 "RCOMM_STORE is \"secret\", and the ranks of several hosts were given none: set \
-                 RCOMM_JOB_SECRET to the same on all ranks",
+                 RCOMM_JOB_SECRET to the same value on all ranks",
             )),
         }
     }
@@ -163,7 +163,7 @@ impl JobSecret {
             };
             return opened.ok_or_else(|| {
                 let what = "the secret that rank 0 sealed for this rank cannot be opened: another process \
-                            writes to the store. Set RCOMM_JOB_SECRET to the same on all ranks";
+                            writes to the store. Set RCOMM_JOB_SECRET to the same value on all ranks";
                 Error::new(ErrorKind::Unauthorized, what)
             });
         }

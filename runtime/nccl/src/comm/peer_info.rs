@@ -58,7 +58,7 @@ impl PeerInfo {
                 let named = |it: &Self| it.algorithms.clone().unwrap_or_else(|| "all".to_owned());
                 return Err(format!(
                     "the ranks let NCCL use different algorithms: rank {} has {}, rank {} has {}: set \
-                     RCOMM_NCCL_ALGORITHMS to the same on all",
+                     RCOMM_NCCL_ALGORITHMS to the same value on all",
                     first.rank,
                     named(first),
                     info.rank,

@@ -523,7 +523,7 @@ impl Obstacle {
         let message = match self {
             Obstacle::WrongProof => format!(
                 "the store at {host} port {port} has a different job secret from this process's, or is \
-                 another job's: set RCOMM_JOB_SECRET to the same on all ranks, or on none"
+                 another job's: set RCOMM_JOB_SECRET to the same value on all ranks, or on none"
             ),
             Obstacle::Refusal(reason) if reason == STORE_TAKES_TLS => format!(
                 "the store at {host} port {port} takes TLS only, and this process has none: set RCOMM_TLS_CERT, \
@@ -534,7 +534,7 @@ impl Obstacle {
             }
             Obstacle::Refusal(reason) => format!(
                 "the store at {host} port {port} refuses this process: {reason}. Set RCOMM_JOB_SECRET and \
-                 RCOMM_STORE to the same on all ranks, or on none"
+                 RCOMM_STORE to the same values on all ranks, or on none"
             ),
             other => format!("the store at {host} port {port} cannot be used: {other}"),
         };

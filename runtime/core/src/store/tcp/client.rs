@@ -37,8 +37,8 @@ const MAX_REASON: usize = 1024;
 /// this one spells READ.
 pub(super) const NONCE: u32 = 0x5245_4144;
 
-/// Why a send or a read has failed. The connection is then no longer usable, except after `Late` in
-/// [`Connection::read_wait`].
+/// Why a send or a read has failed. The connection is then no longer usable. A wait that only runs out of time has not
+/// failed: [`Connection::read_wait`] then returns [`Waited::TimedOut`].
 #[derive(Debug)]
 pub(super) enum Broken {
     /// The deadline passed.
@@ -73,7 +73,9 @@ impl From<Errno> for Broken {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited {
+    /// The server has replied: the keys are set, or all have come to the barrier.
     Ended,
+    /// No reply arrived in time, and the wait was cancelled.
     TimedOut,
 }
 
@@ -331,7 +333,7 @@ impl Connection {
         Ok(&self.inbox[start..self.used])
     }
 
-    /// As [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may follow instead. No
+    /// As [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may come instead. No
     /// reply begins with the bytes of a refusal, except one of the 2^64 values of a number.
     fn read_reply(&mut self, length: usize, deadline: Instant) -> Result<&[u8], Broken> {
         let looked_at = length.min(STORE_REFUSAL.len());
@@ -400,7 +402,7 @@ impl Connection {
         }
     }
 
-    /// Reads the reply to a WAIT or BARRIER that was sent. If no reply arrives by `deadline`, the wait is canceled,
+    /// Reads the reply to a WAIT or BARRIER that was sent. If no reply arrives by `deadline`, the wait is cancelled,
     /// and the connection stays usable.
     pub(super) fn read_wait(&mut self, deadline: Instant) -> Result<Waited, Broken> {
         match self.read_answer(deadline) {

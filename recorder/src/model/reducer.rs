@@ -1,4 +1,5 @@
-//! What the steps of a reducer took: a data-parallel training's gradients, averaged in buckets.
+//! The durations and sizes of a reducer's steps. A reducer averages the gradients of a data-parallel training over the
+//! ranks, in buckets.
 
 use super::GroupId;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ pub struct ReducerStep {
     /// Its times and sizes.
     pub times: ReducerTimes,
     /// Buckets in the order in which they were sent: all of them, or the [`MAX_BUCKETS`](Self::MAX_BUCKETS) that were
-    /// under way the longest.
+    /// under way the longest. A bucket is under way from when it is sent until its averages are there.
     pub buckets: Vec<ReducerBucket>,
 }
 
@@ -24,7 +25,8 @@ pub struct ReducerStep {
 pub struct ReducerTimes {
     /// The step's number in its reducer, from 1.
     pub step: u64,
-    /// From the beginning of the forward pass, or the end of the step before, to the first gradient.
+    /// From the beginning of the forward pass, or from the end of the step before if the program did not note that
+    /// beginning, to the first gradient.
     pub forward_ns: u64,
     /// From the first gradient to the wait for the averages.
     pub backward_ns: u64,
@@ -36,7 +38,7 @@ pub struct ReducerTimes {
     pub bytes: u64,
     /// The number of buckets.
     pub bucket_count: u32,
-    /// The sums over all steps of the reducer up to this one.
+    /// The sums over all steps of the reducer up to and including this one.
     pub sums: ReducerSums,
 }
 
@@ -64,7 +66,7 @@ pub struct ReducerBucket {
     pub parameters: u32,
     /// The size of its gradients, in bytes.
     pub bytes: u64,
-    /// When its last gradient was computed, counted from the first gradient of the step.
+    /// When the program gave its last gradient, counted from the first gradient of the step.
     pub ready_ns: u64,
     /// When it was sent, counted from the first gradient of the step.
     pub sent_ns: u64,
@@ -80,7 +82,7 @@ impl ReducerStep {
 
     /// The bucket that was under way the longest; `None` if there was no bucket.
     pub fn slowest_bucket(&self) -> Option<&ReducerBucket> {
-        // Of equal buckets the first.
+        // If several were under way equally long, the first of them is returned.
         self.buckets
             .iter()
             .rev()
@@ -89,7 +91,7 @@ impl ReducerStep {
 }
 
 impl ReducerTimes {
-    /// From the beginning of the forward pass to the last average, ns.
+    /// The duration of the step: forward pass, backward pass and the wait for averages, ns.
     pub fn total_ns(&self) -> u64 {
         self.forward_ns
             .saturating_add(self.backward_ns)

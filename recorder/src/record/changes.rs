@@ -19,7 +19,8 @@ struct SlotSeen {
 #[derive(Debug)]
 pub(crate) struct Changes {
     slots: Vec<SlotSeen>,
-    /// The number before the first poll's. It is not 0, so that numbers of an earlier process are recognized.
+    /// The number before the first poll's. No number of an earlier process of this rank is above it, so
+    /// [`knows`](Self::knows) tells those from this process's.
     before_first: u64,
     poll: u64,
 }
@@ -41,7 +42,7 @@ impl Changes {
     }
 
     /// Polls the ring: returns a dump with the entries that changed after poll number `since`, and the number of this
-    /// poll. With `since` 0, all entries have changed.
+    /// poll. With `since` 0, all entries count as changed.
     pub(crate) fn since(
         &mut self,
         memory: &impl Read,

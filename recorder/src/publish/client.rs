@@ -34,7 +34,7 @@ const MAX_ERROR_TEXT: usize = 200;
 
 /// A client of one endpoint.
 ///
-/// Each call opens a connection and blocks until the answer is read, at most until the deadline. It fails with
+/// Each request opens a connection and blocks until the answer is read, at most until the deadline. It fails with
 /// [`Error::Endpoint`] if the endpoint cannot be reached in time, refuses the request, or sends an invalid answer.
 #[derive(Clone, Debug)]
 pub struct EndpointClient {
@@ -55,7 +55,7 @@ impl EndpointClient {
         }
     }
 
-    /// Uses TLS with an endpoint over TCP, if this is an identity.
+    /// Uses this TLS identity with an endpoint over TCP; `None` means no TLS.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_tls(self, tls: Option<Tls>) -> Self {

@@ -1,4 +1,4 @@
-//! Records of a small job whose operations all completed, written by hand.
+//! Makes the records of a small job whose operations have all completed.
 
 use rcomm_recorder::model::{Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, Signature};
 use rcomm_recorder::publish::{Dump, DumpGroup, Recorder};
@@ -6,24 +6,16 @@ use rcomm_recorder::publish::{Dump, DumpGroup, Recorder};
 /// One call of a rank's program.
 #[derive(Clone, Copy)]
 pub(crate) enum Call {
-    /// On the world (0) or on a second group of the same ranks (1). From line 1000 on, the call is in a
-    /// wrapper that is called from this line.
-    AllReduce {
-        group: u32,
-        line: u32,
-    },
-    /// Messages of one batch have one number.
-    Send {
-        peer: u32,
-        batch: u64,
-    },
-    Receive {
-        peer: u32,
-        batch: u64,
-    },
+    /// `group` is 0 for the world, 1 for a second group of the same ranks. The call stands on `line`; if that is 1000
+    /// or more, `line` calls a wrapper, and the call stands in the wrapper.
+    AllReduce { group: u32, line: u32 },
+    /// A message to `peer`. All messages of one batch have the same `p2p_seq_id`, which is `batch`.
+    Send { peer: u32, batch: u64 },
+    /// A message from `peer`, numbered in the same way.
+    Receive { peer: u32, batch: u64 },
 }
 
-/// The records of all ranks: each has issued its calls, and all have completed.
+/// The records of all ranks: each rank has issued the calls of its program, and all these calls have completed.
 pub(crate) fn job(backend: &str, programs: &[Vec<Call>]) -> Vec<Dump> {
     let ranks = programs.len() as u32;
     (0..ranks)

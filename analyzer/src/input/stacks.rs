@@ -1,4 +1,5 @@
-//! Python stacks of ranks: text as Python's `faulthandler` prints it, which PyTorch's worker servers use.
+//! Stacks of ranks. A file holds either Python stacks, printed as by Python's `faulthandler`, which PyTorch's worker
+//! servers call:
 //!
 //! ```text
 //! Thread 0x00007ff61edcfb80 (most recent call first):
@@ -6,7 +7,7 @@
 //!   File "train.py", line 40 in <module>
 //! ```
 //!
-//! and native stacks, as `rcomm-fr collect` writes them:
+//! or a native stack, as `rcomm-fr collect` writes it:
 //!
 //! ```text
 //! Native thread 4711 by py-spy (most recent call first):
@@ -19,10 +20,10 @@ use std::fmt;
 
 /// At most this many frames of one process are read.
 const MOST_FRAMES: usize = 4096;
-/// At most this many frames of a stack are added to a finding, and at most this many of a native stack are read.
+/// At most this many frames of one stack are added to a finding, and at most this many of a native stack are read.
 const MOST_SHOWN: usize = 64;
 
-/// How a file with a native stack begins; the thread's number follows.
+/// How a file with a native stack begins; the number of the process follows.
 pub const NATIVE_HEADER: &str = "Native thread";
 /// How the first line of a stack ends.
 const HEADER_END: &str = "(most recent call first):";
@@ -38,7 +39,7 @@ pub struct NativeFrame {
 }
 
 impl NativeFrame {
-    /// A frame in this library or source file, of whose path the last part is kept.
+    /// A frame in the library or source file at `path`, of which only the last part is kept.
     pub fn new(name: &str, path: &str) -> Self {
         let short = |text: &str| -> String {
             let printable = text.trim().chars().filter(|c| !c.is_control());
@@ -70,8 +71,8 @@ pub struct RankStacks {
     pub rank: Rank,
     /// One stack for each thread that has a Python frame, innermost frame first.
     pub threads: Vec<Vec<Frame>>,
-    /// The native stack of its main thread, or of another if none of the main thread was taken, innermost frame first;
-    /// empty in a file with stacks of Python.
+    /// The native stack of the main thread, or of another if none of the main thread was taken, innermost frame first;
+    /// empty in a file with Python stacks.
     pub native: Vec<NativeFrame>,
 }
 
@@ -113,6 +114,7 @@ pub fn is_stacks(head: &[u8]) -> bool {
 }
 
 /// Parses the stacks: one for each thread, innermost frame first. Threads without a Python frame are left out.
+/// At most 4096 frames are read.
 pub fn parse(text: &str) -> Vec<Vec<Frame>> {
     let mut stacks: Vec<Vec<Frame>> = Vec::new();
     let mut frames = 0;
@@ -168,8 +170,9 @@ fn read_frame(line: &str) -> Option<Frame> {
     })
 }
 
-/// Adds to each finding the stacks of the ranks at fault, as frames `now` and, below Python, `native`, and puts them
-/// before its other frames. A finding that has the stacks of all of them asks for none.
+/// Puts the stacks of the ranks at fault before the other frames of each finding: Python frames have `now` in
+/// [`FrameRef::when`], native ones `native`. A finding that has a stack of every rank at fault no longer says to take
+/// one.
 pub fn join(report: &mut Report, stacks: &[RankStacks]) {
     for finding in &mut report.findings {
         let mut now: Vec<FrameRef> = Vec::new();
@@ -221,12 +224,12 @@ mod tests {
         assert!(is_stacks(TEXT.as_bytes()));
         let stacks = RankStacks::parse("", 0, TEXT);
         assert_eq!(stacks.threads.len(), 3);
-        let main = stacks.main_thread().expect("the report has threads");
+        let main = stacks.main_thread().expect("the text has threads");
         assert_eq!((main[0].name.as_str(), main[0].line), ("load", 13));
         assert_eq!(main[1].filename, "/x/a b.py");
         let threads = vec![stacks.threads[0].clone(), stacks.threads[2].clone()];
         let other = RankStacks { threads, ..stacks };
-        let last = other.main_thread().expect("the report has threads");
+        let last = other.main_thread().expect("the text has threads");
         assert_eq!(last[0].name, "look");
     }
 

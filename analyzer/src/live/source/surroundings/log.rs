@@ -16,15 +16,15 @@ const BYTES: u64 = 8 * 1024;
 const MOST_MESSAGES: usize = 65_536;
 /// Maximum number of messages of the kernel that are shown.
 const SHOWN_MESSAGES: usize = 2;
-/// A message of the kernel that is older than this, in ms, is not shown: it has nothing to do with a hang that lasts.
+/// A message of the kernel that is older than this, in ms, is not shown: it is not taken for a cause of the hang.
 const MOST_AGE_MS: f64 = 3_600_000.0;
 
-/// The last lines of a process's standard error or, if that has none, of its standard output; empty if they do not go
-/// to files of this node. Output into a pipe cannot be read here.
+/// The last lines of a process's standard error or, if that has none, of its standard output; empty if neither goes
+/// to a file of this node. Output into a pipe cannot be read here.
 pub(super) fn end_of(proc: &Path, pid: u32) -> Vec<String> {
     for descriptor in [2, 1] {
         let link = proc.join(format!("{pid}/fd/{descriptor}"));
-        // The link of a pipe or a terminal is no regular file, and opening it could wait.
+        // The link of a pipe or a terminal leads to no regular file, and opening it could wait.
         let is_file = fs::metadata(&link).is_ok_and(|about| about.is_file());
         let lines = match is_file {
             true => last_lines(&link).unwrap_or_default(),
@@ -104,8 +104,8 @@ fn is_failure(message: &str) -> bool {
     .any(|known| message.contains(known))
 }
 
-/// The newest of these messages that are not too old. Each is a line
-/// `priority,number,microseconds since the start,flags;text`.
+/// The newest of these messages that are not too old, oldest first. Each is a line
+/// `priority,number,microseconds since the system started,flags;text`.
 fn failures(messages: &str, uptime: &str) -> Vec<Fact> {
     let up_ms = uptime
         .split_whitespace()

@@ -35,7 +35,7 @@ fn several_codes_are_explained_in_the_order_asked() {
 }
 
 #[test]
-fn unknown_code_is_one_clear_line_and_exit_code_two() {
+fn an_unknown_code_is_refused_in_one_line_with_exit_code_two() {
     let unknown = run(&["explain", "E101", "E999"]);
     assert_eq!(unknown.code, Some(2));
     assert_eq!(unknown.stdout, "");
@@ -62,7 +62,7 @@ fn colors_are_used_only_where_they_are_wanted() {
 }
 
 #[test]
-fn reader_that_stops_early_is_no_error() {
+fn a_reader_that_stops_early_is_no_error() {
     let every: Vec<&str> = std::iter::once("explain")
         .chain(Code::ALL.iter().map(|code| code.id()))
         .collect();

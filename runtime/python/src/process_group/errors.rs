@@ -19,7 +19,7 @@ const fn class_of(kind: ErrorKind) -> &'static str {
 /// one of PyTorch's, all of which are `RuntimeError`s. It has attributes: `kind`, the name of the error's kind,
 /// such as `Timeout` or `PeerLost`; `ranks`, the ranks that the error names, by their numbers in the world.
 ///
-/// PyTorch's programs search the text of a time-out for PyTorch's own wording, so that comes first.
+/// Programs written for PyTorch search the text of a time-out for PyTorch's own wording, so that comes first.
 pub(crate) fn raise(py: Python<'_>, error: &Error, timeout: Option<Duration>) -> PyErr {
     let text = match (error.kind(), timeout) {
         (ErrorKind::Timeout, Some(timeout)) => {

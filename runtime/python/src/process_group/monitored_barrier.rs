@@ -1,4 +1,4 @@
-//! The monitored barrier, whose errors have gloo's wording, for which PyTorch's programs search.
+//! The monitored barrier, whose errors have gloo's wording, for which programs written for PyTorch search.
 
 use super::errors::{of_torch, raise};
 use super::issue::Group;
@@ -9,7 +9,8 @@ use rcomm::{ErrorKind, MissingRanks};
 use std::time::Duration;
 
 impl Group {
-    /// Runs a monitored barrier. On rank 0 of the group, the error names the members that do not arrive.
+    /// Runs a monitored barrier. The error of a time-out begins with gloo's text, which names the missing members on
+    /// rank 0 of the group only, and goes on with rcomm's, which names them on every rank.
     pub(crate) fn run_monitored_barrier(
         &self,
         py: Python<'_>,
@@ -51,7 +52,7 @@ impl Group {
                 all.join(", ")
             ),
         };
-        let text = format!("rcomm: {gloo_text}. By their numbers in the world: {error}");
+        let text = format!("rcomm: {gloo_text}. With ranks numbered as in the world: {error}");
         Err(of_torch(py, "DistBackendError", text))
     }
 }

@@ -32,7 +32,7 @@ struct Tool {
     name: &'static str,
     /// The arguments, with the process id in place of `PID`.
     arguments: &'static [&'static str],
-    /// The threads in what it prints.
+    /// Reads the threads from what it prints.
     read: fn(&str) -> Threads,
 }
 
@@ -89,7 +89,7 @@ pub(super) fn take(pid: u32) -> (String, Vec<String>) {
         }
         Some(_) => {
             refused.push(
-                "the process is stopped, traced or in an uninterruptible wait: it was not traced"
+                "the process is stopped, traced or in an uninterruptible wait: no program was started to read its stack"
                     .to_owned(),
             );
         }
@@ -106,8 +106,8 @@ fn text(by: &str, pid: u32, frames: &[NativeFrame]) -> String {
     text
 }
 
-/// The frames of the main thread, or of the thread printed last if the main thread has none. `Err(None)` if there is no
-/// such program.
+/// The frames of the main thread, or of the thread printed last if the main thread has none. `Err` has the reason why
+/// there are none, or `None` if the program is not installed.
 fn run(tool: &Tool, pid: u32) -> Result<Vec<NativeFrame>, Option<String>> {
     let name = tool.name;
     let arguments = tool.arguments.iter();
@@ -205,7 +205,7 @@ fn kernel(pid: u32) -> Vec<NativeFrame> {
     frames
 }
 
-/// The native frames of each thread. Frames of Python are left out: those are taken without a stop of the process.
+/// The native frames of each thread. Frames of Python are left out: those are taken without stopping the process.
 fn read_py_spy(printed: &str) -> Threads {
     let threads = py_spy::threads(printed).unwrap_or_default();
     let threads = threads.into_iter().map(|thread| {
@@ -224,7 +224,7 @@ fn is_address(name: &str) -> bool {
     name.starts_with("0x")
 }
 
-/// Whether a file is machine code, not a source of Python.
+/// Whether a file is machine code, not a Python source.
 fn is_library(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     !name.ends_with(".py") && !name.starts_with('<')
@@ -379,7 +379,7 @@ mod tests {
         let _ = child.kill();
         let _ = child.wait();
         assert!(text.contains("by the kernel"), "{text}");
-        assert!(refused[0].contains("was not traced"), "{refused:?}");
+        assert!(refused[0].contains("no program was started"), "{refused:?}");
         assert_eq!(after, Some('T'));
     }
 }

@@ -12,7 +12,7 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Reads the dumps below these paths, as [`load_all`] does.
+    /// A source of the dumps below these paths, which [`poll`](Source::poll) reads as [`load_all`] does.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths }
     }

@@ -12,11 +12,11 @@ use std::time::Instant;
 /// At most this many threads of one process are read.
 const MOST_THREADS: usize = 1_024;
 
-/// Takes the states of the threads of a job's ranks with rings on this node, of each at most 1,024.
+/// Takes the states of the threads of a job's ranks with rings on this node: at most 1,024 threads of each rank.
 pub struct RingThreads(Mutex<RingSource>);
 
 impl RingThreads {
-    /// Reads the ranks of the job that this source shows.
+    /// For the ranks of the job that this source shows.
     pub fn new(source: RingSource) -> Self {
         Self(Mutex::new(source))
     }
@@ -41,7 +41,9 @@ pub(super) fn threads_of_ranks(
     let mut stacks: Vec<(Vec<Frame>, Rank)> = Vec::new();
     for (rank, process) in processes {
         let threads = match process {
-            None => Err("its process is gone, or of another host or container".to_owned()),
+            None => Err(
+                "its process is gone, or runs on another host or in another container".to_owned(),
+            ),
             Some(_) if Instant::now() > deadline => Err("there was no time left".to_owned()),
             Some(pid) => threads_of(Path::new("/proc"), pid),
         };
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_an_answer() {
+    fn a_process_that_is_not_there_has_a_reason_instead_of_threads() {
         let error = threads_of(Path::new("/proc"), u32::MAX).expect_err("there is no such process");
         assert!(error.contains("/task"), "{error}");
     }

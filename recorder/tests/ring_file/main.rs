@@ -74,7 +74,7 @@ fn path_of(recorder: &FlightRecorder) -> PathBuf {
     recorder.storage().path().unwrap().to_owned()
 }
 
-/// The dump without the fields that depend on the time and the process of the read.
+/// The dump without the fields that depend on when, and by which process, the record is read.
 fn timeless(mut dump: Dump) -> Dump {
     dump.identity.dump_time_ns = 0;
     dump.identity.reason.clear();
@@ -215,7 +215,7 @@ fn a_thread_has_a_row_of_its_own_with_every_recorder() {
         FlightRecorder::create(&config).unwrap()
     });
     let groups = [world(&one), world(&other)];
-    // With this, the test's thread is the second one of one recorder and the first one of the other.
+    // After this, the test's thread is the second one of one recorder and the first one of the other.
     std::thread::scope(|scope| {
         scope.spawn(|| one.begin(&all_reduce(groups[0], 1)));
     });
@@ -242,7 +242,7 @@ fn a_thread_has_a_row_of_its_own_with_every_recorder() {
 }
 
 #[test]
-fn ring_keeps_the_newest_entries_and_drops_updates_of_the_overwritten() {
+fn a_ring_keeps_the_newest_entries_and_drops_updates_of_older_ones() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let world = world(&recorder);
@@ -261,12 +261,12 @@ fn ring_keeps_the_newest_entries_and_drops_updates_of_the_overwritten() {
     );
     assert_eq!(recorder.counters().updates_late, 1);
     assert_eq!(recorder.counters().records, 100);
-    // The status does not depend on the slot.
+    // The group's status counts the completion, although the entry's slot was overwritten.
     assert_eq!(recorder.status(world).last_completed, 1);
 }
 
 #[test]
-fn state_never_moves_back() {
+fn a_state_never_moves_back() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let world = world(&recorder);
@@ -407,7 +407,7 @@ fn only_operations_in_a_graph_carry_its_id() {
     for (seq, graph) in [(1, 0), (2, 7), (3, LARGEST)] {
         recorder.captured_at(begin(seq), recorder.now(), graph);
     }
-    // The id does not fit: it is not stored, and counted as a lost update.
+    // The id does not fit: it is not stored and counts as a lost update.
     recorder.captured_at(begin(4), recorder.now(), LARGEST + 1);
     assert_eq!(recorder.counters().updates_lost, 1);
     recorder.completed_at(begin(5), recorder.now(), Some(Duration::from_millis(3)));
@@ -439,6 +439,7 @@ fn only_operations_in_a_graph_carry_its_id() {
 
 #[test]
 fn a_ring_of_the_first_version_is_read_as_before() {
+    // Here and below: offsets in the file, in bytes.
     const VERSION: u64 = 8;
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();

@@ -1,10 +1,11 @@
 //! A single send or receive that completes at once if nothing else is in progress on its channel.
 //!
-//! A send of at most [`EAGER`] bytes on an open channel writes its message if no other send writes or waits to write.
-//! If the message does not fit completely, [`advance`](P2p::advance) writes the rest. A receive on a channel through
-//! memory takes its message if the message is next and complete, and no earlier receive is posted. While it looks, the
-//! receive is queued like any other, so that other threads do not take its message. If another message or request comes
-//! first, and on sockets always, it continues as an ordinary request.
+//! A send of at most [`EAGER`] bytes on an open channel writes its message if nothing else is being written to that
+//! peer or waits to be. If the message does not fit completely, [`advance`](P2p::advance) writes the rest. A receive on
+//! a channel through memory takes its message if the message is next and complete, and no earlier receive is posted.
+//! While it looks for its message, the receive is queued like any other, so that other threads do not take that
+//! message. A send or a receive that cannot complete in this way, such as every receive on a socket, goes on as an
+//! ordinary request.
 
 use super::channel::{Incoming, Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame};
@@ -18,7 +19,7 @@ use rcomm_recorder::model::DType;
 
 impl PeerChannel {
     /// Reads a message with exactly this head for the receive `id`, if the message is next on the channel, no earlier
-    /// receive is posted, no message is kept, and no reply is to be written.
+    /// receive is posted, no message is kept for a later receive, and no reply is to be written.
     #[inline]
     fn take_next(&mut self, id: u64, head: &[u8; FRAME], into: &mut [u8]) -> Found {
         let is_next = self.waiting.front().is_some_and(|w| w.receive == id)

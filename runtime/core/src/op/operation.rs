@@ -165,8 +165,8 @@ macro_rules! operations {
                 }
             }
 
-            /// The buffers that are read; none for a coalesced block. A buffer that is input and output is here and
-            /// in [`outputs`](Self::outputs).
+            /// The buffers that are inputs; none for a coalesced block. A buffer that is input and output is here and
+            /// in [`outputs`](Self::outputs). Some ranks do not read theirs: all but the root of a broadcast.
             #[inline]
             pub fn inputs(&self) -> &[Buffer<'a>] {
                 match self {
@@ -202,7 +202,7 @@ macro_rules! operations {
                 self.sides().outputs
             }
 
-            /// Inputs and outputs at once, the outputs to write to; none for a coalesced block.
+            /// The inputs that are not outputs as well, and the outputs to write to; none for a coalesced block.
             #[inline]
             pub fn sides(&mut self) -> Sides<'_, 'a> {
                 match self {
@@ -344,7 +344,7 @@ operations! {
             /// The parts of all ranks: `outputs[r]` has the length of rank r's input.
             outputs: Vec<Buffer<'a>> as output,
         },
-        /// As `AllGatherSingle` for each pair, as one operation.
+        /// As `AllGatherSingle` for each pair of an input and an output, as one operation.
         AllGatherCoalesced {
             /// This rank's parts: any number, which is the same on all ranks.
             inputs: Vec<Buffer<'a>> as input,
@@ -378,7 +378,7 @@ operations! {
             /// How to combine.
             op: Reduction as reduction,
         },
-        /// As `ReduceScatterSingle` for each pair, as one operation.
+        /// As `ReduceScatterSingle` for each pair of an input and an output, as one operation.
         ReduceScatterCoalesced {
             /// All parts, as in `ReduceScatterSingle`: any number of buffers, which is the same on all ranks.
             inputs: Vec<Buffer<'a>> as input,
@@ -387,7 +387,7 @@ operations! {
             /// How to combine.
             op: Reduction as reduction,
         },
-        /// `outputs[r]` ends as rank r's `inputs[own rank]`. Sizes may differ from pair to pair.
+        /// `outputs[r]` ends as rank r's `inputs[own rank]`. Sizes may differ between pairs of ranks.
         AllToAll {
             /// The part for each rank.
             inputs: Vec<Buffer<'a>> as input,

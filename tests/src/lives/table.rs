@@ -1,4 +1,4 @@
-//! The rows of the matrix, and what a judgment of each may say.
+//! The rows of the matrix of how jobs live and end, and what a judgment of each may say.
 
 use super::job::{Intervention, MemoryGroup};
 use super::rank::CulpritAct;
@@ -53,7 +53,7 @@ pub struct Row {
     pub(super) timeout_ms: u32,
     /// What a judgment must say once the job is over.
     pub last: Expected,
-    /// What a judgment may say from the fault to the end of the job, besides "not yet".
+    /// What a judgment may say from the fault to the end of the job, besides that there is no fault and no end yet.
     pub passing: &'static [Expected],
     /// What the dumps alone show; `None` where the job need not leave any.
     pub dumps: Option<Expected>,
@@ -153,7 +153,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "exit",
-        "a rank calls exit(3) between two operations",
+        "a rank exits with code 3 between two operations",
         CulpritAct::Exit,
         Intervention::Watch,
         (CRASHED, &[GONE], Some(MISSED)),
@@ -252,7 +252,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "late",
-        "a rank sleeps past a short time-out, and joins then",
+        "a rank sleeps past a short time-out, then joins",
         CulpritAct::Late,
         Intervention::Watch,
         (ABSENT, &[], Some(ABSENT)),

@@ -127,7 +127,7 @@ impl Observer for NoObserver {
 struct StagedPending {
     inner: Arc<dyn Pending>,
     host: Mutex<Option<Op<'static>>>,
-    /// The device memory of each buffer, by its address.
+    /// The device memory of each buffer, by the address of that memory.
     twins: HashMap<usize, DeviceBuffer>,
 }
 

@@ -157,3 +157,28 @@ fn a_process_that_exits_by_itself_ended_before_those_that_were_killed() {
     let first = judge(&dumps, 40.0).end.map(|end| end.first_ranks);
     assert_ne!(first, Some(vec![2]));
 }
+
+#[test]
+fn a_rank_that_was_terminated_after_a_failure_is_not_said_to_have_ended_first() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.4))];
+    let harmed = || dead(record(0, 4, &failed), 1.4);
+    let other = |rank, last| dead(record(rank, 4, &inside), last);
+    let first = |dumps: &[Dump]| {
+        let report = judge(dumps, 40.0);
+        let end = report.end.expect("the job is over");
+        assert_eq!(end.how, EndKind::Crashed);
+        (end.first_ranks, end.sentence)
+    };
+    // The other two gave signs of life after rank 0 had failed.
+    let ended = [harmed(), other(1, 1.2), other(2, 3.0), other(3, 3.0)];
+    let said = "the job was over at 13:00:03 UTC: the process of rank 1 ended first";
+    assert_eq!(first(&ended), (vec![1], said.to_owned()));
+    let ended = [harmed(), other(1, 1.2), other(2, 1.3), other(3, 3.0)];
+    let said = "the job was over at 13:00:03 UTC; one of ranks 1 and 2 ended first, and the records do not show which";
+    assert_eq!(first(&ended), (vec![], said.to_owned()));
+    let ended = [harmed(), other(1, 2.9), other(2, 3.0), other(3, 3.0)];
+    let said =
+        "the job was over at 13:00:03 UTC; the records do not show whose process ended first";
+    assert_eq!(first(&ended), (vec![], said.to_owned()));
+}

@@ -84,6 +84,9 @@ fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
                 }
             }
         }
+        EndKind::Crashed if end.first.is_empty() => {
+            format!("; then the processes ended, all by {at}")
+        }
         EndKind::Crashed => format!(
             "; then the processes ended, first {}, all by {at}",
             of_ranks(&end.first)
@@ -118,10 +121,19 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             let exit = exit.map_or(String::new(), |(rank, exit)| {
                 format!("; rank {rank} {}", format_exit(&exit))
             });
-            match end.first.len() == all {
+            match end.first.len() {
+                0 => match end.possible.as_slice() {
+                    [] => format!(
+                        "the job was over at {at}; the records do not show whose process ended first"
+                    ),
+                    possible => format!(
+                        "the job was over at {at}; one of {} ended first, and the records do not show which",
+                        format_ranks(possible)
+                    ),
+                },
                 // Of ends at about the same time, none is the first.
-                true => format!("{whole} ended by {at}, none in order{exit}"),
-                false => format!(
+                first if first == all => format!("{whole} ended by {at}, none in order{exit}"),
+                _ => format!(
                     "the job was over at {at}: {} ended first{exit}",
                     of_ranks(&end.first)
                 ),

@@ -15,7 +15,7 @@ use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::is_overcome;
 use crate::judge::policy::{Policy, now_ns};
 use crate::report::EndKind;
-use order::{is_inside, went_first};
+use order::{Order, is_inside, order_of};
 use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,8 +52,10 @@ pub(crate) struct Life {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) kind: EndKind,
-    /// Ranks whose processes ended before the others', ascending.
+    /// Ranks whose processes ended before the others', ascending; empty if that is unknown.
     pub(crate) first: Vec<Rank>,
+    /// If `first` is unknown, the ranks of which one ended first, ascending; empty if any may have.
+    possible: Vec<Rank>,
     /// When the last of `first` ended, common time, ns; `last_ns` if `first` is empty.
     pub(crate) first_ns: i64,
     /// When the last process of all ended, common time, ns.
@@ -117,7 +119,7 @@ impl Life {
         let is_gone = |rank: Rank| gone.iter().any(|one| one.rank == rank);
         let mut read = aligned.records.iter().map(|record| record.rank);
         let none_left = !is_over && !aligned.records.is_empty() && read.all(is_gone);
-        let order = went_first(aligned, &gone);
+        let order = order_of(aligned, &gone);
         let now = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
         let last_ns = gone.last().map_or(i64::MIN, |one| one.at_ns);
         // A launcher writes down one end after the other: an account that is only half written shows a wrong order.
@@ -144,13 +146,17 @@ impl Life {
         let causes: BTreeSet<Rank> = gone.iter().filter(is_cause).map(|it| it.rank).collect();
         let mut first = match (&end, order) {
             (Some(end), _) => end.first.clone(),
-            (None, Some(mut order)) => {
+            (None, Order::First(mut order)) => {
                 order.retain(|rank| causes.contains(rank));
                 order
             }
             // No process is left to wait for them, and another rank may have been the cause.
-            (None, None) if none_left => Vec::new(),
-            (None, None) => causes.into_iter().collect(),
+            (None, Order::OneOf(_) | Order::Unknown) if none_left => Vec::new(),
+            (None, Order::OneOf(mut possible)) if !possible.is_empty() => {
+                possible.retain(|rank| causes.contains(rank));
+                possible
+            }
+            (None, Order::OneOf(_) | Order::Unknown) => causes.into_iter().collect(),
         };
         first.retain(|&rank| !gave_up(aligned, rank));
         let is_dated = is_dated(aligned, &gone);
@@ -352,12 +358,7 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
 }
 
 impl End {
-    fn of(
-        aligned: &Aligned<'_>,
-        gone: &[Gone],
-        order: Option<Vec<Rank>>,
-        launches: &[LaunchRecord],
-    ) -> Self {
+    fn of(aligned: &Aligned<'_>, gone: &[Gone], order: Order, launches: &[LaunchRecord]) -> Self {
         let last_ns = gone.last().map_or(0, |one| one.at_ns);
         let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
         let earliest = failed.first().map_or(i64::MAX, |one| one.at_ns);
@@ -372,19 +373,25 @@ impl End {
         let by_itself = failed
             .iter()
             .any(|one| one.exit.is_some() && !one.is_launched);
+        let mut possible = Vec::new();
         let (kind, first) = match order {
             _ if failed.is_empty() => (EndKind::Ended, Vec::new()),
             _ if asked.is_some() => (EndKind::Cancelled, Vec::new()),
-            Some(first) => (EndKind::Crashed, first),
-            None if !known && !gone.iter().any(inside) => (EndKind::Unknown, Vec::new()),
-            None if together && !by_itself => (EndKind::Cancelled, Vec::new()),
-            None => (EndKind::Crashed, ranks_of(&failed)),
+            Order::First(first) => (EndKind::Crashed, first),
+            Order::OneOf(ranks) => {
+                possible = ranks;
+                (EndKind::Crashed, Vec::new())
+            }
+            Order::Unknown if !known && !gone.iter().any(inside) => (EndKind::Unknown, Vec::new()),
+            Order::Unknown if together && !by_itself => (EndKind::Cancelled, Vec::new()),
+            Order::Unknown => (EndKind::Crashed, ranks_of(&failed)),
         };
         let times = gone.iter().filter(|one| first.contains(&one.rank));
         let first_ns = times.map(|one| one.at_ns).max().unwrap_or(last_ns);
         Self {
             kind,
             first,
+            possible,
             first_ns,
             last_ns,
             is_dated: is_dated(aligned, gone),

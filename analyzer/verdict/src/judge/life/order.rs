@@ -3,7 +3,7 @@
 use super::{Gone, NOTICED_NS, TOGETHER_NS, ends, ranks_of};
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
-use rcomm_recorder::model::{EntryState, FailureKind, Rank};
+use rcomm_recorder::model::{EntryState, Failure, FailureKind, Rank};
 use std::collections::BTreeSet;
 
 /// The CPU backend notices within this time, ns, that a peer's process is gone, even on a busy host.
@@ -28,19 +28,37 @@ fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
     }
 }
 
-/// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown. `gone` is sorted by
-/// time.
-pub(super) fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
+/// What is known of the order in which processes ended.
+#[derive(Clone, Debug)]
+pub(super) enum Order {
+    /// These ranks' processes ended first, ascending.
+    First(Vec<Rank>),
+    /// Others suffered from the first end. It was that of one of these ranks, ascending; of any if there are none.
+    OneOf(Vec<Rank>),
+    Unknown,
+}
+
+/// Which processes ended first. In order, only those whose end made others fail. `gone` is sorted by time.
+pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone]) -> Order {
+    let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
+    let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
+    let is_noted = failed
+        .iter()
+        .any(|one| one.is_launched && !one.was_signalled);
+    if !is_noted
+        && exited_first(&failed, |one| !suffers(one.rank)).is_none()
+        && let Some(harm_ns) = harm_ns(aligned).filter(|_| !failed.is_empty())
+    {
+        return before_harm(aligned, gone, harm_ns);
+    }
+    went_first(aligned, gone).map_or(Order::Unknown, Order::First)
+}
+
+/// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown.
+fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
     let all = aligned.expected.len();
-    // When a process ends, the operations of its living peers fail, but its own last operation does not.
-    let suffers = |rank: Rank| {
-        let mut records = aligned.records_of(rank);
-        records.any(|record| {
-            let whole = &aligned.records[record];
-            names_another(whole) || failed_early(aligned, record)
-        })
-    };
+    let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
     let by_launcher: Vec<&Gone> = failed
         .iter()
         .copied()
@@ -92,23 +110,6 @@ pub(super) fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Ran
     if let Some(first) = exited_first(&failed, |one| !suffers(one.rank)) {
         return Some(first);
     }
-    if aligned.expected.iter().any(|&rank| suffers(rank)) {
-        let unharmed: Vec<&Gone> = failed
-            .iter()
-            .copied()
-            .filter(|one| !suffers(one.rank))
-            .collect();
-        if !unharmed.is_empty() && unharmed.len() < all {
-            return Some(ranks_of(&unharmed));
-        }
-        // A rank may close its record before its peers are done: these then fail because it is gone.
-        let earliest = failed[0].at_ns.saturating_add(TOGETHER_NS);
-        let left_early = |one: &&Gone| one.in_order && one.at_ns <= earliest && !suffers(one.rank);
-        let left: Vec<&Gone> = gone.iter().filter(left_early).collect();
-        if unharmed.is_empty() && !left.is_empty() {
-            return Some(ranks_of(&left));
-        }
-    }
     let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
     let at = failed.windows(2).position(gap)?;
     if waited_on(aligned, &failed[..=at], &failed[at + 1..]) {
@@ -147,13 +148,106 @@ fn exited_first(failed: &[&Gone], can: impl Fn(&Gone) -> bool) -> Option<Vec<Ran
     Some(ranks_of(&first))
 }
 
-/// Whether a record states that another rank is gone.
-fn names_another(record: &Record) -> bool {
-    let other = |rank: &Rank| *rank != record.rank;
-    record
-        .failures
+/// Which processes ended first if others suffered from that, for the first time at this common time, ns, and no launcher
+/// and no exit code shows the order.
+fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
+    // What lived on after the first failure did not cause it: launchers terminate such ranks once one has failed.
+    let causes = |one: &&Gone| {
+        let slack_ns = match on_one_host(aligned) {
+            true => NOTICED_NS,
+            false => TOGETHER_NS,
+        };
+        let is_before = one.at_ns <= harm_ns.saturating_add(slack_ns);
+        is_before && suffered_ns(aligned, one.rank).is_none()
+    };
+    let mut possible: Vec<&Gone> = gone
         .iter()
-        .any(|failure| failure.kind == FailureKind::PeerGone && failure.ranks.iter().any(other))
+        .filter(|it| !it.in_order)
+        .filter(causes)
+        .collect();
+    if possible.is_empty() {
+        // A rank may close its record before its peers are done: these then fail because it is gone.
+        possible = gone
+            .iter()
+            .filter(|it| it.in_order)
+            .filter(causes)
+            .collect();
+    }
+    let lost = lost(aligned);
+    let is_lost = |one: &&Gone| lost.contains(&one.rank);
+    if possible.iter().any(is_lost) {
+        possible.retain(is_lost);
+    }
+    let ranks = ranks_of(&possible);
+    match possible.len() {
+        1 => Order::First(ranks),
+        0 => Order::OneOf(ranks),
+        _ if possible.iter().all(is_lost) || are_whole_hosts(aligned, &possible) => {
+            Order::First(ranks)
+        }
+        // A launcher may have terminated the others before they noticed.
+        _ => Order::OneOf(ranks),
+    }
+}
+
+/// When a rank last suffered from the end of another process, common time, ns; `None` if it did not. When a process
+/// ends, the operations of its living peers fail, but its own last operation does not.
+fn suffered_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
+    let of_record = |record: RecordIx| {
+        let whole = &aligned.records[record];
+        let named = losses(whole).map(|failure| failure.time_ns);
+        let named = named.map(|at_ns| at_ns.saturating_sub(aligned.offsets_ns[record]));
+        named.chain(failed_early(aligned, record)).max()
+    };
+    aligned.records_of(rank).filter_map(of_record).max()
+}
+
+/// When the first rank suffered from the end of another process, common time, ns; `None` if none did. An earlier
+/// failure after which its rank went on to another one does not count.
+fn harm_ns(aligned: &Aligned<'_>) -> Option<i64> {
+    let ranks = aligned.expected.iter();
+    ranks.filter_map(|&rank| suffered_ns(aligned, rank)).min()
+}
+
+/// The failures by which a record states that another rank is gone.
+fn losses(record: &Record) -> impl Iterator<Item = &Failure> {
+    let other = |rank: &Rank| *rank != record.rank;
+    let failures = record.failures.iter();
+    failures.filter(move |it| it.kind == FailureKind::PeerGone && it.ranks.iter().any(other))
+}
+
+/// All ranks that others state to be gone.
+fn lost(aligned: &Aligned<'_>) -> BTreeSet<Rank> {
+    let records = aligned.records.iter();
+    let failures = records.flat_map(|record| losses(record).map(|failure| (record.rank, failure)));
+    failures
+        .flat_map(|(by, failure)| {
+            failure
+                .ranks
+                .iter()
+                .copied()
+                .filter(move |rank| *rank != by)
+        })
+        .collect()
+}
+
+/// Whether all records are of one host, so that one clock gave all their times.
+fn on_one_host(aligned: &Aligned<'_>) -> bool {
+    let hosts = aligned.records.iter().map(|record| &record.identity.host);
+    hosts.collect::<BTreeSet<_>>().len() == 1
+}
+
+/// Whether these are all ranks of some hosts, and other hosts had ranks, too.
+fn are_whole_hosts(aligned: &Aligned<'_>, gone: &[&Gone]) -> bool {
+    let host = |rank: Rank| {
+        aligned
+            .record_of(rank)
+            .map(|at| aligned.records[at].identity.host.as_str())
+    };
+    let hosts: BTreeSet<_> = gone.iter().map(|one| host(one.rank)).collect();
+    let of_hosts = |rank: &&Rank| hosts.contains(&host(**rank));
+    let number = aligned.expected.iter().filter(of_hosts).count();
+    !hosts.contains(&None) && number == gone.len() && number < aligned.expected.len()
 }
 
 /// The ranks that were lost by the first rank that recorded the loss of a peer; empty if none did.
@@ -202,12 +296,17 @@ pub(super) fn is_inside(record: &Record) -> bool {
     ops.any(|op| !op.retired && op.state < EntryState::Completed)
 }
 
-fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> bool {
-    let mut ops = aligned.records[record].ops.iter();
-    ops.any(|op| {
-        let limit = aligned.shared.calls.get(op.call).timeout_ms as f64;
-        let took = op.wait_ms().map(f64::from);
-        op.state == EntryState::Failed
-            && took.is_some_and(|took| limit == 0.0 || took < limit * BEFORE_TIMEOUT)
-    })
+/// When the last operation of a record failed that failed well before its time-out, common time, ns.
+fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
+    let ops = aligned.records[record].ops.iter();
+    let failed = ops.filter(|op| op.state == EntryState::Failed);
+    failed
+        .filter_map(|op| {
+            let limit = aligned.shared.calls.get(op.call).timeout_ms as f64;
+            let took = f64::from(op.wait_ms()?);
+            let is_early = limit == 0.0 || took < limit * BEFORE_TIMEOUT;
+            let took_ns = (took * 1e6) as i64;
+            is_early.then(|| aligned.created_ns(record, op).saturating_add(took_ns))
+        })
+        .max()
 }

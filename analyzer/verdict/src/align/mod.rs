@@ -27,5 +27,5 @@ pub use message::{Message, MessageNumbers};
 pub use record::Extent;
 
 pub(crate) use aligned::{Aligned, Lane, is_message, retiring_is_all};
-pub(crate) use membership::{GroupIx, RecordIx};
+pub(crate) use membership::{Group, GroupIx, RecordIx};
 pub(crate) use presence::{Presence, UnknownReason};

@@ -2,7 +2,7 @@
 
 use crate::job::{State, alive, at, dead, record, stopped};
 use crate::root;
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Analysis, Code, Policy, Problem, Report, Unread, Verdict, analyze};
 
@@ -173,4 +173,82 @@ fn what_to_do_next_names_the_host_of_a_process_in_a_job_of_several() {
         next.starts_with("look at what rank 2, process 4711 on host n1, does"),
         "{next}"
     );
+}
+
+#[test]
+fn a_rank_that_has_not_made_the_group_may_be_a_victim_of_another_that_made_it_out_of_turn() {
+    let waits = [(1.0, State::Pending)];
+    let first: (u32, &str, &[Rank]) = (1, "1", &[0, 1]);
+    let second: (u32, &str, &[Rank]) = (1, "1", &[2, 3]);
+    let done = [(1.0, State::Done(1.1))];
+    let judge = |others: [Dump; 2]| {
+        let dumps: Vec<Dump> = others
+            .into_iter()
+            .chain([
+                in_groups(2, &[second], &waits),
+                in_groups(3, &[], &[]),
+                in_groups(4, &[], &done),
+                in_groups(5, &[], &done),
+            ])
+            .collect();
+        let policy = Policy {
+            snapshot: true,
+            now_ns: Some(at(20.0)),
+            ..Policy::default()
+        };
+        analyze(&dumps, &policy)
+    };
+    let report = judge([0, 1].map(|rank| in_groups(rank, &[first], &done)));
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[][..]));
+    let finding = &report.findings[0];
+    assert_eq!(finding.alternatives, [vec![3], vec![2]]);
+    let said = "rank 3 never issued all_reduce #1 on group 1, and has not made that group; ";
+    assert!(finding.sentence.starts_with(said), "{finding:?}");
+    assert!(finding.ruled_out.is_empty(), "{finding:?}");
+    // Without another group of that name, rank 3 is late or hangs before it makes the group.
+    let report = judge([0, 1].map(|rank| in_groups(rank, &[], &done)));
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[3][..]));
+    assert_eq!(report.findings[0].alternatives, [vec![2]]);
+}
+
+#[test]
+fn a_skipped_collective_is_ruled_out_only_if_the_others_went_on() {
+    let judge = |later: &[(f64, State)]| {
+        let operations: Vec<_> = [(0.0, State::Done(0.1)), (1.0, State::Pending)]
+            .into_iter()
+            .chain(later.iter().copied())
+            .collect();
+        let dumps: Vec<Dump> = (0..RANKS)
+            .map(|rank| {
+                let mut dump = in_groups(rank, &[], &operations);
+                if rank == 1 {
+                    dump.entries.truncate(2);
+                    let mut other = dump.signatures[0].clone();
+                    other.op_name = "broadcast".to_owned();
+                    dump.signatures.push(other);
+                    dump.entries[1].signature = 1;
+                    dump.entries[1].op = OpType::Broadcast;
+                    dump.entries[1].root = Some(0);
+                }
+                dump
+            })
+            .collect();
+        analyze(&dumps, &Policy::default())
+    };
+    let skipped = |text: &String| text.starts_with("skipped_collective");
+    let stuck = judge(&[]);
+    assert_eq!(root(&stuck), (Verdict::Mismatch, Code::E110, &[1][..]));
+    let finding = &stuck.findings[0];
+    assert!(!finding.ruled_out.iter().any(skipped), "{finding:?}");
+    let said =
+        "rank 1 may have left out the all_reduce of the others: these have issued nothing after it";
+    assert!(
+        finding.doubts.iter().any(|text| text == said),
+        "{finding:?}"
+    );
+    let ahead = judge(&[(2.0, State::Pending)]);
+    let finding = &ahead.findings[0];
+    assert_eq!(finding.code, Code::E110);
+    assert!(finding.ruled_out.iter().any(skipped), "{finding:?}");
+    assert!(finding.doubts.is_empty(), "{finding:?}");
 }

@@ -383,3 +383,48 @@ fn a_wait_that_a_time_out_has_ended_grows_no_older() {
     );
     assert_eq!(finding.age_ms, None);
 }
+
+#[test]
+fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
+    let of = |completed: bool| {
+        let [mut first, mut second] = with_open_receive(1, 0)
+            .try_into()
+            .expect("the job has two ranks");
+        first.entries.truncate(2);
+        let receive = first.entries[1].clone();
+        second.entries.truncate(1);
+        second.entries.push(Entry {
+            op: OpType::Send,
+            state: if completed {
+                EntryState::Completed
+            } else {
+                EntryState::Started
+            },
+            retired: completed,
+            peer: Peer::Rank(0),
+            time_discovered_completed_ns: if completed { at(0.6) } else { 0 },
+            ..receive
+        });
+        live(vec![first, second], 40.5)
+    };
+    for (completed, said) in [
+        (
+            true,
+            "rank 0 has waited 40 s in recv #1 from rank 1 on group control, although the send #1 to rank 0 on group \
+             control has completed on rank 1: their tags may differ, which no record holds",
+        ),
+        (
+            false,
+            "rank 1 is in send #1 to rank 0 on group control and rank 0 in recv #1 from rank 1 on group control, and \
+             neither has finished: their tags may differ, which no record holds",
+        ),
+    ] {
+        let report = of(completed);
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E120, &[][..]));
+        let [finding] = &report.findings[..] else {
+            panic!("one message has one finding: {:?}", report.findings);
+        };
+        assert_eq!(finding.alternatives, [vec![1], vec![0]]);
+        assert_eq!(finding.sentence, said);
+    }
+}

@@ -269,9 +269,11 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     let conflict = &conflicts[0];
     let sides = sides(ctx, conflict);
     let label = {
-        let group = conflict.stated.values().next().map(|&at| group(ctx, at));
-        let desc = group.map_or("", |group| group.desc.as_str());
-        if !is_described(desc) || desc == conflict.name {
+        let groups = conflict.stated.values().map(|&at| group(ctx, at));
+        let descs: BTreeSet<&str> = groups.map(|group| group.desc.as_str()).collect();
+        let desc = descs.first().copied().unwrap_or_default();
+        // Ranks that mean different groups describe them differently.
+        if descs.len() > 1 || !is_described(desc) || desc == conflict.name {
             conflict.name.clone()
         } else {
             format!("{desc} ({})", conflict.name)

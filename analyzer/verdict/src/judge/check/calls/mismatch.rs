@@ -125,6 +125,13 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
     };
     draft.confidence = confidence(ctx, one);
     draft.ruled_out = grounds(ctx, one, difference);
+    if difference == CallDifference::Op && one.ground != Ground::Nothing && !goes_on(ctx, one) {
+        draft.doubts.push(format!(
+            "{} may have left out the {} of the others: these have issued nothing after it",
+            format_ranks(&culprits),
+            calls.get(one.parts[0].call).op_name()
+        ));
+    }
     describe(ctx, one, &wrong, &mut draft);
     draft.at = Some(op_ref);
     Some(draft)
@@ -184,9 +191,10 @@ fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) ->
         CallDifference::Argument => {
             reasons.push("size_mismatch: operation, type and size agree".into())
         }
-        CallDifference::Op => {
+        CallDifference::Op if goes_on(ctx, one) => {
             reasons.push("skipped_collective: no later operation matches shifted".into());
         }
+        CallDifference::Op => {}
     }
     let missing = ctx
         .graph
@@ -196,6 +204,18 @@ fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) ->
         reasons.push("not_joined: every member that left a record issued this number".into());
     }
     reasons
+}
+
+/// Whether a rank of the right side has issued a later collective, with which the other side's calls were compared.
+fn goes_on(ctx: &Context<'_>, one: &Disagreement) -> bool {
+    one.parts[0].records.iter().any(|&record| {
+        let mut lanes = ctx.aligned.lanes[record].iter();
+        let lane = lanes.find(|lane| lane.group == one.group);
+        lane.is_some_and(|lane| {
+            let at = ctx.aligned.find(record, lane, one.seq);
+            at.is_ok_and(|at| lane.collectives.len() > at + 1)
+        })
+    })
 }
 
 /// Adds the evidence, frames, diff, targets and next step that all findings on a disagreement have.

@@ -1,10 +1,12 @@
 //! E135: every member is in the operation, their calls agree, and none has finished. E101, if some came after the
-//! others' time-out: then they were never in it together.
+//! others' time-out: then they were never in it together. E120, if both halves of a message are posted and their tags may
+//! differ.
 //!
 //! The program did its part, so the cause is the fabric, a device or the library. Reported only if the operation has
 //! had time to finish and no other cause was found: a peer that is missing elsewhere, or a member that merely finished
 //! first, explains such a wait better.
 
+use super::tags;
 use crate::align::pending::on_device;
 use crate::align::{Presence, RecordIx};
 use crate::judge::channels::{Common, lag_of, lag_of_messages};
@@ -17,12 +19,13 @@ use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::format::{format_ranks, format_time};
 use crate::report::{Code, Finding};
 use rcomm_recorder::model::Rank;
+use std::collections::BTreeSet;
 
 pub(crate) struct AllArrivedStuck;
 
 impl Check for AllArrivedStuck {
     fn codes(&self) -> &'static [Code] {
-        &[Code::E101, Code::E135]
+        &[Code::E101, Code::E120, Code::E135]
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
@@ -36,8 +39,15 @@ impl Check for AllArrivedStuck {
                 &WaitRoot::Full(place) => Some(place),
                 _ => None,
             });
-        full.filter(|&place| no_member_finished(ctx, place) && ctx.is_long_complete(place))
-            .map(|place| came_too_late(ctx, place).unwrap_or_else(|| draft(ctx, place)))
+        let stuck =
+            full.filter(|&place| no_member_finished(ctx, place) && ctx.is_long_complete(place));
+        let mut tagged = BTreeSet::new();
+        stuck
+            .filter_map(|place| match tags::tagged(ctx, place) {
+                // Both ends may wait, each at a place of its own.
+                Some(ends) => tagged.insert(ends).then(|| tags::draft(ctx, place, ends)),
+                None => Some(came_too_late(ctx, place).unwrap_or_else(|| draft(ctx, place))),
+            })
             .collect()
     }
 }

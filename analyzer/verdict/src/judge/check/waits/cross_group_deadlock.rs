@@ -22,7 +22,7 @@ use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::Code;
 use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 pub(crate) struct CrossGroupDeadlock;
 
@@ -248,10 +248,17 @@ fn waits_at(ctx: &Context<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
 fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
     let all = ctx.ranks(ranks);
     let alternatives = sides(ctx, ranks, places);
-    let sentence = format!(
-        "{} wait on each other in a cycle across groups; which of them took the wrong order is not known",
-        format_ranks(&all)
-    );
+    let groups: BTreeSet<_> = places.iter().map(|&place| ctx.group_at(place)).collect();
+    let sentence = match groups.len() {
+        1 => format!(
+            "{} wait on each other in a cycle; which of them took the wrong order or left an operation out is not known",
+            format_ranks(&all)
+        ),
+        _ => format!(
+            "{} wait on each other in a cycle across groups; which of them took the wrong order is not known",
+            format_ranks(&all)
+        ),
+    };
     let mut draft = FindingDraft::new(Code::E130, sentence);
     draft.confidence = 0.5;
     if let [one, other, ..] = &alternatives[..] {

@@ -5,3 +5,4 @@ pub(super) mod cross_group_deadlock;
 pub(super) mod missing_dump;
 pub(super) mod not_joined;
 pub(super) mod p2p_unmatched;
+mod tags;

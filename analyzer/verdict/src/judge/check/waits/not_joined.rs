@@ -4,7 +4,7 @@
 //! It is stuck in its own code or took another branch. Of all the places where it is missed, the finding names the
 //! first in the order of the program; the other waits are consequences.
 
-use crate::align::retiring_is_all;
+use crate::align::{Group, retiring_is_all};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::waits::missed::first_missed;
@@ -39,12 +39,25 @@ impl Check for NotJoined {
                 by_place.entry(place).or_default().push((node, why));
             }
         }
-        by_place
-            .into_iter()
-            .map(|(place, nodes)| draft(ctx, place, &nodes))
-            .collect()
+        let groups_differ = so_far.iter().any(|draft| draft.code == Code::E105);
+        let drafts = by_place.into_iter().map(|(place, nodes)| {
+            let mut draft = draft(ctx, place, &nodes);
+            if groups_differ {
+                draft.confidence = draft.confidence.min(GROUPS_DIFFER);
+                draft.doubts.push(
+                    "the ranks do not agree on the members of a group, so any of them may wait in the call that makes \
+                     one, which is not recorded"
+                        .to_owned(),
+                );
+            }
+            draft
+        });
+        drafts.collect()
     }
 }
+
+/// The highest confidence if ranks do not agree on their groups: less than that of the finding that says so.
+const GROUPS_DIFFER: f64 = 0.45;
 
 fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingDraft {
     let op_ref = ctx.op_ref_of_place(place);
@@ -83,7 +96,13 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
             format_ranks(held)
         ),
     };
-    let mut sentence = format!("{did}; {waiting}{in_all}");
+    let unmade = lacks_group(ctx, place, nodes);
+    let not_made = match (unmade, culprits.len()) {
+        (false, _) => "",
+        (true, 1) => ", and has not made that group",
+        (true, _) => ", and have not made that group",
+    };
+    let mut sentence = format!("{did}{not_made}; {waiting}{in_all}");
     if let [record] = records[..] {
         sentence.push_str(&format!("; {}", ctx.last_seen_for(record, op_ref.group)));
     }
@@ -94,13 +113,16 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         // A few wait for many: they may have issued an operation that no other rank was to issue.
         draft.alternatives.push(ctx.ranks(arrived));
     }
+    if unmade {
+        leave_open(ctx, place, &mut draft);
+    }
     draft.evidence = ctx.evidence_of_place(place, 2);
     for &(node, _) in nodes.iter().take(4) {
         let newest = ctx.record_at(place, node);
         let newest = newest.and_then(|record| ctx.evidence_of_newest(record, op_ref.group));
         draft.evidence.extend(newest);
     }
-    draft.ruled_out = ruled_out(ctx, place, &op_ref, nodes);
+    draft.ruled_out = ruled_out(ctx, place, &op_ref, nodes, unmade);
     let unread = unread_and_vague(ctx, nodes);
     if !unread.is_empty() {
         draft.doubts.push(format!(
@@ -125,6 +147,43 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft.targets = targets;
     draft.at = Some(op_ref);
     draft
+}
+
+/// Whether these ranks recorded, from the start on, which groups they made, and that of the place is not among them.
+fn lacks_group(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> bool {
+    let group = ctx.group_at(place);
+    nodes.iter().all(|&(node, _)| {
+        let mut records = ctx.aligned.records_of(ctx.rank(node)).peekable();
+        records.peek().is_some()
+            && records.all(|record| {
+                let mut lanes = ctx.aligned.lanes[record].iter();
+                // Other recorders learn of a group with its first operation.
+                ctx.aligned.records[record].recorder == Recorder::Rcomm
+                    && lanes.all(|lane| lane.group != group)
+            })
+    })
+}
+
+/// Lowers the confidence of a finding on ranks that have not made the group. If other ranks made another group under
+/// its name, those that wait may have made theirs out of turn: then no rank is named.
+fn leave_open(ctx: &Context<'_>, place: usize, draft: &mut FindingDraft) {
+    let group = &ctx.aligned.groups[ctx.group_at(place)];
+    let same_name = |other: &&Group| other.name == group.name && other.ranks != group.ranks;
+    draft.confidence = draft.confidence.min(0.6);
+    draft.doubts.push(
+        "a rank may wait in the call that makes a group, which is not recorded: in a job whose ranks make their groups \
+         in different orders, another rank is at fault"
+            .to_owned(),
+    );
+    draft
+        .alternatives
+        .push(ctx.ranks(&ctx.graph.arrived[place]));
+    if ctx.aligned.groups.iter().any(|other| same_name(&other)) {
+        draft.confidence = 0.5;
+        draft
+            .alternatives
+            .insert(0, std::mem::take(&mut draft.culprits));
+    }
 }
 
 fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64 {
@@ -172,6 +231,7 @@ fn ruled_out(
     place: usize,
     op_ref: &OpRef,
     nodes: &[(Node, Missing)],
+    unmade: bool,
 ) -> Vec<String> {
     let arrived = ctx.graph.arrived[place].len();
     let mut reasons = Vec::new();
@@ -195,8 +255,8 @@ fn ruled_out(
             "{held} of the {absent} ranks that are missing there wait elsewhere themselves"
         ));
     }
-    // In a message that is not recorded, it may wait for another.
-    if !records_no_messages(ctx, nodes) {
+    // In a message that is not recorded, or in the call that makes a group, it may wait for another.
+    if !records_no_messages(ctx, nodes) && !unmade {
         let waits = if nodes.len() == 1 {
             "it waits"
         } else {

@@ -5,7 +5,7 @@
 //! would end.
 
 use crate::align::record::{ANY, Op};
-use crate::align::{Lane, RecordIx, event};
+use crate::align::{GroupIx, Lane, RecordIx, event};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::missed::{first_missed, peer_rank};
@@ -186,10 +186,11 @@ fn undecided(
         false => format!(": {}", each.join(", ")),
     };
     draft.sentence = format!(
-        "{all} wait for each other on group {group}{each}; which of them took the wrong order is not known"
+        "{all} wait for each other on group {group}{each}; which of them took the wrong order or the wrong peer is not \
+         known"
     );
     draft.next = format!(
-        "compare the order in which {all} post their sends and receives, or post both in one batch"
+        "compare the peers and the order of the sends and receives that {all} post, or post both in one batch"
     );
     draft.ruled_out = vec!["not_joined: every rank of the cycle itself waits".to_owned()];
     // The ranks that are not absent remain possible: one may have left out another step and so posted its message too
@@ -239,10 +240,35 @@ fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
     };
     // The messages of a batch have no order.
     let first = if halves.len() == 1 { " first" } else { "" };
+    let new_peer = match is_new_peer(ctx, group, record, half.position) {
+        true => format!(", its first {mine} {towards} that rank"),
+        false => String::new(),
+    };
     Some(format!(
-        "posted {mine} #{} {towards} rank {peer}{first}",
+        "posted {mine} #{} {towards} rank {peer}{first}{new_peer}",
         op.p2p_seq
     ))
+}
+
+/// Whether a rank that had exchanged such messages of this group with others before turned to this peer for the first
+/// time. `false` if its record may have lost older ones.
+fn is_new_peer(ctx: &Context<'_>, group: GroupIx, record: RecordIx, position: u32) -> bool {
+    let aligned = ctx.aligned;
+    let mut lanes = aligned.lanes[record].iter();
+    let Some(lane) = lanes.find(|lane| lane.group == group) else {
+        return false;
+    };
+    let op = aligned.op(record, position);
+    let earlier = lane.messages.iter().take_while(|&&at| at < position);
+    let mut alike = earlier
+        .map(|&at| aligned.op(record, at))
+        .filter(|other| other.kind == op.kind)
+        .peekable();
+    let whole = &aligned.records[record];
+    !whole.wrapped()
+        && !whole.only_active
+        && alike.peek().is_some()
+        && alike.all(|other| other.peer != op.peer)
 }
 
 /// Whether the receiver of a message may take it from any source: the receive says so, or the receiver of a send has

@@ -1,0 +1,85 @@
+//! Messages of which both halves are posted, on backends that compare tags.
+//!
+//! NCCL has no tags. gloo, MPI and rcomm's CPU backend pair a send with the receive of the same tag, and no record holds
+//! the tag of a message: two halves that count as a pair may each wait for another one.
+
+use crate::align::RecordIx;
+use crate::align::p2p::Half;
+use crate::align::pending::on_device;
+use crate::judge::check::calls::p2p_size_mismatch::both_ends;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::waits::wait_graph::Place;
+use crate::report::Code;
+use crate::report::format::format_time;
+
+/// One message: the record and the operation of its sender, then those of its receiver.
+type Ends = ((RecordIx, u32), (RecordIx, u32));
+
+/// The first message of a place with both ends, if its backend compares tags.
+pub(super) fn tagged(ctx: &Context<'_>, place: usize) -> Option<Ends> {
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = ctx.graph.places[place]
+    else {
+        return None;
+    };
+    let half: &Half = ctx.halves(record, pending).first()?;
+    let op = ctx.aligned.op(record, half.position);
+    let backend = &ctx.aligned.shared.calls.get(op.call).signature.backend;
+    if on_device(backend) || ctx.aligned.records[record].recorder.sees_device() {
+        return None;
+    }
+    let (from, send, to, receive) = both_ends(ctx, group, record, *half)?;
+    Some(((from, send.position), (to, receive.position)))
+}
+
+/// The finding on such a message.
+pub(super) fn draft(ctx: &Context<'_>, place: usize, ends: Ends) -> FindingDraft {
+    let ((from, send), (to, receive)) = ends;
+    let rank = |record: RecordIx| ctx.aligned.records[record].rank;
+    let [sent, received] = [(from, send), (to, receive)].map(|(at, op)| ctx.aligned.op(at, op));
+    let [send_text, receive_text] =
+        [(from, sent), (to, received)].map(|(at, op)| ctx.describe_op(at, op));
+    let time = ctx.waited_ms(place).map(format_time);
+    let has_waited = time.map_or("waits".to_owned(), |time| format!("has waited {time}"));
+    let text = match (sent.completed(), received.completed()) {
+        (false, false) => format!(
+            "rank {} is in {send_text} and rank {} in {receive_text}, and neither has finished",
+            rank(from),
+            rank(to)
+        ),
+        (true, _) => format!(
+            "rank {} {has_waited} in {receive_text}, although the {send_text} has completed on rank {}",
+            rank(to),
+            rank(from)
+        ),
+        (false, true) => format!(
+            "rank {} {has_waited} in {send_text}, although the {receive_text} has completed on rank {}",
+            rank(from),
+            rank(to)
+        ),
+    };
+    let host = |record: RecordIx| &ctx.aligned.records[record].identity.host;
+    let or_network = match host(from) == host(to) {
+        true => "",
+        false => ", or the network between their hosts holds the message",
+    };
+    let sentence = format!("{text}: their tags may differ, which no record holds{or_network}");
+    let mut draft = FindingDraft::new(Code::E120, sentence);
+    draft.confidence = 0.5;
+    draft.alternatives = vec![vec![rank(from)], vec![rank(to)]];
+    draft.age_ms = ctx.waits_ms(place);
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    draft.ruled_out =
+        vec!["size_mismatch: the sizes of the two halves do not contradict each other".to_owned()];
+    draft.next = format!(
+        "compare the tags, and the order of messages, of rank {} and rank {}",
+        rank(from),
+        rank(to)
+    );
+    draft.targets = vec![place + ctx.graph.ranks];
+    draft.at = Some(ctx.op_ref_of_place(place));
+    draft
+}

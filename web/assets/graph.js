@@ -3,7 +3,8 @@
 
 import { at, draw, label, make, rankSet, ranksInWords } from "./format.js";
 
-const WIDTH = 210, HEIGHT = 52, GAP_X = 46, GAP_Y = 14, MAX_IN_COLUMN = 10;
+// Three columns fit beside another pane in a window of 1,440 pixels.
+const WIDTH = 196, HEIGHT = 52, GAP_X = 38, GAP_Y = 14, MAX_IN_COLUMN = 10;
 
 /** Groups waiting ranks into boxes; each box lists the boxes that it waits for. @param {object} report */
 export function boxes(report) {
@@ -66,7 +67,7 @@ export function drawGraph(report) {
     return { x: 6 + column[i] * (WIDTH + GAP_X), y: 6 + row * (HEIGHT + GAP_Y), shown: row < MAX_IN_COLUMN };
   });
   const rows = Math.min(MAX_IN_COLUMN + 1, Math.max(...height.filter(Boolean)));
-  const w = height.length * (WIDTH + GAP_X), h = rows * (HEIGHT + GAP_Y) + 10;
+  const w = height.length * (WIDTH + GAP_X) - GAP_X + 12, h = rows * (HEIGHT + GAP_Y) + 10;
   const svg = draw("svg", { width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: "img", "aria-label": "wait-for graph" },
     draw("defs", {}, draw("marker", { id: "tip", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
       draw("path", { d: "M0 0 L8 4 L0 8 z", class: "tip" }))));

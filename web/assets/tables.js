@@ -65,6 +65,9 @@ export function drawGroups(report, passes, problemsOnly, open) {
   const overdue = new Set(report.in_flight.filter((i) => i.overdue).map((i) => key(i.group)));
   const { shown, more } = passing(report.groups, "groups", (section, index) =>
     passes(section, index) && (!problemsOnly || overdue.has(key(report.groups[index].group))));
+  // Those in trouble first; tp_2 comes before tp_10.
+  shown.sort((a, b) => overdue.has(key(b.group)) - overdue.has(key(a.group))
+    || name(a.group).localeCompare(name(b.group), "en", { numeric: true }));
   fillTable(at("groups"),
     ["group", "ranks", "read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "bus GB/s", "backend"],
     shown.map((g) => [

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -72,8 +72,26 @@ class Report:
     def __str__(self) -> str:
         if self._paths:
             return _fr("analyze", *self._options, "--color", "never", *self._paths).stdout.rstrip()
-        lines = [one.sentence for one in self.findings]
-        return "\n".join([self.verdict.upper(), *lines])
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """The text of a look at a running job, which has no files that ``rcomm-fr`` could read again."""
+        word = self.verdict.upper()
+        if not self.findings:
+            end = self.raw.get("end") or {}
+            notes = [one["sentence"] for one in self.raw.get("problems", [])]
+            yield "  ".join([word, *([end["sentence"]] if end else notes[:1])])
+        for at, one in enumerate(self.findings):
+            yield f"{word if at == 0 else 'ALSO'}  {one.sentence}"
+            for frame in one.raw.get("frames", [])[:4]:
+                place = f"{frame['name']} ({frame['filename']}:{frame['line']})"
+                yield f"  rank {frame['rank']}, {frame['when']}: {place}"
+            if one.victim_ranks:
+                ranks = ", ".join(map(str, one.victim_ranks[:16]))
+                more = ", ..." if len(one.victim_ranks) > 16 else ""
+                yield f"  waiting: {'ranks' if len(one.victim_ranks) > 1 else 'rank'} {ranks}{more}"
+            if one.next:
+                yield f"  next: {one.next}"
 
     def html(self) -> str:
         """The report as one page without other files. Only for records that were read from paths."""

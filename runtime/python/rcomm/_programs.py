@@ -19,15 +19,22 @@ def find(name: str) -> str:
         return packaged
     # The console script of this package has the same name, and would only call this function again.
     scripts = os.path.realpath(os.path.dirname(sys.executable))
-    folders = [
-        folder
-        for folder in os.environ.get("PATH", "").split(os.pathsep)
-        if os.path.realpath(folder) != scripts
-    ]
-    found = shutil.which(name, path=os.pathsep.join(folders))
-    if found is None:
-        raise FileNotFoundError(f"{name} is neither in this package ({packaged}) nor in PATH")
-    return found
+    skipped = ""
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        found = shutil.which(name, path=folder) if folder else None
+        if found is None:
+            continue
+        if os.path.realpath(folder) != scripts or not _is_script(found):
+            return found
+        skipped = f" ({found} is the script of a Python package, which needs the program)"
+    raise FileNotFoundError(
+        f"{name} is neither in this package ({packaged}) nor a program in PATH{skipped}"
+    )
+
+
+def _is_script(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
 
 
 def _become(name: str) -> NoReturn:

@@ -410,16 +410,50 @@ def test_analysis_raises_its_errors_and_explain_describes_a_code(tmp_path):
     assert "never" in rcomm.explain("E101")
 
 
+def test_text_of_a_look_at_a_job_has_the_next_step():
+    raw = {
+        "frames": [{"rank": 2, "when": "last_seen", "name": "train", "filename": "a.py", "line": 13}],
+        "problems": [{"sentence": "no rank has issued an operation for 14 s"}],
+    }
+    sentence, then = "rank 2 never came", "take its stack"
+    finding = rcomm.Finding("E101", "not_joined", "error", 0.9, sentence, (2,), (0, 1), then, raw)
+    lines = str(rcomm.Report("stuck", (finding,), 1, raw)).splitlines()
+    assert lines == [
+        "STUCK  rank 2 never came",
+        "  rank 2, last_seen: train (a.py:13)",
+        "  waiting: ranks 0, 1",
+        "  next: take its stack",
+    ]
+    assert str(rcomm.Report("inconclusive", (), 2, raw)) == "INCONCLUSIVE  no rank has issued an operation for 14 s"
+
+
+def test_program_beside_the_interpreter_is_found_unless_it_is_a_script(tmp_path, monkeypatch):
+    for name, content in [("rcomm-fr", b"\x7fELF"), ("rcomm-top", b"#!/usr/bin/python")]:
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(_programs, "__file__", str(tmp_path / "package" / "_programs.py"))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _programs.find("rcomm-fr") == str(tmp_path / "rcomm-fr")
+    with pytest.raises(FileNotFoundError, match="is the script of a Python package"):
+        _programs.find("rcomm-top")
+    with pytest.raises(FileNotFoundError, match="nor a program in PATH$"):
+        _programs.find("rcomm-web")
+
+
 def test_fixture_fails_a_test_whose_ranks_died(pytester):
     pytester.makepyfile(
         ranks="""
-        import os, sys, torch, torch.distributed as dist
+        import os, sys, time, torch, torch.distributed as dist
 
-        rank, store, dies = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "dies"
+        rank, store, end = int(sys.argv[1]), sys.argv[2], sys.argv[3]
         dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(store, 2))
         dist.all_reduce(torch.zeros(2))
-        if dies and rank == 1:
+        if end != "well" and rank == 1:
             os.kill(os.getpid(), 9)
+        if end == "dies between":
+            # The other rank waits for nothing, and is killed in turn.
+            time.sleep(600)
         dist.all_reduce(torch.zeros(2))
         dist.destroy_process_group()
         """,
@@ -427,19 +461,23 @@ def test_fixture_fails_a_test_whose_ranks_died(pytester):
         import subprocess, sys
         import pytest
 
-        @pytest.mark.parametrize("end", ["well", "dies"])
+        @pytest.mark.parametrize("end", ["well", "dies", "dies between"])
         def test_ranks(rcomm_healthy, tmp_path, end):
             ranks = [
                 subprocess.Popen([sys.executable, "ranks.py", str(rank), tmp_path / "store", end])
                 for rank in range(2)
             ]
-            codes = [rank.wait() for rank in ranks]
-            assert codes == [0, 0] or end == "dies"
-            assert any(rcomm_healthy.glob("*/*.ring")) == (end == "dies")
+            codes = [ranks[1].wait()]
+            if end == "dies between":
+                ranks[0].kill()
+            codes.append(ranks[0].wait())
+            assert codes == [0, 0] or end != "well"
+            assert any(rcomm_healthy.glob("*/*.ring")) == (end != "well")
         """,
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=2, errors=1)
+    result.assert_outcomes(passed=3, errors=2)
+    # In the third no operation was pending when the processes were killed.
     result.stdout.fnmatch_lines(["*the process of rank 1 is gone*"])
 
 

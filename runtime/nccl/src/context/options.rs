@@ -491,29 +491,30 @@ mod tests {
             ],
         ),
     ];
-    /// The variables that torchcomms reads, without the prefix `TORCHCOMM_`. Those for other vendors' devices and for
-    /// its own tests are left out.
+    /// The variables that torchcomms or its scripts use, of commit 59426ba; those of its own tests are left out. It reads
+    /// one for the library of each backend, of which those that run on NVIDIA's devices are listed.
     const TORCHCOMMS: &[&str] = &[
-        "ABORT_ON_ERROR",
-        "BACKEND_ABI_VERSION",
-        "BACKEND_LIB_PATH_NCCL",
-        "BACKEND_LIB_PATH_NCCLX",
-        "BOOTSTRAP_RANKSIZE_QUERY_METHOD",
-        "FR_BUFFER_SIZE",
-        "FR_CPP_STACK",
-        "FR_DUMP_DYNAMIC_FILE_NAME",
-        "FR_DUMP_TEMP_FILE",
-        "GLOO_HOSTNAME",
-        "GLOO_INTERFACE",
-        "HEALTH_CHECK_WAIT_MS",
-        "HEALTH_CHECK_WAIT_SECONDS",
-        "NCCLX_BOOTSTRAP_UNIQUEID_EXCHANGE_METHOD",
-        "NCCLX_GRAPH_TIMEOUT_MONITORING",
-        "NCCL_BOOTSTRAP_UNIQUEID_EXCHANGE_METHOD",
-        "RANK",
-        "SIZE",
-        "STORE_PATH",
-        "TIMEOUT_SECONDS",
+        "TORCHCOMMS_BACKEND_LIB_PATH_NCCL",
+        "TORCHCOMMS_BACKEND_LIB_PATH_NCCLX",
+        "TORCHCOMM_ABORT_ON_ERROR",
+        "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD",
+        "TORCHCOMM_FR_BUFFER_SIZE",
+        "TORCHCOMM_FR_CPP_STACK",
+        "TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME",
+        "TORCHCOMM_FR_DUMP_TEMP_FILE",
+        "TORCHCOMM_GLOO_HOSTNAME",
+        "TORCHCOMM_GLOO_INTERFACE",
+        "TORCHCOMM_HEALTH_CHECK_WAIT_MS",
+        "TORCHCOMM_HEALTH_CHECK_WAIT_SECONDS",
+        "TORCHCOMM_NCCLX_BOOTSTRAP_UNIQUEID_EXCHANGE_METHOD",
+        "TORCHCOMM_NCCLX_GRAPH_TIMEOUT_MONITORING",
+        "TORCHCOMM_NCCL_BOOTSTRAP_UNIQUEID_EXCHANGE_METHOD",
+        "TORCHCOMM_RANK",
+        "TORCHCOMM_RCCLX_BOOTSTRAP_UNIQUEID_EXCHANGE_METHOD",
+        "TORCHCOMM_RCCL_BOOTSTRAP_UNIQUEID_EXCHANGE_METHOD",
+        "TORCHCOMM_SIZE",
+        "TORCHCOMM_TIMEOUT_SECONDS",
+        "TORCHCOMM_XCCL_BOOTSTRAP_UNIQUEID_EXCHANGE_METHOD",
     ];
 
     #[test]
@@ -525,7 +526,7 @@ mod tests {
         let pytorch = PYTORCH
             .iter()
             .flat_map(|(prefix, rest)| rest.iter().map(move |rest| format!("{prefix}{rest}")));
-        let torchcomms = TORCHCOMMS.iter().map(|rest| format!("TORCHCOMM_{rest}"));
+        let torchcomms = TORCHCOMMS.iter().map(|&name| name.to_owned());
         let theirs: BTreeSet<String> = pytorch.chain(torchcomms).collect();
         for name in &theirs {
             assert!(explained.contains(&name.as_str()), "{name}");

@@ -3,6 +3,7 @@
 use super::intern::{Interner, Recurring, Text, Texts};
 use super::keys::Field;
 use super::names::{ProfilingName, op_type};
+use super::rank_lists::RankLists;
 use crate::model::dump::{Dump, DumpGroup, FormatVersion, Recorder, ThreadInfo};
 use crate::model::{
     Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus,
@@ -106,7 +107,7 @@ impl Draft {
 pub(super) struct ConfigGroup {
     pub(super) name: Text,
     pub(super) desc: Text,
-    pub(super) ranks: Vec<u32>,
+    pub(super) ranks: Arc<[u32]>,
     pub(super) id: Option<u32>,
     pub(super) own_rank: Option<u32>,
     pub(super) size: Option<u32>,
@@ -142,6 +143,8 @@ pub(super) struct Builder {
     pub(super) texts: Texts,
     pub(super) draft: Draft,
     pub(super) config: Vec<ConfigGroup>,
+    /// The lists of ranks of the files before.
+    pub(super) lists: RankLists,
     pub(super) group_status: Vec<(u32, ProcessGroupStatus)>,
     /// The file's own table of stacks; each is a list of indices into the file's own table of frames.
     pub(super) stack_rows: Vec<Vec<u32>>,
@@ -435,7 +438,7 @@ impl Builder {
                 if config.id.is_none_or(|id| id == info.id) {
                     group.place = config.place();
                     if info.ranks.is_empty() {
-                        info.ranks = config.ranks.as_slice().into();
+                        info.ranks = config.ranks.clone();
                     }
                     if info.desc.is_empty() {
                         self.texts.get(config.desc).clone_into(&mut info.desc);
@@ -455,7 +458,7 @@ impl Builder {
                         id: id.unwrap_or(ProcessGroupInfo::UNKNOWN_ID),
                         name: self.texts.get(config.name).to_owned(),
                         desc: self.texts.get(config.desc).to_owned(),
-                        ranks: config.ranks.as_slice().into(),
+                        ranks: config.ranks.clone(),
                     },
                     place: config.place(),
                     status: None,

@@ -13,6 +13,7 @@ mod build;
 mod intern;
 mod keys;
 mod names;
+mod rank_lists;
 mod read_json;
 mod read_pickle;
 mod recorder;
@@ -22,8 +23,10 @@ mod write_json;
 mod write_pickle;
 
 use super::pickle::Pickle;
+use crate::model::Entry;
 use crate::model::dump::{Dump, UnreadableVersion};
 use build::Builder;
+use rank_lists::RankLists;
 
 /// The reason why nothing could be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -129,6 +132,9 @@ pub enum ReadProblem {
 #[derive(Default)]
 pub struct DumpReader {
     pickle: Pickle,
+    lists: RankLists,
+    /// Memory for the entries of the next dump.
+    entries: Vec<Entry>,
 }
 
 /// Maximum size of each table of working memory that is kept for the next file, in values.
@@ -138,6 +144,13 @@ impl DumpReader {
     /// A reader that has allocated no working memory yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Gives the reader memory for the entries of the next dump: those of one that is no longer needed. New memory costs
+    /// page faults, which add up over the files of a large job.
+    pub fn reuse(&mut self, mut entries: Vec<Entry>) {
+        entries.clear();
+        self.entries = entries;
     }
 
     /// Reads a dump; its first bytes decide between pickle and JSON.
@@ -153,11 +166,15 @@ impl DumpReader {
                 at: u32::MAX as usize,
             });
         }
+        let encoding = Encoding::of(bytes)?;
         let mut builder = Builder::default();
-        let stopped = match Encoding::of(bytes)? {
+        builder.dump.entries = std::mem::take(&mut self.entries);
+        let stopped = match encoding {
             Encoding::Pickle => {
+                builder.lists = std::mem::take(&mut self.lists);
                 let stopped = read_pickle::read(bytes, &mut self.pickle, &mut builder);
                 self.pickle.shrink_to(KEPT);
+                self.lists = std::mem::take(&mut builder.lists);
                 stopped?
             }
             Encoding::Json(text) => read_json::read(text, &mut builder),

@@ -105,9 +105,17 @@ impl std::fmt::Display for Scalar<'_> {
 
 /// The ranks in a text such as `[0, 1, 2]`, with or without blanks: every run of digits is a rank. Numbers beyond 32
 /// bits are ignored.
-pub(super) fn ranks(text: &str) -> Vec<u32> {
-    text.split(|c: char| !c.is_ascii_digit())
-        .filter_map(|digits| digits.parse().ok())
+pub(super) fn ranks(text: &[u8]) -> Vec<u32> {
+    let value = |digits: &[u8]| {
+        let next = |value: u32, digit: &u8| {
+            let digit = u32::from(digit - b'0');
+            value.checked_mul(10)?.checked_add(digit)
+        };
+        digits.iter().try_fold(0, next)
+    };
+    text.split(|byte| !byte.is_ascii_digit())
+        .filter(|digits| !digits.is_empty())
+        .filter_map(value)
         .collect()
 }
 
@@ -414,10 +422,10 @@ mod tests {
 
     #[test]
     fn ranks_are_read_with_and_without_blanks() {
-        assert_eq!(ranks("[0, 1, 12]"), [0, 1, 12]);
-        assert_eq!(ranks("[0,1,12]"), [0, 1, 12]);
-        assert!(ranks("[]").is_empty());
-        assert!(ranks("99999999999999999999").is_empty());
+        assert_eq!(ranks(b"[0, 1, 12]"), [0, 1, 12]);
+        assert_eq!(ranks(b"[0,1,12]"), [0, 1, 12]);
+        assert!(ranks(b"[]").is_empty());
+        assert!(ranks(b"99999999999999999999").is_empty());
     }
 
     #[test]

@@ -141,14 +141,19 @@ impl<'de> Visitor<'de> for Config<'_> {
     scalar_visits!(|_, _| ());
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
-        Ranks(&mut self.1.ranks).visit_seq(seq)
+        let mut ranks = Vec::new();
+        Ranks(&mut ranks).visit_seq(seq)?;
+        self.1.ranks = ranks.into();
+        Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let Self(builder, group) = self;
         while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
             if key == config::RANKS {
-                map.next_value_seed(Ranks(&mut group.ranks))?;
+                let mut ranks = Vec::new();
+                map.next_value_seed(Ranks(&mut ranks))?;
+                group.ranks = ranks.into();
                 continue;
             }
             map.next_value_seed(One(|item: Item<'_>| match (&*key, item) {
@@ -179,7 +184,7 @@ impl<'de> Visitor<'de> for Ranks<'_> {
     type Value = ();
     scalar_visits!(|ranks: Self, value: Scalar<'_>| {
         if let Scalar::Text(text) = value {
-            *ranks.0 = value::ranks(text);
+            *ranks.0 = value::ranks(text.as_bytes());
         }
     });
     skip_map!('de, |_| ());

@@ -27,7 +27,9 @@ pub(super) fn read(
 ) -> Result<Option<ReadProblem>, ReadError> {
     let mut outcome = run(bytes, pickle, builder, EntryReading::InPlace);
     if let Err(Fault::Taken { .. }) = outcome {
+        let lists = std::mem::take(&mut builder.lists);
         *builder = Builder::default();
+        builder.lists = lists;
         outcome = run(bytes, pickle, builder, EntryReading::Stacked);
     }
     let (at, cause) = match outcome {
@@ -97,8 +99,8 @@ pub(super) fn run(
     fault.map_or(Ok(()), Err)
 }
 
-/// Approximate size of an entry in a file, in bytes.
-const BYTES_OF_ENTRY: usize = 160;
+/// Least usual size of an entry in a file, in bytes: if it were more, most tables of entries would have to grow once.
+const BYTES_OF_ENTRY: usize = 136;
 /// Maximum number of entries for which memory is reserved in advance.
 const MAX_RESERVED: usize = 1 << 14;
 const TEXT_SLOTS: usize = 256;
@@ -235,17 +237,18 @@ impl<'a> Reader<'a> {
             };
             match value {
                 // Version 1: the ranks alone.
-                Cell::List(ranks) => group.ranks = self.ranks(pickle, ranks),
+                Cell::List(ranks) => group.ranks = self.ranks(pickle, ranks).into(),
                 Cell::Dict(id) => {
                     for (key, value) in pickle.pairs(id) {
                         match (self.key(key), value) {
                             (config::NAME, Cell::Text(span)) => group.name = self.text(span),
                             (config::DESC, Cell::Text(span)) => group.desc = self.text(span),
                             (config::RANKS, Cell::Text(span)) => {
-                                group.ranks =
-                                    value::ranks(&String::from_utf8_lossy(self.raw(span)));
+                                group.ranks = self.builder.lists.of(self.raw(span));
                             }
-                            (config::RANKS, Cell::List(id)) => group.ranks = self.ranks(pickle, id),
+                            (config::RANKS, Cell::List(id)) => {
+                                group.ranks = self.ranks(pickle, id).into();
+                            }
                             (config::PG_ID, value) => group.id = self.scalar(value).int(),
                             (config::GROUP_RANK, value) => {
                                 group.own_rank = self.scalar(value).int();

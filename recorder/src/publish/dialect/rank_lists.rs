@@ -1,0 +1,67 @@
+//! The members of groups, as text and as numbers.
+
+use super::value;
+use hashbrown::HashMap;
+use std::sync::Arc;
+
+/// Lists of ranks that were read before, by their text.
+///
+/// Every rank of a job writes the members of its groups, so the files of n ranks hold the list of all ranks n times. It
+/// is converted once and shared by all dumps of one reader.
+#[derive(Default)]
+pub(super) struct RankLists {
+    known: HashMap<Box<[u8]>, Arc<[u32]>>,
+    /// Bytes of all texts in `known`.
+    kept: usize,
+}
+
+/// Maximum length of all texts that are kept, bytes.
+const KEPT: usize = 8 << 20;
+
+impl RankLists {
+    /// The ranks in a text such as `[0, 1, 2]`; see [`value::ranks`].
+    pub(super) fn of(&mut self, text: &[u8]) -> Arc<[u32]> {
+        if let Some(ranks) = self.known.get(text) {
+            return ranks.clone();
+        }
+        let ranks: Arc<[u32]> = value::ranks(text).into();
+        if self.kept + text.len() > KEPT {
+            self.known.clear();
+            self.kept = 0;
+        }
+        if text.len() <= KEPT {
+            self.kept += text.len();
+            self.known.insert(text.into(), ranks.clone());
+        }
+        ranks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_texts_share_one_list() {
+        let mut lists = RankLists::default();
+        let one = lists.of(b"[0, 1, 2]");
+        assert_eq!(*one, [0, 1, 2]);
+        assert!(Arc::ptr_eq(&one, &lists.of(b"[0, 1, 2]")));
+        assert_eq!(*lists.of(b"[0, 1, 3]"), [0, 1, 3]);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut lists = RankLists::default();
+        let long = |digit: u8| vec![digit; KEPT / 2 - 1];
+        for digit in b'0'..=b'9' {
+            lists.of(&long(digit));
+            lists.of(&[digit]);
+            let all: usize = lists.known.keys().map(|text| text.len()).sum();
+            assert_eq!(lists.kept, all);
+            assert!(lists.kept <= KEPT);
+        }
+        lists.of(&vec![b' '; KEPT + 1]);
+        assert!(lists.kept <= KEPT);
+    }
+}

@@ -4,7 +4,7 @@
 //! the dumps themselves: the report is the same. Nothing is judged when packing, since a rank's record cannot be judged
 //! without its peers.
 //!
-//! # Format, version 7
+//! # Format, version 8
 //!
 //! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and that many bytes
 //! of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>). Integers outside of postcard are
@@ -15,7 +15,8 @@
 //! Version 2 adds a kind of part for records with operations in CUDA graphs; version 3 adds one for the failures and
 //! the end of the process of the record that follows; version 4 adds one for the connections of that record; version 5
 //! adds one for its waits for a processor; version 6 adds one for the process's places in groups whose members the
-//! record does not have; version 7 adds one for the beginning of the record and the exit of its process.
+//! record does not have; version 7 adds one for the beginning of the record and the exit of its process; version 8 adds one for
+//! the members of groups as runs of ranks.
 //!
 //! Readers trust no length: parts, tables and the references of a record to the tables are bounded, and a record is
 //! checked before it is passed on.
@@ -31,7 +32,7 @@ pub use write::{SummarizeError, Writer};
 /// The first bytes of every summary.
 const MAGIC: &[u8; 8] = b"rcommsum";
 /// Raised when the parts in [`wire`] change; older files remain readable.
-const VERSION: u16 = 7;
+const VERSION: u16 = 8;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;
 /// The longest part, bytes: enough for a record of a million operations.

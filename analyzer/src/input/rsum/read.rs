@@ -1,10 +1,10 @@
 //! Reads the records of a summary.
 
-use super::wire::{Part, Record, WireTables};
+use super::wire::{Part, Record, Run, WireTables, ranks, ranks_in};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};
 use crate::input::ras::RasReport;
 use flate2::read::GzDecoder;
-use rcomm_recorder::model::{Failure, GroupPlace, PeerLink, ProcessExit, ProcessorWait};
+use rcomm_recorder::model::{Failure, GroupPlace, PeerLink, ProcessExit, ProcessorWait, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Problem};
 use std::io::{self, Read};
@@ -216,6 +216,10 @@ impl<'a, R: Read> PartReader<'a, R> {
                 self.extend(tables)?;
                 return Ok(None);
             }
+            Part::Members(lists) => {
+                self.extend_members(&lists)?;
+                return Ok(None);
+            }
             Part::Ended(failures, closed_ns) => {
                 if failures.len() > MAX_FAILURES {
                     return Err(damaged("more failures than a record can have"));
@@ -282,8 +286,30 @@ impl<'a, R: Read> PartReader<'a, R> {
         Ok(Piece::Record { dump, path, cut })
     }
 
+    fn extend_members(&mut self, lists: &[Vec<Run>]) -> Result<(), Stop> {
+        let members: u64 = lists.iter().map(|runs| ranks_in(runs)).sum();
+        let bytes = members.saturating_mul(size_of::<Rank>() as u64);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.check_tables(bytes)?;
+        let lists = lists.iter().map(|runs| ranks(runs));
+        let members: Option<Vec<_>> = lists.collect();
+        self.extend(WireTables {
+            members: members.ok_or_else(|| damaged("a rank beyond 2^32"))?,
+            ..WireTables::default()
+        })
+    }
+
+    /// Counts the bytes of a table.
+    fn check_tables(&mut self, bytes: usize) -> Result<(), Stop> {
+        self.table_bytes = self.table_bytes.saturating_add(bytes);
+        match self.table_bytes > MAX_TABLE_BYTES {
+            true => Err(damaged("more rows than a job can have")),
+            false => Ok(()),
+        }
+    }
+
     fn extend(&mut self, new: WireTables) -> Result<(), Stop> {
-        self.table_bytes += self.buffer.len();
+        self.check_tables(self.buffer.len())?;
         let tables = &mut self.tables;
         tables.signatures.extend(new.signatures);
         tables.frames.extend(new.frames);
@@ -291,7 +317,7 @@ impl<'a, R: Read> PartReader<'a, R> {
         tables.members.extend(new.members);
         let rows = tables.signatures.len() + tables.frames.len();
         let rows = rows + tables.stacks.len() + tables.members.len();
-        if rows > MAX_ROWS || self.table_bytes > MAX_TABLE_BYTES {
+        if rows > MAX_ROWS {
             return Err(damaged("more rows than a job can have"));
         }
         Ok(())

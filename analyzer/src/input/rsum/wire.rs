@@ -9,6 +9,7 @@ use rcomm_recorder::model::{
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// A part of a summary.
 #[derive(Debug, Serialize, Deserialize)]
@@ -35,6 +36,44 @@ pub(super) enum Part {
     Places(Vec<(u32, GroupPlace)>),
     /// When the next record was begun, ns since the epoch or 0, and how its process exited (since version 7).
     Process(i64, Option<ProcessExit>),
+    /// Rows of the table of members, before the first record that needs them (since version 8; before, in
+    /// [`WireTables`]).
+    Members(Vec<Vec<Run>>),
+}
+
+/// Ranks at equal distances: the first, the distance, and how many. The members of most groups are one run, and the
+/// list of all ranks would be most of the summary of a node of a large job.
+pub(super) type Run = (Rank, i64, u32);
+
+/// A list of ranks as runs.
+pub(super) fn runs(ranks: &[Rank]) -> Vec<Run> {
+    let distance = |pair: &[Rank]| i64::from(pair[1]) - i64::from(pair[0]);
+    let mut runs = Vec::new();
+    let mut rest = ranks;
+    while let Some(&first) = rest.first() {
+        let step = rest.get(..2).map_or(0, distance);
+        let alike = rest.windows(2).take_while(|pair| distance(pair) == step);
+        let len = 1 + alike.count();
+        runs.push((first, step, len as u32));
+        rest = &rest[len..];
+    }
+    runs
+}
+
+/// The number of ranks in runs.
+pub(super) fn ranks_in(runs: &[Run]) -> u64 {
+    runs.iter().map(|&(.., len)| u64::from(len)).sum()
+}
+
+/// The ranks in runs; `None` if one has more than 32 bits.
+pub(super) fn ranks(runs: &[Run]) -> Option<Arc<[Rank]>> {
+    let all = runs.iter().flat_map(|&(first, step, len)| {
+        (0..i64::from(len)).map(move |nth| {
+            let rank = nth.checked_mul(step)?.checked_add(i64::from(first))?;
+            Rank::try_from(rank).ok()
+        })
+    });
+    all.collect()
 }
 
 /// Rows that are appended to the tables of earlier parts.
@@ -45,7 +84,7 @@ pub(super) struct WireTables {
     /// Indices of `frames`, innermost first.
     pub(super) stacks: Vec<Vec<u32>>,
     /// Members of groups.
-    pub(super) members: Vec<Vec<Rank>>,
+    pub(super) members: Vec<Arc<[Rank]>>,
 }
 
 impl WireTables {
@@ -265,9 +304,8 @@ impl Record {
                     name: group.name,
                     desc: group.desc,
                     ranks: budget
-                        .take(&tables.members, group.members, Vec::len)?
-                        .as_slice()
-                        .into(),
+                        .take(&tables.members, group.members, |ranks| ranks.len())?
+                        .clone(),
                 },
                 place: None,
                 status: group.status,
@@ -446,4 +484,30 @@ fn state(code: u8) -> Option<EntryState> {
 
 fn reduce_op(code: u16) -> Option<ReduceOp> {
     ReduceOp::from_code(u8::try_from(code).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_become_runs_and_ranks_again() {
+        for (list, length) in [
+            (vec![], 0),
+            (vec![7], 1),
+            ((0..100_000).collect(), 1),
+            ((3..100_000).step_by(8).collect(), 1),
+            ((0..8).rev().collect(), 1),
+            (vec![5, 5, 5], 1),
+            (vec![0, 1, 2, 9, 11, 13, 4], 3),
+            (vec![Rank::MAX, 0, Rank::MAX], 2),
+        ] {
+            let runs = runs(&list);
+            assert_eq!(runs.len(), length, "{list:?}");
+            assert_eq!(ranks_in(&runs), list.len() as u64);
+            assert_eq!(ranks(&runs).as_deref(), Some(&list[..]));
+        }
+        assert_eq!(ranks(&[(1, -1, 3)]), None);
+        assert_eq!(ranks(&[(1, i64::MAX, 3)]), None);
+    }
 }

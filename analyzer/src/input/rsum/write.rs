@@ -1,6 +1,6 @@
 //! Writes the dumps of ranks into a summary.
 
-use super::wire::{End, Part, Record, Rows, WireTables, captured};
+use super::wire::{End, Part, Record, Rows, WireTables, captured, runs};
 use super::{MAGIC, MAX_PART, VERSION};
 use crate::input::loaded::{Loaded, LoadedDump};
 use flate2::Compression;
@@ -10,6 +10,7 @@ use rcomm_recorder::publish::Dump;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::io::{self, Write};
+use std::sync::Arc;
 
 /// Why a summary could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +39,7 @@ struct Known {
     signatures: HashMap<Signature, u32>,
     frames: HashMap<Frame, u32>,
     stacks: HashMap<Vec<u32>, u32>,
-    members: HashMap<Vec<Rank>, u32>,
+    members: HashMap<Arc<[Rank]>, u32>,
 }
 
 impl<W: Write> Writer<W> {
@@ -65,7 +66,12 @@ impl<W: Write> Writer<W> {
         let LoadedDump {
             dump, path, cut, ..
         } = loaded;
-        let (tables, rows) = self.known.rows(dump);
+        let (mut tables, rows) = self.known.rows(dump);
+        let members = std::mem::take(&mut tables.members);
+        if !members.is_empty() {
+            let members = members.iter().map(|ranks| runs(ranks)).collect();
+            self.part(&Part::Members(members), path)?;
+        }
         if !tables.is_empty() {
             self.part(&Part::WireTables(tables), path)?;
         }
@@ -161,7 +167,7 @@ impl Known {
             .map(|group| {
                 row(
                     &mut self.members,
-                    group.info.ranks.to_vec(),
+                    group.info.ranks.clone(),
                     &mut new.members,
                 )
             })

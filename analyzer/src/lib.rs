@@ -46,6 +46,7 @@ mod live;
 pub mod redact;
 mod render;
 
+pub use input::threads::{Threads, analyze_on_threads};
 pub use input::{inspector, load, log, ras, rsum, stacks};
 pub use live::source::{self, Source};
 pub use live::{

@@ -4,12 +4,15 @@ use super::on_node::{self, OnNode};
 use crate::cli::args::JudgeArgs;
 use crate::cli::failure::Failure;
 use crate::cli::progress::Meter;
-use rcomm_analyzer::load::{self, LoadOptions, Loaded, LoadedDump, Progress};
+use rcomm_analyzer::load::{self, LoadOptions, Loaded, LoadedDump, Progress, Spare};
 use rcomm_analyzer::redact::Redactor;
-use rcomm_analyzer::{Analysis, Code, Extent, Policy, Problem, Report, Unread, logs, ras, stacks};
+use rcomm_analyzer::{
+    Analysis, Code, Extent, Policy, Problem, Report, Threads, Unread, logs, ras, stacks,
+};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Whether to keep the dumps in addition to the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +34,15 @@ pub(super) struct Judged {
 pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<Judged, Failure> {
     let meter = Meter::new("reading", "files");
     let progress = |it: Progress| meter.show(it.done, it.files);
+    let spare = Spare::default();
     let options = LoadOptions {
         jobs: args.jobs,
         progress: Some(&progress),
+        spare: Some(&spare),
         ..LoadOptions::default()
     };
-    let mut analysis = Some(Analysis::new(policy(args)));
+    let threads = Arc::new(Threads::new(args.jobs));
+    let mut analysis = Some(Analysis::new(policy(args)).with_workers(threads));
     let mut kept: Vec<LoadedDump> = Vec::new();
     let mut on_node = OnNode::default();
     let mut dumps_read = 0;
@@ -60,8 +66,9 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         }
         open.add_from(&loaded.path, &loaded.dump, extent);
         dumps_read += 1;
-        if keep == Keep::Records {
-            kept.push(loaded);
+        match keep {
+            Keep::Records => kept.push(loaded),
+            Keep::Report => spare.keep(loaded.dump.entries),
         }
         if over_memory_limit(args) {
             // A report on only some of the records would be useless: free the memory at once.

@@ -8,3 +8,4 @@ pub mod log;
 pub mod ras;
 pub mod rsum;
 pub mod stacks;
+pub(crate) mod threads;

@@ -61,5 +61,6 @@ impl LiveOptions {
     }
 }
 
-/// The function that judges dumps: [`analyze`](rcomm_verdict::analyze), unless a test replaces it.
+/// The function that judges dumps: [`analyze_on_threads`](crate::analyze_on_threads), or
+/// [`analyze`](rcomm_verdict::analyze) where one thread is enough.
 pub type Judge = fn(&[Arc<Dump>], &Policy) -> Report;

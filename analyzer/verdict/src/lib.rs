@@ -26,7 +26,7 @@ mod judge;
 pub mod logs;
 mod report;
 
-pub use align::{Extent, MAX_WORLD, Message, MessageNumbers};
+pub use align::{Extent, MAX_WORLD, Message, MessageNumbers, Workers};
 pub use judge::{Analysis, Policy, Unread, analyze};
 pub use report::{
     Code, Difference, EndKind, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef,

@@ -21,8 +21,8 @@ use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::recording::{RecordingReader, RecordingWriter};
 use rcomm_analyzer::source::JobChoice;
 use rcomm_analyzer::{
-    Anchor, Code, JobsWatch, Live, LiveOptions, NodeJob, Pace, Snapshot, Source, Watch, analyze,
-    print,
+    Anchor, Code, JobsWatch, Live, LiveOptions, NodeJob, Pace, Snapshot, Source, Watch,
+    analyze_on_threads, print,
 };
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};
@@ -305,7 +305,7 @@ fn live(
     if let Some(silent) = silent.filter(|_| !replay) {
         options.silent_after = silent;
     }
-    Ok(Live::new(options, analyze, names))
+    Ok(Live::new(options, analyze_on_threads, names))
 }
 
 fn state(

@@ -5,7 +5,7 @@ use crate::metrics::{self, Exemplars, Form};
 use crate::state::history::{History, inflate};
 use crate::state::snapshot::{ApiSnapshot, Delta, Point};
 use rcomm_analyzer::source::Source;
-use rcomm_analyzer::{Anchor, Live, LiveOptions, Pace, Snapshot, Watch, analyze};
+use rcomm_analyzer::{Anchor, Live, LiveOptions, Pace, Snapshot, Watch, analyze_on_threads};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -91,7 +91,7 @@ impl SnapshotStore {
         pace: Pace,
     ) -> std::io::Result<(Self, Watch)> {
         let names = sources.iter().map(|source| source.name()).collect();
-        let live = Live::new(options, analyze, names);
+        let live = Live::new(options, analyze_on_threads, names);
         let (sender, newest) = watch::channel(None);
         let store = Self {
             newest,

@@ -27,7 +27,7 @@ use crate::input::log;
 use crate::input::ras::RasReport;
 use crate::input::stacks::{self, RankStacks};
 use find::InputFile;
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{Entry, Rank};
 use rcomm_recorder::publish::{Dump, DumpReader, ReadError};
 use rcomm_verdict::Problem;
 use rcomm_verdict::logs::Log;
@@ -35,6 +35,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use sums::Sums;
 
@@ -50,7 +51,33 @@ pub struct LoadOptions<'a> {
     pub max_unpacked: (u64, u64),
     /// Called after each file, on the reading threads.
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
+    /// Memory of dumps that are no longer needed.
+    pub spare: Option<&'a Spare>,
 }
+
+/// Memory that passes from dumps that are no longer needed to those that are read next.
+#[derive(Debug, Default)]
+pub struct Spare(Mutex<Vec<Vec<Entry>>>);
+
+/// The number of dumps whose memory is kept at most.
+const SPARES: usize = 16;
+
+impl Spare {
+    /// Keeps the memory of the entries of a dump, unless that of enough others is kept.
+    pub fn keep(&self, entries: Vec<Entry>) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < SPARES && entries.capacity() <= SPARE_ENTRIES {
+            kept.push(entries);
+        }
+    }
+
+    fn take(&self) -> Option<Vec<Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+}
+
+/// Memory for more entries than this is not kept.
+const SPARE_ENTRIES: usize = 1 << 16;
 
 impl Default for LoadOptions<'_> {
     fn default() -> Self {
@@ -59,6 +86,7 @@ impl Default for LoadOptions<'_> {
             max_file_bytes: 1 << 30,
             max_unpacked: (8 << 30, 200),
             progress: None,
+            spare: None,
         }
     }
 }
@@ -262,6 +290,9 @@ impl Worker<'_> {
             self.stacks(path, rank_of_name);
             self.buffer.clear();
             return;
+        }
+        if let Some(entries) = self.options.spare.and_then(Spare::take) {
+            self.reader.reuse(entries);
         }
         match self.reader.read(&self.buffer) {
             Ok((dump, problems)) => {

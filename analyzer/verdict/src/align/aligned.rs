@@ -36,6 +36,17 @@ pub(crate) struct Lane {
     pub(crate) shows_starts: bool,
 }
 
+/// What is kept of [`Aligned::as_recorded`] apart from the records.
+#[derive(Debug)]
+pub(crate) struct Alignment {
+    by_rank: HashMap<Rank, Range<RecordIx>>,
+    groups: Vec<Group>,
+    lanes: Vec<Vec<Lane>>,
+    families: usize,
+    completed_to: Vec<CompletedTo>,
+    ends_early: Vec<bool>,
+}
+
 /// All records, aligned.
 #[derive(Debug)]
 pub(crate) struct Aligned<'a> {
@@ -68,6 +79,43 @@ impl<'a> Aligned<'a> {
         aligned
     }
 
+    /// As [`Aligned::new`], from the alignment of the same records by [`Aligned::as_recorded`], for which
+    /// [`Record::aligns_once`] holds.
+    pub(crate) fn again(
+        shared: &'a Shared,
+        records: &'a [Record],
+        alignment: Alignment,
+        world_size: Option<u32>,
+    ) -> Self {
+        let mut aligned = Self {
+            shared,
+            records,
+            by_rank: alignment.by_rank,
+            groups: alignment.groups,
+            lanes: alignment.lanes,
+            expected: Vec::new(),
+            offsets_ns: vec![0; records.len()],
+            clock_known: vec![false; records.len()],
+            families: alignment.families,
+            completed_to: alignment.completed_to,
+            ends_early: alignment.ends_early,
+        };
+        aligned.expected = aligned.expected_ranks(world_size);
+        aligned
+    }
+
+    /// Ends the use of the records.
+    pub(crate) fn into_alignment(self) -> Alignment {
+        Alignment {
+            by_rank: self.by_rank,
+            groups: self.groups,
+            lanes: self.lanes,
+            families: self.families,
+            completed_to: self.completed_to,
+            ends_early: self.ends_early,
+        }
+    }
+
     /// As [`Aligned::new`], but without [`Aligned::reopen`]: used to decide which records belong together.
     pub(crate) fn as_recorded(
         shared: &'a Shared,
@@ -84,7 +132,7 @@ impl<'a> Aligned<'a> {
             records,
             by_rank,
             groups,
-            lanes: Vec::with_capacity(records.len()),
+            lanes: Vec::new(),
             expected: Vec::new(),
             offsets_ns: vec![0; records.len()],
             clock_known: vec![false; records.len()],
@@ -92,10 +140,8 @@ impl<'a> Aligned<'a> {
             completed_to: Vec::new(),
             ends_early: vec![false; records.len()],
         };
-        for (at, record) in records.iter().enumerate() {
-            let lanes = aligned.lanes_of(at, record, &group_of);
-            aligned.lanes.push(lanes);
-        }
+        let lanes_of = |at: RecordIx| aligned.lanes_of(at, &records[at], &group_of);
+        aligned.lanes = shared.map(records.len(), lanes_of);
         aligned.families = number_families(&mut aligned.groups, records);
         aligned.find_pending();
         aligned.find_starts();

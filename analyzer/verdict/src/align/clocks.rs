@@ -128,11 +128,17 @@ fn connected_to(
         groups.sort_by_key(|&group| Reverse(members(group)));
         for group in groups {
             *compared.entry(group).or_default() += 1;
-            for &(other, _) in aligned.groups[group].lanes.iter().flatten() {
-                if offsets[other].is_none()
-                    && let Some(base) = offsets[record]
-                    && let Some(difference) = difference(aligned, group, record, other)
-                {
+            let Some(base) = offsets[record] else {
+                continue;
+            };
+            let lanes = aligned.groups[group].lanes.iter().flatten();
+            let unknown = lanes.filter(|(other, _)| offsets[*other].is_none());
+            let unknown: Vec<RecordIx> = unknown.map(|&(other, _)| other).collect();
+            let differences = aligned.shared.map(unknown.len(), |at| {
+                difference(aligned, group, record, unknown[at])
+            });
+            for (other, difference) in unknown.into_iter().zip(differences) {
+                if let Some(difference) = difference {
                     offsets[other] = Some(Offset {
                         ns: base.ns.saturating_add(difference.ns),
                         spread_ns: sum(base.spread_ns, difference.spread_ns),

@@ -1,12 +1,13 @@
 //! Matches the records of all ranks by group and sequence number.
 //!
-//! [`record`] holds one recorder's record of a rank in compact columns, [`comm_counter`] and [`same_process`] correct
-//! what some recorders write, [`devices`] splits the records of processes with several devices, and [`membership`]
+//! [`record`] holds one recorder's record of a rank in compact columns, `batches`, [`comm_counter`] and [`same_process`]
+//! correct what some recorders write, [`devices`] splits the records of processes with several devices, and [`membership`]
 //! resolves the groups of a job. [`aligned`] joins them into [`Aligned`], from which sends and their receives ([`p2p`],
 //! by the rule of [`message`]), clock offsets ([`clocks`]), and the pending operations of each rank ([`pending`]) are
 //! read.
 
 mod aligned;
+mod batches;
 pub(crate) mod clocks;
 pub(crate) mod comm_counter;
 mod comm_members;
@@ -14,6 +15,7 @@ pub(crate) mod devices;
 pub(crate) mod event;
 mod membership;
 mod message;
+mod numbers;
 pub(crate) mod p2p;
 pub(crate) mod pending;
 mod presence;
@@ -21,11 +23,14 @@ pub(crate) mod record;
 mod retired;
 pub(crate) mod same_process;
 pub(crate) mod signature;
+mod workers;
 
 pub use aligned::MAX_WORLD;
 pub use message::{Message, MessageNumbers};
 pub use record::Extent;
+pub use workers::Workers;
 
-pub(crate) use aligned::{Aligned, Lane, is_message, retiring_is_all};
-pub(crate) use membership::{Group, GroupIx, RecordIx};
+pub(crate) use aligned::{Aligned, Alignment, Lane, is_message, retiring_is_all};
+pub(crate) use membership::{Group, GroupIx, RecordIx, position};
+pub(crate) use numbers::{Number, Numbers};
 pub(crate) use presence::{Presence, UnknownReason};

@@ -62,15 +62,17 @@ impl Messages {
     /// Pairs all messages.
     pub(crate) fn new(aligned: &Aligned<'_>) -> Self {
         let mut messages = Self::default();
+        let status_ops = aligned.shared.map(aligned.records.len(), |record| {
+            let lanes = aligned.lanes[record].iter();
+            let status_ops = lanes.map(|lane| status_ops_of(aligned, record, lane));
+            status_ops.collect::<Vec<_>>()
+        });
         for (record, lanes) in aligned.lanes.iter().enumerate() {
-            let mut status_ops = Vec::with_capacity(lanes.len());
-            for lane in lanes {
-                let of_lane = status_ops_of(aligned, record, lane);
-                messages.collect(aligned, record, lane, &of_lane);
-                status_ops.push(of_lane);
+            for (lane, of_lane) in lanes.iter().zip(&status_ops[record]) {
+                messages.collect(aligned, record, lane, of_lane);
             }
-            messages.status_ops.push(status_ops);
         }
+        messages.status_ops = status_ops;
         let keys: Vec<(GroupIx, Ends)> = messages.pairs.keys().copied().collect();
         for key in keys {
             if let Some(pair) = messages.pairs.get_mut(&key) {

@@ -3,7 +3,11 @@
 //! Each dump has its own tables of shapes, stacks and groups. Here these are interned over all ranks: a thousand rings
 //! of the same program cost little more than their entries, and two ranks' calls are compared by number.
 
-use crate::align::signature::{Call, Calls};
+use crate::align::batches::number_without_batches;
+use crate::align::membership::position;
+use crate::align::retiring_is_all;
+use crate::align::signature::{CallRef, Calls};
+use crate::align::workers::{self, Workers};
 use rcomm_recorder::model::{
     Communicator, EntryState, Failure, Frame, GroupId, GroupPlace, OpType, Peer, PeerLink,
     ProcessGroupStatus, ProcessorWait, Rank, RankStatus,
@@ -219,6 +223,14 @@ impl Record {
         self.identity.reason == RingReader::CLOSED
     }
 
+    /// Whether it aligns with others as it was recorded: nothing of another record is joined to it, no operation of it
+    /// is reopened, and it states the members of its groups.
+    pub(crate) fn aligns_once(&self) -> bool {
+        self.recorder != Recorder::NcclProfiler
+            && !retiring_is_all(self.recorder)
+            && self.groups.iter().all(|local| local.place.is_none())
+    }
+
     pub(crate) fn record_id(&self, op: &Op) -> u64 {
         self.first_id.saturating_add(u64::from(op.id))
     }
@@ -251,9 +263,13 @@ pub(crate) struct Shared {
     pub(crate) groups: Vec<SharedGroup>,
     group_ids: HashMap<(String, u32), Vec<u32>>,
     pub(crate) frames: Vec<Frame>,
-    frame_ids: HashMap<Frame, u32>,
+    frame_ids: hashbrown::HashMap<Frame, u32>,
     pub(crate) stacks: Vec<Vec<u32>>,
-    stack_ids: HashMap<Vec<u32>, u32>,
+    stack_ids: hashbrown::HashMap<Vec<u32>, u32>,
+    /// For each group, the list of a record that was found equal to the group's last.
+    equal_lists: Vec<Arc<[Rank]>>,
+    /// Threads of the caller, if it lends some.
+    pub(crate) workers: Option<Arc<dyn Workers>>,
 }
 
 /// Why a dump cannot be used.
@@ -261,6 +277,11 @@ pub(crate) struct Shared {
 pub(crate) struct Unusable(pub(crate) String);
 
 impl Shared {
+    /// The results of `of` for each number below `count`, in order; computed by the caller's threads, if it lends some.
+    pub(crate) fn map<T: Send>(&self, count: usize, of: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        workers::map(self.workers.as_deref(), count, of)
+    }
+
     /// Converts a dump into a record and interns its tables.
     pub(crate) fn take_in(
         &mut self,
@@ -314,9 +335,9 @@ impl Shared {
             let call = match slot {
                 Some((same, call)) if *same == arguments => *call,
                 _ => {
-                    let call = self.calls.intern(Call {
+                    let call = self.calls.intern(CallRef {
                         op: entry.op,
-                        signature: dump.signatures[entry.signature as usize].clone(),
+                        signature: &dump.signatures[entry.signature as usize],
                         root: entry.root,
                         reduce_op: entry.reduce_op,
                         timeout_ms: entry.timeout_ms,
@@ -431,7 +452,10 @@ impl Shared {
             .or_default();
         for &id in known.iter() {
             let shared = &mut self.groups[id as usize];
-            if same_ranks(&shared.ranks, ranks) {
+            // The records of one file often share a list that is not the group's.
+            let equal = &mut self.equal_lists[id as usize];
+            if Arc::ptr_eq(equal, ranks) || same_ranks(&shared.ranks, ranks) {
+                *equal = ranks.clone();
                 // Ranks may describe it differently: the order of the records must not decide.
                 if desc < shared.desc.as_str() {
                     desc.clone_into(&mut shared.desc);
@@ -441,6 +465,7 @@ impl Shared {
         }
         let id = u32::try_from(self.groups.len()).expect("fewer than 2^32 groups fit in memory");
         known.push(id);
+        self.equal_lists.push(ranks.clone());
         self.groups.push(SharedGroup {
             name: name.to_owned(),
             ranks: ranks.clone(),
@@ -464,16 +489,18 @@ impl Shared {
                 }
             })
             .collect();
+        let mut of_job: Vec<u32> = Vec::new();
         dump.stacks
             .iter()
             .map(|stack| {
-                let stack: Vec<u32> = stack.iter().map(|&frame| frames[frame as usize]).collect();
-                match self.stack_ids.get(&stack) {
+                of_job.clear();
+                of_job.extend(stack.iter().map(|&frame| frames[frame as usize]));
+                match self.stack_ids.get(&of_job) {
                     Some(&id) => id,
                     None => {
                         let id = self.stacks.len() as u32;
-                        self.stacks.push(stack.clone());
-                        self.stack_ids.insert(stack, id);
+                        self.stacks.push(of_job.clone());
+                        self.stack_ids.insert(of_job.clone(), id);
                         id
                     }
                 }
@@ -493,8 +520,9 @@ fn contradicts_groups(dump: &Dump, rank: Rank) -> Option<Unusable> {
         is_used[entry.group as usize] = true;
     }
     let mut used = dump.groups.iter().zip(is_used).filter(|&(_, used)| used);
-    let (group, _) =
-        used.find(|(group, _)| !group.info.ranks.is_empty() && !group.info.ranks.contains(&rank))?;
+    let (group, _) = used.find(|(group, _)| {
+        !group.info.ranks.is_empty() && position(&group.info.ranks, rank).is_none()
+    })?;
     Some(Unusable(format!(
         "it has operations of group {}, of which rank {rank}, as its name states, is not a member; name the file after \
          its rank, as rank_3",
@@ -513,49 +541,6 @@ fn comm_ids_of(dump: &Dump) -> Vec<(u64, String)> {
             Some((number, group.clone()))
         })
         .collect()
-}
-
-/// Numbers the collectives of groups in which batches of messages took numbers of collectives, as in PyTorch 2.4 and
-/// 2.5, where each batch adds 1 to `collective_seq_id` and none to `p2p_seq_id`. Members have different numbers of
-/// batches, so these numbers do not match across ranks.
-fn number_without_batches(ops: &mut [Op], groups: &mut [LocalGroup]) {
-    #[derive(Clone, Copy, Default)]
-    struct Count {
-        /// Both numbers of the first message; `None` before it.
-        first: Option<(u32, u32)>,
-        /// Whether messages count themselves: then they leave the other number alone.
-        counts_messages: bool,
-        /// Whether messages have different collective numbers.
-        counts_batches: bool,
-        /// The highest collective number so far.
-        highest: u32,
-        /// How many of the numbers up to that are those of batches.
-        of_batches: u32,
-    }
-    let mut counts = vec![Count::default(); groups.len()];
-    for op in ops.iter().filter(|op| op.is_p2p) {
-        let count = &mut counts[usize::from(op.group)];
-        let (seq, p2p_seq) = *count.first.get_or_insert((op.seq, op.p2p_seq));
-        count.counts_messages |= p2p_seq != op.p2p_seq;
-        count.counts_batches |= seq != op.seq;
-    }
-    for op in ops {
-        let count = &mut counts[usize::from(op.group)];
-        if count.counts_messages || !count.counts_batches {
-            continue;
-        }
-        if op.is_p2p {
-            count.of_batches += op.seq.saturating_sub(count.highest);
-        }
-        count.highest = op.seq.max(count.highest);
-        op.seq -= count.of_batches;
-    }
-    for (local, count) in groups.iter_mut().zip(counts) {
-        if count.of_batches > 0 {
-            // It counts the batches, too.
-            local.status = None;
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -4,8 +4,9 @@
 //! Two records of one collective are compared by their [`MatchKey`]s. A field is `None` if the operation allows it to
 //! differ or the record does not hold it.
 
+use hashbrown::{DefaultHashBuilder, HashTable};
 use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, ReduceOp, Signature};
-use std::collections::HashMap;
+use std::hash::BuildHasher;
 
 /// The kind of operation that a call performs on the wire; calls of different kinds cannot match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,7 +73,39 @@ pub(crate) struct Call {
     pub(crate) timeout_ms: u64,
 }
 
+/// A [`Call`] whose signature is borrowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CallRef<'a> {
+    pub(crate) op: OpType,
+    pub(crate) signature: &'a Signature,
+    pub(crate) root: Option<u32>,
+    pub(crate) reduce_op: Option<ReduceOp>,
+    pub(crate) timeout_ms: u64,
+}
+
+impl CallRef<'_> {
+    fn to_call(self) -> Call {
+        Call {
+            op: self.op,
+            signature: self.signature.clone(),
+            root: self.root,
+            reduce_op: self.reduce_op,
+            timeout_ms: self.timeout_ms,
+        }
+    }
+}
+
 impl Call {
+    fn as_ref(&self) -> CallRef<'_> {
+        CallRef {
+            op: self.op,
+            signature: &self.signature,
+            root: self.root,
+            reduce_op: self.reduce_op,
+            timeout_ms: self.timeout_ms,
+        }
+    }
+
     /// The operation as findings spell it: rcomm's name, or the recorder's if it is unknown.
     pub(crate) fn op_name(&self) -> &str {
         if self.signature.op_name.is_empty() || self.op != OpType::Other {
@@ -232,22 +265,28 @@ fn hash_of<T: std::hash::Hash + ?Sized>(value: &T) -> u64 {
 /// The distinct calls of all ranks, numbered from 0.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    ids: HashMap<Call, u32>,
+    ids: HashTable<u32>,
+    hasher: DefaultHashBuilder,
     calls: Vec<Call>,
     keys: Vec<MatchKey>,
 }
 
 impl Calls {
-    /// The number of this call; a new call gets the next one.
-    pub(crate) fn intern(&mut self, call: Call) -> u32 {
-        if let Some(&id) = self.ids.get(&call) {
+    /// The number of this call; a new call gets the next one. Allocates nothing for a known call.
+    pub(crate) fn intern(&mut self, call: CallRef<'_>) -> u32 {
+        let (calls, hasher) = (&self.calls, &self.hasher);
+        let hash = hasher.hash_one(call);
+        let same = |&id: &u32| calls[id as usize].as_ref() == call;
+        if let Some(&id) = self.ids.find(hash, same) {
             return id;
         }
         let id =
             u32::try_from(self.calls.len()).expect("fewer than 2^32 distinct calls fit in memory");
+        let hash_of = |&id: &u32| hasher.hash_one(calls[id as usize].as_ref());
+        self.ids.insert_unique(hash, id, hash_of);
+        let call = call.to_call();
         self.keys.push(call.match_key());
-        self.calls.push(call.clone());
-        self.ids.insert(call, id);
+        self.calls.push(call);
         id
     }
 
@@ -313,7 +352,7 @@ mod tests {
 
     fn difference(a: Call, b: Call) -> Option<CallDifference> {
         let mut calls = Calls::default();
-        let (a, b) = (calls.intern(a), calls.intern(b));
+        let (a, b) = (calls.intern(a.as_ref()), calls.intern(b.as_ref()));
         calls.difference(a, b)
     }
 

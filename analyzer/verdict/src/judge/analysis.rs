@@ -2,7 +2,7 @@
 
 use crate::align::p2p::Messages;
 use crate::align::record::{Extent, Record, Shared};
-use crate::align::{Aligned, clocks, comm_counter, devices, same_process};
+use crate::align::{Aligned, Workers, clocks, comm_counter, devices, same_process};
 use crate::judge::context::Context;
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
@@ -16,6 +16,7 @@ use crate::report::{Code, Input, Problem, Report};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Judges dumps that are all in memory.
 ///
@@ -51,6 +52,12 @@ impl Analysis {
             problems: Vec::new(),
             files: 0,
         }
+    }
+
+    /// Lends threads for the judgment of a large job; the report is the same without.
+    pub fn with_workers(mut self, workers: Arc<dyn Workers>) -> Self {
+        self.shared.workers = Some(workers);
+        self
     }
 
     /// Adds a dump that was read to its end, without a path.
@@ -146,7 +153,9 @@ fn judge(
     };
     comm_counter::number_by_communicator(shared, &mut records);
     aborted::reopen(shared, &mut records);
-    let mut records = provenance::select(shared, records, policy, &mut aside);
+    let (mut records, in_step) = provenance::select(shared, records, policy, &mut aside);
+    // What follows changes no record of this kind.
+    let in_step = in_step.filter(|_| records.iter().all(Record::aligns_once));
     problems.extend(aside.into_problems());
     let devices = devices::split(shared, &mut records, &mut problems);
     // Launchers and sources number the processes, which are then not the ranks.
@@ -173,8 +182,17 @@ fn judge(
     let entries = read - (selected - count_ops(&records));
     timeouts::note(shared, &mut records);
     note_versions(&records, &mut problems);
-    let mut aligned = Aligned::new(shared, &records, policy.world_size);
-    let clocks = clocks::offsets(&aligned);
+    let (mut aligned, clocks) = match in_step {
+        Some((alignment, clocks)) => {
+            let aligned = Aligned::again(shared, &records, alignment, policy.world_size);
+            (aligned, clocks)
+        }
+        None => {
+            let aligned = Aligned::new(shared, &records, policy.world_size);
+            let clocks = clocks::offsets(&aligned);
+            (aligned, clocks)
+        }
+    };
     let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
     aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
     aligned.clock_known = clocks.iter().map(Option::is_some).collect();

@@ -19,6 +19,7 @@ const NEWEST: usize = 512;
 /// One collective over the members that were read so far.
 #[derive(Clone, Copy)]
 struct Instance {
+    seq: u32,
     shortest_ms: f32,
     /// The bytes that a link of the bus carries for it.
     bus_bytes: f64,
@@ -29,20 +30,41 @@ struct Instance {
 /// duration on every member.
 pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
     let ranks = aligned.groups[group].ranks.len();
-    let mut instances: HashMap<u32, Instance> = HashMap::new();
-    for &(record, lane) in aligned.groups[group].lanes.iter().flatten() {
+    let mut of_call: HashMap<u32, Option<f64>> = HashMap::new();
+    // By sequence number, ascending. What the first member lacks is not on every member.
+    let mut instances: Vec<Instance> = Vec::new();
+    for (nth, &(record, lane)) in (aligned.groups[group].lanes.iter().flatten()).enumerate() {
         let lane = &aligned.lanes[record][lane];
-        let done = lane.collectives[..lane.pending_from].iter().rev();
-        for op in done.take(NEWEST).map(|&at| aligned.op(record, at)) {
-            let Some(bus_bytes) = bus_bytes(aligned.shared.calls.get(op.call), ranks) else {
+        let done = &lane.collectives[..lane.pending_from];
+        let newest = &done[done.len().saturating_sub(NEWEST)..];
+        let mut last = None;
+        let mut at = 0;
+        for op in newest.iter().map(|&at| aligned.op(record, at)) {
+            if op.duration_ms <= 0.0 {
+                continue;
+            }
+            let bus_bytes = match last {
+                Some((call, bus_bytes)) if call == op.call => bus_bytes,
+                _ => *of_call
+                    .entry(op.call)
+                    .or_insert_with(|| bus_bytes(aligned.shared.calls.get(op.call), ranks)),
+            };
+            last = Some((op.call, bus_bytes));
+            let Some(bus_bytes) = bus_bytes else {
                 continue;
             };
-            if op.duration_ms > 0.0 {
-                let one = instances.entry(op.seq).or_insert(Instance {
+            while instances.get(at).is_some_and(|one| one.seq < op.seq) {
+                at += 1;
+            }
+            if nth == 0 && instances.get(at).is_none() {
+                instances.push(Instance {
+                    seq: op.seq,
                     shortest_ms: f32::MAX,
                     bus_bytes: 0.0,
                     members: 0,
                 });
+            }
+            if let Some(one) = instances.get_mut(at).filter(|one| one.seq == op.seq) {
                 one.shortest_ms = one.shortest_ms.min(op.duration_ms);
                 one.bus_bytes = one.bus_bytes.max(bus_bytes);
                 one.members += 1;
@@ -50,7 +72,7 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
         }
     }
     // A coalesced block has several entries of each member under one number and is left out.
-    let whole = instances.values().filter(|one| one.members == ranks);
+    let whole = instances.iter().filter(|one| one.members == ranks);
     let mut rates: Vec<f64> = whole
         .map(|one| one.bus_bytes / f64::from(one.shortest_ms) / 1e6)
         .collect();

@@ -6,7 +6,7 @@
 //! calls before. If nothing decides, every part is an alternative.
 
 use crate::align::signature::CallDifference;
-use crate::align::{Aligned, GroupIx, RecordIx};
+use crate::align::{Aligned, GroupIx, Numbers, RecordIx};
 use rcomm_recorder::model::{EntryState, Layout, OpType, Pattern, Rank};
 use rcomm_recorder::publish::Recorder;
 
@@ -52,14 +52,14 @@ pub(crate) struct Disagreement {
 /// The first disagreement of each group, and the first one of each further rank that deviates later: of a group at most
 /// [`MOST`], and none after one in which no part is known to be right.
 pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
-    let mut found = Vec::new();
-    for group in 0..aligned.groups.len() {
-        if aligned.groups[group].lanes.iter().flatten().count() < 2 {
-            continue;
+    let found = aligned.shared.map(aligned.groups.len(), |group| {
+        let mut found = Vec::new();
+        if aligned.groups[group].lanes.iter().flatten().count() >= 2 {
+            find_in(aligned, group, &mut found);
         }
-        find_in(aligned, group, &mut found);
-    }
-    found
+        found
+    });
+    found.into_iter().flatten().collect()
 }
 
 fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>) {
@@ -93,27 +93,21 @@ fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>)
 /// At most this many disagreements of a group are found.
 const MOST: usize = 64;
 
-/// The sequence numbers under which members may have recorded calls, ascending: all from the oldest to the newest, or
-/// only the recorded ones if there are gaps.
+/// The sequence numbers under which members may have recorded calls that differ, ascending.
 fn seqs_to_compare(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
-    let Some((low, high)) = aligned.window(group) else {
-        return Vec::new();
-    };
-    let lanes = || aligned.groups[group].lanes.iter().flatten();
+    if let Some(numbers) = Numbers::of(aligned, group) {
+        let apart = numbers.all.iter().filter(|number| !number.is_alike);
+        return apart.map(|number| number.seq).collect();
+    }
+    // The numbers have gaps: the record is damaged or holds active operations only.
     let list = |&(record, lane): &(RecordIx, usize)| {
         let lane = &aligned.lanes[record][lane];
         lane.collectives
             .iter()
             .map(move |&at| aligned.seq(record, at))
     };
-    let entries: usize = lanes()
-        .map(|&(record, lane)| aligned.lanes[record][lane].collectives.len())
-        .sum();
-    if (high - low) as usize <= entries {
-        return (low..=high).collect();
-    }
-    // The numbers have gaps: the record is damaged or holds active operations only.
-    let mut numbers: Vec<u32> = lanes().flat_map(list).collect();
+    let lanes = aligned.groups[group].lanes.iter().flatten();
+    let mut numbers: Vec<u32> = lanes.flat_map(list).collect();
     numbers.sort_unstable();
     numbers.dedup();
     numbers

@@ -24,59 +24,58 @@ fn pending<'a>(
 pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
     let aligned = ctx.aligned;
     let now = ctx.as_of_ns();
-    let mut reports: Vec<GroupReport> = (0..aligned.groups.len())
-        .map(|group| {
-            let lanes: Vec<_> = aligned.groups[group].lanes.iter().flatten().collect();
-            let newest = |&&(record, lane): &&(RecordIx, usize)| {
-                aligned.lanes[record][lane]
-                    .collectives
-                    .last()
-                    .map(|&at| aligned.seq(record, at))
-            };
-            let newest_op = lanes.iter().find_map(|&&(record, lane)| {
-                let lane = &aligned.lanes[record][lane];
-                lane.collectives
-                    .last()
-                    .or(lane.messages.last())
-                    .map(|&at| aligned.op(record, at))
-            });
-            let call = newest_op.map(|op| aligned.shared.calls.get(op.call));
-            let mut in_flight: Vec<u32> = Vec::new();
-            let mut oldest: Option<i64> = None;
-            for &&(record, _) in &lanes {
-                for (one, _) in pending(ctx, record) {
-                    if one.group == group
-                        && let PendingKind::Collective { seq } = one.what
-                    {
-                        in_flight.push(seq);
-                        let created = aligned.created_ns(record, aligned.op(record, one.position));
-                        oldest = Some(oldest.map_or(created, |oldest| oldest.min(created)));
-                    }
+    let of_group = |group: GroupIx| {
+        let lanes: Vec<_> = aligned.groups[group].lanes.iter().flatten().collect();
+        let newest = |&&(record, lane): &&(RecordIx, usize)| {
+            aligned.lanes[record][lane]
+                .collectives
+                .last()
+                .map(|&at| aligned.seq(record, at))
+        };
+        let newest_op = lanes.iter().find_map(|&&(record, lane)| {
+            let lane = &aligned.lanes[record][lane];
+            lane.collectives
+                .last()
+                .or(lane.messages.last())
+                .map(|&at| aligned.op(record, at))
+        });
+        let call = newest_op.map(|op| aligned.shared.calls.get(op.call));
+        let mut in_flight: Vec<u32> = Vec::new();
+        let mut oldest: Option<i64> = None;
+        for &&(record, _) in &lanes {
+            for (one, _) in pending(ctx, record) {
+                if one.group == group
+                    && let PendingKind::Collective { seq } = one.what
+                {
+                    in_flight.push(seq);
+                    let created = aligned.created_ns(record, aligned.op(record, one.position));
+                    oldest = Some(oldest.map_or(created, |oldest| oldest.min(created)));
                 }
             }
-            in_flight.sort_unstable();
-            in_flight.dedup();
-            let numbers = || lanes.iter().filter_map(newest);
-            GroupReport {
-                group: ctx.group_ref(group),
-                backend: call
-                    .map(|call| call.signature.backend.clone())
-                    .unwrap_or_default(),
-                last_seq: numbers().max().map(u64::from),
-                min_seq: numbers().min().map(u64::from),
-                ranks_read: lanes.len(),
-                in_flight: in_flight.len(),
-                oldest_ms: oldest
-                    .zip(now)
-                    .map(|(oldest, now)| (now - oldest).max(0) as f64 / 1e6),
-                lag_p50_ms: ctx.lateness.group_lag_ms(group, 0.5),
-                lag_p99_ms: ctx.lateness.group_lag_ms(group, 0.99),
-                busbw_gbs: bandwidth::busbw_gbs(aligned, group),
-                timeout_ms: call.map_or(0, |call| call.timeout_ms),
-            }
-        })
-        .filter(|report| report.ranks_read > 0)
-        .collect();
+        }
+        in_flight.sort_unstable();
+        in_flight.dedup();
+        let numbers = || lanes.iter().filter_map(newest);
+        GroupReport {
+            group: ctx.group_ref(group),
+            backend: call
+                .map(|call| call.signature.backend.clone())
+                .unwrap_or_default(),
+            last_seq: numbers().max().map(u64::from),
+            min_seq: numbers().min().map(u64::from),
+            ranks_read: lanes.len(),
+            in_flight: in_flight.len(),
+            oldest_ms: oldest
+                .zip(now)
+                .map(|(oldest, now)| (now - oldest).max(0) as f64 / 1e6),
+            lag_p50_ms: ctx.lateness.group_lag_ms(group, 0.5),
+            lag_p99_ms: ctx.lateness.group_lag_ms(group, 0.99),
+            busbw_gbs: bandwidth::busbw_gbs(aligned, group),
+            timeout_ms: call.map_or(0, |call| call.timeout_ms),
+        }
+    };
+    let mut reports = aligned.shared.map(aligned.groups.len(), of_group);
+    reports.retain(|report| report.ranks_read > 0);
     reports.sort_by(|a, b| (b.group.ranks.len(), &a.group).cmp(&(a.group.ranks.len(), &b.group)));
     reports
 }

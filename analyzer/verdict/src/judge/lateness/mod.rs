@@ -29,6 +29,7 @@ use chance::{Loss, Tally};
 use rcomm_recorder::model::Rank;
 use rows::{ArrivalReader, Arrived, InstanceArrivals};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Percentiles are made from at most this many lags of a rank, and worst lags of a group.
 const SAMPLES: usize = 1024;
@@ -51,8 +52,6 @@ pub(crate) struct RankLateness {
     pub(crate) instances: usize,
     /// The losses that it caused beyond the usual spread, ms.
     pub(crate) lost: Vec<f32>,
-    /// Its lags in the group that is being measured, ms.
-    lags: Vec<f32>,
     lag_p50_ms: Option<f64>,
 }
 
@@ -63,13 +62,12 @@ impl RankLateness {
         self.lag_p50_ms
     }
 
-    fn end_group(&mut self) {
-        let median = percentile(&self.lags, 0.5);
-        self.lag_p50_ms = match (self.lag_p50_ms, median) {
+    fn add_group(&mut self, instances: usize, median_ms: Option<f64>) {
+        self.instances += instances;
+        self.lag_p50_ms = match (self.lag_p50_ms, median_ms) {
             (Some(known), Some(median)) => Some(known.max(median)),
             (known, median) => known.or(median),
         };
-        self.lags.clear();
     }
 }
 
@@ -113,6 +111,17 @@ pub(crate) struct Lateness {
     pub(crate) span_ms: f64,
 }
 
+/// What the instances of one group show.
+#[derive(Default)]
+struct GroupLateness {
+    instances: usize,
+    /// For each member in the order of its lane, its lags, ms; at most [`SAMPLES`].
+    lags_ms: Vec<Vec<f32>>,
+    /// The worst lag of each instance, ms; at most [`SAMPLES`].
+    worst_ms: Vec<f32>,
+    gathered: Gathered,
+}
+
 /// The losses of all instances, before they are judged.
 #[derive(Default)]
 struct Gathered {
@@ -133,30 +142,51 @@ impl Lateness {
             ..Self::default()
         };
         let rows = ArrivalReader::new(aligned, clocks);
-        let mut row = InstanceArrivals::default();
+        let groups = aligned.groups.len();
         // For each operation: how long its rank waited in it, ms, or, if negative, how long others waited for the rank.
-        let mut borne_ms = rows.message_waits();
-        for group in 0..aligned.groups.len() {
-            rows.each(group, &mut row, |row| {
+        // Each operation is of one group, so no two threads write one value.
+        let borne_ms = rows.message_waits();
+        let set = |one: &Arrived, ms: f32| {
+            borne_ms[one.record][one.position as usize].store(ms.to_bits(), Ordering::Relaxed);
+        };
+        aligned.shared.map(groups, |group| {
+            rows.each(group, |row| {
                 let [last, second, _] = latest(row);
                 let Some((last, second)) = last.zip(second) else {
                     return;
                 };
                 for one in &row.members {
-                    borne_ms[one.record][one.position as usize] = one.wait_ms - last.wait_ms;
+                    set(one, one.wait_ms - last.wait_ms);
                 }
                 // Negative: the others waited for this member.
-                borne_ms[last.record][last.position as usize] = last.wait_ms - second.wait_ms;
+                set(last, last.wait_ms - second.wait_ms);
             });
-        }
+        });
+        let plain = |of_record: Vec<AtomicU32>| -> Vec<f32> {
+            let bits = of_record.into_iter().map(AtomicU32::into_inner);
+            bits.map(f32::from_bits).collect()
+        };
+        let borne_ms: Vec<Vec<f32>> = borne_ms.into_iter().map(plain).collect();
+        let of_groups = aligned.shared.map(groups, |group| {
+            let mut of_group = GroupLateness::default();
+            rows.each(group, |row| {
+                lateness.take(aligned, &rows, row, &borne_ms, &mut of_group);
+            });
+            let medians = of_group.lags_ms.iter().map(|lags| percentile(lags, 0.5));
+            let medians: Vec<Option<f64>> = medians.collect();
+            of_group.lags_ms = Vec::new();
+            (of_group, medians)
+        });
         let mut gathered = Gathered::default();
-        for group in 0..aligned.groups.len() {
-            rows.each(group, &mut row, |row| {
-                lateness.take(aligned, &rows, group, row, &borne_ms, &mut gathered);
-            });
-            for &(record, _) in aligned.groups[group].lanes.iter().flatten() {
-                lateness.ranks[record].end_group();
+        for (group, (of_group, medians)) in of_groups.into_iter().enumerate() {
+            let lanes = aligned.groups[group].lanes.iter().flatten();
+            for (&(record, _), median_ms) in lanes.zip(medians) {
+                lateness.ranks[record].add_group(of_group.instances, median_ms);
             }
+            lateness.groups[group] = of_group.worst_ms;
+            gathered.usual.extend(of_group.gathered.usual);
+            gathered.ranks.extend(of_group.gathered.ranks);
+            gathered.hosts.extend(of_group.gathered.hosts);
         }
         lateness.judge(aligned, gathered, policy);
         lateness
@@ -188,14 +218,14 @@ impl Lateness {
         Some(ms / self.span_ms)
     }
 
+    /// Adds one instance to what its group shows.
     fn take(
-        &mut self,
+        &self,
         aligned: &Aligned<'_>,
         rows: &ArrivalReader<'_>,
-        group: GroupIx,
         row: &InstanceArrivals,
         borne_ms: &[Vec<f32>],
-        gathered: &mut Gathered,
+        of_group: &mut GroupLateness,
     ) {
         let [Some(last), Some(second), third] = latest(row) else {
             return;
@@ -207,16 +237,15 @@ impl Lateness {
         let most = row.members.iter().map(|one| one.wait_ms);
         let most = most.fold(0.0, f32::max);
         let significant = |lag: f32| if lag > threshold { lag } else { 0.0 };
-        for one in &row.members {
-            let rank = &mut self.ranks[one.record];
-            rank.instances += 1;
-            if rank.lags.len() < SAMPLES {
-                rank.lags.push(significant(most - one.wait_ms));
+        of_group.instances += 1;
+        if of_group.instances <= SAMPLES {
+            of_group.lags_ms.resize_with(row.members.len(), Vec::new);
+            for (one, lags_ms) in row.members.iter().zip(&mut of_group.lags_ms) {
+                lags_ms.push(significant(most - one.wait_ms));
             }
+            of_group.worst_ms.push(significant(most - last.wait_ms));
         }
-        if self.groups[group].len() < SAMPLES {
-            self.groups[group].push(significant(most - last.wait_ms));
-        }
+        let gathered = &mut of_group.gathered;
         if let Some(third) = third
             && rows.compare(second, third)
         {

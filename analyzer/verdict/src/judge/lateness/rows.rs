@@ -2,8 +2,10 @@
 
 use crate::align::clocks::Offset;
 use crate::align::record::Op;
-use crate::align::{Aligned, GroupIx, Lane, RecordIx, retiring_is_all};
+use crate::align::{Aligned, GroupIx, Lane, RecordIx, position, retiring_is_all};
 use rcomm_recorder::model::OpType;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU32;
 
 /// Issue times of a recorder that records no completions are not compared below this, ms.
 const ISSUE_NOISE_MS: f32 = 20.0;
@@ -15,6 +17,9 @@ const ONE_ROUND_US: i64 = 100;
 const MAX_MESSAGES: usize = 256;
 /// The longest time between two rounds of a watchdog, ms: a longer step is the program's.
 const LONGEST_STEP_MS: f32 = 110.0;
+/// This many instances of a group are read at once: a record is then read in stretches, not one operation at a time,
+/// and the records of a large job do not fit into a processor's caches.
+const READ_TOGETHER: usize = 16;
 /// The grain of a record is estimated from at most this many completions.
 const MAX_COMPLETIONS: usize = 512;
 
@@ -38,6 +43,29 @@ pub(super) struct InstanceArrivals {
     pub(super) measured: bool,
     /// Whether the durations come from the device.
     pub(super) by_device: bool,
+    /// Whether all members that were read have completed it.
+    whole: bool,
+    /// For each member, when it issued the operation, in common time.
+    issued_ns: Vec<i64>,
+}
+
+impl InstanceArrivals {
+    fn clear(&mut self) {
+        self.members.clear();
+        self.issued_ns.clear();
+        (self.measured, self.by_device, self.whole) = (true, true, true);
+    }
+
+    /// Once all members were read: without durations, waits come from the issue times.
+    fn settle(&mut self) {
+        if self.measured {
+            return;
+        }
+        let newest = self.issued_ns.iter().copied().max().unwrap_or(0);
+        for (one, issued_ns) in self.members.iter_mut().zip(&self.issued_ns) {
+            one.wait_ms = newest.saturating_sub(*issued_ns) as f32 / 1e6;
+        }
+    }
 }
 
 /// A member's lane, and how far its operations on wider groups have been read.
@@ -58,6 +86,8 @@ pub(super) struct ArrivalReader<'a> {
     grain_ms: Vec<f32>,
     /// For each record: the positions of messages and of the markers that end batches of them.
     messages: Vec<Vec<u32>>,
+    /// For each group: whether all its members have a record of it.
+    whole: Vec<bool>,
 }
 
 impl<'a> ArrivalReader<'a> {
@@ -70,7 +100,7 @@ impl<'a> ArrivalReader<'a> {
             let spread_ns = clocks[record].and_then(|clock| clock.spread_ns);
             spread_ns.unwrap_or(0) as f32 / 1e6
         };
-        let records = 0..aligned.records.len();
+        let records = aligned.records.len();
         // The times of completions that are noticed in rounds differ by up to the time between two rounds.
         let grain = |record: RecordIx| {
             let steps_ms = grain_ms(&aligned.records[record].ops);
@@ -85,9 +115,12 @@ impl<'a> ArrivalReader<'a> {
             all
         };
         Self {
-            clock_ms: records.clone().map(clock_ms).collect(),
-            grain_ms: records.clone().map(grain).collect(),
-            messages: records.map(messages).collect(),
+            clock_ms: (0..records).map(clock_ms).collect(),
+            grain_ms: aligned.shared.map(records, grain),
+            messages: aligned.shared.map(records, messages),
+            whole: (aligned.groups.iter())
+                .map(|group| group.lanes.iter().all(Option::is_some))
+                .collect(),
             aligned,
         }
     }
@@ -188,33 +221,28 @@ impl<'a> ArrivalReader<'a> {
         self.messages_since(one).is_empty() && self.messages_since(other).is_empty()
     }
 
-    /// For each record, how long it waited in each message, by position, ms; 0 for other operations.
-    pub(super) fn message_waits(&self) -> Vec<Vec<f32>> {
-        let of_record = |record: &crate::align::record::Record| {
-            let wait = |op: &Op| {
-                let waits = op.completed() && (op.kind.is_p2p() || op.kind == OpType::Coalesced);
-                op.wait_ms().filter(|_| waits).unwrap_or(0.0)
-            };
-            record.ops.iter().map(wait).collect()
+    /// For each record, how long it waited in each message, by position, as the bits of ms; 0 for other operations.
+    pub(super) fn message_waits(&self) -> Vec<Vec<AtomicU32>> {
+        let wait = |op: &Op| {
+            let waits = op.completed() && (op.kind.is_p2p() || op.kind == OpType::Coalesced);
+            let ms: f32 = op.wait_ms().filter(|_| waits).unwrap_or(0.0);
+            AtomicU32::new(ms.to_bits())
         };
-        self.aligned.records.iter().map(of_record).collect()
+        let records = &self.aligned.records;
+        let of_record = |record: RecordIx| records[record].ops.iter().map(wait).collect();
+        self.aligned.shared.map(records.len(), of_record)
     }
 
     /// Calls `visit` with each completed instance of a group that needs every member and that all members recorded.
-    /// `row` is a buffer.
-    pub(super) fn each(
-        &self,
-        group: GroupIx,
-        row: &mut InstanceArrivals,
-        mut visit: impl FnMut(&InstanceArrivals),
-    ) {
+    pub(super) fn each(&self, group: GroupIx, mut visit: impl FnMut(&InstanceArrivals)) {
         let aligned = self.aligned;
         let lanes = aligned.groups[group].lanes.iter().flatten().copied();
+        let mut contains = HashMap::new();
         let mut cursors: Vec<MemberCursor> = lanes
             .map(|(record, lane)| MemberCursor {
                 record,
                 lane,
-                wider: self.wider(group, record),
+                wider: self.wider(group, record, &mut contains),
             })
             .collect();
         if cursors.len() < 2 || cursors.len() < aligned.groups[group].ranks.len() {
@@ -226,87 +254,94 @@ impl<'a> ArrivalReader<'a> {
             return;
         };
         let (first, reference) = (first.record, &aligned.lanes[first.record][first.lane]);
+        let mut seqs = Vec::new();
         let mut at = 0;
         while at < reference.pending_from {
             let op = aligned.op(first, reference.collectives[at]);
-            if op.kind.needs_all_members() && self.read(&mut cursors, op.seq, row) {
-                visit(row);
+            if op.kind.needs_all_members() {
+                seqs.push(op.seq);
             }
             at = aligned.block(first, reference, at).end;
+        }
+        let mut rows: Vec<InstanceArrivals> = Vec::new();
+        for seqs in seqs.chunks(READ_TOGETHER) {
+            rows.resize_with(seqs.len(), InstanceArrivals::default);
+            rows.iter_mut().for_each(InstanceArrivals::clear);
+            for cursor in &mut cursors {
+                for (row, &seq) in rows.iter_mut().zip(seqs).filter(|(row, _)| row.whole) {
+                    row.whole = self.read(cursor, seq, row);
+                }
+            }
+            for row in rows.iter_mut().filter(|row| row.whole) {
+                row.settle();
+                visit(row);
+            }
         }
     }
 
     /// The record's lanes in groups that have all members of this one and others, and whose members all have records;
-    /// each with index 0 to start from.
-    fn wider(&self, group: GroupIx, record: RecordIx) -> Vec<(usize, usize)> {
+    /// each with index 0 to start from. `contains` keeps which groups these are.
+    fn wider(
+        &self,
+        group: GroupIx,
+        record: RecordIx,
+        contains: &mut HashMap<GroupIx, bool>,
+    ) -> Vec<(usize, usize)> {
         let ranks = &self.aligned.groups[group].ranks;
-        let contains = |lane: &Lane| {
-            let others = &self.aligned.groups[lane.group];
-            others.ranks.len() > ranks.len()
-                && others.lanes.iter().all(Option::is_some)
-                && ranks.iter().all(|rank| others.ranks.contains(rank))
+        let is_wider = |other: GroupIx| {
+            let others = &self.aligned.groups[other].ranks;
+            others.len() > ranks.len()
+                && self.whole[other]
+                && ranks.iter().all(|&rank| position(others, rank).is_some())
         };
         let lanes = self.aligned.lanes[record].iter().enumerate();
         lanes
-            .filter(|(_, lane)| contains(lane))
+            .filter(|(_, lane)| {
+                let known = contains.entry(lane.group);
+                *known.or_insert_with(|| is_wider(lane.group))
+            })
             .map(|(at, _)| (at, 0))
             .collect()
     }
 
-    /// Reads the waits of all members in one instance into `row`; `false` if one is unknown.
-    fn read(&self, cursors: &mut [MemberCursor], seq: u32, row: &mut InstanceArrivals) -> bool {
+    /// Adds a member's part in one instance to `row`; `false` if the member has not completed it.
+    fn read(&self, cursor: &mut MemberCursor, seq: u32, row: &mut InstanceArrivals) -> bool {
         let aligned = self.aligned;
-        row.members.clear();
-        (row.measured, row.by_device) = (true, true);
-        let mut newest = i64::MIN;
-        for cursor in cursors.iter_mut() {
-            let (record, lane) = (cursor.record, &aligned.lanes[cursor.record][cursor.lane]);
-            let Ok(at) = aligned.find(record, lane, seq) else {
-                return false;
-            };
-            if at >= lane.pending_from {
-                return false;
-            }
-            let op = aligned.status_op(record, lane, at);
-            let recorder = aligned.records[record].recorder;
-            row.measured &= op.duration_ms >= 0.0;
-            row.by_device &= recorder.sees_device();
-            newest = newest.max(aligned.created_ns(record, op));
-            let before = at.checked_sub(1);
-            let position = lane.collectives[at];
-            let mut since = before.map_or(0, |before| lane.collectives[before] + 1);
-            for (wider, passed) in &mut cursor.wider {
-                let collectives = &aligned.lanes[record][*wider].collectives;
-                while collectives.get(*passed).is_some_and(|&at| at < position) {
-                    *passed += 1;
-                }
-                if let Some(before) = passed.checked_sub(1) {
-                    since = since.max(collectives[before] + 1);
-                }
-            }
-            let alone_ms = if recorder.sees_device() {
-                f32::MAX
-            } else {
-                self.alone_ms(record, lane, op, before)
-            };
-            row.members.push(Arrived {
-                record,
-                position,
-                since,
-                wait_ms: op.duration_ms.min(alone_ms),
-            });
+        let (record, lane) = (cursor.record, &aligned.lanes[cursor.record][cursor.lane]);
+        let Ok(at) = aligned.find(record, lane, seq) else {
+            return false;
+        };
+        if at >= lane.pending_from {
+            return false;
         }
-        if !row.measured {
-            // Without durations, waits come from the issue times in common time.
-            for (one, cursor) in row.members.iter_mut().zip(cursors.iter()) {
-                let lane = &aligned.lanes[one.record][cursor.lane];
-                if let Ok(at) = aligned.find(one.record, lane, seq) {
-                    let issued =
-                        aligned.created_ns(one.record, aligned.status_op(one.record, lane, at));
-                    one.wait_ms = newest.saturating_sub(issued) as f32 / 1e6;
-                }
+        let op = aligned.status_op(record, lane, at);
+        let recorder = aligned.records[record].recorder;
+        row.measured &= op.duration_ms >= 0.0;
+        row.by_device &= recorder.sees_device();
+        row.issued_ns.push(aligned.created_ns(record, op));
+        let before = at.checked_sub(1);
+        let position = lane.collectives[at];
+        let mut since = before.map_or(0, |before| lane.collectives[before] + 1);
+        for (wider, passed) in &mut cursor.wider {
+            let collectives = &aligned.lanes[record][*wider].collectives;
+            while collectives.get(*passed).is_some_and(|&at| at < position) {
+                *passed += 1;
+            }
+            if let Some(before) = passed.checked_sub(1) {
+                since = since.max(collectives[before] + 1);
             }
         }
+        let alone_ms = if recorder.sees_device() {
+            f32::MAX
+        } else {
+            self.alone_ms(record, lane, op, before)
+        };
+        row.members.push(Arrived {
+            record,
+            position,
+            since,
+            wait_ms: op.duration_ms.min(alone_ms),
+        });
         true
     }
 

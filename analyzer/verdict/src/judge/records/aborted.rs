@@ -19,14 +19,14 @@ type Collective = (u32, u32);
 
 /// Gives the operations of each record that ended with an aborted one the state that they had before.
 pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
-    let at_timeout: BTreeSet<Collective> = records
-        .iter()
-        .filter(|record| record.recorder == Recorder::Nccl)
-        .flat_map(|record| {
-            let ended = record.ops.iter().filter(|op| took_its_timeout(shared, op));
-            ended.filter_map(|op| collective_of(record, op))
-        })
-        .collect();
+    let of_records = shared.map(records.len(), |at| -> Vec<Collective> {
+        let record = &records[at];
+        let is_seen = record.recorder == Recorder::Nccl;
+        let ops = record.ops.iter().filter(|_| is_seen);
+        let ended = ops.filter(|op| took_its_timeout(shared, op));
+        ended.filter_map(|op| collective_of(record, op)).collect()
+    });
+    let at_timeout: BTreeSet<Collective> = of_records.into_iter().flatten().collect();
     let aborted: BTreeSet<Collective> = at_timeout
         .into_iter()
         .filter(|&collective| {

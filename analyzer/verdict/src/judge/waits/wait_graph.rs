@@ -94,8 +94,8 @@ impl WaitGraph {
             .collect();
         let ranks = aligned.expected.len();
         let mut graph = Self {
-            pending: Vec::with_capacity(aligned.records.len()),
-            overdue: Vec::with_capacity(aligned.records.len()),
+            pending: Vec::new(),
+            overdue: Vec::new(),
             went_first: aligned
                 .records
                 .iter()
@@ -110,7 +110,7 @@ impl WaitGraph {
             node_of_rank,
         };
         let taken_ns = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
-        for record in 0..aligned.records.len() {
+        let of_records = aligned.shared.map(aligned.records.len(), |record| {
             let rank = aligned.records[record].rank;
             let mut pending = pending_of(aligned, messages, record);
             pending.retain(|one| {
@@ -150,9 +150,9 @@ impl WaitGraph {
                 };
                 overdue = pending.iter().zip(active_ns).map(is_overdue).collect();
             }
-            graph.pending.push(pending);
-            graph.overdue.push(overdue);
-        }
+            (pending, overdue)
+        });
+        (graph.pending, graph.overdue) = of_records.into_iter().unzip();
         if graph.is_anything_due() {
             for record in 0..aligned.records.len() {
                 graph.enter_places(aligned, record);

@@ -13,7 +13,7 @@ pub(crate) use earlier_runs::leave_earlier_runs_aside;
 
 use crate::align::record::{NONE, Record, Shared};
 use crate::align::signature::CallDifference;
-use crate::align::{Aligned, RecordIx, clocks};
+use crate::align::{Aligned, Alignment, Number, Numbers, RecordIx, clocks};
 use crate::judge::policy::Policy;
 use rcomm_recorder::model::Rank;
 use std::cmp::Reverse;
@@ -34,27 +34,33 @@ const CONTRADICTIONS: usize = 3;
 const CONTRADICTING_SHARE: f64 = 0.25;
 
 /// Keeps the records of one job, ordered by rank: one for each rank, or one for each recorder that its process ran side
-/// by side, the newest first. The others are left aside (N300).
+/// by side, the newest first. The others are left aside (N300). If the records were aligned for that, their alignment
+/// and the offsets of their clocks are returned, too.
 pub(crate) fn select(
     shared: &Shared,
     mut records: Vec<Record>,
     policy: &Policy,
     aside: &mut LeftAside,
-) -> Vec<Record> {
+) -> (Vec<Record>, Option<InStep>) {
     records.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
     keep_one_job(&mut records, aside);
     keep_one_world(shared, &mut records, aside);
     keep_newest_of_each_recorder(shared, &mut records, aside);
+    let mut in_step = None;
     if !policy.snapshot {
         // Leaving one record aside may reveal the next: two files of one older run support each other.
         for _ in 0..3 {
-            if !leave_contradicting(shared, &mut records, aside) {
+            in_step = leave_contradicting(shared, &mut records, aside);
+            if in_step.is_some() {
                 break;
             }
         }
     }
-    records
+    (records, in_step)
 }
+
+/// The alignment of records that do not contradict each other, and the offsets of their clocks.
+pub(crate) type InStep = (Alignment, Vec<Option<clocks::Offset>>);
 
 /// Keeps the records of the most frequent job and of its newest attempt; only rcomm's records state these.
 fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
@@ -117,6 +123,12 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
         newest_ns: i64,
         lives: bool,
     }
+    // In nearly all cases the records state one and the same list, and comparing it once for each record takes long.
+    let mut stated = records.iter().filter_map(|record| world_of(shared, record));
+    let first = stated.next();
+    if stated.all(|ranks| first.is_some_and(|first| std::ptr::eq(first, ranks))) {
+        return;
+    }
     let mut worlds: BTreeMap<&[Rank], World> = BTreeMap::new();
     for record in records.iter() {
         if let Some(ranks) = world_of(shared, record) {
@@ -160,6 +172,10 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
 /// Keeps the best of several records of a rank (one that was not cut, then the newest), and those of other recorders of
 /// the same process: each may hold the operations of another backend.
 fn keep_newest_of_each_recorder(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) {
+    // They are sorted by rank.
+    if records.windows(2).all(|pair| pair[0].rank != pair[1].rank) {
+        return;
+    }
     // Of two records of one moment, the one with call sites is better.
     let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
     let better = |record: &Record| {
@@ -266,15 +282,39 @@ struct Comparison {
     in_step: bool,
 }
 
-/// Leaves aside the records that are of another time or contradict the others. Returns whether there were any.
-fn leave_contradicting(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) -> bool {
-    let tallies;
-    let clocks;
-    {
-        let aligned = Aligned::as_recorded(shared, records, None);
-        tallies = tally(&aligned);
-        clocks = clocks::offsets(&aligned);
+/// Leaves aside the records that are of another time or contradict the others; `None` if there were any.
+fn leave_contradicting(
+    shared: &Shared,
+    records: &mut Vec<Record>,
+    aside: &mut LeftAside,
+) -> Option<InStep> {
+    let aligned = Aligned::as_recorded(shared, records, None);
+    let tallies = tally(&aligned);
+    let clocks = clocks::offsets(&aligned);
+    let alignment = aligned.into_alignment();
+    let foreign = foreign(records, &tallies, &clocks);
+    if foreign.is_empty() {
+        return Some((alignment, clocks));
     }
+    let mut why: HashMap<RecordIx, String> = foreign.into_iter().collect();
+    let mut at = 0;
+    records.retain(|record| {
+        let foreign = why.remove(&at);
+        at += 1;
+        if let Some(why) = &foreign {
+            aside.because(record, why.clone());
+        }
+        foreign.is_none()
+    });
+    None
+}
+
+/// The records that are of another time or contradict the others, each with the reason.
+fn foreign(
+    records: &[Record],
+    tallies: &[Comparison],
+    clocks: &[Option<clocks::Offset>],
+) -> Vec<(RecordIx, String)> {
     let mut newest: Vec<i64> = records.iter().map(Record::newest_ns).collect();
     newest.sort_unstable();
     let typical_newest = newest.get(newest.len() / 2).copied().unwrap_or(0);
@@ -333,7 +373,7 @@ fn leave_contradicting(shared: &Shared, records: &mut Vec<Record>, aside: &mut L
             "it has completed operations that its peers, whose records are newer, have not issued yet; it is \
              of an older run"
                 .to_owned()
-        } else if older && tally.misplaced > 0 && !is_of_this_run(records, &tallies, &clocks, at) {
+        } else if older && tally.misplaced > 0 && !is_of_this_run(records, tallies, clocks, at) {
             "it names other groups than its peers do, and is older; it belongs to an older run"
                 .to_owned()
         } else {
@@ -351,7 +391,7 @@ fn leave_contradicting(shared: &Shared, records: &mut Vec<Record>, aside: &mut L
         let Some(newest) =
             (0..records.len()).max_by_key(|&at| (records[at].newest_ns(), Reverse(at)))
         else {
-            return false;
+            return Vec::new();
         };
         foreign.retain(|&(at, _)| at != newest);
     } else if foreign.len() * 2 == records.len() {
@@ -365,23 +405,10 @@ fn leave_contradicting(shared: &Shared, records: &mut Vec<Record>, aside: &mut L
         };
         let suspects: BTreeSet<RecordIx> = foreign.iter().map(|&(at, _)| at).collect();
         if newest_of(&|at| suspects.contains(&at)) > newest_of(&|at| !suspects.contains(&at)) {
-            return false;
+            return Vec::new();
         }
     }
-    if foreign.is_empty() {
-        return false;
-    }
-    let mut why: HashMap<RecordIx, String> = foreign.into_iter().collect();
-    let mut at = 0;
-    records.retain(|record| {
-        let foreign = why.remove(&at);
-        at += 1;
-        if let Some(why) = &foreign {
-            aside.because(record, why.clone());
-        }
-        foreign.is_none()
-    });
-    true
+    foreign
 }
 
 /// Whether a record that lists other groups than its peers is nevertheless of the same run: it completed what its peers
@@ -409,51 +436,38 @@ fn is_of_this_run(
 fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
     let mut tallies = vec![Comparison::default(); aligned.records.len()];
     let mut row: Vec<(RecordIx, u32)> = Vec::new();
-    for group in 0..aligned.groups.len() {
-        let Some((low, high)) = aligned.window(group) else {
+    let numbers = aligned.shared.map(aligned.groups.len(), |group| {
+        // A window wider than the number of its entries contains a damaged number.
+        let numbers = Numbers::of(aligned, group)?;
+        let compared = numbers.count_done(aligned, group, |number| number.done > 1);
+        let is_odd =
+            |number: &&Number| number.pending > 1 || number.done > 1 && !number.is_done_alike;
+        let odd: Vec<Number> = numbers.all.iter().filter(is_odd).copied().collect();
+        Some((odd, compared))
+    });
+    for (group, numbers) in numbers.into_iter().enumerate() {
+        let Some((odd, compared)) = numbers else {
             continue;
         };
-        // A window wider than the number of its entries contains a damaged number.
-        let entries: usize = aligned.groups[group]
-            .lanes
-            .iter()
-            .flatten()
-            .map(|&(record, lane)| aligned.lanes[record][lane].collectives.len())
-            .sum();
-        if (high - low) as usize > entries {
-            continue;
-        }
-        for seq in low..=high {
-            row.clear();
-            let mut alike = true;
-            let mut pending = 0usize;
-            for member in 0..aligned.groups[group].ranks.len() {
-                let Some((record, lane)) = aligned.lane(group, member) else {
-                    continue;
-                };
-                let Ok(at) = aligned.find(record, lane, seq) else {
-                    continue;
-                };
-                let op = aligned.op(record, lane.collectives[at]);
-                if at < lane.pending_from {
-                    alike &= row.first().is_none_or(|&(_, call)| call == op.call);
-                    row.push((record, op.call));
-                } else {
-                    pending += 1;
+        for number in &odd {
+            if number.pending > 1 {
+                mark_in_step(aligned, group, number.seq, &mut tallies);
+            }
+            if number.done > 1 && !number.is_done_alike {
+                row.clear();
+                for &(record, lane) in aligned.groups[group].lanes.iter().flatten() {
+                    let lane = &aligned.lanes[record][lane];
+                    if let Ok(at) = aligned.find(record, lane, number.seq)
+                        && at < lane.pending_from
+                    {
+                        row.push((record, aligned.op(record, lane.collectives[at]).call));
+                    }
                 }
-            }
-            if pending > 1 {
-                mark_in_step(aligned, group, seq, &mut tallies);
-            }
-            if row.len() < 2 {
-                continue;
-            }
-            for &(record, _) in &row {
-                tallies[record].compared += 1;
-            }
-            if !alike {
                 count_against(aligned, &row, &mut tallies);
             }
+        }
+        for (record, compared) in compared {
+            tallies[record].compared += compared;
         }
         count_beyond(aligned, group, &mut tallies);
     }
@@ -480,12 +494,19 @@ fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [
             Some(CallDifference::Op | CallDifference::Dtype | CallDifference::Size)
         )
     };
-    for &(record, call) in row {
-        let against = row
+    let mut issued: BTreeMap<u32, usize> = BTreeMap::new();
+    for &(_, call) in row {
+        *issued.entry(call).or_default() += 1;
+    }
+    let against = |call: u32| -> usize {
+        let others = issued
             .iter()
-            .filter(|&&(_, other)| contradicts(call, other))
-            .count();
-        if against * 2 >= row.len() {
+            .filter(|&(&other, _)| contradicts(call, other));
+        others.map(|(_, members)| members).sum()
+    };
+    let against: BTreeMap<u32, usize> = issued.keys().map(|&call| (call, against(call))).collect();
+    for &(record, call) in row {
+        if against[&call] * 2 >= row.len() {
             tallies[record].against += 1;
         }
     }
@@ -510,6 +531,8 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison])
     if newest.len() < 2 {
         return;
     }
+    let mut sorted: Vec<u32> = newest.iter().map(|&(_, seq)| seq).collect();
+    sorted.sort_unstable();
     for member in 0..aligned.groups[group].ranks.len() {
         let Some((record, lane)) = aligned.lane(group, member) else {
             continue;
@@ -522,6 +545,9 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison])
             continue;
         };
         let reached = aligned.seq(record, last);
+        if sorted.partition_point(|&seq| seq < reached) * 2 < newest.len() {
+            continue;
+        }
         let behind = newest
             .iter()
             .filter(|&&(other, seq)| other != record && seq < reached)

@@ -1,0 +1,46 @@
+//! Numbers of collectives in which batches of messages were counted.
+
+use crate::align::record::{LocalGroup, Op};
+
+/// Numbers the collectives of groups in which batches of messages took numbers of collectives, as in PyTorch 2.4 and
+/// 2.5, where each batch adds 1 to `collective_seq_id` and none to `p2p_seq_id`. Members have different numbers of
+/// batches, so these numbers do not match across ranks.
+pub(crate) fn number_without_batches(ops: &mut [Op], groups: &mut [LocalGroup]) {
+    #[derive(Clone, Copy, Default)]
+    struct Count {
+        /// Both numbers of the first message; `None` before it.
+        first: Option<(u32, u32)>,
+        /// Whether messages count themselves: then they leave the other number alone.
+        counts_messages: bool,
+        /// Whether messages have different collective numbers.
+        counts_batches: bool,
+        /// The highest collective number so far.
+        highest: u32,
+        /// How many of the numbers up to that are those of batches.
+        of_batches: u32,
+    }
+    let mut counts = vec![Count::default(); groups.len()];
+    for op in ops.iter().filter(|op| op.is_p2p) {
+        let count = &mut counts[usize::from(op.group)];
+        let (seq, p2p_seq) = *count.first.get_or_insert((op.seq, op.p2p_seq));
+        count.counts_messages |= p2p_seq != op.p2p_seq;
+        count.counts_batches |= seq != op.seq;
+    }
+    for op in ops {
+        let count = &mut counts[usize::from(op.group)];
+        if count.counts_messages || !count.counts_batches {
+            continue;
+        }
+        if op.is_p2p {
+            count.of_batches += op.seq.saturating_sub(count.highest);
+        }
+        count.highest = op.seq.max(count.highest);
+        op.seq -= count.of_batches;
+    }
+    for (local, count) in groups.iter_mut().zip(counts) {
+        if count.of_batches > 0 {
+            // It counts the batches, too.
+            local.status = None;
+        }
+    }
+}

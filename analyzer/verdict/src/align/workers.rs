@@ -1,0 +1,76 @@
+//! Work on many records or groups at the same time.
+//!
+//! Judgement starts no thread. A caller that has some lends them as [`Workers`]; the report is the same without.
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Threads of a caller that share the work on large jobs.
+pub trait Workers: Debug + Send + Sync {
+    /// The number of threads, at least 1.
+    fn threads(&self) -> usize;
+
+    /// Calls `part` once with each number below `parts`, in any order and on any thread. Blocks until all calls have
+    /// returned.
+    fn each(&self, parts: usize, part: &(dyn Fn(usize) + Sync));
+}
+
+/// Fewer records or groups are not worth other threads.
+const LEAST: usize = 64;
+/// Each thread gets this many parts on average, since some groups have far more operations than others.
+const PARTS: usize = 16;
+
+/// The results of `of` for each number below `count`, in order.
+pub(crate) fn map<T: Send>(
+    workers: Option<&dyn Workers>,
+    count: usize,
+    of: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    let Some(workers) = workers.filter(|workers| count >= LEAST && workers.threads() > 1) else {
+        return (0..count).map(of).collect();
+    };
+    let parts = (workers.threads() * PARTS).min(count);
+    let range = |part: usize| -> Range<usize> { count * part / parts..count * (part + 1) / parts };
+    let done: Vec<Mutex<Option<Vec<T>>>> = (0..parts).map(|_| Mutex::default()).collect();
+    workers.each(parts, &|part| {
+        let results = range(part).map(&of).collect();
+        *done[part].lock().unwrap_or_else(PoisonError::into_inner) = Some(results);
+    });
+    let mut all = Vec::with_capacity(count);
+    for (part, done) in done.into_iter().enumerate() {
+        match done.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(results) => all.extend(results),
+            None => all.extend(range(part).map(&of)),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls the parts backwards, and none of the last third.
+    #[derive(Debug)]
+    struct Backwards;
+
+    impl Workers for Backwards {
+        fn threads(&self) -> usize {
+            3
+        }
+
+        fn each(&self, parts: usize, part: &(dyn Fn(usize) + Sync)) {
+            (0..parts - parts / 3).rev().for_each(part);
+        }
+    }
+
+    #[test]
+    fn results_are_in_order_whoever_computes_them() {
+        for count in [0, 1, LEAST - 1, LEAST, 1000] {
+            let alone: Vec<usize> = (0..count).map(|at| at * at).collect();
+            assert_eq!(map(None, count, |at| at * at), alone);
+            assert_eq!(map(Some(&Backwards), count, |at| at * at), alone);
+        }
+    }
+}

@@ -1,10 +1,13 @@
 //! Measures the analyzer's time and memory: makes dumps of very large jobs with a known culprit, and measures
-//! `rcomm-fr` on them, and PyTorch's `torchfrtrace` if it is installed.
+//! `rcomm-fr` on them, and PyTorch's `torchfrtrace` if it is installed; and judges simulated jobs, from summaries and
+//! as a live view does.
 //!
 //! ```sh
 //! cargo build --release -p rcomm-analyzer -p rcomm-tests --bins
 //! target/release/scale write /tmp/dumps --tp 8 --pp 8 --dp 16
 //! RCOMM_TEST_PYTHON=python3 target/release/scale measure /tmp/dumps
+//! target/release/scale summaries 100000
+//! target/release/scale live 16384
 //! ```
 #![expect(
     clippy::print_stdout,
@@ -14,11 +17,17 @@
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Parser, Subcommand};
+use rcomm_analyzer::load::{Loaded, LoadedDump};
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::source::{SimulatedSource, Source};
+use rcomm_analyzer::{
+    Analysis, Extent, Live, LiveOptions, Moment, Policy, Threads, analyze_on_threads, rsum,
+};
 use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_tests::generator::{Kind, Mix, Past, Recording, Spec, Window};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 #[derive(Debug, Parser)]
@@ -34,6 +43,10 @@ enum Action {
     Write(WriteArgs),
     /// Run `rcomm-fr analyze` on them, and `torchfrtrace` if RCOMM_TEST_PYTHON names a Python with it.
     Measure(MeasureArgs),
+    /// Summarize a simulated job host by host, read the summaries and judge them.
+    Summaries(SimulatedArgs),
+    /// Judge a simulated job again and again, as a live view does.
+    Live(SimulatedArgs),
 }
 
 #[derive(Debug, Args)]
@@ -67,12 +80,29 @@ struct MeasureArgs {
     /// Give up on a program after this many seconds.
     #[arg(long, default_value_t = 600)]
     limit: u64,
+    /// Another build of `rcomm-fr` to compare with.
+    #[arg(long)]
+    also: Option<PathBuf>,
+    /// How often each build of `rcomm-fr` runs; they take turns, and medians are shown.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+#[derive(Debug, Args)]
+struct SimulatedArgs {
+    /// The number of ranks.
+    ranks: u32,
+    /// The newest operations of each rank; a simulated rank has issued about 150 when one of them stops.
+    #[arg(long, default_value_t = 64)]
+    entries: usize,
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Action::Write(args) => write(&args),
         Action::Measure(args) => measure(&args),
+        Action::Summaries(args) => summaries(&args),
+        Action::Live(args) => live(&args),
     }
 }
 
@@ -148,9 +178,116 @@ fn write_on(
     }
 }
 
+/// One rank's record after the other goes into the summary of its host. Each summary is read at once, as an analysis
+/// reads those of a fleet.
+fn summaries(args: &SimulatedArgs) -> anyhow::Result<()> {
+    let simulation = stuck(args);
+    let now = simulation.fault_ns() + 60_000_000_000;
+    let workers = Arc::new(Threads::new(None));
+    let mut analysis = Analysis::new(Policy::default()).with_workers(workers);
+    let [mut wrote, mut read] = [Duration::ZERO; 2];
+    let (mut bytes, mut hosts) = (0, 0);
+    let mut dumps = simulation.each_at(now);
+    loop {
+        let of_host = dumps.by_ref().take(simulation.ranks_per_host() as usize);
+        let of_host: Vec<LoadedDump> = of_host.map(loaded).collect();
+        if of_host.is_empty() {
+            break;
+        }
+        let began = Instant::now();
+        let mut writer = rsum::Writer::new(Vec::new())?;
+        of_host.iter().try_for_each(|dump| writer.add(dump))?;
+        let summary = writer.finish(&Loaded::default())?;
+        wrote += began.elapsed();
+        bytes += summary.len();
+        hosts += 1;
+        let began = Instant::now();
+        rsum::read(summary.as_slice(), |piece| {
+            if let rsum::Piece::Record { dump, path, .. } = piece {
+                analysis.add_from(&path, &dump, Extent::Whole);
+            }
+        })?;
+        read += began.elapsed();
+    }
+    let began = Instant::now();
+    let report = analysis.finish();
+    let judged = began.elapsed();
+    let ranks = f64::from(simulation.ranks());
+    if let Some(finding) = report.findings.first() {
+        println!("{} {}", finding.code, finding.sentence);
+    }
+    println!(
+        "{ranks} ranks on {hosts} hosts, {} operations: {:.1} MB of summaries, {:.0} bytes a rank",
+        report.input.entries,
+        bytes as f64 / 1e6,
+        bytes as f64 / ranks
+    );
+    println!(
+        "write {:.2} ms a host; read all {:.2} s, judge {:.2} s; peak {:.0} MB",
+        wrote.as_secs_f64() * 1e3 / f64::from(hosts),
+        read.as_secs_f64(),
+        judged.as_secs_f64(),
+        peak_bytes_of("self") as f64 / 1e6
+    );
+    Ok(())
+}
+
+fn stuck(args: &SimulatedArgs) -> Simulation {
+    Simulation::new(Situation::StuckRank, args.ranks, 0).with_window(args.entries)
+}
+
+fn loaded(dump: Dump) -> LoadedDump {
+    let rank = dump.identity.rank.unwrap_or(0);
+    LoadedDump {
+        dump,
+        path: format!("/dev/shm/rcomm/demo/rank_{rank}.ring"),
+        cut: false,
+    }
+}
+
+/// Judges before the hang, when all records change between two updates, and during it, when none does.
+fn live(args: &SimulatedArgs) -> anyhow::Result<()> {
+    const ROUNDS: i64 = 7;
+    let simulation = stuck(args);
+    let mut live = Live::new(
+        LiveOptions::default(),
+        analyze_on_threads,
+        vec!["simulated".to_owned()],
+    );
+    // An operation lasts 50 ms, and 5 s after the last judgment the ages of the pending ones are due.
+    for (state, from_ms, pause_ms) in [("running", -6_000, 700), ("hung", 60_000, 6_000)] {
+        let mut took = Vec::new();
+        for round in 0..ROUNDS {
+            let ms = from_ms + round * pause_ms;
+            let at = Moment {
+                elapsed: Duration::from_millis((100_000 + ms) as u64),
+                wall_ns: simulation.fault_ns() + ms * 1_000_000,
+            };
+            let mut source = SimulatedSource::new(simulation.clone(), move || at.wall_ns);
+            live.observe(0, source.poll(Instant::now()), at);
+            let began = Instant::now();
+            let snapshot = live.refresh(at);
+            ensure!(snapshot.is_some(), "there was nothing to judge at {ms} ms");
+            took.push(began.elapsed().as_secs_f64() * 1e3);
+        }
+        took.sort_by(f64::total_cmp);
+        println!(
+            "{} ranks, {state}: judge {:.0} ms (median of {ROUNDS}; {:.0} to {:.0})",
+            simulation.ranks(),
+            took[took.len() / 2],
+            took[0],
+            took[took.len() - 1]
+        );
+    }
+    println!("peak {:.0} MB", peak_bytes_of("self") as f64 / 1e6);
+    Ok(())
+}
+
 /// The cost of a run.
 struct Cost {
     took: Duration,
+    /// The processor time of all threads.
+    used: Duration,
     /// Peak resident memory, bytes.
     peak: u64,
     code: Option<i32>,
@@ -171,24 +308,39 @@ fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
     );
     let limit = Duration::from_secs(args.limit);
     let report = tempfile::NamedTempFile::new()?;
-    let mut ours = Command::new(analyzer);
-    ours.args(["analyze", "--format", "json", "-o"])
-        .args([report.path(), &args.dir])
-        .stdout(Stdio::null());
-    let first = run(&mut ours, limit)?;
-    // The second run finds all files in the page cache.
-    let ours = run(&mut ours, limit)?;
+    let analyze = |program: &Path| {
+        let mut command = Command::new(program);
+        command
+            .args(["analyze", "--format", "json", "-o"])
+            .args([report.path(), &args.dir])
+            .stdout(Stdio::null());
+        run(&mut command, limit)
+    };
+    // Later runs find all files in the page cache.
+    let first = analyze(&analyzer)?;
+    let (mut ours, mut others) = (Vec::new(), Vec::new());
+    for _ in 0..args.rounds.max(1) {
+        if let Some(other) = &args.also {
+            others.push(analyze(other)?);
+        }
+        ours.push(analyze(&analyzer)?);
+    }
     ensure!(
-        first.code == ours.code,
-        "the two runs ended with different exit codes"
+        ours.iter().all(|cost| cost.code == first.code),
+        "the runs ended with different exit codes"
     );
+    let ours = median(ours);
     let report: rcomm_analyzer::Report = serde_json::from_slice(&std::fs::read(report.path())?)?;
     println!("{files} files, {:.1} MB", bytes as f64 / 1e6);
     if let Some(finding) = report.findings.first() {
         println!("{} {}", finding.code, finding.sentence);
     }
-    println!("program        seconds   entries/s      MB/s   peak MB");
+    println!("program        seconds  CPU seconds   entries/s      MB/s   peak MB");
     let entries = report.input.entries;
+    if let Some(other) = &args.also {
+        println!("{}:", other.display());
+        show("", &median(others), entries, bytes);
+    }
     show("rcomm-fr", &ours, entries, bytes);
     let Some(python) = std::env::var_os("RCOMM_TEST_PYTHON") else {
         eprintln!("skipped: torchfrtrace (RCOMM_TEST_PYTHON names no Python with torch)");
@@ -211,10 +363,26 @@ fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The medians of several runs, each on its own.
+fn median(runs: Vec<Cost>) -> Cost {
+    fn middle<T: Ord + Copy>(values: impl Iterator<Item = T>, least: T) -> T {
+        let mut values: Vec<T> = values.collect();
+        values.sort_unstable();
+        values.get(values.len() / 2).copied().unwrap_or(least)
+    }
+    Cost {
+        took: middle(runs.iter().map(|cost| cost.took), Duration::ZERO),
+        used: middle(runs.iter().map(|cost| cost.used), Duration::ZERO),
+        peak: middle(runs.iter().map(|cost| cost.peak), 0),
+        code: runs.first().and_then(|cost| cost.code),
+    }
+}
+
 fn show(program: &str, cost: &Cost, entries: u64, bytes: u64) {
     let seconds = cost.took.as_secs_f64();
     println!(
-        "{program:<13}{seconds:>9.2}{:>12.0}{:>10.1}{:>10.1}{}",
+        "{program:<13}{seconds:>9.2}{:>13.2}{:>12.0}{:>10.1}{:>10.1}{}",
+        cost.used.as_secs_f64(),
         entries as f64 / seconds,
         bytes as f64 / 1e6 / seconds,
         cost.peak as f64 / 1e6,
@@ -232,10 +400,11 @@ fn run(command: &mut Command, limit: Duration) -> anyhow::Result<Cost> {
     let mut child = command
         .spawn()
         .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    let mut peak = 0;
+    let (mut peak, mut used) = (0, Duration::ZERO);
     let code = loop {
-        // The peak only grows, so the last reading misses no more than a few milliseconds.
-        peak = peak.max(peak_bytes(&child));
+        // Both only grow, so the last reading misses no more than a few milliseconds.
+        peak = peak.max(peak_bytes_of(&child.id().to_string()));
+        used = used.max(used_by(child.id()));
         if let Some(status) = child.try_wait()? {
             break status.code();
         }
@@ -248,16 +417,27 @@ fn run(command: &mut Command, limit: Duration) -> anyhow::Result<Cost> {
     };
     Ok(Cost {
         took: began.elapsed(),
+        used,
         peak,
         code,
     })
 }
 
-/// The highest amount of memory that the process has had resident; 0 once it is gone.
-fn peak_bytes(child: &Child) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()));
+/// The highest amount of memory that a process, by its number or `self`, has had resident; 0 once it is gone.
+fn peak_bytes_of(process: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"));
     let status = status.unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
+}
+
+/// The processor time that a process has used; zero once it has been waited for.
+fn used_by(process: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name in brackets is followed by the state, ten fields, and user and system time.
+    let after = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = after.split_whitespace().skip(11).take(2);
+    let ticks: u64 = ticks.filter_map(|field| field.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
 }

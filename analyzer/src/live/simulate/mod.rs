@@ -184,8 +184,8 @@ impl Simulation {
         self.each_at(now_ns).collect()
     }
 
-    /// As [`Self::dumps_at`], as an iterator.
-    pub(crate) fn each_at(&self, now_ns: i64) -> impl Iterator<Item = Dump> + '_ {
+    /// As [`Self::dumps_at`], one record after the other.
+    pub fn each_at(&self, now_ns: i64) -> impl Iterator<Item = Dump> + '_ {
         let progress = self.progress(now_ns);
         (0..self.ranks).map(move |rank| {
             let now = if self.answers(rank, now_ns) {

@@ -3,8 +3,34 @@
 //! A program may catch the error of an operation that timed out and try again. What it recorded then explains nothing
 //! that happens later.
 
+use crate::align::record::Op;
 use crate::align::{Aligned, GroupIx, RecordIx};
-use rcomm_recorder::model::{Failure, OpType, Rank};
+use rcomm_recorder::model::{EntryState, Failure, OpType, Rank};
+
+/// A rank that has completed at least this many operations with others since one failed has caught its error. A program
+/// that ends because of the error may still complete some.
+const LATER: usize = 3;
+
+/// Whether an operation has failed and its rank went on: it issued others later, and completed them. A send may complete
+/// although its receiver never comes, and an operation of a rank alone always does, so these do not count.
+pub(crate) fn is_history(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> bool {
+    if op.state != EntryState::Failed {
+        return false;
+    }
+    let failed_ns = op.failed_ns().unwrap_or(op.created_ns);
+    let with_others = |op: &&Op| {
+        let lane = aligned.lanes[record].get(usize::from(op.group));
+        lane.is_some_and(|lane| aligned.groups[lane.group].ranks.len() != 1)
+    };
+    let newest_first = aligned.records[record].ops.iter().rev();
+    newest_first
+        .take_while(|op| op.created_ns > failed_ns)
+        .filter(|op| op.completed() && op.kind != OpType::Send)
+        .filter(with_others)
+        .take(LATER)
+        .count()
+        == LATER
+}
 
 /// Whether the rank of a record and the ranks that its failure names have all completed an operation that they issued
 /// after the failure, in the group that failed or in another one of the same ranks.

@@ -252,3 +252,27 @@ fn a_skipped_collective_is_ruled_out_only_if_the_others_went_on() {
     assert!(finding.ruled_out.iter().any(skipped), "{finding:?}");
     assert!(finding.doubts.is_empty(), "{finding:?}");
 }
+
+#[test]
+fn a_process_that_is_gone_leads_where_a_rank_that_may_still_come_is_missing_too() {
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let ranks = [&waits[..], &waits[..1], &waits[..1], &waits];
+    let all = ranks.into_iter().zip(0..);
+    let dumps: Vec<Dump> = all
+        .map(|(operations, rank)| match rank {
+            2 => dead(record(rank, 4, operations), 1.5),
+            _ => alive(record(rank, 4, operations), 20.0),
+        })
+        .collect();
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(20.0)),
+        ..Policy::default()
+    };
+    let report = analyze(&dumps, &policy);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[2][..]));
+    let late = &report.findings[1];
+    assert_eq!((late.code, &late.culprit_ranks[..]), (Code::E101, &[1][..]));
+    let said = "rank 2 is missing there, too, and its process is gone";
+    assert!(late.doubts.iter().any(|text| text == said), "{late:?}");
+}

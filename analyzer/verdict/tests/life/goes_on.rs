@@ -428,3 +428,27 @@ fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
         assert_eq!(finding.sentence, said);
     }
 }
+
+#[test]
+fn an_operation_whose_error_was_caught_is_no_wait_in_a_later_hang() {
+    let before = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.2))];
+    let after = (2..6).map(|at| (f64::from(at), State::Done(f64::from(at) + 0.1)));
+    let passed: Vec<_> = before.into_iter().chain(after).collect();
+    let waits: Vec<_> = passed
+        .iter()
+        .copied()
+        .chain([(6.0, State::Pending)])
+        .collect();
+    let dumps = || {
+        let ranks = [&waits, &passed, &waits].into_iter().zip(0..);
+        ranks
+            .map(|(all, rank)| record(rank, 3, all))
+            .collect::<Vec<_>>()
+    };
+    let report = live(dumps(), 20.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+    // Nor does it show an order of ends.
+    let ended: Vec<Dump> = dumps().into_iter().map(|dump| dead(dump, 6.5)).collect();
+    assert_eq!(judge(&ended, 40.0).verdict, Verdict::Cancelled);
+}

@@ -1,8 +1,9 @@
 //! Which processes ended first.
 
 use super::{Gone, NOTICED_NS, TOGETHER_NS, ends, ranks_of};
-use crate::align::record::Record;
+use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
+use crate::judge::overcome::{is_history, is_overcome};
 use rcomm_recorder::model::{EntryState, Failure, FailureKind, Rank};
 use std::collections::BTreeSet;
 
@@ -118,9 +119,11 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     // If no operation was interrupted, the order of ends shows no cause.
     let interrupted = |one: &&Gone| {
         let mut records = aligned.records_of(one.rank);
-        records.any(|record| {
-            let record = &aligned.records[record];
-            is_inside(record) || record.ops.iter().any(|op| op.state == EntryState::Failed)
+        records.any(|at| {
+            let record = &aligned.records[at];
+            let mut ops = record.ops.iter();
+            let lasting = |op: &Op| op.state == EntryState::Failed && !is_history(aligned, at, op);
+            is_inside(record) || ops.any(lasting)
         })
     };
     failed
@@ -195,15 +198,16 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
 fn suffered_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
     let of_record = |record: RecordIx| {
         let whole = &aligned.records[record];
-        let named = losses(whole).map(|failure| failure.time_ns);
+        let lasting = losses(whole).filter(|it| !is_overcome(aligned, record, it, None));
+        let named = lasting.map(|failure| failure.time_ns);
         let named = named.map(|at_ns| at_ns.saturating_sub(aligned.offsets_ns[record]));
         named.chain(failed_early(aligned, record)).max()
     };
     aligned.records_of(rank).filter_map(of_record).max()
 }
 
-/// When the first rank suffered from the end of another process, common time, ns; `None` if none did. An earlier
-/// failure after which its rank went on to another one does not count.
+/// When the first rank suffered from the end of another process, common time, ns; `None` if none did. A failure after
+/// which its rank went on does not count.
 fn harm_ns(aligned: &Aligned<'_>) -> Option<i64> {
     let ranks = aligned.expected.iter();
     ranks.filter_map(|&rank| suffered_ns(aligned, rank)).min()
@@ -299,7 +303,8 @@ pub(super) fn is_inside(record: &Record) -> bool {
 /// When the last operation of a record failed that failed well before its time-out, common time, ns.
 fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
     let ops = aligned.records[record].ops.iter();
-    let failed = ops.filter(|op| op.state == EntryState::Failed);
+    let failed =
+        ops.filter(|op| op.state == EntryState::Failed && !is_history(aligned, record, op));
     failed
         .filter_map(|op| {
             let limit = aligned.shared.calls.get(op.call).timeout_ms as f64;

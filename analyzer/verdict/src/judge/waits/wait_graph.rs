@@ -15,6 +15,7 @@ use crate::align::p2p::{self, Counterpart, Half, Messages};
 use crate::align::pending::{Arrival, Pending, PendingKind, active_ns, front_is_lost, pending_of};
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
 use crate::judge::life::Life;
+use crate::judge::overcome::is_history;
 use crate::judge::policy::{Policy, now_ns};
 use crate::judge::waits::components::components;
 use rcomm_recorder::model::{EntryState, OpType, Rank};
@@ -116,8 +117,11 @@ impl WaitGraph {
             pending.retain(|one| {
                 // A program that ended in order did not wait for a message that it had left open.
                 let is_message = matches!(one.what, PendingKind::Batch { .. });
-                let state = aligned.op(record, one.position).state;
-                state == EntryState::Failed || !is_message || !life.ended_in_order(rank)
+                let op = aligned.op(record, one.position);
+                let failed = op.state == EntryState::Failed;
+                // Nor does one wait that has caught the error of an operation.
+                (failed || !is_message || !life.ended_in_order(rank))
+                    && !is_history(aligned, record, op)
             });
             let mut overdue = vec![true; pending.len()];
             if let Some(now) = taken_ns {

@@ -270,7 +270,8 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
             format!("{phase}; no operation of it was unfinished")
         }
         (None, _) if ctx.life.end.is_some() => "; no operation of theirs was unfinished".to_owned(),
-        (None, _) => ", and the others go on".to_owned(),
+        (None, _) if others_go_on(ctx, gone) => ", and the others go on".to_owned(),
+        (None, _) => ", and the others have issued no operation since".to_owned(),
     };
     let detail = detail + &how_they_ended(ctx, &culprits);
     let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
@@ -282,6 +283,25 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
     let nodes = gone.iter().filter_map(|&(rank, _)| ctx.graph.node(rank));
     draft.targets = nodes.collect();
     draft
+}
+
+/// Whether another rank has issued an operation since the last of these processes gave its last sign of life.
+fn others_go_on(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> bool {
+    let aligned = ctx.aligned;
+    let last_ns = gone
+        .iter()
+        .map(|&(_, record)| {
+            let latest_ns = aligned.records[record].latest_ns();
+            latest_ns.saturating_sub(aligned.offsets_ns[record])
+        })
+        .max();
+    let is_gone = |rank: Rank| gone.iter().any(|&(other, _)| other == rank);
+    (0..aligned.records.len()).any(|record| {
+        let whole = &aligned.records[record];
+        let newest = whole.ops.last();
+        let issued_ns = newest.map(|op| aligned.created_ns(record, op));
+        !is_gone(whole.rank) && issued_ns.is_some_and(|at_ns| Some(at_ns) > last_ns)
+    })
 }
 
 /// The end of a sentence, like `; it was killed by SIGKILL`; empty if no launcher reported how the processes ended.

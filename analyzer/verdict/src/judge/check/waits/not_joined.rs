@@ -50,23 +50,42 @@ impl Check for NotJoined {
                         .to_owned(),
                 );
             }
+            // A rank that is late may still come; one that is gone cannot.
+            let mut missing = ctx.graph.missing[place].iter();
+            if let Some(&(node, _)) = missing.find(|(node, _)| ctx.life.went_first(ctx.rank(*node)))
+            {
+                draft.confidence = draft.confidence.min(BESIDE_GONE);
+                draft.doubts.push(format!(
+                    "rank {} is missing there, too, and its process is gone",
+                    ctx.rank(node)
+                ));
+            }
             draft
         });
         drafts.collect()
     }
 }
 
+/// How the phase begins that the recorder of PyTorch's operations notes for an exception that ends the program.
+const RAISED: &str = "raised ";
+
 /// The highest confidence if ranks do not agree on their groups: less than that of the finding that says so.
 const GROUPS_DIFFER: f64 = 0.45;
+
+/// The highest confidence if a rank is missing whose process is gone: less than that of the finding on that rank.
+const BESIDE_GONE: f64 = 0.8;
 
 fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingDraft {
     let op_ref = ctx.op_ref_of_place(place);
     let culprits: Vec<Rank> = nodes.iter().map(|&(node, _)| ctx.rank(node)).collect();
     let arrived = &ctx.graph.arrived[place];
-    let records: Vec<usize> = culprits
+    let mut records: Vec<usize> = culprits
         .iter()
         .filter_map(|&rank| ctx.aligned.record_of(rank))
         .collect();
+    // A rank whose program ends by an exception will not come.
+    let raised = |record: usize| ctx.phase(record).filter(|phase| phase.starts_with(RAISED));
+    records.sort_by_key(|&record| raised(record).is_none());
     let ranks_of = |issued: bool| -> Vec<Rank> {
         let of_kind = nodes
             .iter()
@@ -103,8 +122,13 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         (true, _) => ", and have not made that group",
     };
     let mut sentence = format!("{did}{not_made}; {waiting}{in_all}");
-    if let [record] = records[..] {
-        sentence.push_str(&format!("; {}", ctx.last_seen_for(record, op_ref.group)));
+    match records[..] {
+        [record] => sentence.push_str(&format!("; {}", ctx.last_seen_for(record, op_ref.group))),
+        [record, ..] if let Some(phase) = raised(record) => {
+            let rank = ctx.aligned.records[record].rank;
+            sentence.push_str(&format!("; rank {rank} is in phase `{phase}`"));
+        }
+        _ => {}
     }
     let mut draft = FindingDraft::from(Finding::not_joined(culprits, sentence));
     draft.age_ms = ctx.waits_ms(place);
@@ -303,11 +327,16 @@ fn next(
         .last_op_for(record, op_ref.group)
         .and_then(|op| ctx.call_site(op));
     let site = site.map(|frame| format!(" after {}", Context::name_site(frame)));
+    let site = site.unwrap_or_default();
+    let done = done.unwrap_or_default();
+    if ctx.life.gone(rank).is_some() {
+        return format!(
+            "look at the end of the log of rank {rank}, and at what it does{site}{done}"
+        );
+    }
     format!(
-        "look at what rank {rank}{} does{}: {}{}",
+        "look at what rank {rank}{} does{site}: {}{done}",
         ctx.whereabouts(record),
-        site.unwrap_or_default(),
         Finding::TAKE_STACK,
-        done.unwrap_or_default()
     )
 }

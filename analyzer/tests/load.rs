@@ -79,6 +79,24 @@ fn a_folder_of_dumps_is_read_with_ranks_from_its_names() {
 }
 
 #[test]
+fn folders_that_are_too_deep_are_named_and_not_left_out_in_silence() {
+    let folder = folder(&[("rank_0", &dump(0))]);
+    let deep = (0..17).fold(folder.path().to_owned(), |path, _| path.join("d"));
+    std::fs::create_dir_all(&deep).unwrap();
+    std::fs::write(deep.join("rank_1"), dump(1)).unwrap();
+    let (dumps, loaded) = all(folder.path());
+    assert_eq!(ranks(&dumps), [0]);
+    let [problem] = &loaded.problems[..] else {
+        panic!("{:?}", loaded.problems)
+    };
+    let said = (problem.code, problem.path == deep.display().to_string());
+    assert_eq!(said, (Code::N301, true), "{problem:?}");
+    assert!(problem.sentence.contains("name it itself"), "{problem:?}");
+    let (dumps, _) = all(&deep);
+    assert_eq!(ranks(&dumps), [1]);
+}
+
+#[test]
 fn a_foreign_file_becomes_one_problem_and_affects_nothing_else() {
     let (dumps, loaded) = all(&fixture("truncated-dump-w4"));
     // Pickle and JSON of the same moment are in neighboring folders, with the expected result next to them.

@@ -44,6 +44,7 @@ fn pack(job: &Job, random: &mut Random, folder: &Path) -> Vec<LoadedDump> {
             path: format!("rank_{}", dump.identity.rank.unwrap()),
             // Now and then a file was not read to its end.
             cut: random.chance(0.05),
+            written_ns: None,
         })
         .collect();
     let of_node: Vec<u64> = all.iter().map(|_| random.between(1, nodes)).collect();
@@ -117,6 +118,7 @@ fn a_summary_is_a_fraction_of_its_dumps() {
                 dump,
                 path,
                 cut: false,
+                written_ns: None,
             })
             .unwrap();
     }

@@ -60,7 +60,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
             Extent::Whole
         };
         on_node.note(&loaded);
-        open.note_written(loaded.written_ns());
+        open.note_written(loaded.written_ns);
         if let Some(redactor) = &redactor {
             redactor.record(&mut loaded);
         }
@@ -108,6 +108,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
             dump,
             path,
             cut: false,
+            written_ns: None,
         };
         if let Some(redactor) = &redactor {
             redactor.record(&mut ring);

@@ -76,14 +76,14 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     }
     let (mut files, mut problem) = (Vec::new(), None);
     walk(path, &mut |file| files.push(file), &mut |path, error| {
-        problem.get_or_insert((path.to_owned(), error.kind()));
+        problem.get_or_insert_with(|| {
+            let text = error.to_string();
+            (path.to_owned(), std::io::Error::new(error.kind(), text))
+        });
     });
     match problem {
         None => Ok(files),
-        Some((path, kind)) => Err(Failure::Read {
-            path,
-            source: kind.into(),
-        }),
+        Some((path, source)) => Err(Failure::Read { path, source }),
     }
 }
 

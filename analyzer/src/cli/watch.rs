@@ -123,7 +123,7 @@ fn poll(
             } else {
                 Extent::Whole
             };
-            analysis.note_written(loaded.written_ns());
+            analysis.note_written(loaded.written_ns);
             analysis.add_from(&loaded.path, &loaded.dump, extent);
             dumps_read += 1;
             over_limit = over_memory_limit(args);

@@ -15,19 +15,16 @@ pub struct LoadedDump {
     pub path: String,
     /// Whether the newest entries are missing: the file ended too early or had no list of entries.
     pub cut: bool,
-}
-
-impl LoadedDump {
     /// When the file was written, ns since the epoch, if the dump itself states no time. `None` if it does, or if the
     /// time of the file is unknown, as for a member of an archive.
-    pub fn written_ns(&self) -> Option<i64> {
-        if self.dump.identity.dump_time_ns != 0 {
-            return None;
-        }
-        let written = std::fs::metadata(&self.path).ok()?.modified().ok()?;
-        let since = written.duration_since(std::time::UNIX_EPOCH).ok()?;
-        i64::try_from(since.as_nanos()).ok()
-    }
+    pub written_ns: Option<i64>,
+}
+
+/// When the file at `path` was written, ns since the epoch; `None` if that is unknown.
+pub(crate) fn written_ns(path: &str) -> Option<i64> {
+    let written = std::fs::metadata(path).ok()?.modified().ok()?;
+    let since = written.duration_since(std::time::UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_nanos()).ok()
 }
 
 /// The results of reading, apart from the dumps.

@@ -44,6 +44,7 @@ fuzz_target!(|bytes: &[u8]| {
             dump: dump.clone(),
             path: path.clone(),
             cut: false,
+            written_ns: None,
         };
         writer.add(&loaded).expect("what was read can be written");
     }

@@ -242,6 +242,7 @@ fn loaded(dump: Dump) -> LoadedDump {
         dump,
         path: format!("/dev/shm/rcomm/demo/rank_{rank}.ring"),
         cut: false,
+        written_ns: None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads the same paths repeatedly: each poll reads only the files that changed since the previous one.
 
 use super::find::{self, FindError, InputFile};
-use super::{LoadOptions, LoadedDump, Output, rank_name, read};
+use super::{LoadOptions, LoadedDump, Output, placing, rank_name, read};
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::Problem;
@@ -116,14 +116,17 @@ impl Follower {
             return Ok(None);
         }
         let mut problems = found.problems;
+        let mut renamed = Vec::new();
         read(&fresh, options, |output| match output {
             // A stack of one moment says nothing of a folder that is followed.
             Output::Files(_) | Output::Stacks(_) => {}
             Output::Problem(problem) => problems.push(problem),
+            Output::Renamed(one) => renamed.push(one),
             Output::Dump(dump) => take(Change::Dump(dump)),
             Output::Ras(path, report) => take(Change::Ras(path, report)),
             Output::Log(log) => take(Change::Log(log)),
         });
+        problems.extend(placing::note(renamed));
         Ok(Some(FollowerPoll {
             problems,
             files: self.seen.len(),

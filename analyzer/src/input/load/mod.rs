@@ -11,6 +11,7 @@
 
 mod find;
 mod follow;
+mod placing;
 mod rank_name;
 mod sums;
 mod unpack;
@@ -23,10 +24,12 @@ pub use follow::{Change, Follower, FollowerPoll};
 pub use walk::walk;
 
 use crate::input::inspector;
+use crate::input::loaded::written_ns;
 use crate::input::log;
 use crate::input::ras::RasReport;
 use crate::input::stacks::{self, RankStacks};
 use find::InputFile;
+use placing::{Placed, Renamed};
 use rcomm_recorder::model::{Entry, Rank};
 use rcomm_recorder::publish::{Dump, DumpReader, ReadError};
 use rcomm_verdict::Problem;
@@ -120,7 +123,9 @@ pub fn load(
     let names: Vec<String> = found.inputs.iter().map(InputFile::name).collect();
     let ranks = rank_name::ranks(&names);
     let inputs: Vec<_> = found.inputs.into_iter().zip(ranks).collect();
+    let mut renamed = Vec::new();
     read(&inputs, options, |output| match output {
+        Output::Renamed(one) => renamed.push(one),
         Output::Files(files) => loaded.files += files,
         Output::Problem(problem) => loaded.problems.push(problem),
         Output::Ras(path, report) => loaded.ras.push((path, report)),
@@ -131,6 +136,7 @@ pub fn load(
             take(*dump);
         }
     });
+    loaded.problems.extend(placing::note(renamed));
     loaded
         .problems
         .sort_by(|a, b| (&a.path, a).cmp(&(&b.path, b)));
@@ -231,6 +237,8 @@ enum Output {
     Ras(String, RasReport),
     Log(Log),
     Stacks(RankStacks),
+    /// A dump, passed on beside this, that was given another rank than its name states.
+    Renamed(Renamed),
     Dump(Box<LoadedDump>),
 }
 
@@ -335,8 +343,35 @@ impl Worker<'_> {
         is_log
     }
 
-    fn take(&self, path: &str, mut dump: Dump, cut: bool, rank_of_name: Option<Rank>) {
-        dump.identity.rank = dump.identity.rank.or(rank_of_name);
+    fn take(&self, path: &str, dump: Dump, cut: bool, rank_of_name: Option<Rank>) {
+        let written_ns = match dump.identity.dump_time_ns {
+            0 => written_ns(path),
+            _ => None,
+        };
+        self.take_written(path, dump, cut, (rank_of_name, written_ns));
+    }
+
+    /// Passes on a dump with the rank in the name of its file and the time at which that was written.
+    fn take_written(
+        &self,
+        path: &str,
+        mut dump: Dump,
+        cut: bool,
+        (rank_of_name, written_ns): (Option<Rank>, Option<i64>),
+    ) {
+        if dump.identity.rank.is_none() {
+            dump.identity.rank = match placing::place(&dump, path, rank_of_name) {
+                Placed::Named(rank) => rank,
+                Placed::ByGroups(rank) => {
+                    self.send(Output::Renamed(Renamed {
+                        path: path.to_owned(),
+                        named: rank_of_name,
+                        rank,
+                    }));
+                    Some(rank)
+                }
+            };
+        }
         if dump.identity.rank.is_none() {
             let what = "neither its content nor its name states its rank; name it after the rank, \
                         as in rank_3";
@@ -347,6 +382,7 @@ impl Worker<'_> {
             dump,
             path: path.to_owned(),
             cut,
+            written_ns,
         })));
     }
 }

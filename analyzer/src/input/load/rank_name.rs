@@ -61,12 +61,26 @@ fn meaning_of(before: &str) -> NumberMeaning {
     let start = word
         .rfind(|c: char| !c.is_ascii_alphabetic())
         .map_or(0, |at| at + 1);
+    let before = word[..start].trim_end_matches(|c: char| !c.is_ascii_alphabetic());
     match word[start..].to_ascii_lowercase().as_str() {
-        "rank" | "ranks" => NumberMeaning::Rank,
+        "rank" | "ranks" if before.to_ascii_lowercase().ends_with("local") => {
+            NumberMeaning::SomethingElse
+        }
+        "rank" | "ranks" | "global" => NumberMeaning::Rank,
         "node" | "host" | "pid" | "attempt" | "restart" | "job" | "step" | "gpu" | "local"
-        | "version" | "v" | "world" | "size" | "of" => NumberMeaning::SomethingElse,
+        | "localrank" | "version" | "v" | "world" | "size" | "of" => NumberMeaning::SomethingElse,
         _ => NumberMeaning::Plain,
     }
+}
+
+/// The numbers in a file's name that may be a rank, in their order; those of its folders are left out.
+pub(super) fn numbers(path: &str) -> Vec<Rank> {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    let numbers = Numbered::of(file).numbers.into_iter();
+    numbers
+        .filter(|(meaning, _)| *meaning != NumberMeaning::SomethingElse)
+        .filter_map(|(_, number)| Rank::try_from(number).ok())
+        .collect()
 }
 
 /// The rank in each name; `None` if it cannot be determined.
@@ -178,6 +192,18 @@ mod tests {
     fn a_number_that_is_no_rank_is_not_taken_for_one() {
         assert_eq!(ranks_of(&["dump_99999999999999999999"]), [None]);
         assert_eq!(ranks_of(&["a_1_1", "a_1_1"]), [None, None]);
+    }
+
+    #[test]
+    fn a_global_rank_takes_precedence_over_that_on_the_host() {
+        let both = ranks_of(&[
+            "host0_rank0_global0",
+            "host0_rank1_global1",
+            "host1_rank0_global2",
+        ]);
+        assert_eq!(both, [Some(0), Some(1), Some(2)]);
+        let local = ranks_of(&["local_rank0_of_4_7", "local_rank1_of_4_9"]);
+        assert_eq!(local, [Some(7), Some(9)]);
     }
 
     #[test]

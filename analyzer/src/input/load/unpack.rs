@@ -434,7 +434,12 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     let inner = |path: &str| format!("{name}:{path}");
     let mut count = |bytes| worker.sums.unpack(bytes);
     let done = rsum::read_within(reader, &mut count, |piece| match piece {
-        Piece::Record { dump, path, cut } => worker.take(&inner(&path), *dump, cut, None),
+        Piece::Record {
+            dump,
+            path,
+            cut,
+            written_ns,
+        } => worker.take_written(&inner(&path), *dump, cut, (None, written_ns)),
         Piece::Problem(problem) => worker.problem(Problem {
             path: inner(&problem.path),
             ..problem

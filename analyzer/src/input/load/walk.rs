@@ -12,8 +12,8 @@ const MAX_DEPTH: usize = 16;
 /// order. A hidden file may be a dump that is still being written.
 ///
 /// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets and devices are
-/// skipped, since they would block the reader. Folders more than 16 levels down are ignored. `unlisted` is called for
-/// what could not be listed; the other files are found nevertheless.
+/// skipped, since they would block the reader. Folders more than 16 levels down are not listed. `unlisted` is called for
+/// these and for what could not be listed; the other files are found nevertheless.
 pub fn walk(
     folder: &Path,
     found: &mut dyn FnMut(PathBuf),
@@ -51,6 +51,10 @@ fn descend(
         match item.file_type() {
             Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => {
                 descend(&path, depth + 1, found, unlisted);
+            }
+            Ok(kind) if kind.is_dir() => {
+                let why = format!("it is more than {MAX_DEPTH} folders deep: name it itself");
+                unlisted(&path, &io::Error::other(why));
             }
             Ok(kind) if kind.is_file() => found(path),
             Ok(kind) if kind.is_symlink() && path.is_file() => found(path),

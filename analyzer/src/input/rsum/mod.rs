@@ -4,7 +4,7 @@
 //! the dumps themselves: the report is the same. Nothing is judged when packing, since a rank's record cannot be judged
 //! without its peers.
 //!
-//! # Format, version 8
+//! # Format, version 9
 //!
 //! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and that many bytes
 //! of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>). Integers outside of postcard are
@@ -16,7 +16,8 @@
 //! the end of the process of the record that follows; version 4 adds one for the connections of that record; version 5
 //! adds one for its waits for a processor; version 6 adds one for the process's places in groups whose members the
 //! record does not have; version 7 adds one for the beginning of the record and the exit of its process; version 8 adds one for
-//! the members of groups as runs of ranks.
+//! the members of groups as runs of ranks; version 9 adds one for the time at which a record's file was
+//! written.
 //!
 //! Readers trust no length: parts, tables and the references of a record to the tables are bounded, and a record is
 //! checked before it is passed on.
@@ -32,7 +33,7 @@ pub use write::{SummarizeError, Writer};
 /// The first bytes of every summary.
 const MAGIC: &[u8; 8] = b"rcommsum";
 /// Raised when the parts in [`wire`] change; older files remain readable.
-const VERSION: u16 = 8;
+const VERSION: u16 = 9;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;
 /// The longest part, bytes: enough for a record of a million operations.
@@ -67,6 +68,7 @@ mod tests {
             dump: dump.clone(),
             path: "rank_0.json".to_owned(),
             cut: false,
+            written_ns: None,
         };
         writer
             .add(&loaded)
@@ -120,6 +122,33 @@ mod tests {
         });
         failed.groups[0].place = Some(GroupPlace { rank: 3, size: 8 });
         assert_eq!(unpack(&pack(&failed)), [failed]);
+    }
+
+    #[test]
+    fn the_time_at_which_a_file_was_written_stays_with_its_record() {
+        let mut writer = Writer::new(Vec::new()).expect("writing to memory does not fail");
+        for written_ns in [None, Some(5), None] {
+            let loaded = LoadedDump {
+                dump: dump(""),
+                path: "rank_0".to_owned(),
+                cut: false,
+                written_ns,
+            };
+            writer
+                .add(&loaded)
+                .expect("writing to memory does not fail");
+        }
+        let bytes = writer
+            .finish(&Loaded::default())
+            .expect("writing to memory does not fail");
+        let mut read_back = Vec::new();
+        let take = |piece| {
+            if let Piece::Record { written_ns, .. } = piece {
+                read_back.push(written_ns);
+            }
+        };
+        read(&*bytes, take).expect("the bytes are a summary");
+        assert_eq!(read_back, [None, Some(5), None]);
     }
 
     #[test]

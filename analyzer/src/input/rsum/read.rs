@@ -47,6 +47,9 @@ pub enum Piece {
         path: String,
         /// Whether its newest operations are missing.
         cut: bool,
+        /// When its file was written, ns since the epoch; `None` if the record states a time itself, or if that is
+        /// unknown.
+        written_ns: Option<i64>,
     },
     /// A problem of an input.
     Problem(Problem),
@@ -142,6 +145,8 @@ struct PartReader<'a, R> {
     process: (i64, Option<ProcessExit>),
     /// The places of the next record's rank in its groups, by index of the group.
     places: Vec<(u32, GroupPlace)>,
+    /// When the file of the next record was written.
+    written_ns: Option<i64>,
     buffer: Vec<u8>,
 }
 
@@ -169,6 +174,7 @@ impl<'a, R: Read> PartReader<'a, R> {
             processor_wait: None,
             process: (0, None),
             places: Vec::new(),
+            written_ns: None,
             buffer: Vec::new(),
         })
     }
@@ -246,6 +252,10 @@ impl<'a, R: Read> PartReader<'a, R> {
                 self.places = places;
                 return Ok(None);
             }
+            Part::Written(written_ns) => {
+                self.written_ns = Some(written_ns);
+                return Ok(None);
+            }
             Part::Record(record) => self.record(*record, &[])?,
             Part::Captured(record, captured) => self.record(*record, &captured)?,
             Part::Problem(code, path, sentence) => {
@@ -283,7 +293,12 @@ impl<'a, R: Read> PartReader<'a, R> {
             group.place = Some(place);
         }
         let dump = Box::new(dump);
-        Ok(Piece::Record { dump, path, cut })
+        Ok(Piece::Record {
+            dump,
+            path,
+            cut,
+            written_ns: self.written_ns.take(),
+        })
     }
 
     fn extend_members(&mut self, lists: &[Vec<Run>]) -> Result<(), Stop> {

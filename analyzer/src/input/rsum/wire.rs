@@ -39,6 +39,9 @@ pub(super) enum Part {
     /// Rows of the table of members, before the first record that needs them (since version 8; before, in
     /// [`WireTables`]).
     Members(Vec<Vec<Run>>),
+    /// When the file of the next record was written, ns since the epoch, if the record states no time (since version
+    /// 9).
+    Written(i64),
 }
 
 /// Ranks at equal distances: the first, the distance, and how many. The members of most groups are one run, and the

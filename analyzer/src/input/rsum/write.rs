@@ -64,7 +64,10 @@ impl<W: Write> Writer<W> {
     /// 32 MiB.
     pub fn add(&mut self, loaded: &LoadedDump) -> Result<(), SummarizeError> {
         let LoadedDump {
-            dump, path, cut, ..
+            dump,
+            path,
+            cut,
+            written_ns,
         } = loaded;
         let (mut tables, rows) = self.known.rows(dump);
         let members = std::mem::take(&mut tables.members);
@@ -94,6 +97,9 @@ impl<W: Write> Writer<W> {
         let places: Vec<_> = places.collect();
         if !places.is_empty() {
             self.part(&Part::Places(places), path)?;
+        }
+        if let Some(written_ns) = written_ns {
+            self.part(&Part::Written(*written_ns), path)?;
         }
         let record = Box::new(Record::new(path, *cut, dump, rows));
         self.records += 1;

@@ -41,7 +41,7 @@ impl Source for FileSource {
         let mut observations: Vec<Observation> = Vec::new();
         let mut written_ns = None;
         for loaded in dumps {
-            written_ns = written_ns.max(loaded.written_ns());
+            written_ns = written_ns.max(loaded.written_ns);
             let Some(rank) = loaded.dump.identity.rank else {
                 problems.push(Problem::unreadable_dump(
                     loaded.path,

@@ -97,6 +97,25 @@ impl Messages {
         counterpart_at(&pair.sends, at as i64 + pair.shift)
     }
 
+    /// The other half of the send or receive at this position of the record of one end.
+    pub(crate) fn other_half(
+        &self,
+        between: (GroupIx, Ends),
+        kind: OpType,
+        position: u32,
+    ) -> Counterpart {
+        let Some(pair) = self.pairs.get(&between) else {
+            return Counterpart::Missing;
+        };
+        let is_send = kind == OpType::Send;
+        let list = if is_send { &pair.sends } else { &pair.receives };
+        match list.binary_search_by_key(&position, |half| half.position) {
+            Ok(at) if is_send => self.receive_of(pair, at),
+            Ok(at) => self.send_of(pair, at),
+            Err(_) => Counterpart::Lost,
+        }
+    }
+
     fn collect(
         &mut self,
         aligned: &Aligned<'_>,

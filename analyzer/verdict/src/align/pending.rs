@@ -1,6 +1,7 @@
 //! The unfinished operations of each rank, and whether its device has reached them.
 
-use crate::align::p2p::{self, Half, Messages};
+use crate::align::message;
+use crate::align::p2p::{self, Counterpart, Half, Messages};
 use crate::align::record::{NONE, Op, Record};
 use crate::align::{Aligned, GroupIx, Lane, RecordIx};
 use rcomm_recorder::model::{EntryState, OpType, Peer};
@@ -122,6 +123,7 @@ pub(crate) fn pending_of(
         let mut over = overtaken(aligned, record, &lane.messages, status_ops);
         if whole.only_active && whole.recorder == Recorder::Nccl {
             leave_out_closed(aligned, record, &lane.messages, status_ops, &mut over);
+            leave_out_matched(aligned, messages, (record, lane), status_ops, &mut over);
         }
         while at < lane.messages.len() {
             let status_op = status_ops[at];
@@ -256,6 +258,32 @@ fn leave_out_closed(
         list.iter().any(|&at| op(at).kind == OpType::Coalesced) || list.windows(2).any(is_one);
     for ((over, at), status_op) in over.iter_mut().zip(list).zip(status_ops) {
         *over |= has_batches && at == status_op && op(*at).kind.is_p2p();
+    }
+}
+
+/// Marks messages without a marker whose other half was posted, too, in the record of a rank that left out what has
+/// completed: the marker of a batch of one may be missing as well, since it completed. A message that has started is in
+/// no batch.
+fn leave_out_matched(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    (record, lane): (RecordIx, &Lane),
+    status_ops: &[u32],
+    over: &mut [bool],
+) {
+    let members = aligned.groups[lane.group].ranks.len();
+    for ((over, &at), &status_op) in over.iter_mut().zip(&lane.messages).zip(status_ops) {
+        let op = aligned.op(record, at);
+        let is_alone = at == status_op && op.kind.is_p2p() && op.state == EntryState::Scheduled;
+        if !is_alone {
+            continue;
+        }
+        let ends = message::ends(op.kind, op.peer(), lane.member, members);
+        let other = ends.map(|ends| messages.other_half((lane.group, ends), op.kind, at));
+        *over |= match other {
+            Some(Counterpart::Posted(_) | Counterpart::Lost) => true,
+            Some(Counterpart::Missing) | None => false,
+        };
     }
 }
 

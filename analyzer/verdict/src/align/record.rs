@@ -158,6 +158,8 @@ pub(crate) struct Record {
     pub(crate) peers: Vec<PeerLink>,
     /// How long its threads had to wait for a processor, if that was recorded.
     pub(crate) processor_wait: Option<ProcessorWait>,
+    /// When its file was written, ns by the clock of the file system, if the record itself states no time.
+    pub(crate) written_ns: Option<i64>,
 }
 
 impl Record {
@@ -399,6 +401,7 @@ impl Shared {
             closed_ns: dump.closed_ns,
             peers: dump.peers.clone(),
             processor_wait: dump.processor_wait,
+            written_ns: None,
         })
     }
 

@@ -115,6 +115,14 @@ impl Call {
         }
     }
 
+    /// The kind of collectives that a marker closes, as PyTorch's recorder names it (`ALLGATHER_coalesced`); `None` if
+    /// it is no such marker, or names none.
+    fn block(&self) -> Option<&str> {
+        let name = self.signature.op_name.as_str();
+        let is_named = self.op == OpType::Coalesced && name.len() > self.op.name().len();
+        is_named.then_some(name)
+    }
+
     /// The operation with its relevant arguments, like `all_reduce [64] Float`. If the tensors of the output have
     /// different shapes, or may have them, these follow: `all_gather [5] into [2] [5] [9] Float`.
     pub(crate) fn describe(&self) -> String {
@@ -130,7 +138,7 @@ impl Call {
         } else {
             (input_sizes, input_dtypes)
         };
-        let mut text = self.op_name().to_owned();
+        let mut text = self.block().unwrap_or(self.op_name()).to_owned();
         describe_shapes(sizes, &mut text);
         let uneven = output_sizes.windows(2).any(|pair| pair[0] != pair[1]);
         if !input_sizes.is_empty() && (uneven || self.op == OpType::AllGatherV) {
@@ -303,7 +311,13 @@ impl Calls {
         if a == b {
             return None;
         }
-        let difference = self.key(a).difference(self.key(b));
+        let mut difference = self.key(a).difference(self.key(b));
+        if difference.is_none()
+            && let (Some(one), Some(other)) = (self.get(a).block(), self.get(b).block())
+            && !one.eq_ignore_ascii_case(other)
+        {
+            difference = Some(CallDifference::Op);
+        }
         // A broadcast is compared by bytes: equal elements with other bytes differ in type.
         let elements = |id| self.get(id).signature.input_elements();
         if difference == Some(CallDifference::Size)
@@ -361,6 +375,25 @@ mod tests {
         let a = call(OpType::AllReduce, &[8, 8], &[8, 8], "Float");
         let b = call(OpType::AllReduce, &[64], &[64], "Float");
         assert_eq!(difference(a, b), None);
+    }
+
+    #[test]
+    fn markers_of_blocks_agree_unless_both_name_other_collectives() {
+        let marker = |name: &str| {
+            let mut marker = call(OpType::Coalesced, &[], &[], "");
+            marker.signature.op_name = name.to_owned();
+            marker
+        };
+        let gather = marker("ALLGATHER_coalesced");
+        assert_eq!(difference(gather.clone(), marker("coalesced")), None);
+        assert_eq!(
+            difference(gather.clone(), marker("allgather_coalesced")),
+            None
+        );
+        let scatter = marker("REDUCE_SCATTER_coalesced");
+        let differ = difference(gather, scatter.clone());
+        assert_eq!(differ, Some(CallDifference::Op));
+        assert_eq!(scatter.describe(), "REDUCE_SCATTER_coalesced");
     }
 
     #[test]

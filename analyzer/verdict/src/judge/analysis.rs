@@ -8,6 +8,7 @@ use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, of_young_files};
 use crate::judge::records::provenance::LeftAside;
+use crate::judge::records::unkept;
 use crate::judge::records::{aborted, provenance, timeouts};
 use crate::judge::waits::wait_graph::WaitGraph;
 use crate::judge::waits::wait_root;
@@ -40,6 +41,8 @@ pub struct Analysis {
     records: Vec<Record>,
     problems: Vec<Problem>,
     files: usize,
+    /// When the file of the next dump was written.
+    next_written_ns: Option<i64>,
 }
 
 impl Analysis {
@@ -51,6 +54,7 @@ impl Analysis {
             records: Vec::new(),
             problems: Vec::new(),
             files: 0,
+            next_written_ns: None,
         }
     }
 
@@ -69,8 +73,12 @@ impl Analysis {
     /// used becomes a problem (N301) of the report.
     pub fn add_from(&mut self, path: &str, dump: &Dump, extent: Extent) {
         self.files += 1;
+        let written_ns = self.next_written_ns.take();
         match self.shared.take_in(path.to_owned(), dump, extent) {
-            Ok(record) => self.records.push(record),
+            Ok(mut record) => {
+                record.written_ns = written_ns;
+                self.records.push(record);
+            }
             Err(unusable) => {
                 let sentence = format!("left aside: {}", unusable.0);
                 self.problems.push(Problem::unreadable_dump(path, sentence));
@@ -78,9 +86,11 @@ impl Analysis {
         }
     }
 
-    /// Notes the time at which a file was written, ns since the epoch, for a file whose record holds no time; `None`
-    /// changes nothing. The newest of these times counts.
+    /// Notes the time at which the file of the dump that is added next was written, ns since the epoch, if its record
+    /// holds no time; `None` if that is unknown. Ages are those at the newest of these times; a record is also compared
+    /// with the time of its own file, since hosts' clocks may differ.
     pub fn note_written(&mut self, written_ns: Option<i64>) {
+        self.next_written_ns = written_ns;
         self.policy.written_ns = self.policy.written_ns.max(written_ns);
     }
 
@@ -154,6 +164,7 @@ fn judge(
     comm_counter::number_by_communicator(shared, &mut records);
     aborted::reopen(shared, &mut records);
     let (mut records, in_step) = provenance::select(shared, records, policy, &mut aside);
+    let left_aside = aside.ranks();
     // What follows changes no record of this kind.
     let in_step = in_step.filter(|_| records.iter().all(Record::aligns_once));
     problems.extend(aside.into_problems());
@@ -209,9 +220,12 @@ fn judge(
     let wait_roots = wait_root::find(&aligned, &mut graph);
     let disagreements = disagreement::find(&aligned);
     let lateness = Lateness::new(&aligned, &clocks, policy);
+    let unkept = unkept::find(&aligned, policy);
     let ctx = Context {
         policy,
         young_files,
+        left_aside,
+        unkept,
         lacks_input: problems.iter().any(|it| it.code == Code::N301),
         life: &life,
         aligned: &aligned,

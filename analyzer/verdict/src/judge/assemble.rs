@@ -309,8 +309,12 @@ fn note_absences(
         } else {
             String::new()
         };
+        let left = match ctx.only_aside(&absent) {
+            true => "left no record but one that was left aside",
+            false => "left no readable record",
+        };
         notes.push(format!(
-            "{} left no readable record{more}{}",
+            "{} {left}{more}{}",
             format_ranks(&absent),
             where_absent_are(ctx, &absent)
         ));
@@ -464,6 +468,23 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             ),
         ));
     }
+    for one in ctx.unkept.iter().filter(|one| one.absent.is_empty()) {
+        let have = if one.waiting.len() == 1 {
+            "has"
+        } else {
+            "have"
+        };
+        problems.push(Problem::new(
+            Code::N302,
+            "",
+            format!(
+                "by the status of group {}, {} {have} issued #{} on it and not completed it; the rings have dropped it",
+                ctx.group_name(one.group),
+                format_ranks(&one.waiting),
+                one.seq
+            ),
+        ));
+    }
     problems.extend(loss::note(ctx, &known));
     problems.extend(loss::note_transfers(ctx));
     let outdated: BTreeSet<Rank> = ctx
@@ -528,7 +549,8 @@ fn verdict(
     }
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
     // An operation is unfinished and no finding explains it.
-    let unexplained = ctx.graph.missing.iter().any(|missing| !missing.is_empty());
+    let unexplained =
+        !ctx.unkept.is_empty() || ctx.graph.missing.iter().any(|missing| !missing.is_empty());
     let overdue = ctx.is_anything_overdue();
     match (ctx.policy.snapshot, pending) {
         (true, true) if overdue || ctx.young_files => Verdict::Inconclusive,

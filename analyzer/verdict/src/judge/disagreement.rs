@@ -474,7 +474,14 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
             continue;
         }
         match run(&mine[width..], &right[width..]) {
-            Some(0) if shifted().0 > 0 => return Shift::ReorderedOrShifted(width),
+            Some(0) if shifted().0 > 0 => {
+                // Ranks stop at the same place of their program: one that left out n collectives has n fewer there.
+                return match shifted().1 {
+                    Shift::Skipped(n) if mine.len() + n == right.len() => Shift::Skipped(n),
+                    Shift::Extra(n) if right.len() + n == mine.len() => Shift::Extra(n),
+                    _ => Shift::ReorderedOrShifted(width),
+                };
+            }
             Some(_) => return Shift::Reordered(width),
             None => {}
         }

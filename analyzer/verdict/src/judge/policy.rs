@@ -3,6 +3,7 @@
 use crate::align::Aligned;
 use crate::align::p2p::Messages;
 use crate::align::pending::pending_of;
+use crate::align::record::Record;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::LaunchRecord;
 use std::time::Duration;
@@ -104,8 +105,6 @@ pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
 /// Common time is an estimate, which may put the newest record after its own file. A file and its record are written by
 /// one clock, so they are also compared by that; the slack is for file systems that keep coarse times.
 pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
-    const COPIED_NS: i64 = 86_400_000_000_000;
-    const SLACK_NS: i64 = 1_000_000_000;
     let now = now_ns(aligned, policy)?;
     let written = policy.written_ns?;
     if (now..now.saturating_add(COPIED_NS)).contains(&written) {
@@ -120,6 +119,20 @@ pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> 
         .contains(&written)
         .then(|| written.saturating_sub(offset).max(now))
 }
+
+/// When the file of a record was written, by its clock; `None` if that is unknown or cannot be.
+fn own_written_ns(record: &Record) -> Option<i64> {
+    let newest = record.latest_ns();
+    let plausible = newest.saturating_sub(SLACK_NS)..newest.saturating_add(COPIED_NS);
+    record
+        .written_ns
+        .filter(|written| plausible.contains(written))
+}
+
+/// A file that is younger than its record by this much, ns, was copied.
+const COPIED_NS: i64 = 86_400_000_000_000;
+/// A file may be older than its record by this much, ns: some file systems keep coarse times.
+const SLACK_NS: i64 = 1_000_000_000;
 
 /// The policy for records that state no time and in which, when their files were written, operations were pending but
 /// none was overdue: they are judged as of that time, as a snapshot. `None` for all others.
@@ -142,7 +155,11 @@ pub(crate) fn of_young_files(
             has_pending = true;
             let op = aligned.op(record, one.position);
             let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
-            let age = written.saturating_sub(aligned.created_ns(record, op));
+            let mut age = written.saturating_sub(aligned.created_ns(record, op));
+            if let Some(own) = own_written_ns(&aligned.records[record]) {
+                // The newest file may be of a host whose clock is ahead.
+                age = age.min(own.saturating_sub(op.created_ns));
+            }
             let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
             if age >= policy.overdue_after(timeout_ms) {
                 return None;

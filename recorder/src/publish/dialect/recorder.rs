@@ -1,7 +1,8 @@
 //! Detects which recorder wrote a dump.
 
-use crate::model::EntryState;
 use crate::model::dump::{Dump, Recorder};
+use crate::model::{Entry, EntryState, OpType};
+use std::collections::HashSet;
 
 /// Decides by the backends, states, point-to-point fields and group descriptions of all entries; without entries, by
 /// the groups.
@@ -44,7 +45,27 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     }) {
         return Recorder::Nccl;
     }
-    Recorder::Hook
+    match markers_hold_states(dump) {
+        true => Recorder::Nccl,
+        false => Recorder::Hook,
+    }
+}
+
+/// Whether markers have completed that close batches of messages, and the messages themselves remain scheduled: as
+/// PyTorch's ProcessGroupNCCL and its forks record them, whatever they call themselves.
+fn markers_hold_states(dump: &Dump) -> bool {
+    let batch = |entry: &Entry| (entry.group, entry.p2p_seq_id, entry.collective_seq_id);
+    let closed: HashSet<_> = dump
+        .entries
+        .iter()
+        .filter(|entry| entry.op == OpType::Coalesced && entry.state == EntryState::Completed)
+        .map(batch)
+        .collect();
+    let members = dump.entries.iter();
+    let mut members = members
+        .filter(|entry| entry.is_p2p && entry.op.is_p2p() && closed.contains(&batch(entry)))
+        .peekable();
+    members.peek().is_some() && members.all(|entry| entry.state == EntryState::Scheduled)
 }
 
 /// Moves the ranks and the status of gloo's unnamed group to `default_pg`, and removes the unnamed group. Does nothing

@@ -37,6 +37,7 @@ pub(crate) const ALL: &[&dyn Check] = &[
     &failures::rank_frozen::RankFrozen,
     &waits::p2p_unmatched::P2pUnmatched,
     &waits::not_joined::NotJoined,
+    &waits::left_the_ring::LeftTheRing,
     &waits::cross_group_deadlock::CrossGroupDeadlock,
     // After the checks that explain waits: it reports processes that are gone and that none of them blames.
     &failures::rank_failed::UnmissedProcessGone,

@@ -15,6 +15,7 @@ use crate::judge::disagreement::Disagreement;
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::Policy;
+use crate::judge::records::unkept::Unkept;
 use crate::judge::waits::wait_graph::{Missing, Node, Place, WaitGraph};
 use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::GroupRef;
@@ -26,6 +27,10 @@ pub(crate) struct Context<'a> {
     pub(crate) policy: &'a Policy,
     /// Whether the policy is that of [`of_young_files`](crate::judge::policy::of_young_files).
     pub(crate) young_files: bool,
+    /// Ranks with a record that was left aside (N300), ascending; some may have another record.
+    pub(crate) left_aside: Vec<Rank>,
+    /// What hangs by the groups' status, and is no longer in any ring.
+    pub(crate) unkept: Vec<Unkept>,
     /// Whether an input could not be read, or only in part.
     pub(crate) lacks_input: bool,
     pub(crate) life: &'a Life,
@@ -112,6 +117,14 @@ impl Context<'_> {
         } else {
             String::new()
         }
+    }
+
+    /// Whether none of these ranks has a record that is judged, and each has one that was left aside.
+    pub(crate) fn only_aside(&self, ranks: &[Rank]) -> bool {
+        let is_aside = |rank: &Rank| {
+            self.aligned.record_of(*rank).is_none() && self.left_aside.binary_search(rank).is_ok()
+        };
+        !ranks.is_empty() && ranks.iter().all(is_aside)
     }
 
     /// The position of a batch's first message.

@@ -464,18 +464,7 @@ impl WaitGraph {
         };
         let pair = messages.pairs.get(&(group, ends));
         let certain = pair.is_none_or(|pair| pair.certain);
-        let other = pair.map_or(Counterpart::Missing, |pair| {
-            let list = if op.kind == OpType::Send {
-                &pair.sends
-            } else {
-                &pair.receives
-            };
-            match list.binary_search_by_key(&half.position, |half| half.position) {
-                Ok(at) if op.kind == OpType::Send => messages.receive_of(pair, at),
-                Ok(at) => messages.send_of(pair, at),
-                Err(_) => Counterpart::Lost,
-            }
-        });
+        let other = messages.other_half((group, ends), op.kind, half.position);
         let Some(there) = aligned.record_in(group, rank) else {
             return vec![(rank, Missing::Unknown(UnknownReason::NoRecord))];
         };

@@ -5,6 +5,8 @@
 //! one later operation matches in this way; otherwise the finding is a plain [mismatch](super::mismatch).
 
 use super::mismatch::{confidence, describe};
+use crate::align::RecordIx;
+use crate::align::record::{NONE, Op};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::disagreement::{AgreeingMembers, Disagreement, Ground, Shift, shift};
@@ -61,15 +63,21 @@ fn draft(
         .collect();
     culprits.sort_unstable();
     let calls = &ctx.aligned.shared.calls;
-    let right = calls.get(one.parts[0].call).describe();
-    let odd = calls.get(parts[0].call).describe();
+    let at = first_by_sites(ctx, one, shift, parts[0]);
+    let call_of = |part: &AgreeingMembers| {
+        let record = part.records.first().filter(|_| at != one.seq);
+        let op = record.and_then(|&record| op_at(ctx, one, record, at));
+        calls.get(op.map_or(part.call, |op| op.call)).describe()
+    };
+    let right = call_of(&one.parts[0]);
+    let odd = call_of(parts[0]);
     let who = format_ranks(&culprits);
     let first = parts[0].records.first();
     let site = first.map_or(String::new(), |&record| {
-        programs::at_site(ctx, one.group, one.seq, record)
+        programs::at_site(ctx, one.group, at, record)
     });
     let group = ctx.group_name(one.group);
-    let op_ref = ctx.op_ref(one.group, one.seq);
+    let op_ref = ctx.op_ref(one.group, at);
     let seq = op_ref.seq;
     let (code, sentence, unlike) = match shift {
         Shift::Skipped(n) => (
@@ -99,6 +107,14 @@ fn draft(
             },
             "op_mismatch: the later operations match, shifted",
         ),
+        Shift::ReorderedOrShifted(_) => (
+            Code::E113,
+            format!(
+                "{who} issued other collectives than the others on group {group} from #{seq} on: {odd} first{site}, where \
+                 the others issued {right}; in another order, or with one left out or added"
+            ),
+            "",
+        ),
         _ => (
             Code::E113,
             format!(
@@ -117,6 +133,7 @@ fn draft(
         draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
     }
     if unlike.is_empty() {
+        draft.confidence = draft.confidence.min(0.8);
         draft.doubts.push(format!(
             "what is recorded after that also fits if {who} left a collective out, or issued one more"
         ));
@@ -126,4 +143,47 @@ fn draft(
     describe(ctx, one, parts, &mut draft);
     draft.at = Some(op_ref);
     draft
+}
+
+/// The number of the first collective that was left out or is extra, by the call sites: the calls of a few before the
+/// first difference may agree by chance, as exchanges whose sizes may differ do.
+fn first_by_sites(
+    ctx: &Context<'_>,
+    one: &Disagreement,
+    shift: Shift,
+    odd: &AgreeingMembers,
+) -> u32 {
+    const REACH: u32 = 8;
+    let by = match shift {
+        Shift::Skipped(n) => n as i64,
+        Shift::Extra(n) => -(n as i64),
+        Shift::Reordered(_) | Shift::ReorderedOrShifted(_) | Shift::None => return one.seq,
+    };
+    let (Some(&odd), Some(&right)) = (odd.records.first(), one.parts[0].records.first()) else {
+        return one.seq;
+    };
+    let site = |record: usize, seq: i64| {
+        let op = op_at(ctx, one, record, u32::try_from(seq).ok()?)?;
+        (op.stack != NONE).then_some(op.stack)
+    };
+    let is_moved = |back: &u32| {
+        let seq = i64::from(one.seq) - i64::from(*back);
+        let here = site(odd, seq);
+        here.is_some() && here != site(right, seq) && here == site(right, seq + by)
+    };
+    let moved = (1..=REACH).take_while(is_moved).count() as u32;
+    one.seq - moved
+}
+
+/// The collective of this number in a record; `None` if the record does not hold it.
+fn op_at<'a>(
+    ctx: &'a Context<'_>,
+    one: &Disagreement,
+    record: RecordIx,
+    seq: u32,
+) -> Option<&'a Op> {
+    let mut lanes = ctx.aligned.lanes[record].iter();
+    let lane = lanes.find(|lane| lane.group == one.group)?;
+    let at = ctx.aligned.find(record, lane, seq).ok()?;
+    Some(ctx.aligned.op(record, lane.collectives[at]))
 }

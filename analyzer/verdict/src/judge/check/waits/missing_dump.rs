@@ -173,7 +173,8 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let read = culprits
         .iter()
         .any(|&rank| ctx.aligned.record_of(rank).is_some());
-    let block = Block::of(ctx, &culprits);
+    let is_aside = ctx.only_aside(&culprits);
+    let block = Block::of(ctx, &culprits).filter(|_| !is_aside);
     let elsewhere = took_part(ctx, &culprits);
     let block = block.filter(|_| !elsewhere);
     let together = block
@@ -184,6 +185,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         format_ranks(&culprits),
         match culprits.len() {
             _ if read => "left a record that ends before the current operation",
+            _ if is_aside => "left no record but one that was left aside",
             1 if elsewhere => "took part before and has no ring here",
             _ if elsewhere => "took part before and have no rings here",
             _ => "left no readable record",
@@ -201,7 +203,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     // If the rank had arrived and the operation were stuck, the others would have left the same records.
     draft.confidence = match &block {
         Some(block) => block.confidence(),
-        None if is_only_explanation(ctx, place, &culprits) => 0.75,
+        None if !is_aside && is_only_explanation(ctx, place, &culprits) => 0.75,
         None => 0.5,
     };
     if let Some(block) = block {
@@ -269,6 +271,11 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         true => format!(
             "read the records of {} too, on the hosts where they are (`rcomm-fr collect`, or rcomm-web on each): only \
              these show what the others wait for",
+            format_ranks(&culprits)
+        ),
+        false if is_aside => format!(
+            "read the note on the record that was left aside: if it is of this run, look at what {} did where it ends; \
+             else look for a crash",
             format_ranks(&culprits)
         ),
         false => format!(

@@ -2,6 +2,7 @@
 
 pub(super) mod all_arrived_stuck;
 pub(super) mod cross_group_deadlock;
+pub(super) mod left_the_ring;
 pub(super) mod missing_dump;
 pub(super) mod not_joined;
 pub(super) mod p2p_unmatched;

@@ -4,6 +4,7 @@
 //! It is stuck in its own code or took another branch. Of all the places where it is missed, the finding names the
 //! first in the order of the program; the other waits are consequences.
 
+use crate::align::record::Record;
 use crate::align::{Group, retiring_is_all};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
@@ -161,7 +162,14 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
             draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
         }
     }
-    draft.next = next(ctx, place, &op_ref, &draft.culprits, &records);
+    let issued_none = held.is_empty();
+    draft.next = next(
+        ctx,
+        place,
+        &op_ref,
+        (&draft.culprits, issued_none),
+        &records,
+    );
     if records_no_messages(ctx, nodes) {
         draft.next.push_str(
             "; gloo's own recorder shows no sends and no receives, so it may be in one: compare the stacks of all \
@@ -210,6 +218,9 @@ fn leave_open(ctx: &Context<'_>, place: usize, draft: &mut FindingDraft) {
     }
 }
 
+/// A ring with fewer operations may have dropped one that is still under way.
+const SMALL_RING: usize = 256;
+
 fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64 {
     let mut sure: f64 = if arrived >= nodes.len() { 0.97 } else { 0.8 };
     if nodes.len() >= arrived * 3 {
@@ -219,7 +230,14 @@ fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f
         let mut records = ctx.aligned.records_of(ctx.rank(node));
         records.any(|record| ctx.aligned.records[record].only_active)
     });
-    if records_no_messages(ctx, nodes) {
+    // The operation that its device is in may have left a small ring.
+    let front_may_be_lost = nodes.iter().any(|&(node, why)| {
+        let mut records = ctx.aligned.records_of(ctx.rank(node));
+        let is_small = |record: &Record| record.wrapped() && record.ops.len() < SMALL_RING;
+        matches!(why, Missing::Held(_))
+            && records.any(|record| is_small(&ctx.aligned.records[record]))
+    });
+    if records_no_messages(ctx, nodes) || front_may_be_lost {
         sure = sure.min(0.6);
     }
     if !unread_and_vague(ctx, nodes).is_empty() {
@@ -299,7 +317,7 @@ fn next(
     ctx: &Context<'_>,
     place: usize,
     op_ref: &OpRef,
-    culprits: &[Rank],
+    (culprits, issued_none): (&[Rank], bool),
     records: &[usize],
 ) -> String {
     let Some(&record) = records.first() else {
@@ -308,7 +326,8 @@ fn next(
     let rank = ctx.aligned.records[record].rank;
     let since = ctx.waiting_since(place);
     let went_on = since.and_then(|since_ns| ctx.went_on(record, op_ref.group, since_ns));
-    if let Some((number, newest)) = went_on.filter(|(number, _)| *number >= WENT_ON) {
+    let went_on = went_on.filter(|(number, _)| issued_none && *number >= WENT_ON);
+    if let Some((number, newest)) = went_on {
         return format!(
             "find out why rank {rank} has not issued that {}: it goes on, with {number} operations since the others wait \
              there, the last of them {}; a branch of its program may leave it out",

@@ -46,6 +46,14 @@ impl LeftAside {
         });
     }
 
+    /// The ranks of the records, ascending; some may have another record that is kept.
+    pub(crate) fn ranks(&self) -> Vec<Rank> {
+        let mut ranks: Vec<Rank> = self.0.iter().map(|aside| aside.rank).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

@@ -7,17 +7,19 @@
 
 mod aside;
 mod earlier_runs;
+mod of_one_rank;
 
 pub(crate) use aside::LeftAside;
 pub(crate) use earlier_runs::leave_earlier_runs_aside;
 
-use crate::align::record::{NONE, Record, Shared};
+use crate::align::record::{Record, Shared};
 use crate::align::signature::CallDifference;
-use crate::align::{Aligned, Alignment, Number, Numbers, RecordIx, clocks};
+use crate::align::{Aligned, Alignment, Number, Numbers, RecordIx, UnknownReason, clocks};
 use crate::judge::policy::Policy;
+use of_one_rank::keep_newest_of_each_recorder;
 use rcomm_recorder::model::Rank;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The clocks of one job differ by less than this, ns; a record that differs by more and has no pending collective in
 /// common with a peer is from another time.
@@ -116,7 +118,8 @@ fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
 }
 
 /// Keeps the records of one world: one with living processes before all others, then the most complete, then the
-/// newest. A record that states no world stays.
+/// newest. A record that states no world stays, and so does one of a world that shares no rank with it: worlds of other
+/// ranks may be parts of one job.
 fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) {
     struct World {
         present: BTreeSet<Rank>,
@@ -156,7 +159,8 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
     });
     let Some((&chosen, _)) = best else { return };
     records.retain(|record| {
-        let keep = world_of(shared, record).is_none_or(|ranks| ranks == chosen);
+        let is_apart = |ranks: &[Rank]| !ranks.iter().any(|rank| chosen.contains(rank));
+        let keep = world_of(shared, record).is_none_or(|ranks| ranks == chosen || is_apart(ranks));
         if !keep {
             let size = world_of(shared, record).map_or(0, <[Rank]>::len);
             let all = chosen.len();
@@ -167,105 +171,6 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
         }
         keep
     });
-}
-
-/// Keeps the best of several records of a rank (one that was not cut, then the newest), and those of other recorders of
-/// the same process: each may hold the operations of another backend.
-fn keep_newest_of_each_recorder(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) {
-    // They are sorted by rank.
-    if records.windows(2).all(|pair| pair[0].rank != pair[1].rank) {
-        return;
-    }
-    // Of two records of one moment, the one with call sites is better.
-    let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
-    let better = |record: &Record| {
-        let taken = record.identity.dump_time_ns;
-        let whole = !record.cut;
-        (
-            whole,
-            record.newest_ns(),
-            record.ops.len(),
-            taken,
-            with_stack(record),
-        )
-    };
-    records.sort_by_cached_key(|record| (record.rank, Reverse(better(record))));
-    let mut kept: Vec<Record> = Vec::with_capacity(records.len());
-    for record in records.drain(..) {
-        let of_rank = kept
-            .iter()
-            .rev()
-            .take_while(|other| other.rank == record.rank);
-        let rival = of_rank
-            .filter(|other| !are_side_by_side(shared, other, &record))
-            .last();
-        let Some(rival) = rival else {
-            kept.push(record);
-            continue;
-        };
-        let why = match rival.path.as_str() {
-            "" => "another record of this rank is newer or more complete".to_owned(),
-            path => format!("{path} is of the same rank, and as new, newer or more complete"),
-        };
-        aside.because(&record, why);
-    }
-    *records = kept;
-}
-
-/// Whether two records of one rank come from two recorders in one process: they overlap in time and hold operations of
-/// different groups or backends.
-fn are_side_by_side(shared: &Shared, one: &Record, other: &Record) -> bool {
-    let (a, b) = (&one.identity, &other.identity);
-    let apart = |a: &str, b: &str| !a.is_empty() && !b.is_empty() && a != b;
-    if apart(&a.host, &b.host) || (a.pid != 0 && b.pid != 0 && a.pid != b.pid) {
-        return false;
-    }
-    let from = |record: &Record| record.ops.iter().map(|op| op.created_ns).min();
-    let (Some(one_from), Some(other_from)) = (from(one), from(other)) else {
-        return false;
-    };
-    if one_from > other.latest_ns() || other_from > one.latest_ns() {
-        return false;
-    }
-    let (ours, theirs) = (used_by(shared, one), used_by(shared, other));
-    let one_backend = |a: &Use<'_>, b: &Use<'_>| are_one_backend(a.1, b.1);
-    if meet(&ours, &theirs, |a, b| a.0 == b.0 && one_backend(a, b)) {
-        return false;
-    }
-    // A recorder lists all groups that it knows, so two snapshots of one ring list common groups.
-    let lists = |record: &Record, group: u32| record.groups.iter().any(|it| it.group == group);
-    one.recorder != other.recorder
-        || !meet(&ours, &theirs, one_backend)
-        || !one.groups.iter().any(|it| lists(other, it.group))
-}
-
-/// A group and a backend that carried out operations of it.
-type Use<'a> = (u32, &'a str);
-
-fn meet<'a>(
-    ours: &BTreeSet<Use<'a>>,
-    theirs: &BTreeSet<Use<'a>>,
-    test: impl Fn(&Use<'a>, &Use<'a>) -> bool,
-) -> bool {
-    ours.iter().any(|a| theirs.iter().any(|b| test(a, b)))
-}
-
-/// Whether two names mean one backend: a recorder that wraps a backend may add a prefix to its name.
-fn are_one_backend(a: &str, b: &str) -> bool {
-    a.ends_with(b) || b.ends_with(a)
-}
-
-/// The groups that a record has operations of, with the backends that carried them out.
-fn used_by<'a>(shared: &'a Shared, record: &Record) -> BTreeSet<Use<'a>> {
-    let mut seen: HashSet<(u16, u32)> = HashSet::new();
-    let mut used = BTreeSet::new();
-    for op in &record.ops {
-        if seen.insert((op.group, op.call)) {
-            let group = record.groups[usize::from(op.group)].group;
-            used.insert((group, shared.calls.get(op.call).signature.backend.as_str()));
-        }
-    }
-    used
 }
 
 #[derive(Clone, Default)]
@@ -291,8 +196,12 @@ fn leave_contradicting(
     let aligned = Aligned::as_recorded(shared, records, None);
     let tallies = tally(&aligned);
     let clocks = clocks::offsets(&aligned);
+    let outdated = Some(UnknownReason::Outdated);
+    let ends_early: Vec<bool> = (0..records.len())
+        .map(|at| aligned.lacks_newest(at) == outdated)
+        .collect();
     let alignment = aligned.into_alignment();
-    let foreign = foreign(records, &tallies, &clocks);
+    let foreign = foreign(records, &tallies, &clocks, &ends_early);
     if foreign.is_empty() {
         return Some((alignment, clocks));
     }
@@ -314,6 +223,7 @@ fn foreign(
     records: &[Record],
     tallies: &[Comparison],
     clocks: &[Option<clocks::Offset>],
+    ends_early: &[bool],
 ) -> Vec<(RecordIx, String)> {
     let mut newest: Vec<i64> = records.iter().map(Record::newest_ns).collect();
     newest.sort_unstable();
@@ -353,12 +263,15 @@ fn foreign(
         } else {
             apart
         };
-        if apart < -CLOCKS_AGREE_NS && !tally.in_step && older {
+        // Two records of an older run may wait in the same operation, which the others have completed.
+        let in_step = tally.in_step && !ends_early[at];
+        if apart < -CLOCKS_AGREE_NS && !in_step && older {
             let seconds = -apart / 1_000_000_000;
             another_time.push((
                 at,
                 format!(
-                    "it is {seconds} s older than its peers' records; it belongs to an older run"
+                    "it is {seconds} s older than its peers' records: it is of an older run, or the clock of its host is \
+                     wrong"
                 ),
             ));
             continue;

@@ -1,0 +1,83 @@
+//! Collectives that hang by the status of their group, and that the rings have dropped: a program that does not wait for
+//! a collective goes on, and its later operations overwrite the entry.
+//!
+//! PyTorch's NCCL recorder writes the number of the newest operation that each group issued and completed. A dump shows
+//! these also where the ring no longer holds the operation itself.
+
+use crate::align::{Aligned, GroupIx};
+use crate::judge::policy::Policy;
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
+
+/// A collective that is in no ring, and what the groups' status says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unkept {
+    pub(crate) group: GroupIx,
+    pub(crate) seq: u32,
+    /// Members that issued it and have not completed it, ascending.
+    pub(crate) waiting: Vec<Rank>,
+    /// Members that have not issued it, ascending.
+    pub(crate) absent: Vec<Rank>,
+}
+
+/// The first such collective of each group. None in a snapshot: the status is noted a while after an operation ends.
+pub(crate) fn find(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Unkept> {
+    if policy.snapshot {
+        return Vec::new();
+    }
+    (0..aligned.groups.len())
+        .filter_map(|group| first_of(aligned, group))
+        .collect()
+}
+
+fn first_of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Unkept> {
+    let lanes = aligned.groups[group].lanes.iter().flatten();
+    let mut issued: Vec<(Rank, i64)> = Vec::new();
+    let mut open: Vec<(Rank, i64)> = Vec::new();
+    let mut newest_done = -1;
+    for &(record, lane_at) in lanes {
+        let (whole, lane) = (&aligned.records[record], &aligned.lanes[record][lane_at]);
+        // In a group with messages, the numbers may be those of messages.
+        if whole.recorder != Recorder::Nccl || !lane.messages.is_empty() {
+            return None;
+        }
+        let status = whole.groups[lane_at].status;
+        let is_whole = !whole.wrapped() && !whole.only_active;
+        let (enqueued, completed) = match status {
+            Some(status) => (status.last_enqueued.max(0), status.last_completed.max(0)),
+            None if is_whole && lane.collectives.is_empty() => (0, 0),
+            None => continue,
+        };
+        // Where the process notes no completions at all, the numbers say nothing.
+        let known = whole.groups.iter().filter_map(|local| local.status);
+        let notes_ends = known.map(|status| status.last_completed).max() > Some(0);
+        if !notes_ends || aligned.lacks_newest(record).is_some() {
+            continue;
+        }
+        newest_done = newest_done.max(completed);
+        issued.push((whole.rank, enqueued));
+        let newest = lane.collectives.last();
+        let held = newest.is_some_and(|&at| i64::from(aligned.seq(record, at)) > completed);
+        if enqueued > completed && whole.wrapped() && !whole.only_active && !held {
+            open.push((whole.rank, completed + 1));
+        }
+    }
+    let seq = open.iter().map(|&(_, seq)| seq).min()?;
+    // One member has completed it: the others will, or their status is behind.
+    if newest_done >= seq {
+        return None;
+    }
+    let ranks = |of: &[(Rank, i64)], holds: &dyn Fn(i64) -> bool| {
+        let ranks = of.iter().filter(|(_, number)| holds(*number));
+        ranks.map(|&(rank, _)| rank).collect::<Vec<Rank>>()
+    };
+    let mut found = Unkept {
+        group,
+        seq: u32::try_from(seq).ok()?,
+        waiting: ranks(&open, &|number| number == seq),
+        absent: ranks(&issued, &|enqueued| enqueued < seq),
+    };
+    found.waiting.sort_unstable();
+    found.absent.sort_unstable();
+    Some(found)
+}

@@ -101,7 +101,16 @@ pub(crate) fn pending_of(
         while at < lane.collectives.len() {
             let block = aligned.block(record, lane, at);
             let status_op = aligned.op(record, lane.collectives[block.end - 1]);
-            if !status_op.completed() && !aligned.is_over_since(record, lane.group, status_op.seq) {
+            // The marker of a block that has completed was left out.
+            let is_closed = whole.only_active
+                && whole.recorder == Recorder::Nccl
+                && block.len() > 1
+                && status_op.kind != OpType::Coalesced
+                && status_op.state == EntryState::Scheduled;
+            if !status_op.completed()
+                && !is_closed
+                && !aligned.is_over_since(record, lane.group, status_op.seq)
+            {
                 let any_started = block.clone().any(|at| {
                     let op = aligned.op(record, lane.collectives[at]);
                     op.state == EntryState::Started || op.started_us != NONE

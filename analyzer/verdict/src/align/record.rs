@@ -160,6 +160,8 @@ pub(crate) struct Record {
     pub(crate) processor_wait: Option<ProcessorWait>,
     /// When its file was written, ns by the clock of the file system, if the record itself states no time.
     pub(crate) written_ns: Option<i64>,
+    /// Why it is not of the rank that its name states; `None` if it may be.
+    pub(crate) misnamed: Option<String>,
 }
 
 impl Record {
@@ -305,9 +307,6 @@ impl Shared {
                 u16::MAX
             )));
         }
-        if let Some(wrong) = contradicts_groups(dump, rank) {
-            return Err(wrong);
-        }
         let communicators = dump.communicators();
         let mut groups = self.groups_of(dump);
         let stacks = self.stacks_of(dump);
@@ -402,6 +401,7 @@ impl Shared {
             peers: dump.peers.clone(),
             processor_wait: dump.processor_wait,
             written_ns: None,
+            misnamed: contradicts_groups(dump, rank),
         })
     }
 
@@ -514,7 +514,7 @@ impl Shared {
 
 /// Why a dump by PyTorch's NCCL recorder is not of the rank that its name states: it has operations of a group of which
 /// that rank is not a member. `None` if there is no such group.
-fn contradicts_groups(dump: &Dump, rank: Rank) -> Option<Unusable> {
+fn contradicts_groups(dump: &Dump, rank: Rank) -> Option<String> {
     if dump.recorder != Recorder::Nccl {
         return None;
     }
@@ -526,11 +526,11 @@ fn contradicts_groups(dump: &Dump, rank: Rank) -> Option<Unusable> {
     let (group, _) = used.find(|(group, _)| {
         !group.info.ranks.is_empty() && position(&group.info.ranks, rank).is_none()
     })?;
-    Some(Unusable(format!(
+    Some(format!(
         "it has operations of group {}, of which rank {rank}, as its name states, is not a member; name the file after \
          its rank, as rank_3",
         group.info.name
-    )))
+    ))
 }
 
 /// NCCL's numbers of communicators with their groups' names, from the sections whose name is such a number in

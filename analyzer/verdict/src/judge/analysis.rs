@@ -8,8 +8,7 @@ use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, of_young_files};
 use crate::judge::records::provenance::LeftAside;
-use crate::judge::records::unkept;
-use crate::judge::records::{aborted, provenance, timeouts};
+use crate::judge::records::{aborted, misnamed, provenance, timeouts, unkept};
 use crate::judge::waits::wait_graph::WaitGraph;
 use crate::judge::waits::wait_root;
 use crate::judge::{assemble, check, disagreement};
@@ -152,6 +151,7 @@ fn judge(
     mut problems: Vec<Problem>,
     files: usize,
 ) -> Report {
+    misnamed::settle(shared, &mut records, &mut problems);
     let read = count_ops(&records);
     let mut aside = LeftAside::default();
     let newest_world =

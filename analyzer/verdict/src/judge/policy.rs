@@ -107,6 +107,11 @@ pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
 pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
     let now = now_ns(aligned, policy)?;
     let written = policy.written_ns?;
+    // The clocks of hosts are related by estimates, so a small difference means nothing.
+    let is_apart = |own: &i64| own.abs_diff(written) > SLACK_NS.unsigned_abs();
+    if let Some(newest) = newest_own(aligned).filter(is_apart) {
+        return Some(newest.max(now));
+    }
     if (now..now.saturating_add(COPIED_NS)).contains(&written) {
         return Some(written);
     }
@@ -118,6 +123,19 @@ pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> 
     plausible
         .contains(&written)
         .then(|| written.saturating_sub(offset).max(now))
+}
+
+/// When the newest file was written, in common time, by the clocks of the hosts that wrote them: of the records whose
+/// clocks are known in relation to others', or else of all. `None` if that is not known of each.
+fn newest_own(aligned: &Aligned<'_>) -> Option<i64> {
+    let any_known = aligned.clock_known.iter().any(|&known| known);
+    let records = (0..aligned.records.len()).filter(|&at| aligned.clock_known[at] || !any_known);
+    let in_common = |at: usize| {
+        let own = own_written_ns(&aligned.records[at])?;
+        Some(own.saturating_sub(aligned.offsets_ns[at]))
+    };
+    let all: Option<Vec<i64>> = records.map(in_common).collect();
+    all?.into_iter().max()
 }
 
 /// When the file of a record was written, by its clock; `None` if that is unknown or cannot be.

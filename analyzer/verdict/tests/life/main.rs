@@ -2,6 +2,7 @@
 
 mod again;
 mod causes;
+mod file_times;
 mod goes_on;
 mod job;
 mod launched;

@@ -2,6 +2,7 @@
 //! could not know is added ([`aborted`], [`timeouts`]). [`unkept`] reads what is no longer in any ring.
 
 pub(crate) mod aborted;
+pub(crate) mod misnamed;
 pub(crate) mod provenance;
 pub(crate) mod timeouts;
 pub(crate) mod unkept;

@@ -1,0 +1,60 @@
+//! Tests of verdicts on PyTorch's dumps, which state no time: the times of their files say how old they are.
+
+use super::*;
+use rcomm_recorder::publish::Recorder;
+use rcomm_verdict::Analysis;
+
+/// A dump by PyTorch's NCCL recorder, on a host whose clock is this far ahead, s.
+fn by_pytorch(rank: Rank, operations: &[(f64, State)], ahead: f64) -> Dump {
+    let shifted: Vec<(f64, State)> = operations
+        .iter()
+        .map(|&(issued, state)| {
+            let state = match state {
+                State::Done(then) => State::Done(then + ahead),
+                other => other,
+            };
+            (issued + ahead, state)
+        })
+        .collect();
+    let mut dump = record(rank, 2, &shifted);
+    dump.recorder = Recorder::Nccl;
+    dump.status = None;
+    dump.identity.host.clear();
+    dump.identity.pid = 0;
+    dump.identity.world_size = None;
+    dump.signatures[0].backend = "nccl".to_owned();
+    dump
+}
+
+/// The report on two dumps, each with the time at which its file was written, s.
+fn judge_files(dumps: &[(Dump, f64)]) -> Report {
+    let mut analysis = Analysis::new(Policy::default());
+    for (dump, written) in dumps {
+        analysis.note_written(Some(at(*written)));
+        analysis.add(dump);
+    }
+    analysis.finish()
+}
+
+#[test]
+fn a_look_at_a_running_job_is_no_hang_if_the_clock_of_one_host_is_ahead() {
+    let done: Vec<(f64, State)> = (0..10)
+        .map(|at| (f64::from(at), State::Done(f64::from(at) + 0.1)))
+        .collect();
+    let waits = [&done[..], &[(10.0, State::Pending)]].concat();
+    let ahead = 40.0;
+    let look = |written: f64| {
+        judge_files(&[
+            (by_pytorch(0, &waits, 0.0), written),
+            (by_pytorch(1, &done, ahead), written + ahead),
+        ])
+    };
+    let running = look(10.2);
+    assert_eq!(running.findings, [], "{:?}", running.findings);
+    assert_ne!(running.verdict, Verdict::Stuck);
+    assert_eq!(
+        root(&look(40.0)),
+        (Verdict::Stuck, Code::E101, &[1][..]),
+        "files that are half a minute younger than the wait show a hang"
+    );
+}

@@ -384,3 +384,69 @@ fn the_json_of_a_log_keeps_to_the_schema() {
     assert_eq!(value["input"]["logs"]["ranks"], 7);
     assert!(value["findings"][0]["log"][0]["line"].is_u64());
 }
+
+#[test]
+fn an_exception_without_a_rank_is_named_where_an_exit_code_is_all_else() {
+    let agent = "E1126 18:12:31.245000 27237 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) \
+                 local_rank: 0 (pid: 30495) of binary: /usr/bin/python";
+    let error = "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:151] SO_ERROR: Connection \
+                 refused, remote=[127.0.0.1]:12179";
+    let traceback = [
+        "Traceback (most recent call last):",
+        "  File \"train.py\", line 7, in <module>",
+        "    dist.init_process_group(\"gloo\")",
+        error,
+        agent,
+        // That of torchrun itself is no rank's.
+        "Traceback (most recent call last):",
+        "  File \"/usr/bin/torchrun\", line 8, in <module>",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    ];
+    let report = judge_lines(&traceback.map(str::to_owned));
+    let [finding] = &report.findings[..] else {
+        panic!("{report:?}")
+    };
+    let expected = format!(
+        "the process 30495 of local rank 0 ended with exit code 1; an exception without a rank is in line 4: {error}"
+    );
+    assert_eq!(finding.sentence, expected);
+    assert!(
+        finding.next.contains("traceback above line 4"),
+        "{finding:?}"
+    );
+    assert!(
+        finding.next.contains("listen at [127.0.0.1]:12179"),
+        "{finding:?}"
+    );
+    let lines: Vec<u64> = finding.log.iter().map(|line| line.line).collect();
+    assert_eq!(lines, [5, 4]);
+    // A line that merely looks like an exception is none.
+    let report = judge_lines(&[error.to_owned(), agent.to_owned()]);
+    let sentence = &report.findings[0].sentence;
+    assert!(
+        sentence.ends_with("the log does not show why"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn a_size_that_gloo_did_not_expect_is_a_mismatch_and_no_crash() {
+    let lines = [
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+        "  what():  [enforce fail at gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 4196 vs 4. Received \
+         data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
+        "[rank0]: RuntimeError: [/__w/gloo/transport/tcp/pair.cc:545] Read error [10.0.0.7]:39559: Connection reset by peer",
+        "Root Cause (first observed failure):",
+        "  rank      : 1 (local_rank: 1)",
+        "  exitcode  : -6 (pid: 30496)",
+    ];
+    let report = judge_lines(&lines.map(str::to_owned));
+    let finding = &report.findings[0];
+    assert_eq!(
+        (report.verdict, finding.code),
+        (Verdict::Mismatch, Code::E112)
+    );
+    let start = "rank 1 received 4196 B from another rank in place of 4 B: ";
+    assert!(finding.sentence.starts_with(start), "{finding:?}");
+    assert!(finding.culprit_ranks.is_empty(), "{finding:?}");
+}

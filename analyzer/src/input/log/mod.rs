@@ -108,6 +108,8 @@ struct State {
     /// Indices of facts whose rank is known only by the process, with that process.
     of_process: Vec<(usize, String)>,
     desync: torch::Desync,
+    /// Whether the last line without a label is of a traceback.
+    in_traceback: bool,
     failures: elastic::FailureList,
     signs: Signs,
 }
@@ -161,7 +163,8 @@ impl LogReader {
             self.learn(about);
         }
         let mut found = Vec::new();
-        torch::read_line(line, &mut self.state.desync, &mut found);
+        let state = &mut self.state;
+        torch::read_line(line, &mut state.desync, &mut state.in_traceback, &mut found);
         elastic::read_line(line, &mut self.state.failures, &mut found);
         let process = nccl::read_line(line, &mut found);
         for (rank, event) in found {

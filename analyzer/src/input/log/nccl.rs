@@ -46,6 +46,8 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
         || text.contains("Connection reset by peer")
     {
         gloo_peer(text).map(|peer| Event::PeerLost { peer })
+    } else if text.contains("Received data size doesn't match expected size") {
+        gloo_sizes(text)
     } else if let Some(event) = unreachable(text) {
         Some(event)
     } else if let Some(event) = same_device(text) {
@@ -127,6 +129,15 @@ fn gloo_peer(text: &str) -> Option<String> {
     };
     let address = rest.split(']').next()?;
     (!address.is_empty()).then(|| truncated(address, 200))
+}
+
+/// Reads gloo's `op.preamble.length <= op.nbytes. 4196 vs 4. Received data size doesn't match expected size`, which names
+/// no peer.
+fn gloo_sizes(text: &str) -> Option<Event> {
+    let there = number_after(text, "op.nbytes. ")?;
+    let here = number_after(text, " vs ")?;
+    let peer = String::new();
+    (here != there).then_some(Event::SizesDiffer { peer, here, there })
 }
 
 /// Reads `peer 10.10.23.6<58683> collective mismatch error, local size 496640 remote size 65536`.

@@ -21,7 +21,18 @@ pub(super) struct Desync {
     listing: Option<(u64, bool)>,
 }
 
-pub(super) fn read_line(line: &Line<'_>, desync: &mut Desync, found: &mut Events) {
+/// How the traceback of an uncaught exception begins.
+const TRACEBACK: &str = "Traceback (most recent call last):";
+
+/// The type of the exception by which torchrun reports that a rank failed.
+const OF_LAUNCHER: &str = "ChildFailedError";
+
+pub(super) fn read_line(
+    line: &Line<'_>,
+    desync: &mut Desync,
+    in_traceback: &mut bool,
+    found: &mut Events,
+) {
     let text = line.text;
     if text.contains("WorkNCCL(") {
         work(line, found);
@@ -41,7 +52,12 @@ pub(super) fn read_line(line: &Line<'_>, desync: &mut Desync, found: &mut Events
     if text.contains("Detected mismatch between collectives") {
         mismatch(line, found);
     } else {
-        exception(line, found);
+        exception(line, *in_traceback, found);
+    }
+    let is_labeled = line.label.rank.is_some() || line.label.local_rank.is_some();
+    if !is_labeled {
+        let is_inside = *in_traceback && line.text.starts_with(' ');
+        *in_traceback = is_inside || line.text.trim_end() == TRACEBACK;
     }
     desync_line(text, desync, found);
     if text.contains("not arrived: rank") {
@@ -284,10 +300,12 @@ const CONSEQUENCE_TYPES: &[&str] = &[
     "SignalException",
 ];
 
-/// Reads an exception like `OSError: [Errno 39] Directory not empty` at the start of a message with a label.
-fn exception(line: &Line<'_>, found: &mut Events) {
+/// Reads an exception like `OSError: [Errno 39] Directory not empty` at the start of a message with a label, or after the
+/// lines of a traceback without labels: PyTorch labels no exception of a rank that has not made its first group.
+fn exception(line: &Line<'_>, in_traceback: bool, found: &mut Events) {
     // Without a label, the text of any program could be mistaken for the end of a rank.
-    if line.label.rank.is_none() && line.label.local_rank.is_none() {
+    let is_labeled = line.label.rank.is_some() || line.label.local_rank.is_some();
+    if !is_labeled && !in_traceback {
         return;
     }
     let (kind, text) = line.text.split_once(':').unwrap_or((line.text, ""));
@@ -297,18 +315,21 @@ fn exception(line: &Line<'_>, found: &mut Events) {
     let is_error = kind.ends_with("Error") || kind.ends_with("Exception");
     let short = kind.rsplit('.').next().unwrap_or(kind);
     let text = text.trim();
-    if !is_name || !is_error || CONSEQUENCE_TYPES.contains(&short) {
+    if !is_name || !is_error || short == OF_LAUNCHER {
         return;
     }
-    let follows = CONSEQUENCES.iter().any(|start| text.starts_with(start));
-    if follows || text.contains("NCCL communicator") {
-        return;
-    }
+    let follows = CONSEQUENCE_TYPES.contains(&short)
+        || CONSEQUENCES.iter().any(|start| text.starts_with(start))
+        || text.contains("NCCL communicator");
     let error = match text {
         "" => short.to_owned(),
         text => format!("{short}: {}", truncated(text, MOST_TEXT)),
     };
-    found.push((line.label.rank, Event::Raised(error)));
+    let event = match is_labeled && !follows {
+        true => Event::Raised(error),
+        false => Event::Exception(error),
+    };
+    found.push((line.label.rank, event));
 }
 
 /// Reads `all_reduce #41 on group dp: …; not arrived: rank 2 (last collective here is #40), rank 5 (…)` of rcomm's

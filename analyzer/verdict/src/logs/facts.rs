@@ -89,7 +89,7 @@ pub enum Event {
     },
     /// The two ends of a transfer have different sizes.
     SizesDiffer {
-        /// The address of the other side.
+        /// The address of the other side; empty if the line does not name it.
         peer: String,
         /// Bytes at the side that logged the line.
         here: u64,
@@ -123,6 +123,9 @@ pub enum Event {
     WatchdogStuck(u64),
     /// The text of an exception that ended the rank.
     Raised(String),
+    /// The text of an exception that is no cause by itself: it usually follows from another rank's failure, or its
+    /// traceback has no label, so that it could be of any program.
+    Exception(String),
     /// A process ended.
     Ended(Ended),
     /// The kernel's out-of-memory killer ended a process.

@@ -1,6 +1,6 @@
 //! Rules about processes that ended, exceptions, devices and connections.
 
-use super::conclusion::Conclusion;
+use super::conclusion::{COMPARE_CALLS, Conclusion};
 use super::digest::{Digest, Seen};
 use super::facts::{Ended, Event};
 use crate::report::format::{bytes, format_ranks};
@@ -33,7 +33,9 @@ fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)> {
 pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, end) = first_end(digest)?;
     let signal = end.code.checked_neg().filter(|&signal| signal > 0)?;
-    if signal == SIGTERM || (signal == SIGABRT && digest.any_timed_out()) {
+    // gloo aborts the process that receives another size than it expects.
+    let explained = || digest.any_timed_out() || sizes_differ(digest).is_some();
+    if signal == SIGTERM || (signal == SIGABRT && explained()) {
         return None;
     }
     let memory = digest.all.iter().find(|seen| match seen.fact.event {
@@ -80,20 +82,74 @@ pub(super) fn exited(digest: &Digest<'_>) -> Option<Conclusion> {
     if end.code <= 0 || digest.any_timed_out() {
         return None;
     }
+    let exception = exception_before(digest, seen);
+    let why = match exception {
+        None => "the log does not show why".to_owned(),
+        Some((raised, error)) => match raised.fact.rank {
+            Some(rank) => format!(
+                "an exception of rank {rank} is in line {}: {error}",
+                raised.fact.line
+            ),
+            None => format!(
+                "an exception without a rank is in line {}: {error}",
+                raised.fact.line
+            ),
+        },
+    };
     let mut found = Conclusion::new(
         Code::E150,
         Verdict::Crashed,
         0.6,
         format!(
-            "{} ended with exit code {}; the log does not show why",
+            "{} ended with exit code {}; {why}",
             subject(seen, end),
             end.code
         ),
     );
     found.culprits.extend(seen.fact.rank);
     found.lines = vec![seen.cite(format!("exit code {}", end.code))];
-    found.next = "read the log of that process itself: its exception is there".to_owned();
+    found.next = match exception {
+        None => "read the log of that process itself: its exception is there".to_owned(),
+        Some((raised, error)) => {
+            found.lines.push(raised.cite(error.to_owned()));
+            let line = raised.fact.line;
+            match refused_peer(error) {
+                Some(peer) => format!(
+                    "read the traceback above line {line}; see which process was to listen at {peer}, and whether it \
+                     had ended: after a restart that can be an address of the attempt before"
+                ),
+                None => format!("read the traceback above line {line}"),
+            }
+        }
+    };
     Some(found)
+}
+
+/// The last exception before this end in the same log, else the first in any log; of those that name no cause.
+fn exception_before<'a>(digest: &Digest<'a>, end: Seen<'a>) -> Option<(Seen<'a>, &'a str)> {
+    let mut exceptions = digest
+        .all
+        .iter()
+        .filter_map(|&seen| match &seen.fact.event {
+            Event::Exception(error) => Some((seen, error.as_str())),
+            _ => None,
+        });
+    let is_before = |(seen, _): &(Seen<'_>, &str)| {
+        std::ptr::eq(seen.log, end.log) && seen.fact.line < end.fact.line
+    };
+    let before = exceptions.clone().rfind(is_before);
+    before.or_else(|| exceptions.next())
+}
+
+/// The address to which gloo could not connect, as its error names it.
+fn refused_peer(error: &str) -> Option<&str> {
+    let (_, peer) = error
+        .split_once("connectFullMesh failed")?
+        .1
+        .split_once("remote=")?;
+    peer.split([',', ' ', ')'])
+        .next()
+        .filter(|peer| !peer.is_empty())
 }
 
 fn subject(seen: Seen<'_>, end: &Ended) -> String {
@@ -258,12 +314,21 @@ pub(super) fn same_device(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
+/// The first line about a transfer whose two ends have different sizes: the address of the other side, and the bytes on
+/// this side and the other.
+fn sizes_differ<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a str, u64, u64)> {
+    digest.all.iter().find_map(|&seen| match &seen.fact.event {
+        Event::SizesDiffer { peer, here, there } => Some((seen, peer.as_str(), *here, *there)),
+        _ => None,
+    })
+}
+
 /// The two ends of a transfer have different sizes.
 pub(super) fn sizes(digest: &Digest<'_>) -> Option<Conclusion> {
-    let (seen, peer, here, there) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
-        Event::SizesDiffer { peer, here, there } => Some((seen, peer, *here, *there)),
-        _ => None,
-    })?;
+    let (seen, peer, here, there) = sizes_differ(digest)?;
+    if peer.is_empty() {
+        return Some(other_size_than_expected(digest, seen, here, there));
+    }
     let who = match seen.fact.rank {
         Some(rank) => format!("rank {rank}"),
         None => "one process".to_owned(),
@@ -285,6 +350,36 @@ pub(super) fn sizes(digest: &Digest<'_>) -> Option<Conclusion> {
                   ranks issue"
             .to_owned();
     Some(found)
+}
+
+/// A process of gloo received another size than it expects, from a process that the line does not name.
+fn other_size_than_expected(
+    digest: &Digest<'_>,
+    seen: Seen<'_>,
+    here: u64,
+    there: u64,
+) -> Conclusion {
+    let aborted: BTreeSet<Rank> = digest
+        .all
+        .iter()
+        .filter(|seen| matches!(&seen.fact.event, Event::Ended(end) if end.code == -SIGABRT))
+        .filter_map(|seen| seen.fact.rank)
+        .collect();
+    let only = aborted.first().copied().filter(|_| aborted.len() == 1);
+    let rank = seen.fact.rank.or(only);
+    let who = rank.map_or("a process".to_owned(), |rank| format!("rank {rank}"));
+    let mut found = Conclusion::new(
+        Code::E112,
+        Verdict::Mismatch,
+        0.6,
+        format!(
+            "{who} received {there} B from another rank in place of {here} B: they issued one operation with different \
+             sizes, or different operations; the log does not show which operation, nor which rank is at fault"
+        ),
+    );
+    found.lines = vec![seen.cite(format!("{there} B received, {here} B expected"))];
+    found.next = COMPARE_CALLS.to_owned();
+    found
 }
 
 /// The other side of a connection is gone.

@@ -92,6 +92,29 @@ fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
 }
 
 #[test]
+fn the_processes_of_a_chosen_job_without_rings_are_shown() {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let _ring = ring_of("with-rings", directory.path());
+    let choice = JobChoice::of(Some("chosen".to_owned()));
+    let mut source = LocalSource::new(directory.path().to_owned(), choice);
+    let nothing = source.poll(Instant::now() + Duration::from_secs(5));
+    assert!(
+        matches!(nothing, Err(SourceError::Nothing { .. })),
+        "{nothing:?}"
+    );
+    let mut rank = process_of("chosen", 1);
+    let pid = format!("process {} ", rank.id());
+    poll_until(&mut source, |poll| {
+        let of_job = |reason: &String| reason.starts_with(&pid);
+        let mut seen = poll.observations.iter().map(|it| &it.seen);
+        seen.any(|seen| matches!(seen, Seen::Failed(reason) if of_job(reason)))
+            .then_some(())
+    });
+    rank.kill().expect("a child can be killed");
+    rank.wait().expect("a killed child can be waited for");
+}
+
+#[test]
 fn the_ring_of_a_chosen_job_that_has_ended_is_shown() {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
     ring_of("ended", directory.path()).mark_closed();

@@ -25,7 +25,9 @@ pub(super) fn run(args: &AnalyzeArgs, color: ColorChoice) -> Result<ExitCode, Fa
     let code = show(&judged, &args.show, color)?;
     let input = &judged.report.input;
     let has_records = input.ranks_read > 0 || judged.report.end.is_some();
-    if !has_records && judged.report.findings.is_empty() && args.show.format == Format::Text {
+    let has_nothing = !has_records && judged.report.findings.is_empty();
+    // An archive holds what its job gave; advice about this node could be about another job.
+    if has_nothing && !judged.of_archive && args.show.format == Format::Text {
         let advice = look::advice_for_paths();
         let mut stderr = AutoStream::new(io::stderr(), color);
         // The report is printed; without standard error only the advice is lost.
@@ -41,7 +43,7 @@ pub(super) fn show(
     color: ColorChoice,
 ) -> Result<ExitCode, Failure> {
     let layout = layout(args.verbose);
-    let Judged { report, dumps } = judged;
+    let Judged { report, dumps, .. } = judged;
     let print = |out: &mut dyn Write| -> io::Result<()> {
         match args.format {
             Format::Text => human::write(report, &layout, out),

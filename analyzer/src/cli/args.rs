@@ -1,10 +1,10 @@
 //! The command line, from which help, manual pages and completions are generated.
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use rcomm_analyzer::source::{HostPort, WorkerAddress};
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The list of exit codes in `--help` of the program and of the commands that judge.
@@ -59,19 +59,6 @@ impl From<Color> for anstream::ColorChoice {
             Color::Never => Self::Never,
         }
     }
-}
-
-/// Inserts the sub-command `analyze` if the first argument is `-` or an existing path, and not a sub-command.
-pub(crate) fn with_sub_command(mut args: Vec<OsString>) -> Vec<OsString> {
-    let names_a_record = args.get(1).is_some_and(|first| {
-        let is_flag = first.as_encoded_bytes().starts_with(b"-") && first != "-";
-        let known = || Cli::command().find_subcommand(first).is_some();
-        !is_flag && !known() && (first == "-" || Path::new(first).exists())
-    });
-    if names_a_record {
-        args.insert(1, "analyze".into());
-    }
-    args
 }
 
 #[derive(Debug, Subcommand)]
@@ -326,7 +313,11 @@ pub(crate) struct CollectArgs {
     /// Take the rings of this node as well, each as a dump.
     #[arg(long)]
     pub(crate) rings: bool,
-    /// Take the records of a running PyTorch job from its ranks on this node: the job of --job, or the newest.
+    /// Take the records of a running PyTorch job from its ranks on this node: the job of --job, or one that records, or
+    /// the newest.
+    ///
+    /// Names the job that it takes, and the others on this node with the option that takes each. Where no process of a
+    /// rank has loaded PyTorch, it says so and takes another job.
     ///
     /// Takes the rings of ranks that record. Of the others it asks the worker servers that the job's store lists, and
     /// then the pipes of PyTorch's NCCL backend (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The job goes on. Python stacks come

@@ -28,6 +28,8 @@ pub(super) struct Judged {
     pub(super) report: Report,
     /// The dumps in ascending order of rank; empty unless they were kept.
     pub(super) dumps: Vec<Dump>,
+    /// Whether an archive of `collect` was read, which may come from another node.
+    pub(super) of_archive: bool,
 }
 
 /// Reads all records below `paths`, and further records of the same jobs on this node, and judges them.
@@ -93,7 +95,14 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     for problem in loaded.problems {
         analysis.add_problem(problem, Unread::Part);
     }
+    if let Some(world_size) = loaded.world_size {
+        analysis.expect(world_size);
+    }
     if dumps_read == 0 {
+        // At least the ranks whose stacks were taken exist.
+        if let Some(highest) = loaded.stacks.iter().map(|stacks| stacks.rank).max() {
+            analysis.expect(highest.saturating_add(1));
+        }
         let launches = on_node::launches_in(paths);
         let launches: Vec<_> = launches.into_iter().map(launch_redacted).collect();
         if let Some(launch) = launches.first() {
@@ -130,6 +139,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     kept.sort_by_key(|loaded| loaded.dump.identity.rank);
     Ok(Judged {
         dumps: kept.into_iter().map(|loaded| loaded.dump).collect(),
+        of_archive: loaded.has_manifest,
         report,
     })
 }

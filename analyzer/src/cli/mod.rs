@@ -27,10 +27,11 @@ mod summarize;
 mod trends;
 mod watch;
 
-use args::{Cli, Command, with_sub_command};
+use args::{Cli, Command};
 use clap::{CommandFactory as _, Parser as _};
 use failure::Failure;
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs the program `rcomm-fr` with these arguments, the first of which is its name, and returns its exit code. Blocks
@@ -42,6 +43,29 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
         failure.show(color);
         failure.exit_code()
     })
+}
+
+/// Inserts the sub-command `analyze` if the first argument that is no option, nor the value of `--color`, is `-` or an
+/// existing path, and not a sub-command.
+fn with_sub_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let mut rest = arguments.iter().skip(1);
+    let first = loop {
+        match rest.next() {
+            Some(value) if value == "--color" => {
+                rest.next();
+            }
+            Some(value) if value != "-" && value.as_encoded_bytes().starts_with(b"-") => {}
+            other => break other,
+        }
+    };
+    let names_a_record = first.is_some_and(|first| {
+        let known = || Cli::command().find_subcommand(first).is_some();
+        !known() && (first == "-" || Path::new(first).exists())
+    });
+    if names_a_record {
+        arguments.insert(1, "analyze".into());
+    }
+    arguments
 }
 
 /// The command line of `rcomm-fr`, for manual pages and completions.

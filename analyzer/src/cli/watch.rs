@@ -65,7 +65,15 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
         }
         Some(report) => {
             let dumps = Vec::new();
-            show(&Judged { report, dumps }, &args.show, color)
+            show(
+                &Judged {
+                    report,
+                    dumps,
+                    of_archive: false,
+                },
+                &args.show,
+                color,
+            )
         }
         None => Err(Failure::NothingArrived {
             dir: args.dir.clone(),

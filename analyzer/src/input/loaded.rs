@@ -42,4 +42,8 @@ pub struct Loaded {
     pub logs: Vec<Log>,
     /// Python stacks of ranks, in the order of their paths.
     pub stacks: Vec<RankStacks>,
+    /// Whether an archive of `rcomm-fr collect` was read.
+    pub has_manifest: bool,
+    /// The number of ranks of the job that such an archive states.
+    pub world_size: Option<u32>,
 }

@@ -15,7 +15,8 @@
 //! ```
 
 use rcomm_recorder::model::{Frame, Rank};
-use rcomm_verdict::{Finding, FrameRef, Report};
+use rcomm_verdict::{Finding, FrameRef, Place, Report};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// At most this many frames of one process are read.
@@ -98,6 +99,43 @@ impl RankStacks {
         let main = newest_last.find(began_in_module);
         main.or(self.threads.last()).map(Vec::as_slice)
     }
+
+    /// Where the main thread is: the innermost frame of the program, which is not of an installed package or of Python,
+    /// and the call of a library that it is in, which is not of the package rcomm. The innermost frame of all if the
+    /// program has none; `None` without a frame.
+    pub fn place(&self) -> Option<String> {
+        let stack = self.main_thread()?;
+        let innermost = stack.iter().find(|frame| !is_of_rcomm(frame));
+        let innermost = innermost.or(stack.first())?;
+        let own = stack.iter().find(|frame| !is_library(frame));
+        let frame = own.unwrap_or(innermost);
+        let within = match std::ptr::eq(frame, innermost) {
+            true => String::new(),
+            false => format!(", within {}", innermost.name),
+        };
+        Some(format!(
+            "{} ({}:{}){within}",
+            frame.name, frame.filename, frame.line
+        ))
+    }
+}
+
+/// The folders of installed packages.
+const PACKAGES: [&str; 2] = ["/site-packages/", "/dist-packages/"];
+
+/// Whether the frame is of an installed package or of Python.
+fn is_library(frame: &Frame) -> bool {
+    let name = &frame.filename;
+    let is_package = PACKAGES.iter().any(|folder| name.contains(folder));
+    name.starts_with('<') || is_package || name.contains("/lib/python3")
+}
+
+/// Whether the frame is of the Python package rcomm, which wraps calls of PyTorch to record them.
+fn is_of_rcomm(frame: &Frame) -> bool {
+    let rest = PACKAGES
+        .iter()
+        .find_map(|folder| frame.filename.split_once(folder));
+    rest.is_some_and(|(_, rest)| rest.starts_with("rcomm/"))
 }
 
 /// Whether a file with these first bytes holds stacks.
@@ -170,10 +208,13 @@ fn read_frame(line: &str) -> Option<Frame> {
     })
 }
 
+/// Adds where the ranks were to the report.
+///
 /// Puts the stacks of the ranks at fault before the other frames of each finding: Python frames have `now` in
 /// [`FrameRef::when`], native ones `native`. A finding that has a stack of every rank at fault no longer says to take
 /// one.
 pub fn join(report: &mut Report, stacks: &[RankStacks]) {
+    report.now = places(stacks);
     for finding in &mut report.findings {
         let mut now: Vec<FrameRef> = Vec::new();
         let mut is_complete = !finding.culprit_ranks.is_empty();
@@ -205,6 +246,22 @@ pub fn join(report: &mut Report, stacks: &[RankStacks]) {
         }
         finding.frames.splice(0..0, now);
     }
+}
+
+/// Where the ranks of these stacks are, the place with the fewest ranks first: it is the likeliest to matter.
+pub fn places(stacks: &[RankStacks]) -> Vec<Place> {
+    let mut ranks_at: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
+    for (rank, place) in stacks.iter().filter_map(|it| Some((it.rank, it.place()?))) {
+        ranks_at.entry(place).or_default().push(rank);
+    }
+    let place = |(place, mut ranks): (String, Vec<Rank>)| {
+        ranks.sort_unstable();
+        ranks.dedup();
+        Place { ranks, place }
+    };
+    let mut places: Vec<Place> = ranks_at.into_iter().map(place).collect();
+    places.sort_by_key(|place| place.ranks.len());
+    places
 }
 
 #[cfg(test)]
@@ -285,5 +342,38 @@ mod tests {
         assert!(!is_stacks(b"Thread 0x12 started\n"));
         let long = "  File \"a.py\", line 1 in f\n".repeat(10_000);
         assert_eq!(parse(&long)[0].len(), MOST_FRAMES);
+    }
+
+    #[test]
+    fn a_place_is_the_programs_own_line_and_the_library_call_that_it_is_in() {
+        let line = |name: &str, path: &str, line: u32| {
+            format!("  File \"{path}\", line {line} in {name}\n")
+        };
+        let packages = "/opt/lib/python3.11/site-packages";
+        let torch = format!("{packages}/torch/distributed/distributed_c10d.py");
+        let wrapper = line("wait_and_see", &format!("{packages}/rcomm/torch.py"), 369);
+        let all_reduce = line("all_reduce", &torch, 2942);
+        let step = line("step", "/x/rcomm/torch.py", 40);
+        let place = |rank: Rank, frames: &[&str]| {
+            let text = format!("Thread 0x01 (most recent call first):\n{}", frames.concat());
+            RankStacks::parse("", rank, &text)
+        };
+        let at_step = "step (/x/rcomm/torch.py:40)";
+        let wrapped = place(3, &[&wrapper, &all_reduce, &step]);
+        let within = format!("{at_step}, within all_reduce");
+        assert_eq!(wrapped.place().as_deref(), Some(within.as_str()));
+        let own = place(2, &[&step]);
+        assert_eq!(own.place().as_deref(), Some(at_step));
+        let only = place(0, &[&all_reduce]).place();
+        assert_eq!(only, Some(format!("all_reduce ({torch}:2942)")));
+        assert!(
+            place(0, &[&wrapper])
+                .place()
+                .is_some_and(|it| it.starts_with("wait_and_see"))
+        );
+        assert_eq!(place(0, &[]).place(), None);
+        let all = places(&[place(1, &[&all_reduce, &step]), wrapped, own]);
+        let ranks: Vec<&[Rank]> = all.iter().map(|place| place.ranks.as_slice()).collect();
+        assert_eq!(ranks, [&[2][..], &[1, 3]]);
     }
 }

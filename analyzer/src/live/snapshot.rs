@@ -123,6 +123,7 @@ impl Snapshot {
             in_flight: vec![],
             waits: vec![],
             stacks: vec![],
+            now: vec![],
         };
         Self {
             number: 0,

@@ -301,6 +301,7 @@ mod tests {
             in_flight: vec![],
             waits: vec![],
             stacks: vec![],
+            now: vec![],
         }
     }
 

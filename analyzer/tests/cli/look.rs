@@ -2,6 +2,7 @@
 
 use crate::program::{Run, finish, rcomm_fr};
 use crate::rings::record_operations;
+use crate::running::rank;
 use rcomm_recorder::model::OpType;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -145,7 +146,33 @@ fn the_age_of_old_records_comes_before_their_verdict() {
     let dumps = home.path().join("rcomm-dumps");
     copy_dumps("cascade-2x2x2", 8, &dumps.join("b-1"), earlier);
     let run = look(home.path(), &home.path().join("none"));
-    let first =
-        "No process with a record runs here. The newest records are 1 h old:\nSTUCK  rank 5";
+    // Ranks of other tests may run here.
+    let first = "No process with a record runs here.";
     assert!(run.stdout.starts_with(first), "{run:?}");
+    let verdict = "The newest records are 1 h old:\nSTUCK  rank 5";
+    assert!(run.stdout.contains(verdict), "{run:?}");
+}
+
+#[test]
+fn a_job_that_runs_without_a_record_comes_before_old_records() {
+    let home = tempfile::tempdir().unwrap();
+    let earlier = SystemTime::now() - Duration::from_secs(3600);
+    let dumps = home.path().join("rcomm-dumps");
+    copy_dumps("cascade-2x2x2", 8, &dumps.join("b-1"), earlier);
+    let job = format!("look-{}", std::process::id());
+    let _ranks = [0, 1].map(|number| rank(number, &job, home.path(), false));
+    let run = look(home.path(), &home.path().join("none"));
+    let (before, after) = run
+        .stdout
+        .split_once("The newest records are 1 h old:\n")
+        .unwrap();
+    let line = format!("--job {job}   2 processes without a record, since ");
+    for part in [
+        line.as_str(),
+        "sleep 600 (rank 0: process ",
+        "rcomm-fr collect --ask ",
+    ] {
+        assert!(before.contains(part), "{part}: {run:?}");
+    }
+    assert!(after.starts_with("STUCK  rank 5"), "{run:?}");
 }

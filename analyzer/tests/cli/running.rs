@@ -12,7 +12,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// A process that is killed at the end of a test.
-struct Rank(Child);
+pub(crate) struct Rank(Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
@@ -22,7 +22,7 @@ impl Drop for Rank {
 }
 
 /// Starts a process with the environment of a rank; with `has_pipe`, PyTorch's variable names a pipe.
-fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
+pub(crate) fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
     let inside = |name: &str| folder.join(name);
     let mut command = Command::new("sleep");
     command
@@ -106,6 +106,13 @@ fn ranks_are_asked_through_their_pipes_and_those_that_cannot_be_are_named_with_t
     let unset = "was started without TORCH_NCCL_DEBUG_INFO_PIPE_FILE";
     assert!(rank_3.contains(unset), "{rank_3}");
     assert!(collected.stdout.contains("2 of 4 ranks"), "{collected:?}");
+    // Which job it was.
+    let taken = format!("job {job}: 4 processes without a record, since ");
+    assert!(collected.stderr.starts_with(&taken), "{collected:?}");
+    assert!(
+        collected.stderr.contains(": sleep 600 (rank 0: process "),
+        "{collected:?}"
+    );
 }
 
 #[test]
@@ -163,4 +170,48 @@ fn worker_servers_give_records_and_the_stack_of_the_rank_at_fault() {
         refused.stderr.contains("--analyze prints the report"),
         "{refused:?}"
     );
+}
+
+#[test]
+fn an_archive_of_stacks_without_records_shows_where_the_ranks_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let frame = |line: u32, name: &str| format!("  File \"/x/train.py\", line {line} in {name}\n");
+    let mut args = vec!["--world-size".to_owned(), "4".to_owned()];
+    for rank in 0..4 {
+        let place = match rank {
+            2 => frame(13, "load"),
+            _ => frame(40, "step"),
+        };
+        let path = dir.path().join(format!("rank_{rank}.txt"));
+        let text = format!("Thread 0x00000001 (most recent call first):\n{place}");
+        fs::write(&path, text).unwrap();
+        args.push(path.display().to_string());
+    }
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    collect(&archive, &args);
+    let archive = archive.to_str().unwrap();
+    // Options may come before the path, without `analyze`.
+    let report = run(&["--color", "never", archive]);
+    assert_eq!(report.code, Some(2), "{report:?}");
+    let text = report
+        .stdout
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ");
+    for part in [
+        "INCONCLUSIVE no record of any rank could be read",
+        "now rank 2 in load (/x/train.py:13) now ranks 0,1,3 in step (/x/train.py:40)",
+        "not in the archive: ranks 0-3: no readable record was gathered",
+        "read 0 of 4 ranks",
+    ] {
+        assert!(text.contains(part), "{part}: {report:?}");
+    }
+    assert!(
+        !report.stderr.contains("A job that hangs now"),
+        "{report:?}"
+    );
+    let json = run(&["analyze", "--format", "json", archive]);
+    let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(report["now"][0]["ranks"], serde_json::json!([2]));
 }

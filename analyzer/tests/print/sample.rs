@@ -27,6 +27,7 @@ fn empty(verdict: Verdict) -> Report {
         schema: Report::SCHEMA.into(),
         verdict,
         findings: vec![],
+        now: vec![],
         problems: vec![],
         end: None,
         input: Input {

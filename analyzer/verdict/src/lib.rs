@@ -30,7 +30,7 @@ pub use align::{Extent, MAX_WORLD, Message, MessageNumbers, Workers};
 pub use judge::{Analysis, Policy, Unread, analyze};
 pub use report::{
     Code, Difference, EndKind, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef,
-    GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput, LogLine, Price, Problem,
-    RankReport, Report, SeqKind, Severity, Since, StackNode, Until, Verdict, Wait, causes, explain,
-    filter, format, matrix,
+    GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput, LogLine, Place, Price,
+    Problem, RankReport, Report, SeqKind, Severity, Since, StackNode, Until, Verdict, Wait, causes,
+    explain, filter, format, matrix,
 };

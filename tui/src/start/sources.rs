@@ -70,7 +70,7 @@ pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<Requ
     }
     targets.dumps = from.network.dump_requests(token(from)?.as_ref());
     targets.stacks = from.network.stack_requests();
-    let asks_for_rings = from.rings || from.job.is_some() || from.ring_dir.is_some();
+    let asks_for_rings = asks_for_rings(from);
     if let Some(source) = rings(from, job) {
         targets.dumps.push(match asks_for_rings {
             true => Box::new(RingDumps::new(source)),
@@ -102,11 +102,10 @@ fn live(
         let source = CollectorSource::new(address.clone(), token(from)?);
         sources.push(Box::new(source));
     }
-    let asks_for_rings = from.rings || from.job.is_some() || from.ring_dir.is_some();
     if rings(from, job).is_some() {
         NodeJobs::begin(ring_directory(from), job, anchor);
     }
-    if sources.is_empty() && !asks_for_rings {
+    if sources.is_empty() && !asks_for_rings(from) {
         sources.push(Box::new(LocalSource::new(
             ring_directory(from),
             job.clone(),
@@ -120,6 +119,13 @@ fn live(
 fn token(from: &SourceOptions) -> anyhow::Result<Option<EndpointToken>> {
     let token = from.token.clone().map(EndpointToken::new).transpose();
     token.context("--token")
+}
+
+/// Whether only rings are to be shown: the user asks for them, or names their directory. A directory that comes from the
+/// environment holds the rings of some jobs of this node, not of all.
+fn asks_for_rings(from: &SourceOptions) -> bool {
+    let of_environment = std::env::var_os("RCOMM_RING_DIR").map(PathBuf::from);
+    from.rings || (from.ring_dir.is_some() && from.ring_dir != of_environment)
 }
 
 /// The rings of this node, if requested (`--rings`, `--job`) or if there is no other source.

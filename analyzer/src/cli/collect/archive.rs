@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::num::NonZeroU32;
 use std::path::{Component, Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -26,6 +27,9 @@ pub(super) struct Manifest {
     pub(super) made_by: String,
     /// When it was made, wall clock, ns since the epoch.
     pub(super) made_ns: u64,
+    /// The number of ranks of the job, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) world_size: Option<NonZeroU32>,
     /// Every member except the manifest.
     pub(super) files: Vec<Kept>,
     /// Files, folders, hosts and ranks that should be in the archive, with the reason why they are not.
@@ -98,6 +102,7 @@ impl Manifest {
             made_ns: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_nanos() as u64),
+            world_size: None,
             files: Vec::new(),
             absent: Vec::new(),
             left_out: 0,
@@ -257,7 +262,8 @@ impl Archive {
     }
 
     /// Writes the manifest and moves the archive to its target, or copies it to standard output.
-    pub(super) fn finish(mut self) -> Result<Manifest, Failure> {
+    pub(super) fn finish(mut self, world_size: Option<NonZeroU32>) -> Result<Manifest, Failure> {
+        self.manifest.world_size = world_size;
         let text = serde_json::to_vec_pretty(&self.manifest)
             .map_err(io::Error::from)
             .map_err(|source| self.failed(source))?;

@@ -17,6 +17,7 @@ use super::{output, rings};
 use crate::cli::args::{AsOf, CollectArgs, JudgeArgs};
 use crate::cli::failure::Failure;
 use archive::{Absence, Archive};
+use rcomm_analyzer::Place;
 use rcomm_analyzer::format::format_ranks;
 use rcomm_analyzer::print::human;
 use rcomm_analyzer::redact::Redactor;
@@ -61,10 +62,14 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     if !args.no_native_stack {
         asked.take_native_stacks(&culprits, &mut archive)?;
     }
-    let manifest = archive.finish()?;
+    let world_size = args.world_size.or(asked.world_size());
+    let manifest = archive.finish(world_size)?;
 
     // Standard output may be the archive: messages about it go to standard error.
     let mut stderr = anstream::AutoStream::new(std::io::stderr(), color);
+    for line in &asked.job {
+        let _ = writeln!(stderr, "{line}");
+    }
     let _ = writeln!(stderr, "{}", manifest.format_summary(&args.output));
     // Twenty are printed; the manifest lists all.
     for absence in manifest.absent.iter().take(20) {
@@ -73,13 +78,8 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     if let Some(rest) = manifest.absent.len().checked_sub(21) {
         let _ = writeln!(stderr, "and {} more, named in the manifest", rest + 1);
     }
-    // The place with the fewest ranks is the likeliest to matter.
-    let mut places: Vec<_> = asked.places.iter().collect();
-    places.sort_by_key(|(_, ranks)| ranks.len());
-    for (place, ranks) in places.into_iter().take(10) {
-        let mut ranks = ranks.clone();
-        ranks.sort_unstable();
-        let _ = writeln!(stderr, "now: {} in {place}", format_ranks(&ranks));
+    for Place { ranks, place } in asked.places.iter().take(10) {
+        let _ = writeln!(stderr, "now: {} in {place}", format_ranks(ranks));
     }
     for note in &asked.notes {
         let _ = writeln!(stderr, "note: {note}");
@@ -141,7 +141,7 @@ fn note_absent_ranks(
             if rank.read {
                 absent.remove(&rank.rank);
             } else {
-                let reason = || "no readable record of it was gathered".to_owned();
+                let reason = || "no readable record was gathered".to_owned();
                 absent.entry(rank.rank).or_insert_with(reason);
             }
         }

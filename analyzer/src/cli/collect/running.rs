@@ -11,12 +11,13 @@ use super::{native_stack, py_spy, this_host};
 use crate::cli::args::{CollectArgs, RingPlace};
 use crate::cli::failure::Failure;
 use crate::cli::progress::Wait;
+use rcomm_analyzer::Place;
 use rcomm_analyzer::source::{
-    DumpOfProcess, HostPort, Observation, RankProcess, Seen, Source as _, WorkerServerSource,
-    raise_exception_dump,
+    DumpOfProcess, HostPort, Observation, Program, RankJob, RankProcess, Seen, Source as _,
+    WorkerServerSource, raise_exception_dump,
 };
-use rcomm_analyzer::stacks::RankStacks;
-use rcomm_recorder::model::{Frame, Rank};
+use rcomm_analyzer::stacks::{self, RankStacks};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -42,8 +43,10 @@ pub(super) struct Asked {
     pub(super) rings: Option<RingPlace>,
     /// What could not be done for the job as a whole, one sentence each.
     pub(super) notes: Vec<String>,
-    /// By place in the program, as text: the ranks that are there now.
-    pub(super) places: BTreeMap<String, Vec<Rank>>,
+    /// Which job was taken, and which others are on this node, one line each.
+    pub(super) job: Vec<String>,
+    /// Where the ranks are now.
+    pub(super) places: Vec<Place>,
     /// The processes of the job on this node.
     processes: Vec<RankProcess>,
 }
@@ -82,8 +85,8 @@ struct Gathered<'a> {
     records: BTreeSet<Rank>,
     /// Ranks whose Python stacks are in the archive.
     stacks: BTreeSet<Rank>,
-    /// As [`Asked::places`].
-    places: BTreeMap<String, Vec<Rank>>,
+    /// The Python stacks themselves.
+    places: Vec<RankStacks>,
     /// What each rank answered instead of a record.
     reasons: BTreeMap<Rank, Vec<String>>,
 }
@@ -92,7 +95,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     let deadline = Instant::now() + args.wait;
     let mut asked = Asked::default();
     let processes = match args.ask {
-        true => processes_of(args.place.job.as_deref()),
+        true => processes_of(args.place.job.as_deref(), &mut asked),
         false => vec![],
     };
     if args.ask && processes.is_empty() {
@@ -108,7 +111,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
         host: this_host(),
         records: BTreeSet::new(),
         stacks: BTreeSet::new(),
-        places: BTreeMap::new(),
+        places: Vec::new(),
         reasons: BTreeMap::new(),
     };
     if let Some(first) = processes.first() {
@@ -137,7 +140,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
             asked.silent.insert(rank, reason);
         }
     }
-    asked.places = gathered.places;
+    asked.places = stacks::places(&gathered.places);
     asked.processes = processes;
     for (rank, reasons) in gathered.reasons {
         if !gathered.records.contains(&rank) {
@@ -147,15 +150,31 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     Ok(asked)
 }
 
-/// The processes of the job on this node: of the named one or, without a name, of the newest.
-fn processes_of(job: Option<&str>) -> Vec<RankProcess> {
-    let mut found = RankProcess::list();
+/// The processes of the job on this node: of the named one or, without a name, of the first of [`RankJob::of_node`].
+/// Adds which it is, and which others there are.
+fn processes_of(job: Option<&str>, asked: &mut Asked) -> Vec<RankProcess> {
+    let mut jobs = RankJob::of_node();
     if let Some(job) = job {
-        found.retain(|process| {
-            process.job() == Some(job) || process.launched.job.as_deref() == Some(job)
-        });
+        jobs.retain(|it| it.processes[0].is_of(job));
     }
-    RankProcess::of_newest_job(found)
+    if jobs.is_empty() {
+        return Vec::new();
+    }
+    let others = jobs.split_off(1);
+    let Some(taken) = jobs.pop() else {
+        return Vec::new();
+    };
+    let name = taken.name().unwrap_or("without a name");
+    asked.job.push(format!("job {name}: {}", taken.describe()));
+    if job.is_none() && taken.program != Program::PyTorch {
+        let none = "no rank on this node has loaded PyTorch, as far as this user can see";
+        asked.job.push(none.to_owned());
+    }
+    let others = RankJob::lines(&others).into_iter();
+    asked
+        .job
+        .extend(others.map(|line| format!("not asked: {line}")));
+    taken.processes
 }
 
 /// Where the rings of this process's job are: in the folder that the user names, else where its environment puts them.
@@ -343,10 +362,7 @@ impl Gathered<'_> {
 
     fn stack(&mut self, rank: Rank, text: &str) -> Result<(), Failure> {
         self.stacks.insert(rank);
-        let stacks = RankStacks::parse("", rank, text);
-        if let Some(place) = stacks.main_thread().and_then(place_in_program) {
-            self.places.entry(place).or_default().push(rank);
-        }
+        self.places.push(RankStacks::parse("", rank, text));
         let path = PathBuf::from(format!("stacks/rank_{rank}.txt"));
         self.archive.add(&self.host, &path, now(), text.as_bytes())
     }
@@ -356,64 +372,8 @@ impl Gathered<'_> {
     }
 }
 
-/// The innermost frame of a stack that is of the program, not of an installed package or of Python; the innermost of
-/// all if there is none. `None` for an empty stack.
-fn place_in_program(stack: &[Frame]) -> Option<String> {
-    let is_library = |frame: &&Frame| {
-        let parts = ["/site-packages/", "/dist-packages/", "/lib/python3"];
-        frame.filename.starts_with('<') || parts.iter().any(|part| frame.filename.contains(part))
-    };
-    let innermost = stack.first()?;
-    let frame = stack
-        .iter()
-        .find(|frame| !is_library(frame))
-        .unwrap_or(innermost);
-    let within = match std::ptr::eq(frame, innermost) {
-        true => String::new(),
-        false => format!(", within {}", innermost.name),
-    };
-    Some(format!(
-        "{} ({}:{}){within}",
-        frame.name, frame.filename, frame.line
-    ))
-}
-
 /// The time of this moment, s since the epoch.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_is_the_programs_own_line_and_the_library_call_that_it_is_in() {
-        let frame = |name: &str, filename: &str, line| Frame {
-            name: name.to_owned(),
-            filename: filename.to_owned(),
-            line,
-        };
-        let library = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py";
-        let stack = [
-            frame("all_reduce", library, 2942),
-            frame("step", "/x/train.py", 40),
-        ];
-        let place = place_in_program(&stack);
-        assert_eq!(
-            place.as_deref(),
-            Some("step (/x/train.py:40), within all_reduce")
-        );
-        assert_eq!(
-            place_in_program(&stack[1..]).as_deref(),
-            Some("step (/x/train.py:40)")
-        );
-        let only = place_in_program(&stack[..1]);
-        assert_eq!(
-            only.as_deref(),
-            Some(&*format!("all_reduce ({library}:2942)"))
-        );
-        assert_eq!(place_in_program(&[]), None);
-    }
 }

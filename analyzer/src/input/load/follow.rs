@@ -119,7 +119,7 @@ impl Follower {
         let mut renamed = Vec::new();
         read(&fresh, options, |output| match output {
             // A stack of one moment says nothing of a folder that is followed.
-            Output::Files(_) | Output::Stacks(_) => {}
+            Output::Files(_) | Output::Stacks(_) | Output::Manifest(_) => {}
             Output::Problem(problem) => problems.push(problem),
             Output::Renamed(one) => renamed.push(one),
             Output::Dump(dump) => take(Change::Dump(dump)),

@@ -11,6 +11,7 @@
 
 mod find;
 mod follow;
+mod manifest;
 mod placing;
 mod rank_name;
 mod sums;
@@ -131,6 +132,11 @@ pub fn load(
         Output::Ras(path, report) => loaded.ras.push((path, report)),
         Output::Log(log) => loaded.logs.push(log),
         Output::Stacks(stacks) => loaded.stacks.push(stacks),
+        // Of several archives each may be of one node.
+        Output::Manifest(world_size) => {
+            loaded.has_manifest = true;
+            loaded.world_size = loaded.world_size.max(world_size);
+        }
         Output::Dump(dump) => {
             loaded.dumps += 1;
             take(*dump);
@@ -239,6 +245,8 @@ enum Output {
     Stacks(RankStacks),
     /// A dump, passed on beside this, that was given another rank than its name states.
     Renamed(Renamed),
+    /// The number of ranks that the manifest of an archive states, if it does.
+    Manifest(Option<u32>),
     Dump(Box<LoadedDump>),
 }
 

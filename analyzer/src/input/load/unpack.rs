@@ -1,6 +1,7 @@
 //! Reads the records in a file, which may be compressed, an archive, a ring, a summary, or plain.
 
 use super::find::InputFile;
+use super::manifest::Manifest;
 use super::sums::{LARGE_FILE, Sums};
 use super::zstd::Frames;
 use super::{KEPT_BYTES, Output, Worker, rank_name};
@@ -10,7 +11,6 @@ use flate2::read::MultiGzDecoder;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::RingReader;
 use rcomm_verdict::{Problem, format};
-use serde::Deserialize;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -363,13 +363,13 @@ fn plain(
         worker.unreadable(name, format!("{error}; what came before is used"));
     }
     if name.ends_with(":manifest.json")
-        && let Ok(manifest) = serde_json::from_slice::<CaptureManifest>(&worker.buffer)
-        && manifest.schema.starts_with("rcomm.capture/")
+        && let Some(manifest) = Manifest::parse(&worker.buffer)
     {
-        for absence in manifest.absent {
-            let sentence = format!("not in the archive: {}", absence.format());
+        for absence in manifest.sentences() {
+            let sentence = format!("not in the archive: {absence}");
             worker.problem(Problem::unreadable_dump(name, sentence));
         }
+        worker.send(Output::Manifest(manifest.world_size));
         return Ok(());
     }
     worker.dump(name, rank);
@@ -399,34 +399,6 @@ fn long_log(
         worker.send(Output::Log(log));
     }
     Ok(())
-}
-
-/// The manifest that `rcomm-fr collect` writes into an archive.
-#[derive(Deserialize)]
-struct CaptureManifest {
-    schema: String,
-    #[serde(default)]
-    absent: Vec<AbsentFile>,
-}
-
-#[derive(Deserialize)]
-struct AbsentFile {
-    host: String,
-    #[serde(default)]
-    path: String,
-    rank: Option<u32>,
-    reason: String,
-}
-
-impl AbsentFile {
-    fn format(&self) -> String {
-        let (host, reason) = (&self.host, &self.reason);
-        match (self.rank, self.path.as_str()) {
-            (Some(rank), _) => format!("rank {rank}: {reason}"),
-            (None, "") => format!("host {host}: {reason}"),
-            (None, path) => format!("{path} on {host}: {reason}"),
-        }
-    }
 }
 
 /// Reads a summary: its records and problems, as if their files were here.

@@ -10,12 +10,14 @@ use std::time::Instant;
 /// processes of a job that keeps no rings ([`ProcessSource`]).
 ///
 /// A shown job is not replaced at once: rings are shown for five minutes after their last process ended, processes
-/// until all have ended. If the user has chosen a job, only its rings are read.
+/// until all have ended. If the user has chosen a job, its rings are read or, as long as it has none, its processes.
 pub struct LocalSource {
     directory: PathBuf,
     choice: JobChoice,
     rings: RingSource,
     processes: ProcessSource,
+    /// The job that `processes` was made for; `None` if it may show any.
+    named: Option<String>,
     shows_processes: bool,
     /// When a process with a ring was last seen alive.
     rings_last_alive: Option<Instant>,
@@ -27,6 +29,7 @@ impl LocalSource {
         Self {
             rings: RingSource::showing(directory.clone(), choice.clone()),
             processes: ProcessSource::new(),
+            named: None,
             directory,
             choice,
             shows_processes: false,
@@ -45,9 +48,18 @@ impl Source for LocalSource {
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
         let shown = self.shows_processes;
-        let chosen = self.choice.shown().is_some_and(|(_, chosen)| chosen);
+        let chosen = self.choice.shown().filter(|(_, chosen)| *chosen);
+        let chosen = chosen.map(|(job, _)| job);
+        let other_is_chosen = chosen != self.named;
+        if other_is_chosen {
+            self.processes = match &chosen {
+                Some(job) => ProcessSource::named(job.clone()),
+                None => ProcessSource::new(),
+            };
+            self.named.clone_from(&chosen);
+        }
         if shown {
-            if !chosen
+            if !other_is_chosen
                 && let Ok(poll) = self.processes.poll(deadline)
                 && any_alive(&poll)
             {
@@ -63,11 +75,14 @@ impl Source for LocalSource {
             self.rings_last_alive = Some(now);
         }
         self.shows_processes = false;
-        let rings_are_old = self
-            .rings_last_alive
-            .is_none_or(|lived| now - lived >= KEPT_AFTER_END);
-        if rings_are_old
-            && !chosen
+        let may_show_processes = match &chosen {
+            // Its rings hold more than its processes, dead ones as well.
+            Some(_) => matches!(polled, Err(SourceError::Nothing { .. })),
+            None => self
+                .rings_last_alive
+                .is_none_or(|lived| now - lived >= KEPT_AFTER_END),
+        };
+        if may_show_processes
             && !shown
             && let Ok(poll) = self.processes.poll(deadline)
             && any_alive(&poll)

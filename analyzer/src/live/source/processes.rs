@@ -5,6 +5,7 @@
 //! are read. Otherwise the source reports the state of each process, as the kernel shows it.
 
 use super::net::HostPort;
+use super::rank_jobs::{RankJob, mapped};
 use super::threads::threads_of_ranks;
 use super::worker_servers::WorkerServerSource;
 use super::{
@@ -80,14 +81,6 @@ impl RankProcess {
         found
     }
 
-    /// Of the found processes those of one attempt of one job: that of the process with the highest id.
-    pub fn of_newest_job(mut found: Vec<Self>) -> Vec<Self> {
-        if let Some(newest) = ProcessJob::newest(&found) {
-            found.retain(|process| ProcessJob::of(process) == newest);
-        }
-        found
-    }
-
     /// The processes without rings of the job that a view shows in place of rings; empty while it shows rings.
     pub(super) fn shown(choice: &JobChoice) -> Vec<Self> {
         let Some(shown) = choice.shown_processes() else {
@@ -117,8 +110,12 @@ impl RankProcess {
     /// Whether the process has mapped a ring, from which more can be read than from the process; `false` also if its
     /// mappings cannot be read.
     pub fn has_ring(&self) -> bool {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid));
-        maps.is_ok_and(|maps| maps.lines().any(|line| line.ends_with(".ring")))
+        mapped(self.pid).1.is_some()
+    }
+
+    /// Whether its job has this name: that of its rings, or the launcher's.
+    pub fn is_of(&self, job: &str) -> bool {
+        self.job() == Some(job) || self.launched.job.as_deref() == Some(job)
     }
 
     /// The name of the job under which its rings are; `None` if the environment names no job.
@@ -152,17 +149,11 @@ pub(super) struct ProcessJob {
 }
 
 impl ProcessJob {
-    fn of(process: &RankProcess) -> Self {
+    pub(super) fn of(process: &RankProcess) -> Self {
         Self {
             job: process.launched.job.clone(),
             attempt: process.launched.attempt,
         }
-    }
-
-    /// The job of the process with the highest id.
-    fn newest(found: &[RankProcess]) -> Option<Self> {
-        let newest = found.iter().max_by_key(|process| process.pid);
-        newest.map(Self::of)
     }
 }
 
@@ -205,32 +196,58 @@ pub struct ProcessSource {
     /// Whether the store has listed worker servers.
     has_servers: bool,
     searched: Option<Instant>,
+    /// The name of the only job whose ranks are read; `None` if it may be any.
+    named: Option<String>,
+    /// The other jobs without rings when the shown job was chosen, one line each.
+    others: Vec<String>,
 }
 
 impl ProcessSource {
-    /// Reads the ranks of one attempt of one job: that of the process with the highest id, until all its processes have
-    /// ended.
+    /// Reads the ranks of one attempt of one job, until all its processes have ended: of those that run PyTorch, or of
+    /// all if none does, the one that started last.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds the found processes of the shown job. If all processes of that job have ended, the job of the process with
-    /// the highest id replaces it; returns whether that happened.
-    fn update(&mut self, found: Vec<RankProcess>) -> bool {
+    /// Reads the ranks of the job with this name.
+    pub fn named(job: String) -> Self {
+        Self {
+            named: Some(job),
+            ..Self::default()
+        }
+    }
+
+    /// Adds the found processes of the shown job. If all processes of that job have ended, another replaces it, chosen
+    /// as in [`new`](Self::new); returns whether that happened.
+    fn update(&mut self, mut found: Vec<RankProcess>) -> bool {
+        if let Some(named) = &self.named {
+            found.retain(|process| process.is_of(named));
+        }
         let alive: HashSet<u32> = found.iter().map(|process| process.pid).collect();
+        let before = self.job();
+        // A process that lives and is not found has a ring by now.
+        let is_shown = |rank: &RankProcess| alive.contains(&rank.pid) || rank.state().is_none();
+        self.ranks.retain(|_, rank| is_shown(rank));
         let any_alive = self.ranks.values().any(|rank| alive.contains(&rank.pid));
-        let shown = match self.job() {
-            Some(job) if any_alive => Some(job),
-            _ => ProcessJob::newest(&found),
+        let (shown, others) = match self.job() {
+            Some(job) if any_alive => (job, std::mem::take(&mut self.others)),
+            _ => {
+                let jobs = RankJob::group(found.clone());
+                let Some((first, others)) = jobs.split_first() else {
+                    return false;
+                };
+                (ProcessJob::of(&first.processes[0]), RankJob::lines(others))
+            }
         };
-        let Some(shown) = shown else { return false };
-        let job_changed = self.job().is_some_and(|job| job != shown);
+        let job_changed = before.is_some_and(|job| job != shown);
         if job_changed {
             *self = Self {
                 listed: self.listed,
+                named: self.named.take(),
                 ..Self::default()
             };
         }
+        self.others = others;
         for process in found {
             if ProcessJob::of(&process) == shown {
                 self.ranks.entry(process.launched.rank).or_insert(process);
@@ -304,9 +321,14 @@ impl Source for ProcessSource {
             }
         });
         let job = first.job.as_deref().unwrap_or("without a name");
-        let how = "its ranks keep no record: start it with RCOMM_RECORD=1 and the Python package rcomm, or call \
-                   torch.distributed.debug.start_debug_server() in every rank; for the job that runs now, \
-                   `rcomm-fr` lists what can be done";
+        let mut how = "its ranks keep no record: start it with RCOMM_RECORD=1 and the Python package rcomm, or call \
+                       torch.distributed.debug.start_debug_server() in every rank; for the job that runs now, \
+                       `rcomm-fr` lists what can be done"
+            .to_owned();
+        if !self.others.is_empty() {
+            how.push_str("; other jobs without a record here: ");
+            how.push_str(&self.others.join("; "));
+        }
         Ok(Poll {
             observations: observations.collect(),
             problems: vec![Problem::unreadable_dump(format!("job {job}"), how)],

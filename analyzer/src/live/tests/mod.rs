@@ -55,6 +55,7 @@ fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
         in_flight: in_flight.into_iter().collect(),
         waits: vec![],
         stacks: vec![],
+        now: vec![],
     }
 }
 

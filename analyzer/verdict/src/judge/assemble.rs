@@ -82,6 +82,7 @@ pub(crate) fn report(
         in_flight: summary::in_flight(ctx),
         waits: summary::waits(ctx),
         stacks: summary::stacks(ctx),
+        now: Vec::new(),
     };
     ending::append(ctx, &mut report);
     report

@@ -366,7 +366,8 @@ fn other_size_than_expected(
         .filter_map(|seen| seen.fact.rank)
         .collect();
     let only = aborted.first().copied().filter(|_| aborted.len() == 1);
-    let rank = seen.fact.rank.or(only);
+    // gloo aborts the process after this line, which has no label of its own.
+    let rank = only.or(seen.fact.rank);
     let who = rank.map_or("a process".to_owned(), |rank| format!("rank {rank}"));
     let mut found = Conclusion::new(
         Code::E112,
@@ -377,7 +378,9 @@ fn other_size_than_expected(
              sizes, or different operations; the log does not show which operation, nor which rank is at fault"
         ),
     );
-    found.lines = vec![seen.cite(format!("{there} B received, {here} B expected"))];
+    let mut line = seen.cite(format!("{there} B received, {here} B expected"));
+    line.rank = rank;
+    found.lines = vec![line];
     found.next = COMPARE_CALLS.to_owned();
     found
 }

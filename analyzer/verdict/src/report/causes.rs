@@ -124,6 +124,7 @@ mod tests {
             in_flight: vec![],
             waits,
             stacks: vec![],
+            now: vec![],
         }
     }
 

@@ -35,6 +35,19 @@ pub struct Report {
     /// The stacks of all ranks' newest calls, merged from the outermost frame inward.
     #[serde(default)]
     pub stacks: Vec<StackNode>,
+    /// Where ranks were when their Python stacks were taken, from files with stacks: the place with the fewest ranks
+    /// first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub now: Vec<Place>,
+}
+
+/// A place in the program, and the ranks that were there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The ranks, ascending.
+    pub ranks: Vec<Rank>,
+    /// The innermost line of the program, and what it has called: `step (train.py:13), within all_reduce`.
+    pub place: String,
 }
 
 impl Report {

@@ -17,7 +17,7 @@ mod refs;
 
 pub use difference::{Difference, GroupChange};
 pub use document::{
-    EndKind, GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput, Problem,
+    EndKind, GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput, Place, Problem,
     RankReport, Report, StackNode, Verdict, Wait,
 };
 pub use explain::{Explanation, explain};

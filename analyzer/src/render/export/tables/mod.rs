@@ -169,6 +169,8 @@ mod tests {
             in_flight: vec![],
             waits: vec![],
             stacks: vec![],
+            now: vec![],
+            now: vec![],
         }
     }
 

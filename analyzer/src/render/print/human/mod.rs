@@ -23,7 +23,7 @@ pub use tables::write_table;
 
 use page::{ALARM, CAUTION, DIM, FINE, Page};
 use rcomm_verdict::format::{count, grouped, printable};
-use rcomm_verdict::{Code, Finding, LogInput, Report, Severity, Verdict};
+use rcomm_verdict::{Code, Finding, LogInput, Place, Report, Severity, Verdict};
 use std::io::{self, Write};
 
 /// Writes the report.
@@ -42,7 +42,10 @@ pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Resul
         _ => (undecided(report), roots.as_slice()),
     };
     match first {
-        None => write_without_finding(report, &mut page)?,
+        None => {
+            write_without_finding(report, &mut page)?;
+            write_places(report, &mut page)?;
+        }
         Some(first) => {
             write_headline(report, first, &mut page)?;
             finding::write_details(report, first, &mut page)?;
@@ -130,6 +133,11 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
                 count_are(pending, "operation")
             ),
         },
+        Verdict::Inconclusive if report.input.ranks_read == 0 && !report.now.is_empty() => {
+            "no record of any rank could be read, so there is nothing to judge; where the ranks were, as \
+             their Python stacks show, is listed below"
+                .to_owned()
+        }
         Verdict::Inconclusive if report.input.ranks_read == 0 => {
             "no record of any rank could be read, so there is nothing to judge".to_owned()
         }
@@ -147,6 +155,23 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
         | Verdict::Crashed => "the report names no cause".to_owned(),
     };
     page.headline(word, style, &sentence)
+}
+
+/// Writes where the ranks were when their Python stacks were taken.
+fn write_places(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+    let shown = match page.detail() {
+        Detail::Brief => 10,
+        Detail::Verbose => usize::MAX,
+    };
+    for Place { ranks, place } in report.now.iter().take(shown) {
+        let text = format!("{} in {place}", rcomm_verdict::format::Ranks(ranks));
+        page.item("now", DIM, &text)?;
+    }
+    if let Some(rest) = report.now.len().checked_sub(shown).filter(|&rest| rest > 0) {
+        let text = format!("{}; --verbose shows all", count(rest as u64, "more place"));
+        page.plain(DIM, &text)?;
+    }
+    Ok(())
 }
 
 /// A number with its noun and verb: `1 operation is`, `2 operations are`.

@@ -1,5 +1,10 @@
 //! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest, or a living
-//! job in trouble; if there are none, shows the variables that control recording, and says how to get records.
+//! job in trouble; says what can be done for jobs that run here without a record; if there are no records, shows the
+//! variables that control recording, and says how to get records.
+
+mod advice;
+
+pub(super) use advice::advice_for_paths;
 
 use super::args::JudgeArgs;
 use super::judge::{Judged, Keep, judge};
@@ -9,11 +14,10 @@ use anstream::ColorChoice;
 use rcomm_analyzer::Severity;
 use rcomm_analyzer::format::{count, duration_ms};
 use rcomm_analyzer::print::human;
-use rcomm_analyzer::source::{RankProcess, dump_beginnings};
+use rcomm_analyzer::source::{RankJob, dump_beginnings};
 use rcomm_recorder::publish::list_rings;
 use rcomm_recorder::record::default_directory;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -72,7 +76,7 @@ pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
     match search.records.len() {
         1.. => show_first(&search, color),
         0 => {
-            let text = advice(&search.searched, &RankProcess::list(), &environment);
+            let text = advice::advice(&search.searched, &RankJob::of_node(), &environment);
             output::write_to(None, color, |out| out.write_all(text.as_bytes()))?;
             Ok(ExitCode::from(2))
         }
@@ -121,6 +125,7 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
             duration_ms(age.as_secs_f64() * 1e3)
         )
     };
+    let without_record = jobs_without_records(&search.records);
     let which = match at {
         0 => "the newest records here",
         _ => "the records here of the newest living job with an error",
@@ -128,12 +133,18 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
     output::write_to(None, color, |out| {
         let records = &search.records[at];
         let age = now.duration_since(records.written).unwrap_or_default();
-        if !records.alive && age > OLD {
+        // Dumps that a job has just written are of that job, whose processes keep no rings.
+        let are_old = !records.alive && age > OLD;
+        if are_old {
             let age = duration_ms(age.as_secs_f64() * 1e3);
-            writeln!(
-                out,
-                "No process with a record runs here. The newest records are {age} old:"
-            )?;
+            let line = "No process with a record runs here.";
+            if !without_record.is_empty() {
+                writeln!(out, "{line}")?;
+                out.write_all(advice::running(&without_record).as_bytes())?;
+                writeln!(out, "\nThe newest records are {age} old:")?;
+            } else {
+                writeln!(out, "{line} The newest records are {age} old:")?;
+            }
         }
         human::write(&shown.report, &analyze::layout(false), out)?;
         writeln!(out, "\n{which}: {}\n  {}", line(records), records.command)?;
@@ -152,9 +163,25 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
         if number > MOST_LISTED {
             writeln!(out, "  and {} more", number - MOST_LISTED)?;
         }
-        write!(out, "looked in:\n{}", list_of(&search.searched))
+        write!(out, "looked in:\n{}", list_of(&search.searched))?;
+        if !are_old && !without_record.is_empty() {
+            writeln!(out)?;
+            out.write_all(advice::running(&without_record).as_bytes())?;
+        }
+        Ok(())
     })?;
     Ok(ExitCode::from(shown.report.exit_code()))
+}
+
+/// The jobs with ranks on this node whose rings are not among these records.
+fn jobs_without_records(records: &[Records]) -> Vec<RankJob> {
+    let mut jobs = RankJob::of_node();
+    let is_among = |folder: &PathBuf| {
+        let mut living = records.iter().filter(|records| records.alive);
+        living.any(|records| records.paths.contains(folder))
+    };
+    jobs.retain(|job| !job.rings.as_ref().is_some_and(is_among));
+    jobs
 }
 
 impl Search {
@@ -310,127 +337,9 @@ fn quoted(path: &Path) -> String {
     shlex::try_quote(&text).map_or(text.clone(), std::borrow::Cow::into_owned)
 }
 
-/// Variables that control recording: the name, the older name (empty if there is none), the meaning.
-const VARIABLES: [(&str, &str, &str); 5] = [
-    (
-        "TORCH_FR_BUFFER_SIZE",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE",
-        "operations kept: 2000 by default; 0, which is off, by default up to PyTorch 2.6",
-    ),
-    (
-        "TORCH_FR_DUMP_ON_TIMEOUT",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT",
-        "a dump at a time-out: on by default",
-    ),
-    (
-        "TORCH_FR_DUMP_TEMP_FILE",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-        "the beginning of each dump's path",
-    ),
-    (
-        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
-        "",
-        "a pipe that asks a running rank for a dump",
-    ),
-    (
-        "RCOMM_RECORD",
-        "",
-        "the package rcomm records every group, for any backend",
-    ),
-];
-
-/// The text for a node without records: where they were looked for, how the variables are set, and what to do.
-fn advice(
-    searched: &[SearchedPath],
-    processes: &[RankProcess],
-    environment: &dyn Fn(&str) -> Option<OsString>,
-) -> String {
-    let list = list_of(searched);
-    let rest = how_to_get_records(processes, environment);
-    format!("no records on this node; looked in:\n{list}{rest}")
-}
-
-/// The text for given paths without records: when PyTorch writes dumps and where they are, and what to do for a job
-/// that still hangs.
-pub(super) fn advice_for_paths() -> String {
-    let environment = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let places = dump_beginnings(|name| environment(name).map(PathBuf::from)).into_iter();
-    let places = places.fold(String::new(), |mut text, beginning| {
-        let _ = writeln!(text, "  {}<rank>", beginning.display());
-        text
-    });
-    let rest = how_to_get_records(&RankProcess::list(), &environment);
-    format!(
-        "\nPyTorch writes dumps when an operation of NCCL times out, or when they are asked for; they are in:\n\
-         {places}{rest}"
-    )
-}
-
-/// How the variables that control recording are set, and how to get records of a job that hangs and of the next one.
-fn how_to_get_records(
-    processes: &[RankProcess],
-    environment: &dyn Fn(&str) -> Option<OsString>,
-) -> String {
-    let mut text = String::new();
-    let first = processes.first();
-    match first {
-        Some(first) => {
-            let count = match processes.len() {
-                1 => "1 process".to_owned(),
-                n => format!("{n} processes"),
-            };
-            let (rank, pid) = (first.launched.rank, first.pid);
-            let _ = writeln!(
-                text,
-                "\n{count} of a distributed job here (rank {rank}: process {pid}); its environment:"
-            );
-        }
-        None => text.push_str(
-            "\nno process with RANK and MASTER_ADDR is visible here; in this environment:\n",
-        ),
-    }
-    let value = |name: &str| match first {
-        Some(first) => first.variables.get(name).cloned(),
-        None => environment(name).map(|it| it.to_string_lossy().into_owned()),
-    };
-    for (name, older, meaning) in VARIABLES {
-        let set = [name, older]
-            .into_iter()
-            .filter(|name| !name.is_empty())
-            .find_map(|name| Some(format!("{name}={}", value(name)?)));
-        let set = set.unwrap_or_else(|| format!("{name} is not set"));
-        let _ = writeln!(text, "  {set}\n      {meaning}");
-    }
-    text.push_str("\nA job that hangs now:\n");
-    let store = first.and_then(RankProcess::store).map_or_else(
-        || "MASTER_ADDR:MASTER_PORT".to_owned(),
-        |store| store.to_string(),
-    );
-    let _ = writeln!(
-        text,
-        "  rcomm-fr collect --ask --analyze -o job.rcap\n      \
-         asks the ranks of this node for their records, takes their stacks where it can, and judges"
-    );
-    let _ = writeln!(
-        text,
-        "  rcomm-top --ras                      NCCL 2.24 and later: asks NCCL's RAS service"
-    );
-    let _ = writeln!(
-        text,
-        "  rcomm-top --store {store}   if the ranks called start_debug_server()"
-    );
-    text.push_str(
-        "  or wait for the time-out (10 minutes for NCCL by default): PyTorch then writes the dumps\n\
-         \nThe next job, so that it can be seen at any time:\n  \
-         pip install ./rcomm-*.whl && RCOMM_RECORD=1 torchrun ...   then rcomm-top, or rcomm-fr\n",
-    );
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcomm_recorder::launch::Launched;
 
     #[test]
     fn paths_from_the_environment_come_before_the_defaults() {
@@ -448,35 +357,5 @@ mod tests {
             dump_beginnings(|name| environment(name).map(PathBuf::from)),
             expected.map(PathBuf::from)
         );
-    }
-
-    #[test]
-    fn without_records_the_variables_of_the_job_and_its_store_are_named() {
-        let pairs = [
-            ("TORCH_NCCL_TRACE_BUFFER_SIZE", "0"),
-            ("MASTER_ADDR", "n07"),
-            ("MASTER_PORT", "29500"),
-        ];
-        let variables = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let process = RankProcess {
-            pid: 71,
-            launched: Launched {
-                rank: 3,
-                world_size: 8,
-                job: None,
-                attempt: 0,
-            },
-            variables: variables.into(),
-        };
-        let text = advice(&[], &[process], &|_| None);
-        for part in [
-            "rank 3: process 71",
-            "TORCH_NCCL_TRACE_BUFFER_SIZE=0",
-            "TORCH_FR_DUMP_TEMP_FILE is not set",
-            "--store n07:29500",
-        ] {
-            assert!(text.contains(part), "{part} in\n{text}");
-        }
-        assert!(text.contains("collect --ask --analyze"), "{text}");
     }
 }

@@ -1,0 +1,121 @@
+//! The manifest that `rcomm-fr collect` writes into an archive: what is absent, and how many ranks the job has.
+
+use rcomm_verdict::format::{count, format_ranks};
+use serde::Deserialize;
+
+/// At most this many processes are listed of the ranks that are absent for one reason.
+const MOST_PROCESSES: usize = 8;
+
+#[derive(Deserialize)]
+pub(super) struct Manifest {
+    schema: String,
+    /// The number of ranks of the job; absent if it was not known.
+    pub(super) world_size: Option<u32>,
+    #[serde(default)]
+    absent: Vec<Absent>,
+}
+
+#[derive(Deserialize)]
+struct Absent {
+    host: String,
+    #[serde(default)]
+    path: String,
+    rank: Option<u32>,
+    reason: String,
+}
+
+impl Manifest {
+    /// Reads a manifest; `None` for any other text.
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+        let manifest: Self = serde_json::from_slice(text).ok()?;
+        manifest
+            .schema
+            .starts_with("rcomm.capture/")
+            .then_some(manifest)
+    }
+
+    /// What is absent, one sentence each. A reason that several ranks have is in one sentence, with the state of each
+    /// rank's process after it.
+    pub(super) fn sentences(&self) -> Vec<String> {
+        let mut sentences = Vec::new();
+        // The reasons in the order of their first rank, with the ranks and the states of their processes.
+        let mut of_ranks: Vec<(&str, Vec<(u32, &str)>)> = Vec::new();
+        for absent in &self.absent {
+            let (host, reason) = (&absent.host, absent.reason.as_str());
+            match (absent.rank, absent.path.as_str()) {
+                (Some(rank), _) => {
+                    let (state, reason) = match reason.split_once("; ") {
+                        Some((state, rest)) if state.starts_with("process ") => (state, rest),
+                        _ => ("", reason),
+                    };
+                    match of_ranks.iter_mut().find(|(known, _)| *known == reason) {
+                        Some((_, ranks)) => ranks.push((rank, state)),
+                        None => of_ranks.push((reason, vec![(rank, state)])),
+                    }
+                }
+                (None, "") => sentences.push(format!("host {host}: {reason}")),
+                (None, path) => sentences.push(format!("{path} on {host}: {reason}")),
+            }
+        }
+        sentences.extend(of_ranks.into_iter().map(|(reason, ranks)| match ranks[..] {
+            [(rank, "")] => format!("rank {rank}: {reason}"),
+            [(rank, state)] => format!("rank {rank}: {state}; {reason}"),
+            _ => of_several(reason, &ranks),
+        }));
+        sentences
+    }
+}
+
+/// The sentence on several ranks that are absent for one reason.
+fn of_several(reason: &str, ranks: &[(u32, &str)]) -> String {
+    let mut numbers: Vec<u32> = ranks.iter().map(|(rank, _)| *rank).collect();
+    numbers.sort_unstable();
+    let mut sentence = format!("{}: {reason}", format_ranks(&numbers));
+    let states = ranks.iter().filter(|(_, state)| !state.is_empty());
+    for (rank, state) in states.clone().take(MOST_PROCESSES) {
+        sentence.push_str(&format!("; rank {rank}: {state}"));
+    }
+    if let Some(rest) = states.count().checked_sub(MOST_PROCESSES + 1) {
+        let rest = count(rest as u64 + 1, "more rank");
+        sentence.push_str(&format!("; and {rest}"));
+    }
+    sentence
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_that_several_ranks_have_is_said_once() {
+        let absent = |rank: u32, reason: &str| Absent {
+            host: String::new(),
+            path: String::new(),
+            rank: Some(rank),
+            reason: reason.to_owned(),
+        };
+        let manifest = Manifest {
+            schema: "rcomm.capture/1".to_owned(),
+            world_size: None,
+            absent: vec![
+                absent(
+                    0,
+                    "process 7 is alive: it sleeps; no worker server; no pipe",
+                ),
+                absent(1, "process 8 has ended; no worker server; no pipe"),
+                absent(2, "process 9 is alive: it runs; no pipe"),
+                absent(3, "no record"),
+                absent(4, "no record"),
+            ],
+        };
+        assert_eq!(
+            manifest.sentences(),
+            [
+                "ranks 0 and 1: no worker server; no pipe; rank 0: process 7 is alive: it sleeps; rank 1: process 8 \
+                 has ended",
+                "rank 2: process 9 is alive: it runs; no pipe",
+                "ranks 3 and 4: no record",
+            ]
+        );
+    }
+}

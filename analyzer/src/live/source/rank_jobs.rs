@@ -1,0 +1,245 @@
+//! The jobs whose ranks run on this node, and which of them is taken if the user names none.
+
+use super::RankProcess;
+use super::processes::ProcessJob;
+use rcomm_verdict::format::{printable, time_of_day};
+use std::cmp::Reverse;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The longest command that is shown, in characters.
+const MAX_COMMAND: usize = 100;
+
+/// What a rank's process runs, as its mappings show it; the later, the likelier it is a rank of a PyTorch job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Program {
+    /// No Python, or its mappings cannot be read.
+    Other,
+    /// Python, which has not loaded PyTorch.
+    Python,
+    /// Python, or another program, that has loaded PyTorch.
+    PyTorch,
+}
+
+/// One attempt of a job with ranks on this node.
+#[derive(Clone, Debug)]
+pub struct RankJob {
+    /// The processes of its ranks, in the order in which they were found; at least one.
+    pub processes: Vec<RankProcess>,
+    /// What its ranks run.
+    pub program: Program,
+    /// The folder of the rings that its ranks have mapped; `None` if none of them keeps a record that can be read.
+    pub rings: Option<PathBuf>,
+    /// When the first of its processes started, s since the boot of this node; 0 if that cannot be read.
+    started: f64,
+}
+
+impl RankJob {
+    /// The jobs of these processes: those that run PyTorch first, of these the ones that keep rings, and then the ones
+    /// that started last.
+    pub fn group(processes: Vec<RankProcess>) -> Vec<Self> {
+        let mut jobs: Vec<Self> = Vec::new();
+        for process in processes {
+            let (program, rings) = mapped(process.pid);
+            let started = started(process.pid).unwrap_or(0.0);
+            let of_process = ProcessJob::of(&process);
+            let mut known = jobs.iter_mut();
+            match known.find(|job| ProcessJob::of(&job.processes[0]) == of_process) {
+                Some(job) => {
+                    job.processes.push(process);
+                    job.program = job.program.max(program);
+                    job.rings = job.rings.take().or(rings);
+                    job.started = job.started.min(started);
+                }
+                None => jobs.push(Self {
+                    processes: vec![process],
+                    program,
+                    rings,
+                    started,
+                }),
+            }
+        }
+        let newest_pid = |job: &Self| job.processes.iter().map(|process| process.pid).max();
+        jobs.sort_by(|one, other| {
+            let order = |job: &Self| Reverse((job.program, job.rings.is_some()));
+            let of_first = order(one).cmp(&order(other));
+            of_first
+                .then(other.started.total_cmp(&one.started))
+                .then(newest_pid(other).cmp(&newest_pid(one)))
+        });
+        jobs
+    }
+
+    /// The jobs of this node whose processes' environments this user may read; in the order of
+    /// [`group`](Self::group).
+    pub fn of_node() -> Vec<Self> {
+        Self::group(RankProcess::list())
+    }
+
+    /// The name of the job, as `--job` takes it; `None` if the environment of its ranks has none.
+    pub fn name(&self) -> Option<&str> {
+        self.processes[0].job()
+    }
+
+    /// What the job is, without its name: `4 processes of PyTorch without a record, since 17:43:15 UTC: python
+    /// train.py (rank 0: process 3744)`.
+    pub fn describe(&self) -> String {
+        let first = &self.processes[0];
+        let number = match self.processes.len() {
+            1 => "1 process".to_owned(),
+            number => format!("{number} processes"),
+        };
+        let program = match self.program {
+            Program::PyTorch => " of PyTorch",
+            Program::Python => " of Python",
+            Program::Other => "",
+        };
+        let record = match &self.rings {
+            Some(folder) => format!("with rings in {}", printable(&folder.display().to_string())),
+            None => "without a record".to_owned(),
+        };
+        let since = self.started_at().map_or(String::new(), |started_ns| {
+            format!(", since {}", time_of_day(started_ns))
+        });
+        let command = first
+            .command()
+            .map_or(String::new(), |it| format!(": {it}"));
+        let (rank, pid) = (first.launched.rank, first.pid);
+        format!("{number}{program} {record}{since}{command} (rank {rank}: process {pid})")
+    }
+
+    /// A name as a shell takes it as a word; control characters are escaped.
+    pub fn argument(name: &str) -> String {
+        let name = printable(name);
+        shlex::try_quote(&name).map_or(name.to_string(), std::borrow::Cow::into_owned)
+    }
+
+    /// One line for each of these jobs, with the option that chooses it.
+    pub fn lines(jobs: &[Self]) -> Vec<String> {
+        let line = |job: &Self| match job.name() {
+            Some(name) => format!("--job {}   {}", Self::argument(name), job.describe()),
+            None => format!("without a name   {}", job.describe()),
+        };
+        jobs.iter().map(line).collect()
+    }
+
+    /// When the first of its processes started, ns since the epoch.
+    fn started_at(&self) -> Option<i64> {
+        let uptime = fs::read_to_string("/proc/uptime").ok()?;
+        let uptime: f64 = uptime.split_ascii_whitespace().next()?.parse().ok()?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+        let started = now.as_secs_f64() - (uptime - self.started);
+        (self.started > 0.0).then_some((started * 1e9) as i64)
+    }
+}
+
+impl RankProcess {
+    /// Its command line, cut to a hundred characters; `None` if it cannot be read or is empty.
+    pub fn command(&self) -> Option<String> {
+        let bytes = fs::read(format!("/proc/{}/cmdline", self.pid)).ok()?;
+        let words = bytes
+            .split(|&byte| byte == 0)
+            .filter(|word| !word.is_empty());
+        let words: Vec<String> = words
+            .map(|word| RankJob::argument(&String::from_utf8_lossy(word)))
+            .collect();
+        let whole = words.join(" ");
+        let mut shown: String = printable(&whole).chars().take(MAX_COMMAND).collect();
+        if shown.len() < whole.len() {
+            shown.push_str("...");
+        }
+        (!shown.is_empty()).then_some(shown)
+    }
+}
+
+/// What a process runs, and the folder of the ring that it has mapped.
+pub(super) fn mapped(pid: u32) -> (Program, Option<PathBuf>) {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let executable = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let name = executable.file_name().unwrap_or_default().to_string_lossy();
+    let has = |part: &str| maps.lines().any(|line| line.contains(part));
+    let program = if has("/libtorch_cpu.") || has("/libtorch_python.") {
+        Program::PyTorch
+    } else if name.starts_with("python") || name.starts_with("pypy") || has("/libpython3") {
+        Program::Python
+    } else {
+        Program::Other
+    };
+    let ring = maps.lines().find(|line| line.ends_with(".ring"));
+    let ring = ring.and_then(|line| Some(PathBuf::from(line.get(line.find('/')?..)?)));
+    (
+        program,
+        ring.and_then(|path| path.parent().map(PathBuf::from)),
+    )
+}
+
+/// When a process started, s since the boot of this node. The fields of `stat` are counted from the last `)`, since a
+/// name may hold anything.
+fn started(pid: u32) -> Option<f64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let ticks: u64 = stat
+        .rsplit_once(')')?
+        .1
+        .split_ascii_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()?;
+    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::launch::Launched;
+
+    fn process(rank: u32, job: &str, pid: u32) -> RankProcess {
+        RankProcess {
+            pid,
+            launched: Launched {
+                rank,
+                world_size: 2,
+                job: Some(job.to_owned()),
+                attempt: 0,
+            },
+            variables: [("MASTER_ADDR".to_owned(), "n07".to_owned())].into(),
+        }
+    }
+
+    #[test]
+    fn jobs_are_told_apart_and_named_with_the_option_that_chooses_each() {
+        let own = std::process::id();
+        let processes = vec![
+            process(0, "gone", u32::MAX - 1),
+            process(0, "it runs", own),
+            process(1, "gone", u32::MAX),
+        ];
+        let jobs = RankJob::group(processes);
+        // Of two jobs without PyTorch the one that started last is first; a process that is gone started at no time.
+        let names: Vec<_> = jobs.iter().map(RankJob::name).collect();
+        assert_eq!(names, [Some("it runs"), Some("gone")]);
+        let lines = RankJob::lines(&jobs);
+        // Another test may have made a ring in this process.
+        let start = "--job 'it runs'   1 process with";
+        assert!(lines[0].starts_with(start), "{lines:?}");
+        assert!(lines[0].contains(", since "), "{lines:?}");
+        assert!(lines[0].contains(" UTC: "), "{lines:?}");
+        assert!(
+            lines[0].ends_with(&format!("(rank 0: process {own})")),
+            "{lines:?}"
+        );
+        let expected = format!(
+            "--job gone   2 processes without a record (rank 0: process {})",
+            u32::MAX - 1
+        );
+        assert_eq!(lines[1], expected);
+    }
+
+    #[test]
+    fn ranks_of_pytorch_come_before_all_others() {
+        let mut kinds = [Program::PyTorch, Program::Other, Program::Python];
+        kinds.sort();
+        assert_eq!(kinds, [Program::Other, Program::Python, Program::PyTorch]);
+        assert_eq!(mapped(u32::MAX), (Program::Other, None));
+    }
+}

@@ -115,7 +115,9 @@ fn a_process_that_ended_between_operations_is_reported_once_the_others_went_on()
         (Code::E150, &[2][..])
     );
     assert!(
-        finding.sentence.contains("the others go on"),
+        finding
+            .sentence
+            .contains("the others have issued no operation since"),
         "{}",
         finding.sentence
     );

@@ -21,7 +21,8 @@ When a rank fails, the others may go on for --linger, to write their dumps and r
 failure. Then they get SIGTERM, and SIGKILL if they still run after --grace.
 
 SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace. If one of them comes \
-while the ranks are being ended, they are killed at once. SIGUSR1 and SIGUSR2 are only passed on.
+when the ranks have already got such a signal, they are killed at once. SIGUSR1 and SIGUSR2 are \
+only passed on.
 
 With --max-restarts, all ranks are started again after a failure: a program that saves its state \
 goes on from there. A signal to the launcher ends the job for good.

@@ -444,12 +444,21 @@ impl Ranks {
         }
         let now = Instant::now();
         match &mut self.ending {
-            // The ranks are being ended already: kill them now.
             Some(ending) => {
+                // While the ranks linger, this signal is the first that asks them to end, so they get the grace period
+                // from now on. It ends at once if they were asked before.
+                let lingers = ending.terminate.is_some();
+                if lingers {
+                    let name = name_of(signal);
+                    sinks.print_message(&format!("{name}: forwarded to the ranks"));
+                }
                 *ending = Ending {
                     terminate: None,
-                    kill: ending.kill.map(|_| now),
-                    at_once: true,
+                    kill: match lingers {
+                        true => Some(now + options.grace),
+                        false => ending.kill.map(|_| now),
+                    },
+                    at_once: !lingers,
                 };
                 if let Some(failure) = &mut self.failure {
                     failure.restart = Restart::Never;

@@ -352,6 +352,22 @@ fn a_second_signal_kills_the_ranks() {
 }
 
 #[test]
+fn a_first_signal_while_ranks_linger_gives_them_the_grace_period() {
+    // The rank needs time after the signal, and the launcher has no reason to take it from it.
+    let script = "if [ $RANK = 1 ]; then until [ -e $DIR/up ]; do sleep 0.01; done; exit 3; fi
+        trap 'sleep 0.5; echo cleaned up; exit 0' TERM; touch $DIR/up; while :; do sleep 0.05; done";
+    let (command, _folder) = shell_with_folder(2, &["--linger", "1000", "--grace", "1000"], script);
+    let mut running = Running::start(command);
+    let mut stderr = BufReader::new(running.process.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("ending the other ranks"), "{line}");
+    running.signal(Signal::TERM);
+    assert_eq!(running.line(), "[rank 0] cleaned up\n");
+    assert_eq!(running.process.wait().unwrap().code(), Some(3));
+}
+
+#[test]
 fn user_signals_are_forwarded_and_do_not_end_the_job() {
     let script =
         "trap 'echo dump' USR1; trap 'exit 0' USR2; echo ready; while :; do sleep 0.05; done";

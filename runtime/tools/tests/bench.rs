@@ -39,6 +39,16 @@ fn every_operation_is_right_at_odd_sizes() {
 }
 
 #[test]
+fn a_product_over_more_ranks_than_a_byte_has_bits_is_right() {
+    let rows = rows(&bench(&[
+        "reduce", "-n", "18", "-o", "product", "-b", "256", "-e", "256", "--check", "--format",
+        "json",
+    ]));
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["errors"], 0, "{:?}", rows[0]);
+}
+
+#[test]
 fn bus_bandwidth_is_that_of_nccl_tests() {
     let rows = rows(&bench(&[
         "all_reduce",

@@ -175,10 +175,34 @@ pub(crate) struct Case<'a, T> {
     part: usize,
 }
 
-/// The input of rank `rank` at element `at`: 1 or 2, so that sums over up to 170 ranks and products over up to 14 ranks
-/// fit in a `u8` and are exact in every type.
-fn input_at(rank: u32, at: usize) -> u8 {
-    1 + ((rank as usize + at) % 2) as u8
+/// The input of rank `rank` at element `at`, of `ranks` ranks whose values `op` combines: 1 or 2. Every type of
+/// [`Whole`] represents numbers up to 255 exactly, so of the ranks of a sum or product only as many have such a value
+/// that the result is not larger. Which ones changes from element to element; the others have one that does not
+/// change the result.
+fn input_at(op: ReduceOp, rank: u32, ranks: u32, at: usize) -> u8 {
+    // Half of these ranks have a 1, the other half a 2.
+    let (most, neutral) = match op {
+        ReduceOp::Sum => (170, 0),
+        ReduceOp::Product => (14, 1),
+        _ => (u32::MAX, 0),
+    };
+    let stride = ranks.div_ceil(most).max(1) as usize;
+    let turn = rank as usize + at;
+    match turn % stride {
+        0 => 1 + (turn / stride % 2) as u8,
+        _ => neutral,
+    }
+}
+
+/// The result at element `at`.
+fn reduced_at(op: ReduceOp, ranks: u32, at: usize) -> u8 {
+    let all = (0..ranks).map(|rank| input_at(op, rank, ranks, at));
+    match op {
+        ReduceOp::Min => all.min().unwrap_or(0),
+        ReduceOp::Max => all.max().unwrap_or(0),
+        ReduceOp::Product => all.fold(1, u8::saturating_mul),
+        _ => all.fold(0, u8::saturating_add),
+    }
 }
 
 impl<'a, T: Whole> Case<'a, T> {
@@ -224,10 +248,11 @@ impl<'a, T: Whole> Case<'a, T> {
 
     /// Fills this rank's input.
     fn fill_input(&mut self) {
-        let rank = self.group.rank();
+        let (rank, ranks) = (self.group.rank(), self.group.size());
+        let op = self.op;
         let fill = |values: &mut [T]| {
             for (at, value) in values.iter_mut().enumerate() {
-                *value = T::whole(input_at(rank, at));
+                *value = T::whole(input_at(op, rank, ranks, at));
             }
         };
         fill(&mut self.input);
@@ -281,16 +306,8 @@ impl<'a, T: Whole> Case<'a, T> {
     /// Number of wrong elements in the result after one call on fresh buffers.
     pub(crate) fn errors(&self) -> u64 {
         let (rank, ranks) = (self.group.rank(), self.group.size());
-        let reduced = |at: usize| {
-            let all = (0..ranks).map(|rank| input_at(rank, at));
-            let value: u32 = match self.op {
-                ReduceOp::Min => all.min().unwrap_or(0).into(),
-                ReduceOp::Max => all.max().unwrap_or(0).into(),
-                ReduceOp::Product => all.map(u32::from).product(),
-                _ => all.map(u32::from).sum(),
-            };
-            value as u8
-        };
+        let input_at = |rank: u32, at: usize| input_at(self.op, rank, ranks, at);
+        let reduced = |at: usize| reduced_at(self.op, ranks, at);
         let part = self.part;
         let expected = |at: usize| match self.operation {
             Operation::AllReduce => reduced(at),
@@ -325,6 +342,29 @@ mod tests {
             let on_command_line = operation.to_possible_value();
             let on_command_line = on_command_line.expect("no operation is left out");
             assert_eq!(on_command_line.get_name(), operation.name());
+        }
+    }
+
+    #[test]
+    fn results_of_any_number_of_ranks_are_exact_and_depend_on_every_rank() {
+        for op in [ReduceOp::Sum, ReduceOp::Product] {
+            for ranks in [1, 2, 14, 15, 16, 170, 171, 1_000, 4_099] {
+                for at in 0..3 {
+                    let all = (0..ranks).map(|rank| u64::from(input_at(op, rank, ranks, at)));
+                    let whole: u64 = match op {
+                        ReduceOp::Sum => all.sum(),
+                        _ => all.product(),
+                    };
+                    // The largest number up to which bf16 represents every whole number is 256.
+                    assert!(whole <= 255, "{op:?} of {ranks} ranks is {whole}");
+                    assert_eq!(u64::from(reduced_at(op, ranks, at)), whole);
+                }
+                let neutral = u8::from(op == ReduceOp::Product);
+                for rank in 0..ranks {
+                    let mut values = (0..1_000).map(|at| input_at(op, rank, ranks, at));
+                    assert!(values.any(|value| value != neutral), "{op:?}: {rank}");
+                }
+            }
         }
     }
 

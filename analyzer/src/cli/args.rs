@@ -2,7 +2,6 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rcomm_analyzer::source::{HostPort, WorkerAddress};
-use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -78,7 +77,7 @@ pub(crate) enum Command {
     Query {
         /// Whatever follows.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        rest: Vec<OsString>,
+        rest: Vec<std::ffi::OsString>,
     },
     Explain(ExplainArgs),
     Trends(TrendsArgs),

@@ -170,7 +170,6 @@ mod tests {
             waits: vec![],
             stacks: vec![],
             now: vec![],
-            now: vec![],
         }
     }
 

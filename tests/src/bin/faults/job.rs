@@ -1,12 +1,13 @@
 //! A job under test: its processes, and the faults that are applied to them.
 
 use crate::around;
+use crate::certificates::Ca;
 use crate::network::Hosts;
 use crate::rank::{Event, What, events_folder, group_file, now_ms, stop_file};
 use crate::scenario::{Act, At, Damage, Fault, RANKS, Scenario, Shm, Start};
 use crate::stranger;
 use anyhow::{Context, ensure};
-use rcomm_recorder::publish::remove_stale_rings;
+use rcomm_recorder::publish::{TlsFiles, remove_stale_rings};
 use rcomm_recorder::record::{default_directory, fallback_directory};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,8 @@ pub(crate) struct Job<'a> {
     name: String,
     port: u16,
     hosts: Option<Hosts>,
+    /// The identity of each rank, in a scenario with TLS.
+    identities: Vec<TlsFiles>,
     children: Vec<Child>,
     observers: Vec<Child>,
 }
@@ -46,12 +49,20 @@ impl<'a> Job<'a> {
         for inner in ["events", "tmp", "out"] {
             std::fs::create_dir_all(folder.join(inner))?;
         }
+        let identities = if scenario.tls {
+            let ca = Ca::new();
+            let issue = |rank| ca.issue(folder, &format!("rank-{rank}"));
+            (0..RANKS).map(issue).collect()
+        } else {
+            Vec::new()
+        };
         Ok(Self {
             scenario,
             folder: folder.to_owned(),
             name: format!("faults-{port}-{}", scenario.name),
             port,
             hosts,
+            identities,
             children: Vec::new(),
             observers: Vec::new(),
         })
@@ -154,6 +165,9 @@ impl<'a> Job<'a> {
 
     /// The arguments by which the culprits apply the fault to themselves.
     fn self_fault_arguments(&self) -> Vec<String> {
+        if self.scenario.culprits.is_empty() {
+            return Vec::new();
+        }
         let ranks: Vec<String> = self.scenario.culprits.iter().map(u32::to_string).collect();
         let mut arguments = vec!["--ranks".to_owned(), ranks.join(",")];
         let mut add = |act: Act, at: At| {
@@ -200,6 +214,12 @@ impl<'a> Job<'a> {
             .env("MASTER_ADDR", address)
             .env("MASTER_PORT", self.port.to_string())
             .env("TORCHELASTIC_RUN_ID", name);
+        if let Some(files) = self.identities.get(rank as usize) {
+            command
+                .env("RCOMM_TLS_CERT", &files.certificate)
+                .env("RCOMM_TLS_KEY", &files.key)
+                .env("RCOMM_TLS_CA", &files.ca);
+        }
         self.spawn_with(command, arguments, &rank.to_string())
     }
 

@@ -18,6 +18,8 @@
 )]
 
 mod around;
+#[path = "../../../../recorder/tests/certificates/mod.rs"]
+mod certificates;
 mod job;
 mod judge;
 mod network;

@@ -198,6 +198,8 @@ pub(crate) struct Scenario {
     pub(crate) expect: Expect,
     /// Whether it is one of the short list.
     pub(crate) short: bool,
+    /// Whether store, data connections and endpoints use TLS.
+    pub(crate) tls: bool,
 }
 
 const fn row(name: &'static str, start: Start, fault: Fault, expect: Expect) -> Scenario {
@@ -208,6 +210,7 @@ const fn row(name: &'static str, start: Start, fault: Fault, expect: Expect) -> 
         culprits: CULPRIT,
         expect,
         short: false,
+        tls: false,
     }
 }
 
@@ -219,6 +222,11 @@ impl Scenario {
 
     const fn short(mut self) -> Self {
         self.short = true;
+        self
+    }
+
+    const fn tls(mut self) -> Self {
+        self.tls = true;
         self
     }
 }
@@ -235,6 +243,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     row("kill-in-call", Memory, Itself(Kill, Call), Named),
     row("kill-tcp", Tcp, Itself(Kill, Between), Named),
     row("kill-in-call-tcp", Tcp, Itself(Kill, Call), Named),
+    row("kill-tls", Tcp, Itself(Kill, Between), Named).tls(),
+    row("kill-in-call-tls", Tcp, Itself(Kill, Call), Named).tls(),
     row("kill-launched", Launcher, Itself(Kill, Between), Named),
     row("abort", Memory, Itself(Abort, Between), Named),
     row("exit", Memory, Itself(Exit, Between), Named),
@@ -248,6 +258,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     row("freeze", Memory, Itself(Freeze, Between), Named),
     row("freeze-in-call", Memory, Itself(Freeze, Call), Named),
     row("freeze-tcp", Tcp, Itself(Freeze, Between), Named),
+    row("freeze-tls", Tcp, Itself(Freeze, Between), Named).tls(),
     row("freeze-launched", Launcher, Itself(Freeze, Between), Named),
     row("freeze-two", Memory, Itself(Freeze, Between), Named).of(&[1, 3]),
     row("sleep", Memory, Itself(Sleep, Between), Named),
@@ -261,6 +272,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         .of(&[0])
         .short(),
     row("store-host-freeze-tcp", Tcp, Itself(Freeze, Between), Named).of(&[0]),
+    row("store-host-kill-tls", Tcp, Itself(Kill, Call), Named)
+        .of(&[0])
+        .tls(),
+    row("store-host-freeze-tls", Tcp, Itself(Freeze, Between), Named)
+        .of(&[0])
+        .tls(),
     row(
         "rank-0-freeze-launched",
         Launcher,
@@ -341,13 +358,19 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     row("start-foreign", Memory, Fault::Foreign, Healthy),
     row("start-late", Memory, Fault::Late(2_000), Healthy),
     row("cut", Hosts, Network(Cut::BothWays), CutOff),
+    row("cut-tls", Hosts, Network(Cut::BothWays), CutOff).tls(),
     row("cut-inward", Hosts, Network(Cut::Inward), CutOff),
     row("cut-outward", Hosts, Network(Cut::Outward), CutOff),
     row("cut-store-host", Hosts, Network(Cut::BothWays), CutOff).of(&[0]),
+    row("cut-store-host-tls", Hosts, Network(Cut::BothWays), CutOff)
+        .of(&[0])
+        .tls(),
     row("link-down", Hosts, Network(Cut::LinkDown), CutOff),
     row("host-vanished", Hosts, Network(Cut::Vanished), Named),
     row("reset", Hosts, Network(Cut::Reset), CutOff),
+    row("reset-tls", Hosts, Network(Cut::Reset), CutOff).tls(),
     row("cut-healed", Hosts, Network(Cut::Healed), Healthy),
+    row("cut-healed-tls", Hosts, Network(Cut::Healed), Healthy).tls(),
     row("loss", Hosts, Network(Cut::Loss), Healthy),
     row("delay", Hosts, Network(Cut::Delay), Healthy),
     row("shm-full", Memory, Fault::Memory(Shm::Full), Named),

@@ -1,12 +1,12 @@
-//! Measures what observers cost a job: its collectives are timed while nothing, `rcomm-top`, `rcomm-web` or a client of
-//! an endpoint observes it.
+//! Measures what observers cost a job: its collectives and steps of the example `ddp` are timed while nothing,
+//! `rcomm-top`, `rcomm-web` or a client of an endpoint observes it.
 //!
 //! ```sh
 //! cargo build --release -p rcomm-tests -p rcomm-top -p rcomm-web --bins
 //! target/release/observers --rounds 20
 //! ```
 //!
-//! The ranks are the same processes all the time. A round measures every size under every observer, in an order that
+//! The ranks are the same processes all the time. A round measures every row under every observer, in an order that
 //! changes from round to round. It measures twice without an observer: these two differ by the noise of the machine,
 //! and an effect that is not larger than their difference proves nothing. The table has, for each observer, the median
 //! over the rounds of the ratio to the mean of these two.
@@ -16,10 +16,14 @@
     reason = "a program whose result is what it prints"
 )]
 
+#[path = "../../../../examples/ddp/model.rs"]
+mod model;
 mod rank;
+#[path = "../../../../examples/ddp/train.rs"]
+mod train;
 mod watch;
 
-use crate::rank::{Measured, SIZES};
+use crate::rank::{Measured, Row};
 use crate::watch::{Kind, Watching};
 use anyhow::{Context, ensure};
 use clap::{Parser, Subcommand};
@@ -66,7 +70,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The measurements of one observer: per size, those of all rounds.
+/// The measurements of one observer: per row, those of all rounds.
 type Rounds = Vec<Vec<Measured>>;
 
 fn observe(cli: &Cli) -> anyhow::Result<()> {
@@ -78,31 +82,29 @@ fn observe(cli: &Cli) -> anyhow::Result<()> {
             None => kinds.push(kind),
         }
     }
-    let sizes = SIZES
-        .iter()
-        .filter(|size| size.bytes <= cli.largest)
-        .count();
+    let rows: Vec<&Row> = rank::rows(cli.largest).collect();
     println!("load before: {}", load());
     let mut job = Job::start(cli, folder.path())?;
     // The first measurements meet cold caches.
-    job.measure(sizes)?;
-    let mut all: Vec<Rounds> = vec![vec![Vec::new(); sizes]; kinds.len()];
+    job.measure(rows.len())?;
+    let mut all: Vec<Rounds> = vec![vec![Vec::new(); rows.len()]; kinds.len()];
     for round in 0..cli.rounds {
         for turn in 0..kinds.len() {
             let at = (round + turn) % kinds.len();
             let watching = Watching::begin(kinds[at], folder.path())?;
-            let measured = job.measure(sizes)?;
+            let measured = job.measure(rows.len())?;
             watching.end()?;
-            for (size, measured) in measured.into_iter().enumerate() {
-                all[at][size].push(measured);
+            for (row, measured) in measured.into_iter().enumerate() {
+                all[at][row].push(measured);
             }
         }
     }
     job.end()?;
     println!("load after: {}", load());
-    print("time per all_reduce", &kinds, &all, |measured| measured.ns);
+    print("time", &rows, &kinds, &all, |measured| measured.ns);
     print(
-        "processor time of all ranks per all_reduce",
+        "processor time of all ranks",
+        &rows,
         &kinds,
         &all,
         |measured| measured.processor_ns,
@@ -135,7 +137,13 @@ fn ninth_decile(mut values: Vec<f64>) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-fn print(title: &str, kinds: &[Kind], all: &[Rounds], of: impl Fn(&Measured) -> f64) {
+fn print(
+    title: &str,
+    rows: &[&Row],
+    kinds: &[Kind],
+    all: &[Rounds],
+    of: impl Fn(&Measured) -> f64,
+) {
     println!("\n{title}");
     let names: Vec<String> = kinds[2..]
         .iter()
@@ -143,12 +151,12 @@ fn print(title: &str, kinds: &[Kind], all: &[Rounds], of: impl Fn(&Measured) -> 
         .collect();
     println!(
         "{:>10} {:>14} {:>24} {}",
-        "bytes",
+        "work",
         "nothing",
         "nothing against itself",
         names.join(" ")
     );
-    for (at, size) in SIZES.iter().take(all[0].len()).enumerate() {
+    for (at, row) in rows.iter().enumerate() {
         let values = |kind: usize| all[kind][at].iter().map(&of);
         let base: Vec<f64> = values(0)
             .zip(values(1))
@@ -177,7 +185,7 @@ fn print(title: &str, kinds: &[Kind], all: &[Rounds], of: impl Fn(&Measured) -> 
             .collect();
         println!(
             "{:>10} {:>11.2} µs {itself:>24} {}",
-            size.bytes,
+            row.name,
             nothing / 1_000.0,
             effects.join(" ")
         );
@@ -215,8 +223,8 @@ impl Job {
         Ok(Self { ranks })
     }
 
-    /// Measures every size. The times are those of rank 0, the processor times the sums of all ranks.
-    fn measure(&mut self, sizes: usize) -> anyhow::Result<Vec<Measured>> {
+    /// Measures every row. The times are those of rank 0, the processor times the sums of all ranks.
+    fn measure(&mut self, rows: usize) -> anyhow::Result<Vec<Measured>> {
         for (rank, _) in &mut self.ranks {
             let input = rank.stdin.as_mut();
             let input = input.context("the standard input of a rank is not piped")?;
@@ -228,7 +236,7 @@ impl Job {
             output.read_line(&mut line)?;
             let measured: Vec<Measured> = serde_json::from_str(&line)
                 .with_context(|| format!("rank {rank} reported {line:?}"))?;
-            ensure!(measured.len() == sizes, "rank {rank} reported {line:?}");
+            ensure!(measured.len() == rows, "rank {rank} reported {line:?}");
             match &mut sum {
                 None => sum = Some(measured),
                 Some(sum) => {

@@ -17,6 +17,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -87,23 +88,25 @@ pub(crate) fn store_server(bytes: &[u8]) {
 fn answer_with(bytes: &[u8], ask: impl FnOnce(u16)) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
+    let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A connection without a byte ends the service.
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { return };
+                if has_ended.load(Ordering::Relaxed) {
+                    return;
+                }
                 let _ = stream.set_read_timeout(Some(GLANCE));
-                match stream.read(&mut [0; 4096]) {
-                    Ok(0) => return,
-                    _ => {
-                        let _ = stream.write_all(bytes);
-                    }
+                if !matches!(stream.read(&mut [0; 4096]), Ok(0)) {
+                    let _ = stream.write_all(bytes);
                 }
             }
         });
         let began = Instant::now();
         ask(port);
         assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+        has_ended.store(true, Ordering::Relaxed);
+        // Wakes the thread.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)));
     });
 }

@@ -408,7 +408,7 @@ pub(crate) enum Shift {
     Extra(usize),
     /// It issued this many collectives in another order.
     Reordered(usize),
-    /// As `Reordered`, but too few calls are recorded after these: it may as well have left some out, or issued more.
+    /// As `Reordered`, but the calls after these, if any, fit as well if it left some out, or issued more.
     ReorderedOrShifted(usize),
     /// One operation differs; the following ones agree or are unknown.
     None,
@@ -473,18 +473,17 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
         if !all {
             continue;
         }
-        match run(&mine[width..], &right[width..]) {
-            Some(0) if shifted().0 > 0 => {
-                // Ranks stop at the same place of their program: one that left out n collectives has n fewer there.
-                return match shifted().1 {
-                    Shift::Skipped(n) if mine.len() + n == right.len() => Shift::Skipped(n),
-                    Shift::Extra(n) if right.len() + n == mine.len() => Shift::Extra(n),
-                    _ => Shift::ReorderedOrShifted(width),
-                };
-            }
-            Some(_) => return Shift::Reordered(width),
-            None => {}
+        if run(&mine[width..], &right[width..]).is_none() {
+            continue;
         }
+        // Calls that repeat fit in both ways. Ranks stop at the same place of their program: one that left out n
+        // collectives has n fewer there, and one that changed the order has as many.
+        return match shifted().1 {
+            Shift::None => Shift::Reordered(width),
+            Shift::Skipped(n) if mine.len() + n == right.len() => Shift::Skipped(n),
+            Shift::Extra(n) if right.len() + n == mine.len() => Shift::Extra(n),
+            _ => Shift::ReorderedOrShifted(width),
+        };
     }
     // One operation differs and the next ones agree.
     if run(&mine[1.min(mine.len())..], &right[1.min(right.len())..]).is_some_and(|n| n > 0) {

@@ -236,3 +236,20 @@ fn the_finding_on_a_rank_with_shifted_collectives_names_the_first_of_them() {
         assert!(first.sentence.contains(words), "{}", first.sentence);
     }
 }
+
+#[test]
+fn a_skip_that_also_fits_another_order_is_not_said_to_be_one() {
+    // The first of the last four was left out; that the first two were swapped fits as well.
+    let usual: &[u64] = &[1, 2, 3, 4, 3, 3, 3];
+    let skipped: &[u64] = &[1, 2, 4, 3, 3, 3];
+    let dumps = of_sizes(&[usual, usual, skipped, usual]);
+    let first = analyze(&dumps, &Policy::default()).findings.remove(0);
+    assert_eq!((first.code, &*first.culprit_ranks), (Code::E103, &[2][..]));
+    // With as many calls as the others it may have done either.
+    let either: &[u64] = &[1, 2, 4, 3, 3, 3, 3];
+    let dumps = of_sizes(&[usual, usual, either, usual]);
+    let first = analyze(&dumps, &Policy::default()).findings.remove(0);
+    assert_eq!((first.code, &*first.culprit_ranks), (Code::E113, &[2][..]));
+    assert!(first.confidence <= 0.8, "{first:?}");
+    assert_eq!(first.doubts.len(), 1, "{first:?}");
+}

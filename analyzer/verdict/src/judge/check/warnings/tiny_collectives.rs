@@ -7,8 +7,9 @@
 use crate::align::record::{Op, Record};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
-use crate::report::format::count;
+use crate::report::format::{count, format_ranks};
 use crate::report::{Code, Severity};
+use rcomm_recorder::model::Rank;
 
 pub(crate) struct TinyCollectives;
 
@@ -51,13 +52,7 @@ impl Check for TinyCollectives {
         if wasteful.len() * 2 < records.len() {
             return Vec::new();
         }
-        let worst = wasteful
-            .iter()
-            .max_by(|a, b| a.1.share.total_cmp(&b.1.share));
-        worst
-            .map(|(at, waste)| draft(ctx, *at, waste))
-            .into_iter()
-            .collect()
+        draft(ctx, &wasteful).into_iter().collect()
     }
 }
 
@@ -106,16 +101,30 @@ fn saved_in(row: &[Op]) -> Option<f64> {
     (shortest >= 0.0).then(|| f64::from(shortest) * (row.len() - 1) as f64)
 }
 
-fn draft(ctx: &Context<'_>, record: usize, waste: &Waste<'_>) -> FindingDraft {
+/// The finding on these records. The rank that spends most is another one at each look, so all are named, and the one
+/// with the lowest number is the example.
+fn draft(ctx: &Context<'_>, wasteful: &[(usize, Waste<'_>)]) -> Option<FindingDraft> {
+    let rank_of = |at: &usize| ctx.aligned.records[*at].rank;
+    let (record, waste) = wasteful.iter().min_by_key(|(at, _)| rank_of(at))?;
+    let record = *record;
     let whole = &ctx.aligned.records[record];
     let lane = &ctx.aligned.lanes[record][usize::from(waste.example.group)];
+    let mut ranks: Vec<Rank> = wasteful.iter().map(|(at, _)| rank_of(at)).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let shares = wasteful.iter().map(|(_, waste)| waste.share);
+    let least = shares.reduce(f64::min)?;
+    let (spend, their, example) = match ranks.len() {
+        1 => ("spends", "its", String::new()),
+        _ => ("spend", "their", format!("rank {} ", whole.rank)),
+    };
     let mut draft = FindingDraft::new(
         Code::W240,
         format!(
-            "rank {} spends {:.0} % of its time in {} small collectives that come in {} of one kind, such as {} of \
-             {} bytes",
-            whole.rank,
-            waste.share * 100.0,
+            "{} {spend} {:.0} % of {their} time or more in small collectives that come in rows of one kind: {example}in {} \
+             of them in {}, such as {} of {} bytes",
+            format_ranks(&ranks),
+            least * 100.0,
             waste.operations,
             count(waste.rows as u64, "row"),
             ctx.describe_op(record, waste.example),
@@ -140,5 +149,5 @@ fn draft(ctx: &Context<'_>, record: usize, waste: &Waste<'_>) -> FindingDraft {
         "put the operations of a row{} into one: a bucket, or one coalesced call",
         site.unwrap_or_default()
     );
-    draft
+    Some(draft)
 }

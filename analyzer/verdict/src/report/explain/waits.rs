@@ -7,17 +7,21 @@ pub(super) const E120: Prose = Prose {
              paired by group, source, destination and order, so this names the first one without a \
              partner. Where other groups of the same description have the same part, such as the other \
              pipelines, their messages show which of the two ranks left one out, posted one too many, or \
-             took another order. Rank numbers in the operation are those of the group.",
+             took another order. Rank numbers in the operation are those of the group. Backends on a host (gloo, MPI, \
+             rcomm's own) also compare tags, which no record holds: there, a send and a receive that pair by order and \
+             do not end may have different tags, and the finding names no rank.",
     causes: &[
         "pipeline stages disagree on the schedule: number of micro-batches, warm-up, direction",
         "the peer raised or skipped before its half of a batch of sends and receives",
         "a wrong peer: a global rank was used where a rank of the group was meant, or the reverse",
         "two ranks both send first with a backend whose send waits for the receive",
+        "a tag that differs between the two ends, such as a micro-batch number that one of them counts from 1",
     ],
     actions: &[
         "look at the peer's last recorded call: what did it do instead",
         "post both directions in one batch, or fix the order (even ranks send first)",
         "check the peer number against the group's list of ranks in the report",
+        "compare the tags of the send and of the receive, if both are posted",
     ],
 };
 

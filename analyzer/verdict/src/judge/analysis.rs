@@ -220,12 +220,14 @@ fn judge(
     let wait_roots = wait_root::find(&aligned, &mut graph);
     let disagreements = disagreement::find(&aligned);
     let lateness = Lateness::new(&aligned, &clocks, policy);
+    let open_by_status = unkept::open_by_status(&aligned, policy);
     let unkept = unkept::find(&aligned, policy);
     let ctx = Context {
         policy,
         young_files,
         left_aside,
         unkept,
+        open_by_status,
         lacks_input: problems.iter().any(|it| it.code == Code::N301),
         life: &life,
         aligned: &aligned,

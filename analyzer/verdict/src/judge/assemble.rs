@@ -486,6 +486,24 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             ),
         ));
     }
+    let is_noted = |group: usize| ctx.unkept.iter().any(|one| one.group == group);
+    for (group, ranks) in ctx
+        .open_by_status
+        .iter()
+        .filter(|(group, _)| !is_noted(*group))
+    {
+        let have = if ranks.len() == 1 { "has" } else { "have" };
+        problems.push(Problem::new(
+            Code::N302,
+            "",
+            format!(
+                "by the status of group {}, {} {have} issued an operation on it and not completed it, and the rings hold \
+                 none that is pending",
+                ctx.group_name(*group),
+                format_ranks(ranks)
+            ),
+        ));
+    }
     problems.extend(loss::note(ctx, &known));
     problems.extend(loss::note_transfers(ctx));
     let outdated: BTreeSet<Rank> = ctx
@@ -550,8 +568,9 @@ fn verdict(
     }
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
     // An operation is unfinished and no finding explains it.
-    let unexplained =
-        !ctx.unkept.is_empty() || ctx.graph.missing.iter().any(|missing| !missing.is_empty());
+    let unexplained = !ctx.unkept.is_empty()
+        || !ctx.open_by_status.is_empty()
+        || ctx.graph.missing.iter().any(|missing| !missing.is_empty());
     let overdue = ctx.is_anything_overdue();
     match (ctx.policy.snapshot, pending) {
         (true, true) if overdue || ctx.young_files => Verdict::Inconclusive,

@@ -4,9 +4,9 @@
 mod job;
 
 use job::{Call, job};
-use rcomm_recorder::model::EntryState;
+use rcomm_recorder::model::{EntryState, ProcessGroupStatus};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, Finding, Policy, analyze};
+use rcomm_verdict::{Code, Finding, Policy, Verdict, analyze};
 
 fn lints(dumps: &[Dump]) -> Vec<Finding> {
     let report = analyze(dumps, &Policy::default());
@@ -252,4 +252,34 @@ fn a_skip_that_also_fits_another_order_is_not_said_to_be_one() {
     assert_eq!((first.code, &*first.culprit_ranks), (Code::E113, &[2][..]));
     assert!(first.confidence <= 0.8, "{first:?}");
     assert_eq!(first.doubts.len(), 1, "{first:?}");
+}
+
+#[test]
+fn a_job_with_an_operation_that_only_its_groups_status_shows_is_not_called_healthy() {
+    // A program that does not wait for a collective goes on with messages, which overwrite it in the ring.
+    let send = |peer| (1..=4).map(move |batch| Call::Send { peer, batch });
+    let receive = |peer| (1..=4).map(move |batch| Call::Receive { peer, batch });
+    let dumps = |completed: i64| {
+        let mut dumps = job("nccl", &[send(1).collect(), receive(0).collect()]);
+        for dump in &mut dumps {
+            for entry in &mut dump.entries {
+                entry.record_id += 10;
+            }
+            dump.groups[0].status = Some(ProcessGroupStatus {
+                last_enqueued: 5,
+                last_started: 5,
+                last_completed: completed,
+                ..ProcessGroupStatus::default()
+            });
+        }
+        dumps
+    };
+    let report = analyze(&dumps(4), &Policy::default());
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    let said = "by the status of group default_pg, ranks 0 and 1 have issued an operation on it and not completed it, and the \
+                rings hold none that is pending";
+    let mut problems = report.problems.iter();
+    assert!(problems.any(|it| it.sentence == said), "{report:?}");
+    let report = analyze(&dumps(5), &Policy::default());
+    assert_eq!(report.verdict, Verdict::Healthy);
 }

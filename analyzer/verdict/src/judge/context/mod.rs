@@ -31,6 +31,8 @@ pub(crate) struct Context<'a> {
     pub(crate) left_aside: Vec<Rank>,
     /// What hangs by the groups' status, and is no longer in any ring.
     pub(crate) unkept: Vec<Unkept>,
+    /// Groups in which, by their status alone, operations of these ranks have not completed.
+    pub(crate) open_by_status: Vec<(GroupIx, Vec<Rank>)>,
     /// Whether an input could not be read, or only in part.
     pub(crate) lacks_input: bool,
     pub(crate) life: &'a Life,

@@ -30,6 +30,46 @@ pub(crate) fn find(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Unkept> {
         .collect()
 }
 
+/// The groups of whose status some members say that an operation was issued and has not completed, although their rings
+/// hold none that is pending, each with these members, ascending. The status may be behind, or another member may have
+/// completed the operation, so this accuses no rank. None in a snapshot.
+pub(crate) fn open_by_status(aligned: &Aligned<'_>, policy: &Policy) -> Vec<(GroupIx, Vec<Rank>)> {
+    if policy.snapshot {
+        return Vec::new();
+    }
+    let is_open = |&(record, lane_at): &(usize, usize)| {
+        let (whole, lane) = (&aligned.records[record], &aligned.lanes[record][lane_at]);
+        let statuses = whole.groups.iter().filter_map(|local| local.status);
+        let notes_ends = statuses.map(|status| status.last_completed).max() > Some(0);
+        let Some(status) = whole.groups[lane_at].status else {
+            return false;
+        };
+        let done = status.last_completed.max(0);
+        let is_later = |number: u32| i64::from(number) > done;
+        let newest = lane.collectives.last();
+        let held = newest.is_some_and(|&at| is_later(aligned.seq(record, at)));
+        let newest = lane.messages.last();
+        let held = held || newest.is_some_and(|&at| is_later(aligned.op(record, at).p2p_seq));
+        whole.recorder == Recorder::Nccl
+            && notes_ends
+            && whole.wrapped()
+            && !whole.only_active
+            && status.last_enqueued > done
+            && !held
+            && aligned.lacks_newest(record).is_none()
+    };
+    let of_group = |group: GroupIx| {
+        let lanes = aligned.groups[group].lanes.iter().flatten();
+        let open = lanes.filter(|lane| is_open(lane));
+        let mut ranks: Vec<Rank> = open
+            .map(|&(record, _)| aligned.records[record].rank)
+            .collect();
+        ranks.sort_unstable();
+        (!ranks.is_empty()).then_some((group, ranks))
+    };
+    (0..aligned.groups.len()).filter_map(of_group).collect()
+}
+
 fn first_of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Unkept> {
     let lanes = aligned.groups[group].lanes.iter().flatten();
     let mut issued: Vec<(Rank, i64)> = Vec::new();

@@ -8,7 +8,7 @@ use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, of_young_files};
 use crate::judge::records::provenance::LeftAside;
-use crate::judge::records::{aborted, misnamed, provenance, timeouts, unkept};
+use crate::judge::records::{aborted, misnamed, provenance, refused, timeouts, unkept};
 use crate::judge::waits::wait_graph::WaitGraph;
 use crate::judge::waits::wait_root;
 use crate::judge::{assemble, check, disagreement};
@@ -162,6 +162,7 @@ fn judge(
         ..policy.clone()
     };
     comm_counter::number_by_communicator(shared, &mut records);
+    refused::leave_out(&mut records);
     aborted::reopen(shared, &mut records);
     let (mut records, in_step) = provenance::select(shared, records, policy, &mut aside);
     let left_aside = aside.ranks();

@@ -1,6 +1,7 @@
 //! Tests the verdicts on how a job lives and ends, from the rings of its ranks.
 
 mod again;
+mod at_once;
 mod causes;
 mod file_times;
 mod goes_on;

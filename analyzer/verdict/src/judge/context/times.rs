@@ -7,6 +7,12 @@ use crate::judge::policy::now_ns;
 use crate::judge::waits::wait_graph::Place;
 use crate::report::Until;
 use crate::report::format::format_time;
+use rcomm_recorder::model::EntryState;
+
+/// An operation that failed after less than this, ms, says nothing about ranks that had not come.
+const TOO_SHORT_MS: f64 = 1e3;
+/// An operation that failed within this share of its time-out was not ended by the time-out.
+const BEFORE_TIMEOUT: f64 = 0.9;
 
 impl Context<'_> {
     /// What states the end of the time that ages measure.
@@ -61,6 +67,34 @@ impl Context<'_> {
         }
     }
 
+    /// Whether the operation of a place failed soon after it was issued, on all ranks that were in it, and long before
+    /// its time-out: such a wait does not show that another rank is late.
+    pub(crate) fn failed_at_once(&self, place: usize) -> bool {
+        let all = self.ops_of(place);
+        !all.is_empty()
+            && all.into_iter().all(|(record, position)| {
+                let op = self.aligned.op(record, position);
+                let limit_ms = self.aligned.shared.calls.get(op.call).timeout_ms as f64;
+                let lasted = op.wait_ms().filter(|_| op.state == EntryState::Failed);
+                lasted.map(f64::from).is_some_and(|ms| {
+                    ms < TOO_SHORT_MS && (limit_ms == 0.0 || ms < limit_ms * BEFORE_TIMEOUT)
+                })
+            })
+    }
+
+    /// The record and the position of each operation that waits at a place.
+    fn ops_of(&self, place: usize) -> Vec<(RecordIx, u32)> {
+        match self.graph.places[place] {
+            Place::Collective { .. } => self.arrived(place).collect(),
+            Place::Batch {
+                record, pending, ..
+            } => {
+                let halves = self.halves(record, pending).iter();
+                halves.map(|half| (record, half.position)).collect()
+            }
+        }
+    }
+
     /// When the last of the ranks at a place gave up, common time, ns; `None` while one still waits, or if a record
     /// does not state it.
     fn gave_up_ns(&self, place: usize) -> Option<i64> {
@@ -68,19 +102,10 @@ impl Context<'_> {
             let failed_ns = self.aligned.op(record, position).failed_ns()?;
             Some(failed_ns.saturating_sub(self.aligned.offsets_ns[record]))
         };
-        let ends: Vec<Option<i64>> = match self.graph.places[place] {
-            Place::Collective { .. } => {
-                let all = self.arrived(place);
-                all.map(|(record, position)| ended(record, position))
-                    .collect()
-            }
-            Place::Batch {
-                record, pending, ..
-            } => {
-                let halves = self.halves(record, pending).iter();
-                halves.map(|half| ended(record, half.position)).collect()
-            }
-        };
+        let all = self.ops_of(place).into_iter();
+        let ends: Vec<Option<i64>> = all
+            .map(|(record, position)| ended(record, position))
+            .collect();
         ends.into_iter()
             .collect::<Option<Vec<i64>>>()?
             .into_iter()

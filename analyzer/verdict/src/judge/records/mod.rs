@@ -4,5 +4,6 @@
 pub(crate) mod aborted;
 pub(crate) mod misnamed;
 pub(crate) mod provenance;
+pub(crate) mod refused;
 pub(crate) mod timeouts;
 pub(crate) mod unkept;

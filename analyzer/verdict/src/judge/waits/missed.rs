@@ -23,6 +23,10 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
     if places.iter().any(|&(_, why)| why != Missing::Candidate) {
         places.retain(|&(_, why)| why != Missing::Candidate);
     }
+    // A wait that was too short shows nothing.
+    if places.iter().any(|&(place, _)| !ctx.failed_at_once(place)) {
+        places.retain(|&(place, _)| !ctx.failed_at_once(place));
+    }
     places.sort_by_key(|&(place, _)| (ctx.waiting_since(place).unwrap_or(i64::MAX), place));
     places.truncate(MOST);
     let rank = ctx.rank(node);

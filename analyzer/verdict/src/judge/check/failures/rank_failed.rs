@@ -119,6 +119,9 @@ fn gone_record(ctx: &Context<'_>, node: Node) -> Option<usize> {
     records.find(|&record| ctx.went_first(record))
 }
 
+/// A wait is stated with its time if it lasted at least this long, ms.
+const WORTH_MS: f64 = 100.0;
+
 /// The finding on ranks whose processes are gone, and that others miss at this place.
 fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let mut culprits = ctx.ranks(nodes);
@@ -127,7 +130,9 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let records: Vec<usize> = records.collect();
     let op_ref = ctx.op_ref_of_place(place);
     let arrived = ctx.graph.arrived[place].len();
-    let waited = ctx.waited_ms(place).map(format_time);
+    // A shorter wait is no reason: that the process is gone is.
+    let waited = ctx.waited_ms(place).filter(|&ms| ms >= WORTH_MS);
+    let waited = waited.map(format_time);
     let waiting = match (&ctx.life.end, waited) {
         (Some(_), Some(time)) => count_ranks(
             arrived,
@@ -140,7 +145,8 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
             &format!("waits for {time}"),
             &format!("wait for {time}"),
         ),
-        (None, _) => count_ranks(
+        (None, None) => count_ranks(arrived, "waits", "wait"),
+        (None, Some(_)) => count_ranks(
             arrived,
             &ctx.waiting(place, false),
             &ctx.waiting(place, true),
@@ -425,8 +431,29 @@ fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usiz
         0 => "",
         _ => ", long before its time-out",
     };
+    let is_it = |place: &Place| match *place {
+        Place::Collective { group, seq } => {
+            !op.kind.is_p2p() && (group, seq) == (lane.group, op.seq)
+        }
+        Place::Batch {
+            record, pending, ..
+        } => {
+            let mut halves = ctx.halves(record, pending).iter();
+            record == first.record && halves.any(|half| half.position == first.position)
+        }
+    };
+    let place = ctx.graph.places.iter().position(is_it);
+    let missing = place.map_or(&[][..], |place| &ctx.graph.missing[place]);
+    let missing: Vec<Node> = missing.iter().map(|&(node, _)| node).collect();
+    let who_came = match missing.as_slice() {
+        [] => ", and no member was missing there".to_owned(),
+        missing => format!(
+            "; {} had not come there yet",
+            format_ranks(&ctx.ranks(missing))
+        ),
+    };
     let sentence = format!(
-        "{} failed on {who}{took}{before}, and no member was missing there",
+        "{} failed on {who}{took}{before}{who_came}",
         ctx.describe_op(first.record, op)
     );
     let culprits = match together {
@@ -444,12 +471,13 @@ fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usiz
         .evidence
         .push(ctx.evidence(first.record, first.position, lane.group));
     draft.frames = ctx.frames_of(first.record, op, "last_seen");
-    draft
-        .ruled_out
-        .push("not_joined, missing_dump: every member that is waited for was there".to_owned());
+    draft.ruled_out.push(match !missing.is_empty() {
+        true => "not_joined: the wait was too short to show that a rank was late".to_owned(),
+        false => "not_joined, missing_dump: every member that is waited for was there".to_owned(),
+    });
     draft.next = format!("read the log of rank {rank} at that moment: the error is there");
     draft.targets.extend(ctx.graph.node(rank));
-    if let Some(place) = ctx.graph.collective(lane.group, op.seq) {
+    if let Some(place) = place {
         draft.targets.push(place + ctx.graph.ranks);
     }
     draft.at = Some(op_ref);

@@ -36,6 +36,7 @@ impl Check for NotJoined {
             }
             if let Some((place, why)) = first_missed(ctx, node)
                 && matches!(ctx.graph.places[place], Place::Collective { .. })
+                && !ctx.failed_at_once(place)
             {
                 by_place.entry(place).or_default().push((node, why));
             }

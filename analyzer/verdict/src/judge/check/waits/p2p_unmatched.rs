@@ -33,6 +33,7 @@ impl Check for P2pUnmatched {
                 &WaitRoot::Idle(node) if !explained(node) => {
                     if let Some((place, why)) = first_missed(ctx, node)
                         && matches!(ctx.graph.places[place], Place::Batch { .. })
+                        && !ctx.failed_at_once(place)
                     {
                         by_place.entry(place).or_default().push((node, why));
                     }

@@ -1,0 +1,77 @@
+//! Leaves out calls that PyTorch refused at once, as with arguments that do not fit: they were never issued, and no other
+//! rank has them.
+//!
+//! The recorder of PyTorch's hooks notes such a call as failed, without retiring it, and gives its number to the next
+//! operation. The last call of a program that ends by its exception has no successor.
+
+use crate::align::record::{Op, Record};
+use rcomm_recorder::model::{EntryState, OpType};
+use rcomm_recorder::publish::Recorder;
+use std::collections::HashMap;
+
+/// How the phase begins that the recorder notes for an exception that ends the program.
+pub(crate) const RAISED: &str = "raised ";
+/// Such a phase begins within this time of a call that was refused, ns.
+const SOON_NS: i64 = 1_000_000_000;
+/// A last call that lasted longer than this, ms, may have waited for others.
+const AT_ONCE_MS: f32 = 1e3;
+/// The recorder notes that a call was refused when the next one is issued; the two times may differ by this, ns.
+const SLACK_NS: i64 = 1_000_000;
+
+/// Removes the calls that were refused from these records.
+pub(crate) fn leave_out(records: &mut [Record]) {
+    for record in records {
+        if record.recorder == Recorder::Rcomm {
+            let mut refused = refused(record).into_iter();
+            record.ops.retain(|_| !refused.next().unwrap_or(false));
+        }
+    }
+}
+
+/// For each operation of a record, whether it was refused.
+fn refused(record: &Record) -> Vec<bool> {
+    let mut refused = vec![false; record.ops.len()];
+    let may_be = |op: &Op| op.state == EntryState::Failed && !op.retired;
+    if !record.ops.iter().any(may_be) {
+        return refused;
+    }
+    let mut newest: HashMap<(u16, bool), usize> = HashMap::new();
+    for (at, op) in record.ops.iter().enumerate() {
+        let before = newest.insert((op.group, op.is_p2p), at);
+        let before = before.map(|before| (before, &record.ops[before]));
+        if let Some((before, other)) = before
+            && op.kind != OpType::Coalesced
+            && may_be(other)
+            && number(other) == number(op)
+            && other
+                .failed_ns()
+                .is_some_and(|ns| ns <= op.created_ns.saturating_add(SLACK_NS))
+        {
+            refused[before] = true;
+        }
+    }
+    for at in newest.into_values() {
+        refused[at] |= may_be(&record.ops[at]) && raised_soon(record, &record.ops[at]);
+    }
+    refused
+}
+
+fn number(op: &Op) -> u32 {
+    match op.is_p2p {
+        true => op.p2p_seq,
+        false => op.seq,
+    }
+}
+
+/// Whether this call failed at once, and an exception left the program soon after.
+fn raised_soon(record: &Record, op: &Op) -> bool {
+    if op.wait_ms().is_none_or(|ms| ms >= AT_ONCE_MS) {
+        return false;
+    }
+    let status = record.status.as_ref();
+    let status = status.filter(|status| status.phase.starts_with(RAISED));
+    let since = status.map(|status| status.phase_since_ns);
+    since
+        .zip(op.failed_ns())
+        .is_some_and(|(since, failed)| since.abs_diff(failed) <= SOON_NS.unsigned_abs())
+}

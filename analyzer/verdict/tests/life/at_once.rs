@@ -1,0 +1,122 @@
+//! Tests of operations that failed as soon as they were issued: they do not show that another rank is late, and those
+//! that were refused were never issued.
+
+use crate::job::{State, alive, at, closed, dead, record};
+use crate::{judge, root};
+use rcomm_recorder::model::{OpType, Peer};
+use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
+
+fn look(dumps: Vec<Dump>, now: f64) -> Report {
+    let dumps: Vec<Dump> = dumps.into_iter().map(|dump| alive(dump, now)).collect();
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(now)),
+        ..Policy::default()
+    };
+    analyze(&dumps, &policy)
+}
+
+const DONE: (f64, State) = (0.0, State::Done(0.1));
+
+#[test]
+fn an_operation_that_failed_at_once_does_not_accuse_a_rank_that_had_not_come() {
+    let failed = [DONE, (1.0, State::Failed(1.005))];
+    let ranks = [&failed[..], &[DONE], &[DONE]].into_iter().zip(0..);
+    let dumps = ranks.map(|(all, rank)| record(rank, 3, all)).collect();
+    let report = look(dumps, 20.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[0][..]));
+    let finding = &report.findings[0];
+    let said = "all_reduce #2 on group default_pg failed on rank 0 after 5 ms, long before its time-out; ranks 1 and 2 had not \
+                come there yet";
+    assert_eq!(finding.sentence, said);
+    assert_eq!(
+        finding.ruled_out,
+        ["not_joined: the wait was too short to show that a rank was late"]
+    );
+    // Nor does it accuse the peer of a message.
+    let mut dumps = vec![record(0, 2, &failed), record(1, 2, &[DONE])];
+    let send = &mut dumps[0].entries[1];
+    (send.op, send.is_p2p, send.peer) = (OpType::Send, true, Peer::Rank(1));
+    (send.collective_seq_id, send.p2p_seq_id) = (0, 1);
+    let report = look(dumps, 20.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[0][..]));
+    let sentence = &report.findings[0].sentence;
+    assert!(
+        sentence.ends_with("; rank 1 had not come there yet"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn a_wait_of_a_moment_is_not_stated_beside_a_process_that_is_gone() {
+    let failed = [DONE, (1.0, State::Failed(1.005))];
+    let ranks = [&failed[..], &[DONE], &failed].into_iter().zip(0..);
+    let mut dumps: Vec<Dump> = ranks
+        .map(|(all, rank)| dead(record(rank, 3, all), 1.5))
+        .collect();
+    dumps[1] = closed(dumps[1].clone(), 0.9);
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+    let sentence = &report.findings[0].sentence;
+    assert!(!sentence.contains(" ms"), "{sentence}");
+}
+
+/// The record of a rank whose call number 2 PyTorch refused, with its later operations, of which the first got the same
+/// number.
+fn with_refused(rank: u32, later: &[(f64, State)]) -> Dump {
+    let refused = [DONE, (1.0, State::Failed(1.9))];
+    let operations: Vec<_> = refused.iter().chain(later).copied().collect();
+    let mut dump = record(rank, 3, &operations);
+    dump.entries[1].retired = false;
+    for entry in &mut dump.entries[2..] {
+        entry.collective_seq_id -= 1;
+    }
+    dump
+}
+
+#[test]
+fn a_call_that_was_refused_does_not_count_as_issued() {
+    let on = [(2.0, State::Done(2.1)), (3.0, State::Done(3.1))];
+    let all: Vec<_> = [DONE].into_iter().chain(on).collect();
+    let waits: Vec<_> = all.iter().copied().chain([(4.0, State::Pending)]).collect();
+    let job = |last: &[(f64, State)]| {
+        let later: Vec<_> = on.iter().chain(last).copied().collect();
+        vec![
+            record(0, 3, &waits),
+            with_refused(1, &later),
+            record(2, 3, &waits),
+        ]
+    };
+    let report = look(job(&[(4.0, State::Pending)]), 4.5);
+    assert_eq!(report.verdict, Verdict::Running, "{:?}", report.findings);
+    let report = look(job(&[]), 20.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+    let sentence = &report.findings[0].sentence;
+    assert!(
+        sentence.contains("never issued all_reduce #4")
+            && sentence.contains("it last issued all_reduce #3"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn the_last_call_of_a_program_that_its_refusal_ended_does_not_count_as_issued() {
+    let waits = [DONE, (1.0, State::Pending)];
+    let job = |retired: bool| {
+        let mut refused = record(1, 3, &[DONE, (1.0, State::Failed(1.001))]);
+        refused.entries[1].retired = retired;
+        let status = refused.status.as_mut().expect("the record has a status");
+        status.phase = "raised ValueError: bad tensor".to_owned();
+        status.phase_since_ns = at(1.002);
+        vec![record(0, 3, &waits), refused, record(2, 3, &waits)]
+    };
+    let report = look(job(false), 20.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let said = "rank 1 never issued all_reduce #2 on group default_pg; 2 ranks have waited 19 s; it last issued all_reduce #1 \
+                on group default_pg, phase `raised ValueError: bad tensor`";
+    assert_eq!(report.findings[0].sentence, said);
+    // One that was issued and failed is there.
+    assert_ne!(look(job(true), 20.0).findings[0].code, Code::E101);
+}

@@ -453,6 +453,8 @@ class _Recorder:
 
     def note_exception(self, kind: type[BaseException], error: BaseException) -> None:
         self.raised = True
+        for hooks in self.hooks.values():
+            hooks.refused()
         lines = str(error).strip().splitlines()
         self.name_phase(f"raised {kind.__name__}: {lines[0]}" if lines else f"raised {kind.__name__}")
 

@@ -10,7 +10,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use rcomm_recorder::model::{OpType, Peer, WaitsFor};
 use rcomm_recorder::record::{
-    CallSite, CallSiteId, GroupHandle, Operation, SignatureKey, SignatureRef, Start, Ticket,
+    CallSite, CallSiteId, FlightRecorder, GroupHandle, Operation, SignatureKey, SignatureRef, Start, Ticket,
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -121,6 +121,8 @@ pub(crate) struct Open {
     op_id: i64,
     thread: ThreadId,
     pub(crate) operation: UnderWay,
+    /// Whether it is a message, and its number among those or among the collectives.
+    number: (bool, u64),
     on_host: bool,
     future: bool,
 }
@@ -152,6 +154,37 @@ struct Counts {
     open: Vec<Open>,
     /// Deferred operations that were not seen to end, oldest first.
     deferred: VecDeque<Ticket>,
+}
+
+impl Counts {
+    /// Notes the operations of this thread whose second hook was not called: PyTorch refused them. Readers know such an
+    /// operation by that it failed and was not retired, and by its number, which the next operation gets: no other
+    /// rank has issued it. A number that another thread has passed since stays used.
+    fn refuse(&mut self, ring: &FlightRecorder, thread: ThreadId) {
+        let Self {
+            collectives,
+            messages,
+            open,
+            ..
+        } = self;
+        // The newest first, so that several numbers are given back.
+        for at in (0..open.len()).rev() {
+            if open[at].thread != thread {
+                continue;
+            }
+            let refused = open.remove(at);
+            ring.failed(refused.operation.ticket);
+            let (is_p2p, number) = refused.number;
+            let count = if is_p2p {
+                &mut *messages
+            } else {
+                &mut *collectives
+            };
+            if *count == number {
+                *count -= 1;
+            }
+        }
+    }
 }
 
 /// Maximum number of deferred operations remembered per group; the oldest beyond it is retired.
@@ -205,14 +238,7 @@ impl RecordedGroup {
         let thread = std::thread::current().id();
         let on_host = issued.inputs.on_host || issued.outputs.on_host;
         let mut counts = self.counts();
-        // PyTorch calls no second hook for an operation that it refused.
-        counts.open.retain(|open| {
-            let refused = open.thread == thread;
-            if refused {
-                ring.failed(open.operation.ticket);
-            }
-            !refused
-        });
+        counts.refuse(ring, thread);
         counts.operations += 1;
         match is_p2p {
             true => counts.messages += 1,
@@ -222,9 +248,14 @@ impl RecordedGroup {
         operation.collective_seq_id = counts.collectives;
         operation.p2p_seq_id = counts.messages;
         let ticket = ring.begin(&operation);
+        let number = match is_p2p {
+            true => counts.messages,
+            false => counts.collectives,
+        };
         counts.open.push(Open {
             op_id: issued.op_id,
             thread,
+            number: (is_p2p, number),
             operation: UnderWay {
                 ticket,
                 waits_for_all: what.op.waits_for() == WaitsFor::All,
@@ -233,6 +264,14 @@ impl RecordedGroup {
             on_host,
             future: what.future,
         });
+    }
+
+    /// Notes that PyTorch refused the operations of the calling thread whose second hook was not called. For a thread
+    /// that an exception has left: it issues no other operation that would show it.
+    fn refuse_open(&self) {
+        if let Some(ring) = self.shared.ring.get() {
+            self.counts().refuse(ring, std::thread::current().id());
+        }
     }
 
     /// Takes out the operation whose second hook is called, and notes it if it is deferred; `None` if its first hook
@@ -417,6 +456,11 @@ impl GroupHooks {
             }
             Ok(())
         });
+    }
+
+    /// Records that PyTorch refused the operation that the calling thread is in, if any: an exception has left it.
+    fn refused(&self) {
+        self.0.refuse_open();
     }
 
     /// The address of this group for `_hooks.cpp`, valid to the end of the process: PyTorch may keep a hook for

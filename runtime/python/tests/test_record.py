@@ -286,6 +286,8 @@ def test_refused_operation_is_recorded_as_failed_and_the_next_one_completes(job,
     assert started.wait() == [0, 0]
     for entries in records:
         assert all(one.get("failed") for one in entries[:-1])
+        # No other rank issued the refused call: the next one has its number.
+        assert {one["collective_seq_id"] for one in entries} == {1}
 
 
 def test_forked_child_of_a_rank_writes_nothing(job, tmp_path):

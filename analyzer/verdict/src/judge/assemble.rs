@@ -27,6 +27,7 @@ pub(crate) fn report(
 ) -> Report {
     loss::lower_confidence(ctx, &mut drafts);
     ending::lower_confidence(ctx, &mut drafts);
+    ending::leave_order_open(ctx, &mut drafts);
     price::settle(ctx, &mut drafts);
     let mut drafts: Vec<(FindingDraft, Vec<Rank>)> = drafts
         .into_iter()

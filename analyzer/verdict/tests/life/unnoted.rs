@@ -182,3 +182,45 @@ fn a_rank_that_was_terminated_after_a_failure_is_not_said_to_have_ended_first() 
         "the job was over at 13:00:03 UTC; the records do not show whose process ended first";
     assert_eq!(first(&ended), (vec![], said.to_owned()));
 }
+
+#[test]
+fn a_rank_that_was_asked_to_end_is_not_accused_in_place_of_the_one_that_aborted() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let of = |rank| record(rank, 3, &inside);
+    // Rank 1 aborted, which leaves no exit code. A handler of SIGTERM ended the others.
+    let asked = |rank, last| exits(dead(of(rank), last), 143, last);
+    let dumps = [asked(0, 1.7), dead(of(1), 1.2), asked(2, 1.8)];
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+    // Of two that noted nothing, either may have.
+    let dumps = [dead(of(0), 1.1), dead(of(1), 1.2), asked(2, 1.8)];
+    let report = judge(&dumps, 40.0);
+    let said = "the job was over at 13:00:01 UTC; one of ranks 0 and 1 ended first, and the records do not show which";
+    assert_eq!(end(&report), (EndKind::Crashed, said));
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    // If all were asked to end, that came from outside.
+    let dumps = [asked(0, 1.6), asked(1, 1.7), asked(2, 1.8)];
+    assert_eq!(judge(&dumps, 40.0).verdict, Verdict::Cancelled);
+}
+
+#[test]
+fn of_processes_that_are_gone_while_another_lives_none_is_said_to_be_the_first() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dumps = [
+        dead(record(0, 3, &inside), 1.3),
+        dead(record(1, 3, &inside[..1]), 1.2),
+        alive(record(2, 3, &inside), 20.0),
+    ];
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(20.0)),
+        ..Policy::default()
+    };
+    let report = analyze(&dumps, &policy);
+    assert_eq!(report.verdict, Verdict::Stuck);
+    for finding in report.findings.iter().filter(|it| it.code == Code::E150) {
+        assert!(finding.confidence <= 0.5, "{finding:?}");
+        assert_eq!(finding.alternatives, [vec![0], vec![1]]);
+    }
+}

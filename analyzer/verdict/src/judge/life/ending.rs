@@ -43,6 +43,40 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     }
 }
 
+/// The highest confidence of a finding on processes that are gone, if only one of several may have ended first.
+const ORDER_UNKNOWN: f64 = 0.5;
+
+/// Blames no rank alone for the end of its process where a launcher may have ended it because of another's.
+pub(crate) fn leave_order_open(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
+    if !ctx.life.is_order_open() {
+        return;
+    }
+    for draft in drafts.iter_mut().filter(|draft| draft.code == Code::E150) {
+        let went_first = |rank: &Rank| ctx.life.went_first(*rank);
+        if draft.culprits.is_empty() || !draft.culprits.iter().all(went_first) {
+            continue;
+        }
+        draft.confidence = draft.confidence.min(ORDER_UNKNOWN);
+        draft.doubts.push(
+            "several processes are gone: a launcher may have ended the others because of the first, and the records do \
+             not show which that was"
+                .to_owned(),
+        );
+        let gone = ctx.aligned.expected.iter().copied();
+        draft.alternatives = gone
+            .filter(went_first)
+            .map(|rank| vec![rank])
+            .take(16)
+            .collect();
+        if draft.culprits.len() > 1 {
+            draft.culprits.clear();
+            draft
+                .sentence
+                .push_str("; which of them ended first is not recorded");
+        }
+    }
+}
+
 /// Adds to the sentence of the first finding how the job ended afterward.
 pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
     let lead = report.lead().map(|finding| finding.id);

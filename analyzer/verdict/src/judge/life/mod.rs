@@ -15,7 +15,7 @@ use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::is_overcome;
 use crate::judge::policy::{Policy, now_ns};
 use crate::report::EndKind;
-use order::{Order, is_inside, order_of};
+use order::{Order, are_whole_hosts, is_inside, order_of, was_asked};
 use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +36,8 @@ pub(crate) struct Life {
     /// Ranks whose processes are gone, have not ended in order, and were not ended by another's end, nor because they
     /// gave up.
     first: Vec<Rank>,
+    /// Whether only some of `first` may have ended first, and the others because of that.
+    is_open: bool,
     /// The ranks whose processes are gone.
     gone: BTreeMap<Rank, Gone>,
     /// Events after this common time, ns, may already belong to the end of the whole job.
@@ -144,6 +146,7 @@ impl Life {
             by_itself && is_dated && one.at_ns <= settled_ns
         };
         let causes: BTreeSet<Rank> = gone.iter().filter(is_cause).map(|it| it.rank).collect();
+        let is_open = end.is_none() && !matches!(order, Order::First(_));
         let mut first = match (&end, order) {
             (Some(end), _) => end.first.clone(),
             (None, Order::First(mut order)) => {
@@ -163,6 +166,7 @@ impl Life {
         Self {
             none_left_ns: (none_left && is_dated).then_some(last_ns),
             end,
+            is_open: is_open && follow_each_other(aligned, &gone, &first),
             first,
             gone: gone.into_iter().map(|one| (one.rank, one)).collect(),
             settled_ns,
@@ -190,6 +194,12 @@ impl Life {
     /// Processes that were ended together explain no wait, and neither do those that gave up.
     pub(crate) fn went_first(&self, rank: Rank) -> bool {
         self.first.contains(&rank)
+    }
+
+    /// Whether a process whose end is a cause may have been ended, by a launcher, because another's was: which of them was
+    /// the first is not recorded.
+    pub(crate) const fn is_order_open(&self) -> bool {
+        self.is_open
     }
 
     /// When the last process that left a record ended, common time, ns, if none of these is left and nothing shows how
@@ -372,7 +382,7 @@ impl End {
         // A process that notes its exit code was not ended by a signal.
         let by_itself = failed
             .iter()
-            .any(|one| one.exit.is_some() && !one.is_launched);
+            .any(|one| one.exit.is_some() && !one.is_launched && !was_asked(aligned, one));
         let mut possible = Vec::new();
         let (kind, first) = match order {
             _ if failed.is_empty() => (EndKind::Ended, Vec::new()),
@@ -398,6 +408,17 @@ impl End {
             asked,
         }
     }
+}
+
+/// Whether some of these ranks, whose order is not known, may have been terminated because another ended: there are
+/// several, no launcher noted how, not each exited by itself, and they are not all ranks of a host.
+fn follow_each_other(aligned: &Aligned<'_>, gone: &[Gone], first: &[Rank]) -> bool {
+    let of_first = gone.iter().filter(|one| first.contains(&one.rank));
+    let of_first: Vec<&Gone> = of_first.collect();
+    of_first.len() > 1
+        && of_first.iter().all(|one| !one.is_launched)
+        && of_first.iter().any(|one| one.exit.is_none())
+        && !are_whole_hosts(aligned, &of_first)
 }
 
 /// Whether a launcher or a sign of life shows when processes ended.

@@ -11,6 +11,10 @@ use std::collections::BTreeSet;
 const PEERS_NOTICE_NS: i64 = 3_000_000_000;
 /// The name of the CPU backend in records.
 const CPU: &str = "cpu";
+/// The exit code of a program that a signal ended is higher than this by the number of the signal.
+const SIGNALLED: i32 = 128;
+/// How the phase begins that Python's recorder notes for the exception of SIGINT.
+const INTERRUPTED: &str = "raised KeyboardInterrupt";
 /// An operation that failed within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
 
@@ -46,8 +50,11 @@ pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone]) -> Order {
     let is_noted = failed
         .iter()
         .any(|one| one.is_launched && !one.was_signalled);
+    if !is_noted && let Some(order) = before_signals(aligned, &failed) {
+        return order;
+    }
     if !is_noted
-        && exited_first(&failed, |one| !suffers(one.rank)).is_none()
+        && exited_first(aligned, &failed, |one| !suffers(one.rank)).is_none()
         && let Some(harm_ns) = harm_ns(aligned).filter(|_| !failed.is_empty())
     {
         return before_harm(aligned, gone, harm_ns);
@@ -108,7 +115,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         add_killed_for_memory(&failed, &mut first);
         return Some(first);
     }
-    if let Some(first) = exited_first(&failed, |one| !suffers(one.rank)) {
+    if let Some(first) = exited_first(aligned, &failed, |one| !suffers(one.rank)) {
         return Some(first);
     }
     let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
@@ -134,8 +141,14 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
 
 /// The ranks, ascending, that exited with an error of their own, if others did not note an exit: these were killed, as
 /// by a launcher once a rank has failed. `None` if all exited by themselves, or none did, of those that `can` be first.
-fn exited_first(failed: &[&Gone], can: impl Fn(&Gone) -> bool) -> Option<Vec<Rank>> {
-    let exited = failed.iter().filter(|one| one.exit.is_some());
+fn exited_first(
+    aligned: &Aligned<'_>,
+    failed: &[&Gone],
+    can: impl Fn(&Gone) -> bool,
+) -> Option<Vec<Rank>> {
+    let exited = failed
+        .iter()
+        .filter(|one| one.exit.is_some() && !was_asked(aligned, one));
     if exited.clone().count() == failed.len() {
         return None;
     }
@@ -149,6 +162,40 @@ fn exited_first(failed: &[&Gone], can: impl Fn(&Gone) -> bool) -> Option<Vec<Ran
     let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
     let first: Vec<&Gone> = possible.into_iter().filter(near).collect();
     Some(ranks_of(&first))
+}
+
+/// Whether a process that noted its own exit ended because a signal asked it to: its exit code says so, or it was left by
+/// the exception of an interrupt.
+pub(super) fn was_asked(aligned: &Aligned<'_>, one: &Gone) -> bool {
+    let code = one.exit.and_then(|exit| exit.exit_code);
+    // As shells and programs that handle signals report it.
+    let by_code = code.is_some_and(|code| code > SIGNALLED && ends(code - SIGNALLED));
+    let interrupted = |record: RecordIx| {
+        let status = aligned.records[record].status.as_ref();
+        status.is_some_and(|status| status.phase.starts_with(INTERRUPTED))
+    };
+    !one.is_launched && (by_code || aligned.records_of(one.rank).any(interrupted))
+}
+
+/// Which processes ended first if others noted that a signal asked them to end, as a launcher does once one has failed:
+/// those that noted nothing, since they were killed or aborted, and that were not seen alive later. `None` if none noted
+/// that, or one noted another exit.
+fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
+    let (asked, others): (Vec<&Gone>, Vec<&Gone>) =
+        failed.iter().partition(|one| was_asked(aligned, one));
+    let earliest = asked.iter().map(|one| one.at_ns).min()?;
+    if others.iter().any(|one| one.exit.is_some()) {
+        return None;
+    }
+    let before: Vec<&Gone> = others
+        .into_iter()
+        .filter(|one| one.at_ns <= earliest && suffered_ns(aligned, one.rank).is_none())
+        .collect();
+    match before.len() {
+        0 => None,
+        1 => Some(Order::First(ranks_of(&before))),
+        _ => Some(Order::OneOf(ranks_of(&before))),
+    }
 }
 
 /// Which processes ended first if others suffered from that, for the first time at this common time, ns, and no launcher
@@ -242,7 +289,7 @@ fn on_one_host(aligned: &Aligned<'_>) -> bool {
 }
 
 /// Whether these are all ranks of some hosts, and other hosts had ranks, too.
-fn are_whole_hosts(aligned: &Aligned<'_>, gone: &[&Gone]) -> bool {
+pub(super) fn are_whole_hosts(aligned: &Aligned<'_>, gone: &[&Gone]) -> bool {
     let host = |rank: Rank| {
         aligned
             .record_of(rank)

@@ -28,6 +28,9 @@ pub(crate) struct Pending {
     pub(crate) position: u32,
     pub(crate) what: PendingKind,
     pub(crate) arrival: Arrival,
+    /// Whether it is a receive that a thread of its own holds open while the rank works: such a thread waits for its
+    /// next task, and the rank does not wait for it.
+    pub(crate) held_open: bool,
 }
 
 /// A collective, or a batch of messages; a single message is a batch of one.
@@ -120,6 +123,7 @@ pub(crate) fn pending_of(
                     position: lane.collectives[at],
                     what: PendingKind::Collective { seq: status_op.seq },
                     arrival: Arrival::Queued,
+                    held_open: false,
                 });
                 started.push(any_started);
                 shows_starts.push(lane.shows_starts);
@@ -158,6 +162,7 @@ pub(crate) fn pending_of(
                     position: halves[0].position,
                     what: PendingKind::Batch { halves },
                     arrival: Arrival::Queued,
+                    held_open: false,
                 });
                 started.push(op.state == EntryState::Started || op.started_us != NONE);
                 shows_starts.push(lane.shows_starts);
@@ -208,9 +213,40 @@ pub(crate) fn pending_of(
         if lost {
             one.arrival = one.arrival.min(Arrival::Head);
         }
+        one.held_open = is_held_open(aligned, record, &one);
         sorted.push(one);
     }
     sorted
+}
+
+/// A rank goes on beside an open receive if it has completed at least this many operations with others since.
+const GOES_ON: usize = 3;
+
+/// Whether these are receives of a thread that has issued nothing else, while other threads of the rank went on.
+fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, one: &Pending) -> bool {
+    let PendingKind::Batch { halves } = &one.what else {
+        return false;
+    };
+    let receives = |half: &Half| aligned.op(record, half.position).kind == OpType::Recv;
+    let op = aligned.op(record, one.position);
+    if op.thread == NONE || op.state == EntryState::Failed || !halves.iter().all(receives) {
+        return false;
+    }
+    let ops = &aligned.records[record].ops;
+    let its = |other: &&Op| other.thread == op.thread;
+    let with_others = |other: &&Op| {
+        let lane = aligned.lanes[record].get(usize::from(other.group));
+        lane.is_some_and(|lane| aligned.groups[lane.group].ranks.len() != 1)
+    };
+    let of_others = ops[one.position as usize..].iter();
+    of_others
+        .filter(|other| other.thread != NONE && !its(other))
+        .filter(|other| other.completed() && other.kind != OpType::Send)
+        .filter(with_others)
+        .take(GOES_ON)
+        .count()
+        == GOES_ON
+        && ops.iter().filter(its).all(|it| it.kind == OpType::Recv)
 }
 
 /// For each unfinished operation of a record: when the thread that issued it last completed an operation that it issued

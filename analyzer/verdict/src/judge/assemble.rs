@@ -6,9 +6,9 @@ use crate::judge::context::{Context, FindingDraft};
 use crate::judge::elsewhere::took_part;
 use crate::judge::life::ending;
 use crate::judge::policy::written_ns;
-use crate::judge::silence::{self, Silence};
+use crate::judge::silence;
 use crate::judge::waits::wait_graph::{Missing, Node};
-use crate::judge::{loss, price, summary};
+use crate::judge::{loss, price, summary, unmissed};
 use crate::report::format::{duration_ms, format_ranks, time_of_day};
 use crate::report::{
     Code, EndKind, Finding, Input, Price, Problem, Report, Severity, Since, Until, Verdict,
@@ -57,17 +57,17 @@ pub(crate) fn report(
         .map(|(at, (draft, victims))| finding(ctx, at as u32 + 1, draft, victims, root))
         .collect();
     let verdict = verdict(ctx, &findings, &input, &shortfall);
-    let silence = silence::of(ctx).filter(|_| verdict == Verdict::Healthy);
-    problems.extend(note_verdict(
-        ctx,
-        verdict,
-        &input,
-        &shortfall,
-        silence.as_ref(),
-    ));
-    // With a warning the verdict stays as it is: a warning tells more than that the ranks are silent.
+    let unmissed = unmissed::of(ctx, verdict);
+    let silence = match (&unmissed, verdict) {
+        (None, Verdict::Healthy | Verdict::Running) => silence::of(ctx),
+        _ => None,
+    };
+    // With a warning the verdict stays as it is: a warning tells more than that ranks are silent.
     let warns = |finding: &Finding| finding.severity != Severity::Note;
-    let verdict = match silence.is_some() && !findings.iter().any(warns) {
+    let decides = unmissed.is_some() || silence.is_some() && !findings.iter().any(warns);
+    let doubt = unmissed.or_else(|| Some(silence?.sentence(ctx)));
+    problems.extend(note_verdict(ctx, verdict, &input, &shortfall, doubt));
+    let verdict = match decides {
         true => Verdict::Inconclusive,
         false => verdict,
     };
@@ -400,13 +400,14 @@ fn oldest_at_writing(ctx: &Context<'_>) -> Option<String> {
     ctx.young_files.then(|| duration_ms(oldest))
 }
 
-/// N304 or N305: the question that a verdict without a finding leaves open; `None` if there is none.
+/// N304 or N305: the question that a verdict without a finding leaves open; `None` if there is none. `doubt` is what
+/// keeps a job in which nothing is wrong from being called healthy.
 fn note_verdict(
     ctx: &Context<'_>,
     verdict: Verdict,
     input: &Input,
     shortfall: &Shortfall,
-    silence: Option<&Silence>,
+    doubt: Option<String>,
 ) -> Option<Problem> {
     let whole = shortfall.is_none(&ctx.policy.silent) && input.entries > 0;
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
@@ -433,7 +434,7 @@ fn note_verdict(
         {
             (Code::N305, silence::before_the_first(ctx))
         }
-        Verdict::Healthy if let Some(silence) = silence => (Code::N305, silence.sentence(ctx)),
+        _ if let Some(doubt) = doubt => (Code::N305, doubt),
         Verdict::Healthy if !ctx.policy.snapshot => (
             Code::N305,
             "every operation that was recorded has ended: if the job hung, it hung in code that records nothing; \

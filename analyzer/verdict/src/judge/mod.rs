@@ -25,6 +25,7 @@ mod records;
 mod siblings;
 mod silence;
 mod summary;
+mod unmissed;
 mod waits;
 
 pub use analysis::{Analysis, Unread, analyze};

@@ -1,12 +1,14 @@
-//! Whether a running job has stopped communicating: nothing is pending, and no rank has issued an operation for much
-//! longer than it ever paused before.
+//! Whether ranks of a running job have stopped communicating: they wait in nothing that is recorded, and have issued no
+//! operation for much longer than they ever paused before.
 //!
-//! Such a job may write a checkpoint, or hang in code that records nothing. The records do not tell which.
+//! Such a rank may write a checkpoint, or hang in code that records nothing, such as the call that makes a group. The
+//! records do not tell which.
 
-use crate::align::record::Record;
+use crate::align::{GroupIx, RecordIx};
 use crate::judge::context::Context;
-use crate::report::format::{duration_ms, format_ranks};
+use crate::report::format::{duration_ms, format_ranks, time_of_day};
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
 use std::time::Duration;
 
 /// The newest operations of a record in which pauses are measured. A live view reads only a few hundred operations of a
@@ -17,60 +19,210 @@ const FEWEST: usize = 8;
 /// A silence is at least this many times as long as any pause before.
 const TIMES_LONGER: i64 = 20;
 
-/// The time since the last operation of a running job.
+/// Ranks of a running job that have stopped communicating.
 pub(crate) struct Silence {
-    silent_ns: i64,
-    /// The longest time between two operations of a rank among its newest ones, ns.
+    /// These ranks, ascending; empty if all ranks are silent.
+    ranks: Vec<Rank>,
+    /// When the last of them issued or ended an operation, common time, ns.
+    last_ns: i64,
+    /// The longest time between two operations of one of these ranks among its newest ones, ns; 0 if none had two.
     pause_ns: i64,
+    /// A group that some of its members have made and others have not, one of them silent.
+    unmade: Option<Unmade>,
 }
 
-/// The silence of a job that runs; `None` if an operation is pending, or a pause of this length is not unusual for it.
+/// A group that some of its members have made and others have not, ascending.
+struct Unmade {
+    group: GroupIx,
+    makers: Vec<Rank>,
+    others: Vec<Rank>,
+}
+
+/// The newest operations of a rank.
+struct Pace {
+    rank: Rank,
+    last_ns: i64,
+    pause_ns: i64,
+    /// Whether there are enough operations to show a pace.
+    is_known: bool,
+    waits: bool,
+}
+
+/// The silence of ranks of a job that runs; `None` if a rank that communicates again may do so soon.
 pub(crate) fn of(ctx: &Context<'_>) -> Option<Silence> {
     let runs = ctx.policy.snapshot && ctx.life.lives_on() && ctx.aligned.expected.len() > 1;
     // In a job that is ending, the last ranks may still write a checkpoint.
-    let ends = ctx.aligned.records.iter().any(Record::closed);
-    if !runs || ends || ctx.graph.pending.iter().any(|pending| !pending.is_empty()) {
+    let mut ranks = ctx.aligned.expected.iter();
+    let ends = ranks.any(|&rank| ctx.life.ended_in_order(rank));
+    if !runs || ends {
         return None;
     }
     let now = ctx.as_of_ns()?;
-    let mut last_ns = i64::MIN;
-    let mut pause_ns = 0;
-    let mut shows_pace = false;
-    for (at, record) in ctx.aligned.records.iter().enumerate() {
-        let newest = &record.ops[record.ops.len().saturating_sub(NEWEST)..];
-        let offset = ctx.aligned.offsets_ns[at];
-        let ends = newest
-            .iter()
-            .map(|op| op.completed_ns().unwrap_or(op.created_ns));
-        last_ns = ends.fold(last_ns, |last, end| last.max(end.saturating_sub(offset)));
-        let pauses = newest
-            .windows(2)
-            .map(|pair| pair[1].created_ns.saturating_sub(pair[0].created_ns));
-        pause_ns = pauses.fold(pause_ns, i64::max);
-        shows_pace |= newest.len() >= FEWEST;
+    let records = 0..ctx.aligned.records.len();
+    let paces: Vec<Pace> = records.filter_map(|record| pace(ctx, record)).collect();
+    of_all(ctx, &paces, now).or_else(|| of_some(ctx, &paces, now))
+}
+
+/// The pace of a record; `None` if it has no operations, or its process is gone.
+fn pace(ctx: &Context<'_>, at: RecordIx) -> Option<Pace> {
+    let record = &ctx.aligned.records[at];
+    if ctx.life.gone(record.rank).is_some() {
+        return None;
     }
-    let silent_ns = now.saturating_sub(last_ns);
-    let least = ctx.policy.shortest_silence();
-    let is_unusual = Duration::from_nanos(u64::try_from(silent_ns).unwrap_or(0)) >= least
-        && silent_ns / TIMES_LONGER >= pause_ns;
-    (shows_pace && is_unusual).then_some(Silence {
-        silent_ns,
+    let newest = &record.ops[record.ops.len().saturating_sub(NEWEST)..];
+    let ends = newest
+        .iter()
+        .map(|op| op.completed_ns().unwrap_or(op.created_ns));
+    let pauses = newest
+        .windows(2)
+        .map(|pair| pair[1].created_ns.saturating_sub(pair[0].created_ns));
+    Some(Pace {
+        rank: record.rank,
+        last_ns: ends.max()?.saturating_sub(ctx.aligned.offsets_ns[at]),
+        pause_ns: pauses.max().unwrap_or(0),
+        is_known: newest.len() >= FEWEST,
+        waits: ctx.graph.pending[at].iter().any(|one| !one.held_open),
+    })
+}
+
+/// The silence of all ranks, none of which waits in an operation.
+fn of_all(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
+    let last_ns = paces.iter().map(|it| it.last_ns).max()?;
+    let pause_ns = paces.iter().map(|it| it.pause_ns).max()?;
+    let is_silent = is_unusual(now, last_ns, pause_ns, ctx.policy.shortest_silence());
+    (is_silent && !paces.iter().any(|it| it.waits)).then_some(Silence {
+        ranks: Vec::new(),
+        last_ns,
         pause_ns,
+        unmade: None,
+    })
+}
+
+/// The silence of some ranks that wait in no operation, while others go on. With too few operations to show a pace, a
+/// rank counts if it is a member of a group that some members have made and others have not.
+fn of_some(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
+    let mut unmade = None;
+    let mut is_silent = |one: &&Pace| {
+        let has_paused = |least| is_unusual(now, one.last_ns, one.pause_ns, least);
+        let of_rank = || paces.iter().filter(|it| it.rank == one.rank);
+        if of_rank().any(|it| it.waits) {
+            return false;
+        }
+        if !is_unusual(now, one.last_ns, 0, ctx.policy.overdue) {
+            return false;
+        }
+        if let Some(found) = unmade_of(ctx, one.rank) {
+            unmade.get_or_insert(found);
+            return true;
+        }
+        of_rank().all(|it| it.is_known) && has_paused(ctx.policy.shortest_silence())
+    };
+    let silent: Vec<&Pace> = paces.iter().filter(&mut is_silent).collect();
+    let last_ns = silent.iter().map(|it| it.last_ns).max()?;
+    let pause_ns = silent.iter().map(|it| it.pause_ns).max()?;
+    let mut ranks: Vec<Rank> = silent.iter().map(|it| it.rank).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    Some(Silence {
+        ranks,
+        last_ns,
+        pause_ns,
+        unmade,
+    })
+}
+
+fn is_unusual(now: i64, last_ns: i64, pause_ns: i64, least: Duration) -> bool {
+    let silent_ns = now.saturating_sub(last_ns);
+    Duration::from_nanos(u64::try_from(silent_ns).unwrap_or(0)) >= least
+        && silent_ns / TIMES_LONGER >= pause_ns
+}
+
+/// A group of this rank that some of its members have made and others have not, among ranks that live.
+fn unmade_of(ctx: &Context<'_>, rank: Rank) -> Option<Unmade> {
+    let aligned = ctx.aligned;
+    // Other recorders learn of a group with its first operation.
+    let shows_groups = |rank: &Rank| {
+        let mut records = aligned.records_of(*rank).peekable();
+        let shows = |at: RecordIx| aligned.records[at].recorder == Recorder::Rcomm;
+        records.peek().is_some() && records.all(shows) && ctx.life.gone(*rank).is_none()
+    };
+    if !shows_groups(&rank) {
+        return None;
+    }
+    let has = |group: GroupIx, rank: Rank| {
+        let mut records = aligned.records_of(rank);
+        records.any(|record| aligned.lanes[record].iter().any(|it| it.group == group))
+    };
+    (0..aligned.groups.len()).find_map(|group| {
+        let of = &aligned.groups[group];
+        if !of.members_recorded || !of.ranks.contains(&rank) {
+            return None;
+        }
+        let members = of.ranks.iter().copied().filter(shows_groups);
+        let (makers, others): (Vec<Rank>, Vec<Rank>) = members.partition(|&it| has(group, it));
+        let both = !makers.is_empty() && !others.is_empty();
+        both.then_some(Unmade {
+            group,
+            makers,
+            others,
+        })
     })
 }
 
 impl Silence {
     /// The facts in one sentence, with the phases that ranks named.
     pub(crate) fn sentence(&self, ctx: &Context<'_>) -> String {
-        let ms = |ns: i64| duration_ms(ns as f64 / 1e6);
-        format!(
-            "no rank has issued an operation for {}, and none is pending; the longest pause before was {}{}: the job may \
-             hang in code that records nothing; the stacks of its ranks show where",
-            ms(self.silent_ns),
-            ms(self.pause_ns),
-            phases(ctx)
-        )
+        let since = time_of_day(self.last_ns);
+        let pause = match self.pause_ns {
+            0 => String::new(),
+            ns => format!(
+                "; the longest pause before was {}",
+                duration_ms(ns as f64 / 1e6)
+            ),
+        };
+        let phases = phases(ctx, &self.ranks);
+        if self.ranks.is_empty() {
+            let held = match held_open(ctx) {
+                0 => "none is pending".to_owned(),
+                1 => "none is pending but a receive that a thread of its own holds open".to_owned(),
+                many => {
+                    format!(
+                        "none is pending but {many} receives that threads of their own hold open"
+                    )
+                }
+            };
+            return format!(
+                "no rank has issued an operation since {since}, and {held}{pause}{phases}: the job may hang in code \
+                 that records nothing; the stacks of its ranks show where"
+            );
+        }
+        let who = format_ranks(&self.ranks);
+        let (have, wait, they, their) = match self.ranks.len() {
+            1 => ("has", "waits", "it", "its stack shows"),
+            _ => ("have", "wait", "they", "their stacks show"),
+        };
+        let silent = format!(
+            "{who} {have} issued no operation since {since}, and {wait} in none that is recorded"
+        );
+        match &self.unmade {
+            Some(unmade) => format!(
+                "group {} has been made by {} and not by {}; {silent}{phases}: {they} may wait in the call that makes a \
+                 group, which is not recorded; {their} where",
+                ctx.group_name(unmade.group),
+                format_ranks(&unmade.makers),
+                format_ranks(&unmade.others),
+            ),
+            None => format!(
+                "{silent}, while others go on{pause}{phases}: {they} may hang in code that records nothing; {their} where"
+            ),
+        }
     }
+}
+
+/// The number of receives that threads of their own hold open.
+fn held_open(ctx: &Context<'_>) -> usize {
+    let all = ctx.graph.pending.iter().flatten();
+    all.filter(|one| one.held_open).count()
 }
 
 /// The sentence on a job of which no rank has issued an operation yet.
@@ -84,24 +236,22 @@ pub(crate) fn before_the_first(ctx: &Context<'_>) -> String {
                 .begun_ns
                 .saturating_sub(ctx.aligned.offsets_ns[at])
         });
-    let age_ns = begun.max().zip(ctx.as_of_ns());
-    let age = age_ns.map_or(String::new(), |(begun, now)| {
-        let ms = now.saturating_sub(begun).max(0) as f64 / 1e6;
-        format!(", {} ago", duration_ms(ms))
+    let begun = begun.max().map_or(String::new(), |begun| {
+        format!(", at {}", time_of_day(begun))
     });
     format!(
-        "no rank has issued an operation since the last of their records was begun{age}{}: the job starts, or hangs in code that \
-         records nothing; the stacks of its ranks show where",
-        phases(ctx)
+        "no rank has issued an operation since the last of their records was begun{begun}{}: the job starts, or hangs in \
+         code that records nothing; the stacks of its ranks show where",
+        phases(ctx, &[])
     )
 }
 
-/// The end of a clause: the phase that ranks are in, of those that named one; empty if none did.
-fn phases(ctx: &Context<'_>) -> String {
+/// The end of a clause: the phase that most of these ranks are in, of all if there are none; empty if none named one.
+fn phases(ctx: &Context<'_>, of: &[Rank]) -> String {
     let records = ctx.aligned.records.iter();
     let named: Vec<(Rank, &str)> = records
         .filter_map(|record| Some((record.rank, record.status.as_ref()?.phase.as_str())))
-        .filter(|(_, phase)| !phase.is_empty())
+        .filter(|(rank, phase)| !phase.is_empty() && (of.is_empty() || of.contains(rank)))
         .collect();
     let Some(&(_, phase)) = named.first() else {
         return String::new();

@@ -8,6 +8,7 @@ mod goes_on;
 mod job;
 mod launched;
 mod links;
+mod quiet;
 mod unnoted;
 
 use job::{State, alive, at, closed, dead, fails, launch, record, stopped};

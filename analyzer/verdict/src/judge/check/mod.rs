@@ -10,6 +10,8 @@ mod failures;
 mod waits;
 pub(crate) mod warnings;
 
+pub(crate) use failures::recorded_failure::first_recorded_failure;
+
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
 

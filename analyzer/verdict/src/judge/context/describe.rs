@@ -4,6 +4,7 @@ use super::{Context, OpRef};
 use crate::align::pending::{Arrival, PendingKind};
 use crate::align::record::{NONE, Op};
 use crate::align::{GroupIx, RecordIx, event};
+use crate::judge::records::refused::RAISED;
 use crate::judge::waits::wait_graph::Place;
 use crate::report::format::printable;
 use crate::report::{FrameRef, SeqKind};
@@ -351,7 +352,7 @@ impl Context<'_> {
     fn seen(&self, record: RecordIx, thread: Option<u32>) -> String {
         let inside = self.graph.pending[record].iter();
         let inside = inside
-            .filter(|one| one.arrival == Arrival::Arrived)
+            .filter(|one| one.arrival == Arrival::Arrived && !one.held_open)
             .map(|one| one.position)
             .filter(|&position| {
                 thread.is_none_or(|thread| self.aligned.op(record, position).thread == thread)
@@ -388,6 +389,11 @@ impl Context<'_> {
         let offset = self.aligned.offsets_ns[record];
         let began = status.phase_since_ns.saturating_sub(offset);
         (!status.phase.is_empty() && !self.life.is_being_ended(began)).then_some(&*status.phase)
+    }
+
+    /// The phase of a rank if it is that of an exception that ends the program.
+    pub(crate) fn raised(&self, record: RecordIx) -> Option<&str> {
+        self.phase(record).filter(|phase| phase.starts_with(RAISED))
     }
 }
 

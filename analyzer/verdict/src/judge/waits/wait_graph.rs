@@ -123,7 +123,7 @@ impl WaitGraph {
                 (failed || !is_message || !life.ended_in_order(rank))
                     && !is_history(aligned, record, op)
             });
-            let mut overdue = vec![true; pending.len()];
+            let mut overdue: Vec<bool> = pending.iter().map(|one| !one.held_open).collect();
             if let Some(now) = taken_ns {
                 // If no collective connects a clock to the others, ages are measured by that clock alone.
                 let latest = aligned.records[record].latest_ns();
@@ -145,6 +145,9 @@ impl WaitGraph {
                 };
                 let active_ns = active_ns(aligned, record, &pending, life.end.is_some());
                 let is_overdue = |(one, active_ns): (&Pending, i64)| {
+                    if one.held_open {
+                        return false;
+                    }
                     let op = aligned.op(record, one.position);
                     let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
                     let age = now.saturating_sub(active_ns);
@@ -330,6 +333,7 @@ impl WaitGraph {
     fn enter_unstarted(&mut self, aligned: &Aligned<'_>) {
         for record in 0..aligned.records.len() {
             if let Some(oldest) = self.pending[record].first_mut()
+                && !oldest.held_open
                 && !front_is_lost(&aligned.records[record])
             {
                 oldest.arrival = Arrival::Arrived;
@@ -344,7 +348,7 @@ impl WaitGraph {
         };
         for at in 0..self.pending[record].len() {
             let one = &self.pending[record][at];
-            if one.arrival != Arrival::Arrived {
+            if one.arrival != Arrival::Arrived || one.held_open {
                 continue;
             }
             let place = match one.what {

@@ -81,10 +81,13 @@ pub(super) const N305: Prose = Prose {
     meaning: "The records of all ranks were read, every operation in them has ended, and nothing is wrong with \
              them. If the job hung nevertheless, it hung outside of what was recorded. Of a running job this is said, \
              with the verdict `inconclusive`, when no rank has issued an operation for 20 times as long as any of its \
-             pauses before, and for at least twice `--overdue` (10 s unless set).",
+             pauses before, and for at least twice `--overdue` (10 s unless set); when single ranks have issued none for \
+             so long, wait in none, and others go on; when some members of a group have made it and others have not; and \
+             when a rank failed for which no other has waited for long: an exception, an error, or a process that is gone.",
     causes: &[
         "the program was in code that does not communicate: input, a checkpoint, a lock, a device kernel",
         "the operation that hung is of a library or a group that does not record",
+        "ranks wait in the call that makes a group, which records nothing until all members have come",
         "the records were taken before the hang, or after the job had ended",
     ],
     actions: &[

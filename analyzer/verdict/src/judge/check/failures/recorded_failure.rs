@@ -71,9 +71,39 @@ pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
     given_up_ns(&recorded(ctx)) < at_ns
 }
 
+/// The first failure that a rank recorded and has not overcome, in one sentence, whether it is settled or not. That a
+/// group was closed is no failure.
+pub(crate) fn first_recorded_failure(ctx: &Context<'_>) -> Option<String> {
+    let all = lasting(ctx).into_iter();
+    let first = all
+        .filter(|one| one.failure.kind != FailureKind::Cancelled)
+        .min_by_key(|one| (one.at_ns, ctx.aligned.records[one.record].rank))?;
+    Some(format!(
+        "rank {} recorded an error{} at {}{}; nothing that is recorded waits because of it",
+        ctx.aligned.records[first.record].rank,
+        inside(ctx, &first),
+        time_of_day(first.at_ns),
+        text(first.failure),
+    ))
+}
+
 /// All recorded failures that are settled, not overcome, and do not follow from the end that the launcher was asked
 /// for, ordered by time.
 fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
+    let mut all = lasting(ctx);
+    all.retain(|one| ctx.life.is_settled(one.at_ns));
+    all.sort_by_key(|one| {
+        (
+            one.at_ns,
+            ctx.aligned.records[one.record].rank,
+            one.failure.id,
+        )
+    });
+    all
+}
+
+/// All recorded failures that are not overcome and do not follow from the end that the launcher was asked for.
+fn lasting<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut all: Vec<Recorded<'a>> = Vec::new();
     // While the job goes on in other groups, no rank waits because of the failure.
     let overdue_ns = i64::try_from(ctx.policy.overdue.as_nanos()).unwrap_or(i64::MAX);
@@ -90,14 +120,7 @@ fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
             failure,
         }));
     }
-    all.retain(|one| ctx.life.is_settled(one.at_ns) && !follows_from_the_end(ctx, one));
-    all.sort_by_key(|one| {
-        (
-            one.at_ns,
-            ctx.aligned.records[one.record].rank,
-            one.failure.id,
-        )
-    });
+    all.retain(|one| !follows_from_the_end(ctx, one));
     all
 }
 

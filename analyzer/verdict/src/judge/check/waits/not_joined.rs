@@ -68,9 +68,6 @@ impl Check for NotJoined {
     }
 }
 
-/// How the phase begins that the recorder of PyTorch's operations notes for an exception that ends the program.
-const RAISED: &str = "raised ";
-
 /// The highest confidence if ranks do not agree on their groups: less than that of the finding that says so.
 const GROUPS_DIFFER: f64 = 0.45;
 
@@ -86,8 +83,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         .filter_map(|&rank| ctx.aligned.record_of(rank))
         .collect();
     // A rank whose program ends by an exception will not come.
-    let raised = |record: usize| ctx.phase(record).filter(|phase| phase.starts_with(RAISED));
-    records.sort_by_key(|&record| raised(record).is_none());
+    records.sort_by_key(|&record| ctx.raised(record).is_none());
     let ranks_of = |issued: bool| -> Vec<Rank> {
         let of_kind = nodes
             .iter()
@@ -126,7 +122,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     let mut sentence = format!("{did}{not_made}; {waiting}{in_all}");
     match records[..] {
         [record] => sentence.push_str(&format!("; {}", ctx.last_seen_for(record, op_ref.group))),
-        [record, ..] if let Some(phase) = raised(record) => {
+        [record, ..] if let Some(phase) = ctx.raised(record) => {
             let rank = ctx.aligned.records[record].rank;
             sentence.push_str(&format!("; rank {rank} is in phase `{phase}`"));
         }

@@ -1,0 +1,90 @@
+//! Ranks that failed although no other rank waits for them yet, and that no finding names: an exception has left their
+//! program, they recorded a failure, or their process is gone. Such a job may go on, or end, or hang soon.
+
+use crate::align::RecordIx;
+use crate::judge::check::first_recorded_failure;
+use crate::judge::context::Context;
+use crate::judge::life::ending::format_exit;
+use crate::report::Verdict;
+use crate::report::format::format_ranks;
+use rcomm_recorder::model::Rank;
+
+/// What is known of such ranks of a job with this verdict, in one sentence; `None` if there are none, or if the verdict
+/// says enough.
+pub(crate) fn of(ctx: &Context<'_>, verdict: Verdict) -> Option<String> {
+    if !matches!(verdict, Verdict::Healthy | Verdict::Running) || ctx.life.end.is_some() {
+        return None;
+    }
+    let is_calm = verdict == Verdict::Healthy;
+    raised(ctx)
+        .or_else(|| gone(ctx, is_calm))
+        .or_else(|| first_recorded_failure(ctx).filter(|_| is_calm))
+}
+
+/// Ranks that live and whose last phase is an exception, since which they have issued nothing.
+fn raised(ctx: &Context<'_>) -> Option<String> {
+    let records = 0..ctx.aligned.records.len();
+    let mut raised: Vec<RecordIx> = records
+        .filter(|&record| ctx.raised(record).is_some() && !went_on(ctx, record))
+        .collect();
+    raised.dedup_by_key(|record| ctx.aligned.records[*record].rank);
+    let &first = raised.first()?;
+    let each = raised
+        .iter()
+        .map(|&record| ctx.aligned.records[record].rank);
+    let ranks: Vec<Rank> = each.collect();
+    let phase = ctx.raised(first)?;
+    let also = match ranks.len() {
+        1 => String::new(),
+        _ => format!("; {} ended so, too", format_ranks(&ranks[1..])),
+    };
+    let (them, their) = match ranks.len() {
+        1 => ("it", "its log"),
+        _ => ("them", "their logs"),
+    };
+    Some(format!(
+        "{} is in phase `{phase}`, as an exception that leaves a program is recorded{also}; no rank has waited for {them} for \
+         long, as far as is recorded: look at {their}",
+        format_ranks(&ranks[..1])
+    ))
+}
+
+/// Whether a rank has issued an operation since its phase began: then the program has caught the exception.
+fn went_on(ctx: &Context<'_>, record: RecordIx) -> bool {
+    let whole = &ctx.aligned.records[record];
+    let since = whole
+        .status
+        .as_ref()
+        .map_or(0, |status| status.phase_since_ns);
+    let newest = whole.ops.last();
+    since > 0 && newest.is_some_and(|op| op.created_ns > since)
+}
+
+/// Ranks whose processes are gone and did not end in order. Beside pending operations only those that are gone for a
+/// while, since the others may be about to end as well.
+fn gone(ctx: &Context<'_>, is_calm: bool) -> Option<String> {
+    let expected = ctx.aligned.expected.iter().copied();
+    let gone = expected.filter(|&rank| {
+        let of_rank = ctx.life.gone(rank);
+        of_rank.is_some_and(|gone| {
+            !ctx.life.ended_in_order(rank) && (is_calm || ctx.life.is_settled(gone.at_ns()))
+        })
+    });
+    let gone: Vec<Rank> = gone.collect();
+    let exit = gone
+        .iter()
+        .find_map(|&rank| Some((rank, ctx.life.gone(rank)?.exit?)));
+    let exit = exit.map_or(String::new(), |(rank, exit)| {
+        format!("; rank {rank} {}", format_exit(&exit))
+    });
+    let (processes, are, they, them) = match gone.len() {
+        0 => return None,
+        1 => ("process", "is", "it", "it"),
+        _ => ("processes", "are", "they", "them"),
+    };
+    Some(format!(
+        "the {processes} of {} {are} gone, and {they} did not end in order{exit}; no rank has waited for {them} for long, \
+         as far as is recorded: the job may be ending, or hang at its next operation",
+        format_ranks(&gone)
+    ))
+}

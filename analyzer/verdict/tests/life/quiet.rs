@@ -1,0 +1,222 @@
+//! Tests of jobs in which nothing is pending or wrong, and that are not called healthy: a rank failed for which no other
+//! waits yet, or ranks have stopped communicating.
+
+use crate::job::{State, alive, at, closed, dead, fails, record};
+use rcomm_recorder::model::{FailureKind, ProcessExit, Rank};
+use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
+
+fn look(dumps: &[Dump], now: f64) -> Report {
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(now)),
+        ..Policy::default()
+    };
+    analyze(dumps, &policy)
+}
+
+/// An all_reduce each half second from `first` to `last`, all of which complete.
+fn paced(first: u32, last: u32) -> Vec<(f64, State)> {
+    let issued = (first * 2..=last * 2).map(|at| f64::from(at) / 2.0);
+    issued.map(|at| (at, State::Done(at + 0.1))).collect()
+}
+
+/// The note on a job that is not called healthy.
+fn note(report: &Report) -> &str {
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(
+        (report.verdict, report.exit_code()),
+        (Verdict::Inconclusive, 2)
+    );
+    report.silence().expect("the report has a note")
+}
+
+#[test]
+fn a_rank_that_raised_is_shown_before_another_waits_for_it() {
+    let operations = paced(0, 10);
+    let job = |since: f64| {
+        let mut dumps: Vec<Dump> = (0..3)
+            .map(|rank| alive(record(rank, 3, &operations), 11.0))
+            .collect();
+        let status = dumps[1].status.as_mut().expect("the record has a status");
+        status.phase = "raised ValueError: bad batch".to_owned();
+        status.phase_since_ns = at(since);
+        dumps
+    };
+    let said = "rank 1 is in phase `raised ValueError: bad batch`, as an exception that leaves a program is recorded; no rank \
+                has waited for it for long";
+    let report = look(&job(10.5), 11.0);
+    assert!(note(&report).starts_with(said), "{report:?}");
+    // So it is beside an operation of the others that is under way.
+    let mut dumps = job(10.5);
+    for dump in &mut dumps {
+        dump.groups.push(dump.groups[0].clone());
+        dump.groups[1].info.id = 1;
+        dump.groups[1].info.name = "1".to_owned();
+        dump.groups[1].info.ranks = [0, 2].into();
+    }
+    let pending = record(0, 3, &[(10.8, State::Pending)]).entries.remove(0);
+    for at in [0, 2] {
+        let mut entry = pending.clone();
+        (entry.group, entry.record_id) = (1, 22);
+        dumps[at].entries.push(entry);
+    }
+    assert!(note(&look(&dumps, 11.0)).starts_with(said));
+    // A program that issued operations since has caught it.
+    assert_eq!(look(&job(9.0), 11.0).verdict, Verdict::Healthy);
+}
+
+#[test]
+fn a_process_that_is_gone_is_shown_before_another_waits_for_it() {
+    let operations = paced(0, 10);
+    let of = |rank| record(rank, 3, &operations);
+    let dumps = |gone: Dump| [alive(of(0), 12.0), gone, alive(of(2), 12.0)];
+    let said = "the process of rank 1 is gone, and it did not end in order; no rank has waited for it for long";
+    let report = look(&dumps(dead(of(1), 11.0)), 12.0);
+    assert!(note(&report).starts_with(said), "{report:?}");
+    // One that exited with an error is named once the others had time to end as well.
+    let mut failed = dead(of(1), 11.5);
+    let status = failed.status.as_mut().expect("the record has a status");
+    status.exit = Some(ProcessExit {
+        time_ns: at(11.5),
+        code: 3,
+    });
+    let said = "the process of rank 1 is gone, and it did not end in order; rank 1 exited with code 3; no rank";
+    let report = look(&dumps(failed.clone()), 12.0);
+    assert!(note(&report).starts_with(said), "{report:?}");
+    assert_eq!(look(&dumps(failed), 13.0).findings[0].code, Code::E150);
+    // One that ended in order is no fault.
+    assert_eq!(
+        look(&dumps(closed(of(1), 11.0)), 12.0).verdict,
+        Verdict::Healthy
+    );
+}
+
+#[test]
+fn an_error_that_a_rank_has_just_recorded_is_shown() {
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.9))];
+    let job = |kind| {
+        let ranks = 0..2;
+        let dumps = ranks.map(|rank| match rank {
+            0 => {
+                let mut dump = fails(record(0, 2, &failed), kind, &[], 1.9);
+                dump.entries.truncate(1);
+                dump.failures[0].text = "no space left".to_owned();
+                alive(dump, 2.0)
+            }
+            rank => alive(record(rank, 2, &failed[..1]), 2.0),
+        });
+        dumps.collect::<Vec<_>>()
+    };
+    let report = look(&job(FailureKind::Backend), 2.0);
+    let said = "rank 0 recorded an error at 13:00:01 UTC: no space left; nothing that is recorded waits because of it";
+    assert_eq!(note(&report), said);
+    // A group that was closed is none.
+    let report = look(&job(FailureKind::Cancelled), 2.0);
+    assert_eq!(report.verdict, Verdict::Healthy);
+}
+
+/// Adds a group of these ranks.
+fn made(mut dump: Dump, name: &str, ranks: &[Rank]) -> Dump {
+    let mut group = dump.groups[0].clone();
+    group.info.id = 1;
+    group.info.name = "1".to_owned();
+    group.info.desc = name.to_owned();
+    group.info.ranks = ranks.into();
+    dump.groups.push(group);
+    dump
+}
+
+#[test]
+fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
+    // Ranks 0 and 1 have stopped after the start, and the others go on in operations of their own group.
+    let few = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
+    let go_on: Vec<_> = few.into_iter().chain(paced(2, 19)).collect();
+    let job = |of_first: fn(Dump) -> Dump| {
+        let mut dumps: Vec<Dump> = (0..4)
+            .map(|rank| record(rank, 4, if rank < 2 { &few } else { &go_on }))
+            .map(|dump| made(dump, "dp", &[2, 3]))
+            .collect();
+        for dump in &mut dumps[..2] {
+            dump.groups.truncate(1);
+        }
+        for dump in &mut dumps[2..] {
+            for entry in &mut dump.entries[2..] {
+                entry.group = 1;
+                entry.collective_seq_id -= 2;
+            }
+        }
+        let first = of_first(dumps[0].clone());
+        dumps[0] = first;
+        dumps
+            .into_iter()
+            .map(|dump| alive(dump, 20.0))
+            .collect::<Vec<_>>()
+    };
+    // Nothing shows that they do anything unusual: two operations show no pace.
+    assert_eq!(look(&job(|dump| dump), 20.0).verdict, Verdict::Healthy);
+    // Rank 0 has made a group that rank 1 has not.
+    let report = look(&job(|dump| made(dump, "tp", &[0, 1])), 20.0);
+    let said = "group tp has been made by rank 0 and not by rank 1; ranks 0 and 1 have issued no operation since 13:00:01 UTC, \
+                and wait in none that is recorded: they may wait in the call that makes a group";
+    assert!(note(&report).starts_with(said), "{report:?}");
+    // A moment after it was made, this says nothing.
+    let dumps: Vec<Dump> = [Some(()), None]
+        .into_iter()
+        .zip(0..)
+        .map(|(makes, rank)| match makes {
+            Some(()) => made(record(rank, 2, &few), "tp", &[0, 1]),
+            None => record(rank, 2, &few),
+        })
+        .map(|dump| alive(dump, 2.0))
+        .collect();
+    assert_eq!(look(&dumps, 2.0).verdict, Verdict::Healthy);
+}
+
+#[test]
+fn a_rank_that_falls_silent_while_others_go_on_is_shown() {
+    let (short, long) = (paced(0, 10), paced(0, 50));
+    let of_all: Vec<Dump> = (0..3)
+        .map(|rank| {
+            made(
+                record(rank, 3, if rank == 1 { &short } else { &long }),
+                "dp",
+                &[0, 2],
+            )
+        })
+        .map(|mut dump| {
+            for entry in dump.entries.iter_mut().skip(21) {
+                entry.group = 1;
+                entry.collective_seq_id -= 21;
+            }
+            dump
+        })
+        .collect();
+    let at_time = |now: f64| {
+        let until = |dump: &Dump| {
+            let mut dump = dump.clone();
+            dump.entries.retain(|entry| entry.time_created_ns < at(now));
+            alive(dump, now)
+        };
+        look(&of_all.iter().map(until).collect::<Vec<_>>(), now)
+    };
+    assert_eq!(at_time(19.2).verdict, Verdict::Healthy);
+    let report = at_time(30.2);
+    let said = "rank 1 has issued no operation since 13:00:10 UTC, and waits in none that is recorded, while others go on; the \
+                longest pause before was 500 ms: it may hang in code that records nothing; its stack shows where";
+    assert_eq!(note(&report), said);
+}
+
+#[test]
+fn a_job_of_few_operations_that_has_fallen_silent_is_not_called_healthy() {
+    let one = [(0.0, State::Done(0.1))];
+    let job = |now: f64| {
+        let dumps = (0..2).map(|rank| alive(record(rank, 2, &one), now));
+        look(&dumps.collect::<Vec<_>>(), now)
+    };
+    assert_eq!(job(9.0).verdict, Verdict::Healthy);
+    let report = job(12.0);
+    let said = "no rank has issued an operation since 13:00:00 UTC, and none is pending: the job may hang in code that records \
+                nothing; the stacks of its ranks show where";
+    assert_eq!(note(&report), said);
+}

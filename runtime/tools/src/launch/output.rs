@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Maximum length of a line in bytes; longer lines are split.
 const LONGEST_LINE: usize = 64 << 10;
@@ -188,6 +189,18 @@ impl Sinks {
     }
 }
 
+/// A duration as messages give it, like `5 s` or `1 day 2 h`.
+pub(super) fn in_words(duration: Duration) -> String {
+    let text = humantime::format_duration(duration).to_string();
+    let parts = text.split(' ').map(|part| {
+        let unit = part.find(|c: char| !c.is_ascii_digit());
+        let (number, unit) = part.split_at(unit.unwrap_or(part.len()));
+        let unit = if unit == "m" { "min" } else { unit };
+        format!("{number} {unit}")
+    });
+    parts.collect::<Vec<_>>().join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,5 +226,14 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert!(text.lines().all(|line| line.len() <= LONGEST_LINE + 9));
         assert_eq!(text.matches('x').count(), 210_000);
+    }
+
+    #[test]
+    fn durations_have_their_units_apart() {
+        let words = |seconds| in_words(Duration::from_secs(seconds));
+        assert_eq!(words(0), "0 s");
+        assert_eq!(words(90), "1 min 30 s");
+        assert_eq!(words(26 * 3600), "1 day 2 h");
+        assert_eq!(in_words(Duration::from_millis(250)), "250 ms");
     }
 }

@@ -4,7 +4,7 @@ use super::account::Account;
 use super::command::command_of;
 use super::nodes::{Job, Nodes};
 use super::options::Options;
-use super::output::{Lines, Sinks, Stream};
+use super::output::{Lines, Sinks, Stream, in_words};
 use super::parent_death::die_with_this_thread;
 use super::signals::{Signals, name_of};
 use super::{Failure, LAUNCHER_FAILED, Restart};
@@ -416,7 +416,7 @@ impl Ranks {
             (left, true) => format!("; ending the other ranks of this host ({left})"),
             (left, false) => format!(
                 "; ending the other ranks of this host ({left}) in {}",
-                humantime::format_duration(linger)
+                in_words(linger)
             ),
         };
         sinks.print_message(&format!("{}{rest}", failure.sentence));

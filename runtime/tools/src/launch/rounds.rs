@@ -17,7 +17,7 @@
 
 use super::nodes::{Job, LEAVE_TIME, Life, PULSE, Pulses};
 use super::options::Options;
-use super::output::Sinks;
+use super::output::{Sinks, in_words};
 use super::signals::{Signals, name_of};
 use super::{Failure, LAUNCHER_FAILED, Restart};
 use anyhow::{Context, Result, bail};
@@ -199,7 +199,7 @@ impl Rounds {
                     if self.round.is_some() && since.elapsed() > limit {
                         bail!(
                             "the launcher with the store has begun no new round within {}",
-                            humantime::format_duration(limit)
+                            in_words(limit)
                         );
                     }
                     continue;
@@ -341,7 +341,7 @@ impl Rounds {
                 let hosts: Vec<&str> = chosen.iter().map(|member| &*member.host).collect();
                 let sentence = format!(
                     "the job needs {least} hosts, and within {} there were only {}: {}",
-                    humantime::format_duration(limit),
+                    in_words(limit),
                     hosts.len(),
                     hosts.join(", ")
                 );

@@ -233,7 +233,7 @@ fn the_signal_that_killed_a_rank_is_named() {
     );
     // The default of `--linger`.
     assert!(
-        stderr.contains("ending the other ranks of this host (1) in 5s"),
+        stderr.contains("ending the other ranks of this host (1) in 5 s"),
         "{stderr}"
     );
 }
@@ -277,7 +277,7 @@ fn others_write_their_dumps_after_a_rank_has_exited() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(7), "{stderr}");
     assert!(
-        stderr.contains("ending the other ranks of this host (2) in 1m"),
+        stderr.contains("ending the other ranks of this host (2) in 1 min"),
         "{stderr}"
     );
     let out = text(&output.stdout);

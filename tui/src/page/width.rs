@@ -26,6 +26,19 @@ pub(crate) fn fit(text: &str, width: usize) -> String {
     kept
 }
 
+/// The longest beginning of a text that takes at most `width` columns and ends before a comma or a semicolon: what does not
+/// fit is left out in whole parts. The whole text if even its first part is wider.
+pub(crate) fn whole_parts(text: &str, width: usize) -> &str {
+    let mut kept = text;
+    while text_width(kept) > width {
+        match kept.rfind([',', ';']) {
+            Some(at) => kept = &kept[..at],
+            None => return text,
+        }
+    }
+    kept
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,5 +49,15 @@ mod tests {
         assert_eq!(fit("abcdef", 4), "abc…");
         assert_eq!(fit("日本語", 4), "日…");
         assert_eq!(fit("abc", 0), "");
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_left_out_whole() {
+        let text = "load 3.2 on 8 processors, 40 % busy, 2 % stolen";
+        assert_eq!(whole_parts(text, 80), text);
+        assert_eq!(whole_parts(text, 46), "load 3.2 on 8 processors, 40 % busy");
+        assert_eq!(whole_parts(text, 30), "load 3.2 on 8 processors");
+        // Then it is cut.
+        assert_eq!(whole_parts(text, 10), text);
     }
 }

@@ -88,6 +88,9 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if state.follow {
         line.push(styled("  following", Tone::Accent));
     }
+    let time = clock(state);
+    let time_width = u16::try_from(time.len()).unwrap_or(0);
+    let room = area.width.saturating_sub(time_width + 1);
     if let Some(snapshot) = state.snapshot() {
         let step = snapshot
             .report
@@ -95,13 +98,13 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
             .iter()
             .filter_map(|rank| rank.step)
             .max();
-        if let Some(step) = step.filter(|&step| step >= 0) {
-            line.push(plain(format!("  step {step}")));
-        }
+        let step = step.filter(|&step| step >= 0);
+        let step = step.map(|step| format!("  step {step}"));
+        let used: usize = line.iter().map(|words| text_width(&words.text)).sum();
+        // A number that was cut would be another step.
+        let fits = |step: &String| used + text_width(step) <= usize::from(room);
+        line.extend(step.filter(fits).map(plain));
     }
-    let time = clock(state);
-    let time_width = u16::try_from(time.len()).unwrap_or(0);
-    let room = area.width.saturating_sub(time_width + 1);
     put_line(&line, Rect::new(area.x, area.y, room, 1), theme, buffer);
     if area.width > 2 * time_width {
         let x = area.right() - time_width;

@@ -23,7 +23,7 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
     };
     let mut panes = vec![pane("ranks", Body::Table(ranks(model, finding)))];
     let culprit = finding.culprit_ranks.first();
-    panes.extend(culprit.and_then(|&rank| look_further::pane(model, rank)));
+    panes.extend(culprit.and_then(|&rank| look_further::pane(model, rank, model.size.0)));
     if !finding.evidence.is_empty() {
         panes.push(pane("evidence", Body::Text(evidence(model, finding))));
     }

@@ -2,6 +2,7 @@
 
 use super::ViewModel;
 use crate::page::theme::Tone;
+use crate::page::width::whole_parts;
 use crate::page::{Body, Line, Pane, plain, styled};
 use rcomm_analyzer::RankView;
 use rcomm_analyzer::source::Liveness;
@@ -63,9 +64,12 @@ pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
     ])
 }
 
-/// The command for a rank, facts on its process, host and GPU, and the end of its log; `None` if nothing of this is
-/// known.
-pub(super) fn pane(model: &ViewModel<'_>, rank: Rank) -> Option<Pane> {
+/// The columns before a fact: its mark, and what it is about.
+const BEFORE: usize = 11;
+
+/// The command for a rank, facts on its process, host and GPU, and the end of its log, in a pane of this width; `None` if
+/// nothing of this is known.
+pub(super) fn pane(model: &ViewModel<'_>, rank: Rank, width: u16) -> Option<Pane> {
     let mut lines: Vec<Line> = Vec::new();
     lines.extend(shown_command(model, rank).map(|command| vec![plain(command)]));
     let around = model.surroundings.iter().find(|it| it.rank == rank);
@@ -80,7 +84,10 @@ pub(super) fn pane(model: &ViewModel<'_>, rank: Rank) -> Option<Pane> {
             let mark = if fact.notable { "~ " } else { "  " };
             lines.push(vec![
                 styled(format!("{mark}{:<9}", fact.about), tone),
-                styled(fact.text.clone(), tone),
+                styled(
+                    whole_parts(&fact.text, usize::from(width).saturating_sub(BEFORE)),
+                    tone,
+                ),
             ]);
         }
         for text in &around.log {

@@ -103,8 +103,12 @@ impl OverviewPane {
             Self::Timeline => ("timeline".into(), timeline::of_first(model, LANES)),
             Self::Look => {
                 let root = model.index.roots.first();
+                let width = match has_two_columns(model) {
+                    true => model.size.0.saturating_sub(1) / 2,
+                    false => model.size.0,
+                };
                 return root
-                    .and_then(|&rank| look_further::pane(model, rank))
+                    .and_then(|&rank| look_further::pane(model, rank, width))
                     .unwrap_or_else(|| Pane {
                         title: "look further".into(),
                         body: Body::Text(vec![]),

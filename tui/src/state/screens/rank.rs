@@ -29,7 +29,9 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
         title: title.into(),
         body,
     };
-    let mut panes: Vec<Pane> = look_further::pane(model, rank).into_iter().collect();
+    let mut panes: Vec<Pane> = look_further::pane(model, rank, model.size.0)
+        .into_iter()
+        .collect();
     panes.extend([
         pane(
             "in flight",

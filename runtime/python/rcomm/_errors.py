@@ -52,7 +52,8 @@ class Timeout(Error, TimeoutError):
 
 
 class PeerLost(Error, ConnectionError):
-    """The connection to another rank broke, or its process is gone."""
+    """The connection to another rank broke, or its process is gone; or another rank, which the text names, has ended the
+    group because of `ranks`: at its deadline, for instance, which this rank had not reached."""
 
     @property
     def rank(self) -> int | None:

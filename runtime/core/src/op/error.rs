@@ -19,7 +19,8 @@ pub enum ErrorKind {
     Timeout = 1,
     /// The group was aborted; pending and later operations end with this.
     Aborted = 2,
-    /// The connection to a peer broke, or its process is gone.
+    /// The connection to a peer broke, or its process is gone; or another rank, which the message names, has ended the
+    /// group because of the ranks of the error: at its deadline, for instance, which this rank had not reached.
     PeerLost = 3,
     /// Ranks disagree on operation, type, size, root or reduction.
     Mismatch = 4,

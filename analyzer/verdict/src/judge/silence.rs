@@ -169,6 +169,23 @@ fn unmade_of(ctx: &Context<'_>, rank: Rank) -> Option<Unmade> {
     })
 }
 
+/// Like `group tp has been made by rank 0 and not by rank 1`, of a group of this rank; `None` if all its groups have been
+/// made by all members that are known.
+pub(crate) fn unmade_in_words(ctx: &Context<'_>, rank: Rank) -> Option<String> {
+    unmade_of(ctx, rank).map(|unmade| unmade.in_words(ctx))
+}
+
+impl Unmade {
+    fn in_words(&self, ctx: &Context<'_>) -> String {
+        format!(
+            "group {} has been made by {} and not by {}",
+            ctx.group_name(self.group),
+            format_ranks(&self.makers),
+            format_ranks(&self.others)
+        )
+    }
+}
+
 impl Silence {
     /// The facts in one sentence, with the phases that ranks named.
     pub(crate) fn sentence(&self, ctx: &Context<'_>) -> String {
@@ -206,11 +223,8 @@ impl Silence {
         );
         match &self.unmade {
             Some(unmade) => format!(
-                "group {} has been made by {} and not by {}; {silent}{phases}: {they} may wait in the call that makes a \
-                 group, which is not recorded; {their} where",
-                ctx.group_name(unmade.group),
-                format_ranks(&unmade.makers),
-                format_ranks(&unmade.others),
+                "{}; {silent}{phases}: {they} may wait in the call that makes a group, which is not recorded; {their} where",
+                unmade.in_words(ctx)
             ),
             None => format!(
                 "{silent}, while others go on{pause}{phases}: {they} may hang in code that records nothing; {their} where"

@@ -160,6 +160,25 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
     let said = "group tp has been made by rank 0 and not by rank 1; ranks 0 and 1 have issued no operation since 13:00:01 UTC, \
                 and wait in none that is recorded: they may wait in the call that makes a group";
     assert!(note(&report).starts_with(said), "{report:?}");
+    // If another waits for them, they may still wait in that call, and for a rank that does not make it.
+    let mut dumps = job(|dump| made(dump, "tp", &[0, 1]));
+    for dump in &mut dumps[2..] {
+        let waiting = [few[0], few[1], (12.0, State::Pending)];
+        let mut waits = record(3, 4, &waiting).entries.remove(2);
+        dump.entries.truncate(12);
+        waits.record_id = 13;
+        dump.entries.push(waits);
+    }
+    let report = look(&dumps, 20.0);
+    let finding = report.findings.iter().find(|it| it.culprit_ranks == [0, 1]);
+    let finding = finding.expect("ranks 0 and 1 are missing");
+    assert!(finding.confidence <= 0.6, "{finding:?}");
+    let doubt = "group tp has been made by rank 0 and not by rank 1: ranks 0 and 1 may wait in the call that makes it, which is not \
+                 recorded, and for a rank that does not call it";
+    assert!(
+        finding.doubts.iter().any(|text| text == doubt),
+        "{finding:?}"
+    );
     // A moment after it was made, this says nothing.
     let dumps: Vec<Dump> = [Some(()), None]
         .into_iter()

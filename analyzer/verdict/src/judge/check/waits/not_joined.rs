@@ -8,6 +8,7 @@ use crate::align::record::Record;
 use crate::align::{Group, retiring_is_all};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
+use crate::judge::silence::unmade_in_words;
 use crate::judge::waits::missed::first_missed;
 use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::judge::waits::wait_root::WaitRoot;
@@ -70,6 +71,9 @@ impl Check for NotJoined {
 
 /// The highest confidence if ranks do not agree on their groups: less than that of the finding that says so.
 const GROUPS_DIFFER: f64 = 0.45;
+
+/// The highest confidence if a missing rank may wait in the call that makes a group.
+const GROUP_UNMADE: f64 = 0.6;
 
 /// The highest confidence if a rank is missing whose process is gone: less than that of the finding on that rank.
 const BESIDE_GONE: f64 = 0.8;
@@ -135,8 +139,17 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         // A few wait for many: they may have issued an operation that no other rank was to issue.
         draft.alternatives.push(ctx.ranks(arrived));
     }
+    // It may be another group that these ranks are making.
+    let making = draft.culprits.iter();
+    let making = making.filter_map(|&rank| unmade_in_words(ctx, rank)).next();
     if unmade {
         leave_open(ctx, place, &mut draft);
+    } else if let Some(making) = &making {
+        draft.confidence = draft.confidence.min(GROUP_UNMADE);
+        draft.doubts.push(format!(
+            "{making}: {} may wait in the call that makes it, which is not recorded, and for a rank that does not call it",
+            format_ranks(&draft.culprits)
+        ));
     }
     draft.evidence = ctx.evidence_of_place(place, 2);
     for &(node, _) in nodes.iter().take(4) {
@@ -144,7 +157,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         let newest = newest.and_then(|record| ctx.evidence_of_newest(record, op_ref.group));
         draft.evidence.extend(newest);
     }
-    draft.ruled_out = ruled_out(ctx, place, &op_ref, nodes, unmade);
+    draft.ruled_out = ruled_out(ctx, place, &op_ref, nodes, unmade || making.is_some());
     let unread = unread_and_vague(ctx, nodes);
     if !unread.is_empty() {
         draft.doubts.push(format!(
@@ -198,7 +211,7 @@ fn lacks_group(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> bo
 fn leave_open(ctx: &Context<'_>, place: usize, draft: &mut FindingDraft) {
     let group = &ctx.aligned.groups[ctx.group_at(place)];
     let same_name = |other: &&Group| other.name == group.name && other.ranks != group.ranks;
-    draft.confidence = draft.confidence.min(0.6);
+    draft.confidence = draft.confidence.min(GROUP_UNMADE);
     draft.doubts.push(
         "a rank may wait in the call that makes a group, which is not recorded: in a job whose ranks make their groups \
          in different orders, another rank is at fault"

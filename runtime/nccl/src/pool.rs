@@ -165,7 +165,8 @@ impl MemoryPool {
     /// their buffers keep it alive.
     ///
     /// # Blocking
-    /// As [`allocate`](Self::allocate).
+    /// As [`allocate`](Self::allocate); also until a group's operations on the segment have ended, at most 30 seconds for
+    /// each.
     ///
     /// # Errors
     /// `InvalidArgument` if the pool has no such segment; the error of a group that does not deregister it. The segment
@@ -211,7 +212,7 @@ impl MemoryPool {
     /// Undoes [`register_with`](Self::register_with).
     ///
     /// # Blocking
-    /// As [`allocate`](Self::allocate).
+    /// As [`free`](Self::free).
     ///
     /// # Errors
     /// `InvalidArgument` if the pool is not registered with the group; the library's error, after which the segments

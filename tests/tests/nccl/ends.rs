@@ -265,20 +265,6 @@ fn a_reduction_that_the_device_cannot_do_is_refused_and_the_group_stays_usable()
 }
 
 #[test]
-fn memory_can_be_registered_while_launches_are_not_finished() {
-    for blocking in ["0", "1"] {
-        let (_job, outputs) = run("register_during_launches", |_, command| {
-            command
-                .env("RCOMM_NCCL_BLOCKING", blocking)
-                .env("RCOMM_SIM", "launch_delay_ms=5");
-        });
-        for output in outputs {
-            assert!(output.contains("registered "), "{output}");
-        }
-    }
-}
-
-#[test]
 fn an_operation_makes_8_driver_calls_or_6_on_the_groups_stream() {
     for blocking in ["0", "1"] {
         let (_job, outputs) = run("driver_calls", |_, command| {

@@ -10,6 +10,7 @@ mod groups;
 mod late;
 mod libraries;
 mod profiled;
+mod registered;
 mod trouble;
 mod windows;
 

@@ -380,7 +380,8 @@ pub trait Backend: Send + Sync {
         Err(self.refuse("registered memory"))
     }
 
-    /// Undoes [`register`](Self::register).
+    /// Undoes [`register`](Self::register). Operations on the memory that were issued before have ended when this returns
+    /// without an error, if they would need the registration.
     fn deregister(&self, registration: Registration) -> Result<()> {
         let _ = registration;
         Err(self.refuse("registered memory"))

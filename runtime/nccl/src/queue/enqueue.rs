@@ -2,6 +2,7 @@
 //! or into the graph into which those streams are captured.
 
 use super::pending::Start;
+use super::registry::LastUse;
 use super::{Captured, CommQueue, Enqueued, LatestOp, QueueState, Stage};
 use crate::comm::{Comm, CommStatus};
 use crate::context::options::Timing;
@@ -129,6 +130,10 @@ impl CommQueue {
             return Ok(Enqueued::Captured(graph.map_or(0, |graph| graph.id)));
         };
         let end = shared.marks.mark(&self.stream).map(Arc::new);
+        self.registry.note_use(op, || match &end {
+            Ok(end) if is_marked => LastUse::Op(LatestOp::new(op, seq, end.clone())),
+            _ => LastUse::Unknown(op.op_type(), seq),
+        });
         match (finished, end) {
             (Ok(()), Ok(end)) => {
                 *self.latest() = Some(LatestOp::new(op, seq, end.clone()));

@@ -265,10 +265,14 @@ impl CommQueue {
     /// memory are kept in plain arrays that a launch reads (`ncclRegister`, register/register.cc).
     ///
     /// # Errors
-    /// `Timeout` if this state is not reached in time; the error of an abort, or the library's own.
+    /// `Timeout` if this state is not reached in time; the error of an abort, of the library, or the reason why the
+    /// queue is unusable: a call that was given up may still be in progress then.
     pub(crate) fn lock_idle(&self, comm: &Comm) -> Result<MutexGuard<'_, QueueState>> {
         let deadline = Deadline::In(Self::IDLE_TIME).started();
         let state = self.lock(deadline)?;
+        if let Stage::Broken(error) = &state.stage {
+            return Err(error.clone());
+        }
         self.wait_until_connected(comm, deadline)?;
         Ok(state)
     }

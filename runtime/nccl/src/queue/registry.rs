@@ -1,20 +1,40 @@
 //! Memory that is registered with a communicator. The queue keeps it, and ends its communicator before it
 //! releases what was registered.
+//!
+//! The last deregistration of a range unmaps what operations use to reach it, whatever the device is doing
+//! (`regCleanup`, register/register.cc). So the queue notes the latest operation on each range, and waits for its end
+//! first. Operations in graphs are not noted: a graph has registrations of its own (`ncclCommGraphRegister`), unless
+//! `NCCL_GRAPH_REGISTER=0`.
 
-use super::CommQueue;
-use rcomm_core::Buffer;
+use super::{CommQueue, LatestOp, QueueState, for_each_buffer};
+use crate::comm::Comm;
 use rcomm_core::backend::Registration;
+use rcomm_core::{Buffer, Deadline, Op};
 use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::OpType;
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Registered ranges, with their owners; and the memory of windows.
 #[derive(Default)]
 pub(crate) struct Registry {
-    /// The ranges, by the library's number.
-    registered: Mutex<BTreeMap<u64, RegisteredRanges>>,
+    registered: Mutex<Registered>,
+    /// Number of registered ranges. While there is none, operations do not take the lock.
+    count: AtomicUsize,
     windows: Mutex<Windows>,
+}
+
+#[derive(Default)]
+struct Registered {
+    /// The ranges, by the library's number.
+    by_id: BTreeMap<u64, RegisteredRanges>,
+    /// The ends of the ranges, by their begin and number.
+    by_begin: BTreeMap<(u64, u64), u64>,
+    /// The length of the longest range that there was.
+    longest: u64,
 }
 
 /// Ranges with the same number in the library: a range in the pages of another range gets that range's number,
@@ -24,6 +44,81 @@ pub(crate) struct Registry {
 struct RegisteredRanges {
     count: usize,
     owners: Vec<Arc<dyn Any + Send + Sync>>,
+    /// The begin of the first range, in which all others are.
+    begin: u64,
+    last_use: Option<LastUse>,
+}
+
+/// The latest operation on registered memory.
+#[derive(Clone)]
+pub(super) enum LastUse {
+    Op(LatestOp),
+    /// The launch of this operation has failed, and it is unknown what is left of it.
+    Unknown(OpType, u64),
+}
+
+impl LastUse {
+    /// Whether the device may still use the memory. The context must be current.
+    fn is_pending(&self) -> bool {
+        match self {
+            Self::Op(op) => op.is_pending(),
+            Self::Unknown(..) => true,
+        }
+    }
+
+    fn refusal(&self) -> Error {
+        match self {
+            Self::Op(op) => Error::new(
+                ErrorKind::Timeout,
+                format!("the memory stays registered: its {op}, has not ended"),
+            ),
+            Self::Unknown(op, seq) => Error::new(
+                ErrorKind::Backend,
+                format!(
+                    "the memory stays registered: the launch of its {op} #{seq} has failed, and it is unknown when the \
+                     device is done with it"
+                ),
+            ),
+        }
+    }
+}
+
+impl Registered {
+    fn add(&mut self, id: u64, memory: &Buffer<'_>, owner: Arc<dyn Any + Send + Sync>) {
+        let (begin, end) = pages_of(memory);
+        let known = self.by_id.entry(id).or_default();
+        if known.count == 0 {
+            known.begin = begin;
+            self.by_begin.insert((begin, id), end);
+            self.longest = self.longest.max(end - begin);
+        }
+        known.count += 1;
+        known.owners.push(owner);
+    }
+
+    /// Calls `look` with each range that has some of these pages.
+    fn for_each_over(
+        &mut self,
+        (begin, end): (u64, u64),
+        mut look: impl FnMut(&mut RegisteredRanges),
+    ) {
+        let candidates = (begin.saturating_sub(self.longest), 0)..(end, 0);
+        for ((_, id), range_end) in self.by_begin.range(candidates) {
+            if *range_end > begin
+                && let Some(ranges) = self.by_id.get_mut(id)
+            {
+                look(ranges);
+            }
+        }
+    }
+}
+
+/// The pages of a buffer: the library registers whole ones. They are the largest that Linux has.
+fn pages_of(memory: &Buffer<'_>) -> (u64, u64) {
+    const PAGE: u64 = 1 << 16;
+    let begin = memory.as_ptr().addr() as u64;
+    let end = begin + memory.size_bytes() as u64;
+    (begin / PAGE * PAGE, end.next_multiple_of(PAGE))
 }
 
 #[derive(Default)]
@@ -58,14 +153,31 @@ impl Registry {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, RegisteredRanges>> {
+    fn lock(&self) -> MutexGuard<'_, Registered> {
         self.registered
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Notes an operation that was put on the device, or whose launch has failed, with the ranges that it uses.
+    pub(super) fn note_use(&self, op: &Op<'_>, last_use: impl FnOnce() -> LastUse) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let last_use = last_use();
+        let mut registered = self.lock();
+        for_each_buffer(op, &mut |buffer| {
+            registered.for_each_over(pages_of(buffer), |ranges| {
+                ranges.last_use = Some(last_use.clone());
+            });
+        });
+    }
 }
 
 impl CommQueue {
+    /// How long a deregistration waits for operations on the memory.
+    const LAST_USE_TIME: Duration = Duration::from_secs(30);
+
     /// Registers memory, which stays alive until it is deregistered or the communicator has ended.
     ///
     /// # Errors
@@ -93,47 +205,98 @@ impl CommQueue {
         // registration is undone or the queue is dropped, and the queue ends its communicator before it drops
         // owners. If the communicator is leaked, the owner is leaked as well.
         let id = unsafe { comm.register(memory.as_ptr().addr() as u64, memory.size_bytes())? };
-        let known = registered.entry(id).or_default();
-        known.count += 1;
-        known.owners.push(owner.clone());
+        registered.add(id, memory, owner.clone());
+        let count = registered.by_id.len();
+        self.registry.count.store(count, Ordering::Release);
         Ok(Registration {
             id,
             owner: owner.clone(),
         })
     }
 
-    /// Undoes a registration.
+    /// Undoes a registration, after the operations on the memory that were issued before.
+    ///
+    /// # Blocking
+    /// Until these have ended, for at most [`LAST_USE_TIME`](Self::LAST_USE_TIME), if the range is registered once.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such registration; `Timeout` if the communicator is not free in time; the
-    /// library's error, after which the memory is kept.
+    /// `InvalidArgument` if there is no such registration; `Timeout` if operations have not ended or the communicator
+    /// is not free in time; the error of an abort or of the communicator; the library's error. After an error the
+    /// memory is kept, and stays registered.
     pub(crate) fn deregister(&self, registration: Registration) -> Result<()> {
-        let _alone = match self.comm() {
-            Some(comm) if comm.is_live() => Some(self.lock_idle(comm)?),
-            _ => None,
+        let Registration { id, owner: _owner } = registration;
+        let Some(comm) = self.comm() else {
+            return self.forget(id);
         };
+        let deadline = Deadline::In(Self::LAST_USE_TIME).started();
+        let mut pause = Duration::from_micros(20);
+        loop {
+            // While the queue is locked, no further operation begins to use the memory.
+            let alone = match comm.is_live() {
+                true => Some(self.lock_idle(comm)?),
+                false => None,
+            };
+            let _entered = self.shared.device.enter()?;
+            let Some(last_use) = self.pending_use(id).filter(|_| alone.is_some()) else {
+                return self.deregister_unused(comm, id, alone);
+            };
+            drop(alone);
+            if let Some(error) = self.async_error() {
+                return Err(error);
+            }
+            if deadline.has_passed() || matches!(last_use, LastUse::Unknown(..)) {
+                return Err(last_use.refusal());
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// Returns the operation that may still use a range whose last registration is this one. The context must be
+    /// current.
+    fn pending_use(&self, id: u64) -> Option<LastUse> {
+        let registered = self.registry.lock();
+        let ranges = registered.by_id.get(&id).filter(|it| it.count == 1)?;
+        ranges.last_use.clone().filter(LastUse::is_pending)
+    }
+
+    /// Undoes a registration of memory that no operation uses. The context must be current.
+    fn deregister_unused(
+        &self,
+        comm: &Comm,
+        id: u64,
+        _alone: Option<MutexGuard<'_, QueueState>>,
+    ) -> Result<()> {
+        if !self.registry.lock().by_id.contains_key(&id) {
+            return self.forget(id);
+        }
+        // SAFETY: the registration is in the map, so it comes from this communicator. The count ensures that
+        // no more registrations are undone than were made.
+        match unsafe { comm.deregister(id) } {
+            // The communicator was ended, and its registrations with it.
+            Err(error) if error.kind() == ErrorKind::Closed => {}
+            // After an error the library may still refer to the memory, so its owner is kept.
+            undone => undone?,
+        }
+        self.forget(id)
+    }
+
+    /// Counts a registration as undone, and releases the memory after the last one of its range.
+    fn forget(&self, id: u64) -> Result<()> {
         let mut registered = self.registry.lock();
-        let Some(known) = registered.get_mut(&registration.id) else {
-            let message = format!(
-                "there is no registration {:#x} in this group",
-                registration.id
-            );
+        let Some(known) = registered.by_id.get_mut(&id) else {
+            let message = format!("there is no registration {id:#x} in this group");
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         };
-        if let Some(comm) = self.comm() {
-            let _entered = self.shared.device.enter()?;
-            // SAFETY: the registration is in the map, so it comes from this communicator. The count ensures that
-            // no more registrations are undone than were made.
-            match unsafe { comm.deregister(registration.id) } {
-                // The communicator was ended, and its registrations with it.
-                Err(error) if error.kind() == ErrorKind::Closed => {}
-                // After an error the library may still refer to the memory, so its owner is kept.
-                undone => undone?,
-            }
-        }
         known.count -= 1;
         if known.count == 0 {
-            registered.remove(&registration.id);
+            let begin = known.begin;
+            registered.by_begin.remove(&(begin, id));
+            let released = registered.by_id.remove(&id);
+            let count = registered.by_id.len();
+            self.registry.count.store(count, Ordering::Release);
+            drop(registered);
+            drop(released);
         }
         Ok(())
     }

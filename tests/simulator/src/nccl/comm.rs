@@ -124,6 +124,8 @@ pub(super) struct Comm {
     ids: AtomicU64,
     /// Number of kernels and one-sided operations that the device has not ended.
     pub(super) pending: AtomicUsize,
+    /// Memory that kernels outside graphs use: begin and end.
+    in_use: Mutex<Vec<(u64, u64)>>,
     /// The factors of the user's reductions, in order of creation.
     pub(super) factors: Mutex<Vec<Factor>>,
     /// Whether its memory is released (`memManager->released`).
@@ -181,6 +183,7 @@ impl Comm {
             signals: Mutex::new(None),
             ids: AtomicU64::new(0),
             pending: AtomicUsize::new(0),
+            in_use: Mutex::default(),
             factors: Mutex::default(),
             suspended: AtomicBool::new(false),
             has_simulated_messages: AtomicBool::new(false),
@@ -337,6 +340,26 @@ impl Comm {
             ),
             error => error,
         }
+    }
+
+    /// Notes memory that a kernel uses until [`give_back`](Self::give_back) is called with the same ranges.
+    pub(super) fn take_memory(&self, ranges: &[(u64, u64)]) {
+        lock(&self.in_use).extend(ranges);
+    }
+
+    pub(super) fn give_back(&self, ranges: &[(u64, u64)]) {
+        let mut in_use = lock(&self.in_use);
+        for range in ranges {
+            if let Some(at) = in_use.iter().position(|it| it == range) {
+                in_use.swap_remove(at);
+            }
+        }
+    }
+
+    /// Whether a kernel outside graphs uses some of this memory.
+    pub(super) fn uses(&self, begin: u64, end: u64) -> bool {
+        let overlaps = |it: &(u64, u64)| it.0 < end && begin < it.1;
+        lock(&self.in_use).iter().any(overlaps)
     }
 
     /// Counts work in the background until the returned value is dropped.

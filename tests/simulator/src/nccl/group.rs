@@ -36,6 +36,16 @@ pub(super) struct Item {
     pub(super) parts: Vec<Part>,
 }
 
+impl Item {
+    /// The memory that it uses: its input, and of its output, whose length only the hub knows, the first byte.
+    fn memory(&self) -> impl Iterator<Item = (u64, u64)> {
+        let input = self.input.map(|(at, length)| (at, at + length));
+        let output = (self.output != 0).then_some((self.output, self.output + 1));
+        let ranges = input.into_iter().chain(output);
+        ranges.map(|(begin, end)| (begin as u64, end as u64))
+    }
+}
+
 /// Copies out of device memory.
 pub(super) fn read(at: usize, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
@@ -292,12 +302,15 @@ impl Kernel {
             return;
         }
         comm.pending.fetch_add(1, Ordering::AcqRel);
+        let memory: Vec<(u64, u64)> = items.iter().flat_map(Item::memory).collect();
+        comm.take_memory(&memory);
         let tasks = tasks(&comm);
         let place = Place::next(&comm);
         stream.push(Arc::new(move || {
             let room = place.start(&comm);
             run(&comm, &items, &tasks, outcome);
             drop(room);
+            comm.give_back(&memory);
             comm.pending.fetch_sub(1, Ordering::AcqRel);
         }));
     }

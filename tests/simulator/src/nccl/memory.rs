@@ -4,7 +4,7 @@ use super::comm::{Comm, comm_of};
 use super::{INVALID_ARGUMENT, SUCCESS, UNHANDLED_CUDA_ERROR, fail, no_comm};
 use crate::calls::LIVE_MEMORY;
 use crate::cuda::memory;
-use crate::handles::Handles;
+use crate::handles::{Handles, end_process};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -117,7 +117,9 @@ pub unsafe extern "C" fn ncclCommRegister(
     SUCCESS
 }
 
-/// `ncclCommDeregister`, register/register.cc:203: a registration ends with its last reference.
+/// `ncclCommDeregister`, register/register.cc:203: a registration ends with its last reference. What kernels use to reach
+/// the memory is unmapped then (`regCleanup`, 95), so the process ends if one is on its way. Graphs have references of
+/// their own (`graphRefs`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDeregister(comm: *mut c_void, handle: *mut c_void) -> c_int {
     let Some(comm) = comm_of(comm) else {
@@ -128,6 +130,9 @@ pub unsafe extern "C" fn ncclCommDeregister(comm: *mut c_void, handle: *mut c_vo
         return fail(INVALID_ARGUMENT, "handle argument is NULL");
     };
     if it.references.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if comm.uses(it.begin, it.end) {
+            end_process("ncclCommDeregister of memory that an operation uses");
+        }
         drop(REGISTERED.remove(handle));
     }
     SUCCESS

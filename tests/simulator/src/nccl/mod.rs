@@ -13,6 +13,7 @@
 //! | finalize and abort wait for every graph that holds an operation | init.cc:2751 | `Comm::outlive_graphs` |
 //! | an error of the connections persists after a revoke | init.cc:3455 | `Comm::async_error` |
 //! | registrations change an array that a launch reads, without a lock | register/register.cc:73 and 195 | `Comm::check_alone` ends the process |
+//! | the last deregistration of a range unmaps it, whatever the device is doing | register/register.cc:95 | `ncclCommDeregister` ends the process if a kernel uses the range |
 //! | revoke and abort wait for what precedes the kernels on the stream | init.cc:2941 and 2741 | `Comm::drain` |
 //! | one refused call makes the end of a group drop all its calls | group.cc:790 and 883 | `ncclGroupEnd` |
 

@@ -14,7 +14,6 @@ use rcomm::{
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Captures an all-reduce into a graph, which is never destroyed.
@@ -420,36 +419,6 @@ pub(super) fn end_in_time(world: World) {
         true => eprintln!("ended in time"),
         false => eprintln!("left behind after {took:?}"),
     }
-}
-
-/// Memory is registered and deregistered while operations are launched.
-pub(super) fn register_during_launches(world: &World, gpu: &Gpu) -> Result<()> {
-    let group = world.group();
-    let backend = group
-        .backend(DeviceKind::Cuda)
-        .expect("the CUDA backend is configured");
-    let memory = backend.allocate(DType::F32, 4096)?;
-    count(group, gpu)?;
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let registering = scope.spawn(|| -> Result<u32> {
-            let mut rounds = 0;
-            while !is_over.load(Ordering::Acquire) {
-                let registration = backend.register(&memory)?;
-                backend.deregister(registration)?;
-                rounds += 1;
-            }
-            Ok(rounds)
-        });
-        let reduced = (0..20).try_for_each(|_| count(group, gpu).map(drop));
-        is_over.store(true, Ordering::Release);
-        let rounds = registering
-            .join()
-            .expect("the registering thread does not panic");
-        reduced?;
-        eprintln!("registered {} times", rounds?);
-        Ok(())
-    })
 }
 
 /// Returns a function that reads a counter of the simulator.

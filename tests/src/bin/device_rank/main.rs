@@ -9,6 +9,7 @@ mod graph;
 mod late;
 mod lists;
 mod pool;
+mod registered;
 mod stuck;
 mod window;
 
@@ -74,7 +75,9 @@ fn run(scenario: &str) -> Result<()> {
         "while_hung" => return ends::while_hung(&world, &gpu),
         "refused_first" => ends::refused_first(&world, &gpu)?,
         "burst" => ends::burst(&world, &gpu)?,
-        "register_during_launches" => ends::register_during_launches(&world, &gpu)?,
+        "register_during_launches" => registered::register_during_launches(&world, &gpu)?,
+        "deregister_used" => registered::deregister_used(&world, &gpu)?,
+        "deregister_hung" => return registered::deregister_hung(world, &gpu),
         "driver_calls" => ends::driver_calls(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,
         "no_registration" => no_registration(&world, &gpu)?,

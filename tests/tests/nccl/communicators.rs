@@ -2,6 +2,7 @@
 
 use super::groups::lines;
 use super::libraries::without;
+use super::trouble::on_culprit;
 use super::{RANKS, fail, over, run, start};
 use rcomm_tests::process::CULPRIT;
 
@@ -232,6 +233,40 @@ fn a_communicator_that_the_library_has_made_without_ranks_is_refused() {
         let refused = lines(&output, "refused:");
         let sentence = "NCCL has made a communicator of 0 ranks in place of 4";
         assert!(refused[0].contains(sentence), "{output}");
+    }
+}
+
+#[test]
+fn a_communicator_without_ranks_is_refused_where_it_is_made_at_the_first_operation() {
+    let (_job, outputs) = run("open_group_of_calls_lazily", |_, command| {
+        command
+            .env("RCOMM_NCCL_LAZY", "1")
+            .env("RCOMM_NCCL_BLOCKING", "0");
+    });
+    for output in outputs {
+        // A rank may learn from another one first.
+        let refused = lines(&output, "refused:");
+        let sentence = "NCCL has made a communicator of 0 ranks in place of 4";
+        assert!(refused[0].contains(sentence), "{output}");
+    }
+}
+
+#[test]
+fn the_rings_of_a_communicator_that_is_split_off_connect_under_the_deadline() {
+    for blocking in ["0", "1"] {
+        let mut job = start("split_connects", |rank, command| {
+            command
+                .env("RCOMM_NCCL_BLOCKING", blocking)
+                .env("RCOMM_TIMEOUT_MS", "60000")
+                .env("RCOMM_INIT_TIMEOUT_MS", "10000");
+            // A broadcast as the communicator is made, and an all-reduce.
+            on_culprit("connect_hangs_after=2")(rank, command);
+        });
+        let ended = job.wait(CULPRIT);
+        let output = &ended.stderr;
+        let split = lines(output, "split:");
+        let sentence = "the ranks did not all take part in time";
+        assert!(split[0].contains(sentence), "{blocking}: {output}");
     }
 }
 

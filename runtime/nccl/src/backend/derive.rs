@@ -6,18 +6,39 @@
 //! refuses, and the caller connects the new group from scratch.
 
 use super::NcclBackend;
-use crate::comm::init::{CommInit, InitParams};
+use crate::comm::init::{CommInit, InitParams, WarmUp};
 use crate::comm::store_exchange::StoreExchange;
 use crate::comm::{Comm, CommStatus};
+use crate::context::Shared;
 use crate::library::hash;
 use crate::library::sys::{SHRINK_ABORT, SHRINK_DEFAULT};
-use crate::queue::CommQueue;
+use crate::queue::{CommQueue, QueueParts};
 use rcomm_core::Deadline;
 use rcomm_core::backend::{Backend, GroupContext};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// What the backend of a new group has besides its communicator.
+struct NewQueue {
+    shared: Arc<Shared>,
+    parts: QueueParts,
+}
+
+impl NewQueue {
+    /// # Errors
+    /// As [`QueueParts::make`].
+    fn make(parent: &Shared) -> Result<Self> {
+        let shared = parent.sibling();
+        let parts = QueueParts::make(&shared)?;
+        Ok(Self { shared, parts })
+    }
+
+    fn warm_up(&self) -> Option<WarmUp> {
+        self.parts.warm_up(&self.shared)
+    }
+}
 
 impl NcclBackend {
     /// Takes part in a split of this group: as a member of `group`, or of no part if `None`. Returns the backend of
@@ -41,6 +62,8 @@ impl NcclBackend {
         self.main.join(deadline, shared.report_time)?;
         // The library requires that nothing is pending on the communicator.
         self.main.drain(deadline)?;
+        let new = group.map(|_| NewQueue::make(shared)).transpose()?;
+        let warm_up = new.as_ref().and_then(NewQueue::warm_up);
         let nth = self.splits.fetch_add(1, Ordering::Relaxed);
         let exchange = StoreExchange::new(&self.group, format!("split/{nth}"));
         exchange.publish("here", b"1")?;
@@ -56,6 +79,7 @@ impl NcclBackend {
                 &shared.device,
                 comm,
                 (color, params),
+                warm_up,
                 options,
             )
         };
@@ -69,9 +93,10 @@ impl NcclBackend {
                 )),
                 _ => error,
             })?;
-        match (made, group, color) {
-            (Some(comm), Some(group), Some(color)) => {
-                self.adopt(comm, group, (nth as u32 + 1, color)).map(Some)
+        match (made, group.zip(new), color) {
+            (Some(comm), Some((group, new)), Some(color)) => {
+                let made = (comm, (nth as u32 + 1, color));
+                self.adopt(new, made, group, deadline).map(Some)
             }
             _ => Ok(None),
         }
@@ -103,7 +128,10 @@ impl NcclBackend {
         let excluded: Vec<u32> = (0..self.group.size())
             .filter(|rank| !remaining.contains(rank))
             .collect();
-        let can_shrink = shared.library.table().comm_shrink.is_some()
+        // A rank whose device has no more streams or memory cannot shrink.
+        let new = NewQueue::make(shared);
+        let can_shrink = new.is_ok()
+            && shared.library.table().comm_shrink.is_some()
             && remaining.is_sorted()
             && !excluded.is_empty()
             && self.wait_for_abort(deadline)
@@ -115,6 +143,8 @@ impl NcclBackend {
                 "not all remaining ranks have a communicator that can be shrunk",
             ));
         }
+        let new = new?;
+        let warm_up = new.warm_up();
         // An abort has already stopped the pending work.
         let is_stopped =
             shared.aborted.get().is_some() && shared.options.error_handling.cleans_up();
@@ -127,7 +157,14 @@ impl NcclBackend {
         let begin = |comm: &Arc<Comm>| {
             let options = &shared.options.comm;
             let call = (&excluded[..], params, flags);
-            CommInit::shrink(&shared.library, &shared.device, comm, call, options)
+            CommInit::shrink(
+                &shared.library,
+                &shared.device,
+                comm,
+                call,
+                warm_up,
+                options,
+            )
         };
         let made = self.main.derive(begin, deadline).map_err(|error| {
             error.with_more("while ncclCommShrink made a communicator of the remaining ranks")
@@ -137,19 +174,24 @@ impl NcclBackend {
             return Err(Error::new(ErrorKind::Backend, message));
         };
         // NCCL counts no shrinks: the number and the color of a shrunk communicator are 0.
-        self.adopt(comm, group, (0, 0))
+        self.adopt(new, (comm, (0, 0)), group, deadline)
     }
 
+    /// Makes the backend of a new group, when the broadcast that connects its rings has ended on the device: until then
+    /// its kernel would hold room there, for which operations of other groups may wait on other ranks.
     fn adopt(
         &self,
-        comm: Comm,
+        NewQueue { shared, parts }: NewQueue,
+        (comm, number_and_color): (Comm, (u32, u32)),
         group: &GroupContext,
-        number_and_color: (u32, u32),
+        deadline: Deadline,
     ) -> Result<Arc<dyn Backend>> {
-        let shared = self.shared.sibling();
         let parent = self.main.hash().unwrap_or_default();
         let hash = hash::of_child(shared.library.version(), parent, number_and_color);
-        let queue = CommQueue::from_comm(&shared, comm, hash)?;
+        let queue = CommQueue::from_comm(&shared, parts, comm, hash);
+        queue
+            .drain(deadline)
+            .map_err(|error| error.with_more("while the rings of the new group were connected"))?;
         Ok(Self::new(group.clone(), shared, queue))
     }
 

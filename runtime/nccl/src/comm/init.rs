@@ -5,8 +5,10 @@
 //! library works in the background until then. If the communicator is configured as blocking, the call runs
 //! on a separate thread, which is detached if the call never returns.
 //!
-//! If the caller passes a [`WarmUp`], a joined communicator makes one small broadcast, so that the library connects its
+//! If the caller passes a [`WarmUp`], the communicator makes one small broadcast, so that the library connects its
 //! rings (`ncclCollPreconnectFunc`, group.cc). Otherwise the first operation connects them, and waits for peers.
+//!
+//! The library's number of ranks is compared with the requested one before a communicator is returned.
 //!
 //! Sources: for the states, "Creating a communicator with options" and "Creating more communicators" in NCCL's
 //! user guide; for the slot to which a child's handle is written, `ncclCommSplit` in NCCL's `init.cc`.
@@ -44,6 +46,22 @@ pub(crate) struct WarmUp {
 }
 
 impl WarmUp {
+    /// Checks the size of a communicator that is ready, and begins to connect its rings if there is a warm-up. A single
+    /// rank has no peers to connect to.
+    ///
+    /// # Errors
+    /// As [`Comm::check_size`]; `Backend` with the library's message.
+    fn begin(warm_up: Option<Self>, comm: &Comm) -> Result<()> {
+        comm.check_size()?;
+        match warm_up {
+            Some(warm_up) if comm.size() > 1 => {
+                let _entered = warm_up.stream.device().enter()?;
+                warm_up.connect(comm)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the library connect the rings of a communicator that is ready. All ranks call it.
     fn connect(&self, comm: &Comm) -> Result<()> {
         let at = std::ptr::with_exposed_provenance_mut(self.word.address() as usize);
@@ -80,6 +98,8 @@ pub(crate) struct CommInit(InitStage);
 enum InitStage {
     /// The rank is joining, and the handle exists. The rings are connected after all ranks have joined.
     Joining(Comm, Option<WarmUp>),
+    /// The library connects the rings, if it was asked to.
+    Connecting(Comm),
     /// The communicator is being split off or shrunk; the handle is written when the parent is ready again.
     Child(Child),
     /// The creation is inside a call that blocks.
@@ -92,10 +112,18 @@ struct Child {
     parent: Arc<Comm>,
     rank: u32,
     size: u32,
+    warm_up: Option<WarmUp>,
     /// Passed to the parent if this value is dropped early, since the library may still write to the slot.
     slot: Option<HandleSlot>,
     /// Kept as long as the slot, as a precaution: the library copies the input during the call.
     input: Option<Box<Input>>,
+}
+
+/// A communicator that is to be made from another.
+struct NewChild {
+    params: InitParams,
+    excluded: Vec<c_int>,
+    warm_up: Option<WarmUp>,
 }
 
 /// The arguments of a call that makes a child.
@@ -128,17 +156,12 @@ impl CommInit {
     ) -> Result<Self> {
         let config = config_for(library, &params, options)?;
         let library = library.clone();
-        // A single rank has no peers to connect to.
-        let warm_up = warm_up.filter(|_| params.size > 1);
         let make = move || join(&library, &params, config);
         match options.blocking {
             Blocking::No => make().map(|comm| Self(InitStage::Joining(comm, warm_up))),
             Blocking::Yes => on_thread(device, move || {
                 let comm = make()?;
-                comm.check_size()?;
-                if let Some(warm_up) = warm_up {
-                    warm_up.connect(&comm)?;
-                }
+                WarmUp::begin(warm_up, &comm)?;
                 Ok(Some(comm))
             }),
         }
@@ -156,6 +179,7 @@ impl CommInit {
         device: &Arc<CudaDevice>,
         parent: &Arc<Comm>,
         (color, params): (Option<u32>, InitParams),
+        warm_up: Option<WarmUp>,
         options: &CommOptions,
     ) -> Result<Self> {
         let Some(split) = library.table().comm_split else {
@@ -168,8 +192,19 @@ impl CommInit {
             // are on the heap, and stay until the parent is ready again, or are leaked.
             unsafe { split(parent, color, key, slot, input.config.as_mut()) }
         };
-        let call = ("ncclCommSplit", call);
-        derive(library, device, parent, (params, Vec::new()), call, options)
+        let child = NewChild {
+            params,
+            excluded: Vec::new(),
+            warm_up,
+        };
+        derive(
+            library,
+            device,
+            parent,
+            child,
+            ("ncclCommSplit", call),
+            options,
+        )
     }
 
     /// Begins to make a communicator of the remaining ranks. All of them call this with the same list of
@@ -182,6 +217,7 @@ impl CommInit {
         device: &Arc<CudaDevice>,
         parent: &Arc<Comm>,
         (excluded, params, flags): (&[u32], InitParams, c_int),
+        warm_up: Option<WarmUp>,
         options: &CommOptions,
     ) -> Result<Self> {
         let Some(shrink) = library.table().comm_shrink else {
@@ -196,8 +232,19 @@ impl CommInit {
             // list has `count` ranks, are on the heap, and stay until the parent is ready again, or are leaked.
             unsafe { shrink(parent, list, count, slot, config, flags) }
         };
-        let call = ("ncclCommShrink", call);
-        derive(library, device, parent, (params, excluded), call, options)
+        let child = NewChild {
+            params,
+            excluded,
+            warm_up,
+        };
+        derive(
+            library,
+            device,
+            parent,
+            child,
+            ("ncclCommShrink", call),
+            options,
+        )
     }
 
     /// Advances as far as it can without waiting. Call it again only after `NotYet`.
@@ -205,47 +252,39 @@ impl CommInit {
     /// # Errors
     /// `Backend` or `PeerLost` with the library's message. The creation has then failed for good.
     pub(crate) fn step(&mut self) -> Result<InitStep> {
-        let done = match &mut self.0 {
-            InitStage::Joining(comm, warm_up) => {
-                if !comm.is_ready()? {
-                    return Ok(InitStep::NotYet);
-                }
-                if let Some(warm_up) = warm_up.take() {
-                    comm.check_size()?;
-                    let _entered = warm_up.stream.device().enter()?;
-                    warm_up.connect(comm)?;
-                    return Ok(InitStep::NotYet);
-                }
-                match std::mem::replace(&mut self.0, InitStage::Over) {
-                    InitStage::Joining(comm, _) => Some(comm),
-                    _ => None,
-                }
+        let is_ready = match &mut self.0 {
+            InitStage::Joining(comm, _) | InitStage::Connecting(comm) => comm.is_ready()?,
+            // After an error the parent keeps the slot, and aborts a child that the library has still made.
+            InitStage::Child(child) => child.parent.is_ready()?,
+            InitStage::Blocked(call) => {
+                return Ok(match call.wait(Duration::ZERO)? {
+                    Some(made) => InitStep::Ready(made?),
+                    None => InitStep::NotYet,
+                });
             }
-            InitStage::Child(child) => {
-                // After an error the parent keeps the slot, and aborts a child that the library has still made.
-                if !child.parent.is_ready()? {
-                    return Ok(InitStep::NotYet);
-                }
-                let comm = child.take()?;
-                self.0 = InitStage::Over;
-                comm
-            }
-            InitStage::Blocked(call) => match call.wait(Duration::ZERO)? {
-                Some(made) => made?,
-                None => return Ok(InitStep::NotYet),
-            },
-            InitStage::Over => None,
+            InitStage::Over => return Ok(InitStep::Ready(None)),
         };
-        Ok(InitStep::Ready(done))
+        if !is_ready {
+            return Ok(InitStep::NotYet);
+        }
+        let (made, warm_up) = match std::mem::replace(&mut self.0, InitStage::Over) {
+            InitStage::Joining(comm, warm_up) => (Some(comm), warm_up),
+            InitStage::Child(mut child) => (child.take(), child.warm_up.take()),
+            InitStage::Connecting(comm) => return Ok(InitStep::Ready(Some(comm))),
+            InitStage::Blocked(_) | InitStage::Over => (None, None),
+        };
+        let Some(comm) = made else {
+            return Ok(InitStep::Ready(None));
+        };
+        WarmUp::begin(warm_up, &comm)?;
+        self.0 = InitStage::Connecting(comm);
+        Ok(InitStep::NotYet)
     }
 }
 
 impl Child {
     /// Returns what the library has written, once the parent is ready.
-    ///
-    /// # Errors
-    /// As [`Comm::check_size`].
-    fn take(&mut self) -> Result<Option<Comm>> {
+    fn take(&mut self) -> Option<Comm> {
         let raw = self
             .slot
             .take()
@@ -253,13 +292,11 @@ impl Child {
         // The library will not read the input again.
         self.input = None;
         if raw.is_null() {
-            return Ok(None);
+            return None;
         }
         // SAFETY: the library is done with the child, since the parent is ready. The slot was taken, so this value
         // alone has the handle, and this code runs once.
-        let comm = unsafe { Comm::from_raw(&self.library, raw, self.rank, self.size) };
-        comm.check_size()?;
-        Ok(Some(comm))
+        Some(unsafe { Comm::from_raw(&self.library, raw, self.rank, self.size) })
     }
 }
 
@@ -327,13 +364,18 @@ fn derive(
     library: &Arc<NcclLibrary>,
     device: &Arc<CudaDevice>,
     parent: &Arc<Comm>,
-    (params, excluded): (InitParams, Vec<c_int>),
+    child: NewChild,
     (name, call): (
         &'static str,
         impl FnOnce(NcclComm, *mut NcclComm, &mut Input) -> NcclResult + Send + 'static,
     ),
     options: &CommOptions,
 ) -> Result<CommInit> {
+    let NewChild {
+        params,
+        excluded,
+        warm_up,
+    } = child;
     let config = config_for(library, &params, options)?;
     let input = Box::new(Input { config, excluded });
     let (library, parent) = (library.clone(), parent.clone());
@@ -343,6 +385,7 @@ fn derive(
             parent: parent.clone(),
             rank: params.rank,
             size: params.size,
+            warm_up,
             slot: Some(HandleSlot::default()),
             input: Some(input),
         };
@@ -357,7 +400,14 @@ fn derive(
     };
     match options.blocking {
         Blocking::No => begin().map(|child| CommInit(InitStage::Child(child))),
-        Blocking::Yes => on_thread(device, move || begin()?.take()),
+        Blocking::Yes => on_thread(device, move || {
+            let mut child = begin()?;
+            let made = child.take();
+            if let Some(comm) = &made {
+                WarmUp::begin(child.warm_up.take(), comm)?;
+            }
+            Ok(made)
+        }),
     }
 }
 

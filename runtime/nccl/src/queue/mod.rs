@@ -85,6 +85,31 @@ pub(crate) struct LatestOp {
     issued: Instant,
 }
 
+/// What a queue has besides its communicator, which is made with it.
+pub(crate) struct QueueParts {
+    stream: Arc<CudaStream>,
+    /// Four bytes that barriers and the first broadcast use.
+    barrier: DeviceBuffer,
+}
+
+impl QueueParts {
+    /// # Errors
+    /// `Backend` if the device has no more streams or memory.
+    pub(crate) fn make(shared: &Shared) -> Result<Self> {
+        let stream = CudaStream::new(&shared.device, shared.options.priority)?;
+        let barrier = DeviceBuffer::zeroed(&stream, DType::U32, 1)?;
+        Ok(Self { stream, barrier })
+    }
+
+    /// What a new communicator connects its rings with. A lazy group connects them at its first operation.
+    pub(crate) fn warm_up(&self, shared: &Shared) -> Option<WarmUp> {
+        (shared.options.connecting == Connecting::Eager).then(|| WarmUp {
+            stream: self.stream.clone(),
+            word: self.barrier.clone(),
+        })
+    }
+}
+
 /// A communicator, its stream, and the operations that go through them.
 pub(crate) struct CommQueue {
     pub(crate) shared: Arc<Shared>,
@@ -128,18 +153,13 @@ impl CommQueue {
     pub(crate) fn begin(shared: &Arc<Shared>, members: BootstrapGroup) -> Result<Arc<Self>> {
         let scope = members.scope;
         let mut bootstrap = Bootstrap::begin(shared, members)?;
-        match Self::stream_and_barrier(shared) {
-            Ok((stream, barrier)) => {
-                // A lazy group also connects its rings at its first operation, so only an eager group warms
-                // up here.
-                if shared.options.connecting == Connecting::Eager {
-                    bootstrap.warm_up(WarmUp {
-                        stream: stream.clone(),
-                        word: barrier.clone(),
-                    });
+        match QueueParts::make(shared) {
+            Ok(parts) => {
+                if let Some(warm_up) = parts.warm_up(shared) {
+                    bootstrap.warm_up(warm_up);
                 }
                 let stage = Stage::Joining(Box::new(bootstrap));
-                Ok(Self::new(shared, scope, (stream, barrier), stage))
+                Ok(Self::new(shared, scope, parts, stage))
             }
             // The other ranks must not wait for this rank.
             Err(error) => Err(bootstrap.give_up(error, Duration::ZERO)),
@@ -147,33 +167,23 @@ impl CommQueue {
     }
 
     /// Takes over an existing communicator for all members of a group.
-    ///
-    /// # Errors
-    /// `Backend` if the device has no more streams or memory.
-    pub(crate) fn from_comm(shared: &Arc<Shared>, comm: Comm, hash: u64) -> Result<Arc<Self>> {
-        let queue = Self::new(
-            shared,
-            Scope::Group,
-            Self::stream_and_barrier(shared)?,
-            Stage::Ready,
-        );
+    pub(crate) fn from_comm(
+        shared: &Arc<Shared>,
+        parts: QueueParts,
+        comm: Comm,
+        hash: u64,
+    ) -> Arc<Self> {
+        let queue = Self::new(shared, Scope::Group, parts, Stage::Ready);
         // Both values are set for the first time: no other thread has this queue yet.
         let _ = queue.hash.set(hash);
         let _ = queue.comm.set(Arc::new(comm));
-        Ok(queue)
-    }
-
-    /// Makes the stream and the memory of a queue.
-    fn stream_and_barrier(shared: &Shared) -> Result<(Arc<CudaStream>, DeviceBuffer)> {
-        let stream = CudaStream::new(&shared.device, shared.options.priority)?;
-        let barrier = DeviceBuffer::zeroed(&stream, DType::U32, 1)?;
-        Ok((stream, barrier))
+        queue
     }
 
     fn new(
         shared: &Arc<Shared>,
         scope: Scope,
-        (stream, barrier): (Arc<CudaStream>, DeviceBuffer),
+        QueueParts { stream, barrier }: QueueParts,
         stage: Stage,
     ) -> Arc<Self> {
         Arc::new(Self {

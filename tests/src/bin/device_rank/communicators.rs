@@ -285,7 +285,10 @@ pub(super) fn pairs(world: &World, gpu: &Gpu) -> Result<()> {
 
 /// A group of calls that was never ended is open on this thread, as after a failure inside the library: a communicator
 /// that the thread makes has no ranks, and is refused.
-pub(super) fn open_group_of_calls(world: World) -> Result<()> {
+pub(super) fn open_group_of_calls(
+    world: World,
+    make: impl FnOnce(&World) -> Result<()>,
+) -> Result<()> {
     let path = NcclOptions::of(world.config())?.library;
     // SAFETY: loading runs the library's initializers, which have run: the world has loaded this library before.
     let library = unsafe { Library::new(path.expect("the simulator")) }.expect("the simulator");
@@ -296,11 +299,24 @@ pub(super) fn open_group_of_calls(world: World) -> Result<()> {
         start()
     };
     assert_eq!(status, 0, "ncclGroupStart");
-    let made = world
-        .group()
-        .split(Some(0), 0, &GroupOptions::named("second"));
-    let refused = made.map(|_| ()).expect_err("the communicator has no ranks");
+    let refused = make(&world).expect_err("the communicator has no ranks");
     eprintln!("refused: {refused}");
+    Ok(())
+}
+
+/// Makes a group by a split.
+pub(super) fn split_off(world: &World) -> Result<()> {
+    let options = GroupOptions::named("second");
+    world.group().split(Some(0), 0, &options).map(drop)
+}
+
+/// Splits a group off, and prints whether that succeeds.
+pub(super) fn split_connects(world: World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    match split_off(&world) {
+        Ok(()) => eprintln!("split: made"),
+        Err(error) => eprintln!("split: {error}"),
+    }
     Ok(())
 }
 

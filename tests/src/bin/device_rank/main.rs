@@ -60,7 +60,15 @@ fn run(scenario: &str) -> Result<()> {
         "other_group_slow" => ends::other_group_slow(&world, &gpu)?,
         "other_group_idle" => ends::other_group_idle(&world, &gpu)?,
         "kill_capturing" => return ends::kill_capturing(world, &gpu),
-        "open_group_of_calls" => return communicators::open_group_of_calls(world),
+        "open_group_of_calls" => {
+            return communicators::open_group_of_calls(world, communicators::split_off);
+        }
+        "open_group_of_calls_lazily" => {
+            return communicators::open_group_of_calls(world, |world| {
+                count(world.group(), &gpu).map(drop)
+            });
+        }
+        "split_connects" => return communicators::split_connects(world, &gpu),
         "broken_at_the_end" => return communicators::broken_at_the_end(world, &gpu),
         "suspension" => communicators::suspension(&world, &gpu)?,
         "no_suspension" => communicators::no_suspension(&world, &gpu)?,

@@ -114,7 +114,8 @@ fn an_abort_that_a_replayed_graph_may_delay_names_the_group_of_the_graph() {
         let ended = job.wait(rank);
         let output = &ended.stderr;
         assert!(ended.status.success(), "rank {rank}: {output}");
-        assert_eq!(lines(output, "in the way:"), ["default_pg (1)"], "{output}");
+        let named = lines(output, "in the way:");
+        assert!(named[0].starts_with("default_pg (1: "), "{output}");
         assert!(output.contains("ended in time"), "{output}");
     }
 }
@@ -195,9 +196,12 @@ fn shutdown_reports_graphs_that_still_hold_operations() {
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
         let error = lines(&ended.stderr, "shutdown:")[0];
         assert!(
-            error.contains("CUDA graphs (1) hold operations of this group: destroy them first"),
+            error.contains("CUDA graphs (1: ")
+                && error.contains(") hold operations of this group: destroy them first"),
             "{error}"
         );
+        let facts = lines(&ended.stderr, "communicator ")[0];
+        assert!(facts.contains("(\"live_graphs\", \"1: "), "{facts}");
     }
 }
 

@@ -3,10 +3,10 @@
 use super::trouble::on_culprit;
 use super::{RANKS, fail, run, start};
 use rcomm_analyzer::source::{RingSource, Source};
-use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Policy, Snapshot, analyze};
+use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Policy, Snapshot, Verdict, analyze};
 use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::{Dump, Recorder, RingReader, list_rings};
-use rcomm_tests::process::Job;
+use rcomm_tests::process::{CULPRIT, Job, wait_until};
 use rcomm_tests::simulator;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -103,6 +103,11 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
 
 /// What `rcomm-top` and `rcomm-web` show of a job's rings.
 fn live_snapshot(job: &Job) -> Snapshot {
+    try_live_snapshot(job).unwrap()
+}
+
+/// As [`live_snapshot`]; `None` if there is nothing to show yet.
+fn try_live_snapshot(job: &Job) -> Option<Snapshot> {
     let mut source = RingSource::new(job.folder().join("rings"), None);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let at = Moment {
@@ -111,8 +116,38 @@ fn live_snapshot(job: &Job) -> Snapshot {
     };
     let poll = source.poll(Instant::now() + Duration::from_secs(60));
     let mut live = Live::new(LiveOptions::default(), analyze, vec![source.name()]);
-    live.observe(0, Ok(poll.unwrap()), at);
-    live.refresh(at).unwrap()
+    live.observe(0, Ok(poll.ok()?), at);
+    live.refresh(at)
+}
+
+#[test]
+fn a_hang_in_a_replayed_graph_is_shown_by_the_plug_in_while_it_lasts() {
+    let job = start("replay_hung", |_, command| {
+        profiled(command);
+        command
+            .env("RCOMM_TIMEOUT_MS", "60000")
+            .env("RCOMM_INIT_TIMEOUT_MS", "60000");
+    });
+    // Both records of each rank: the program's own shows no operation that is pending.
+    let report = wait_until("the hang in the records of the ranks", || {
+        let snapshot = try_live_snapshot(&job)?;
+        let is_stuck = snapshot.report.verdict == Verdict::Stuck;
+        is_stuck.then(|| snapshot.report.clone())
+    });
+    let first = &report.findings[0];
+    assert_eq!(first.code, Code::E101, "{first:?}");
+    assert_eq!(first.culprit_ranks, [CULPRIT], "{first:?}");
+    assert!(first.sentence.contains("graph replays"), "{first:?}");
+    let pending = |dump: &Dump, state: &[EntryState]| {
+        let mut entries = dump.entries.iter();
+        entries.any(|it| state.contains(&it.state))
+    };
+    let open = [EntryState::Scheduled, EntryState::Started];
+    for dump in rings(&job) {
+        let rank = dump.identity.rank;
+        let is_shown = dump.recorder == Recorder::NcclProfiler && rank != Some(CULPRIT);
+        assert_eq!(pending(&dump, &open), is_shown, "rank {rank:?}");
+    }
 }
 
 #[test]

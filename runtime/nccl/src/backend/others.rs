@@ -124,8 +124,8 @@ impl AbortedGroup {
     fn name_graphs(&self) {
         let mut suspects = Vec::new();
         for other in self.abortable() {
-            let graphs: usize = other.queues().iter().map(|queue| queue.live_graphs()).sum();
-            if graphs > 0 {
+            let graphs = CommQueue::graph_numbers(&other.queues());
+            if !graphs.is_empty() {
                 let name = full_name(name_of(&other), &other.shared, &self.shared);
                 suspects.push(format!("{name} ({graphs})"));
             }

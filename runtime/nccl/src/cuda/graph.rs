@@ -8,8 +8,9 @@
 use super::device::{CudaDevice, DeferredFree};
 use crate::cuda::{self, CuGraph, CuUserObject};
 use rcomm_core::Result;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
+use std::fmt;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -42,6 +43,11 @@ impl LiveGraphs {
         self.lock().len()
     }
 
+    /// Adds the numbers of the graphs to `to`.
+    pub(crate) fn collect(&self, to: &mut GraphNumbers) {
+        to.0.extend(self.lock().keys());
+    }
+
     fn add(&self, graph: u64) {
         *self.lock().entry(graph).or_default() += 1;
     }
@@ -54,6 +60,36 @@ impl LiveGraphs {
                 graphs.remove(&graph);
             }
         }
+    }
+}
+
+/// Numbers of graphs, those of their captures. As text, their count and the first of them: `2: 5, 7`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GraphNumbers(BTreeSet<u64>);
+
+impl GraphNumbers {
+    /// At most this many numbers are part of the text.
+    const SHOWN: usize = 16;
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for GraphNumbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown: Vec<String> = self
+            .0
+            .iter()
+            .take(Self::SHOWN)
+            .map(u64::to_string)
+            .collect();
+        let more = if self.0.len() > Self::SHOWN {
+            ", …"
+        } else {
+            ""
+        };
+        write!(f, "{}: {}{more}", self.0.len(), shown.join(", "))
     }
 }
 
@@ -125,4 +161,20 @@ unsafe extern "C" fn release_memory(memory: *mut c_void) {
     let memory = unsafe { Box::from_raw(memory.cast::<GraphMemory>()) };
     memory.live.remove(memory.graph);
     memory.memory.defer_free();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graphs_are_counted_and_named_by_their_numbers() {
+        let numbers = |of: std::ops::Range<u64>| GraphNumbers(of.collect()).to_string();
+        assert_eq!(numbers(5..7), "2: 5, 6");
+        let many = numbers(0..100);
+        assert!(
+            many.starts_with("100: 0, 1, ") && many.ends_with("15, …"),
+            "{many}"
+        );
+    }
 }

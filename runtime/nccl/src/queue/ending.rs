@@ -9,6 +9,7 @@ use crate::comm::members::Scope;
 use crate::comm::{Comm, CommStatus};
 use crate::context::Shared;
 use crate::cuda::event::Mark;
+use crate::cuda::graph::GraphNumbers;
 use crate::library::foreign_call::ForeignCall;
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind, Result};
@@ -58,6 +59,17 @@ impl CommQueue {
     /// Number of graphs that hold operations of this communicator.
     pub(crate) fn live_graphs(&self) -> usize {
         self.live.count()
+    }
+
+    /// The numbers of the graphs that hold operations of these communicators.
+    pub(crate) fn graph_numbers<'a>(
+        queues: impl IntoIterator<Item = &'a Arc<Self>>,
+    ) -> GraphNumbers {
+        let mut numbers = GraphNumbers::default();
+        for queue in queues {
+            queue.live.collect(&mut numbers);
+        }
+        numbers
     }
 
     /// Fails the operations that wait for the ranks to join, and leaves the communicators that all ranks have joined as
@@ -134,9 +146,10 @@ impl CommQueue {
             let Some(comm) = queue.comm.get().filter(|comm| comm.is_live()) else {
                 continue;
             };
-            match queue.live_graphs() {
-                0 => comms.push(comm.clone()),
-                graphs => queue.abort_under_graphs(comm.clone(), graphs),
+            let graphs = Self::graph_numbers([queue]);
+            match graphs.is_empty() {
+                true => comms.push(comm.clone()),
+                false => queue.abort_under_graphs(comm.clone(), &graphs),
             }
         }
         let no_deadline = Deadline::In(Duration::MAX);
@@ -266,9 +279,9 @@ impl CommQueue {
 
     /// Aborts a communicator whose operations are part of graphs, on a separate thread: its kernels are
     /// stopped at once, and it is freed when the program has destroyed the last of the graphs.
-    fn abort_under_graphs(&self, comm: Arc<Comm>, graphs: usize) {
+    fn abort_under_graphs(&self, comm: Arc<Comm>, graphs: &GraphNumbers) {
         tracing::error!(
-            graphs,
+            %graphs,
             "CUDA graphs hold operations of an aborted communicator: NCCL frees it when they are destroyed"
         );
         let shared = self.shared.clone();
@@ -338,7 +351,7 @@ impl CommQueue {
     /// waits for the graphs. `Timeout` if the other ranks do not close theirs.
     pub(crate) fn close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
-        let graphs: usize = queues.iter().map(|queue| queue.live_graphs()).sum();
+        let graphs = Self::graph_numbers(queues);
         let free = queues.iter().filter(|queue| queue.live_graphs() == 0);
         let free: Vec<Arc<Self>> = free.cloned().collect();
         // The close runs on a separate thread, since the library may never return.
@@ -351,7 +364,7 @@ impl CommQueue {
                 return Err(Error::new(ErrorKind::Timeout, message));
             }
         }
-        if graphs > 0 {
+        if !graphs.is_empty() {
             let message = format!(
                 "CUDA graphs ({graphs}) hold operations of this group: destroy them first; its communicators stay \
                  until then"

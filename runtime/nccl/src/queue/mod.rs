@@ -23,7 +23,7 @@ use crate::comm::{Comm, CommStatus};
 use crate::context::Shared;
 use crate::context::options::Connecting;
 use crate::cuda::event::Mark;
-use crate::cuda::graph::{Graph, LiveGraphs};
+use crate::cuda::graph::{Graph, GraphNumbers, LiveGraphs};
 use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::CudaStream;
 use crate::library::hash;
@@ -528,6 +528,11 @@ impl CommQueue {
         }
         let launched = self.launched.load(Ordering::Relaxed);
         fact("launched", launched.to_string());
+        let mut live = GraphNumbers::default();
+        self.live.collect(&mut live);
+        if !live.is_empty() {
+            fact("live_graphs", live.to_string());
+        }
         for (id, captured) in &*self.graphs() {
             let (first, last) = captured.ends.unwrap_or_default();
             let text = format!("{} operations, #{first} to #{last}", captured.count);

@@ -4,7 +4,7 @@
 
 use super::graph::Graphs;
 use super::stuck::Gate;
-use super::{Gpu, all_reduce, count, stay_for};
+use super::{Gpu, all_reduce, count, print_communicators, stay_for};
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{CudaStream, DeviceBuffer, NcclOptions, Priority};
 use rcomm::{
@@ -33,6 +33,7 @@ pub(super) fn graph_at_shutdown(world: World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     let numbers = gpu.buffer(&[1i64; 100])?;
     capture(&world, gpu, &numbers)?;
+    print_communicators(&world)?;
     let begun = Instant::now();
     let error = world.shutdown().expect_err("a graph holds an operation");
     eprintln!("shutdown: {error}");

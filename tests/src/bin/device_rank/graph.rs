@@ -1,9 +1,10 @@
 //! Operations in a CUDA graph: captured once, run as often as the graph is launched.
 
-use super::{Gpu, all_reduce, count, print_communicators};
+use super::{Gpu, all_reduce, count, print_communicators, stay_for};
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
 use rcomm::{DType, Op, ReduceOp, Result, World};
+use rcomm_tests::process::CULPRIT;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -204,5 +205,26 @@ fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
             "memory of the destroyed graph is still held"
         );
     }
+    Ok(())
+}
+
+/// A rank does not launch a graph that the others launch, so that its operation hangs on these until they are killed.
+pub(super) fn replay_hung(world: &World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    let graphs = Graphs::of(world);
+    let stream = gpu.stream.as_raw();
+    graphs.begin(stream);
+    let work = world.group().execute_async(all_reduce(&numbers)?)?;
+    work.wait_stream(&gpu.stream)?;
+    let (status, executable) = graphs.end(stream);
+    assert_eq!(status, 0, "the capture failed");
+    graphs.launch(executable, stream);
+    gpu.stream.synchronize()?;
+    if world.rank() != CULPRIT {
+        graphs.launch(executable, stream);
+    }
+    // No rank goes on.
+    stay_for(world, "hung", std::iter::once(world.size()));
     Ok(())
 }

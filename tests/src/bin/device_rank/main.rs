@@ -48,6 +48,7 @@ fn run(scenario: &str) -> Result<()> {
         "shrink" => return shrink(world, &gpu),
         "streams" => streams(&world, &gpu)?,
         "graph" => graph::capture(&world, &gpu)?,
+        "replay_hung" => graph::replay_hung(&world, &gpu)?,
         "graph_at_shutdown" => return ends::graph_at_shutdown(world, &gpu),
         "graph_absent" => return ends::graph_absent(world, &gpu),
         "graph_at_abort" => return ends::graph_at_abort(world, &gpu),

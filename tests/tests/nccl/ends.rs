@@ -234,6 +234,15 @@ fn ranks_that_wait_for_a_missing_one_abort_under_a_graph_in_time() {
 }
 
 #[test]
+fn aborts_that_never_return_are_waited_for_together() {
+    let (_folder, old) = without(&["ncclCommRevoke"]);
+    end_in_time("three_stuck", |_, command| {
+        over(&old, command);
+        command.env("RCOMM_SIM", "abort_hangs=1");
+    });
+}
+
+#[test]
 fn memory_and_nan_checks_do_not_wait_for_a_kernel_that_hangs() {
     let mut job = start("while_hung", |_, command| {
         command

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use turns::{TurnWait, Turns};
 
 /// Runs the operations of one group on device memory.
@@ -45,7 +45,7 @@ pub struct NcclBackend {
     /// Queues for single messages, by sender and receiver as ranks of the group.
     peers: Mutex<BTreeMap<[u32; 2], Arc<CommQueue>>>,
     turns: Turns,
-    abort: Mutex<Option<JoinHandle<()>>>,
+    abort: Mutex<Option<RunningAbort>>,
     /// The reason of the abort; set once.
     reason: OnceLock<AbortReason>,
     /// Number of splits of this group that this rank has begun.
@@ -53,6 +53,12 @@ pub struct NcclBackend {
     /// Number of windows that this group has begun to make.
     pub(crate) windows: AtomicU64,
     pub(crate) signals: Arc<Signals>,
+}
+
+/// An abort on its own thread.
+struct RunningAbort {
+    thread: JoinHandle<()>,
+    begun: Instant,
 }
 
 impl NcclBackend {
@@ -100,8 +106,8 @@ impl NcclBackend {
     /// Waits until a started abort has finished; returns `false` if it has not finished by the deadline.
     pub(crate) fn wait_for_abort(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
-        let mut thread = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
-        while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+        let mut abort = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
+        while abort.as_ref().is_some_and(|it| !it.thread.is_finished()) {
             if deadline.has_passed() {
                 // The thread is inside a call of the library that nothing can end.
                 tracing::error!("a call of NCCL that ends communicators has not returned in time");
@@ -109,12 +115,20 @@ impl NcclBackend {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        if let Some(thread) = thread.take()
-            && thread.join().is_err()
+        if let Some(abort) = abort.take()
+            && abort.thread.join().is_err()
         {
             tracing::error!("the thread that aborts communicators panicked");
         }
         true
+    }
+
+    /// How much of the time that an abort may take is left. It counts from the abort's begin, so that groups which are
+    /// aborted together and dropped one after the other wait for no longer than one of them.
+    fn time_of_abort(&self) -> Duration {
+        let abort = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
+        let elapsed = abort.as_ref().map(|it| it.begun.elapsed());
+        Self::ABORT.saturating_sub(elapsed.unwrap_or_default())
     }
 
     /// Refuses an operation that this backend cannot run. Sends no data.
@@ -285,7 +299,9 @@ impl Backend for NcclBackend {
         });
         match spawned {
             Ok(thread) => {
-                *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+                let begun = Instant::now();
+                let running = Some(RunningAbort { thread, begun });
+                *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = running;
             }
             Err(error) => tracing::error!(
                 %error,
@@ -433,7 +449,7 @@ impl Backend for NcclBackend {
 
 impl Drop for NcclBackend {
     fn drop(&mut self) {
-        if !self.wait_for_abort(Deadline::In(Self::ABORT)) {
+        if !self.wait_for_abort(Deadline::In(self.time_of_abort())) {
             return;
         }
         let reason = self.reason.get();

@@ -19,7 +19,7 @@ use crate::library::NcclLibrary;
 use crate::library::foreign_call::ForeignCall;
 use crate::library::sys::{self, NcclComm, NcclResult, result};
 use handle_slot::HandleSlot;
-use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_core::{Deadline, Error, ErrorKind, Result};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -93,8 +93,9 @@ impl Comm {
     /// How long the library may take to abort a dropped communicator before the aborting thread is
     /// detached.
     const LAST_ABORT: Duration = Duration::from_secs(10);
-    /// How long a call on the communicator may take before it is treated as one that does not return.
-    const CALL: Duration = Duration::from_secs(1);
+    /// How long calls on communicators that are ended together may take before they are treated as calls that do not
+    /// return.
+    pub(crate) const CALL: Duration = Duration::from_secs(1);
 
     /// Takes ownership of a communicator that the library has just made; null is one that has ended.
     ///
@@ -265,14 +266,16 @@ impl Comm {
     /// # Errors
     /// `Backend` with the library's message.
     pub(crate) fn destroy(&self) -> Result<()> {
-        let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        let comm = self.take(&mut handle);
+        let comm = {
+            let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+            self.take(&mut handle)
+        };
         if comm.is_null() {
             return Ok(());
         }
         // SAFETY: the handle was taken out under the lock, so the communicator is freed once, and no thread is in a
-        // call on it.
+        // call on it. The locks are free during the call, which may not return, so that an abort does not wait for it.
         let status = unsafe { (self.library.table().comm_destroy)(comm) };
         self.abort_children(status);
         self.library.check("ncclCommDestroy", status)
@@ -284,7 +287,10 @@ impl Comm {
     /// # Errors
     /// `Unsupported` if the library has no such function (before 2.28.7); `Closed` if the communicator was ended;
     /// `Backend` with the library's message.
-    pub(crate) fn revoke(&self) -> Result<()> {
+    ///
+    /// # Blocking
+    /// While another call uses the communicator, until the deadline.
+    pub(crate) fn revoke(&self, deadline: Deadline) -> Result<()> {
         let Some(revoke) = self.library.table().comm_revoke else {
             return Err(self.library.lacks(
                 "an abort that can be followed by a shrink",
@@ -294,7 +300,7 @@ impl Comm {
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         // The lock keeps other calls from beginning. If a call that does not return has the lock, the communicator
         // is revoked without it.
-        let _handle = self.lock_within(Self::CALL);
+        let _handle = self.lock_until(deadline);
         let comm = self.raw.load(Ordering::Acquire);
         if comm.is_null() {
             return Err(ended());
@@ -309,14 +315,14 @@ impl Comm {
         unsafe { self.library.check_on(comm, "ncclCommRevoke", status) }
     }
 
-    /// Returns the locked handle; `None` if calls hold it for longer than `limit`.
-    fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, Handle>> {
-        let begun = std::time::Instant::now();
+    /// Returns the locked handle; `None` if calls hold it until the deadline.
+    fn lock_until(&self, deadline: Deadline) -> Option<MutexGuard<'_, Handle>> {
+        let deadline = deadline.started();
         loop {
             match self.handle.try_lock() {
                 Ok(handle) => return Some(handle),
                 Err(TryLockError::Poisoned(handle)) => return Some(handle.into_inner()),
-                Err(TryLockError::WouldBlock) if begun.elapsed() >= limit => return None,
+                Err(TryLockError::WouldBlock) if deadline.has_passed() => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             }
         }
@@ -338,9 +344,10 @@ impl Comm {
         let mut result = Ok(());
         let mut ended = Vec::new();
         let group = library.group()?;
+        let calls = Deadline::In(Self::CALL).started();
         for comm in comms {
             let _ending = comm.ending.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(mut handle) = comm.lock_within(Self::CALL) else {
+            let Some(mut handle) = comm.lock_until(calls) else {
                 let message =
                     "a call on the communicator does not return: it is left to the library";
                 result = result.and(Err(Error::new(ErrorKind::Timeout, message)));
@@ -388,7 +395,7 @@ impl Comm {
         drop(children);
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         // If a call has not returned, it keeps the lock, so no later call is made in any case.
-        if let Some(mut handle) = self.lock_within(Duration::ZERO) {
+        if let Some(mut handle) = self.lock_until(Deadline::In(Duration::ZERO)) {
             self.take(&mut handle);
         }
     }

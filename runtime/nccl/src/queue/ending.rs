@@ -75,14 +75,13 @@ impl CommQueue {
     /// Fails the operations that wait for the ranks to join, and leaves the communicators that all ranks have joined as
     /// they are. One that is still joining is aborted.
     pub(crate) fn abandon_all(queues: &[Arc<Self>]) {
-        queues
-            .iter()
-            .for_each(|queue| queue.fail_waiting(Self::CLEAN_UP));
+        let deadline = Deadline::In(Self::CLEAN_UP).started();
+        queues.iter().for_each(|queue| queue.fail_waiting(deadline));
     }
 
-    /// Ends the communicators on this rank, and waits for at most [`CLEAN_UP`](Self::CLEAN_UP) until the device
-    /// has released buffers. Pending work is stopped. If the library can revoke and shrink, the group's own
-    /// communicator is kept, so that it can be shrunk to the remaining ranks.
+    /// Ends the communicators on this rank, and waits for at most [`CLEAN_UP`](Self::CLEAN_UP), for all together, until
+    /// other calls have returned and the device has released buffers. Pending work is stopped. If the library can revoke
+    /// and shrink, the group's own communicator is kept, so that it can be shrunk to the remaining ranks.
     ///
     /// `stop_others` is that of [`abort_together`](Self::abort_together).
     ///
@@ -96,15 +95,13 @@ impl CommQueue {
         // The operations fail before the call into the library, which may not return.
         queues
             .iter()
-            .for_each(|queue| queue.fail_waiting(Duration::ZERO));
+            .for_each(|queue| queue.fail_waiting(Deadline::In(Duration::ZERO)));
         match shared.device.enter() {
             Ok(_entered) => Self::stop_all(&shared, queues, stop_others),
             Err(error) => tracing::warn!(%error, "communicators could not be ended"),
         }
-        queues
-            .iter()
-            .for_each(|queue| queue.fail_waiting(Self::CLEAN_UP));
         let deadline = Deadline::In(Self::CLEAN_UP).started();
+        queues.iter().for_each(|queue| queue.fail_waiting(deadline));
         // `&`, not `&&`: each iteration frees the buffers of all queues.
         while !queues
             .iter()
@@ -116,13 +113,13 @@ impl CommQueue {
     }
 
     /// After an abort: makes the queue unusable, and fails the operations that wait for the ranks to join. Does nothing
-    /// if another call holds the lock for longer than `limit`: the next progress check of these operations then finds
-    /// that the group was aborted.
-    fn fail_waiting(&self, limit: Duration) {
+    /// if another call holds the lock until `deadline`: the next progress check of these operations then finds that the
+    /// group was aborted.
+    fn fail_waiting(&self, deadline: Deadline) {
         let Some(error) = self.shared.aborted.get() else {
             return;
         };
-        let Ok(mut state) = self.lock(Deadline::In(limit)) else {
+        let Ok(mut state) = self.lock(deadline) else {
             return;
         };
         for ticket in state.waiting.drain(..) {
@@ -234,8 +231,9 @@ impl CommQueue {
                 return queues.iter().collect();
             }
         };
+        let calls = Deadline::In(Comm::CALL).started();
         for queue in queues {
-            match queue.comm.get().map(|comm| (comm, comm.revoke())) {
+            match queue.comm.get().map(|comm| (comm, comm.revoke(calls))) {
                 Some((comm, Ok(()))) => revoked.push((queue, comm)),
                 Some((_, Err(error))) if error.kind() != ErrorKind::Closed => {
                     tracing::warn!(%error, "a communicator could not be revoked: it is aborted");

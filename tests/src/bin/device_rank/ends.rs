@@ -363,6 +363,29 @@ pub(super) fn many_hung(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// Aborts of three groups never return; each may take ten seconds, and all begin together.
+pub(super) fn three_stuck(world: World, gpu: &Gpu) -> Result<()> {
+    let mut groups = vec![world.group().clone()];
+    for name in ["second", "third"] {
+        let group = world
+            .group()
+            .split(Some(0), 0, &GroupOptions::named(name))?;
+        groups.push(group.expect("all ranks have the same color"));
+    }
+    for group in &groups {
+        count(group, gpu)?;
+    }
+    let begun = Instant::now();
+    drop(world);
+    drop(groups);
+    let took = begun.elapsed();
+    match took < Duration::from_secs(18) {
+        true => eprintln!("ended in time"),
+        false => eprintln!("left behind after {took:?}"),
+    }
+    Ok(())
+}
+
 /// While one operation hangs, memory is allocated and freed, and another operation's input is searched for
 /// NaNs.
 pub(super) fn while_hung(world: &World, gpu: &Gpu) -> Result<()> {

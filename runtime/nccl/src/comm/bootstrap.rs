@@ -5,6 +5,7 @@
 
 use super::Comm;
 use super::init::{CommInit, InitParams, InitStep, WarmUp};
+use super::joined;
 use super::members::BootstrapGroup;
 use super::peer_info::{self, PeerInfo};
 use crate::context::Shared;
@@ -135,7 +136,7 @@ impl Bootstrap {
             && let InitStep::Ready(comm) = init.step()?
         {
             self.stage = BootstrapStage::Joined(comm);
-            self.publish("joined")?;
+            joined::publish(&self.members)?;
         }
         if let BootstrapStage::Joined(_) = self.stage {
             return Ok(true);
@@ -163,11 +164,6 @@ impl Bootstrap {
         })
     }
 
-    fn publish(&self, outcome: &str) -> Result<()> {
-        let key = format!("{outcome}/{}", self.members.own_index);
-        self.members.store.set(&key, b"")
-    }
-
     /// Publishes that this rank gives up. Returns the error, with the missing ranks as far as they are known.
     ///
     /// # Blocking
@@ -184,20 +180,20 @@ impl Bootstrap {
         let store = &self.members.store;
         // The others name the first rank that gives up.
         store.compare_set("failed", b"", format!("{own_rank} {error}").as_bytes())?;
-        peer_info::give_up(
+        let has_arrived = peer_info::give_up(
             &self.members,
             &format!("rank {own_rank} could not join: {error}"),
         )?;
-        self.publish("left")?;
+        store.set(&format!("left/{}", self.members.own_index), b"")?;
         let deadline = Deadline::In(report_time).started();
-        let (mut absent, mut unreported) = self.find_silent_ranks()?;
+        let (mut absent, mut unreported) = self.find_silent_ranks(&has_arrived)?;
         while !deadline.has_passed() {
             if absent.is_empty() && unreported.is_empty() {
                 break;
             }
             std::thread::sleep(Self::LONGEST_PAUSE);
             // The rank that serves the store may have given up as well: the latest answer is used then.
-            match self.find_silent_ranks() {
+            match self.find_silent_ranks(&has_arrived) {
                 Ok(silent) => (absent, unreported) = silent,
                 Err(_) => break,
             }
@@ -218,15 +214,18 @@ impl Bootstrap {
 
 impl Bootstrap {
     /// Returns the ranks that have not reported their outcome: those that never arrived, and those that arrived.
-    fn find_silent_ranks(&self) -> Result<(Vec<String>, Vec<String>)> {
+    fn find_silent_ranks(
+        &self,
+        has_arrived: &impl Fn(usize) -> Result<bool>,
+    ) -> Result<(Vec<String>, Vec<String>)> {
         let store = &self.members.store;
+        let joined = joined::read(&self.members)?;
         let (mut absent, mut unreported) = (Vec::new(), Vec::new());
         for (at, rank) in self.members.ranks.iter().enumerate() {
-            let has_published = |key: &str| store.check(&[&format!("{key}/{at}")]);
-            if has_published("left")? || has_published("joined")? {
+            if joined[at] || store.check(&[&format!("left/{at}")])? {
                 continue;
             }
-            if has_published("peer_info")? {
+            if has_arrived(at)? {
                 unreported.push(rank.to_string());
             } else {
                 absent.push(rank.to_string());

@@ -8,8 +8,11 @@
 //! `init.cc` of NCCL 2.30.7.
 
 pub(crate) mod bootstrap;
+#[cfg(test)]
+pub(crate) mod counting_store;
 pub(crate) mod handle_slot;
 pub(crate) mod init;
+mod joined;
 pub(crate) mod members;
 mod peer_info;
 pub(crate) mod store_exchange;

@@ -5,6 +5,9 @@
 //! or the reason why these ranks cannot form a communicator. All other ranks wait for that one key. So N
 //! ranks read O(N) keys in total; if every rank read every value, they would read N².
 //!
+//! The keys do not stay: each rank removes its value once it has read the ids, since the first rank has read all values
+//! by then, and the last rank to join removes the rest (`joined`).
+//!
 //! Ranks on the same device (unless sharing is allowed), with libraries of different versions, or with different
 //! selections of algorithms are refused here, with their numbers: NCCL could hang.
 
@@ -93,7 +96,7 @@ enum Outcome {
 const COUNTER: &str = "arrived";
 const OUTCOME: &str = "verdict";
 /// At most this many values are requested at once, so that a reply stays small.
-const MAX_KEYS_PER_READ: usize = 256;
+pub(super) const MAX_KEYS_PER_READ: usize = 256;
 /// How long the store may take to return values that are already there.
 const STORE_TIME: Duration = Duration::from_secs(10);
 
@@ -103,9 +106,7 @@ const STORE_TIME: Duration = Duration::from_secs(10);
 /// `Store`.
 pub(crate) fn publish_info(members: &BootstrapGroup, info: &PeerInfo) -> Result<()> {
     let info = serde_json::to_vec(info).map_err(|error| unreadable("written", error))?;
-    members
-        .store
-        .set(&format!("peer_info/{}", members.own_index), &info)?;
+    members.store.set(&info_key(members.own_index), &info)?;
     // The value is written before the counter: the counter is the number of values that may be read.
     members.store.add(COUNTER, 1).map(drop)
 }
@@ -137,11 +138,13 @@ pub(crate) fn poll(
     let outcome = store.get(OUTCOME, STORE_TIME)?;
     let outcome = serde_json::from_slice(&outcome).map_err(|error| unreadable("read", error))?;
     match outcome {
-        Outcome::Ids(ids) => ids
-            .iter()
-            .map(|id| read_id(id))
-            .collect::<Result<_>>()
-            .map(Some),
+        Outcome::Ids(ids) => {
+            remove(members, &info_key(members.own_index));
+            ids.iter()
+                .map(|id| read_id(id))
+                .collect::<Result<_>>()
+                .map(Some)
+        }
         Outcome::Refused(why, None) => Err(Error::new(ErrorKind::Rendezvous, why)),
         Outcome::Refused(why, Some(rank)) => {
             Err(Error::new(ErrorKind::PeerLost, why).with_rank(rank))
@@ -149,28 +152,52 @@ pub(crate) fn poll(
     }
 }
 
-/// Ends the rendezvous for the ranks that still wait for the outcome.
+/// Ends the rendezvous for the ranks that still wait for the outcome. Returns the ranks that have not arrived, by their
+/// index, as a function: none if the ids were published before.
 ///
 /// # Errors
 /// `Store`.
-pub(crate) fn give_up(members: &BootstrapGroup, why: &str) -> Result<()> {
+pub(crate) fn give_up(
+    members: &BootstrapGroup,
+    why: &str,
+) -> Result<impl Fn(usize) -> Result<bool> + use<>> {
     let own_rank = members.ranks[members.own_index as usize];
-    publish_outcome(
-        members.store.as_ref(),
-        &Outcome::Refused(why.to_owned(), Some(own_rank)),
-    )
+    let refused = Outcome::Refused(why.to_owned(), Some(own_rank));
+    // Once the ids are published, ranks remove their values.
+    let all_have_arrived = matches!(
+        publish_outcome(members.store.as_ref(), &refused)?,
+        Outcome::Ids(_)
+    );
+    let store = members.store.clone();
+    Ok(move |at: usize| Ok(all_have_arrived || store.check(&[&info_key(at as u32)])?))
 }
 
-/// Publishes an outcome. The store keeps only the first.
-fn publish_outcome(store: &dyn Store, outcome: &Outcome) -> Result<()> {
+/// Publishes an outcome, and returns the one that the store keeps: the first.
+fn publish_outcome(store: &dyn Store, outcome: &Outcome) -> Result<Outcome> {
     let outcome = serde_json::to_vec(outcome).map_err(|error| unreadable("written", error))?;
-    store.compare_set(OUTCOME, b"", &outcome).map(drop)
+    let kept = store.compare_set(OUTCOME, b"", &outcome)?;
+    serde_json::from_slice(&kept).map_err(|error| unreadable("read", error))
+}
+
+/// Removes what is left of the exchange, which all ranks must have read.
+pub(crate) fn remove_outcome(members: &BootstrapGroup) {
+    remove(members, COUNTER);
+    remove(members, OUTCOME);
+}
+
+/// Removes a key. A store that cannot do that keeps it.
+fn remove(members: &BootstrapGroup, key: &str) {
+    if let Err(error) = members.store.delete(key) {
+        tracing::debug!(%error, key, "a key of a rendezvous stays in the store");
+    }
+}
+
+fn info_key(index: u32) -> String {
+    format!("peer_info/{index}")
 }
 
 fn read_all(members: &BootstrapGroup) -> Result<Vec<PeerInfo>> {
-    let keys: Vec<String> = (0..members.ranks.len())
-        .map(|at| format!("peer_info/{at}"))
-        .collect();
+    let keys: Vec<String> = (0..members.ranks.len() as u32).map(info_key).collect();
     let mut infos = Vec::with_capacity(keys.len());
     for keys in keys.chunks(MAX_KEYS_PER_READ) {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -182,7 +209,7 @@ fn read_all(members: &BootstrapGroup) -> Result<Vec<PeerInfo>> {
     Ok(infos)
 }
 
-fn unreadable(what: &str, error: serde_json::Error) -> Error {
+pub(super) fn unreadable(what: &str, error: serde_json::Error) -> Error {
     let message = format!(
         "what a rank has published about itself cannot be {what}: run the same version of rcomm on all ranks"
     );
@@ -206,11 +233,10 @@ fn read_id(bytes: &[u8]) -> Result<UniqueId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::counting_store::CountingStore;
     use crate::comm::members::Scope;
     use rcomm_core::store::HashStore;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Instant;
 
     fn info(rank: Rank, uuid: &str, version: i32) -> PeerInfo {
         PeerInfo {
@@ -250,81 +276,11 @@ mod tests {
         );
     }
 
-    /// Counts the keys of all calls that do more than write.
-    struct Counting {
-        store: HashStore,
-        keys: AtomicU64,
-    }
-
-    impl Counting {
-        fn note(&self, keys: usize) -> &HashStore {
-            self.keys.fetch_add(keys as u64, Ordering::Relaxed);
-            &self.store
-        }
-    }
-
-    impl Store for Counting {
-        fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-            self.store.set(key, value)
-        }
-
-        fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-            self.note(1).get(key, timeout)
-        }
-
-        fn add(&self, key: &str, delta: i64) -> Result<i64> {
-            self.note(1).add(key, delta)
-        }
-
-        fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-            self.note(1).compare_set(key, expected, desired)
-        }
-
-        fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-            self.note(keys.len()).wait(keys, timeout)
-        }
-
-        fn check(&self, keys: &[&str]) -> Result<bool> {
-            self.note(keys.len()).check(keys)
-        }
-
-        fn delete(&self, key: &str) -> Result<bool> {
-            self.store.delete(key)
-        }
-
-        fn num_keys(&self) -> Result<u64> {
-            self.store.num_keys()
-        }
-
-        fn list_keys(&self) -> Result<Vec<String>> {
-            self.store.list_keys()
-        }
-
-        fn append(&self, key: &str, value: &[u8]) -> Result<()> {
-            self.store.append(key, value)
-        }
-
-        fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
-            self.store.multi_set(pairs)
-        }
-
-        fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
-            self.note(1).barrier(key, world_size, timeout)
-        }
-
-        fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-            self.note(keys.len()).multi_get(keys, timeout)
-        }
-    }
-
     #[test]
     fn the_number_of_keys_that_are_read_grows_linearly_with_the_number_of_ranks() {
         const RANKS: u32 = 1024;
         const PER_ID: u32 = 128;
-        let store = Arc::new(Counting {
-            store: HashStore::new(),
-            keys: AtomicU64::new(0),
-        });
+        let store = Arc::new(CountingStore::default());
         let members = |index| BootstrapGroup {
             scope: Scope::Group,
             store: store.clone(),
@@ -333,7 +289,6 @@ mod tests {
             name: "all".to_owned(),
         };
         let groups: Vec<BootstrapGroup> = (0..RANKS).map(members).collect();
-        let begun = Instant::now();
         let mut polls = 0;
         for members in groups.iter().rev() {
             // At least one rank has not arrived, so there is no outcome: the first rank checks two keys, and the
@@ -356,12 +311,14 @@ mod tests {
             let firsts: Vec<u8> = ids.iter().map(|id| id.internal[0]).collect();
             assert_eq!(firsts, (0..8).collect::<Vec<u8>>());
         }
-        let took = begun.elapsed();
-        assert!(took < Duration::from_secs(5), "{took:?}");
         // Each rank increases the counter, checks for the outcome and reads it. The first rank also reads the
         // counter and each value once, and writes the outcome.
-        let keys = store.keys.load(Ordering::Relaxed) - 3 * polls / 2;
+        let keys = store.keys() - 3 * polls / 2;
         assert_eq!(keys, u64::from(4 * RANKS + 2));
+        // The values are gone; the counter and the outcome go when all have joined.
+        assert_eq!(store.num_keys().unwrap(), 2);
+        remove_outcome(&groups[0]);
+        assert_eq!(store.num_keys().unwrap(), 0);
     }
 
     #[test]
@@ -374,7 +331,8 @@ mod tests {
             own_index: index,
             name: "all".to_owned(),
         };
-        give_up(&members(2), "rank 6 could not join: no memory").unwrap();
+        let has_arrived = give_up(&members(2), "rank 6 could not join: no memory").unwrap();
+        assert!(!has_arrived(0).unwrap());
         for index in [0, 1] {
             let step = poll(&members(index), DeviceSharing::Refused);
             let error = step.err().unwrap();

@@ -1,6 +1,7 @@
 //! The values that the members of a group publish for each other in the store when all of them must take a
 //! step together, so that a rank that times out can name those that did not arrive.
 
+use super::peer_info::{MAX_KEYS_PER_READ, unreadable};
 use rcomm_core::Deadline;
 use rcomm_core::backend::GroupContext;
 use rcomm_core::store::{PrefixStore, Store};
@@ -31,26 +32,43 @@ impl StoreExchange {
         self.store.set(&format!("{key}/{}", self.own_index), value)
     }
 
-    /// Returns the values of all members, in order of rank.
+    /// Returns the values of all members, in order of rank. The first member reads all of them and publishes them under
+    /// one key for the others: so N ranks read O(N) keys in total.
     ///
     /// # Blocking
     /// Until all have published one, or the deadline.
     ///
     /// # Errors
-    /// `Timeout` names the ranks that have not published theirs; the error of the store.
+    /// `Timeout` names the ranks that have not published theirs; `Rendezvous` if the values cannot be read; the error of
+    /// the store.
     pub(crate) fn gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
-        let keys: Vec<String> = (0..self.ranks.len())
-            .map(|rank| format!("{key}/{rank}"))
-            .collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let timeout = deadline.remaining().max(Duration::from_millis(1));
-        self.store.multi_get(&keys, timeout).map_err(|error| {
+        let deadline = deadline.started();
+        self.try_gather(key, deadline).map_err(|error| {
             if error.kind() != ErrorKind::Timeout {
                 return error;
             }
             let missing = self.missing(key);
             Error::new(ErrorKind::Timeout, format!("did not arrive: {missing}"))
         })
+    }
+
+    fn try_gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
+        let all = format!("{key}/all");
+        let time_left = || deadline.remaining().max(Duration::from_millis(1));
+        if self.own_index != 0 {
+            let values = self.store.get(&all, time_left())?;
+            return serde_json::from_slice(&values).map_err(|error| unreadable("read", error));
+        }
+        let ranks: Vec<usize> = (0..self.ranks.len()).collect();
+        let mut values = Vec::with_capacity(ranks.len());
+        for ranks in ranks.chunks(MAX_KEYS_PER_READ) {
+            let keys: Vec<String> = ranks.iter().map(|rank| format!("{key}/{rank}")).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            values.extend(self.store.multi_get(&keys, time_left())?);
+        }
+        let bytes = serde_json::to_vec(&values).map_err(|error| unreadable("written", error))?;
+        self.store.set(&all, &bytes)?;
+        Ok(values)
     }
 
     /// Returns the ranks that are known not to have published this value, as text for an error message.
@@ -81,5 +99,37 @@ impl StoreExchange {
         let text = self.store.get("failed", Duration::from_secs(10))?;
         let text = String::from_utf8_lossy(&text).into_owned();
         Err(Error::new(ErrorKind::Mismatch, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::counting_store::CountingStore;
+
+    #[test]
+    fn the_number_of_keys_that_are_gathered_grows_linearly_with_the_number_of_ranks() {
+        const RANKS: u32 = 1024;
+        let store = Arc::new(CountingStore::default());
+        let shared: Arc<dyn Store> = store.clone();
+        let ranks: Arc<[Rank]> = (0..RANKS).collect();
+        let of = |own_index| StoreExchange {
+            store: PrefixStore::new("window/0", shared.clone()),
+            ranks: ranks.clone(),
+            own_index,
+        };
+        for rank in 0..RANKS {
+            of(rank).publish("part", &rank.to_le_bytes()).unwrap();
+        }
+        let expected: Vec<Vec<u8>> = (0..RANKS).map(|it| it.to_le_bytes().to_vec()).collect();
+        for rank in 0..RANKS {
+            let brief = Deadline::In(Duration::from_secs(60));
+            assert_eq!(of(rank).gather("part", brief).unwrap(), expected);
+        }
+        // The first rank reads each value, the others one key.
+        assert_eq!(store.keys(), u64::from(2 * RANKS - 1));
+        let missing = of(1).gather("closed", Deadline::In(Duration::from_millis(1)));
+        let error = missing.unwrap_err().to_string();
+        assert!(error.contains("did not arrive: rank 0, 1, 2, "), "{error}");
     }
 }

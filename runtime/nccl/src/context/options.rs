@@ -444,7 +444,7 @@ mod tests {
     }
 
     /// The variables that PyTorch's ProcessGroupNCCL and flight recorder read: each prefix, and the rest of each name.
-    const PYTORCH: [(&str, &[&str]); 2] = [
+    const PYTORCH: [(&str, &[&str]); 3] = [
         (
             "TORCH_NCCL_",
             &[
@@ -488,6 +488,17 @@ mod tests {
                 "DUMP_ON_TIMEOUT",
                 "DUMP_TEMP_FILE",
                 "WAIT_TIMEOUT_DUMP_MILSEC",
+            ],
+        ),
+        // Older names, which ProcessGroupNCCL still reads.
+        (
+            "NCCL_",
+            &[
+                "ASYNC_ERROR_HANDLING",
+                "BLOCKING_WAIT",
+                "DESYNC_DEBUG",
+                "ENABLE_TIMING",
+                "USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
             ],
         ),
     ];

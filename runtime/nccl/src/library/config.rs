@@ -63,6 +63,10 @@ pub struct CommOptions {
     pub rma_signals: Option<i32>,
     /// Whether one-sided operations connect when the communicator is made (2.32).
     pub rma_eager: Option<bool>,
+    /// `hostCftMode` (2.32).
+    pub host_cft_mode: Option<i32>,
+    /// `nvlsHostMode` (2.32).
+    pub nvls_host_mode: Option<i32>,
 }
 
 /// The C form of the options, with the strings that it points to.
@@ -137,6 +141,8 @@ impl CommOptions {
         set(&mut config.launch_order_implicit, launch_order);
         set(&mut config.num_rma_sig, self.rma_signals);
         set(&mut config.rma_eager_init, self.rma_eager.map(i32::from));
+        set(&mut config.host_cft_mode, self.host_cft_mode);
+        set(&mut config.nvls_host_mode, self.nvls_host_mode);
         Ok(RawConfig {
             config,
             _strings: [name, net],
@@ -172,6 +178,8 @@ mod tests {
             launch_order_implicit: Some(true),
             rma_signals: Some(12),
             rma_eager: Some(true),
+            host_cft_mode: Some(13),
+            nvls_host_mode: Some(14),
         };
         let mut raw = options.to_raw("dp").unwrap();
         let set: &sys::Config = raw.as_mut();
@@ -195,6 +203,8 @@ mod tests {
             (set.launch_order_implicit, 1),
             (set.num_rma_sig, 12),
             (set.rma_eager_init, 1),
+            (set.host_cft_mode, 13),
+            (set.nvls_host_mode, 14),
         ];
         for (nth, (field, expected)) in numbers.into_iter().enumerate() {
             assert_eq!(field, expected, "number {nth}");

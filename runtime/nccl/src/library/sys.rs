@@ -247,8 +247,8 @@ pub(crate) struct Config {
     pub(crate) num_rma_sig: c_int,
     /// Whether one-sided operations connect when the communicator is made (2.32).
     pub(crate) rma_eager_init: c_int,
-    host_cft_mode: c_int,
-    nvls_host_mode: c_int,
+    pub(crate) host_cft_mode: c_int,
+    pub(crate) nvls_host_mode: c_int,
 }
 
 impl Config {

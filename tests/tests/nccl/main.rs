@@ -24,9 +24,13 @@ const RANKS: u32 = 4;
 
 /// Starts the ranks of a scenario; `change` may add to a rank's command.
 fn start(scenario: &str, change: impl Fn(u32, &mut Command)) -> Job {
+    start_of(RANKS, scenario, change)
+}
+
+fn start_of(ranks: u32, scenario: &str, change: impl Fn(u32, &mut Command)) -> Job {
     let simulator = simulator::path();
     let program = env!("CARGO_BIN_EXE_device_rank");
-    Job::start_as(program, RANKS, scenario, |rank, command| {
+    Job::start_as(program, ranks, scenario, |rank, command| {
         over(&simulator, command);
         command
             .env("RCOMM_INIT_TIMEOUT_MS", "20000")
@@ -57,6 +61,26 @@ fn run(scenario: &str, change: impl Fn(u32, &mut Command)) -> (Job, Vec<String>)
         "{scenario}: {ended:#?}"
     );
     (job, ended.into_iter().map(|it| it.stderr).collect())
+}
+
+#[test]
+fn jobs_of_1_2_and_8_ranks_compute_what_jobs_of_4_do() {
+    for ranks in [1, 2, 8] {
+        for scenario in ["train", "streams", "graph", "lists"] {
+            let mut job = start_of(ranks, scenario, |_, command| {
+                command
+                    .env("RCOMM_TIMEOUT_MS", "60000")
+                    .env("RCOMM_INIT_TIMEOUT_MS", "60000");
+            });
+            for rank in 0..ranks {
+                let ended = job.wait(rank);
+                assert!(
+                    ended.status.success(),
+                    "{scenario}, rank {rank} of {ranks}: {ended:?}"
+                );
+            }
+        }
+    }
 }
 
 /// Waits for these ranks of a job, each of which must end with an error; returns the job, and how each rank ended.

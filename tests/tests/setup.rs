@@ -9,8 +9,11 @@ use rcomm::{
 use rcomm_recorder::publish::Dump;
 use rcomm_tests::process::wait_until;
 use rcomm_tests::world::{Carrier, builder, config, on_threads};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 fn rendezvous(rank: u32, world_size: u32, port: u16) -> Rendezvous {
     Rendezvous::explicit(rank, world_size, "127.0.0.1", port).unwrap()
@@ -127,6 +130,73 @@ fn all_ranks_present_report_the_same_missing_rank() {
         let expected = "not all 3 ranks arrived in time: missing rank 2";
         assert_eq!(error.to_string(), expected);
     }
+}
+
+/// Passes bytes between callers and the store at `port` until `stops` is set: from then on nothing passes, and all
+/// connections stay open. Returns the relay's port.
+fn relay_to(port: u16, stops: &Arc<AtomicBool>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let own_port = listener.local_addr().unwrap().port();
+    let stops = stops.clone();
+    // These threads end with the test's process.
+    std::thread::spawn(move || {
+        for caller in listener.incoming() {
+            let (caller, store) = (
+                caller.unwrap(),
+                TcpStream::connect(("127.0.0.1", port)).unwrap(),
+            );
+            let ways = [
+                (caller.try_clone().unwrap(), store.try_clone().unwrap()),
+                (store, caller),
+            ];
+            for (mut from, mut to) in ways {
+                let stops = stops.clone();
+                std::thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(some @ 1..) = from.read(&mut bytes) {
+                        if stops.load(Ordering::Acquire) || to.write_all(&bytes[..some]).is_err() {
+                            break;
+                        }
+                    }
+                    while stops.load(Ordering::Acquire) {
+                        std::thread::park();
+                    }
+                });
+            }
+        }
+    });
+    own_port
+}
+
+#[test]
+fn a_store_that_stops_answering_during_init_is_named_within_the_time_out() {
+    let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(60)).unwrap();
+    let stops = Arc::new(AtomicBool::new(false));
+    let port = relay_to(store.port(), &stops);
+    let config = Config {
+        init_timeout: Duration::from_secs(4),
+        status_wait: Duration::from_millis(500),
+        ..config_at(rendezvous(1, 3, port))
+    };
+    let started = Instant::now();
+    let rank_1 = std::thread::spawn(move || (refusal(config), started.elapsed()));
+    wait_until("rank 1 to check in", || {
+        let keys = store.list_keys().unwrap();
+        keys.iter().any(|key| key.contains("/here/")).then_some(())
+    });
+    stops.store(true, Ordering::Release);
+    let (error, after) = rank_1.join().unwrap();
+    // A request after the other, each with the store's own time-out, would take three times as long.
+    assert!(after < Duration::from_secs(9), "{after:?}: {error}");
+    assert_eq!(
+        (error.kind(), error.ranks()),
+        (ErrorKind::Timeout, &[0][..])
+    );
+    let text = error.to_string();
+    let expected =
+        format!("the store at 127.0.0.1 port {port}, which rank 0 serves, did not answer");
+    assert!(text.contains(&expected), "{text}");
+    assert!(!text.contains("missing"), "{text}");
 }
 
 #[test]

@@ -172,6 +172,12 @@ pub trait Store: Send + Sync {
     ///
     /// The count stays stored under `key`, so a key serves for one barrier only.
     fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()>;
+
+    /// Where the process listens that serves this store, for messages: its host and port. `None` if it is not known
+    /// that there is one.
+    fn server(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A [`Store`] that also has first-in-first-out queues.

@@ -123,6 +123,10 @@ impl<S: Store + ?Sized> Store for PrefixStore<S> {
     fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
         self.store.barrier(&self.name(key), world_size, timeout)
     }
+
+    fn server(&self) -> Option<String> {
+        self.store.server()
+    }
 }
 
 impl<S: QueueStore + ?Sized> QueueStore for PrefixStore<S> {

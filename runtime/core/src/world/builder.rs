@@ -5,7 +5,7 @@ use crate::config::{Config, DebugLevel};
 use crate::group::maker::{GroupOptions, Origin};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{FileStore, PrefixStore, Store, TcpStoreServer};
+use crate::store::{FileStore, PrefixStore, Store, StoreQuery, TcpStoreServer};
 use crate::watch::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 #[cfg(feature = "endpoint")]
 use crate::watch::endpoint;
@@ -19,7 +19,8 @@ use crate::world::failed_init::FailedInit;
 #[cfg(feature = "endpoint")]
 use crate::world::handlers;
 use crate::world::init::{
-    RendezvousResult, open_recorder, rendezvous, ring_place, run_name, write_notes,
+    RendezvousResult, name_store_host, open_recorder, rendezvous, ring_place, run_name,
+    store_silent, write_notes,
 };
 use crate::world::job_secret::JobSecret;
 use crate::world::join;
@@ -108,8 +109,8 @@ impl<B: BackendSet> WorldBuilder<B> {
     /// A process that joins a running job ([`Config::joins`]) first waits until the ranks of that job ask for its rank.
     ///
     /// # Blocking
-    /// Until all ranks have arrived, for [`Config::init_timeout`] at most; then until the backends have
-    /// connected, for the same time at most.
+    /// Until all ranks have arrived, for [`Config::init_timeout`] at most, and for [`Config::status_wait`] more if some
+    /// have not or the store does not answer; then until the backends have connected, for the same time at most.
     ///
     /// # Errors
     /// `Rendezvous` names the ranks that did not arrive, or says what the ranks disagree on: two ranks with
@@ -177,7 +178,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             waits,
         } = meeting;
         let tls = config.read_tls()?;
-        let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
+        let notes = notes_of(&root, &place);
         let (secret, run) = (agreed.secret, agreed.settings.run);
         let config = Arc::new(Config {
             tuning: agreed.settings.tuning,
@@ -248,7 +249,8 @@ impl<B: BackendSet> WorldBuilder<B> {
             #[cfg(not(feature = "endpoint"))]
             None
         };
-        let factories = open_backends(to_open, &context, serve_endpoint, &backends, &*root)?;
+        let opened = open_backends(to_open, &context, serve_endpoint, &backends, &*root);
+        let factories = opened.map_err(|error| name_store_host(error, &*root, &place))?;
         let start_helpers = {
             let (watch, broadcast, timeout) =
                 (watch.clone(), broadcast.clone(), config.heartbeat_timeout);
@@ -347,13 +349,11 @@ impl Meeting {
         let secret = JobSecret::of(&config, &place)?;
         let waits = Arc::new(WaitCounters::default());
         let counted: Arc<dyn Store> = Arc::new(CountedStore::new(store.clone(), waits.clone()));
-        let root = session::part_for_next_world(&counted, place.attempt)?;
-        let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
         if let Some(recorder) = &early {
             recorder.phase("wait for all ranks");
         }
         let waiting = waits.begin(RuntimeWait::Rendezvous);
-        let agreed = rendezvous(&*root, &notes, &place, &config, secret, deadline)?;
+        let (root, agreed) = meet(&counted, &place, &config, secret, deadline)?;
         drop(waiting);
         Ok(Self {
             place,
@@ -365,6 +365,49 @@ impl Meeting {
             waits,
         })
     }
+}
+
+/// Holds the rendezvous, and returns the part of the store that this world uses.
+///
+/// # Blocking
+/// Until the deadline, and for [`Config::status_wait`] after it at most, whether the store answers or not. On the rank
+/// that serves the store then until the others have read why there is no world, as [`Refused::keep_store`].
+///
+/// # Errors
+/// As [`rendezvous`]; `Timeout` names the rank that serves the store, if the store does not answer.
+fn meet(
+    store: &Arc<dyn Store>,
+    place: &Rendezvous,
+    config: &Arc<Config>,
+    secret: JobSecret,
+    deadline: Deadline,
+) -> Result<(Arc<dyn Store>, RendezvousResult)> {
+    let limit = deadline.remaining().saturating_add(config.status_wait);
+    let asked = {
+        let (store, place, config) = (store.clone(), place.clone(), config.clone());
+        // A request to a store that has stopped lasts until the store's own time-out, and there may be several.
+        move |_: &dyn Store| {
+            let root = session::part_for_next_world(&store, place.attempt)?;
+            let notes = notes_of(&root, &place);
+            let met = rendezvous(&*root, &notes, &place, &config, secret, deadline);
+            Ok((root, met))
+        }
+    };
+    let silent = || Err(store_silent(&**store, place, config));
+    let answer = StoreQuery::ask_within(store, limit, asked).unwrap_or_else(silent);
+    let (root, met) = answer.map_err(|error| name_store_host(error, &**store, place))?;
+    match met {
+        Ok(agreed) => Ok((root, agreed)),
+        Err(refused) => {
+            refused.keep_store(&notes_of(&root, place), place);
+            Err(name_store_host(refused.error, &**store, place))
+        }
+    }
+}
+
+/// The part of the store that has the keys of an attempt.
+fn notes_of(root: &Arc<dyn Store>, place: &Rendezvous) -> PrefixStore<dyn Store> {
+    PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone())
 }
 
 /// The configuration of a rank at this place.

@@ -82,4 +82,8 @@ impl Store for CountedStore {
     fn batch(&self, requests: &[BatchRequest<'_>]) -> Result<Vec<BatchReply>> {
         self.store.batch(requests)
     }
+
+    fn server(&self) -> Option<String> {
+        self.store.server()
+    }
 }

@@ -46,6 +46,10 @@ fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -
 /// # Errors
 /// `Rendezvous` if this rank may not check in, if not all ranks arrive before the deadline, or if their secrets
 /// differ. Otherwise as [`JobSecret::agree`].
+///
+/// # Blocking
+/// Until the deadline, and then for as long as the store takes to answer a few requests: a caller that may not be
+/// delayed by a silent store calls this on a thread that it need not wait for.
 pub(crate) fn rendezvous(
     root: &dyn Store,
     notes: &PrefixStore<dyn Store>,
@@ -53,7 +57,7 @@ pub(crate) fn rendezvous(
     config: &Config,
     secret: JobSecret,
     deadline: Deadline,
-) -> Result<RendezvousResult> {
+) -> Result<RendezvousResult, Refused> {
     let own_settings = (place.rank == 0).then(|| Settings::of_rank_0(config));
     let text = own_settings.as_ref().map(Settings::to_text);
     let own_statement = secret.statement(place);
@@ -83,14 +87,12 @@ pub(crate) fn rendezvous(
     let check_in_requests = check_in.requests().into_iter();
     let requests: Vec<_> = check_in_requests.chain(text).chain(arrival).collect();
     let replies = root.batch(&requests)?;
-    if let Err(refusal) = place.checked_in(root, &check_in, &replies) {
-        keep_store(
-            notes,
-            place,
-            place.world_size.into(),
-            late_ranks(config, deadline),
-        );
-        return Err(refusal);
+    if let Err(error) = place.checked_in(root, &check_in, &replies) {
+        return Err(Refused {
+            error,
+            readers: place.world_size.into(),
+            keep: late_ranks(config, deadline),
+        });
     }
     let is_last = matches!(replies.last(), Some(&BatchReply::Count(count))
         if count >= i64::from(place.world_size));
@@ -105,7 +107,7 @@ pub(crate) fn rendezvous(
     let result = match result {
         // The first rank that reaches its deadline publishes the error, and all fail with the same text.
         Err(error) if error.kind() == ErrorKind::Timeout => {
-            let absent = name_absent(notes, place);
+            let absent = name_absent(notes, place)?;
             notes.compare_set(ALL_HERE, b"", absent.as_bytes())?
         }
         result => result?,
@@ -132,19 +134,77 @@ pub(crate) fn rendezvous(
     if let Err(error) = notes.add(REFUSAL_READ, 1) {
         tracing::debug!(%error, "the store closed after the refusal was read");
     }
-    if ranks.is_empty() {
-        keep_store(
-            notes,
-            place,
-            place.world_size.into(),
-            late_ranks(config, deadline),
-        );
-    } else {
+    let (readers, keep) = match ranks.is_empty() {
+        true => (place.world_size.into(), late_ranks(config, deadline)),
         // The time to start has passed: ranks that did not arrive are not waited for.
-        let arrived = notes.add(&count, 0).unwrap_or(0);
-        keep_store(notes, place, arrived, config.status_wait);
+        false => (notes.add(&count, 0).unwrap_or(0), config.status_wait),
+    };
+    Err(Refused {
+        error: Error::new(ErrorKind::Rendezvous, message).with_ranks(&ranks),
+        readers,
+        keep,
+    })
+}
+
+/// Why there is no rendezvous, and for how many ranks the store is kept.
+pub(crate) struct Refused {
+    pub(crate) error: Error,
+    /// How many ranks read the reason in the store; 0 if it is not there.
+    readers: i64,
+    /// For how long the rank that serves the store keeps it for them at most.
+    keep: Duration,
+}
+
+impl Refused {
+    /// On the rank that serves the store: waits until the other ranks have read why, for a limited time. Returns at
+    /// once on any other rank.
+    pub(crate) fn keep_store(&self, notes: &dyn Store, place: &Rendezvous) {
+        keep_store(notes, place, self.readers, self.keep);
     }
-    Err(Error::new(ErrorKind::Rendezvous, message).with_ranks(&ranks))
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            readers: 0,
+            keep: Duration::ZERO,
+        }
+    }
+}
+
+/// Adds who serves the store to the error of a request that the store did not answer; any other error stays as it is.
+///
+/// `place` is that of a rank that does not serve the store itself.
+pub(crate) fn name_store_host(error: Error, store: &dyn Store, place: &Rendezvous) -> Error {
+    if error.kind() != ErrorKind::Timeout || !error.ranks().is_empty() || place.serves_store() {
+        return error;
+    }
+    match (store.server(), place.uses_agent_store) {
+        (None, _) => error,
+        (Some(_), true) => error.with_more("the launcher serves the store"),
+        (Some(_), false) => error.with_rank(0).with_more("rank 0 serves the store"),
+    }
+}
+
+/// The error of a rendezvous in which the store has not answered by the deadline and for `more` after it.
+pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Config) -> Error {
+    let whose = match (store.server(), place.uses_agent_store) {
+        (None, _) => "the store".to_owned(),
+        (Some(server), true) => format!("the store at {server}, which the launcher serves,"),
+        (Some(server), false) => format!("the store at {server}, which rank 0 serves,"),
+    };
+    let message = format!(
+        "{whose} did not answer within {} of the start and {} more: its process or the network to it may have stopped, \
+         so it is not known which ranks have arrived",
+        text::duration(config.init_timeout),
+        text::duration(config.status_wait),
+    );
+    let error = Error::new(ErrorKind::Timeout, message);
+    match store.server().is_some() && !place.uses_agent_store {
+        true => error.with_rank(0),
+        false => error,
+    }
 }
 
 /// For how long the rank that serves the store keeps it at most, after a refusal, for ranks that have not read why,
@@ -252,10 +312,14 @@ fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
 }
 
 /// The error message that names the ranks that did not arrive; its second line has only their numbers.
-fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
+///
+/// # Errors
+/// That of the store, if it no longer answers: then it is not known who is absent.
+fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> Result<String> {
     let keys = (0..place.world_size).map(|rank| statement_key(place, rank));
     let keys: Vec<String> = keys.collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    notes.check(&keys[..1])?;
     let arrived = which_are_set(notes, &keys, Instant::now() + Duration::from_secs(2));
     let absent = |(rank, arrived): (Rank, bool)| (!arrived).then_some(rank);
     let ranks: Vec<Rank> = (0..).zip(arrived).filter_map(absent).collect();
@@ -264,12 +328,12 @@ fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
         Err(_) => String::new(),
     };
     let numbers: Vec<String> = ranks.iter().map(Rank::to_string).collect();
-    format!(
+    Ok(format!(
         "not all {} ranks arrived in time: missing {}{refused}\n{}",
         place.world_size,
         text::ranks(&ranks, MAX_RANKS),
         numbers.join(",")
-    )
+    ))
 }
 
 /// The part of an error message that states how many clients the store has refused, from the store's note on them.

@@ -12,6 +12,7 @@ use crate::config::rendezvous::Rendezvous;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{PrefixStore, Store, TcpStore};
+use crate::world::init::name_store_host;
 use crate::world::job_secret::JobSecret;
 use rcomm_recorder::publish::Tls;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ use std::time::Duration;
 
 /// The pause between two tries to reach the store of a new world.
 const RETRY: Duration = Duration::from_millis(5);
+/// The least time for a request to the store of a new world.
+const LEAST_WAIT: Duration = Duration::from_millis(100);
 
 /// The key of the number of worlds of an attempt whose ranks have all left.
 fn ended_worlds_key(attempt: u32) -> String {
@@ -67,12 +70,14 @@ pub(super) fn connect(
         if place.uses_agent_store || place.serves_store() {
             return Ok(store);
         }
-        let closed = match store.add(&ended_worlds_key(place.attempt), 0) {
+        // A try that has no time left may still find a store that answers at once.
+        let left = deadline.remaining().max(LEAST_WAIT);
+        let closed = match store.add_within(&ended_worlds_key(place.attempt), 0, left) {
             Ok(0) => return Ok(store),
             Ok(_) => None,
             // The store was closed before it replied.
             Err(error) if error.kind() == ErrorKind::Store => Some(error),
-            Err(error) => return Err(error),
+            Err(error) => return Err(name_store_host(error, &store, place)),
         };
         if deadline.remaining().is_zero() {
             let (host, port) = (&place.master_addr, place.master_port);

@@ -541,6 +541,10 @@ impl Store for TcpStore {
             }
         }
     }
+
+    fn server(&self) -> Option<String> {
+        Some(format!("{} port {}", self.host, self.port))
+    }
 }
 
 impl QueueStore for TcpStore {

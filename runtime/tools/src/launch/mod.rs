@@ -16,6 +16,7 @@ mod parent_death;
 mod ranks;
 mod rounds;
 mod signals;
+mod stop_watch;
 
 pub use options::{NodeCount, Options};
 
@@ -28,6 +29,8 @@ use std::process::ExitCode;
 
 /// Exit code for a failure of the launcher itself.
 const LAUNCHER_FAILED: u8 = 125;
+/// Exit code if a rank was ended because it was stopped for too long.
+const STOPPED: u8 = 124;
 
 /// Why an attempt ended before all its ranks had exited with 0, and the exit code for it; 0 if only a host has come.
 #[derive(Clone, Debug)]

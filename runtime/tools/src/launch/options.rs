@@ -2,7 +2,7 @@
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use rcomm::TlsFiles;
+use rcomm::{Config, TlsFiles};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -24,6 +24,10 @@ SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace. If 
 when the ranks have already got such a signal, they are killed at once. SIGUSR1 and SIGUSR2 are \
 only passed on.
 
+A rank that was stopped by a signal (SIGSTOP) and that nothing continues for --stop-timeout gets \
+SIGTERM and SIGCONT, and SIGKILL after --grace, once another rank has ended with 0 or all ranks \
+are stopped. A rank that runs is waited for, however long it takes; standard error names it.
+
 With --max-restarts, all ranks are started again after a failure: a program that saves its state \
 goes on from there. A signal to the launcher ends the job for good.
 
@@ -40,6 +44,7 @@ Exit codes (with --max-restarts, of the last attempt):
   128+S  the first rank that failed was killed by signal S, or the launcher
          received signal S
   2      the command line is wrong
+  124    no rank failed before one was stopped for --stop-timeout and was ended
   125    the launcher failed: no port, no agreement with the other nodes, a
          node that is gone
   126    PROGRAM cannot be executed
@@ -120,6 +125,11 @@ pub struct Options {
     #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
     pub linger: Duration,
 
+    /// How long a rank may be stopped by a signal while the others have ended or are stopped too, in seconds; 0 is no
+    /// limit [default: the ranks' time-out, which bounds their shutdown: RCOMM_TIMEOUT_MS, or 10 minutes].
+    #[arg(long, value_parser = seconds, value_name = "SECONDS")]
+    pub stop_timeout: Option<Duration>,
+
     /// How often the job is started again after a rank has failed: all ranks end, and start with a higher attempt
     /// (TORCHELASTIC_RESTART_COUNT). Of several hosts the smallest number counts.
     #[arg(long, alias = "max_restarts", default_value_t = 0, value_name = "N")]
@@ -184,6 +194,13 @@ impl Options {
             key: self.tls_key.clone()?,
             ca: self.tls_ca.clone()?,
         })
+    }
+
+    /// How long a rank may be stopped; 0 without a limit.
+    pub(super) fn stop_timeout(&self) -> Duration {
+        // If the environment is invalid, the ranks report that.
+        let of_ranks = || Config::from_environment().unwrap_or_default().timeout;
+        self.stop_timeout.unwrap_or_else(of_ranks)
     }
 
     /// Whether this launcher serves the job's store; `None` if that depends on whether it can.

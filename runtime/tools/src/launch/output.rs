@@ -1,5 +1,8 @@
 //! Copies the ranks' output to this process's two streams, line by line, with the rank in front of each line.
 
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -199,6 +202,53 @@ pub(super) fn in_words(duration: Duration) -> String {
         format!("{number} {unit}")
     });
     parts.collect::<Vec<_>>().join(" ")
+}
+
+/// One stream of a rank.
+pub(super) struct Output {
+    pipe: OwnedFd,
+    stream: Stream,
+    lines: Lines,
+}
+
+impl Output {
+    pub(super) fn new(pipe: OwnedFd, stream: Stream, rank: u32) -> io::Result<Self> {
+        fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
+        let lines = Lines::of_rank(rank);
+        Ok(Self {
+            pipe,
+            stream,
+            lines,
+        })
+    }
+
+    /// Forwards the available output. Returns whether more can follow.
+    pub(super) fn forward(&mut self, buffer: &mut [u8], sinks: &mut Sinks) -> bool {
+        match rustix::io::read(&self.pipe, &mut *buffer) {
+            Ok(count) if count > 0 => {
+                sinks.push(self.stream, self.lines.take(&buffer[..count]));
+                true
+            }
+            Err(Errno::AGAIN | Errno::INTR) => true,
+            Ok(_) | Err(_) => {
+                self.finish(sinks);
+                false
+            }
+        }
+    }
+
+    /// Passes on what is left of an unfinished line.
+    pub(super) fn finish(&mut self, sinks: &mut Sinks) {
+        sinks.push(self.stream, self.lines.finish());
+    }
+
+    pub(super) fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
 }
 
 #[cfg(test)]

@@ -4,14 +4,14 @@ use super::account::Account;
 use super::command::command_of;
 use super::nodes::{Job, Nodes};
 use super::options::Options;
-use super::output::{Lines, Sinks, Stream, in_words};
+use super::output::{Output, Sinks, Stream, in_words};
 use super::parent_death::die_with_this_thread;
 use super::signals::{Signals, name_of};
-use super::{Failure, LAUNCHER_FAILED, Restart};
+use super::stop_watch::{Seen, State, Step, StopWatch};
+use super::{Failure, LAUNCHER_FAILED, Restart, STOPPED};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use std::io;
@@ -52,40 +52,6 @@ impl std::fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// One stream of a rank.
-struct Output {
-    pipe: OwnedFd,
-    stream: Stream,
-    lines: Lines,
-}
-
-impl Output {
-    fn new(pipe: OwnedFd, stream: Stream, rank: u32) -> io::Result<Self> {
-        fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
-        let lines = Lines::of_rank(rank);
-        Ok(Self {
-            pipe,
-            stream,
-            lines,
-        })
-    }
-
-    /// Forwards the available output. Returns whether more can follow.
-    fn forward(&mut self, buffer: &mut [u8], sinks: &mut Sinks) -> bool {
-        match rustix::io::read(&self.pipe, &mut *buffer) {
-            Ok(count) if count > 0 => {
-                sinks.push(self.stream, self.lines.take(&buffer[..count]));
-                true
-            }
-            Err(Errno::AGAIN | Errno::INTR) => true,
-            Ok(_) | Err(_) => {
-                sinks.push(self.stream, self.lines.finish());
-                false
-            }
-        }
-    }
-}
-
 struct Rank {
     rank: u32,
     child: Child,
@@ -122,6 +88,11 @@ impl Rank {
         })
     }
 
+    /// The rank and its process, for messages.
+    fn name(&self) -> String {
+        format!("rank {} (process {})", self.rank, self.child.id())
+    }
+
     /// Sends a signal to the rank's process group; returns whether it was sent.
     fn signal(&self, signal: Signal) -> bool {
         // The rank may have ended just now; the next poll detects that.
@@ -154,6 +125,9 @@ pub(super) struct Ranks {
     started: Instant,
     ending: Option<Ending>,
     failure: Option<Failure>,
+    stop_watch: StopWatch,
+    /// The first rank that was ended because it was stopped; the others go on.
+    stopped: Option<Failure>,
     account: Account,
     job: Job,
     secret: String,
@@ -165,11 +139,14 @@ pub(super) struct Ranks {
 impl Ranks {
     /// Starts all ranks. If one cannot be started, those that have been started are killed.
     pub(super) fn start(options: &Options, job: &Job, secret: &str, attempt: u32) -> Result<Self> {
+        let now = Instant::now();
         let mut all = Self {
             ranks: Vec::new(),
-            started: Instant::now(),
+            started: now,
             ending: None,
             failure: None,
+            stop_watch: StopWatch::new(options.stop_timeout(), options.grace, now),
+            stopped: None,
             account: Account::open(job, attempt),
             job: job.clone(),
             secret: secret.to_owned(),
@@ -269,6 +246,7 @@ impl Ranks {
                 }
             }
             self.end_overdue_ranks(options, sinks);
+            self.end_stopped_ranks(sinks);
             self.account.write(sinks);
             if self.ranks.iter().all(|rank| rank.ended) {
                 let deadline = *drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN);
@@ -278,9 +256,9 @@ impl Ranks {
                 if all_closed || (kept_up && Instant::now() >= deadline) {
                     let outputs = self.ranks.iter_mut().flat_map(|rank| &mut rank.outputs);
                     for output in outputs.flatten() {
-                        sinks.push(output.stream, output.lines.finish());
+                        output.finish(sinks);
                     }
-                    return Ok(self.failure.take());
+                    return Ok(self.stopped.take().or(self.failure.take()));
                 }
             }
         }
@@ -326,8 +304,8 @@ impl Ranks {
         let accepting =
             [Stream::Stdout, Stream::Stderr].map(|stream| (stream, sinks.has_room(stream)));
         for (source, output) in self.outputs() {
-            if accepting.contains(&(output.stream, true)) {
-                add(source, output.pipe.as_fd());
+            if accepting.contains(&(output.stream(), true)) {
+                add(source, output.as_fd());
             }
         }
         let retry = accepting
@@ -335,9 +313,11 @@ impl Ranks {
             .any(|(_, accepts)| !accepts)
             .then(|| Instant::now() + RETRY);
         let ending = self.ending.as_ref();
+        let look = self.ranks.iter().any(|rank| !rank.ended) && ending.is_none();
         let deadline = [
             retry,
             drain_deadline,
+            look.then(|| self.stop_watch.next_look()),
             ending.and_then(|ending| ending.terminate),
             ending.and_then(|ending| ending.kill),
         ]
@@ -380,15 +360,16 @@ impl Ranks {
             }
         }
         self.account.ended(i, status);
-        if status.success() || self.failure.is_some() {
+        if status.success() {
+            self.stop_watch.ended_in_order(Instant::now());
+        }
+        if status.success() || self.failure.is_some() || self.stop_watch.has_ended(i) {
             return Ok(());
         }
-        let rank = &self.ranks[i];
         let failure = Failure {
             sentence: format!(
-                "rank {} (process {}) {} after {:.1} s",
-                rank.rank,
-                rank.child.id(),
+                "{} {} after {:.1} s",
+                self.ranks[i].name(),
                 describe_end(status),
                 self.started.elapsed().as_secs_f64()
             ),
@@ -517,12 +498,53 @@ impl Ranks {
         }
     }
 
+    /// Ends the ranks that were stopped for too long, and only these.
+    fn end_stopped_ranks(&mut self, sinks: &mut Sinks) {
+        if self.ending.is_some() {
+            return;
+        }
+        let ranks = &self.ranks;
+        let seen = || {
+            let left = ranks.iter().enumerate().filter(|(_, rank)| !rank.ended);
+            let seen = left.map(|(at, rank)| Seen {
+                at,
+                name: rank.name(),
+                state: State::of(rank.child.id()),
+            });
+            seen.collect()
+        };
+        for step in self.stop_watch.look(seen, Instant::now()) {
+            match step {
+                Step::Say(text) => sinks.print_message(&text),
+                Step::Terminate(at, sentence) => {
+                    sinks.print_message(&sentence);
+                    self.signal(at, Signal::TERM);
+                    // A stopped process handles no signal.
+                    self.ranks[at].signal(Signal::CONT);
+                    self.stopped.get_or_insert(Failure {
+                        sentence,
+                        code: STOPPED,
+                        restart: Restart::Counted,
+                    });
+                }
+                Step::Kill(at) => {
+                    sinks.print_message(&format!("killing {}", self.ranks[at].name()));
+                    self.signal(at, Signal::KILL);
+                }
+            }
+        }
+    }
+
+    fn signal(&mut self, at: usize, signal: Signal) {
+        if self.ranks[at].signal(signal) {
+            self.account.sent(at, signal);
+        }
+    }
+
     /// Sends a signal to the ranks that have not ended.
     fn signal_all(&mut self, signal: Signal) {
-        for (at, rank) in self.ranks.iter().enumerate() {
-            if rank.signal(signal) {
-                self.account.sent(at, signal);
-            }
+        for at in 0..self.ranks.len() {
+            self.signal(at, signal);
         }
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout)]
 
 mod nodes;
+mod stopped;
 
 use rcomm::store::{Store, StoreAccess, TcpStore};
 use rcomm::{Config, ErrorKind, ReduceOp, Secret, World};
@@ -489,7 +490,7 @@ fn wrong_command_lines_are_explained() {
         );
     }
     let help = run(rcomm_run(&["--help"]));
-    for code in ["128+S", "125", "126", "127"] {
+    for code in ["128+S", "124", "125", "126", "127"] {
         assert!(text(&help.stdout).contains(code));
     }
 }

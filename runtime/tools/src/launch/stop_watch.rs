@@ -1,0 +1,363 @@
+//! [`StopWatch`]: ends ranks that a signal has stopped and that nothing continues, so that the launcher does not wait
+//! for them without a limit.
+//!
+//! A rank that runs is never ended here, however long the others have ended before it: it may be saving a checkpoint.
+//! Nor is one that a debugger has stopped: its user looks at it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// After this long a stopped rank is named on standard error, or after half the limit if that is shorter.
+const NAMED_AFTER: Duration = Duration::from_secs(10);
+/// How often the ranks' states are read, or a quarter of the limit if that is shorter.
+const LOOK: Duration = Duration::from_secs(1);
+/// The shortest pause between two looks.
+const SHORTEST_LOOK: Duration = Duration::from_millis(20);
+/// Without a limit, ranks that still run are named this long after the first rank has ended.
+const RUNNING_NAMED_AFTER: Duration = Duration::from_secs(600);
+
+/// What a process does, as the kernel states it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It runs, sleeps or waits, or its state cannot be read.
+    Runs,
+    /// A signal stopped it.
+    Stopped,
+    /// A debugger stopped it.
+    Traced,
+}
+
+impl State {
+    /// The state of this process.
+    pub(super) fn of(pid: u32) -> Self {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name in parentheses may contain anything.
+        let state = text
+            .rsplit_once(") ")
+            .and_then(|(_, rest)| rest.chars().next());
+        match state {
+            Some('T') => Self::Stopped,
+            Some('t') => Self::Traced,
+            _ => Self::Runs,
+        }
+    }
+}
+
+/// A process that has not ended, at a look.
+pub(super) struct Seen {
+    /// Its index among the launcher's processes.
+    pub(super) at: usize,
+    /// Its rank and process, for messages.
+    pub(super) name: String,
+    pub(super) state: State,
+}
+
+/// What the launcher must do.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Print this on standard error.
+    Say(String),
+    /// Ask the process at this index to end, for this reason.
+    Terminate(usize, String),
+    /// Kill the process at this index.
+    Kill(usize),
+}
+
+/// One stopped process.
+#[derive(Default)]
+struct Stopped {
+    /// For how long it was seen stopped, without a break.
+    time: Duration,
+    /// Whether it was named on standard error.
+    named: bool,
+    /// When it is killed, once it was asked to end; it is asked once only.
+    kill: Option<Option<Instant>>,
+}
+
+/// Watches the ranks of one attempt.
+pub(super) struct StopWatch {
+    /// How long a rank may be stopped; `None` without a limit.
+    limit: Option<Duration>,
+    /// The time between SIGTERM and SIGKILL.
+    grace: Duration,
+    last: Instant,
+    next: Instant,
+    /// When the first rank ended with 0.
+    first_end: Option<Instant>,
+    stopped: BTreeMap<usize, Stopped>,
+    running_named: bool,
+}
+
+impl StopWatch {
+    /// A `limit` of 0 is none.
+    pub(super) fn new(limit: Duration, grace: Duration, now: Instant) -> Self {
+        Self {
+            limit: Some(limit).filter(|limit| !limit.is_zero()),
+            grace,
+            last: now,
+            next: now,
+            first_end: None,
+            stopped: BTreeMap::new(),
+            running_named: false,
+        }
+    }
+
+    /// Notes that a rank has ended with 0.
+    pub(super) fn ended_in_order(&mut self, now: Instant) {
+        self.first_end.get_or_insert(now);
+    }
+
+    /// Whether the process at this index was asked to end.
+    pub(super) fn has_ended(&self, at: usize) -> bool {
+        self.stopped.get(&at).is_some_and(|it| it.kill.is_some())
+    }
+
+    /// When the next look is due.
+    pub(super) fn next_look(&self) -> Instant {
+        self.next
+    }
+
+    fn pause(&self) -> Duration {
+        let of_limit = self.limit.map_or(LOOK, |limit| limit / 4);
+        of_limit.clamp(SHORTEST_LOOK, LOOK)
+    }
+
+    /// What is to be done with the processes that have not ended. Returns nothing before a look is due.
+    pub(super) fn look(&mut self, seen: impl FnOnce() -> Vec<Seen>, now: Instant) -> Vec<Step> {
+        if now < self.next {
+            return Vec::new();
+        }
+        let pause = self.pause();
+        // A launcher that was stopped itself has not seen the ranks meanwhile.
+        let passed = (now - self.last).min(2 * pause);
+        (self.last, self.next) = (now, now + pause);
+        let seen = seen();
+        let is_stuck = !seen.is_empty() && seen.iter().all(|it| it.state != State::Runs);
+        let mut steps = self.kill_overdue(&seen, now);
+        if self.first_end.is_none() && !is_stuck {
+            // The other ranks see that a rank does not come, at their time-out.
+            self.stopped.retain(|_, it| it.kill.is_some());
+            return steps;
+        }
+        let mut named = Vec::new();
+        for it in &seen {
+            let known = self.stopped.entry(it.at).or_default();
+            if it.state == State::Runs {
+                known.time = Duration::ZERO;
+                continue;
+            }
+            known.time += passed;
+            let after = self.limit.map_or(NAMED_AFTER, |limit| limit / 2);
+            if !known.named && known.time >= after.min(NAMED_AFTER) {
+                known.named = true;
+                named.push((it, known.time));
+            }
+            let limit = self.limit.filter(|_| it.state == State::Stopped);
+            if let Some(limit) = limit.filter(|&limit| known.time >= limit)
+                && known.kill.is_none()
+            {
+                known.kill = Some(Some(now + self.grace));
+                let limit = humantime::format_duration(limit);
+                let why = format!(
+                    "{} was stopped by a signal for {limit}, and is ended",
+                    it.name
+                );
+                steps.push(Step::Terminate(it.at, why));
+            }
+        }
+        steps.extend(self.name_stopped(&named));
+        steps.extend(self.name_running(&seen, now));
+        steps
+    }
+
+    fn kill_overdue(&mut self, seen: &[Seen], now: Instant) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for it in seen {
+            if let Some(known) = self.stopped.get_mut(&it.at)
+                && let Some(kill) = &mut known.kill
+                && kill.is_some_and(|at| at <= now)
+            {
+                *kill = None;
+                steps.push(Step::Kill(it.at));
+            }
+        }
+        steps
+    }
+
+    fn name_stopped(&self, named: &[(&Seen, Duration)]) -> Option<Step> {
+        let of = |state| {
+            let names = named.iter().filter(move |(it, _)| it.state == state);
+            names.map(|(it, _)| it.name.as_str()).collect::<Vec<_>>()
+        };
+        let (by_signal, by_debugger) = (of(State::Stopped), of(State::Traced));
+        let mut parts = Vec::new();
+        if !by_signal.is_empty() {
+            let time = named.iter().map(|&(_, time)| time).max()?;
+            let then = match self.limit {
+                Some(limit) => format!(
+                    "it gets SIGTERM if nothing continues it within {}, and SIGKILL after {} more (--stop-timeout)",
+                    humantime::format_duration(whole(limit.saturating_sub(time))),
+                    humantime::format_duration(self.grace),
+                ),
+                None => "rcomm-run waits until something continues it".to_owned(),
+            };
+            parts.push(format!(
+                "{}: stopped by a signal; {then}",
+                by_signal.join(", ")
+            ));
+        }
+        if !by_debugger.is_empty() {
+            let names = by_debugger.join(", ");
+            parts.push(format!(
+                "{names}: stopped by a debugger; rcomm-run waits for it"
+            ));
+        }
+        (!parts.is_empty()).then(|| Step::Say(parts.join(". ")))
+    }
+
+    fn name_running(&mut self, seen: &[Seen], now: Instant) -> Option<Step> {
+        let after = self.limit.unwrap_or(RUNNING_NAMED_AFTER);
+        let is_due = self.first_end.is_some_and(|at| now - at >= after);
+        let running = seen.iter().filter(|it| it.state == State::Runs);
+        let running: Vec<&str> = running.map(|it| it.name.as_str()).collect();
+        if self.running_named || !is_due || running.is_empty() {
+            return None;
+        }
+        self.running_named = true;
+        Some(Step::Say(format!(
+            "{}: not ended {} after the first rank; rcomm-run waits, since it is not stopped",
+            running.join(", "),
+            humantime::format_duration(after),
+        )))
+    }
+}
+
+/// Without parts of a second, if it is longer than a few.
+fn whole(time: Duration) -> Duration {
+    match time.as_secs() {
+        0..5 => Duration::from_millis(time.as_millis() as u64),
+        seconds => Duration::from_secs(seconds),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+    const GRACE: Duration = Duration::from_secs(5);
+
+    /// Looks once a second for this long; the steps, each with the second in which it was due.
+    fn watch(
+        watch: &mut StopWatch,
+        start: Instant,
+        seconds: std::ops::Range<u64>,
+        states: &[State],
+    ) -> Vec<(u64, Step)> {
+        let seen = || {
+            let of = |(at, &state): (usize, &State)| Seen {
+                at,
+                name: format!("rank {at}"),
+                state,
+            };
+            states.iter().enumerate().map(of).collect()
+        };
+        let mut steps = Vec::new();
+        for second in seconds {
+            let due = watch.look(seen, start + Duration::from_secs(second));
+            steps.extend(due.into_iter().map(|step| (second, step)));
+        }
+        steps
+    }
+
+    #[test]
+    fn only_a_stopped_rank_is_ended_and_others_are_named() {
+        let start = Instant::now();
+        let mut stop_watch = StopWatch::new(LIMIT, GRACE, start);
+        stop_watch.ended_in_order(start);
+        let states = [State::Stopped, State::Runs, State::Traced];
+        let steps = watch(&mut stop_watch, start, 0..4000, &states);
+        let [
+            (10, Step::Say(stopped)),
+            (60, Step::Terminate(0, why)),
+            (60, Step::Say(runs)),
+            (65, Step::Kill(0)),
+        ] = &steps[..]
+        else {
+            panic!("{steps:?}");
+        };
+        assert_eq!(
+            stopped,
+            "rank 0: stopped by a signal; it gets SIGTERM if nothing continues it within 50s, and SIGKILL after 5s \
+             more (--stop-timeout). rank 2: stopped by a debugger; rcomm-run waits for it"
+        );
+        assert_eq!(why, "rank 0 was stopped by a signal for 1m, and is ended");
+        assert_eq!(
+            runs,
+            "rank 1: not ended 1m after the first rank; rcomm-run waits, since it is not stopped"
+        );
+        assert!(stop_watch.has_ended(0) && !stop_watch.has_ended(1));
+    }
+
+    #[test]
+    fn ranks_that_others_still_wait_for_are_left_to_the_time_out_of_those() {
+        let start = Instant::now();
+        let mut stop_watch = StopWatch::new(LIMIT, GRACE, start);
+        let some = [State::Stopped, State::Runs];
+        assert_eq!(watch(&mut stop_watch, start, 0..1000, &some), []);
+        // Once all are stopped, none sees that.
+        let all = [State::Stopped, State::Stopped];
+        let steps = watch(&mut stop_watch, start, 1000..1062, &all);
+        let ended = steps
+            .iter()
+            .filter(|(_, it)| matches!(it, Step::Terminate(..)));
+        assert_eq!(ended.count(), 2, "{steps:?}");
+    }
+
+    #[test]
+    fn a_rank_that_is_continued_has_the_whole_time_again() {
+        let start = Instant::now();
+        let mut stop_watch = StopWatch::new(LIMIT, GRACE, start);
+        stop_watch.ended_in_order(start);
+        for minute in 0..10 {
+            let at = minute * 100;
+            let steps = watch(&mut stop_watch, start, at..at + 50, &[State::Stopped]);
+            assert!(
+                !steps
+                    .iter()
+                    .any(|(_, it)| matches!(it, Step::Terminate(..)))
+            );
+            watch(&mut stop_watch, start, at + 50..at + 51, &[State::Runs]);
+        }
+        assert!(!stop_watch.has_ended(0));
+    }
+
+    #[test]
+    fn the_time_in_which_the_launcher_was_stopped_does_not_count() {
+        let start = Instant::now();
+        let mut stop_watch = StopWatch::new(LIMIT, GRACE, start);
+        let all = [State::Stopped];
+        assert_eq!(watch(&mut stop_watch, start, 0..3, &all), []);
+        assert_eq!(watch(&mut stop_watch, start, 9_000..9_001, &all), []);
+    }
+
+    #[test]
+    fn a_limit_of_0_is_none() {
+        let start = Instant::now();
+        let mut stop_watch = StopWatch::new(Duration::ZERO, GRACE, start);
+        let steps = watch(&mut stop_watch, start, 0..9_000, &[State::Stopped]);
+        let [(10, Step::Say(text))] = &steps[..] else {
+            panic!("{steps:?}");
+        };
+        assert_eq!(
+            text,
+            "rank 0: stopped by a signal; rcomm-run waits until something continues it"
+        );
+    }
+
+    #[test]
+    fn the_state_of_this_process_is_read() {
+        assert_eq!(State::of(std::process::id()), State::Runs);
+        assert_eq!(State::of(u32::MAX), State::Runs);
+    }
+}

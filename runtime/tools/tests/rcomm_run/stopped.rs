@@ -1,0 +1,78 @@
+//! Ranks that are stopped by a signal while the others have ended.
+
+use super::{Running, by_rank, run, shell, shell_with_folder, text};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
+
+#[test]
+fn a_rank_that_stays_stopped_after_the_others_have_ended_is_named_and_ended() {
+    let script = "if [ $RANK = 1 ]; then kill -STOP $$; fi; echo done";
+    let output = run(shell(3, &["--stop-timeout", "1"], script));
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(124), "{stderr}");
+    assert!(
+        stderr.contains("rank 1 (process")
+            && stderr.contains("stopped by a signal; it gets SIGTERM"),
+        "{stderr}"
+    );
+    assert!(
+        stderr.contains("was stopped by a signal for 1s, and is ended"),
+        "{stderr}"
+    );
+    let lines = by_rank(&output.stdout);
+    assert_eq!(
+        (&lines[&0][..], &lines[&2][..]),
+        (&["done"][..], &["done"][..])
+    );
+}
+
+#[test]
+fn ranks_that_are_all_stopped_are_ended_and_killed_if_they_ignore_it() {
+    let options = ["--stop-timeout", "1", "--grace", "0.5"];
+    let script = "trap '' TERM; kill -STOP $$; while :; do sleep 0.05; done";
+    let output = run(shell(2, &options, script));
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(124), "{stderr}");
+    for rank in ["killing rank 0 (", "killing rank 1 ("] {
+        assert!(stderr.contains(rank), "{stderr}");
+    }
+}
+
+#[test]
+fn a_rank_that_runs_after_the_others_have_ended_is_named_and_finishes() {
+    // Rank 1 is as if it saved a checkpoint; rank 2 is stopped, and ends alone.
+    let script = "case $RANK in
+        0) exit 0;;
+        1) touch $DIR/up; until [ -e $DIR/go ]; do sleep 0.01; done; echo saved;;
+        2) until [ -e $DIR/up ]; do sleep 0.01; done; kill -STOP $$;;
+        esac";
+    let (command, folder) = shell_with_folder(3, &["--stop-timeout", "0.5"], script);
+    let mut running = Running::start(command);
+    let mut stderr = BufReader::new(running.process.stderr.take().unwrap());
+    let (mut named, mut ended) = (false, false);
+    let mut all = String::new();
+    while !named || !ended {
+        let mut line = String::new();
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "{all}");
+        named |= line.contains("rank 1 (") && line.contains("waits, since it is not stopped");
+        ended |= line.contains("rank 2 (") && line.contains("and is ended");
+        all += &line;
+    }
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    assert_eq!(running.line(), "[rank 1] saved\n", "{all}");
+    assert_eq!(running.process.wait().unwrap().code(), Some(124), "{all}");
+}
+
+#[test]
+fn a_rank_that_is_continued_in_time_ends_the_job_in_order() {
+    let script = "if [ $RANK = 1 ]; then echo $$; kill -STOP $$; fi; echo done";
+    let mut running = Running::start(shell(2, &["--stop-timeout", "40"], script));
+    let mut stderr = BufReader::new(running.process.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("rank 1 (process"), "{line}");
+    let pid = line.split("(process ").nth(1).unwrap().split(')').next();
+    let pid = Pid::from_raw(pid.unwrap().parse().unwrap()).unwrap();
+    kill_process(pid, Signal::CONT).unwrap();
+    assert_eq!(running.process.wait().unwrap().code(), Some(0));
+}

@@ -5,7 +5,7 @@
 //! rank: ranks are then those of the largest communicator, and not of processes. Which of its devices a rank of another
 //! communicator is, the record does not tell, unless the process has the same ranks in it.
 
-use crate::align::record::{LocalGroup, Record, Shared};
+use crate::align::record::{LocalGroup, Op, Record, Shared};
 use crate::report::Problem;
 use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;
@@ -177,13 +177,12 @@ fn with_groups(record: &Record, keeps: impl Fn(&LocalGroup) -> bool) -> Record {
         .collect();
     let mut part = record.clone();
     part.groups.retain(&keeps);
-    part.ops
-        .retain_mut(|op| match numbers[usize::from(op.group)] {
-            Some(number) => {
-                op.group = number;
-                true
-            }
-            None => false,
-        });
+    let renumber = |op: &mut Op| {
+        let number = numbers[usize::from(op.group)];
+        op.group = number.unwrap_or(op.group);
+        number.is_some()
+    };
+    part.ops.retain_mut(renumber);
+    part.also.retain_mut(|(_, op)| renumber(op));
     part
 }

@@ -144,6 +144,9 @@ pub(crate) struct Record {
     pub(crate) comm_ids: Vec<(u64, String)>,
     /// In order of issue.
     pub(crate) ops: Vec<Op>,
+    /// Operations that were pending in another record of the process and that this one no longer holds, each with its
+    /// `record_id`. They align with none.
+    pub(crate) also: Vec<(u64, Op)>,
     /// `record_id` of the first operation.
     pub(crate) first_id: u64,
     /// Whether the file was cut, so the newest part is missing.
@@ -237,6 +240,13 @@ impl Record {
 
     pub(crate) fn record_id(&self, op: &Op) -> u64 {
         self.first_id.saturating_add(u64::from(op.id))
+    }
+
+    /// The operation of this `record_id`, from this record or another one of its process.
+    pub(crate) fn operation(&self, record_id: u64) -> Option<&Op> {
+        let mut also = self.also.iter();
+        let held = self.ops.iter().find(|op| self.record_id(op) == record_id);
+        held.or_else(|| Some(&also.find(|(id, _)| *id == record_id)?.1))
     }
 }
 
@@ -393,6 +403,7 @@ impl Shared {
             communicators,
             comm_ids: comm_ids_of(dump),
             ops,
+            also: Vec::new(),
             first_id,
             cut: extent == Extent::Cut,
             only_active,

@@ -6,6 +6,7 @@ mod causes;
 mod file_times;
 mod goes_on;
 mod job;
+mod joined;
 mod launched;
 mod links;
 mod quiet;

@@ -219,7 +219,9 @@ fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opti
         created <= witness.at_ns && (!op.completed() || ended > witness.at_ns)
     };
     let lanes = &ctx.aligned.lanes[record];
-    let waits = ctx.aligned.records[record].ops.iter().filter_map(|op| {
+    let whole = &ctx.aligned.records[record];
+    let also = whole.also.iter().map(|(_, op)| op);
+    let waits = whole.ops.iter().chain(also).filter_map(|op| {
         let group = lanes.get(usize::from(op.group))?.group;
         let other = timed_out != Some((group, op.seq, op.is_p2p));
         (other && is_pending(op)).then_some(Wait { record, group, op })
@@ -533,14 +535,11 @@ fn text(failure: &Failure) -> String {
     }
 }
 
-/// The operation that a failure ended, with its group; `None` if the record does not hold it.
+/// The operation that a failure ended, with its group; `None` if no record of the process holds it.
 fn operation<'a>(ctx: &'a Context<'_>, one: &Recorded<'_>) -> Option<(usize, &'a Op)> {
     let failed = one.failure.operation?;
     let whole = &ctx.aligned.records[one.record];
-    let op = whole
-        .ops
-        .iter()
-        .find(|op| whole.record_id(op) == failed.record_id)?;
+    let op = whole.operation(failed.record_id)?;
     let group = ctx.aligned.lanes[one.record]
         .get(usize::from(op.group))?
         .group;

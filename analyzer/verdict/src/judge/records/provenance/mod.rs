@@ -7,6 +7,7 @@
 
 mod aside;
 mod earlier_runs;
+mod joined;
 mod of_one_rank;
 
 pub(crate) use aside::LeftAside;

@@ -1,6 +1,6 @@
 //! Decides which of several records of one rank count.
 
-use super::LeftAside;
+use super::{LeftAside, joined};
 use crate::align::record::{NONE, Record, Shared};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
@@ -8,7 +8,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Keeps the best of several records of a rank (one that was not cut, then the newest), and those of other recorders of
-/// the same process: each may hold the operations of another backend.
+/// the same process: each may hold the operations of another backend. What only another record of the same process holds
+/// is joined to the best.
 pub(super) fn keep_newest_of_each_recorder(
     shared: &Shared,
     records: &mut Vec<Record>,
@@ -37,7 +38,7 @@ pub(super) fn keep_newest_of_each_recorder(
     let mut ambiguous: BTreeSet<Rank> = BTreeSet::new();
     for record in records.drain(..) {
         let of_rank = kept
-            .iter()
+            .iter_mut()
             .rev()
             .take_while(|other| other.rank == record.rank);
         let rival = of_rank
@@ -52,9 +53,15 @@ pub(super) fn keep_newest_of_each_recorder(
             kept.push(record);
             continue;
         }
+        let taken = match joined::join(rival, &record) {
+            true => "; it has what only this one held",
+            false => "",
+        };
         let why = match rival.path.as_str() {
-            "" => "another record of this rank is newer or more complete".to_owned(),
-            path => format!("{path} is of the same rank, and as new, newer or more complete"),
+            "" => format!("another record of this rank is newer or more complete{taken}"),
+            path => {
+                format!("{path} is of the same rank, and as new, newer or more complete{taken}")
+            }
         };
         aside.because(&record, why);
     }

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,6 +20,13 @@ use std::time::{Duration, Instant};
 
 /// The largest number of handshakes in progress at one time.
 const MAX_HANDSHAKES: usize = 1024;
+/// Once so many handshakes with one host are in progress, the oldest one ends for each that begins.
+const MAX_OF_HOST: usize = 512;
+/// A handshake that takes less than this is not ended for another one: its caller would take this rank for gone. Ranks
+/// need milliseconds.
+const LEAST_TIME: Duration = Duration::from_secs(1);
+/// How many callers are accepted before the handshakes in progress are looked at again.
+const AT_ONCE: usize = 64;
 /// The time-out of a handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long a caller whose TLS was refused may take to read why.
@@ -72,8 +79,27 @@ pub(super) struct Listener {
     segment_server: Option<(UnixListener, Arc<Segment>)>,
     wake: Arc<OwnedFd>,
     pending: Vec<PendingHandshake>,
+    limits: Limits,
     /// Callers whose TLS was refused: a socket that is closed with bytes unread is reset, and the reason lost.
     without_tls: Vec<(TcpStream, Instant)>,
+}
+
+/// How many handshakes may be in progress.
+#[derive(Clone, Copy)]
+struct Limits {
+    all: usize,
+    of_host: usize,
+    least_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            all: MAX_HANDSHAKES,
+            of_host: MAX_OF_HOST,
+            least_time: LEAST_TIME,
+        }
+    }
 }
 
 /// How a caller connected.
@@ -137,6 +163,8 @@ fn drop_received(socket: &mut TcpStream) -> bool {
 /// One handshake in progress.
 struct PendingHandshake {
     caller: Caller,
+    /// Where the caller is; `None` for a process of this host's user, over the unix socket.
+    host: Option<IpAddr>,
     since: Instant,
     received: Vec<u8>,
     /// The handshake, its bytes, and the nonce of the reply; `None` until the handshake is answered.
@@ -172,6 +200,7 @@ impl Listener {
             segment_server,
             wake,
             pending: Vec::new(),
+            limits: Limits::default(),
             without_tls: Vec::new(),
         }
     }
@@ -179,8 +208,8 @@ impl Listener {
     pub(super) fn work(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             let mut sockets = vec![PollFd::new(&*self.wake, PollFlags::IN)];
-            // At the limit, new callers wait in the system's queue.
-            if self.pending.len() < MAX_HANDSHAKES {
+            // At the limit, new callers wait in the system's queue until a handshake is old enough to make room.
+            if self.pending.len() < self.limits.all || self.most_crowding().is_some() {
                 sockets.push(PollFd::new(&self.tcp, PollFlags::IN));
                 if let Some((listener, _)) = &self.segment_server {
                     sockets.push(PollFd::new(listener, PollFlags::IN));
@@ -216,15 +245,26 @@ impl Listener {
 
     fn accept(&mut self) {
         self.accept_neighbors();
-        while self.pending.len() < MAX_HANDSHAKES {
+        for _ in 0..AT_ONCE {
+            if !self.make_room() {
+                return;
+            }
             match self.tcp.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, from)) => {
+                    let host = Some(from.ip().to_canonical());
+                    let of_host = self.pending.iter().filter(|it| it.host == host);
+                    if of_host.count() >= self.limits.of_host
+                        && let Some(oldest) = self.oldest_of(host)
+                    {
+                        self.end_early(oldest);
+                    }
                     if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
                         let wire = Wire {
                             socket: stream,
                             tls: self.tls.as_ref().map(Tls::answer),
                         };
-                        self.pending.push(PendingHandshake::new(Caller::Tcp(wire)));
+                        self.pending
+                            .push(PendingHandshake::new(Caller::Tcp(wire), host));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -240,20 +280,62 @@ impl Listener {
         }
     }
 
+    /// Whether a handshake can begin: at the limit, another one is ended for it.
+    fn make_room(&mut self) -> bool {
+        if self.pending.len() < self.limits.all {
+            return true;
+        }
+        let crowding = self.most_crowding();
+        if let Some(at) = crowding {
+            self.end_early(at);
+        }
+        crowding.is_some()
+    }
+
+    /// The oldest handshake of the host that has the most, if it is old enough to be ended for another one.
+    fn most_crowding(&self) -> Option<usize> {
+        let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::new();
+        for handshake in &self.pending {
+            *counts.entry(handshake.host).or_insert(0) += 1;
+        }
+        let (&host, _) = counts.iter().max_by_key(|(_, count)| **count)?;
+        self.oldest_of(host)
+    }
+
+    /// The oldest handshake of a host that may be ended for another one: first among callers that have not sent a valid
+    /// first message, as a rank does at once.
+    fn oldest_of(&self, host: Option<IpAddr>) -> Option<usize> {
+        let pending = self.pending.iter().enumerate();
+        let old = pending
+            .filter(|(_, it)| it.host == host && it.since.elapsed() >= self.limits.least_time);
+        let oldest = old.min_by_key(|(_, it)| (it.answered.is_some(), it.since));
+        oldest.map(|(at, _)| at)
+    }
+
+    fn end_early(&mut self, at: usize) {
+        self.pending.swap_remove(at);
+        let count = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        tracing::warn!(
+            count,
+            "a caller made room for others: it had not proved the job's secret"
+        );
+    }
+
     /// Accepts connections from this host's ranks, and refuses those of other users.
     fn accept_neighbors(&mut self) {
-        let Some((listener, _)) = &self.segment_server else {
-            return;
-        };
-        while self.pending.len() < MAX_HANDSHAKES {
-            let Ok((stream, _)) = listener.accept() else {
+        for _ in 0..AT_ONCE {
+            if self.segment_server.is_none() || !self.make_room() {
+                return;
+            }
+            let accepted = self.segment_server.as_ref().map(|(it, _)| it.accept());
+            let Some(Ok((stream, _))) = accepted else {
                 // There is no caller, or its connection cannot be accepted.
                 return;
             };
             let user = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid);
             if user == Ok(rustix::process::geteuid()) && stream.set_nonblocking(true).is_ok() {
                 self.pending
-                    .push(PendingHandshake::new(Caller::Unix(stream)));
+                    .push(PendingHandshake::new(Caller::Unix(stream), None));
             } else {
                 self.shared.refused.fetch_add(1, Ordering::Relaxed);
             }
@@ -317,9 +399,10 @@ impl Listener {
 }
 
 impl PendingHandshake {
-    fn new(caller: Caller) -> Self {
+    fn new(caller: Caller, host: Option<IpAddr>) -> Self {
         Self {
             caller,
+            host,
             since: Instant::now(),
             received: Vec::with_capacity(HANDSHAKE_LEN),
             answered: None,
@@ -421,5 +504,84 @@ impl PendingHandshake {
         answer[36..].copy_from_slice(&identity.prove(End::Acceptor, &first, &nonce));
         self.answered = Some((handshake, first, nonce));
         self.caller.write_all(&answer).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::publish::Secret;
+    use rustix::event::EventfdFlags;
+
+    const GROUP: u64 = 7;
+
+    /// The handshake of rank 3 with rank 1 at this port; returns the first four bytes of the last answer.
+    fn meet(port: u16, dialer: &Identity) -> [u8; 4] {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(HANDSHAKE_TIME / 2)).unwrap();
+        let handshake = Handshake {
+            kind: ChannelKind::P2p,
+            from: 3,
+            to: 1,
+            group: GROUP,
+            stream: 0,
+        };
+        let first = handshake.encode(dialer, &[7; 32]);
+        stream.write_all(&first).unwrap();
+        let mut answer = [0; ANSWER_LEN];
+        stream.read_exact(&mut answer).unwrap();
+        let nonce = <[u8; 32]>::try_from(&answer[4..36]).unwrap();
+        let proof = dialer.prove(End::Dialer, &first, &nonce);
+        stream.write_all(&proof).unwrap();
+        let mut last = [0; 4];
+        stream.read_exact(&mut last).unwrap();
+        last
+    }
+
+    #[test]
+    fn idle_connections_make_room_for_ranks_and_the_oldest_goes_first() {
+        let secret = Secret::from_text("secret");
+        let identity = |rank| Identity::new(rank, 4, "job", &secret);
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        tcp.set_nonblocking(true).unwrap();
+        let port = tcp.local_addr().unwrap().port();
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(rustix::event::eventfd(0, flags).unwrap());
+        let shared = Arc::new(ListenerState {
+            arrived: Mutex::default(),
+            changed: Condvar::new(),
+            refused: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let mut listener =
+            Listener::new(identity(1), None, shared.clone(), tcp, None, wake.clone());
+        listener.limits = Limits {
+            all: 8,
+            of_host: 4,
+            least_time: Duration::from_millis(50),
+        };
+        let thread = std::thread::spawn(move || listener.work());
+        // Twice as many as there is room for in all.
+        let idle = |_| TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let mut idle: Vec<TcpStream> = (0..16).map(idle).collect();
+        let welcome = meet(port, &identity(3));
+        assert_eq!(welcome, Verdict::Welcome.to_bytes());
+        let id = ChannelId {
+            group: GROUP,
+            kind: ChannelKind::P2p,
+            peer: 3,
+            stream: 0,
+        };
+        assert!(lock(&shared.arrived).channels.contains_key(&id));
+        assert!(shared.refused.load(Ordering::Relaxed) >= 9);
+        for one in &idle {
+            one.set_nonblocking(true).unwrap();
+        }
+        let is_open = |one: &mut TcpStream| drop_received(one);
+        assert!(!is_open(&mut idle[0]));
+        assert!(is_open(&mut idle[15]));
+        shared.stop.store(true, Ordering::Release);
+        rustix::io::write(&*wake, &1_u64.to_ne_bytes()).unwrap();
+        thread.join().unwrap();
     }
 }

@@ -7,11 +7,12 @@ use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, PeerEndpoint, RankAnswer,
     SINCE_HEADER, WrittenDump,
 };
-use super::http::{HttpAnswer, HttpRequest};
+use super::http::{AnswerBudget, HttpAnswer, HttpRequest};
 #[cfg(feature = "tls")]
 use super::tls::Tls;
 use super::{Dump, ReadProblem};
 use crate::error::{Error, Result};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// One answer to `GET /dump`.
@@ -40,6 +41,7 @@ const MAX_ERROR_TEXT: usize = 200;
 pub struct EndpointClient {
     address: EndpointAddress,
     token: Option<EndpointToken>,
+    budget: Option<Arc<AnswerBudget>>,
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
 }
@@ -50,6 +52,7 @@ impl EndpointClient {
         Self {
             address,
             token,
+            budget: None,
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -60,6 +63,12 @@ impl EndpointClient {
     #[must_use]
     pub fn with_tls(self, tls: Option<Tls>) -> Self {
         Self { tls, ..self }
+    }
+
+    /// Lets all answers count toward this budget, which other clients may share; `None` means no budget.
+    #[must_use]
+    pub fn with_budget(self, budget: Option<Arc<AnswerBudget>>) -> Self {
+        Self { budget, ..self }
     }
 
     /// The endpoint's address.
@@ -125,6 +134,7 @@ impl EndpointClient {
     fn send(&self, request: HttpRequest<'_>, deadline: Instant) -> Result<HttpAnswer> {
         let request = HttpRequest {
             token: self.token.as_ref(),
+            budget: self.budget.as_deref(),
             ..request
         };
         #[cfg(feature = "tls")]

@@ -13,6 +13,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Maximum length of an answer's head, in bytes.
@@ -29,6 +30,40 @@ pub struct HttpRequest<'a> {
     pub path: &'a str,
     /// Sent as `Authorization: Bearer ...`.
     pub token: Option<&'a EndpointToken>,
+    /// What the answer's body counts toward, together with other answers.
+    pub budget: Option<&'a AnswerBudget>,
+}
+
+/// A number of bytes that several answers together may have.
+///
+/// # Thread safety
+/// It may be shared between threads.
+#[derive(Debug)]
+pub struct AnswerBudget {
+    limit: usize,
+    left: AtomicUsize,
+}
+
+impl AnswerBudget {
+    /// A budget of this many bytes.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            left: AtomicUsize::new(limit),
+        }
+    }
+
+    /// Makes all of it available again.
+    pub fn refill(&self) {
+        self.left.store(self.limit, Ordering::Relaxed);
+    }
+
+    /// Takes this many bytes; returns whether there were as many.
+    fn take(&self, bytes: usize) -> bool {
+        let take = |left: usize| left.checked_sub(bytes);
+        let order = Ordering::Relaxed;
+        self.left.fetch_update(order, order, take).is_ok()
+    }
 }
 
 /// An answer, of any status.
@@ -66,6 +101,9 @@ pub enum HttpError {
     /// The Content-Length is missing or above the limit.
     #[error("its answer has a missing or oversized Content-Length")]
     Length,
+    /// The answers that share a budget are longer in all.
+    #[error("the answers that were asked for together have more than {0} bytes")]
+    Budget(usize),
 }
 
 impl From<std::io::Error> for HttpError {
@@ -89,6 +127,7 @@ impl<'a> HttpRequest<'a> {
             method: "GET",
             path,
             token: None,
+            budget: None,
         }
     }
 
@@ -161,7 +200,7 @@ impl<'a> HttpRequest<'a> {
         );
         stream.write_all(request.as_bytes(), deadline)?;
         let (head, body) = read_head(&mut stream, deadline)?;
-        let body = stream.read_rest(body, head.length, deadline)?;
+        let body = stream.read_rest(body, head.length, self.budget, deadline)?;
         Ok(HttpAnswer {
             body,
             ..head.answer
@@ -315,13 +354,21 @@ impl Stream {
         &mut self,
         mut body: Vec<u8>,
         length: usize,
+        budget: Option<&AnswerBudget>,
         deadline: Instant,
-    ) -> std::io::Result<Vec<u8>> {
+    ) -> Result<Vec<u8>, HttpError> {
+        let spend = |bytes| match budget {
+            Some(budget) if !budget.take(bytes) => Err(HttpError::Budget(budget.limit)),
+            _ => Ok(()),
+        };
+        spend(body.len())?;
         while body.len() < length {
             let most = (length - body.len()).min(256 * 1024);
-            if self.read(&mut body, most, deadline)? == 0 {
-                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            let read = self.read(&mut body, most, deadline)?;
+            if read == 0 {
+                return Err(HttpError::Cut);
             }
+            spend(read)?;
         }
         body.truncate(length);
         Ok(body)

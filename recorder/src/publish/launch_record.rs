@@ -105,8 +105,12 @@ impl LaunchRecord {
     }
 
     /// The records of all hosts in a job's directory of rings, by host. Unreadable files, and files beyond the first
-    /// 4,096, are left out.
+    /// 4,096 or 256 MiB, are left out.
     pub fn in_directory(job_directory: &Path) -> Vec<Self> {
+        Self::in_directory_within(job_directory, MAX_SUM)
+    }
+
+    fn in_directory_within(job_directory: &Path, mut left: u64) -> Vec<Self> {
         let mut paths: Vec<PathBuf> = fs::read_dir(job_directory)
             .into_iter()
             .flatten()
@@ -116,7 +120,12 @@ impl LaunchRecord {
             .take(MAX_FILES)
             .collect();
         paths.sort();
-        let mut records: Vec<Self> = paths.iter().filter_map(|it| Self::read(it).ok()).collect();
+        let read = |path: &PathBuf| {
+            let (record, bytes) = Self::read_within(path, MAX_BYTES.min(left)).ok()?;
+            left -= bytes;
+            Some(record)
+        };
+        let mut records: Vec<Self> = paths.iter().filter_map(read).collect();
         records.sort_by_key(|record| record.node);
         records
     }
@@ -132,17 +141,24 @@ impl LaunchRecord {
     /// # Errors
     /// If it cannot be opened, is too long, or is not a launch record.
     pub fn read(path: &Path) -> Result<Self> {
+        Self::read_within(path, MAX_BYTES).map(|(record, _)| record)
+    }
+
+    /// As [`read`](Self::read), with this limit; also returns the file's size.
+    fn read_within(path: &Path, limit: u64) -> Result<(Self, u64)> {
         let io = |error| Error::io(format!("read {}", path.display()), error);
         let file: OwnedFd = directory::open(path).map_err(io)?;
         let mut bytes = Vec::new();
-        let mut file = fs::File::from(file).take(MAX_BYTES + 1);
+        let mut file = fs::File::from(file).take(limit + 1);
         file.read_to_end(&mut bytes).map_err(io)?;
-        Self::parse(&bytes).map_err(|why| io(io::Error::new(io::ErrorKind::InvalidData, why)))
+        let record = Self::parse(&bytes, limit)
+            .map_err(|why| io(io::Error::new(io::ErrorKind::InvalidData, why)))?;
+        Ok((record, bytes.len() as u64))
     }
 
-    fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(format!("it has more than {MAX_BYTES} bytes"));
+    fn parse(bytes: &[u8], limit: u64) -> std::result::Result<Self, String> {
+        if bytes.len() as u64 > limit {
+            return Err(format!("it has more than {limit} bytes"));
         }
         let record: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if record.schema != Self::SCHEMA {
@@ -229,6 +245,8 @@ impl LaunchRecord {
 
 /// Maximum size of a file in bytes; the record of a host is far smaller.
 const MAX_BYTES: u64 = 16 << 20;
+/// Maximum size of all files of a job together, in bytes.
+const MAX_SUM: u64 = 256 << 20;
 /// Maximum number of files read per job.
 const MAX_FILES: usize = 4096;
 
@@ -307,6 +325,20 @@ mod tests {
     }
 
     #[test]
+    fn the_records_of_a_job_are_limited_in_sum() {
+        let dir = tempfile::tempdir().unwrap();
+        for node in 0..3 {
+            example(node).write(dir.path()).unwrap();
+        }
+        let path = LaunchRecord::path(dir.path(), "a job", 2);
+        let each = fs::metadata(&path).unwrap().len();
+        let of_job = |limit| LaunchRecord::in_directory_within(path.parent().unwrap(), limit);
+        assert_eq!(of_job(3 * each).len(), 3);
+        assert_eq!(of_job(2 * each + each / 2), [example(0), example(1)]);
+        assert_eq!(of_job(0), []);
+    }
+
+    #[test]
     fn old_records_of_ended_jobs_are_removed_and_others_kept() {
         let dir = tempfile::tempdir().unwrap();
         let write = |job: &str, change: &dyn Fn(&mut LaunchRecord)| {
@@ -338,14 +370,14 @@ mod tests {
     fn truncated_oversized_and_foreign_files_are_refused() {
         let whole = serde_json::to_vec(&example(0)).unwrap();
         for end in 0..whole.len() {
-            assert!(LaunchRecord::parse(&whole[..end]).is_err());
+            assert!(LaunchRecord::parse(&whole[..end], MAX_BYTES).is_err());
         }
         let other = String::from_utf8(whole)
             .unwrap()
             .replace("launch/1", "launch/2");
-        let why = LaunchRecord::parse(other.as_bytes()).unwrap_err();
+        let why = LaunchRecord::parse(other.as_bytes(), MAX_BYTES).unwrap_err();
         assert!(why.contains("rcomm.launch/2"), "{why}");
         let long = vec![b' '; MAX_BYTES as usize + 1];
-        assert!(LaunchRecord::parse(&long).is_err());
+        assert!(LaunchRecord::parse(&long, MAX_BYTES).is_err());
     }
 }

@@ -45,7 +45,7 @@ pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MAX_CONNECTIONS};
 pub use follow::{EndpointFollower, FollowedDump};
 #[cfg(feature = "endpoint")]
 pub use handlers::HandlerParameters;
-pub use http::{HttpAnswer, HttpError, HttpRequest};
+pub use http::{AnswerBudget, HttpAnswer, HttpError, HttpRequest};
 pub use launch_record::{LaunchRecord, LaunchSignal, LaunchedRank, RankEnd};
 #[cfg(feature = "endpoint")]
 pub use places::{Place, Places};

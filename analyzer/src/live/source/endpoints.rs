@@ -11,7 +11,8 @@ use super::{
 };
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
-    Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointNotice, EndpointToken, Tls,
+    AnswerBudget, Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointNotice,
+    EndpointToken, Tls,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +21,16 @@ use std::time::{Duration, Instant};
 /// The time between two requests for further ranks.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
+/// The most bytes that the answers of all endpoints to one poll may have together.
+const MOST_ANSWERED: usize = 4 << 30;
+
 /// The endpoints of a job as a source; see the module.
 pub struct EndpointSource {
     given: Vec<EndpointAddress>,
     store: Option<HostPort>,
     token: Option<EndpointToken>,
+    /// What all answers to one poll share.
+    budget: Arc<AnswerBudget>,
     /// The identity with which endpoints over TCP are asked; read from the environment at the first poll.
     tls: Option<Tls>,
     is_tls_read: bool,
@@ -58,6 +64,7 @@ impl EndpointSource {
             given,
             store: None,
             token,
+            budget: Arc::new(AnswerBudget::new(MOST_ANSWERED)),
             tls: None,
             is_tls_read: false,
             ranks: BTreeMap::new(),
@@ -78,7 +85,9 @@ impl EndpointSource {
     }
 
     fn client(&self, address: &EndpointAddress) -> EndpointClient {
-        EndpointClient::new(address.clone(), self.token.clone()).with_tls(self.tls.clone())
+        EndpointClient::new(address.clone(), self.token.clone())
+            .with_budget(Some(self.budget.clone()))
+            .with_tls(self.tls.clone())
     }
 
     /// Finds ranks in the store, at the given addresses and in the lists of ranks that these endpoints return. Returns
@@ -252,6 +261,7 @@ impl Source for EndpointSource {
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
+        self.budget.refill();
         let due = self
             .asked_for_peers
             .is_none_or(|asked| asked.elapsed() >= SEARCH_INTERVAL);
@@ -370,6 +380,39 @@ mod tests {
             .expect("the first endpoint still answers");
         assert!(matches!(poll.observations[0].seen, Seen::Unchanged { .. }));
         assert!(matches!(poll.observations[1].seen, Seen::Failed(_)));
+    }
+
+    #[test]
+    fn the_answers_to_one_poll_share_a_budget() {
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let endpoints = [0, 1].map(|rank| serve(directory.path(), rank));
+        let given = endpoints.iter().map(|one| one.address().clone()).collect();
+        let mut source = EndpointSource::new(given, None);
+        // Both are found, and the records of both are longer.
+        source.find(soon()).expect("both endpoints answer");
+        source.budget = Arc::new(AnswerBudget::new(8));
+        source.ranks.clear();
+        for (rank, endpoint) in (0..).zip(&endpoints) {
+            source.follow(rank, endpoint.address());
+        }
+        let poll = source.poll(soon()).expect("the ranks are known");
+        assert_eq!(poll.observations.len(), 2);
+        for one in &poll.observations {
+            let why = "the answers that were asked for together have more than 8 bytes";
+            assert!(
+                matches!(&one.seen, Seen::Failed(error) if error.contains(why)),
+                "{:?}",
+                one.seen
+            );
+        }
+        source.budget = Arc::new(AnswerBudget::new(MOST_ANSWERED));
+        source.ranks.clear();
+        for _ in 0..2 {
+            source.asked_for_peers = None;
+            let poll = source.poll(soon()).expect("both endpoints answer");
+            let failed = |one: &Observation| matches!(one.seen, Seen::Failed(_));
+            assert!(!poll.observations.iter().any(failed));
+        }
     }
 
     #[test]

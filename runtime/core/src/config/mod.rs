@@ -355,7 +355,7 @@ impl Config {
         config.socket_ifname = ifname.map(|name| name.trim().to_owned());
         config.host_id = text("RCOMM_HOST_ID");
         if let Some(path) = text("RCOMM_TUNING_FILE") {
-            let lines = std::fs::read_to_string(&path).map_err(|error| {
+            let lines = read_table(&path).map_err(|error| {
                 let message = format!("RCOMM_TUNING_FILE: cannot read {path}");
                 Error::new(ErrorKind::InvalidArgument, message).with_source(error)
             })?;
@@ -462,3 +462,21 @@ impl Config {
 
 #[cfg(test)]
 mod tests;
+
+/// The longest table of algorithms that is read from a file, in bytes.
+const MAX_TABLE: u64 = 1 << 20;
+
+/// Reads a table of algorithms.
+fn read_table(path: &str) -> std::io::Result<String> {
+    use std::io::Read as _;
+    let mut table = String::new();
+    let file = std::fs::File::open(path)?;
+    file.take(MAX_TABLE + 1).read_to_string(&mut table)?;
+    match table.len() as u64 > MAX_TABLE {
+        true => Err(std::io::Error::new(
+            std::io::ErrorKind::FileTooLarge,
+            format!("it has more than {MAX_TABLE} bytes"),
+        )),
+        false => Ok(table),
+    }
+}

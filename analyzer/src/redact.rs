@@ -28,7 +28,7 @@ const PACKAGES: [&str; 4] = [
 #[derive(Debug)]
 pub struct Redactor {
     key: Secret,
-    /// The hosts that were replaced, which are replaced in later texts too.
+    /// The hosts that are known, which are replaced in texts too.
     hosts: Mutex<BTreeSet<String>>,
 }
 
@@ -43,6 +43,56 @@ impl Redactor {
             key,
             hosts: Mutex::default(),
         })
+    }
+
+    /// Learns the hosts that a record names, so that they are replaced in the texts of every record. Pass all records
+    /// before the first one is changed.
+    pub fn learn(&self, dump: &Dump) {
+        self.learn_host(&dump.identity.host);
+        self.learn_from(&dump.identity.reason);
+        for failure in &dump.failures {
+            self.learn_from(&failure.text);
+        }
+        let facts = dump.nccl_comm_state.iter().flat_map(|(_, facts)| facts);
+        for (_, value) in facts {
+            self.learn_from(value);
+        }
+    }
+
+    /// As [`learn`](Self::learn), from a launcher's record.
+    pub fn learn_launch(&self, launch: &LaunchRecord) {
+        self.learn_host(&launch.host);
+    }
+
+    /// Learns a host, if it has a name, and its name within its domain.
+    pub fn learn_host(&self, host: &str) {
+        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        for name in [host, first_label(host)] {
+            if !name.is_empty() && !hosts.contains(name) {
+                hosts.insert(name.to_owned());
+            }
+        }
+    }
+
+    /// Learns the hosts that a sentence names by its form: "at NAME port N", and "the name NAME of the store".
+    pub fn learn_from(&self, text: &str) {
+        let words: Vec<&str> = text
+            .split(|c: char| !is_part(c))
+            .map(|word| word.trim_end_matches([':', '.']))
+            .filter(|word| !word.is_empty())
+            .collect();
+        let is_number = |word: &str| word.parse::<u16>().is_ok();
+        for (at, &word) in words.iter().enumerate() {
+            let after = |by: usize| words.get(at + by).copied().unwrap_or_default();
+            let before = at.checked_sub(1).map_or("", |at| words[at]);
+            let has_port =
+                ["at", "to"].contains(&before) && after(1) == "port" && is_number(after(2));
+            let is_store =
+                before == "name" && [after(1), after(2), after(3)] == ["of", "the", "store"];
+            if (has_port || is_store) && is_host_name(word) {
+                self.learn_host(word);
+            }
+        }
     }
 
     /// Replaces the names in a record and its path.
@@ -91,12 +141,7 @@ impl Redactor {
 
     /// The pseudonym of a host; empty if it has no name.
     pub fn host(&self, host: &str) -> String {
-        if !host.is_empty() {
-            let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-            if !hosts.contains(host) {
-                hosts.insert(host.to_owned());
-            }
-        }
+        self.learn_host(host);
         self.name("host", host)
     }
 
@@ -131,10 +176,10 @@ impl Redactor {
         }
     }
 
-    /// Replaces what looks like a path or an address in a sentence, and the hosts that were replaced before.
+    /// Replaces what looks like a path or an address in a sentence, and the hosts that are known by now.
     pub fn text(&self, text: &str) -> String {
+        self.learn_from(text);
         let hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_part = |c: char| c.is_alphanumeric() || "._-:/%~+@[]".contains(c);
         let mut redacted = String::with_capacity(text.len());
         let mut rest = text;
         while !rest.is_empty() {
@@ -157,8 +202,24 @@ impl Redactor {
 
     /// The pseudonym of a part of a sentence; `None` if it is an ordinary word.
     fn pseudonym(&self, token: &str, hosts: &BTreeSet<String>) -> Option<String> {
-        if hosts.contains(token) {
+        let is_known = |name: &str| hosts.contains(name) || hosts.contains(first_label(name));
+        if is_known(token) {
             return Some(self.name("host", token));
+        }
+        if let Some((user, host)) = token.split_once('@')
+            && is_known(host)
+        {
+            return Some(format!(
+                "{}@{}",
+                self.name("user", user),
+                self.name("host", host)
+            ));
+        }
+        if let Some((host, port)) = token.rsplit_once(':')
+            && port.parse::<u16>().is_ok()
+            && (is_known(host) || looks_like_host(host))
+        {
+            return Some(format!("{}:{port}", self.name("host", host)));
         }
         if let Ok(address) = token.parse::<SocketAddr>() {
             let host = self.name("address", &address.ip().to_string());
@@ -180,9 +241,42 @@ impl Redactor {
     }
 }
 
+/// Whether a character may be a part of a path, an address or a host's name.
+fn is_part(c: char) -> bool {
+    c.is_alphanumeric() || "._-:/%~+@[]".contains(c)
+}
+
+/// The name of a host within its domain: all of it if it has none. Empty for an address.
+fn first_label(host: &str) -> &str {
+    match host.parse::<IpAddr>() {
+        Ok(_) => "",
+        Err(_) => host.split('.').next().unwrap_or(host),
+    }
+}
+
+/// Whether a word has the form of a host's name, and is none of the words that a sentence has in its place.
+fn is_host_name(word: &str) -> bool {
+    const OTHERS: [&str; 6] = ["the", "a", "this", "that", "its", "localhost"];
+    word.contains(|c: char| c.is_alphabetic())
+        && word
+            .chars()
+            .all(|c| c.is_alphanumeric() || "._-".contains(c))
+        && !OTHERS.contains(&word)
+}
+
+/// Whether a word before a colon and a port is a host's name and no file's: its last part is no extension.
+fn looks_like_host(word: &str) -> bool {
+    let marks = |c: char| c.is_ascii_digit() || c == '-' || c == '.';
+    let is_file = [".py", ".rs", ".cpp", ".c", ".h", ".cu", ".json"]
+        .iter()
+        .any(|kind| word.ends_with(kind));
+    is_host_name(word) && word.contains(marks) && !is_file
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcomm_recorder::model::{Failure, FailureKind};
 
     #[test]
     fn a_name_has_one_pseudonym_and_another_redactor_has_another() {
@@ -214,6 +308,47 @@ mod tests {
             "{redacted}"
         );
         assert!(redacted.contains(":29500, address-"), "{redacted}");
+    }
+
+    #[test]
+    fn hosts_that_only_sentences_or_later_records_name_are_replaced() {
+        let redactor = Redactor::new().unwrap();
+        let dump = |host: &str, text: &str| {
+            let mut dump = Dump::default();
+            dump.identity.host = host.to_owned();
+            let failure = Failure::new(FailureKind::Backend, &[], 0, text);
+            dump.failures.push(failure);
+            dump
+        };
+        let mut dumps = [
+            dump("", "rank 3 on node7 and on zoe@node7 did not answer"),
+            dump("node7.example.org", "lost node7.example.org, not rank 7"),
+            dump(
+                "",
+                "the store at master port 29500 did not answer: is master up?",
+            ),
+            dump(
+                "",
+                "the name \"head-1\" of the store has no address; head-1 is gone",
+            ),
+            dump("", "cannot reach gpu-9:29500 at step 3:4, train.py:12"),
+        ];
+        for dump in &dumps {
+            redactor.learn(dump);
+        }
+        for dump in &mut dumps {
+            redactor.dump(dump);
+        }
+        let texts: Vec<&str> = dumps.iter().map(|dump| &*dump.failures[0].text).collect();
+        for secret in ["node7", "zoe", "example", "master", "head-1", "gpu-9"] {
+            assert!(texts.iter().all(|text| !text.contains(secret)), "{texts:?}");
+        }
+        assert!(texts[1].ends_with(", not rank 7"), "{texts:?}");
+        assert!(texts[2].starts_with("the store at host-"), "{texts:?}");
+        assert!(
+            texts[4].ends_with(":29500 at step 3:4, train.py:12"),
+            "{texts:?}"
+        );
     }
 
     #[test]

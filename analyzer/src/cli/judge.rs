@@ -52,7 +52,8 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         true => Some(Redactor::new().map_err(Failure::NoKey)?),
         false => None,
     };
-    let loaded = load::load(paths, &options, |mut loaded: LoadedDump| {
+    let mut to_redact: Vec<(LoadedDump, Extent)> = Vec::new();
+    let loaded = load::load(paths, &options, |loaded: LoadedDump| {
         let Some(open) = &mut analysis else {
             return;
         };
@@ -63,19 +64,23 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         };
         on_node.note(&loaded);
         open.note_written(loaded.written_ns);
-        if let Some(redactor) = &redactor {
-            redactor.record(&mut loaded);
-        }
-        open.add_from(&loaded.path, &loaded.dump, extent);
         dumps_read += 1;
-        match keep {
-            Keep::Records => kept.push(loaded),
-            Keep::Report => spare.keep(loaded.dump.entries),
+        if let Some(redactor) = &redactor {
+            // Its texts may name the host of a later record.
+            redactor.learn(&loaded.dump);
+            to_redact.push((loaded, extent));
+        } else {
+            open.add_from(&loaded.path, &loaded.dump, extent);
+            match keep {
+                Keep::Records => kept.push(loaded),
+                Keep::Report => spare.keep(loaded.dump.entries),
+            }
         }
         if over_memory_limit(args) {
             // A report on only some of the records would be useless: free the memory at once.
             analysis = None;
             kept.clear();
+            to_redact.clear();
         }
     })?;
     drop(meter);
@@ -83,7 +88,25 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         return Err(memory_limit_error(args, dumps_read));
     };
     let mut loaded = loaded;
+    let no_records = match dumps_read {
+        0 => on_node::launches_in(paths),
+        _ => Vec::new(),
+    };
+    let (launches, rings) = (on_node.launches(paths), on_node.rings());
     if let Some(redactor) = &redactor {
+        for launch in no_records.iter().chain(&launches) {
+            redactor.learn_launch(launch);
+        }
+        for (_, ring) in &rings {
+            redactor.learn(ring);
+        }
+        for (mut record, extent) in to_redact {
+            redactor.record(&mut record);
+            analysis.add_from(&record.path, &record.dump, extent);
+            if keep == Keep::Records {
+                kept.push(record);
+            }
+        }
         leave_out_texts(&mut loaded, redactor);
     }
     let launch_redacted = |mut launch: LaunchRecord| {
@@ -103,16 +126,15 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         if let Some(highest) = loaded.stacks.iter().map(|stacks| stacks.rank).max() {
             analysis.expect(highest.saturating_add(1));
         }
-        let launches = on_node::launches_in(paths);
-        let launches: Vec<_> = launches.into_iter().map(launch_redacted).collect();
+        let launches: Vec<_> = no_records.into_iter().map(launch_redacted).collect();
         if let Some(launch) = launches.first() {
             analysis.expect(launch.world_size);
         }
         analysis.add_launches(launches);
     }
-    let launches = on_node.launches(paths).into_iter();
-    analysis.add_launches(launches.map(launch_redacted).collect());
-    for (path, dump) in on_node.rings() {
+    let launches = launches.into_iter().map(launch_redacted);
+    analysis.add_launches(launches.collect());
+    for (path, dump) in rings {
         let mut ring = LoadedDump {
             dump,
             path,

@@ -2,6 +2,8 @@
 
 use super::collect::DUMPS;
 use super::program::{Run, run};
+use rcomm_recorder::model::{Failure, FailureKind};
+use rcomm_recorder::publish::{Dump, Recorder};
 use std::fs;
 use std::path::Path;
 
@@ -81,4 +83,47 @@ fn a_redacted_archive_is_judged_like_the_records_and_holds_no_name() {
     let plain = json(&run(&["analyze", "--format", "json", folder]));
     let redacted = json(&run(&["analyze", "--format", "json", archive]));
     assert_eq!(verdict(&plain), verdict(&redacted));
+}
+
+#[test]
+fn a_sentence_that_names_the_host_of_a_later_record_is_redacted() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("dumps");
+    fs::create_dir(&folder).unwrap();
+    for (rank, host) in [(0, "alpha"), (1, "bravo")] {
+        let mut dump = Dump {
+            recorder: Recorder::Rcomm,
+            ..Dump::default()
+        };
+        dump.identity.rank = Some(rank);
+        dump.identity.world_size = Some(2);
+        dump.identity.host = host.to_owned();
+        let text = "lost bravo; the store at charlie port 29500 did not answer";
+        let mut failure = Failure::new(FailureKind::Backend, &[], rank, text);
+        (failure.id, failure.time_ns) = (1, 1_700_000_000_000_000_000);
+        dump.failures.push(failure);
+        fs::write(folder.join(format!("rank_{rank}")), dump.to_pickle()).unwrap();
+    }
+    let (folder, archive) = (folder.to_str().unwrap(), dir.path().join("job.tar"));
+    let plain = run(&["analyze", folder]).stdout;
+    assert!(
+        plain.contains("lost bravo") && plain.contains("charlie"),
+        "{plain}"
+    );
+    let archive = archive.to_str().unwrap();
+    let collected = run(&["collect", "--redact", "-o", archive, folder]);
+    assert!(
+        collected.code.is_some_and(|code| code < 2),
+        "{}",
+        collected.stderr
+    );
+    for shown in [
+        run(&["analyze", "--redact", folder]).stdout,
+        run(&["analyze", archive]).stdout,
+    ] {
+        assert!(shown.contains("lost host-"), "{shown}");
+        for secret in ["alpha", "bravo", "charlie"] {
+            assert!(!shown.contains(secret), "{shown}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use rcomm_recorder::publish::DumpReader;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Seek, Write};
 use std::num::NonZeroU32;
 use std::path::{Component, Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -157,15 +157,26 @@ pub(super) struct Archive {
     /// What replaces names in the records and the manifest; `None` if they stay.
     redactor: Option<Redactor>,
     reader: DumpReader,
+    /// The files that wait until all names are known, which is before the archive is read or finished.
+    to_redact: Vec<Waiting>,
+    /// Their contents, in a file without a name.
+    contents: Option<File>,
+}
+
+/// A file whose names are yet to be replaced.
+struct Waiting {
+    host: String,
+    path: PathBuf,
+    modified: u64,
+    bytes: usize,
 }
 
 impl Archive {
     pub(super) fn create(target: &Path, redactor: Option<Redactor>) -> Result<Self, Failure> {
         // Only the owner can read the file: records hold paths and names.
-        let partial = if is_stdout(target) {
-            tempfile::NamedTempFile::new()
-        } else {
-            output::partial_file(target)
+        let partial = match is_stdout(target) {
+            true => output::partial_file(&std::env::temp_dir().join("rcomm-fr-archive")),
+            false => output::partial_file(target),
         };
         let (file, partial) = partial
             .map_err(|source| Failure::Write {
@@ -181,11 +192,14 @@ impl Archive {
             manifest: Manifest::new(),
             redactor,
             reader: DumpReader::new(),
+            to_redact: Vec::new(),
+            contents: None,
         })
     }
 
     /// The file with the records added so far, without the manifest.
     pub(super) fn so_far(&mut self) -> Result<&Path, Failure> {
+        self.add_redacted()?;
         match self.tar.get_mut().flush() {
             Ok(()) => Ok(&self.partial),
             Err(source) => Err(self.failed(source)),
@@ -193,7 +207,7 @@ impl Archive {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.manifest.files.is_empty()
+        self.manifest.files.is_empty() && self.to_redact.is_empty()
     }
 
     /// Adds a file; a number makes a name that occurs twice unique. `modified` is in s since the epoch. With a
@@ -208,20 +222,58 @@ impl Archive {
         let Some(redactor) = &self.redactor else {
             return self.add_as(host, path, modified, content);
         };
-        let (host, file) = (
-            redactor.host(host),
-            redactor.path(&path.display().to_string()),
-        );
-        let Ok((mut dump, _)) = self.reader.read(content) else {
+        redactor.learn_host(host);
+        let Ok((dump, _)) = self.reader.read(content) else {
             let reason = "it is no dump, and only dumps are redacted".to_owned();
-            self.manifest
-                .absent
-                .push(Absence::path(&host, &file, reason));
+            let file = path.display().to_string();
+            self.absent(Absence::path(host, &file, reason));
             return Ok(());
         };
-        redactor.dump(&mut dump);
-        let path = PathBuf::from(file).join(name_without_words(path));
-        self.add_as(&host, &path, modified, &dump.to_pickle())
+        redactor.learn(&dump);
+        self.keep_content(content)
+            .map_err(|source| self.failed(source))?;
+        self.to_redact.push(Waiting {
+            host: host.to_owned(),
+            path: path.to_owned(),
+            modified,
+            bytes: content.len(),
+        });
+        Ok(())
+    }
+
+    fn keep_content(&mut self, content: &[u8]) -> io::Result<()> {
+        let file = match &mut self.contents {
+            Some(file) => file,
+            none => none.insert(tempfile::tempfile()?),
+        };
+        file.write_all(content)
+    }
+
+    /// Adds the files that waited, with pseudonyms for all names that are known by now.
+    fn add_redacted(&mut self) -> Result<(), Failure> {
+        let Some(mut file) = self.contents.take() else {
+            return Ok(());
+        };
+        let Some(redactor) = self.redactor.take() else {
+            return Ok(());
+        };
+        let waiting = std::mem::take(&mut self.to_redact);
+        file.rewind().map_err(|source| self.failed(source))?;
+        for one in waiting {
+            let mut content = vec![0; one.bytes];
+            file.read_exact(&mut content)
+                .map_err(|source| self.failed(source))?;
+            let Ok((mut dump, _)) = self.reader.read(&content) else {
+                continue;
+            };
+            redactor.dump(&mut dump);
+            let folder = redactor.path(&one.path.display().to_string());
+            let path = PathBuf::from(folder).join(name_without_words(&one.path));
+            let host = redactor.host(&one.host);
+            self.add_as(&host, &path, one.modified, &dump.to_pickle())?;
+        }
+        self.redactor = Some(redactor);
+        Ok(())
     }
 
     fn add_as(
@@ -248,11 +300,10 @@ impl Archive {
         Ok(())
     }
 
-    pub(super) fn absent(&mut self, mut absence: Absence) {
+    pub(super) fn absent(&mut self, absence: Absence) {
         if let Some(redactor) = &self.redactor {
-            absence.host = redactor.host(&absence.host);
-            absence.path = redactor.path(&absence.path);
-            absence.reason = redactor.text(&absence.reason);
+            redactor.learn_host(&absence.host);
+            redactor.learn_from(&absence.reason);
         }
         self.manifest.absent.push(absence);
     }
@@ -264,6 +315,14 @@ impl Archive {
     /// Writes the manifest and moves the archive to its target, or copies it to standard output.
     pub(super) fn finish(mut self, world_size: Option<NonZeroU32>) -> Result<Manifest, Failure> {
         self.manifest.world_size = world_size;
+        self.add_redacted()?;
+        if let Some(redactor) = &self.redactor {
+            for absence in &mut self.manifest.absent {
+                absence.host = redactor.host(&absence.host);
+                absence.path = redactor.path(&absence.path);
+                absence.reason = redactor.text(&absence.reason);
+            }
+        }
         let text = serde_json::to_vec_pretty(&self.manifest)
             .map_err(io::Error::from)
             .map_err(|source| self.failed(source))?;

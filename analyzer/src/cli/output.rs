@@ -2,8 +2,11 @@
 
 use crate::cli::failure::Failure;
 use anstream::{AutoStream, ColorChoice};
+use std::ffi::OsStr;
+use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The width of a page in columns if the output is not a terminal.
 const DEFAULT_WIDTH: usize = 80;
@@ -60,18 +63,49 @@ fn write_file(
     partial.persist(path).map_err(|failed| failed.error)
 }
 
-/// A temporary file next to `path` that only its owner can read; it is removed unless it is persisted as `path`.
+/// The end of the name of a file that is not complete.
+const PARTIAL: &str = ".partial";
+/// A temporary file that is older than this and not locked belongs to a process that was killed.
+const ABANDONED_AFTER: Duration = Duration::from_secs(60);
+
+/// A temporary file next to `path` that only its owner can read; it is removed unless it is persisted as `path`. Removes
+/// those that processes that were killed left for the same path.
 pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    tempfile::Builder::new()
-        .prefix(path.file_name().unwrap_or_default())
-        .suffix(".partial")
+    let name = path.file_name().unwrap_or_default();
+    remove_abandoned(folder, name);
+    let partial = tempfile::Builder::new()
+        .prefix(name)
+        .suffix(PARTIAL)
         .tempfile_in(folder)
         // Without the temporary file's name, which means nothing to the user.
-        .map_err(|error| error.kind().into())
+        .map_err(|error| io::Error::from(error.kind()))?;
+    // Where files cannot be locked, none is taken for abandoned.
+    let _ = partial.as_file().try_lock();
+    Ok(partial)
+}
+
+/// Errors are ignored: what is left harms no one.
+fn remove_abandoned(folder: &Path, name: &OsStr) {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    for file in files {
+        let found = file.file_name();
+        let found = found.as_encoded_bytes();
+        let is_partial =
+            found.starts_with(name.as_encoded_bytes()) && found.ends_with(PARTIAL.as_bytes());
+        let is_old = || {
+            let about = file.metadata().ok().filter(fs::Metadata::is_file);
+            let modified = about.and_then(|about| about.modified().ok()?.elapsed().ok());
+            modified.is_some_and(|age| age > ABANDONED_AFTER)
+        };
+        let is_free = || fs::File::open(file.path()).is_ok_and(|it| it.try_lock().is_ok());
+        if is_partial && is_old() && is_free() {
+            let _ = fs::remove_file(file.path());
+        }
+    }
 }
 
 /// Whether the path is `-`, which means standard output.
@@ -90,4 +124,41 @@ pub(crate) fn page_width() -> usize {
         .or_else(|| terminal().map(|(width, _)| usize::from(width.0)))
         .unwrap_or(DEFAULT_WIDTH)
         .min(MAX_WIDTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    #[test]
+    fn what_killed_processes_left_of_an_output_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let long_ago = SystemTime::now() - 2 * ABANDONED_AFTER;
+        let old = |name: &str| {
+            let file = fs::File::create(folder.path().join(name)).unwrap();
+            file.set_modified(long_ago).unwrap();
+            file
+        };
+        old("job.tarAbCdEf.partial");
+        old("other.tarAbCdEf.partial");
+        let written = old("job.tarGhIjKl.partial");
+        written.try_lock().unwrap();
+        old("job.tar");
+        let own = partial_file(&folder.path().join("job.tar")).unwrap();
+        let left = fs::read_dir(folder.path()).unwrap();
+        let mut left: Vec<_> = left
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path != own.path())
+            .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        left.sort();
+        let expected = [
+            "job.tar",
+            "job.tarGhIjKl.partial",
+            "other.tarAbCdEf.partial",
+        ];
+        assert_eq!(left, expected);
+        drop(own);
+    }
 }

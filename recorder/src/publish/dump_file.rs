@@ -5,6 +5,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The reason why a dump file could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,10 @@ pub enum DumpFileError {
 
 /// Maximum number of numbered files (`path.1`, ...) after the first dump of one name.
 const MAX_NUMBERED: u32 = 1000;
+/// The end of the name of a dump that is not complete.
+const PART: &str = ".part";
+/// Such a file that is older than this and not locked belongs to a process that was killed.
+const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 /// Writes `bytes` as a new file of mode 0600 and returns its path.
 ///
@@ -70,6 +75,7 @@ pub fn write_dump_file(path: &Path, bytes: &[u8]) -> Result<PathBuf, DumpFileErr
                 source,
             })?;
     }
+    remove_abandoned(folder.unwrap_or(Path::new(".")), name);
     let part = TempFile::create(path, name).map_err(failed)?;
     (&part.file).write_all(bytes).map_err(failed)?;
     for number in 0..=MAX_NUMBERED {
@@ -83,6 +89,28 @@ pub fn write_dump_file(path: &Path, bytes: &[u8]) -> Result<PathBuf, DumpFileErr
     Err(DumpFileError::NoFreeName {
         path: path.to_owned(),
     })
+}
+
+/// Removes what processes that were killed left of dumps of this name. Errors are ignored: it harms no one.
+fn remove_abandoned(folder: &Path, name: &OsStr) {
+    let mut begin = OsString::from(".");
+    begin.push(name);
+    begin.push(".");
+    for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let found = file.file_name();
+        let found = found.as_encoded_bytes();
+        let is_part =
+            found.starts_with(begin.as_encoded_bytes()) && found.ends_with(PART.as_bytes());
+        let is_old = || {
+            let about = file.metadata().ok().filter(std::fs::Metadata::is_file);
+            let age = about.and_then(|about| about.modified().ok()?.elapsed().ok());
+            age.is_some_and(|age| age > ABANDONED_AFTER)
+        };
+        let is_free = || File::open(file.path()).is_ok_and(|it| it.try_lock().is_ok());
+        if is_part && is_old() && is_free() {
+            let _ = std::fs::remove_file(file.path());
+        }
+    }
 }
 
 fn numbered(path: &Path, number: u32) -> PathBuf {
@@ -115,10 +143,14 @@ impl TempFile {
         loop {
             let mut hidden = OsString::from(".");
             hidden.push(name);
-            hidden.push(format!(".{}.{attempt}.part", std::process::id()));
+            hidden.push(format!(".{}.{attempt}{PART}", std::process::id()));
             let path = path.with_file_name(hidden);
             match create_private(&path) {
-                Ok(file) => return Ok(Self { path, file }),
+                Ok(file) => {
+                    // Where files cannot be locked, none is taken for abandoned.
+                    let _ = file.try_lock();
+                    return Ok(Self { path, file });
+                }
                 // Another thread is writing, or a dead process with the same id left the file.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists && attempt < 16 => {
                     attempt += 1;
@@ -208,5 +240,34 @@ mod tests {
         assert_eq!(path, folder.path().join("rank_0.1"));
         assert_eq!(std::fs::read(path).unwrap(), b"x");
         assert_eq!(std::fs::read(victim).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn what_killed_writers_left_of_a_dump_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let long_ago = std::time::SystemTime::now() - 2 * ABANDONED_AFTER;
+        let old = |name: &str| {
+            let file = File::create(folder.path().join(name)).unwrap();
+            file.set_modified(long_ago).unwrap();
+            file
+        };
+        old(".rank_3.77.0.part");
+        old(".rank_30.77.0.part");
+        let written = old(".rank_3.78.0.part");
+        written.try_lock().unwrap();
+        File::create(folder.path().join(".rank_3.79.0.part")).unwrap();
+        write_dump_file(&folder.path().join("rank_3"), b"x").unwrap();
+        let left = std::fs::read_dir(folder.path()).unwrap();
+        let mut left: Vec<_> = left
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        let expected = [
+            ".rank_3.78.0.part",
+            ".rank_3.79.0.part",
+            ".rank_30.77.0.part",
+            "rank_3",
+        ];
+        assert_eq!(left, expected);
     }
 }

@@ -16,6 +16,7 @@ use crate::record::reducer;
 use crate::record::sync::Read;
 use crate::record::{RingPart, decode, rings};
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -57,12 +58,21 @@ impl RingReader {
     /// If the file cannot be opened, is not a ring, is truncated, or has a layout that this reader does not know.
     pub fn attach(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
+        let file = directory::open(&path)
+            .map_err(|error| Error::io(format!("open ring {}", path.display()), error))?;
+        Self::of_file(file, path)
+    }
+
+    /// As [`attach`](Self::attach), to a file that is open for reading and may have no name; `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn of_file(file: impl Into<OwnedFd>, path: PathBuf) -> Result<Self> {
+        let file = file.into();
         let not_a_ring = |why: String| Error::NotARing {
             path: path.clone(),
             why,
         };
-        let file = directory::open(&path)
-            .map_err(|error| Error::io(format!("open ring {}", path.display()), error))?;
         let about = rustix::fs::fstat(&file)
             .map_err(|error| Error::io(format!("stat ring {}", path.display()), error))?;
         if !rustix::fs::FileType::from_raw_mode(about.st_mode).is_file() {

@@ -426,7 +426,8 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     }
 }
 
-/// Reads a ring in an archive. A ring can only be read from a file, so it is copied to a temporary one.
+/// Reads a ring in an archive. A ring can only be read from a file, so it is copied to a temporary one, which has no name
+/// and so does not outlive this process.
 fn ring(
     reader: &mut dyn Read,
     name: &str,
@@ -435,13 +436,13 @@ fn ring(
 ) -> io::Result<()> {
     worker.send(Output::Files(1));
     let most = worker.options.max_file_bytes;
-    let mut spill = tempfile::NamedTempFile::new()?;
+    let mut spill = tempfile::tempfile()?;
     let written = io::copy(&mut reader.take(most + 1), &mut spill)?;
     if written > most {
         return Err(too_large(most));
     }
     spill.flush()?;
-    match RingReader::attach(spill.path()) {
+    match RingReader::of_file(spill, name.into()) {
         Ok(ring) => {
             let mut dump = ring.snapshot();
             // No process locks a copy, so the state of the ring's process is unknown.

@@ -291,7 +291,7 @@ fn prune(directory: &Path, ring: RingId<'_>) {
 const UNNAMED_TIME: Duration = Duration::from_secs(60);
 
 /// Removes what processes that were killed left in a job's directory: rings that never got their names, and sockets
-/// whose rings are gone. Errors are ignored, since they harm no one.
+/// whose rings are gone or not locked. Errors are ignored, since they harm no one.
 fn remove_leftovers(directory: &Path) {
     let files = fs::read_dir(directory).into_iter().flatten().flatten();
     for path in files.map(|entry| entry.path()) {
@@ -309,13 +309,17 @@ fn remove_leftovers(directory: &Path) {
                     let _ = fs::remove_file(&path);
                 }
             }
-            // A ring has its name before its owner listens.
-            Some(name)
-                if name.ends_with(".sock")
-                    && !path.with_extension("ring").exists()
-                    && is_refused(&path) =>
-            {
-                let _ = fs::remove_file(&path);
+            // A ring has its name and its lock before its owner listens.
+            Some(name) if name.ends_with(".sock") => {
+                let inode = |path: &Path| fs::symlink_metadata(path).map(|about| about.ino()).ok();
+                let found = inode(&path);
+                let is_free = |file| lock_is_free(&file, FlockOperation::NonBlockingLockShared);
+                let ring = path.with_extension("ring");
+                let has_owner = ring.exists() && !open(&ring).is_ok_and(is_free);
+                // The owner of a new ring may have replaced the socket since.
+                if !has_owner && is_refused(&path) && inode(&path) == found {
+                    let _ = fs::remove_file(&path);
+                }
             }
             _ => {}
         }
@@ -524,7 +528,11 @@ mod tests {
         drop(UnixListener::bind(path("4.0.sock")).unwrap());
         let _listens = UnixListener::bind(path("5.0.sock")).unwrap();
         drop(UnixListener::bind(path("6.0.sock")).unwrap());
-        fs::write(path("6.0.ring"), "").unwrap();
+        let owned = fs::File::create(path("6.0.ring")).unwrap();
+        rfs::flock(&owned, FlockOperation::LockExclusive).unwrap();
+        // The ring of a killed process is kept.
+        drop(UnixListener::bind(path("7.0.sock")).unwrap());
+        fs::write(path("7.0.ring"), "").unwrap();
         old("other");
         remove_leftovers(directory.path());
         let mut left: Vec<_> = fs::read_dir(directory.path())
@@ -538,6 +546,7 @@ mod tests {
             "5.0.sock",
             "6.0.ring",
             "6.0.sock",
+            "7.0.ring",
             "other",
         ];
         assert_eq!(left, expected);

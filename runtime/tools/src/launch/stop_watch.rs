@@ -4,6 +4,7 @@
 //! A rank that runs is never ended here, however long the others have ended before it: it may be saving a checkpoint.
 //! Nor is one that a debugger has stopped: its user looks at it.
 
+use super::output::in_words;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -157,7 +158,7 @@ impl StopWatch {
                 && known.kill.is_none()
             {
                 known.kill = Some(Some(now + self.grace));
-                let limit = humantime::format_duration(limit);
+                let limit = in_words(limit);
                 let why = format!(
                     "{} was stopped by a signal for {limit}, and is ended",
                     it.name
@@ -196,8 +197,8 @@ impl StopWatch {
             let then = match self.limit {
                 Some(limit) => format!(
                     "it gets SIGTERM if nothing continues it within {}, and SIGKILL after {} more (--stop-timeout)",
-                    humantime::format_duration(whole(limit.saturating_sub(time))),
-                    humantime::format_duration(self.grace),
+                    in_words(whole(limit.saturating_sub(time))),
+                    in_words(self.grace),
                 ),
                 None => "rcomm-run waits until something continues it".to_owned(),
             };
@@ -227,7 +228,7 @@ impl StopWatch {
         Some(Step::Say(format!(
             "{}: not ended {} after the first rank; rcomm-run waits, since it is not stopped",
             running.join(", "),
-            humantime::format_duration(after),
+            in_words(after),
         )))
     }
 }

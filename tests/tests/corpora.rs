@@ -1,5 +1,6 @@
 //! Every reader of bytes from outside ([`readers::READERS`]) gets the inputs of its corpus, and each of them cut in
-//! half and with one byte changed, as an ordinary test. The fuzz targets next to the corpora go further.
+//! half and with one byte changed, as an ordinary test. The fuzz targets next to the corpora go further. The corpora of
+//! `read_messages`, `query_sql` and `profiler_events` are read by tests of the crates that have these readers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,6 +29,20 @@ fn variants(input: &[u8]) -> Vec<Vec<u8>> {
         }
     }
     variants
+}
+
+#[test]
+fn every_corpus_is_read_by_a_test() {
+    let elsewhere = ["read_messages", "query_sql", "profiler_events"];
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    for corpus in fs::read_dir(corpora).unwrap().flatten() {
+        let name = corpus.file_name().into_string().unwrap();
+        let mut readers = readers::READERS.iter().map(|(reader, _)| *reader);
+        assert!(
+            readers.any(|reader| reader == name) || elsewhere.contains(&name.as_str()),
+            "no test reads the corpus {name}"
+        );
+    }
 }
 
 #[test]

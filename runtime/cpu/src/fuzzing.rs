@@ -29,3 +29,33 @@ pub fn read_handshakes(bytes: &[u8]) {
     registered::read_any_bytes(bytes);
     window::read_any_bytes(bytes);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    /// The fuzz target `read_messages` goes further.
+    #[test]
+    fn no_message_of_the_corpus_and_no_variant_of_one_panics() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus");
+        let files = fs::read_dir(corpus.join("read_messages"));
+        let files: Vec<_> = files.expect("the corpus is checked in").flatten().collect();
+        assert!(files.len() >= 4, "{} inputs in the corpus", files.len());
+        for file in files {
+            let input = fs::read(file.path()).expect("the input can be read");
+            println!("{}", file.path().display());
+            for at in 0..=input.len() {
+                let mut changed = input.clone();
+                if let Some(byte) = changed.get_mut(at) {
+                    *byte ^= 0x81;
+                }
+                for bytes in [&changed[..], &input[..at]] {
+                    read_handshakes(bytes);
+                    receive_any_bytes(bytes).expect("a connection over the loopback interface");
+                }
+            }
+        }
+    }
+}

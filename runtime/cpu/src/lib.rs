@@ -49,7 +49,7 @@ mod algorithm;
 mod backend;
 mod channels;
 mod collective;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod mesh;

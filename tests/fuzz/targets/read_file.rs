@@ -1,21 +1,9 @@
-//! Reads any bytes as a file given by the user: archives, compressed files, and all that the other targets read,
-//! distinguished by their content. It must not panic, and must read every file or report it as a problem.
+//! Any bytes as a file of any kind. `readers` says what must hold.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use rcomm_analyzer::load::{LoadOptions, load};
-use std::fs;
-use std::num::NonZeroUsize;
+#[allow(dead_code, reason = "each target is one of the readers")]
+mod readers;
 
-fuzz_target!(|bytes: &[u8]| {
-    let path = format!("/dev/shm/rcomm-fuzz-{}_rank_0", std::process::id());
-    fs::write(&path, bytes).expect("memory is writable");
-    let options = LoadOptions {
-        jobs: NonZeroUsize::new(1),
-        ..LoadOptions::default()
-    };
-    let mut dumps = 0;
-    let loaded = load(&[path.clone().into()], &options, |_| dumps += 1).expect("the file exists");
-    assert!(dumps + loaded.problems.len() + loaded.ras.len() + loaded.logs.len() > 0);
-    fs::remove_file(&path).expect("the file is removed");
-});
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| readers::files::read_file(bytes));

@@ -22,7 +22,7 @@
 mod channel;
 mod direct;
 mod frame;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod messages;
 mod request;

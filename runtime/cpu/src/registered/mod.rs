@@ -39,7 +39,7 @@ pub(super) use registry::Registry;
 pub(super) use terms::{AccessTerms, Need, Phases, Rule};
 
 /// Decodes `bytes` as a rank's offer.
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(super) fn read_any_bytes(bytes: &[u8]) {
     if let Some(offer) = offer::Offer::decode(bytes) {
         assert_eq!(

@@ -37,7 +37,7 @@ const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 const DESCRIPTION_LEN: usize = 64;
 
 /// Decodes `bytes` as the description of a rank's part, and as a request for a part.
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(super) fn read_any_bytes(bytes: &[u8]) {
     if let Some(description) = PartDescription::decode(bytes) {
         assert_eq!(

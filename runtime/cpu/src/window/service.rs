@@ -68,7 +68,7 @@ impl WindowRequest {
 }
 
 /// Decodes `bytes` as a request for a part of some size, and checks that the request stays inside the part.
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(super) fn read_any_bytes(bytes: &[u8]) {
     let size = bytes.len() << 10;
     if let Some(head) = bytes.first_chunk() {

@@ -1,0 +1,225 @@
+//! The readers of files and texts that the user gives.
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use rcomm_analyzer::filter::{Filter, Subject, parse_duration_ms};
+use rcomm_analyzer::load::{LoadOptions, Loaded, LoadedDump, load};
+use rcomm_analyzer::ras::RasReport;
+use rcomm_analyzer::rsum::{Piece, Writer, read};
+use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo};
+use rcomm_recorder::publish::{Dump, RingFollower, RingReader};
+use rcomm_recorder::record::{
+    FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef, Tensor,
+};
+use std::fs;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// Asserts that every index in a dump is valid.
+fn check_indices(dump: &Dump) {
+    for entry in &dump.entries {
+        assert!((entry.group as usize) < dump.groups.len());
+        assert!((entry.signature as usize) < dump.signatures.len());
+        assert!(
+            entry
+                .stack
+                .is_none_or(|at| (at as usize) < dump.stacks.len())
+        );
+        assert!(
+            entry
+                .thread
+                .is_none_or(|at| (at as usize) < dump.threads.len())
+        );
+    }
+    for &frame in dump.stacks.iter().flatten() {
+        assert!((frame as usize) < dump.frames.len());
+    }
+}
+
+/// A dump: what was read can be written and read again.
+pub(crate) fn read_dump(bytes: &[u8]) {
+    let Ok((dump, _)) = Dump::read(bytes) else {
+        return;
+    };
+    check_indices(&dump);
+    for written in [dump.to_json(), dump.to_pickle()] {
+        let (again, problems) = Dump::read(&written).expect("what we write is readable");
+        assert!(problems.is_empty(), "{problems:?}");
+        check_indices(&again);
+        assert_eq!(again.entries.len(), dump.entries.len());
+        // A group that entries name with and without a description may become one.
+        assert!(again.groups.len() <= dump.groups.len());
+        for (one, other) in dump.entries.iter().zip(&again.entries) {
+            assert_eq!(one.record_id, other.record_id);
+            assert_eq!(one.state, other.state);
+            assert_eq!(one.peer, other.peer);
+            assert_eq!(
+                dump.signatures[one.signature as usize],
+                again.signatures[other.signature as usize]
+            );
+        }
+    }
+}
+
+/// A file of any kind: archives, compressed files, and all that the other readers read, told apart by their content.
+/// Every file is read or reported as a problem.
+pub(crate) fn read_file(bytes: &[u8]) {
+    let path = format!("/dev/shm/rcomm-fuzz-{}_rank_0", std::process::id());
+    fs::write(&path, bytes).expect("memory is writable");
+    let options = LoadOptions {
+        jobs: NonZeroUsize::new(1),
+        ..LoadOptions::default()
+    };
+    let mut dumps = 0;
+    let loaded = load(&[path.clone().into()], &options, |_| dumps += 1).expect("the file exists");
+    assert!(dumps + loaded.problems.len() + loaded.ras.len() + loaded.logs.len() > 0);
+    fs::remove_file(&path).expect("the file is removed");
+}
+
+/// A small ring that holds the last 16 of 32 operations.
+static RING: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let directory = PathBuf::from(format!("/dev/shm/rcomm-fuzz-{}", std::process::id()));
+    let config = RecorderConfig {
+        placement: Placement::Dir(directory.clone()),
+        entries: 16,
+        groups: 4,
+        signatures: 4,
+        call_sites: 4,
+        ..RecorderConfig::new("job", 1, 2)
+    };
+    let recorder = FlightRecorder::create(&config).expect("a ring in memory");
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: "0".to_owned(),
+        desc: "default_pg".to_owned(),
+        ranks: [0, 1].into(),
+    };
+    let group = recorder.add_group(&info, Duration::from_secs(60));
+    recorder.phase("train");
+    for seq in 1..=32 {
+        let shape = [1024, seq];
+        let tensors = [Tensor {
+            dtype: DType::Bf16,
+            shape: &shape,
+        }];
+        let key = SignatureKey {
+            backend: "cpu",
+            op_name: "all_reduce",
+            inputs: &tensors,
+            outputs: &tensors,
+        };
+        let ticket = recorder.begin(&Operation {
+            collective_seq_id: seq,
+            call_site: Some(std::panic::Location::caller().into()),
+            ..Operation::new(group, OpType::AllReduce, SignatureRef::Key(&key))
+        });
+        recorder.completed(ticket);
+    }
+    let path = recorder.storage().path().expect("a file").to_owned();
+    let ring = fs::read(path).expect("the ring can be read");
+    drop(recorder);
+    fs::remove_dir_all(directory).expect("the folder is removed");
+    ring
+});
+
+/// A ring whose words were changed. The input is a list of changes: an offset in the file (4 bytes) and the new content
+/// there (8 bytes).
+pub(crate) fn read_ring(changes: &[u8]) {
+    let mut ring = RING.clone();
+    let (words, _) = ring.as_chunks_mut::<8>();
+    for change in changes.chunks_exact(12) {
+        let (at, word) = change.split_at(4);
+        let at = u32::from_le_bytes(at.try_into().expect("four bytes")) as usize % words.len();
+        words[at].copy_from_slice(word);
+    }
+    let path = format!("/dev/shm/rcomm-fuzz-{}.ring", std::process::id());
+    fs::write(&path, ring).expect("memory is writable");
+    if let Ok(ring) = RingReader::attach(&path) {
+        let _ = (
+            ring.is_alive(),
+            ring.is_closed(),
+            ring.heartbeat_ns(),
+            ring.records(),
+        );
+        let _ = ring.identity();
+        let dump = ring.snapshot();
+        let mut follower = RingFollower::new(ring, 8);
+        follower.poll();
+        follower.poll();
+        for dump in [&dump, follower.dump()] {
+            check_indices(dump);
+            let _ = dump.to_json();
+        }
+    }
+    fs::remove_file(&path).expect("the file is removed");
+}
+
+/// A report of NCCL's RAS.
+pub(crate) fn read_ras(bytes: &[u8]) {
+    let _ = RasReport::parse(bytes);
+}
+
+fn records(file: &[u8]) -> Vec<(String, Dump)> {
+    let mut records = Vec::new();
+    let _ = read(file, |piece| {
+        if let Piece::Record { dump, path, .. } = piece {
+            records.push((path, *dump));
+        }
+    });
+    records
+}
+
+/// The parts of a summary: what was read can be written and read again.
+pub(crate) fn read_summary(bytes: &[u8]) {
+    // The input as a whole file: this reaches the header and the decompression.
+    let _ = records(bytes);
+    // The input as the compressed content: arbitrary bytes alone never pass the checksum.
+    let mut file = b"rcommsum\x01\x00".to_vec();
+    let mut packer = GzEncoder::new(&mut file, Compression::none());
+    packer.write_all(bytes).expect("memory is writable");
+    packer.finish().expect("memory is writable");
+    let read = records(&file);
+    let mut writer = Writer::new(Vec::new()).expect("memory is writable");
+    for (path, dump) in &read {
+        check_indices(dump);
+        let loaded = LoadedDump {
+            dump: dump.clone(),
+            path: path.clone(),
+            cut: false,
+            written_ns: None,
+        };
+        writer.add(&loaded).expect("what was read can be written");
+    }
+    let again = writer
+        .finish(&Loaded::default())
+        .expect("memory is writable");
+    assert_eq!(records(&again).len(), read.len());
+}
+
+/// A filter: the text of a parsed filter parses to a filter that answers alike. Bytes that are no text are no filter.
+pub(crate) fn parse_filter(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let _ = parse_duration_ms(text);
+    match Filter::parse(text) {
+        Ok(filter) => {
+            let again = Filter::parse(filter.text()).expect("what was read can be read again");
+            let subject = Subject {
+                ranks: &[0, 7],
+                op: Some("all_reduce"),
+                age_ms: Some(5e3),
+                lag_ms: Some(f64::NAN),
+                seq: Some(41),
+                bytes: Some(1 << 20),
+                text,
+                ..Subject::default()
+            };
+            assert_eq!(filter.matches(&subject), again.matches(&subject));
+        }
+        Err(error) => assert!(error.column >= 1, "{error}"),
+    }
+}

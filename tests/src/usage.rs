@@ -41,8 +41,17 @@ impl Usage {
 
 /// The most memory that this process has used, in KiB.
 pub fn peak_memory_kib() -> u64 {
+    memory_kib("VmHWM:")
+}
+
+/// The memory that this process uses now (its resident set), in KiB.
+pub fn resident_memory_kib() -> u64 {
+    memory_kib("VmRSS:")
+}
+
+fn memory_kib(of: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(of));
     let number = line.and_then(|line| line.split_whitespace().next());
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }

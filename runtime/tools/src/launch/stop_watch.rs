@@ -289,13 +289,13 @@ mod tests {
         };
         assert_eq!(
             stopped,
-            "rank 0: stopped by a signal; it gets SIGTERM if nothing continues it within 50s, and SIGKILL after 5s \
+            "rank 0: stopped by a signal; it gets SIGTERM if nothing continues it within 50 s, and SIGKILL after 5 s \
              more (--stop-timeout). rank 2: stopped by a debugger; rcomm-run waits for it"
         );
-        assert_eq!(why, "rank 0 was stopped by a signal for 1m, and is ended");
+        assert_eq!(why, "rank 0 was stopped by a signal for 1 min, and is ended");
         assert_eq!(
             runs,
-            "rank 1: not ended 1m after the first rank; rcomm-run waits, since it is not stopped"
+            "rank 1: not ended 1 min after the first rank; rcomm-run waits, since it is not stopped"
         );
         assert!(stop_watch.has_ended(0) && !stop_watch.has_ended(1));
     }

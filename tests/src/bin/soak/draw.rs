@@ -84,6 +84,20 @@ impl Plan {
         }
     }
 
+    /// A round of a job with many rounds: all rounds of a seed have the same ranks and transport, and no fault.
+    pub(crate) fn of_long_job(seed: u64, round: u64) -> Self {
+        let transport = Draw::of(&[seed]).one_of(&["shm", "tcp"]);
+        let steps = 20 + Draw::of(&[seed, round]).below(80);
+        Self {
+            seed,
+            round,
+            ranks: 4,
+            transport,
+            steps,
+            fault: None,
+        }
+    }
+
     /// The members of the groups besides the world: each with at least two ranks, ascending.
     pub(crate) fn groups(&self) -> Vec<Vec<u32>> {
         let mut draw = Draw::of(&[self.seed, self.round, 1]);

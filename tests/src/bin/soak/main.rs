@@ -8,6 +8,9 @@
 //! an error in time that names the culprit; in a round without a fault, no rank may get an error. After its world no
 //! rank may hold more descriptors or threads than before. The seed and the number of the round decide all random
 //! choices, and a round that was wrong is printed as the command that repeats it.
+//!
+//! With `--long`, one job lives through all rounds and makes and destroys their groups. Memory, threads and descriptors of
+//! each rank must be the same at its end as after its first quarter.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -15,6 +18,7 @@
 )]
 
 mod draw;
+mod long;
 mod rank;
 
 use crate::draw::Plan;
@@ -48,6 +52,9 @@ struct Soak {
     /// How many rounds to make at most.
     #[arg(long)]
     rounds: Option<u64>,
+    /// Let one job live through all rounds, without faults, and judge what each rank uses.
+    #[arg(long)]
+    long: bool,
     /// How much later than its time-out an error may come, in seconds: more on a busy machine.
     #[arg(long, default_value_t = 10)]
     slack: u64,
@@ -61,6 +68,9 @@ enum Role {
     /// Work as one rank of a round.
     #[command(hide = true)]
     Rank { seed: u64, round: u64 },
+    /// Work as one rank of a job that lives through all rounds.
+    #[command(hide = true)]
+    LongRank { seed: u64, round: u64, seconds: f64 },
 }
 
 /// What a rank reports at its end.
@@ -78,7 +88,23 @@ pub(crate) struct RankReport {
     pub(crate) left: (i64, i64),
     /// The most memory that it used, in KiB.
     pub(crate) memory_kib: u64,
+    /// The number of rounds that it has completed, in a job that lives through many.
+    pub(crate) rounds: u64,
+    /// What it used between rounds, in a job that lives through many.
+    pub(crate) samples: Vec<Sample>,
 }
+
+/// What a rank uses between two rounds.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    pub(crate) round: u64,
+    pub(crate) memory_kib: u64,
+    pub(crate) fds: i64,
+    pub(crate) threads: i64,
+}
+
+/// How long the ranks of a round may take.
+const ENDING: Duration = Duration::from_secs(180);
 
 /// How long operations may take, and how much later an error may come.
 struct Limits {
@@ -101,6 +127,12 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.role {
         Some(Role::Rank { seed, round }) => rank::run(&Plan::of(seed, round)).map(|()| true),
+        Some(Role::LongRank {
+            seed,
+            round,
+            seconds,
+        }) => long::rank(seed, round, seconds).map(|()| true),
+        None if cli.soak.long => long::soak(&cli.soak),
         None => soak(&cli.soak),
     };
     match done {
@@ -157,35 +189,8 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
 }
 
 fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Result<()> {
-    let folder = tempfile::tempdir()?;
-    let port = free_port().to_string();
-    let start = |rank: u32| -> anyhow::Result<Child> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .args(["rank", &plan.seed.to_string(), &plan.round.to_string()])
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", plan.ranks.to_string())
-            .env("LOCAL_RANK", rank.to_string())
-            .env("LOCAL_WORLD_SIZE", plan.ranks.to_string())
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", &port)
-            .env("TORCHELASTIC_RUN_ID", format!("soak-{port}"))
-            .env("RCOMM_TRANSPORT", plan.transport)
-            .env("RCOMM_TIMEOUT_MS", limits.timeout.as_millis().to_string())
-            .env("RCOMM_INIT_TIMEOUT_MS", "60000")
-            .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
-            .env("RCOMM_RING_DIR", folder.path().join("rings"))
-            .env("RCOMM_DUMP_DIR", folder.path().join("dumps"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        Ok(command.spawn()?)
-    };
-    let mut ranks = Ranks(Vec::new());
-    for rank in 0..plan.ranks {
-        ranks.0.push(start(rank)?);
-    }
-    let reports = ranks.wait(plan)?;
+    let mut ranks = Ranks::start(plan, limits, "rank", &[])?;
+    let reports = ranks.wait(plan, ENDING)?;
     // The first rank's error may follow from another's: all are needed to see the cause.
     let errors: Vec<String> = reports
         .iter()
@@ -226,16 +231,54 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
     Ok(())
 }
 
-/// The processes of a round, which end with it.
-struct Ranks(Vec<Child>);
+/// The processes of a job, which end with it.
+struct Ranks {
+    processes: Vec<Child>,
+    /// Where the job leaves its files.
+    folder: tempfile::TempDir,
+}
 
 impl Ranks {
+    /// Starts the ranks of a plan, each as `role`, with the seed, the number of the round, and `more` arguments.
+    fn start(plan: &Plan, limits: &Limits, role: &str, more: &[String]) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let port = free_port().to_string();
+        let mut ranks = Self {
+            processes: Vec::new(),
+            folder,
+        };
+        for rank in 0..plan.ranks {
+            let mut command = Command::new(std::env::current_exe()?);
+            command
+                .args([role, &plan.seed.to_string(), &plan.round.to_string()])
+                .args(more)
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", plan.ranks.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env("LOCAL_WORLD_SIZE", plan.ranks.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", &port)
+                .env("TORCHELASTIC_RUN_ID", format!("soak-{port}"))
+                .env("RCOMM_TRANSPORT", plan.transport)
+                .env("RCOMM_TIMEOUT_MS", limits.timeout.as_millis().to_string())
+                .env("RCOMM_INIT_TIMEOUT_MS", "60000")
+                .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
+                .env("RCOMM_RING_DIR", ranks.folder.path().join("rings"))
+                .env("RCOMM_DUMP_DIR", ranks.folder.path().join("dumps"))
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null());
+            ranks.processes.push(command.spawn()?);
+        }
+        Ok(ranks)
+    }
+
     /// What the ranks reported, without the culprit.
-    fn wait(&mut self, plan: &Plan) -> anyhow::Result<Vec<(u32, RankReport)>> {
+    fn wait(&mut self, plan: &Plan, limit: Duration) -> anyhow::Result<Vec<(u32, RankReport)>> {
         let culprit = plan.fault.as_ref().map(|fault| fault.rank);
-        let until = Instant::now() + Duration::from_secs(180);
+        let until = Instant::now() + limit;
         let mut all = Vec::new();
-        for (rank, child) in (0..).zip(&mut self.0) {
+        for (rank, child) in (0..).zip(&mut self.processes) {
             if Some(rank) == culprit {
                 continue;
             }
@@ -259,7 +302,7 @@ impl Ranks {
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        for child in &mut self.0 {
+        for child in &mut self.processes {
             // It may have ended already.
             let _ = child.kill();
             let _ = child.wait();

@@ -34,7 +34,7 @@ const KINDS: [Kind; 9] = [
 ];
 /// How long the threads of a world may take to end: a thread that waits for a store that does not answer ends only with
 /// the store's time-out.
-const ENDING: Duration = Duration::from_secs(70);
+pub(crate) const ENDING: Duration = Duration::from_secs(70);
 /// The numbers of elements per rank.
 const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
 
@@ -64,7 +64,8 @@ pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn work(plan: &Plan, world: &World, report: &mut RankReport) -> Result<(), Error> {
+/// Makes the groups of a round, works through its steps, and destroys the groups.
+pub(crate) fn work(plan: &Plan, world: &World, report: &mut RankReport) -> Result<(), Error> {
     let this_rank = world.rank();
     let mut groups = vec![world.group().clone()];
     for (number, ranks) in plan.groups().into_iter().enumerate() {
@@ -113,7 +114,11 @@ fn work(plan: &Plan, world: &World, report: &mut RankReport) -> Result<(), Error
     let began = Instant::now();
     world.group().barrier().inspect_err(|_| {
         report.waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    })
+    })?;
+    groups
+        .into_iter()
+        .skip(1)
+        .try_for_each(ProcessGroup::destroy)
 }
 
 /// The inputs of all members of a group in one step.

@@ -1,0 +1,205 @@
+//! One job that lives through many rounds, and what its ranks use meanwhile.
+
+use crate::draw::Plan;
+use crate::{ENDING, Limits, RankReport, Ranks, Sample, Soak, rank};
+use anyhow::{Context, ensure};
+use rcomm::{Config, World};
+use rcomm_tests::usage::{Usage, peak_memory_kib, resident_memory_kib};
+use std::time::{Duration, Instant};
+
+/// The longest time between two samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(60);
+/// With fewer samples of a rank, what it uses is not judged.
+const FEWEST_SAMPLES: usize = 16;
+/// How many more descriptors and threads are no growth: a connection or a thread may be ending at the time of a sample.
+const ENDING_NOW: u64 = 1;
+/// The part of the memory that its allocator may keep more at one time than at another, and the least that is growth.
+const MEMORY_NOISE: (u64, u64) = (20, 2 << 10);
+
+/// One of the numbers of a sample.
+type Number = fn(&Sample) -> u64;
+
+/// Runs the job; returns whether it was right.
+pub(crate) fn soak(args: &Soak) -> anyhow::Result<bool> {
+    let began = Instant::now();
+    let seconds = args.minutes * 60.0;
+    let time = Duration::try_from_secs_f64(seconds);
+    let time = time.context("--minutes is not a valid number of minutes")?;
+    let plan = Plan::of_long_job(args.seed, args.round);
+    let limits = Limits {
+        timeout: Duration::from_secs(args.timeout),
+        slack: Duration::from_secs(args.slack),
+    };
+    let mut ranks = Ranks::start(&plan, &limits, "long-rank", &[seconds.to_string()])?;
+    let reports = ranks.wait(&plan, time + ENDING)?;
+    let (mut checked, mut rounds, mut is_right) = (0, 0, true);
+    for (rank, report) in &reports {
+        checked += report.checked;
+        rounds = rounds.max(report.rounds);
+        match judge(report) {
+            Ok(uses) => println!("rank {rank}: {uses}"),
+            Err(error) => {
+                is_right = false;
+                println!("rank {rank}: WRONG: {error:#}");
+            }
+        }
+    }
+    let again = match is_right {
+        true => String::new(),
+        false => format!(
+            "; again: soak --long --seed {} --round {} --minutes {} --timeout {}",
+            args.seed, args.round, args.minutes, args.timeout
+        ),
+    };
+    println!(
+        "seed {}, one job of {} ranks over {}: {rounds} rounds in {:.0} s, {checked} operations checked{again}",
+        args.seed,
+        plan.ranks,
+        plan.transport,
+        began.elapsed().as_secs_f64(),
+    );
+    Ok(is_right)
+}
+
+/// What a rank used, as text.
+///
+/// # Errors
+/// A wrong result, an error, a leak, or what it used more of in the end than in the beginning.
+fn judge(report: &RankReport) -> anyhow::Result<String> {
+    ensure!(report.wrong.is_empty(), "{:?}", report.wrong);
+    ensure!(report.error.is_none(), "{:?}", report.error);
+    ensure!(
+        report.left.0 <= 0 && report.left.1 <= 0,
+        "left descriptors and threads: {:?}",
+        report.left
+    );
+    let samples = &report.samples;
+    let (first, last) = match samples.len() {
+        0 => return Ok("no sample".to_owned()),
+        of if of < FEWEST_SAMPLES => (&samples[..1], &samples[of - 1..]),
+        of => (&samples[of / 4..of / 2], &samples[of - of / 4..]),
+    };
+    let mut texts = vec![format!("{} samples", samples.len())];
+    let (share, least) = MEMORY_NOISE;
+    let memory = |it: &Sample| it.memory_kib;
+    let fds = |it: &Sample| it.fds.unsigned_abs();
+    let threads = |it: &Sample| it.threads.unsigned_abs();
+    let uses: [(&str, Number); 3] = [
+        ("KiB of memory", memory),
+        ("descriptors", fds),
+        ("threads", threads),
+    ];
+    for (what, of) in uses {
+        let (before, after) = (median(first, of), median(last, of));
+        let noise = match what {
+            "KiB of memory" => least.max(before / share),
+            _ => ENDING_NOW,
+        };
+        let text = format!("{before} to {after} {what}");
+        let is_judged = samples.len() >= FEWEST_SAMPLES;
+        ensure!(!is_judged || after <= before + noise, "{text}: it grows");
+        texts.push(text);
+    }
+    if samples.len() < FEWEST_SAMPLES {
+        texts.push(format!("fewer than {FEWEST_SAMPLES} samples: not judged"));
+    }
+    Ok(texts.join(", "))
+}
+
+fn median(samples: &[Sample], of: impl Fn(&Sample) -> u64) -> u64 {
+    let mut all: Vec<u64> = samples.iter().map(of).collect();
+    all.sort_unstable();
+    all[all.len() / 2]
+}
+
+/// Works as the rank that the environment names: rounds until the time is over, then prints what came of them.
+///
+/// # Errors
+/// As [`rank::run`].
+#[expect(
+    clippy::print_stdout,
+    reason = "the report goes to the program that started this one"
+)]
+pub(crate) fn rank(seed: u64, first: u64, seconds: f64) -> anyhow::Result<()> {
+    let before = Usage::now();
+    let world = World::init(Config::from_environment()?)?;
+    let mut report = RankReport::default();
+    match rounds(seed, first, seconds, &world, &mut report) {
+        Ok(()) => world.shutdown()?,
+        Err(error) => {
+            report.error = Some((error.to_string(), error.ranks().to_vec()));
+            drop(world);
+        }
+    }
+    let Usage { fds, threads } = before.left(rank::ENDING);
+    report.left = (fds, threads);
+    report.memory_kib = peak_memory_kib();
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+fn rounds(
+    seed: u64,
+    first: u64,
+    seconds: f64,
+    world: &World,
+    report: &mut RankReport,
+) -> rcomm::Result<()> {
+    let began = Instant::now();
+    // A short job has as many samples as it needs to be judged.
+    let interval = SAMPLE_INTERVAL.as_secs_f64().min(seconds / 24.0);
+    for round in first.. {
+        rank::work(&Plan::of_long_job(seed, round), world, report)?;
+        report.rounds += 1;
+        let passed = began.elapsed().as_secs_f64();
+        if passed >= interval * (report.samples.len() + 1) as f64 {
+            let Usage { fds, threads } = Usage::now();
+            report.samples.push(Sample {
+                round,
+                memory_kib: resident_memory_kib(),
+                fds,
+                threads,
+            });
+        }
+        // The clocks of two ranks differ: rank 0 decides whether another round begins.
+        let mut goes_on = [u32::from(passed < seconds)];
+        world.group().broadcast(&mut goes_on, 0)?;
+        if goes_on == [0] {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(memory_kib: impl Fn(u64) -> u64, fds: impl Fn(u64) -> i64) -> RankReport {
+        let sample = |round| Sample {
+            round,
+            memory_kib: memory_kib(round),
+            fds: fds(round),
+            threads: 5,
+        };
+        RankReport {
+            samples: (0..60).map(sample).collect(),
+            ..RankReport::default()
+        }
+    }
+
+    #[test]
+    fn what_is_reached_in_the_first_quarter_is_no_growth() {
+        let uses = judge(&report(|round| 20_000 + 1_000 * round.min(10), |_| 9));
+        assert_eq!(
+            uses.unwrap_or_default(),
+            "60 samples, 30000 to 30000 KiB of memory, 9 to 9 descriptors, 5 to 5 threads"
+        );
+    }
+
+    #[test]
+    fn slow_growth_is_found() {
+        assert!(judge(&report(|round| 30_000 + 100 * round, |_| 9)).is_err());
+        assert!(judge(&report(|_| 30_000, |round| 9 + round as i64 / 10)).is_err());
+    }
+}

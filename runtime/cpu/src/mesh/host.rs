@@ -34,6 +34,10 @@ use std::time::Duration;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long to wait for ranks to enter the shared memory before looking for their notes in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
+/// How long before the deadline a rank looks which ranks did not publish their host.
+const LOOK_TIME: Duration = Duration::from_millis(200);
+/// At most this many ranks that did not publish their host are named.
+const MAX_NAMED: usize = 8;
 /// The host's name in the note of a rank that shares no memory.
 const NONE: &str = "-";
 /// Separates the parts of a host's name. The first part identifies the machine.
@@ -201,7 +205,19 @@ impl Host {
         if !unread.is_empty() {
             let keys: Vec<String> = unread.iter().map(|&rank| host_key(rank)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            let notes = self.store.multi_get(&keys, deadline.remaining())?;
+            let time_left = deadline.remaining();
+            let first = time_left.saturating_sub(LOOK_TIME.min(time_left / 4));
+            let notes = match self.store.multi_get(&keys, first) {
+                Err(error) if error.kind() == ErrorKind::Timeout => {
+                    // Looks before the deadline: at that, the rank that serves the store may give up as well.
+                    let Ok(absent) = self.without_notes(&unread) else {
+                        return Err(error);
+                    };
+                    let notes = self.store.multi_get(&keys, deadline.remaining());
+                    notes.map_err(|error| self.not_connected(error, absent, time_left))?
+                }
+                notes => notes?,
+            };
             let notes = notes.iter().map(|bytes| Note::read(bytes));
             known.extend(unread.into_iter().zip(notes));
         }
@@ -217,6 +233,39 @@ impl Host {
         };
         let names: Vec<Option<&str>> = ranks.iter().map(name_of).collect();
         Ok(Layout::new(&names, rank))
+    }
+
+    /// The first of these ranks that have no note.
+    ///
+    /// # Errors
+    /// That of the first request that the store does not answer.
+    fn without_notes(&self, ranks: &[Rank]) -> Result<Vec<Rank>> {
+        let mut absent = Vec::new();
+        for &rank in ranks {
+            if absent.len() < MAX_NAMED && !self.store.check(&[&host_key(rank)])? {
+                absent.push(rank);
+            }
+        }
+        Ok(absent)
+    }
+
+    /// The error of a wait of this length for the notes of ranks of which `absent` had none shortly before its end: it
+    /// names them, unless they have come since.
+    fn not_connected(&self, error: Error, mut absent: Vec<Rank>, waited: Duration) -> Error {
+        // If the store does not answer any more, the rank that serves it has given up before this one.
+        if error.kind() == ErrorKind::Timeout {
+            let has_come = |rank: &Rank| matches!(self.store.check(&[&host_key(*rank)]), Ok(true));
+            absent.retain(|rank| !has_come(rank));
+        }
+        if absent.is_empty() {
+            return error;
+        }
+        let message = format!(
+            "{} met the others but did not connect to them within {}",
+            text::ranks(&absent, MAX_NAMED),
+            text::duration(waited)
+        );
+        Error::new(ErrorKind::Timeout, message).with_ranks(&absent)
     }
 
     /// Returns `CorePerRank` if each rank of this machine can have a processor to itself, according to the ranks'

@@ -201,6 +201,29 @@ fn an_abort_ends_pending_operations_and_refuses_later_ones() {
 }
 
 #[test]
+fn a_rank_that_met_the_others_and_did_not_connect_is_named() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    for wiring in [Wiring::Tcp, Wiring::Shm] {
+        let store: Arc<dyn Store> =
+            Arc::new(PrefixStore::new(format!("{wiring:?}/"), store.clone()));
+        let context = world_context(store, 0, 2, wiring);
+        let factory = CpuFactory::open(&context).unwrap();
+        let group = group_context(&context.store, "world", 1, &[0, 1], 0);
+        let soon = Duration::from_millis(200);
+        let error = factory.connect(group, soon.into()).err().unwrap();
+        assert_eq!(
+            (error.kind(), error.ranks()),
+            (ErrorKind::Timeout, &[1][..])
+        );
+        let text = error.to_string();
+        assert!(
+            text.contains("rank 1 met the others but did not connect to them within"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn callers_without_the_secret_are_refused_and_counted_and_do_not_affect_ranks() {
     world(2, Wiring::Tcp, |rig| {
         rig.run(Op::Barrier).unwrap();

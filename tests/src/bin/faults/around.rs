@@ -57,6 +57,14 @@ pub(crate) fn serve_once(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether a rank's ring shows that the rank waits for the others in its init.
+pub(crate) fn is_connecting(ring: &Path) -> bool {
+    let status = RingReader::attach(ring).map(|ring| ring.snapshot().status);
+    status.is_ok_and(|status| {
+        status.is_some_and(|it| ["connect", "wait for all ranks"].contains(&it.phase.as_str()))
+    })
+}
+
 /// Changes the anchor in a ring's header, as if the wall clock of the ring's host had been wrong by `seconds` when the
 /// ring was made.
 pub(crate) fn move_clock(ring: &Path, seconds: i64) -> anyhow::Result<()> {

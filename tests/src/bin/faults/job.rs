@@ -3,13 +3,13 @@
 use crate::around;
 use crate::certificates::Ca;
 use crate::network::Hosts;
-use crate::rank::{Event, What, events_folder, group_file, now_ms, stop_file};
-use crate::scenario::{Act, At, Damage, Fault, RANKS, Scenario, Shm, Start};
-use crate::stranger;
-use anyhow::{Context, ensure};
+use crate::processes::{DutyCycle, POLL_INTERVAL, is_alive, launcher, send};
+use crate::rank::{Event, What, events_folder, stop_file};
+use crate::scenario::{Act, At, Fault, Scenario, Shm, Start};
+use anyhow::Context;
 use rcomm_recorder::publish::{TlsFiles, remove_stale_rings};
 use rcomm_recorder::record::{default_directory, fallback_directory};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -25,25 +25,26 @@ pub(crate) const SLACK: Duration = Duration::from_secs(2);
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// How long a launcher may need to end the ranks of a job that has failed: `--linger`, `--grace` and slack.
 pub(crate) const LAUNCHER_ENDS: Duration = Duration::from_secs(15);
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The processes of one job, with its folder. They are killed when the value is dropped.
 pub(crate) struct Job<'a> {
-    scenario: &'a Scenario,
-    folder: PathBuf,
-    name: String,
-    port: u16,
-    hosts: Option<Hosts>,
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) folder: PathBuf,
+    pub(crate) name: String,
+    pub(crate) port: u16,
+    pub(crate) hosts: Option<Hosts>,
     /// The identity of each rank, in a scenario with TLS.
     identities: Vec<TlsFiles>,
-    children: Vec<Child>,
-    observers: Vec<Child>,
+    pub(crate) children: Vec<Child>,
+    pub(crate) observers: Vec<Child>,
+    /// Makes the launcher slow until it is dropped.
+    pub(crate) slow: Option<DutyCycle>,
 }
 
 impl<'a> Job<'a> {
     pub(crate) fn new(scenario: &'a Scenario, folder: &Path, port: u16) -> anyhow::Result<Self> {
         let hosts = match scenario.start {
-            Start::Hosts => Some(Hosts::make(RANKS)?),
+            Start::Hosts => Some(Hosts::make(scenario.ranks)?),
             _ => None,
         };
         for inner in ["events", "tmp", "out"] {
@@ -52,7 +53,7 @@ impl<'a> Job<'a> {
         let identities = if scenario.tls {
             let ca = Ca::new();
             let issue = |rank| ca.issue(folder, &format!("rank-{rank}"));
-            (0..RANKS).map(issue).collect()
+            (0..scenario.ranks).map(issue).collect()
         } else {
             Vec::new()
         };
@@ -65,6 +66,7 @@ impl<'a> Job<'a> {
             identities,
             children: Vec::new(),
             observers: Vec::new(),
+            slow: None,
         })
     }
 
@@ -85,7 +87,10 @@ impl<'a> Job<'a> {
     }
 
     fn uses_default_directory(&self) -> bool {
-        matches!(self.scenario.fault, Fault::Memory(_) | Fault::RingFolder)
+        matches!(
+            self.scenario.fault,
+            Fault::Memory(_) | Fault::RingFolder | Fault::ReadOnlyRings
+        )
     }
 
     pub(crate) fn dump_folder(&self) -> PathBuf {
@@ -122,11 +127,11 @@ impl<'a> Job<'a> {
     pub(crate) fn start(&mut self) -> anyhow::Result<()> {
         self.prepare()?;
         if self.scenario.start == Start::Launcher {
-            let child = self.spawn_launcher()?;
+            let child = self.spawn_launcher(&self.fault_arguments())?;
             self.children.push(child);
             return Ok(());
         }
-        for rank in 0..RANKS {
+        for rank in 0..self.scenario.ranks {
             let is_culprit = self.scenario.culprits.contains(&rank);
             match self.scenario.fault {
                 Fault::Absent if is_culprit => continue,
@@ -134,49 +139,85 @@ impl<'a> Job<'a> {
                 _ => {}
             }
             let size = match self.scenario.fault {
-                Fault::WorldSize if is_culprit => RANKS + 1,
-                _ => RANKS,
+                Fault::WorldSize if is_culprit => self.scenario.ranks + 1,
+                _ => self.scenario.ranks,
             };
             let name = self.name.clone();
-            let child = self.spawn(rank, size, &name, &self.self_fault_arguments())?;
+            let child = self.spawn(rank, size, &name, &self.fault_arguments())?;
             self.children.push(child);
         }
         Ok(())
     }
 
-    /// Starts a healthy job of the same name at the same port, and waits for its end; returns whether every
-    /// rank has shut down cleanly.
+    /// Starts a healthy job of the same name at the same port in the same way, and waits for its end; returns whether
+    /// every rank has shut down cleanly. The processes that are left of the job are ended before, unless the row wants
+    /// them.
     pub(crate) fn restart(&mut self) -> anyhow::Result<bool> {
-        self.end();
-        self.hosts = None;
-        let _ = std::fs::remove_dir_all(events_folder(&self.folder));
+        let orphans = match self.scenario.with_orphans {
+            true => std::mem::take(&mut self.children),
+            false => {
+                self.end();
+                Vec::new()
+            }
+        };
+        if let Some(hosts) = &self.hosts {
+            hosts.join_again()?;
+        }
+        std::fs::rename(
+            events_folder(&self.folder),
+            self.folder.join("events-before"),
+        )?;
         std::fs::create_dir_all(events_folder(&self.folder))?;
         std::fs::write(stop_file(&self.folder), "")?;
-        let name = self.name.clone();
-        for rank in 0..RANKS {
-            let child = self.spawn(rank, RANKS, &name, &[])?;
+        if self.scenario.start == Start::Launcher {
+            let child = self.spawn_launcher(&[])?;
             self.children.push(child);
+        } else {
+            let name = self.name.clone();
+            for rank in 0..self.scenario.ranks {
+                let child = self.spawn(rank, self.scenario.ranks, &name, &[])?;
+                self.children.push(child);
+            }
         }
         self.wait_for_end(TIME_LIMIT);
+        for mut orphan in orphans {
+            // The process may already have ended.
+            let _ = orphan.kill();
+            let _ = orphan.wait();
+        }
         let events = self.events();
         let ended = events.iter().filter(|event| event.what == What::Ended);
-        Ok(ended.count() == RANKS as usize)
+        Ok(ended.count() == self.scenario.ranks as usize)
     }
 
     /// The arguments by which the culprits apply the fault to themselves.
-    fn self_fault_arguments(&self) -> Vec<String> {
+    fn fault_arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
+        if let Some(extra) = self.scenario.extra {
+            arguments.extend(["--call".to_owned(), format!("{extra:?}")]);
+        }
+        match self.scenario.fault {
+            Fault::InInit(_) => {
+                let last = self.scenario.ranks - 1;
+                arguments.extend(["--held-before-init".to_owned(), last.to_string()]);
+            }
+            Fault::InShutdown(_) => arguments.push("--held-before-shutdown".to_owned()),
+            _ => {}
+        }
         if self.scenario.culprits.is_empty() {
-            return Vec::new();
+            return arguments;
         }
         let ranks: Vec<String> = self.scenario.culprits.iter().map(u32::to_string).collect();
-        let mut arguments = vec!["--ranks".to_owned(), ranks.join(",")];
+        arguments.extend(["--ranks".to_owned(), ranks.join(",")]);
         let mut add = |act: Act, at: At| {
             arguments.extend(["--act".to_owned(), format!("{act:?}")]);
             arguments.extend(["--at".to_owned(), format!("{at:?}")]);
         };
         match self.scenario.fault {
             Fault::Itself(act, at) => add(act, at),
-            Fault::Memory(_) | Fault::RingFolder => add(Act::Kill, At::Between),
+            Fault::Memory(_) | Fault::RingFolder | Fault::ReadOnlyRings => {
+                add(Act::Kill, At::Between);
+            }
             Fault::DumpFolder | Fault::DiskStalls => add(Act::Freeze, At::Between),
             Fault::Descriptors(limit) => {
                 arguments.extend(["--descriptors".to_owned(), limit.to_string()]);
@@ -186,7 +227,7 @@ impl<'a> Job<'a> {
         arguments
     }
 
-    fn spawn(
+    pub(crate) fn spawn(
         &self,
         rank: u32,
         size: u32,
@@ -205,6 +246,11 @@ impl<'a> Job<'a> {
                 (command, Hosts::address(0))
             }
         };
+        if self.scenario.fault == Fault::Secret {
+            let is_culprit = self.scenario.culprits.contains(&rank) && !arguments.is_empty();
+            let secret = if is_culprit { "theirs" } else { "ours" };
+            command.env("RCOMM_JOB_SECRET", secret.repeat(8));
+        }
         let local = if self.hosts.is_some() { 1 } else { size };
         command
             .env("RANK", rank.to_string())
@@ -223,10 +269,10 @@ impl<'a> Job<'a> {
         self.spawn_with(command, arguments, &rank.to_string())
     }
 
-    fn spawn_launcher(&self) -> anyhow::Result<Child> {
+    fn spawn_launcher(&self, arguments: &[String]) -> anyhow::Result<Child> {
         let program = std::env::current_exe()?;
         let mut command = Command::new(launcher()?);
-        command.args(["-n", &RANKS.to_string(), "--grace", "1"]);
+        command.args(["-n", &self.scenario.ranks.to_string(), "--grace", "1"]);
         command.args([
             "--job-id",
             &self.name,
@@ -234,7 +280,7 @@ impl<'a> Job<'a> {
             &self.port.to_string(),
         ]);
         command.arg("--").arg(program);
-        self.spawn_with(command, &self.self_fault_arguments(), "launcher")
+        self.spawn_with(command, arguments, "launcher")
     }
 
     /// Adds what all ranks of the job are given, and starts the command; `what` names the file of its output.
@@ -299,6 +345,10 @@ impl<'a> Job<'a> {
             }
             Fault::DiskStalls => around::mount_disk(&self.folder, &self.dump_folder()),
             Fault::RingFolder => Ok(std::fs::write(self.folder.join("rings"), "")?),
+            Fault::ReadOnlyRings => {
+                std::fs::create_dir_all(self.folder.join("rings"))?;
+                around::mount("ro,size=4k", &self.folder.join("rings"))
+            }
             _ => Ok(()),
         }
     }
@@ -307,12 +357,12 @@ impl<'a> Job<'a> {
     pub(crate) fn wait_until_ready(&mut self) -> bool {
         self.wait(TIME_LIMIT, |events| {
             let ready = events.iter().filter(|event| event.what == What::Ready);
-            ready.count() >= RANKS as usize
+            ready.count() >= self.scenario.ranks as usize
         })
     }
 
     /// Waits until the events satisfy `is_so`. Returns false at the limit, or if all processes have ended before.
-    fn wait(&mut self, limit: Duration, is_so: impl Fn(&[Event]) -> bool) -> bool {
+    pub(crate) fn wait(&mut self, limit: Duration, is_so: impl Fn(&[Event]) -> bool) -> bool {
         let until = Instant::now() + limit;
         loop {
             let over = self.has_ended() || Instant::now() >= until;
@@ -331,141 +381,13 @@ impl<'a> Job<'a> {
         self.children.iter_mut().all(ended)
     }
 
-    /// Applies the fault. Returns when it was applied, in ms since 1970; for a fault that the job causes itself, the
-    /// time of the call.
-    pub(crate) fn apply_fault(&mut self) -> anyhow::Result<u64> {
-        let culprit = self.scenario.culprits.first().copied().unwrap_or(0);
-        let now = now_ms();
-        match self.scenario.fault {
-            Fault::Store => {
-                let launcher = self.children[0].id();
-                send(launcher, Signal::STOP)?;
-                // The launcher must be stopped before the ranks ask its store.
-                wait_until_stopped_or_gone(launcher);
-                std::fs::write(group_file(&self.folder), "")?;
-            }
-            Fault::Launcher(act, then) => {
-                let launcher = self.children[0].id();
-                send(launcher, signal_of(act))?;
-                // The launcher must be stopped or gone before the rank is signalled.
-                wait_until_stopped_or_gone(launcher);
-                let Some(then) = then else {
-                    if act == Act::Freeze {
-                        // Longer than operations may take: none of them needs the launcher.
-                        std::thread::sleep(TIMEOUT + SLACK);
-                        send(launcher, Signal::CONT)?;
-                    }
-                    return Ok(now);
-                };
-                let now = now_ms();
-                send(self.pid_of(culprit)?, signal_of(then))?;
-                return Ok(now);
-            }
-            Fault::Network(cut) => {
-                let hosts = self.hosts.as_ref();
-                let hosts = hosts.context("a network fault needs a scenario with Start::Hosts")?;
-                hosts.apply(culprit as usize, cut, TIMEOUT)?;
-                if cut == crate::scenario::Cut::Vanished {
-                    send(self.pid_of(culprit)?, Signal::KILL)?;
-                }
-            }
-            Fault::Clock(seconds) => {
-                around::move_clock(&self.ring(culprit), seconds)?;
-                // Gives the rank time to record after the jump; it is not certain that it does.
-                std::thread::sleep(Duration::from_millis(300));
-                let now = now_ms();
-                send(self.pid_of(culprit)?, Signal::KILL)?;
-                return Ok(now);
-            }
-            Fault::DiskStalls => {
-                let stalled = around::Stalled::begin(&self.dump_folder())?;
-                self.wait(TIMEOUT + 3 * SLACK, |events| {
-                    let failed = |event: &&Event| matches!(event.what, What::Failed { .. });
-                    events.iter().filter(failed).count() + 1 >= RANKS as usize
-                });
-                stalled.end()?;
-            }
-            Fault::OtherUser => {
-                let pids: Vec<u32> = (0..RANKS)
-                    .map(|rank| self.pid_of(rank))
-                    .collect::<Result<_, _>>()?;
-                stranger::attack(&self.folder, &self.name, self.port, &pids)?;
-            }
-            Fault::Pipe => {
-                let pipe = self.folder.join(format!("pipe_{culprit}.pipe"));
-                around::flood(&pipe, TIMEOUT / 2)?;
-                ensure!(self.dump_folder().exists(), "no dump was written");
-            }
-            Fault::Ring(damage) => {
-                let ring = self.ring(culprit);
-                match damage {
-                    Damage::Deleted => std::fs::remove_file(ring)?,
-                    Damage::Truncated => {
-                        std::fs::File::options()
-                            .write(true)
-                            .open(ring)?
-                            .set_len(4096)?;
-                    }
-                    Damage::Scribbled => around::overwrite(&ring)?,
-                }
-                // Gives the rank time to use the damaged ring; it is not certain that it does.
-                std::thread::sleep(Duration::from_millis(300));
-                let now = now_ms();
-                // The damage may have ended the process.
-                let _ = send(self.pid_of(culprit)?, Signal::KILL);
-                return Ok(now);
-            }
-            Fault::Duplicate | Fault::Foreign => {
-                let name = match self.scenario.fault {
-                    Fault::Foreign => "another-job".to_owned(),
-                    _ => self.name.clone(),
-                };
-                let mut intruder = self.spawn(culprit, RANKS, &name, &[])?;
-                let until = Instant::now() + TIME_LIMIT;
-                while matches!(intruder.try_wait(), Ok(None)) && Instant::now() < until {
-                    std::thread::sleep(POLL_INTERVAL);
-                }
-                let has_ended = !matches!(intruder.try_wait(), Ok(None));
-                let _ = intruder.kill();
-                let status = intruder.wait()?;
-                ensure!(
-                    has_ended,
-                    "a process that does not belong to the job was not refused within {TIME_LIMIT:?}"
-                );
-                ensure!(
-                    !status.success(),
-                    "a process that does not belong to the job joined it"
-                );
-            }
-            Fault::Observers(act) => self.observe(act)?,
-            _ => {}
-        }
-        Ok(now)
-    }
-
-    fn ring(&self, rank: u32) -> PathBuf {
+    pub(crate) fn ring(&self, rank: u32) -> PathBuf {
         let rings = self.folder.join("rings").join(&self.name);
         rings.join(format!("{rank}.0.ring"))
     }
 
-    /// Starts two observers, and applies the act to them, if there is one.
-    fn observe(&mut self, act: Option<Act>) -> anyhow::Result<()> {
-        for _ in 0..2 {
-            let mut command = Command::new(std::env::current_exe()?);
-            command.arg("observe").arg(self.folder.join("rings"));
-            self.observers.push(command.stdin(Stdio::null()).spawn()?);
-        }
-        std::thread::sleep(Duration::from_millis(500));
-        for observer in &mut self.observers {
-            if let Some(act) = act {
-                send(observer.id(), signal_of(act))?;
-            }
-        }
-        Ok(())
-    }
-
     /// The process id that a rank logged when it began.
-    fn pid_of(&self, rank: u32) -> anyhow::Result<u32> {
+    pub(crate) fn pid_of(&self, rank: u32) -> anyhow::Result<u32> {
         let events = self.events();
         let first = events.iter().find(|event| event.rank == rank);
         Ok(first
@@ -482,7 +404,7 @@ impl<'a> Job<'a> {
     /// all processes have ended before.
     pub(crate) fn wait_for_survivors(&mut self, without: &[u32]) -> bool {
         self.wait(TIME_LIMIT, |events| {
-            (0..RANKS)
+            (0..self.scenario.ranks)
                 .filter(|rank| !without.contains(rank))
                 .all(|rank| {
                     let mut of_rank = events.iter().filter(|event| event.rank == rank);
@@ -501,16 +423,9 @@ impl<'a> Job<'a> {
         self.has_ended()
     }
 
-    /// The ranks whose processes still run.
-    pub(crate) fn running(&self) -> Vec<u32> {
-        let events = self.events();
-        let began = events.iter().filter(|event| event.what == What::Began);
-        let alive = began.filter(|event| is_alive(event.pid));
-        alive.map(|event| event.rank).collect()
-    }
-
     /// Ends the remaining processes.
     pub(crate) fn end(&mut self) {
+        self.slow = None;
         let ranks: Vec<u32> = self.events().iter().map(|event| event.pid).collect();
         for pid in ranks.into_iter().filter(|&pid| is_alive(pid)) {
             let _ = send(pid, Signal::KILL);
@@ -529,46 +444,11 @@ impl Drop for Job<'_> {
         if self.uses_default_directory() {
             let _ = remove_stale_rings(&default_directory(), Some(&self.name));
         }
-        if matches!(self.scenario.fault, Fault::DumpFolder | Fault::DiskStalls) {
-            let _ = Command::new("umount").arg(self.dump_folder()).output();
-        }
-    }
-}
-
-/// The path of `rcomm-run` next to this program, whether or not it is built.
-pub(crate) fn launcher() -> anyhow::Result<PathBuf> {
-    Ok(std::env::current_exe()?.with_file_name("rcomm-run"))
-}
-
-fn signal_of(act: Act) -> Signal {
-    match act {
-        Act::Freeze => Signal::STOP,
-        Act::Terminate => Signal::TERM,
-        _ => Signal::KILL,
-    }
-}
-
-fn send(pid: u32, signal: Signal) -> anyhow::Result<()> {
-    let checked = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let checked = checked.with_context(|| format!("process id {pid} is out of range"))?;
-    kill_process(checked, signal)?;
-    Ok(())
-}
-
-/// The letter of a process's state in `/proc` (`Z`: ended, but not reaped); `None` if there is no such process.
-fn state_of(pid: u32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(')').next()?.trim().chars().next()
-}
-
-fn is_alive(pid: u32) -> bool {
-    state_of(pid).is_some_and(|state| state != 'Z')
-}
-
-/// Waits until the process is stopped by a signal or has ended, up to [`TIME_LIMIT`].
-fn wait_until_stopped_or_gone(pid: u32) {
-    let until = Instant::now() + TIME_LIMIT;
-    while state_of(pid).is_some_and(|state| !matches!(state, 'T' | 'Z')) && Instant::now() < until {
-        std::thread::sleep(POLL_INTERVAL);
+        let mounted = match self.scenario.fault {
+            Fault::DumpFolder | Fault::DiskStalls => self.dump_folder(),
+            Fault::ReadOnlyRings => self.folder.join("rings"),
+            _ => return,
+        };
+        let _ = Command::new("umount").arg(mounted).output();
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::job::{INIT_TIMEOUT, Job, TIMEOUT};
 use crate::rank::{Event, What};
-use crate::scenario::{Expect, Fault, RANKS, Scenario};
+use crate::scenario::{At, Expect, Fault, Scenario};
 use rcomm_analyzer::load::{LoadOptions, load_all};
 use rcomm_analyzer::{Code, Policy, Severity, analyze};
 use rcomm_recorder::publish::{Dump, list_rings};
@@ -58,10 +58,10 @@ impl Row {
     ) {
         let must_get_error = |rank: &u32| match scenario.expect {
             Expect::Named | Expect::Refused(_) => !scenario.culprits.contains(rank),
-            Expect::CutOff | Expect::StoreLost => true,
+            Expect::CutOff | Expect::Apart | Expect::StoreLost => true,
             Expect::Healthy | Expect::Ended | Expect::OnlyCulprit(_) => false,
         };
-        let expected_ranks: Vec<u32> = (0..RANKS).filter(must_get_error).collect();
+        let expected_ranks: Vec<u32> = (0..scenario.ranks).filter(must_get_error).collect();
         if expected_ranks.is_empty() {
             return;
         }
@@ -82,6 +82,9 @@ impl Row {
                 continue;
             };
             got += 1;
+            if scenario.kills() && text.contains("still run") {
+                self.wrong.push(format!("rank {rank}: {text}"));
+            }
             latest = latest.max(at_ms.saturating_sub(fault_ms));
             // A rank that was cut off itself may name any rank that it cannot reach.
             if scenario.expect == Expect::CutOff && scenario.culprits.contains(&rank) {
@@ -91,6 +94,11 @@ impl Row {
             named += usize::from(match scenario.expect {
                 Expect::Refused(words) => text.contains(words),
                 Expect::StoreLost => ranks.is_empty() && text.contains("the store"),
+                // A rank may name one that it waited for, but must not call one gone that both can reach.
+                Expect::Apart => {
+                    let listed = listed(text);
+                    !ranks.is_empty() && listed.iter().all(|it| scenario.culprits.contains(it))
+                }
                 _ => names(scenario.culprits, ranks, text),
             });
         }
@@ -102,12 +110,10 @@ impl Row {
         self.named = Some((named, expected.count().max(blaming)));
     }
 
-    /// Checks which ranks left a record, and whether the analysis of the records names the culprits.
+    /// Checks which ranks have a record, and whether the analysis of the records names the culprits: none in a job
+    /// that runs on, and no other rank where only the culprit may fail.
     pub(crate) fn judge_records(&mut self, scenario: &Scenario, job: &Job<'_>) {
-        if !matches!(
-            scenario.expect,
-            Expect::Named | Expect::CutOff | Expect::Refused(_) | Expect::StoreLost
-        ) {
+        if scenario.expect == Expect::Ended {
             return;
         }
         let rings = job.ring_folders();
@@ -125,22 +131,34 @@ impl Row {
             .filter_map(|ring| ring.ring.as_ref().ok()?.identity.rank)
             .collect();
         let without = match scenario.fault {
-            Fault::Absent | Fault::Itself(_, crate::scenario::At::Start) => scenario.culprits.len(),
+            Fault::Absent | Fault::Itself(_, At::Start) => scenario.culprits.len(),
             Fault::Ring(_) => 1,
             _ => 0,
         };
-        let all = RANKS as usize - without;
-        self.records = Some((ranks.len().min(all), all));
+        let all = scenario.ranks as usize - without;
+        let only_culprit = matches!(scenario.expect, Expect::OnlyCulprit(_));
+        if !only_culprit {
+            self.records = Some((ranks.len().min(all), all));
+        }
         let mut paths: Vec<_> = rings.into_iter().map(|ring| ring.path).collect();
-        if job.dump_folder().exists() {
+        // A job that runs on may have been asked for dumps, which are older than its rings.
+        if job.dump_folder().exists() && scenario.expect != Expect::Healthy {
             paths.push(job.dump_folder());
+        }
+        if paths.is_empty() && only_culprit {
+            // The job has run to its end.
+            return;
         }
         let Ok((dumps, _)) = load_all(&paths, &LoadOptions::default()) else {
             self.verdict = Some(("no record".to_owned(), false));
             return;
         };
         let dumps: Vec<Dump> = dumps.into_iter().map(|loaded| loaded.dump).collect();
-        let report = analyze(&dumps, &Policy::default());
+        let policy = Policy {
+            snapshot_of_rings: scenario.expect == Expect::Healthy,
+            ..Policy::default()
+        };
+        let report = analyze(&dumps, &policy);
         let roots = report.findings.iter();
         let roots = roots
             .filter(|finding| finding.severity == Severity::Error && finding.caused_by.is_none());
@@ -153,13 +171,20 @@ impl Row {
             .iter()
             .map(|finding| format!("{:?}", finding.code))
             .collect();
-        let right = culprits
-            .iter()
-            .copied()
-            .eq(scenario.culprits.iter().copied());
-        let right = right
-            && (scenario.expect != Expect::StoreLost
-                || roots.iter().any(|finding| finding.code == Code::E153));
+        let has = |code: Code| roots.iter().any(|finding| finding.code == code);
+        let some_are_culprits = culprits.iter().all(|rank| scenario.culprits.contains(rank));
+        let exactly = some_are_culprits && culprits.len() == scenario.culprits.len();
+        let right = match scenario.expect {
+            Expect::Healthy => culprits.is_empty(),
+            Expect::OnlyCulprit(_) => some_are_culprits,
+            Expect::CutOff => exactly && has(Code::E152),
+            Expect::Apart => some_are_culprits && has(Code::E152),
+            Expect::StoreLost => exactly && has(Code::E153),
+            Expect::Named | Expect::Refused(_) | Expect::Ended => exactly,
+        };
+        let sentences = roots.iter();
+        self.errors
+            .extend(sentences.map(|finding| format!("verdict: {}", finding.sentence)));
         let shown = format!("{:?} {} {:?}", report.verdict, codes.join(","), culprits);
         self.verdict = Some((shown.to_lowercase(), right));
     }
@@ -200,14 +225,34 @@ impl Row {
     }
 }
 
-/// Whether an error names the culprits and no other rank: its `ranks` must be some of them, and its text must name all
-/// of them.
+/// The ranks that an error's text lists as gone, without an answer, or missing.
+fn listed(text: &str) -> BTreeSet<u32> {
+    let mut listed = BTreeSet::new();
+    for head in ["gone: rank", "no answer: rank", "missing rank"] {
+        for (at, _) in text.match_indices(head) {
+            let list = text[at + head.len()..].trim_start_matches('s');
+            for word in list.trim_start().split(", ") {
+                let digits = word.find(|c: char| !c.is_ascii_digit());
+                let Ok(rank) = word[..digits.unwrap_or(word.len())].parse() else {
+                    break;
+                };
+                listed.insert(rank);
+                if digits.is_some() {
+                    break;
+                }
+            }
+        }
+    }
+    listed
+}
+
+/// Whether an error names the culprits and no other rank: its `ranks` must be some of them, and together with the lists
+/// of its text all of them.
 fn names(culprits: &[u32], ranks: &[u32], text: &str) -> bool {
-    let words: BTreeSet<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
-    let all_in_text = culprits
-        .iter()
-        .all(|rank| words.contains(rank.to_string().as_str()));
-    !ranks.is_empty() && ranks.iter().all(|rank| culprits.contains(rank)) && all_in_text
+    let named: BTreeSet<u32> = listed(text).into_iter().chain(ranks.to_vec()).collect();
+    !ranks.is_empty()
+        && ranks.iter().all(|rank| culprits.contains(rank))
+        && named.iter().eq(culprits)
 }
 
 #[cfg(test)]
@@ -219,8 +264,20 @@ mod tests {
         assert!(names(&[2], &[2], "rank 2 is gone"));
         assert!(!names(&[2], &[], "rank 2 is gone"));
         assert!(!names(&[2], &[0, 2], "ranks 0, 2 are gone"));
-        assert!(!names(&[1, 3], &[1], "rank 1 is gone"));
+        assert!(!names(
+            &[1, 3],
+            &[1],
+            "rank 1 is gone; 3.0 s after its issue"
+        ));
         assert!(names(&[1, 3], &[1], "rank 1 is gone; no answer: rank 3"));
+        assert!(!names(&[1], &[1], "rank 1 is gone; no answer: ranks 1, 3"));
+    }
+
+    #[test]
+    fn the_lists_of_a_text_are_its_lists_of_ranks_only() {
+        let text = "3.0 s after its issue; arrived: rank 0; gone: ranks 1, 3; no answer: rank 2 (3 of 4 members";
+        assert_eq!(listed(text), [1, 2, 3].into());
+        assert_eq!(listed("missing ranks 5, 12: 3 s"), [5, 12].into());
     }
 
     #[test]

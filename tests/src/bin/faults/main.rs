@@ -9,28 +9,34 @@
 //! A row in which a rank is lost is right if every surviving rank got an error in time (time-out and two
 //! seconds) that names the right ranks and no other, the analysis of the records names them too, and every rank
 //! left a record. Other rows expect an error at the start or of the store, the end of all processes, or a job that runs
-//! to its end (`scenario::Expect`). In every row no descriptor or thread may be leaked, and the same job must be able
-//! to start again at the same port.
+//! to its end (`scenario::Expect`). In every row no descriptor, thread, process, socket or
+//! temporary file may be left, and the same job must be able to start again in the same way at the same port.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
     reason = "a program whose result is what it prints"
 )]
 
+mod apply;
 mod around;
 #[path = "../../../../recorder/tests/certificates/mod.rs"]
 mod certificates;
+mod extra;
 mod job;
 mod judge;
+mod leaks;
 mod network;
+mod processes;
 mod rank;
+mod rows;
 mod scenario;
 mod stranger;
 
 use crate::job::Job;
 use crate::judge::Row;
 use crate::rank::{RankArgs, What};
-use crate::scenario::{At, Cut, Expect, Fault, SCENARIOS, Scenario, Start};
+use crate::rows::SCENARIOS;
+use crate::scenario::{At, Cut, Expect, Fault, Scenario, Start};
 use crate::stranger::StrangerArgs;
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
@@ -195,7 +201,9 @@ fn print_row(row: &Row, took: Duration) {
 /// Tries one row, in a separate mount namespace if it changes mounts.
 fn attempt(scenario: &Scenario, slack: Duration) -> Row {
     let tried = match scenario.fault {
-        Fault::Memory(_) | Fault::DumpFolder | Fault::DiskStalls => in_mount_namespace(scenario),
+        Fault::Memory(_) | Fault::DumpFolder | Fault::DiskStalls | Fault::ReadOnlyRings => {
+            in_mount_namespace(scenario)
+        }
         _ => run(scenario, slack),
     };
     tried.unwrap_or_else(|error| Row {
@@ -238,7 +246,7 @@ fn inside(name: &str) -> anyhow::Result<()> {
 
 /// Starts the job, applies its fault, and checks the results.
 fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
-    if scenario.start == Start::Launcher && !job::launcher()?.exists() {
+    if scenario.start == Start::Launcher && !processes::launcher()?.exists() {
         return Ok(skip(
             scenario,
             "rcomm-run is not built: `cargo build -p rcomm-tools`",
@@ -266,7 +274,10 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         started => started?,
     }
     let starts = !matches!(scenario.expect, Expect::Refused(_) | Expect::OnlyCulprit(_));
-    let happens_early = matches!(scenario.fault, Fault::Itself(..));
+    let happens_early = matches!(
+        scenario.fault,
+        Fault::Itself(..) | Fault::InInit(_) | Fault::InShutdown(_)
+    );
     if starts && !happens_early && !job.wait_until_ready() {
         row.wrong.push(format!(
             "not every rank completed its first steps: {}",
@@ -274,32 +285,34 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         ));
     }
     let mut fault_ms = match job.apply_fault() {
-        Err(error) if scenario.fault == Fault::Network(Cut::Delay) => {
+        Err(error)
+            if matches!(
+                scenario.fault,
+                Fault::Network(Cut::Delay | Cut::Connections)
+            ) =>
+        {
             return Ok(skip(scenario, error));
         }
         applied => applied?,
     };
-    let gone = match (scenario.expect, scenario.fault) {
-        (Expect::Named | Expect::Refused(_), _) => scenario.culprits,
-        (_, Fault::Launcher(..)) if scenario.expect == Expect::Ended => &[0, 1, 2, 3],
+    let gone = match scenario.expect {
+        Expect::Named | Expect::Refused(_) => scenario.culprits,
         _ => &[],
     };
     match scenario.expect {
         Expect::Healthy | Expect::OnlyCulprit(_) => {
             std::thread::sleep(job::TIMEOUT / 2);
+            if scenario.expect == Expect::Healthy {
+                row.judge_records(scenario, &job);
+            }
             job.ask_to_stop()?;
             job.wait_for_end(job::TIME_LIMIT);
             judge_health(&mut row, scenario, &job);
         }
         Expect::Ended => {
             job.wait_for_end(job::SLACK);
-            std::thread::sleep(job::SLACK);
-            let running = job.running();
-            if !running.is_empty() {
-                row.wrong.push(format!("ranks {running:?} run on"));
-            }
         }
-        Expect::Named | Expect::CutOff | Expect::Refused(_) | Expect::StoreLost => {
+        Expect::Named | Expect::CutOff | Expect::Apart | Expect::Refused(_) | Expect::StoreLost => {
             if !job.wait_for_survivors(gone) && scenario.start != Start::Launcher {
                 row.wrong
                     .push("a rank has not dropped its world".to_owned());
@@ -307,7 +320,8 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
         }
     }
     let events = job.events();
-    if matches!(scenario.expect, Expect::Refused(_)) {
+    if matches!(scenario.expect, Expect::Refused(_)) && !matches!(scenario.fault, Fault::InInit(_))
+    {
         fault_ms = began;
     } else if let Some(fault) = events.iter().rfind(|event| event.what == What::Fault) {
         fault_ms = fault.at_ms;
@@ -319,15 +333,20 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
             .push(format!("the fault did not happen: {}", job.output().trim()));
     }
     row.judge_errors(scenario, &events, fault_ms, slack);
-    row.judge_records(scenario, &job);
+    if scenario.expect != Expect::Healthy {
+        row.judge_records(scenario, &job);
+    }
     row.judge_leaks_and_results(&events);
     row.keep_errors(&events);
+    job.slow = None;
     judge_launcher(&mut row, scenario, &mut job);
+    row.leaks.extend(job.processes_left());
     row.restart = Some(job.restart()?);
     if row.restart == Some(false) {
         row.wrong
             .push(format!("the restart failed: {}", job.output().trim()));
     }
+    row.leaks.extend(job.rest());
     Ok(row)
 }
 
@@ -342,11 +361,7 @@ fn judge_launcher(row: &mut Row, scenario: &Scenario, job: &mut Job<'_>) {
 /// Checks that every rank has shut down cleanly, or that only the culprit was refused, with the right text.
 fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
     let events = job.events();
-    let ended = events
-        .iter()
-        .filter(|event| event.what == What::Ended)
-        .count();
-    let all = scenario::RANKS as usize;
+    let (ended, all) = (job.ended(), scenario.ranks as usize);
     let mut blames = Vec::new();
     for event in &events {
         if let What::Failed { ranks, text, .. } = &event.what {

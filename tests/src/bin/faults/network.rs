@@ -59,9 +59,9 @@ impl Hosts {
     /// Applies a fault to a host's network. A temporary fault is over when this returns.
     pub(crate) fn apply(&self, host: usize, cut: Cut, timeout: Duration) -> anyhow::Result<()> {
         match cut {
-            Cut::BothWays | Cut::Vanished => self.sever(host, true, true, UNUSED_ADDRESS),
-            Cut::Inward => self.sever(host, true, false, UNUSED_ADDRESS),
-            Cut::Outward => self.sever(host, false, true, UNUSED_ADDRESS),
+            Cut::BothWays | Cut::Vanished => self.sever(host, true, true),
+            Cut::Inward => self.sever(host, true, false),
+            Cut::Outward => self.sever(host, false, true),
             Cut::LinkDown => ip(&[
                 "-n",
                 &self.switch,
@@ -74,15 +74,28 @@ impl Hosts {
                 let name = &self.names[host];
                 run("ip", &["netns", "exec", name, "ss", "-K", "-t"])
             }
+            Cut::Connections => {
+                let (name, other) = (&self.names[host - 1], Self::address(host));
+                let before = connections(name, &other)?;
+                let close = ["netns", "exec", name, "ss", "-K", "-t", "dst", &other];
+                run("ip", &close)?;
+                let left = connections(name, &other)?;
+                ensure!(
+                    !before.is_empty() && before.iter().all(|it| !left.contains(it)),
+                    "this kernel closes no connection for `ss -K`"
+                );
+                Ok(())
+            }
+            Cut::Pair => self.sever_from(host, host - 1, true, true),
             Cut::Healed => {
-                self.sever(host, true, true, UNUSED_ADDRESS)?;
+                self.sever(host, true, true)?;
                 std::thread::sleep(timeout / 2);
                 self.heal(host)
             }
             Cut::Loss => {
                 let until = Instant::now() + timeout;
                 while Instant::now() < until {
-                    self.sever(host, true, true, UNUSED_ADDRESS)?;
+                    self.sever(host, true, true)?;
                     std::thread::sleep(Duration::from_millis(50));
                     self.heal(host)?;
                     std::thread::sleep(Duration::from_millis(150));
@@ -117,15 +130,36 @@ impl Hosts {
         Ok(())
     }
 
-    fn sever(&self, host: usize, inward: bool, outward: bool, unused: &str) -> anyhow::Result<()> {
+    /// Ends all cuts and puts all links up.
+    pub(crate) fn join_again(&self) -> anyhow::Result<()> {
+        for (at, name) in self.names.iter().enumerate() {
+            let port = format!("p{at}");
+            ip(&["-n", &self.switch, "link", "set", &port, "up"])?;
+            ip(&["-n", name, "neigh", "flush", "nud", "permanent"])?;
+        }
+        Ok(())
+    }
+
+    fn sever(&self, host: usize, inward: bool, outward: bool) -> anyhow::Result<()> {
         for other in (0..self.names.len()).filter(|&other| other != host) {
-            let directions = [(other, host, inward), (host, other, outward)];
-            for (at, to, _) in directions.into_iter().filter(|(.., cut)| *cut) {
-                let address = Self::address(to);
-                let entry = ["replace", &address, "lladdr", unused, "dev", "eth0"];
-                let namespace = ["-n", &self.names[at], "neigh"];
-                ip(&[&namespace[..], &entry[..], &["nud", "permanent"]].concat())?;
-            }
+            self.sever_from(host, other, inward, outward)?;
+        }
+        Ok(())
+    }
+
+    fn sever_from(
+        &self,
+        host: usize,
+        other: usize,
+        inward: bool,
+        outward: bool,
+    ) -> anyhow::Result<()> {
+        let directions = [(other, host, inward), (host, other, outward)];
+        for (at, to, _) in directions.into_iter().filter(|(.., cut)| *cut) {
+            let address = Self::address(to);
+            let entry = ["replace", &address, "lladdr", UNUSED_ADDRESS, "dev", "eth0"];
+            let namespace = ["-n", &self.names[at], "neigh"];
+            ip(&[&namespace[..], &entry[..], &["nud", "permanent"]].concat())?;
         }
         Ok(())
     }
@@ -138,6 +172,21 @@ impl Drop for Hosts {
             let _ = ip(&["netns", "del", name]);
         }
     }
+}
+
+/// Both ends of each of the TCP connections from a namespace to an address.
+fn connections(name: &str, to: &str) -> anyhow::Result<Vec<String>> {
+    let list = ["netns", "exec", name, "ss", "-H", "-t", "dst", to];
+    let listed = Command::new("ip").args(list).output();
+    let listed = listed.context("cannot run ip")?;
+    let text = String::from_utf8_lossy(&listed.stdout);
+    let ends = |line: &str| {
+        line.split_whitespace()
+            .skip(3)
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    Ok(text.lines().map(ends).collect())
 }
 
 fn ip(arguments: &[&str]) -> anyhow::Result<()> {

@@ -1,7 +1,8 @@
 //! One rank of a job under test: works until an operation fails or it is asked to stop, and logs its events
 //! with their times.
 
-use crate::scenario::{Act, At};
+use crate::extra::Extras;
+use crate::scenario::{Act, At, Extra};
 use clap::Args;
 use rcomm::{Config, GroupOptions, ReduceOp, World};
 use rcomm_tests::usage::Usage;
@@ -30,6 +31,15 @@ pub(crate) struct RankArgs {
     /// The limit of open files of these ranks.
     #[arg(long)]
     descriptors: Option<u64>,
+    /// What all ranks do in every step besides their collectives.
+    #[arg(long)]
+    call: Option<Extra>,
+    /// The rank that begins its init only when the driver lets it.
+    #[arg(long)]
+    held_before_init: Option<u32>,
+    /// All ranks end their work by themselves, and the ranks at fault shut down only when the driver lets them.
+    #[arg(long)]
+    held_before_shutdown: bool,
 }
 
 /// An event that a rank logs, as one line of JSON.
@@ -49,6 +59,8 @@ pub(crate) enum What {
     Ready,
     /// It applies its fault to itself.
     Fault,
+    /// It waits for the driver before it shuts down.
+    Held,
     /// A call failed.
     Failed {
         call: String,
@@ -83,6 +95,17 @@ pub(crate) fn stop_file(folder: &Path) -> PathBuf {
 /// All ranks make another group when rank 0 finds this file.
 pub(crate) fn group_file(folder: &Path) -> PathBuf {
     folder.join("make-group")
+}
+
+/// Ranks that the driver holds go on when they find this file.
+pub(crate) fn go_file(folder: &Path) -> PathBuf {
+    folder.join("go")
+}
+
+fn wait_for_driver(folder: &Path) {
+    while !go_file(folder).exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// What rank 0 asks all ranks to do, in one word.
@@ -153,6 +176,9 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
         }
     };
     act_at(At::Start);
+    if args.held_before_init == Some(rank) {
+        wait_for_driver(&args.folder);
+    }
     let before = Usage::now();
     let world = match Config::from_environment().and_then(World::init) {
         Ok(world) => world,
@@ -166,6 +192,10 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     let ended = match worked {
         Ok(()) => {
             act_at(At::End);
+            if args.held_before_shutdown && is_culprit {
+                log.write(What::Held);
+                wait_for_driver(&args.folder);
+            }
             let ended = world.shutdown();
             if let Err(error) = &ended {
                 log.failed("shutdown", error);
@@ -192,6 +222,7 @@ fn work(world: &World, args: &RankArgs, log: &Log, act_at: &impl Fn(At)) -> rcom
     let pair = [rank / 2 * 2, rank / 2 * 2 + 1];
     let pair = world.new_group(&pair, &GroupOptions::named("pair"))?;
     let total: u32 = (1..=size).sum();
+    let extras = Extras::new(args.call, world.group())?;
     let check = |what: &str, is_right: bool| {
         if !is_right {
             log.write(What::Wrong(what.to_owned()));
@@ -203,6 +234,7 @@ fn work(world: &World, args: &RankArgs, log: &Log, act_at: &impl Fn(At)) -> rcom
         if step == STEP_OF_FAULT {
             act_at(At::Between);
         }
+        check("result of the other call", extras.run(step)?);
         let length = 1 << (step % 4 * 5);
         let work = world
             .group()
@@ -216,7 +248,9 @@ fn work(world: &World, args: &RankArgs, log: &Log, act_at: &impl Fn(At)) -> rcom
         pair.all_reduce(&mut ones, ReduceOp::Sum)?;
         check("all_reduce of a pair", ones == [2; 33]);
         let asked = rank == 0 && stop_file(&args.folder).exists();
-        let ends_by_itself = args.act.is_some() && args.at == At::End && step == STEP_OF_FAULT;
+        let ends_by_itself =
+            (args.act.is_some() && args.at == At::End) || args.held_before_shutdown;
+        let ends_by_itself = ends_by_itself && step == STEP_OF_FAULT;
         let mut order = [match asked || ends_by_itself {
             true => STOP,
             false if rank == 0 && group_file(&args.folder).exists() => MAKE_GROUP,
@@ -249,6 +283,13 @@ fn act_on_oneself(act: Act) {
     match act {
         Act::Kill => signal(Signal::KILL),
         Act::Terminate => signal(Signal::TERM),
+        Act::Interrupt => signal(Signal::INT),
+        Act::Segfault => {
+            // The handler of Rust's runtime returns from the first one, without itself.
+            signal(Signal::SEGV);
+            signal(Signal::SEGV);
+        }
+        Act::Leave => std::process::exit(0),
         Act::Freeze => signal(Signal::STOP),
         Act::Abort => std::process::abort(),
         Act::Exit => std::process::exit(3),

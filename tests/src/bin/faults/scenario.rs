@@ -1,11 +1,11 @@
-//! The table of faults: the fault, the rank, and the expected results.
+//! What a row of the table of faults consists of: the fault, the ranks, and the expected results.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
 /// The rank that the fault is applied to, unless a row names another.
 const CULPRIT: &[u32] = &[2];
-/// Number of ranks of every job here.
+/// Number of ranks of a job, unless a row has another.
 pub(crate) const RANKS: u32 = 4;
 
 /// A fault that a rank applies to itself.
@@ -16,6 +16,11 @@ pub(crate) enum Act {
     Exit,
     Panic,
     Terminate,
+    Interrupt,
+    /// The signal of an access to memory that is not mapped.
+    Segfault,
+    /// It exits with status 0, without a shutdown.
+    Leave,
     Freeze,
     Sleep,
     Spin,
@@ -23,16 +28,48 @@ pub(crate) enum Act {
 }
 
 impl Act {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 12] = [
         Self::Kill,
         Self::Abort,
         Self::Exit,
         Self::Panic,
         Self::Terminate,
+        Self::Interrupt,
+        Self::Segfault,
+        Self::Leave,
         Self::Freeze,
         Self::Sleep,
         Self::Spin,
         Self::Exhaust,
+    ];
+
+    /// Whether the process of a rank ends by it.
+    pub(crate) fn ends_the_process(self) -> bool {
+        !matches!(self, Self::Freeze | Self::Sleep | Self::Spin)
+    }
+}
+
+/// A call that all ranks make in every step, besides their collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Extra {
+    /// Each rank sends to the next one.
+    Messages,
+    /// Each rank writes to the window of the next one and signals it.
+    Window,
+    /// An object of every rank for every rank.
+    Objects,
+    MonitoredBarrier,
+    /// Two groups are split off and dropped.
+    Split,
+}
+
+impl Extra {
+    const ALL: [Self; 5] = [
+        Self::Messages,
+        Self::Window,
+        Self::Objects,
+        Self::MonitoredBarrier,
+        Self::Split,
     ];
 }
 
@@ -66,6 +103,7 @@ macro_rules! by_name {
     };
 }
 by_name!(Act);
+by_name!(Extra);
 by_name!(At);
 
 /// How the ranks are started.
@@ -96,6 +134,10 @@ pub(crate) enum Cut {
     Vanished,
     /// Every connection is reset.
     Reset,
+    /// The connections between the rank's host and the one before it are reset.
+    Connections,
+    /// Nothing arrives from the host before the rank's, nor there from the rank's host.
+    Pair,
     /// Cut off for half of the time-out.
     Healed,
     /// Cut off again and again, for 50 ms each.
@@ -125,6 +167,15 @@ pub(crate) enum Damage {
     Scribbled,
 }
 
+/// What the driver does to a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hit {
+    /// To its process.
+    Process(Act),
+    /// To the network of its host.
+    Network(Cut),
+}
+
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -133,14 +184,26 @@ pub(crate) enum Fault {
     /// The launcher is killed or stopped, and then this happens to the rank; with `None`, a launcher that was stopped
     /// is resumed after the time-out of operations.
     Launcher(Act, Option<Act>),
+    /// The launcher, which serves the store, runs only a tenth of the time, and the rank freezes.
+    SlowStore,
+    /// The ranks are stopped for this time, in milliseconds, and then continued.
+    Pause(u64),
+    /// This happens to the rank while it waits in its init for the last rank.
+    InInit(Hit),
+    /// This happens to the rank after its last operation; then it shuts down, as the others already do.
+    InShutdown(Hit),
+    /// The rank has another secret than the other ranks.
+    Secret,
     /// The launcher, which serves the store, is stopped, and then all ranks need the store.
     Store,
     /// Something happens to the network of the rank's host.
     Network(Cut),
     /// The job starts with this state of `/dev/shm`, and the rank is killed.
     Memory(Shm),
-    /// The rings' folder cannot be written to, and the rank is killed.
+    /// There is a file in place of the rings' folder, and the rank is killed.
     RingFolder,
+    /// The rings' folder is on a read-only file system, and the rank is killed.
+    ReadOnlyRings,
     /// The dumps' folder is full, and the rank freezes.
     DumpFolder,
     /// The rank may have only this many files open.
@@ -174,8 +237,11 @@ pub(crate) enum Fault {
 pub(crate) enum Expect {
     /// Every other rank gets an error in time that names the culprits; the verdict names them too.
     Named,
-    /// The same for the ranks on the larger side of a cut; the rank that was cut off gets an error as well.
+    /// The same for the ranks on the larger side of a cut, with E152; the rank that was cut off gets an error as well.
     CutOff,
+    /// Two ranks cannot reach each other: every rank gets an error in time that names ranks and calls no third one gone,
+    /// and the verdict has E152 and no culprits besides the two.
+    Apart,
     /// The job runs on, with right results, to its end.
     Healthy,
     /// The job cannot start: each other rank gets an error whose text contains this.
@@ -200,9 +266,20 @@ pub(crate) struct Scenario {
     pub(crate) short: bool,
     /// Whether store, data connections and endpoints use TLS.
     pub(crate) tls: bool,
+    /// Number of ranks.
+    pub(crate) ranks: u32,
+    /// What the ranks do in every step besides their collectives.
+    pub(crate) extra: Option<Extra>,
+    /// Whether the job starts again while processes of the first one are left.
+    pub(crate) with_orphans: bool,
 }
 
-const fn row(name: &'static str, start: Start, fault: Fault, expect: Expect) -> Scenario {
+pub(crate) const fn row(
+    name: &'static str,
+    start: Start,
+    fault: Fault,
+    expect: Expect,
+) -> Scenario {
     Scenario {
         name,
         start,
@@ -211,228 +288,57 @@ const fn row(name: &'static str, start: Start, fault: Fault, expect: Expect) -> 
         expect,
         short: false,
         tls: false,
+        ranks: RANKS,
+        extra: None,
+        with_orphans: false,
     }
 }
 
 impl Scenario {
-    const fn of(mut self, culprits: &'static [u32]) -> Self {
+    pub(crate) const fn of(mut self, culprits: &'static [u32]) -> Self {
         self.culprits = culprits;
         self
     }
 
-    const fn short(mut self) -> Self {
+    pub(crate) const fn short(mut self) -> Self {
         self.short = true;
         self
     }
 
-    const fn tls(mut self) -> Self {
+    pub(crate) const fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
+
+    pub(crate) const fn ranks(mut self, ranks: u32) -> Self {
+        self.ranks = ranks;
+        self
+    }
+
+    pub(crate) const fn with(mut self, extra: Extra) -> Self {
+        self.extra = Some(extra);
+        self
+    }
+
+    pub(crate) const fn with_orphans(mut self) -> Self {
+        self.with_orphans = true;
+        self
+    }
+
+    /// Whether the culprits' processes end by the fault.
+    pub(crate) fn kills(&self) -> bool {
+        match self.fault {
+            Fault::Itself(act, _)
+            | Fault::Launcher(_, Some(act))
+            | Fault::InInit(Hit::Process(act))
+            | Fault::InShutdown(Hit::Process(act)) => act.ends_the_process(),
+            Fault::Network(cut) => cut == Cut::Vanished,
+            Fault::Memory(_)
+            | Fault::RingFolder
+            | Fault::ReadOnlyRings
+            | Fault::Ring(_)
+            | Fault::Clock(_) => true,
+            _ => false,
+        }
+    }
 }
-
-use Act::{Abort, Exhaust, Exit, Freeze, Kill, Panic, Sleep, Spin, Terminate};
-use At::{Between, Call, End};
-use Expect::{CutOff, Ended, Healthy, Named, Refused, StoreLost};
-use Fault::{Itself, Network};
-use Start::{Hosts, Launcher, Memory, Tcp};
-
-/// All rows, grouped by what the fault affects.
-pub(crate) const SCENARIOS: &[Scenario] = &[
-    row("kill", Memory, Itself(Kill, Between), Named).short(),
-    row("kill-in-call", Memory, Itself(Kill, Call), Named),
-    row("kill-tcp", Tcp, Itself(Kill, Between), Named),
-    row("kill-in-call-tcp", Tcp, Itself(Kill, Call), Named),
-    row("kill-tls", Tcp, Itself(Kill, Between), Named).tls(),
-    row("kill-in-call-tls", Tcp, Itself(Kill, Call), Named).tls(),
-    row("kill-launched", Launcher, Itself(Kill, Between), Named),
-    row("abort", Memory, Itself(Abort, Between), Named),
-    row("exit", Memory, Itself(Exit, Between), Named),
-    row("panic", Memory, Itself(Panic, Between), Named),
-    row("terminate", Memory, Itself(Terminate, Between), Named),
-    row("out-of-memory", Memory, Itself(Exhaust, Between), Named),
-    row("kill-two", Memory, Itself(Kill, Between), Named)
-        .of(&[1, 3])
-        .short(),
-    row("kill-two-tcp", Tcp, Itself(Kill, Between), Named).of(&[1, 3]),
-    row("freeze", Memory, Itself(Freeze, Between), Named),
-    row("freeze-in-call", Memory, Itself(Freeze, Call), Named),
-    row("freeze-tcp", Tcp, Itself(Freeze, Between), Named),
-    row("freeze-tls", Tcp, Itself(Freeze, Between), Named).tls(),
-    row("freeze-launched", Launcher, Itself(Freeze, Between), Named),
-    row("freeze-two", Memory, Itself(Freeze, Between), Named).of(&[1, 3]),
-    row("sleep", Memory, Itself(Sleep, Between), Named),
-    row("spin", Memory, Itself(Spin, Between), Named),
-    row("store-host-kill", Memory, Itself(Kill, Between), Named)
-        .of(&[0])
-        .short(),
-    row("store-host-kill-tcp", Tcp, Itself(Kill, Call), Named).of(&[0]),
-    row("store-host-exit", Memory, Itself(Exit, Between), Named).of(&[0]),
-    row("store-host-freeze", Memory, Itself(Freeze, Between), Named)
-        .of(&[0])
-        .short(),
-    row("store-host-freeze-tcp", Tcp, Itself(Freeze, Between), Named).of(&[0]),
-    row("store-host-kill-tls", Tcp, Itself(Kill, Call), Named)
-        .of(&[0])
-        .tls(),
-    row("store-host-freeze-tls", Tcp, Itself(Freeze, Between), Named)
-        .of(&[0])
-        .tls(),
-    row(
-        "rank-0-freeze-launched",
-        Launcher,
-        Itself(Freeze, Between),
-        Named,
-    )
-    .of(&[0]),
-    row(
-        "launcher-freeze-then-kill",
-        Launcher,
-        Fault::Launcher(Freeze, Some(Kill)),
-        Named,
-    ),
-    row(
-        "launcher-freeze-then-freeze",
-        Launcher,
-        Fault::Launcher(Freeze, Some(Freeze)),
-        Named,
-    ),
-    row(
-        "launcher-freeze",
-        Launcher,
-        Fault::Launcher(Freeze, None),
-        Healthy,
-    ),
-    row(
-        "launcher-freeze-store-needed",
-        Launcher,
-        Fault::Store,
-        StoreLost,
-    )
-    .of(&[]),
-    row(
-        "launcher-kill",
-        Launcher,
-        Fault::Launcher(Kill, None),
-        Ended,
-    )
-    .short(),
-    row("end-kill", Memory, Itself(Kill, End), Named).short(),
-    row("end-freeze", Memory, Itself(Freeze, End), Named),
-    row("end-kill-launched", Launcher, Itself(Kill, End), Named),
-    row("end-freeze-launched", Launcher, Itself(Freeze, End), Named),
-    row("end-store-host-kill", Memory, Itself(Kill, End), Named).of(&[0]),
-    row("end-store-host-freeze", Memory, Itself(Freeze, End), Named).of(&[0]),
-    row(
-        "start-never",
-        Memory,
-        Fault::Absent,
-        Refused("missing rank 2"),
-    )
-    .short(),
-    row(
-        "start-kill",
-        Memory,
-        Itself(Kill, At::Start),
-        Refused("missing rank 2"),
-    ),
-    row(
-        "start-freeze",
-        Memory,
-        Itself(Freeze, At::Start),
-        Refused("missing rank 2"),
-    ),
-    row(
-        "start-freeze-launched",
-        Launcher,
-        Itself(Freeze, At::Start),
-        Refused("missing rank 2"),
-    ),
-    row(
-        "start-world-size",
-        Memory,
-        Fault::WorldSize,
-        Refused("world size"),
-    ),
-    row("start-duplicate", Memory, Fault::Duplicate, Healthy),
-    row("start-foreign", Memory, Fault::Foreign, Healthy),
-    row("start-late", Memory, Fault::Late(2_000), Healthy),
-    row("cut", Hosts, Network(Cut::BothWays), CutOff),
-    row("cut-tls", Hosts, Network(Cut::BothWays), CutOff).tls(),
-    row("cut-inward", Hosts, Network(Cut::Inward), CutOff),
-    row("cut-outward", Hosts, Network(Cut::Outward), CutOff),
-    row("cut-store-host", Hosts, Network(Cut::BothWays), CutOff).of(&[0]),
-    row("cut-store-host-tls", Hosts, Network(Cut::BothWays), CutOff)
-        .of(&[0])
-        .tls(),
-    row("link-down", Hosts, Network(Cut::LinkDown), CutOff),
-    row("host-vanished", Hosts, Network(Cut::Vanished), Named),
-    row("reset", Hosts, Network(Cut::Reset), CutOff),
-    row("reset-tls", Hosts, Network(Cut::Reset), CutOff).tls(),
-    row("cut-healed", Hosts, Network(Cut::Healed), Healthy),
-    row("cut-healed-tls", Hosts, Network(Cut::Healed), Healthy).tls(),
-    row("loss", Hosts, Network(Cut::Loss), Healthy),
-    row("delay", Hosts, Network(Cut::Delay), Healthy),
-    row("shm-full", Memory, Fault::Memory(Shm::Full), Named),
-    row("shm-tiny", Memory, Fault::Memory(Shm::Tiny), Named),
-    row("shm-read-only", Memory, Fault::Memory(Shm::ReadOnly), Named),
-    row("shm-squatted", Memory, Fault::Memory(Shm::Squatted), Named),
-    row("ring-folder", Memory, Fault::RingFolder, Named).short(),
-    row("dump-folder", Memory, Fault::DumpFolder, Named),
-    row(
-        "descriptors-12",
-        Memory,
-        Fault::Descriptors(12),
-        Expect::OnlyCulprit("Too many open files"),
-    ),
-    row(
-        "descriptors-16",
-        Memory,
-        Fault::Descriptors(16),
-        Expect::OnlyCulprit("Too many open files"),
-    ),
-    row(
-        "descriptors-20",
-        Memory,
-        Fault::Descriptors(20),
-        Expect::OnlyCulprit("Too many open files"),
-    ),
-    row(
-        "descriptors-24",
-        Memory,
-        Fault::Descriptors(24),
-        Expect::OnlyCulprit("Too many open files"),
-    ),
-    row("ring-deleted", Memory, Fault::Ring(Damage::Deleted), Named),
-    row(
-        "ring-truncated",
-        Memory,
-        Fault::Ring(Damage::Truncated),
-        Named,
-    ),
-    row(
-        "ring-scribbled",
-        Memory,
-        Fault::Ring(Damage::Scribbled),
-        Named,
-    ),
-    row("clock-back", Memory, Fault::Clock(-3_600), Named),
-    row("clock-forward", Memory, Fault::Clock(3_600), Named),
-    row("other-user", Memory, Fault::OtherUser, Healthy),
-    row("other-user-tcp", Tcp, Fault::OtherUser, Healthy),
-    row("disk-stalls", Memory, Fault::DiskStalls, Named),
-    row("pipe", Memory, Fault::Pipe, Healthy),
-    row("observers", Memory, Fault::Observers(None), Healthy),
-    row(
-        "observers-freeze",
-        Memory,
-        Fault::Observers(Some(Freeze)),
-        Healthy,
-    ),
-    row(
-        "observers-kill",
-        Memory,
-        Fault::Observers(Some(Kill)),
-        Healthy,
-    ),
-];

@@ -54,7 +54,7 @@ macro_rules! codes {
 }
 
 codes! {
-    E101 not_joined Error "a rank left a record but never issued the operation that its peers wait in";
+    E101 not_joined Error "a rank left a record but did not join the operation that its peers wait in";
     E102 missing_dump Error "an expected rank left no readable record, and no readable rank explains the wait";
     E103 skipped_collective Error "a rank left out a collective: its later operations match the others', shifted";
     E104 extra_collective Error "a rank issued a collective that no other did: its later ones match the others', shifted";
@@ -64,17 +64,17 @@ codes! {
     E112 size_mismatch Error "same operation, sizes that the operation does not allow to differ";
     E113 order_mismatch Error "the same operations in another order on some ranks of one group";
     E114 argument_mismatch Error "root, reduce operation or split sizes disagree";
-    E120 p2p_unmatched Error "a send or receive whose peer never posted the other half";
+    E120 p2p_unmatched Error "a send or receive that has met no other half on its peer";
     E121 p2p_size_mismatch Error "both halves of a message posted, sizes or element types differ";
     E130 cross_group_deadlock Error "ranks wait on each other across groups: a wait cycle";
-    E135 all_arrived_stuck Error "every member is inside, none finished: fabric, device or library";
+    E135 all_arrived_stuck Error "every member has issued it, none finished: fabric, device or library";
     E140 watchdog_stalled Error "the watchdog inside the process stopped making progress";
     E150 rank_failed Error "the rank recorded an error, was killed, or its process is gone";
     E151 rank_frozen Error "a rank that others wait for is stopped (signal, debugger) or gets no processor";
     E152 unreachable Error "a rank or host is cut off from another: the network between them gives no sign of life, or gave up";
     E153 store_lost Error "the store does not answer: its host is gone, frozen or cut off";
     W150 silent_rank Warning "a rank's record or endpoint stopped answering";
-    W160 ring_too_small Warning "the ring holds less than a step, or lacks records";
+    W160 ring_too_small Warning "the ring holds less than a step, has dropped what is needed, or lacks records";
     W220 straggler Warning "a rank is repeatedly the last to arrive";
     W230 uneven_bytes Warning "ranks of one group move very different amounts";
     W240 tiny_collectives Warning "many operations too small to be worth their latency";

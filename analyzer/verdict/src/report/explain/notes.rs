@@ -22,7 +22,8 @@ pub(super) const N300: Prose = Prose {
 pub(super) const N301: Prose = Prose {
     meaning: "A file is cut short, damaged, or no dump at all. Whatever could be salvaged was used and \
              everything else was analyzed as usual. Files that try to build objects or to exhaust memory \
-             are refused here as well; nothing in a file is ever executed.",
+             are refused here as well; nothing in a file is ever executed. A live view names here the ranks that it \
+             cannot read, and why.",
     causes: &[
         "the process was killed while it wrote: the rank at fault is often the one with the cut file",
         "the disk was full, or the quota was reached",
@@ -64,10 +65,11 @@ pub(super) const N303: Prose = Prose {
 };
 
 pub(super) const N304: Prose = Prose {
-    meaning: "Operations are pending in these records, none of them explains a hang by itself, and the records do \
-             not show for how long: they may be a look at a job that ran on, or what was left of one that hung.",
+    meaning: "Operations are pending in these records, none of them explains a hang by itself, and the records do not \
+             show whether they ended later: the records may be a look at a job that ran on, or what was left of one \
+             that hung.",
     causes: &[
-        "dumps of a recorder that notes no time, as PyTorch's",
+        "dumps of a recorder that does not note when it wrote them, as PyTorch's",
         "the ranks were asked one after the other, while the job went on",
     ],
     actions: &[
@@ -78,12 +80,13 @@ pub(super) const N304: Prose = Prose {
 };
 
 pub(super) const N305: Prose = Prose {
-    meaning: "The records of all ranks were read, every operation in them has ended, and nothing is wrong with \
-             them. If the job hung nevertheless, it hung outside of what was recorded. Of a running job this is said, \
-             with the verdict `inconclusive`, when no rank has issued an operation for 20 times as long as any of its \
-             pauses before, and for at least twice `--overdue` (10 s unless set); when single ranks have issued none for \
-             so long, wait in none, and others go on; when some members of a group have made it and others have not; and \
-             when a rank failed for which no other has waited for long: an exception, an error, or a process that is gone.",
+    meaning: "The records of all ranks were read, every operation in them has ended, or none was recorded, and \
+             nothing is wrong with them. If the job hung nevertheless, it hung outside of what was recorded. Of a \
+             running job this is said, with the verdict `inconclusive`, when no rank has issued an operation for 20 \
+             times as long as any pause between its newest operations, and for at least twice `--overdue` (10 s \
+             unless set); when single ranks have issued none for so long, wait in none, and others go on; when some \
+             members of a group have made it and others have not; and when a rank failed for which no other has waited \
+             for long: an exception, an error, or a process that is gone.",
     causes: &[
         "the program was in code that does not communicate: input, a checkpoint, a lock, a device kernel",
         "the operation that hung is of a library or a group that does not record",

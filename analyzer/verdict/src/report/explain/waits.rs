@@ -3,13 +3,13 @@
 use super::Prose;
 
 pub(super) const E120: Prose = Prose {
-    meaning: "A send or a receive waits for its other half, and the peer never posted it. Messages are \
-             paired by group, source, destination and order, so this names the first one without a \
-             partner. Where other groups of the same description have the same part, such as the other \
-             pipelines, their messages show which of the two ranks left one out, posted one too many, or \
-             took another order. Rank numbers in the operation are those of the group. Backends on a host (gloo, MPI, \
-             rcomm's own) also compare tags, which no record holds: there, a send and a receive that pair by order and \
-             do not end may have different tags, and the finding names no rank.",
+    meaning: "A send or a receive waits for its other half, and the peer has not posted it, or its device has not \
+             started it. Messages are paired by group, source, destination and order, so this names the first one \
+             without a partner. Where other groups of the same description have the same part, such as the other \
+             pipelines, their messages show which of the two ranks left one out, posted one too many, or took another \
+             order. Rank numbers in the operation are those of the group. Backends on a host (gloo, MPI, rcomm's own) \
+             also compare tags, which no record holds: there, a send and a receive that pair by order and do not end \
+             may have different tags, and the finding names no rank.",
     causes: &[
         "pipeline stages disagree on the schedule: number of micro-batches, warm-up, direction",
         "the peer raised or skipped before its half of a batch of sends and receives",
@@ -27,7 +27,8 @@ pub(super) const E120: Prose = Prose {
 
 pub(super) const E121: Prose = Prose {
     meaning: "Both halves of a message were posted and they disagree on the number of bytes, or on an element type \
-             where a backend refused it. Some backends complete one side and never the other, so no watchdog on the completed side fires.",
+             where a backend refused it. Some backends complete one side and never the other, so no watchdog on the \
+             completed side fires.",
     causes: &[
         "activations whose shape depends on the batch, with the receiver assuming the usual one",
         "a dtype that differs between the stages",
@@ -41,8 +42,10 @@ pub(super) const E121: Prose = Prose {
 
 pub(super) const E130: Prose = Prose {
     meaning: "Ranks wait on each other across several groups, in a circle: each is inside an operation of \
-             one group while the next needs it in another. No rank is late, none is dead, and no \
-             operation is wrong by itself; only the order in which the groups are used disagrees.",
+             one group while the next needs it in another. If all of them left \
+             records, no rank is late, none is dead, and no operation is wrong by itself; only the order in which the \
+             groups are used disagrees. A rank without a record may be what closes the circle: the finding then names \
+             a rank that left the order of the others.",
     causes: &[
         "groups are used in another order on some ranks (tensor before data parallel here, after it there)",
         "two threads or streams issue on overlapping groups",
@@ -74,7 +77,7 @@ pub(super) const E135: Prose = Prose {
 
 pub(super) const E140: Prose = Prose {
     meaning: "The thread inside the process that watches operations stopped making its rounds. States in \
-             that rank's record are then stale: an operation may have completed without having been seen. \
+             that rank's record may then be out of date: an operation may have completed without having been seen. \
              It is a finding of its own, because it is not evidence of a hung collective.",
     causes: &[
         "the interpreter's lock is held by native code for a long time",
@@ -89,7 +92,7 @@ pub(super) const E140: Prose = Prose {
 
 pub(super) const E150: Prose = Prose {
     meaning: "The rank recorded an error itself, or was killed, or its process is gone while its ring was \
-             left behind. Its peers wait for a rank that will not come back; their waits are listed as \
+             left behind. What its peers wait for it will not do any more; their waits are listed as \
              consequences.",
     causes: &[
         "an exception in the program, often in a part that does not communicate at all",
@@ -124,12 +127,12 @@ pub(super) const E151: Prose = Prose {
 pub(super) const E152: Prose = Prose {
     meaning: "Either connections between ranks had no sign of life for more than two of their intervals, or a log has \
              a report of the network that it cannot reach the other end: no route, no answer to a connection, a \
-             transfer that was given up after all its retries. The systems at both ends of an idle connection \
-             answer each other whatever the processes do, so where records show the silence no stopped or busy \
-             process is the cause. The ranks that still received from each other show which side is cut off; where they \
-             do not, both ends are alternatives. Where the records of both ends show that what one sent arrived \
-             and what the other sent did not, the link works in one direction only. From a log the finding names \
-             the side that reported it and the address that it could not reach, and the process there may be alive.",
+             transfer that was given up after all its retries. The systems at both ends of an idle connection answer \
+             each other whatever the processes do, so where records show the silence no stopped or busy process is \
+             the cause. The ranks that still received from each other show which side is cut off; where they do not, \
+             both ends are alternatives. Where the records of both ends show that what one sent arrived and what the \
+             other sent did not, the link works in one direction only. From a log the finding names the side that \
+             reported it and the address that it could not reach, and the process there may be alive.",
     causes: &[
         "a link, a route or a switch port that is down or flaps; a cable, an adapter, a subnet manager",
         "a firewall or a security group that drops the ports of the job, often in one direction only",
@@ -146,8 +149,9 @@ pub(super) const E152: Prose = Prose {
 };
 
 pub(super) const E153: Prose = Prose {
-    meaning: "Most ranks have a request to the job's store that was not answered for seconds; the store answers \
-             in microseconds. It is served by rank 0 or by the launcher. Running operations do not need it, but \
+    meaning: "Most ranks that ask the job's store have a request that was not answered for seconds; the store answers \
+             in microseconds. It is served by a rank, usually rank 0, or by a process that is no rank, usually the \
+             launcher. Running operations do not need it, but \
              new groups, the exchange of status at a failure and the end of the job do. Where another finding \
              explains why the store's host does nothing, this is its consequence.",
     causes: &[
@@ -156,7 +160,7 @@ pub(super) const E153: Prose = Prose {
         "the launcher's host swaps, or a debugger holds the launcher",
     ],
     actions: &[
-        "look at the process that serves the store: rank 0, or the launcher (`ps -o stat,wchan -p PID`)",
+        "look at the process that serves the store, which the finding names (`ps -o stat,wchan -p PID`)",
         "look at the network of its host",
     ],
 };

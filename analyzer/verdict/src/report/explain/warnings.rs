@@ -18,9 +18,9 @@ pub(super) const W150: Prose = Prose {
 };
 
 pub(super) const W160: Prose = Prose {
-    meaning: "The ring keeps less than one step of history, or lacks records: several threads met in one \
-             slot, the ring's folder was full, or the process ended while it wrote. After a hang the record \
-             may then begin after its cause.",
+    meaning: "The ring keeps less than one step of history, has dropped what the analysis needs, or lacks records: \
+             several threads met in one slot, the ring's folder was full, or the process ended while it wrote. After \
+             a hang the record may then begin after its cause.",
     causes: &[
         "the ring has the size of a smaller model: operations per step grew with layers or groups",
         "many small point-to-point operations (pipelines) share the ring with the collectives",
@@ -33,16 +33,16 @@ pub(super) const W160: Prose = Prose {
 };
 
 pub(super) const W220: Prose = Prose {
-    meaning: "A rank is repeatedly the last to arrive at its collectives, and the others wait for it. If \
-            durations are recorded, lateness is taken from them: in each operation the last to arrive \
-            waits least. Otherwise it is taken from the times of issue, after the hosts' clocks are estimated \
-            from the collectives, and differences within the error of this estimate are not reported. Arrivals \
-            are not compared across messages. The time of the job is cut into stretches. Among those that lost \
-            most, the rank must cost most in so many that this happens by chance in less than one of 10,000 \
-            jobs, corrected for the number of ranks, and it must cost twice as much as any other rank. The \
-            share is the part of the job's time that the others lost because of it. What the schedule of a \
-             pipeline leaves idle, and what a slow link costs, has no price: the records do not show how short \
-             those waits could have been.",
+    meaning: "A rank is repeatedly the last to arrive at its collectives, and the others wait for it. If durations \
+             are recorded, lateness is taken from them: in each operation the last to arrive waits least. Otherwise \
+             it is taken from the times of issue, after the hosts' clocks are estimated from the collectives, and \
+             differences within the error of this estimate are not reported. Arrivals are not compared across \
+             messages. The time of the job is cut into stretches. Among those that lost most, the rank must cost most \
+             in so many that this happens by chance in less than one of 10,000 jobs, corrected for the number of \
+             ranks, and it must cost twice as much as any other rank; for a rank that a live view has just reported, \
+             less is enough. The share is the part of the job's time that the others lost because of it. What the \
+             schedule of a pipeline leaves idle, and what a slow link costs, has no price: the records do not show \
+             how short those waits could have been.",
     causes: &[
         "a host that is slower: CPU contention, a shared file system, thermal or power limits",
         "uneven work: longer sequences, more experts, another pipeline stage",
@@ -89,8 +89,8 @@ pub(super) const W240: Prose = Prose {
 };
 
 pub(super) const W250: Prose = Prose {
-    meaning: "The slowest operations that still succeeded came close to the group's time-out. The next \
-             slow checkpoint or cold file system will be killed as a hang although nothing is wrong.",
+    meaning: "The slowest operations that still succeeded came close to the group's time-out. A \
+             checkpoint or a file system that is a little slower may be ended as a hang although nothing is wrong.",
     causes: &[
         "a time-out chosen for steady state, met by start-up, checkpointing or evaluation",
         "groups with different time-outs: the shortest one fires first and hides the cause",
@@ -104,9 +104,9 @@ pub(super) const W250: Prose = Prose {
 
 pub(super) const W260: Prose = Prose {
     meaning: "A finding rests on the order of two times on different hosts, and they are closer together than the \
-             error with which the difference of the clocks is estimated from the collectives. Everything that \
-             orders events of different hosts by time is less certain; verdicts that rest on sequence numbers \
-             are not affected.",
+             error with which the difference of the clocks is estimated from the collectives, or that cannot be \
+             estimated. Everything that orders events of different hosts by time is less certain; verdicts that rest \
+             on sequence numbers are not affected.",
     causes: &[
         "time synchronization is off, or not yet settled after boot",
         "a virtual machine that was suspended or migrated",

@@ -1,9 +1,9 @@
 //! E105: ranks state different members for one group, or made their groups in different orders.
 //!
-//! Every record states the members of the groups that its rank made. All ranks make a group together, so a member that
-//! states other members under the same name has made another group: the two communicators never meet, and a recorder
-//! that starts with the communicator shows no operation of them. The statements are proof by themselves, even if
-//! nothing is pending.
+//! Every record states the members of the groups that its rank made. All members make a group together (with PyTorch
+//! all ranks of the world), so a member that states other members under the same name has made another group: the two
+//! communicators never meet, and a recorder that starts with the communicator shows no operation of them. The
+//! statements are proof by themselves, even if nothing is pending.
 //!
 //! Two statements contradict each other only if rank `a` names `b` as a member and `b` states other members under that
 //! name. Groups of one name with different ranks (one for each tensor-parallel group, say) are usual.

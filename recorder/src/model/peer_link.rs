@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 pub enum LinkEnd {
     /// A rank of the world.
     Rank(Rank),
-    /// The store, which this rank serves.
+    /// The store, which the process of this rank serves.
     StoreAtRank(Rank),
-    /// The store, which is served by a process that is not a rank.
+    /// The store, if a process that is not a rank serves it, if it is a file, or if it is not known where it is.
     Store,
 }
 

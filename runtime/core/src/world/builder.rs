@@ -37,6 +37,7 @@ use std::sync::{Arc, Mutex};
 pub struct WorldBuilder<B> {
     pub(super) config: Config,
     pub(super) store: Option<Arc<dyn Store>>,
+    store_is_at_rank_0: bool,
     backends: Vec<OpenBackend>,
     dump_writer: Option<Box<dyn DumpWriter>>,
     set: PhantomData<fn() -> B>,
@@ -47,6 +48,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         Self {
             config,
             store: None,
+            store_is_at_rank_0: false,
             backends: Vec::new(),
             dump_writer: None,
             set: PhantomData,
@@ -57,6 +59,15 @@ impl<B: BackendSet> WorldBuilder<B> {
     #[must_use]
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.store = Some(store);
+        self
+    }
+
+    /// Says that the process of rank 0 serves the [`store`](Self::store) although the world does not, so that a store
+    /// that does not answer leads to that process. Without effect unless [`Rendezvous::uses_agent_store`] is set: else
+    /// the store is taken to be at rank 0 anyway.
+    #[must_use]
+    pub fn store_at_rank_0(mut self) -> Self {
+        self.store_is_at_rank_0 = true;
         self
     }
 
@@ -208,10 +219,13 @@ impl<B: BackendSet> WorldBuilder<B> {
         let broadcast = FailureBroadcast::new(FailureBroadcastParts {
             rank: place.rank,
             attempt: place.attempt,
-            store_end: match (place.uses_agent_store, place.rank) {
-                (true, _) => Some(LinkEnd::Store),
-                (false, 0) => None,
-                (false, _) => Some(LinkEnd::StoreAtRank(0)),
+            store_end: match (
+                self.store_is_at_rank_0 || !place.uses_agent_store,
+                place.rank,
+            ) {
+                (false, _) => Some(LinkEnd::Store),
+                (true, 0) => None,
+                (true, _) => Some(LinkEnd::StoreAtRank(0)),
             },
             root: root.clone(),
             watch: watch.clone(),

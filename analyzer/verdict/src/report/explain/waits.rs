@@ -160,7 +160,8 @@ pub(super) const E153: Prose = Prose {
         "the launcher's host swaps, or a debugger holds the launcher",
     ],
     actions: &[
-        "look at the process that serves the store, which the finding names (`ps -o stat,wchan -p PID`)",
+        "look at the process that serves the store, the rank that the finding names or else the launcher: \
+         `ps -o stat,wchan -p PID`",
         "look at the network of its host",
     ],
 };

@@ -90,9 +90,10 @@ fn draft(silent: &[&Asked], asked: usize, explained: bool) -> FindingDraft {
             ),
         ),
         LinkEnd::Store => (
-            "the store, which the launcher serves, had".to_owned(),
+            "the store had".to_owned(),
             Vec::new(),
-            "look at the launcher's process and host: is it there, stopped, reachable?".to_owned(),
+            "look at what serves the store, such as the launcher, and at its host: is it there, stopped, reachable?"
+                .to_owned(),
         ),
     };
     let sentence = format!(

@@ -359,7 +359,8 @@ def _store_address(
     while isinstance(bottom, dist.PrefixStore):
         bottom = bottom.underlying_store
     if isinstance(bottom, dist.TCPStore):
-        return {"host": bottom.host, "port": bottom.port, "prefix": prefix, "outlives": True}, None
+        address = {"host": bottom.host, "port": bottom.port, "prefix": prefix, "store_is_external": True}
+        return address | {"store_at_rank_0": _serves_store(bottom.port)}, None
     # Ranks that share a file may be on several hosts: MASTER_ADDR or RCOMM_SOCKET_IFNAME then says where this one is
     # reached. On one host, 127.0.0.1 is enough.
     host = os.environ.get("MASTER_ADDR") or (
@@ -367,6 +368,31 @@ def _store_address(
     )
     server = _native.StoreServer(host, timeout)
     return {"host": host, "port": server.port, "prefix": prefix}, server
+
+
+def _serves_store(port: int) -> bool:
+    """Whether this process, and neither the launcher nor the process that started this one, serves PyTorch's store."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return False
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/self/net/{table}") as rows:
+            for columns in map(str.split, list(rows)[1:]):
+                # 0A is the state of a socket that listens.
+                if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
+                    listening.add(f"socket:[{columns[9]}]")
+    # A socket that the parent has too was inherited: the parent may be the one that serves.
+    return bool(listening & _sockets_of("self")) and not listening & _sockets_of(os.getppid())
+
+
+def _sockets_of(process: int | str) -> set[str]:
+    """The open files of a process, as /proc names them; empty if they may not be read."""
+    files = set()
+    with contextlib.suppress(OSError):
+        for file in os.scandir(f"/proc/{process}/fd"):
+            with contextlib.suppress(OSError):
+                files.add(os.readlink(file.path))
+    return files
 
 
 def _name_job(ranks: list[int] | None) -> str:

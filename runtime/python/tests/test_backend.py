@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -437,6 +438,64 @@ def test_absent_rank_is_named_at_the_timeout(ranks, tmp_path, until):
         over.write_text("")
 
     assert ranks(2, body).wait() == [0, 0]
+
+
+def test_store_in_the_process_of_rank_0_is_recorded_as_that(ranks, until):
+    def body(rank):
+        dist.barrier()
+        made = dist.group.WORLD._rcomm_world
+
+        def store_links():
+            peers = json.loads(Path(made.dump()).read_text()).get("peers", [])
+            return [peer.get("rank") for peer in peers if peer.get("store")]
+
+        if rank == 1:
+            assert until(store_links) == [0]
+        else:
+            assert store_links() == []
+        dist.barrier()
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
+def test_world_answers_while_another_thread_waits_in_it(ranks, tmp_path, until):
+    go = tmp_path / "go"
+
+    def body(rank):
+        dist.barrier()
+        made = dist.group.WORLD._rcomm_world
+        if rank == 2:
+            return until(go.exists)
+        if rank == 1:
+            until(go.exists)
+            made.shrink([2])
+            return
+        thread = threading.Thread(target=made.shrink, args=([2],))
+        thread.start()
+        # The interpreter would stand still here if this waited for the thread.
+        for _ in range(2_000):
+            assert made.group() is not None
+            time.sleep(0.0001)
+        assert thread.is_alive()
+        go.write_text("")
+        thread.join()
+        assert list(made.group().ranks) == [0, 1]
+
+    assert ranks(3, body, timeout=20).wait() == [0, 0, 0]
+
+
+def test_shrink_that_waits_too_long_has_the_text_of_a_timeout(ranks, tmp_path, until):
+    over = tmp_path / "over"
+
+    def body(rank):
+        dist.barrier()
+        if rank != 0:
+            return until(over.exists)
+        with pytest.raises(dist.DistBackendError, match="Timed out waiting 3000ms"):
+            dist.group.WORLD._rcomm_world.shrink([2])
+        over.write_text("")
+
+    assert ranks(3, body, timeout=3).wait() == [0, 0, 0]
 
 
 def test_wait_with_a_shorter_timeout_leaves_the_operation_pending(ranks, tmp_path, until):

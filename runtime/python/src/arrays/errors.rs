@@ -21,9 +21,9 @@ const fn class_of(kind: ErrorKind) -> &'static str {
 
 /// An error as an exception, with its facts as attributes. `records` is where the records of the job's ranks on this
 /// host are, for `Error.report()`.
-pub(super) fn raise(py: Python<'_>, error: &Error, records: Option<&Path>) -> PyErr {
-    let raised = of_class(py, class_of(error.kind()), &error.to_string());
-    let value = raised.value(py);
+pub(super) fn exception_for(py: Python<'_>, error: &Error, records: Option<&Path>) -> PyErr {
+    let exception = of_class(py, class_of(error.kind()), &error.to_string());
+    let value = exception.value(py);
     let facts = || -> PyResult<()> {
         value.setattr(intern!(py, "kind"), format!("{:?}", error.kind()))?;
         value.setattr(intern!(py, "ranks"), error.ranks())?;
@@ -34,21 +34,21 @@ pub(super) fn raise(py: Python<'_>, error: &Error, records: Option<&Path>) -> Py
     };
     // An exception without its attributes is better than another exception.
     let _ = facts();
-    raised
+    exception
 }
 
 /// An exception for an argument that is wrong.
 pub(super) fn invalid(py: Python<'_>, text: &str) -> PyErr {
-    raise(py, &Error::new(ErrorKind::InvalidArgument, text), None)
+    exception_for(py, &Error::new(ErrorKind::InvalidArgument, text), None)
 }
 
-/// An exception for what a forked child does with its parent's objects.
-pub(super) fn of_parent(py: Python<'_>, what: &str) -> PyErr {
+/// The exception for a call on an object of the parent process in a forked child.
+pub(super) fn used_after_fork(py: Python<'_>, what: &str) -> PyErr {
     let text = format!(
-        "this process is a fork of the one that made the {what}, and cannot use it: call rcomm.init() in the child, or \
-         start it by spawn"
+        "this process was forked from the one that made the {what}, which works only there: call rcomm.init() in the \
+         child, or start the child with multiprocessing's \"spawn\" method"
     );
-    raise(py, &Error::new(ErrorKind::Closed, text), None)
+    exception_for(py, &Error::new(ErrorKind::Closed, text), None)
 }
 
 fn of_class(py: Python<'_>, class: &str, text: &str) -> PyErr {

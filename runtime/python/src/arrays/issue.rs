@@ -1,6 +1,6 @@
 //! The path by which every operation of a group is issued.
 
-use super::errors::{invalid, of_parent, raise};
+use super::errors::{exception_for, invalid, used_after_fork};
 use super::group::ArrayGroup;
 use super::work::ArrayWork;
 use crate::frames::CallSites;
@@ -22,8 +22,8 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn raise(&self, py: Python<'_>, error: &Error) -> PyErr {
-        raise(py, error, self.records.as_deref())
+    pub(super) fn exception_for(&self, py: Python<'_>, error: &Error) -> PyErr {
+        exception_for(py, error, self.records.as_deref())
     }
 }
 
@@ -110,7 +110,7 @@ impl ArrayGroup {
     pub(super) fn of_this_process(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
         match self.group.is_own() {
             true => Ok(&self.group),
-            false => Err(of_parent(py, "group")),
+            false => Err(used_after_fork(py, "group")),
         }
     }
 
@@ -143,11 +143,11 @@ impl ArrayGroup {
         let handle = self.handle(py, terms.timeout)?;
         if terms.wait {
             let done = py.detach(|| handle.execute(op));
-            let done = done.map_err(|error| self.shared.raise(py, &error))?;
+            let done = done.map_err(|error| self.shared.exception_for(py, &error))?;
             return gives.value(py, &done);
         }
         let work = py.detach(|| handle.execute_async(op));
-        let work = work.map_err(|error| self.shared.raise(py, &error))?;
+        let work = work.map_err(|error| self.shared.exception_for(py, &error))?;
         let work = ArrayWork::new(work, gives, handle.timeout(), self.shared.clone());
         Ok(Py::new(py, work)?.into_any())
     }

@@ -55,6 +55,6 @@ impl ArrayGroup {
         let terms = Terms::read(timeout, true)?;
         let handle = self.handle(py, terms.timeout)?;
         let result = py.detach(|| run(&handle));
-        result.map_err(|error| self.shared.raise(py, &error))
+        result.map_err(|error| self.shared.exception_for(py, &error))
     }
 }

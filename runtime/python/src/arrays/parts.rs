@@ -1,6 +1,6 @@
 //! The parts of all ranks in one array, and the arrays of an operation.
 
-use super::errors::{invalid, raise};
+use super::errors::{exception_for, invalid};
 use super::group::ArrayGroup;
 use super::memory::{Memory, Use, empty_like};
 use pyo3::prelude::*;
@@ -42,7 +42,7 @@ impl ArrayGroup {
             ));
         }
         let copied = py.detach(|| to.copy_from(&from));
-        copied.map_err(|error| raise(py, &error, None))?;
+        copied.map_err(|error| exception_for(py, &error, None))?;
         Ok((out.clone(), into))
     }
 
@@ -163,7 +163,7 @@ impl ArrayGroup {
         let handle = self.handle(py, timeout)?;
         let mut received = vec![0u64; sent.len()];
         let swapped = py.detach(|| handle.all_to_all_single(&sent, &mut received));
-        swapped.map_err(|error| self.shared.raise(py, &error))?;
+        swapped.map_err(|error| self.shared.exception_for(py, &error))?;
         Ok(received.into_iter().map(|rows| rows as usize).collect())
     }
 }

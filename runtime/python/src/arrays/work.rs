@@ -1,6 +1,6 @@
 //! An operation in progress.
 
-use super::errors::{of_parent, raise};
+use super::errors::{exception_for, used_after_fork};
 use super::issue::{Gives, Shared, duration};
 use crate::process_group::fork::OfProcess;
 use pyo3::intern;
@@ -96,7 +96,7 @@ impl ArrayWork {
     fn of_this_process(&self, py: Python<'_>) -> PyResult<&Inner> {
         match self.inner.is_own() {
             true => Ok(&self.inner),
-            false => Err(of_parent(py, "operation")),
+            false => Err(used_after_fork(py, "operation")),
         }
     }
 }
@@ -126,14 +126,18 @@ impl ArrayWork {
                     within.unwrap_or_default(),
                     self.timeout
                 );
-                return Err(raise(py, &Error::new(ErrorKind::Timeout, text), None));
+                return Err(exception_for(
+                    py,
+                    &Error::new(ErrorKind::Timeout, text),
+                    None,
+                ));
             };
             drop(work);
             inner.end(result);
         }
         match inner.outcome(py) {
             Some(Ok(done)) => self.gives.value(py, &done),
-            Some(Err(error)) => Err(self.shared.raise(py, &error)),
+            Some(Err(error)) => Err(self.shared.exception_for(py, &error)),
             None => Ok(py.None()),
         }
     }
@@ -148,7 +152,7 @@ impl ArrayWork {
     fn exception<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         Ok(match self.of_this_process(py)?.outcome(py) {
             Some(Err(error)) => {
-                let raised = self.shared.raise(py, &error);
+                let raised = self.shared.exception_for(py, &error);
                 Some(raised.value(py).clone().into_any())
             }
             _ => None,

@@ -1,6 +1,6 @@
 //! A process's place in a job, for programs that call `rcomm.init()`.
 
-use super::errors::{of_parent, raise};
+use super::errors::{exception_for, used_after_fork};
 use super::group::ArrayGroup;
 use super::issue::{Shared, duration};
 use crate::frames::CallSites;
@@ -29,21 +29,21 @@ impl ArrayWorld {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Uses the world while the interpreter is released, since the call may wait for other ranks.
+    /// Runs an operation on the world without the GIL, since it may wait for other ranks.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        use_it: impl FnOnce(&mut rcomm::World) -> Result<T, Error> + Send,
+        operation: impl FnOnce(&mut rcomm::World) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         if !self.world.is_own() {
-            return Err(of_parent(py, "world"));
+            return Err(used_after_fork(py, "world"));
         }
         let used = py.detach(|| {
             let mut world = self.lock();
             let gone = || Error::new(ErrorKind::Closed, "the world was shut down");
-            use_it(world.as_mut().ok_or_else(gone)?)
+            operation(world.as_mut().ok_or_else(gone)?)
         });
-        used.map_err(|error| self.shared.raise(py, &error))
+        used.map_err(|error| self.shared.exception_for(py, &error))
     }
 }
 
@@ -86,7 +86,7 @@ impl ArrayWorld {
             }
             builder.init()
         });
-        let world = made.map_err(|error| raise(py, &error, None))?;
+        let world = made.map_err(|error| exception_for(py, &error, None))?;
         let recorder = world.recorder().clone();
         let ring = recorder.storage().path().map(ToOwned::to_owned);
         let shared = Shared {
@@ -127,7 +127,7 @@ impl ArrayWorld {
     #[getter]
     fn group(&self, py: Python<'_>) -> PyResult<ArrayGroup> {
         if !self.group.is_own() {
-            return Err(of_parent(py, "world"));
+            return Err(used_after_fork(py, "world"));
         }
         let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(ArrayGroup::new(group.clone(), self.shared.clone()))
@@ -204,10 +204,12 @@ impl ArrayWorld {
             (Some(world), Some(timeout)) => world.shutdown_within(timeout),
             (Some(world), None) => world.shutdown(),
         });
-        ended.map_err(|error| self.shared.raise(py, &error))
+        ended.map_err(|error| self.shared.exception_for(py, &error))
     }
 
-    /// Ends the world at once: what is pending fails, on the other ranks with this reason, and the ring stays.
+    /// Ends the world without waiting for what is pending: that fails, and so does what other ranks have pending in the
+    /// group of all ranks, with this reason. The ring stays. A rank that serves the store keeps it for the others for
+    /// the time that it waits for their status.
     fn abandon(&self, py: Python<'_>, reason: &str) {
         if !self.world.is_own() {
             return;
@@ -221,7 +223,7 @@ impl ArrayWorld {
         });
     }
 
-    /// Whether it was not shut down, and is this process's own.
+    /// Whether the world was neither shut down nor abandoned, and was made by this process.
     #[getter]
     fn is_open(&self) -> bool {
         self.world.is_own() && self.is_open.load(Ordering::Relaxed)

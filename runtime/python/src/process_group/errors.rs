@@ -20,7 +20,7 @@ const fn class_of(kind: ErrorKind) -> &'static str {
 /// such as `Timeout` or `PeerLost`; `ranks`, the ranks that the error names, by their numbers in the world.
 ///
 /// Programs written for PyTorch search the text of a time-out for PyTorch's own wording, so that comes first.
-pub(crate) fn raise(py: Python<'_>, error: &Error, timeout: Option<Duration>) -> PyErr {
+pub(crate) fn exception_for(py: Python<'_>, error: &Error, timeout: Option<Duration>) -> PyErr {
     let text = match (error.kind(), timeout) {
         (ErrorKind::Timeout, Some(timeout)) => {
             format!(
@@ -30,17 +30,17 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, timeout: Option<Duration>) ->
         }
         _ => format!("rcomm: {error}"),
     };
-    let raised = match error.kind() {
+    let exception = match error.kind() {
         ErrorKind::InvalidArgument => PyValueError::new_err(text),
         ErrorKind::Unsupported => PyNotImplementedError::new_err(text),
         kind => of_torch(py, class_of(kind), text),
     };
-    let value = raised.value(py);
+    let value = exception.value(py);
     let kind = format!("{:?}", error.kind());
     // An exception without its attributes is better than another exception.
     let _ = value.setattr(intern!(py, "kind"), kind);
     let _ = value.setattr(intern!(py, "ranks"), error.ranks().to_vec());
-    raised
+    exception
 }
 
 /// An exception of this class of `torch.distributed`.

@@ -4,7 +4,7 @@
 //! options say that it is not asynchronous runs in the calling thread, as does any in a group of one rank; any other
 //! starts the operation and returns. In a coalescing block a call only keeps the operation.
 
-use super::errors::raise;
+use super::errors::exception_for;
 use super::issue::Group;
 use super::options::{self, Options, non_negative, reduction};
 use super::tensor::{Use, elements, is_strided, list, lone, lone_list};
@@ -584,7 +584,7 @@ impl Group {
             ..GroupOptions::named(group.desc())
         };
         let rest = py.detach(|| group.shrink(&excluding, &options));
-        let rest = rest.map_err(|error| raise(py, &error, None))?;
+        let rest = rest.map_err(|error| exception_for(py, &error, options.timeout))?;
         Ok(Self::new(rest, self.shared.clone()))
     }
 
@@ -595,6 +595,6 @@ impl Group {
         }
         let group = self.group.within(within);
         py.detach(|| group.destroy())
-            .map_err(|error| raise(py, &error, Some(within)))
+            .map_err(|error| exception_for(py, &error, Some(within)))
     }
 }

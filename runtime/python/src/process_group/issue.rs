@@ -1,7 +1,7 @@
 //! A group of a world, and the path by which every operation is issued.
 
 use super::callbacks::Callbacks;
-use super::errors::{of_torch, raise};
+use super::errors::exception_for;
 use super::fork::OfProcess;
 use super::options::{Options, non_negative};
 use super::tensor::{CopyBack, Tensors, Use, lone};
@@ -10,9 +10,13 @@ use crate::frames::CallSites;
 use crate::tensors::Types;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use rcomm::{Done, Op, ProcessGroup};
+use rcomm::{Done, Error, ErrorKind, Op, ProcessGroup};
 use rcomm_recorder::record::{CallSiteId, FlightRecorder};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a forked child reads that uses the process group of its parent.
+pub(super) const USED_AFTER_FORK: &str = "this process was forked from the one that made the process group, which \
+     works only there: call init_process_group in the child, or start the child with multiprocessing's \"spawn\" method";
 
 /// The state that the groups of a world share.
 pub(crate) struct WorldState {
@@ -20,8 +24,8 @@ pub(crate) struct WorldState {
     pub(crate) sites: CallSites,
     pub(crate) types: Types,
     pub(crate) callbacks: Arc<Callbacks>,
-    /// The call site of threads that run no Python code of the program, such as PyTorch's own.
-    pub(crate) in_torch: CallSiteId,
+    /// The call site of threads that run no Python code of the program.
+    pub(crate) no_call_site: CallSiteId,
 }
 
 /// The operations of an open coalescing block; they are issued as one when it ends.
@@ -56,9 +60,8 @@ impl Group {
         if self.group.is_own() {
             return Ok(&self.group);
         }
-        let text = "rcomm: this process is a fork of the one that made the group, and cannot use it: call \
-                    init_process_group in the child, or start it by spawn";
-        Err(of_torch(py, "DistBackendError", text.to_owned()))
+        let error = Error::new(ErrorKind::Closed, USED_AFTER_FORK);
+        Err(exception_for(py, &error, None))
     }
 
     pub(crate) fn tensors<'py>(&self, py: Python<'py>) -> Tensors<'py, '_> {
@@ -74,7 +77,7 @@ impl Group {
     pub(crate) fn handle(&self, py: Python<'_>, options: &Options) -> PyResult<ProcessGroup> {
         let group = self.of_this_process(py)?;
         let site = self.shared.sites.of_caller(py, &self.shared.recorder);
-        let handle = group.called_at(site.unwrap_or(self.shared.in_torch));
+        let handle = group.called_at(site.unwrap_or(self.shared.no_call_site));
         Ok(match options.timeout {
             Some(timeout) => handle.within(timeout),
             None => handle,
@@ -115,11 +118,11 @@ impl Group {
         // A rank that is alone in its group waits for no other, so the operation runs on this thread at once.
         if !options.blocking && self.group.size() > 1 {
             let work = py.detach(|| handle.execute_async(op));
-            let work = work.map_err(|error| raise(py, &error, Some(timeout)))?;
+            let work = work.map_err(|error| exception_for(py, &error, Some(timeout)))?;
             return Ok(Work::under_way(work, results, timeout, callbacks));
         }
         let done = py.detach(|| handle.execute(op));
-        let done = done.map_err(|error| raise(py, &error, Some(timeout)))?;
+        let done = done.map_err(|error| exception_for(py, &error, Some(timeout)))?;
         for copy in std::mem::take(&mut results.copies) {
             copy.make(py)?;
         }

@@ -1,6 +1,6 @@
 //! The monitored barrier, whose errors have gloo's wording, for which programs written for PyTorch search.
 
-use super::errors::{of_torch, raise};
+use super::errors::{exception_for, of_torch};
 use super::issue::Group;
 use super::options::Options;
 use pyo3::intern;
@@ -31,7 +31,7 @@ impl Group {
         let Err(error) = result else { return Ok(()) };
         let timeout = handle.timeout();
         if error.kind() != ErrorKind::Timeout {
-            return Err(raise(py, &error, Some(timeout)));
+            return Err(exception_for(py, &error, Some(timeout)));
         }
         // The text is gloo's: programs search for it.
         let (own_rank, ms) = (handle.rank(), timeout.as_millis());

@@ -1,7 +1,7 @@
 //! An operation under way, with the interface of PyTorch's programs.
 
 use super::callbacks::Callbacks;
-use super::errors::{of_torch, raise};
+use super::errors::{exception_for, of_torch};
 use super::fork::OfProcess;
 use super::options::duration;
 use super::tensor::CopyBack;
@@ -188,7 +188,7 @@ impl Inner {
             self.end(result);
         }
         match self.outcome(py)? {
-            Some(Err(error)) => Err(raise(py, &error, Some(self.timeout))),
+            Some(Err(error)) => Err(exception_for(py, &error, Some(self.timeout))),
             _ => Ok(()),
         }
     }
@@ -197,7 +197,7 @@ impl Inner {
     fn settle(&self, py: Python<'_>, future: &Bound<'_, PyAny>) -> PyResult<()> {
         match self.look(py)? {
             Some(Err(error)) => {
-                let error = raise(py, &error, Some(self.timeout));
+                let error = exception_for(py, &error, Some(self.timeout));
                 future.call_method1(intern!(py, "set_exception"), (error.value(py),))?;
             }
             _ => {
@@ -258,7 +258,7 @@ impl Work {
         let inner = self.of_this_process()?;
         Ok(match inner.look(py)? {
             Some(Err(error)) => {
-                let raised = raise(py, &error, Some(inner.timeout));
+                let raised = exception_for(py, &error, Some(inner.timeout));
                 Some(raised.value(py).clone().into_any())
             }
             _ => None,

@@ -1,9 +1,10 @@
-//! A process's place in a job of PyTorch's ranks.
+//! [`World`] for `torch.distributed`: how a process joins a job. [`StoreServer`]: the store that rank 0 serves if
+//! PyTorch's own store is no TCPStore.
 
 use super::callbacks::Callbacks;
-use super::errors::raise;
+use super::errors::exception_for;
 use super::fork::OfProcess;
-use super::issue::{Group, WorldState};
+use super::issue::{Group, USED_AFTER_FORK, WorldState};
 use crate::frames::CallSites;
 use crate::tensors::Types;
 use pyo3::prelude::*;
@@ -15,15 +16,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A store for a job whose own one is not served over TCP, but is a file or a table in a process's memory. This
-/// process serves it, on a port that the kernel chooses. A client must know the job's secret, as with any store that a
-/// rank serves: `docs/SECURITY.md`.
+/// A TCPStore that this process serves, for a job whose PyTorch store is a FileStore or a HashStore. Clients must prove
+/// that they know the job's secret: see `docs/SECURITY.md`.
 #[pyclass(module = "rcomm._native", frozen)]
 pub(crate) struct StoreServer(OfProcess<Mutex<Option<TcpStore>>>, u16);
 
 #[pymethods]
 impl StoreServer {
-    /// Listens on the addresses of `host`, a name of this host, on a port that the kernel chooses.
+    /// Listens on `host`, which is an address of this host or a name that resolves to some, on a port that the kernel
+    /// chooses; on all addresses if the name resolves only to loopback addresses and is not "localhost".
     #[new]
     fn new(py: Python<'_>, host: String, timeout: Duration) -> PyResult<Self> {
         let serve = || {
@@ -38,7 +39,7 @@ impl StoreServer {
             rcomm::World::connect_store(&config, timeout)
         };
         let store = py.detach(serve);
-        let store = store.map_err(|error| raise(py, &error, Some(timeout)))?;
+        let store = store.map_err(|error| exception_for(py, &error, Some(timeout)))?;
         let port = store.port();
         Ok(Self(OfProcess::new(Mutex::new(Some(store))), port))
     }
@@ -53,7 +54,9 @@ impl StoreServer {
 #[pyclass(module = "rcomm._native", frozen)]
 pub(crate) struct World {
     world: OfProcess<Mutex<Option<rcomm::World>>>,
-    group: OfProcess<rcomm::ProcessGroup>,
+    /// The group of all ranks, or of those that remain. Apart from `world`, whose lock is held while a call waits for
+    /// other ranks.
+    group: OfProcess<Mutex<rcomm::ProcessGroup>>,
     is_open: AtomicBool,
     shared: Arc<WorldState>,
 }
@@ -63,25 +66,28 @@ impl World {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Uses the world while the interpreter is released, since the call may wait for other ranks.
+    fn main_group(&self) -> MutexGuard<'_, rcomm::ProcessGroup> {
+        self.group.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs an operation on the world without the GIL, since it may wait for other ranks, for `timeout` at most if it is given.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        use_it: impl FnOnce(&mut rcomm::World) -> Result<T, Error> + Send,
+        timeout: Option<Duration>,
+        operation: impl FnOnce(&mut rcomm::World) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         let gone = |message: &str| Error::new(ErrorKind::Closed, message);
         let used = match self.world.is_own() {
-            false => Err(gone(
-                "this process is a fork of the one that made the group",
-            )),
+            false => Err(gone(USED_AFTER_FORK)),
             true => py.detach(|| {
                 let mut world = self.lock();
                 let world = world.as_mut();
                 let world = world.ok_or_else(|| gone("the process group was destroyed"))?;
-                use_it(world)
+                operation(world)
             }),
         };
-        used.map_err(|error| raise(py, &error, None))
+        used.map_err(|error| exception_for(py, &error, timeout))
     }
 }
 
@@ -93,10 +99,10 @@ fn under(prefix: &str, store: TcpStore) -> Arc<dyn Store> {
 impl World {
     /// Joins a job: waits until all of its ranks have arrived at the store at `host` and `port`. All keys are under
     /// `prefix`. Without a host the job has this one rank. With a `server`, this process serves the store.
-    /// `outlives` says that another process serves the store and ends later, so that no rank has to keep it for the
-    /// others.
+    /// `store_is_external` says that PyTorch, its launcher or the program serves the store, so that this world neither
+    /// serves nor keeps it; `store_at_rank_0` that the process of rank 0 is known to serve such a store.
     #[new]
-    #[pyo3(signature = (rank, size, *, job, host=None, port=0, prefix="", server=None, outlives=false, attempt=0, timeout, library_code=Vec::new()))]
+    #[pyo3(signature = (rank, size, *, job, host=None, port=0, prefix="", server=None, store_is_external=false, store_at_rank_0=false, attempt=0, timeout, library_code=Vec::new()))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -107,7 +113,8 @@ impl World {
         port: u16,
         prefix: &str,
         server: Option<&Bound<'_, StoreServer>>,
-        outlives: bool,
+        store_is_external: bool,
+        store_at_rank_0: bool,
         attempt: u32,
         timeout: Duration,
         library_code: Vec<String>,
@@ -134,7 +141,7 @@ impl World {
                 rendezvous: Some(Rendezvous {
                     job,
                     attempt,
-                    uses_agent_store: outlives,
+                    uses_agent_store: store_is_external,
                     ..rendezvous
                 }),
                 ..Config::from_environment()?
@@ -144,19 +151,27 @@ impl World {
                 Some(served) => under(prefix, served),
                 None => under(prefix, rcomm::World::connect_store(&config, timeout)?),
             };
-            rcomm::World::builder(config).store(store).init()
+            let builder = rcomm::World::builder(config).store(store);
+            match store_at_rank_0 {
+                true => builder.store_at_rank_0().init(),
+                false => builder.init(),
+            }
         });
-        let world = made.map_err(|error| raise(py, &error, Some(timeout)))?;
+        let world = made.map_err(|error| exception_for(py, &error, Some(timeout)))?;
         let recorder = world.recorder().clone();
         let shared = WorldState {
-            in_torch: recorder.intern_call_site("<PyTorch>", "a thread of PyTorch's own", 0),
+            no_call_site: recorder.intern_call_site(
+                "<native>",
+                "no Python code of the program was found on the thread's stack",
+                0,
+            ),
             sites: CallSites::new(library_code),
             types: Types::default(),
             callbacks: Arc::new(Callbacks::default()),
             recorder,
         };
         Ok(Self {
-            group: OfProcess::new(world.group().clone()),
+            group: OfProcess::new(Mutex::new(world.group().clone())),
             world: OfProcess::new(Mutex::new(Some(world))),
             is_open: AtomicBool::new(true),
             shared: Arc::new(shared),
@@ -164,20 +179,24 @@ impl World {
     }
 
     /// The group of all ranks, or of those that remain.
-    fn group(&self) -> Group {
-        let world = self.world.is_own().then(|| self.lock());
-        let now = world.as_ref().and_then(|world| world.as_ref());
-        let group = now.map_or(&*self.group, rcomm::World::group);
-        Group::new(group.clone(), self.shared.clone())
+    fn group(&self, py: Python<'_>) -> PyResult<Group> {
+        if !self.group.is_own() {
+            let error = Error::new(ErrorKind::Closed, USED_AFTER_FORK);
+            return Err(exception_for(py, &error, None));
+        }
+        Ok(Group::new(self.main_group().clone(), self.shared.clone()))
     }
 
     /// Continues without these ranks of the world, and returns the group of the others. All remaining ranks call this
     /// with the same list.
     fn shrink(&self, py: Python<'_>, excluding: Vec<u32>) -> PyResult<Group> {
-        let group = self.with(py, |world| {
+        // In a forked child, `with` refuses, and the lock may be one that a thread of the parent held.
+        let timeout = (self.group.is_own()).then(|| self.main_group().timeout());
+        let group = self.with(py, timeout, |world| {
             world.shrink(&excluding)?;
             Ok(world.group().clone())
         })?;
+        *self.main_group() = group.clone();
         Ok(Group::new(group, self.shared.clone()))
     }
 
@@ -193,13 +212,14 @@ impl World {
             timeout: Some(timeout),
             ..GroupOptions::named(name)
         };
-        let group = self.with(py, |world| world.new_group(&ranks, &options))?;
+        let group = self.with(py, Some(timeout), |world| world.new_group(&ranks, &options))?;
         Ok(Group::new(group, self.shared.clone()))
     }
 
-    /// Waits for what is pending, for this long at most, and ends the world. Ranks that end later are no error; the
-    /// rank that serves the store waits as long for them. Does nothing the second time, and nothing in a forked
-    /// child.
+    /// Waits for what is pending, for this long at most, and ends the world. Ranks that end later are no error. A rank
+    /// whose `StoreServer` the others use waits for them, as long again at most (after a failure for the time that it
+    /// waits for the others' status), and then up to 10 s until they have read that all have ended. Does nothing the
+    /// second time, and nothing in a forked child.
     fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
         if !self.world.is_own() {
             return Ok(());
@@ -209,10 +229,12 @@ impl World {
             let world = self.lock().take();
             world.map_or(Ok(()), |world| world.leave_within(within))
         });
-        ended.map_err(|error| raise(py, &error, Some(within)))
+        ended.map_err(|error| exception_for(py, &error, Some(within)))
     }
 
-    /// Ends the world at once: what is pending fails, on the other ranks with this reason, and the ring stays.
+    /// Ends the world without waiting for what is pending: that fails, and so does what other ranks have pending in the
+    /// group of all ranks, with this reason. The ring stays. A rank whose `StoreServer` the others use keeps it for them
+    /// for the time that it waits for their status.
     fn abandon(&self, py: Python<'_>, reason: &str) {
         if !self.world.is_own() {
             return;
@@ -225,7 +247,7 @@ impl World {
         });
     }
 
-    /// Whether it was not shut down, and is this process's own.
+    /// Whether the world was neither shut down nor abandoned, and was made by this process.
     fn is_open(&self) -> bool {
         self.world.is_own() && self.is_open.load(Ordering::Relaxed)
     }
@@ -252,6 +274,6 @@ impl World {
 
     /// Writes this rank's dump and returns where it is.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |world| world.dump())
+        self.with(py, None, |world| world.dump())
     }
 }

@@ -262,20 +262,30 @@ pub(super) fn innermost<'a>(
     dump: &'a Dump,
     entry: &Entry,
 ) -> Option<&'a rcomm_recorder::model::Frame> {
-    let stack = dump.stacks.get(entry.stack? as usize)?;
-    dump.frames.get(*stack.first()? as usize)
+    frames(dump, entry).next()
+}
+
+/// The operation that a rank issued last, with the record that holds it; `None` if no record holds any.
+pub(super) fn newest(view: &RankView) -> Option<(&Dump, &Entry)> {
+    let last = view
+        .counted()
+        .filter_map(|dump| Some((dump.as_ref(), dump.entries.last()?)));
+    last.max_by_key(|(_, entry)| entry.time_created_ns)
+}
+
+/// The frames of the call of an operation, the innermost first; empty without a stack.
+pub(super) fn frames<'a>(
+    dump: &'a Dump,
+    entry: &Entry,
+) -> impl Iterator<Item = &'a rcomm_recorder::model::Frame> {
+    let stack = entry.stack.and_then(|at| dump.stacks.get(at as usize));
+    let frames = stack.into_iter().flatten();
+    frames.filter_map(|&frame| dump.frames.get(frame as usize))
 }
 
 fn stack(view: &RankView) -> Vec<Line> {
-    let Some(dump) = view.first_dump() else {
-        return vec![];
-    };
-    let newest = dump.entries.iter().rev().find_map(|entry| entry.stack);
-    let frames = newest
-        .and_then(|stack| dump.stacks.get(stack as usize))
-        .into_iter()
-        .flatten()
-        .filter_map(|&frame| dump.frames.get(frame as usize));
+    let newest = newest(view).into_iter();
+    let frames = newest.flat_map(|(dump, entry)| frames(dump, entry));
     frames
         .map(|frame| {
             vec![plain(format!(

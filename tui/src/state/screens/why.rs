@@ -6,13 +6,15 @@ use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use rcomm_analyzer::causes::{self, Link};
 use rcomm_analyzer::format::{count, rank_set};
-use rcomm_recorder::model::Rank;
+use rcomm_analyzer::{Finding, FrameRef};
+use rcomm_recorder::model::{Entry, Frame, Rank};
+use rcomm_recorder::publish::Dump;
 
 pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     let report = &model.snapshot.report;
     // For a waiting rank, the path to its cause comes first. The root causes and the ranks that wait because of them
     // follow.
-    let waiting = match target {
+    let from = match target {
         Some(Target::Rank(rank)) => report
             .waits
             .iter()
@@ -22,17 +24,17 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
             .iter()
             .copied()
             .find(|rank| report.waits.iter().any(|w| w.rank == *rank)),
-        Some(Target::Group(group)) => waiter(model, &[group.as_ref()]),
+        Some(Target::Group(group)) => a_waiting_rank(model, &[group.as_ref()]),
         Some(Target::Groups(groups)) => {
             let groups: Vec<_> = groups.iter().map(AsRef::as_ref).collect();
-            waiter(model, &groups)
+            a_waiting_rank(model, &groups)
         }
         Some(Target::Finding(_) | Target::Job(_)) | None => None,
     };
     let roots = roots(model, target);
     let mut rows = Vec::new();
     let mut head: Vec<Line> = Vec::new();
-    if let Some(rank) = waiting {
+    if let Some(rank) = from {
         head.push(vec![plain(format!(
             "from {} to its cause",
             model.rank_label(rank)
@@ -43,12 +45,14 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     if !roots.is_empty() {
         head.push(vec![
             plain("root: "),
-            styled(named(&roots), Tone::Bad),
-            plain(waiters(&chain, roots.len())),
+            styled(name_ranks(&roots), Tone::Bad),
+            plain(count_waiting(&chain, roots.len())),
         ]);
     }
-    if let Some(at) = model.index.head.filter(|_| waiting.is_none()) {
-        head.push(vec![plain(model.sentence(&report.findings[at]))]);
+    // The roots are those of the finding that is asked for, else those of the whole hang.
+    let finding = asked_for(model, target).or(model.index.head.map(|at| &report.findings[at]));
+    if let Some(finding) = finding.filter(|_| from.is_none()) {
+        head.push(vec![plain(model.sentence(finding))]);
     }
     rows.extend(tree(model, &roots, &chain));
     Page::of(head, "why", table(rows))
@@ -64,13 +68,21 @@ pub(super) fn whole(model: &ViewModel<'_>) -> Table {
     }
 }
 
+/// At most this many root causes have a row of their own.
+const MOST_ROOTS: usize = 8;
+
+/// Rows for the root causes, then for the ranks that wait because of them.
 fn tree<'a>(
     model: &'a ViewModel<'_>,
     roots: &'a [Rank],
     chain: &'a [Link],
 ) -> impl Iterator<Item = Row> + 'a {
-    let causes = roots.iter().take(8).map(|&rank| root(model, rank));
-    causes.chain(chain.iter().map(|link| self::link(model, link)))
+    let causes = roots.iter().take(MOST_ROOTS).map(|&rank| root(model, rank));
+    let more = roots.get(MOST_ROOTS..).filter(|more| !more.is_empty());
+    let more = more.into_iter().map(further_roots);
+    causes
+        .chain(more)
+        .chain(chain.iter().map(|link| self::link(model, link)))
 }
 
 fn table(rows: Vec<Row>) -> Table {
@@ -78,16 +90,16 @@ fn table(rows: Vec<Row>) -> Table {
         columns: vec![text("", 0), text("who", 0), rest("does what", 0)],
         rows,
         headings: Headings::Shown,
-        empty: "no blocked ranks".into(),
+        empty: "no rank waits".into(),
     }
 }
 
-fn named(ranks: &[Rank]) -> String {
-    let several = if ranks.len() == 1 { "" } else { "s" };
-    format!("rank{several} {}", rank_set(ranks, 8))
+fn name_ranks(ranks: &[Rank]) -> String {
+    let plural = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{plural} {}", rank_set(ranks, 8))
 }
 
-fn waiters(chain: &[Link], roots: usize) -> String {
+fn count_waiting(chain: &[Link], roots: usize) -> String {
     let n: usize = chain.iter().map(|link| link.ranks.len()).sum();
     let them = if roots == 1 { "it" } else { "them" };
     match n {
@@ -98,7 +110,7 @@ fn waiters(chain: &[Link], roots: usize) -> String {
 }
 
 /// A rank that waits in one of these groups; `None` if there is none.
-fn waiter(model: &ViewModel<'_>, groups: &[&rcomm_analyzer::GroupRef]) -> Option<Rank> {
+fn a_waiting_rank(model: &ViewModel<'_>, groups: &[&rcomm_analyzer::GroupRef]) -> Option<Rank> {
     let waits = &model.snapshot.report.waits;
     waits
         .iter()
@@ -106,16 +118,21 @@ fn waiter(model: &ViewModel<'_>, groups: &[&rcomm_analyzer::GroupRef]) -> Option
         .map(|wait| wait.rank)
 }
 
+/// The finding that is asked for, if it names culprits.
+fn asked_for<'a>(model: &ViewModel<'a>, target: Option<&Target>) -> Option<&'a Finding> {
+    let Some(Target::Finding(id)) = target else {
+        return None;
+    };
+    let findings = &model.snapshot.report.findings;
+    let finding = findings.iter().find(|finding| finding.id == *id)?;
+    (!finding.culprit_ranks.is_empty()).then_some(finding)
+}
+
 fn roots(model: &ViewModel<'_>, target: Option<&Target>) -> Vec<Rank> {
-    if let Some(Target::Finding(id)) = target {
-        let findings = &model.snapshot.report.findings;
-        if let Some(finding) = findings.iter().find(|f| f.id == *id)
-            && !finding.culprit_ranks.is_empty()
-        {
-            return finding.culprit_ranks.clone();
-        }
-    }
-    model.index.roots.clone()
+    asked_for(model, target).map_or_else(
+        || model.index.roots.clone(),
+        |finding| finding.culprit_ranks.clone(),
+    )
 }
 
 fn row(mark: Mark, step: String, who: String, what: String, tone: Tone, target: Target) -> Row {
@@ -151,25 +168,34 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     path.iter().map(step).collect()
 }
 
-/// The row of a root cause: the last call that it recorded.
+/// The row of the root causes that have none of their own.
+fn further_roots(ranks: &[Rank]) -> Row {
+    row(
+        Mark::new('!', Tone::Bad),
+        "root".into(),
+        count(ranks.len() as u64, "more rank"),
+        rank_set(ranks, 8),
+        Tone::Bad,
+        Target::Ranks(ranks.into()),
+    )
+}
+
+/// The row of a root cause: the rank, its last recorded call with the place in the program, and its phase.
 fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
-    let report = model.index.report(model.snapshot, rank);
-    let findings = model.snapshot.report.findings.iter();
-    let frame = findings.flat_map(|f| &f.frames).find(|f| f.rank == rank);
-    let mut what = match report.and_then(|r| r.last_call.as_ref()) {
-        Some(call) => format!("last recorded call: {call}"),
-        // The report has no last call for a silent rank.
-        None => last_call(model, rank).map_or_else(
-            || "recorded no call".into(),
-            |call| format!("last recorded call: {call}"),
-        ),
-    };
-    if let Some(f) = frame {
-        let call_site = format!(" at {}:{} {}", f.filename, f.line, f.name);
+    let on_rank = model.index.report(model.snapshot, rank);
+    let newest = model.snapshot.rank(rank).and_then(super::rank::newest);
+    let call = newest.and_then(|(dump, entry)| call(model, dump, entry));
+    let call = call.or_else(|| on_rank.and_then(|on_rank| on_rank.last_call.clone()));
+    let mut what = call.map_or_else(
+        || "recorded no call".into(),
+        |call| format!("last recorded call: {call}"),
+    );
+    if let Some(frame) = newest.and_then(|(dump, entry)| place(model, rank, dump, entry)) {
+        let call_site = format!(" at {}:{} {}", frame.filename, frame.line, frame.name);
         what.push_str(call_site.trim_end());
     }
-    if let Some(phase) = report
-        .and_then(|r| r.phase.as_ref())
+    if let Some(phase) = on_rank
+        .and_then(|on_rank| on_rank.phase.as_ref())
         .filter(|p| !p.is_empty())
     {
         what.push_str(&format!(", phase {phase:?}"));
@@ -186,10 +212,31 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
     )
 }
 
-/// The newest operation in a rank's dump; `None` if the rank has none.
-fn last_call(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
-    let dump = model.snapshot.rank(rank)?.first_dump()?;
-    let entry = dump.entries.last()?;
+/// The frame to show for a call: the one that a finding names as the program's own, else the innermost. `None` if no
+/// stack of the call was recorded.
+fn place<'a>(
+    model: &ViewModel<'_>,
+    rank: Rank,
+    dump: &'a Dump,
+    entry: &Entry,
+) -> Option<&'a Frame> {
+    let findings = model.snapshot.report.findings.iter();
+    let named: Vec<&FrameRef> = findings
+        .flat_map(|finding| &finding.frames)
+        .filter(|named| named.rank == rank)
+        .collect();
+    let is_named = |frame: &&Frame| {
+        named.iter().any(|named| {
+            (named.filename.as_str(), named.line, named.name.as_str())
+                == (&*frame.filename, frame.line, &*frame.name)
+        })
+    };
+    let mut frames = super::rank::frames(dump, entry);
+    (frames.find(is_named)).or_else(|| super::rank::innermost(dump, entry))
+}
+
+/// An operation as text; `None` if the record lacks its group.
+fn call(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Option<String> {
     let group = super::rank::group_of(dump, entry)?;
     let seq = if entry.op.is_p2p() {
         entry.p2p_seq_id

@@ -130,7 +130,10 @@ fn a_message_that_does_not_fit_is_an_error_at_both_ends() {
             let error = match group.send(&vec![1i32; count], 1, 4) {
                 Err(error) => {
                     assert_eq!((error.kind(), count), (ErrorKind::Mismatch, 100_000));
-                    assert_error(&error, "but rank 1 of the group receives 99999 Int");
+                    assert_error(
+                        &error,
+                        "but the receive on rank 1 of the group expects 99999 elements of Int",
+                    );
                     error
                 }
                 Ok(()) => {
@@ -153,7 +156,10 @@ fn a_message_that_does_not_fit_is_an_error_at_both_ends() {
 
 fn received(count: usize) -> String {
     let short = count - 1;
-    format!("rank 0 of the group sent {count} Int with tag 4, but {short} Int are received")
+    format!(
+        "the message with tag 4 from rank 0 of the group has {count} elements of Int, but its receive expects {short} \
+         elements of Int"
+    )
 }
 
 #[test]

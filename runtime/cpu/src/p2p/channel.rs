@@ -1,6 +1,6 @@
 //! [`PeerChannel`]: the channel to one peer, and the assignment of its messages to requests.
 
-use super::frame::{FRAME, Frame, FrameKind};
+use super::frame::{FRAME_BYTES, Frame, FrameKind};
 use super::request::{Request, Stage};
 use crate::transport::Channel;
 use crate::wait::Failure;
@@ -20,14 +20,17 @@ pub(super) struct UnexpectedMessage {
 impl UnexpectedMessage {
     /// Number of bytes that the message counts toward [`MAX_KEPT`].
     fn cost(&self) -> usize {
-        FRAME + self.message.as_ref().map_or(0, Vec::len)
+        FRAME_BYTES + self.message.as_ref().map_or(0, Vec::len)
     }
 }
 
 /// The meaning of the next bytes of a channel.
 pub(super) enum Incoming {
     /// A frame.
-    Frame { bytes: [u8; FRAME], done: usize },
+    Frame {
+        bytes: [u8; FRAME_BYTES],
+        done: usize,
+    },
     /// A message for this receive.
     Message {
         receive: u64,
@@ -69,7 +72,7 @@ pub(super) struct PeerChannel {
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
     /// Answers to the peer's offers, to be written before the next message or offer.
-    pub(super) replies: VecDeque<[u8; FRAME]>,
+    pub(super) replies: VecDeque<[u8; FRAME_BYTES]>,
     /// Number of bytes of the first reply that were written.
     pub(super) replied: usize,
     /// Receives that no message has matched yet, in order.
@@ -93,7 +96,7 @@ impl PeerChannel {
         Self {
             channel: None,
             incoming: Incoming::Frame {
-                bytes: [0; FRAME],
+                bytes: [0; FRAME_BYTES],
                 done: 0,
             },
             outgoing: Outgoing::Free,
@@ -123,7 +126,7 @@ impl PeerChannel {
             }
             moved = true;
             self.replied += some;
-            if self.replied == FRAME {
+            if self.replied == FRAME_BYTES {
                 self.replied = 0;
                 self.replies.pop_front();
             }
@@ -266,7 +269,7 @@ impl PeerChannel {
                         return Ok(moved);
                     }
                     moved = true;
-                    if *done == FRAME {
+                    if *done == FRAME_BYTES {
                         let frame = Frame::decode(bytes);
                         let frame = frame.ok_or_else(|| {
                             Failure::Garbled(rank, "a message with an invalid header".into())
@@ -347,7 +350,7 @@ impl PeerChannel {
 
     fn next_frame(&mut self) {
         self.incoming = Incoming::Frame {
-            bytes: [0; FRAME],
+            bytes: [0; FRAME_BYTES],
             done: 0,
         };
     }
@@ -360,7 +363,7 @@ impl PeerChannel {
         rank: Rank,
     ) -> Result<Incoming, Failure> {
         let next = Incoming::Frame {
-            bytes: [0; FRAME],
+            bytes: [0; FRAME_BYTES],
             done: 0,
         };
         match frame.kind {

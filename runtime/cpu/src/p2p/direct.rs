@@ -1,14 +1,14 @@
 //! A single send or receive that completes at once if nothing else is in progress on its channel.
 //!
-//! A send of at most [`EAGER`] bytes on an open channel writes its message if nothing else is being written to that
-//! peer or waits to be. If the message does not fit completely, [`advance`](P2p::advance) writes the rest. A receive on
-//! a channel through memory takes its message if the message is next and complete, and no earlier receive is posted.
-//! While it looks for its message, the receive is queued like any other, so that other threads do not take that
+//! A send of at most [`MAX_EAGER_BYTES`] bytes on an open channel writes its message if nothing else is being written
+//! to that peer or waits to be. If the message does not fit completely, [`advance`](P2p::advance) writes the rest. A
+//! receive on a channel through memory takes its message if the message is next and complete, and no earlier receive is
+//! posted. While it looks for its message, the receive is queued like any other, so that other threads do not take that
 //! message. A send or a receive that cannot complete in this way, such as every receive on a socket, goes on as an
 //! ordinary request.
 
 use super::channel::{Incoming, Outgoing, PeerChannel, Waiting};
-use super::frame::{EAGER, FRAME, Frame};
+use super::frame::{FRAME_BYTES, Frame, MAX_EAGER_BYTES};
 use super::messages::{P2p, lock};
 use super::request::{Request, Stage};
 use crate::transport::fill::bytes_to_fill;
@@ -21,7 +21,7 @@ impl PeerChannel {
     /// Reads a message with exactly this head for the receive `id`, if the message is next on the channel, no earlier
     /// receive is posted, no message is kept for a later receive, and no reply is to be written.
     #[inline]
-    fn take_next(&mut self, id: u64, head: &[u8; FRAME], into: &mut [u8]) -> Found {
+    fn take_next(&mut self, id: u64, head: &[u8; FRAME_BYTES], into: &mut [u8]) -> Found {
         let is_next = self.waiting.front().is_some_and(|w| w.receive == id)
             && self.kept.is_empty()
             && self.replies.is_empty()
@@ -88,13 +88,13 @@ impl P2p {
         let is_free = peer.queue.is_empty()
             && peer.replies.is_empty()
             && peer.outgoing == Outgoing::Free
-            && bytes.len() <= EAGER;
+            && bytes.len() <= MAX_EAGER_BYTES;
         let frame = Frame::eager(tag, dtype, bytes.len()).encode();
         let mut done = 0;
         if let Some(channel) = peer.channel.as_mut().filter(|_| is_free) {
             let written = channel.write_both(&frame, bytes);
             done = written.map_err(|error| Failure::Gone(self.ranks[at], Some(error)))?;
-            if done == FRAME + bytes.len() {
+            if done == FRAME_BYTES + bytes.len() {
                 return Ok(None);
             }
         }

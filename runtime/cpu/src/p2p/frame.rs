@@ -1,26 +1,28 @@
-//! [`Frame`]: the header on the wire of a message, an offer, or the answer to an offer.
+//! [`Frame`]: the header on the wire of a message, of an offer to send one (RTS in MPI libraries), or of the answer to
+//! an offer (CTS).
 
 use crate::wait::Failure;
 use rcomm_recorder::model::{DType, Rank};
 
 /// The maximum size in bytes of a message that is sent without an offer.
-pub(super) const EAGER: usize = 64 << 10;
+pub(super) const MAX_EAGER_BYTES: usize = 64 << 10;
 /// Bytes of an encoded [`Frame`].
-pub(super) const FRAME: usize = 32;
-/// `rcp1` in ASCII: marks a frame of this layout.
+pub(super) const FRAME_BYTES: usize = 32;
+/// Marks a frame of this layout. As all numbers it is little-endian on the wire: the bytes `1pcr`.
 const MAGIC: u32 = 0x7263_7031;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameKind {
-    /// The message follows.
+    /// A message, which follows. It was not offered.
     Eager = 1,
-    /// A message of this length is ready; the sender waits for `Clear` or `Refuse`.
+    /// From the sender: a message of this length is ready (RTS). It waits for `Clear` or `Refuse`.
     Offer = 2,
-    /// The receiver is ready for the message offered under this id.
+    /// From the receiver: it is ready for the message that was offered under this id (CTS).
     Clear = 3,
-    /// The message offered under this id follows.
+    /// From the sender, after `Clear`: the message that was offered under this id, which follows.
     Data = 4,
-    /// The message offered under this id does not fit its receive, whose type and length the frame has.
+    /// From the receiver: the message that was offered under this id does not fit its receive, whose type and length
+    /// the frame has.
     Refuse = 5,
 }
 
@@ -29,7 +31,8 @@ pub(super) struct Frame {
     pub(super) kind: FrameKind,
     pub(super) tag: u32,
     pub(super) dtype: DType,
-    /// The sender's identifier of the message; 0 for a message that is sent at once, which gets no reply.
+    /// The sender's number of the message, in the offer and in all that follows it; 0 in an `Eager` frame, which gets
+    /// no answer.
     pub(super) id: u64,
     /// Length in bytes of the message; in a `Refuse`, of the receiver's buffer.
     pub(super) len: u64,
@@ -49,8 +52,8 @@ impl Frame {
     }
 
     #[inline]
-    pub(super) fn encode(self) -> [u8; FRAME] {
-        let mut bytes = [0; FRAME];
+    pub(super) fn encode(self) -> [u8; FRAME_BYTES] {
+        let mut bytes = [0; FRAME_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4] = self.kind as u8;
         bytes[5] = self.dtype.code();
@@ -60,8 +63,9 @@ impl Frame {
         bytes
     }
 
-    /// Reads a frame; `None` if the bytes are not a valid frame. An `Eager` frame of more than [`EAGER`] bytes is not.
-    pub(super) fn decode(bytes: &[u8; FRAME]) -> Option<Self> {
+    /// Reads a frame; `None` if the bytes are not a valid frame. An `Eager` frame of a message of more than
+    /// [`MAX_EAGER_BYTES`] is not. Bytes 6, 7 and 12 to 15 are not used, and ignored.
+    pub(super) fn decode(bytes: &[u8; FRAME_BYTES]) -> Option<Self> {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
@@ -83,38 +87,58 @@ impl Frame {
             id: long(16),
             len: long(24),
         };
-        if frame.kind == FrameKind::Eager && frame.len > EAGER as u64 {
+        if frame.kind == FrameKind::Eager && frame.len > MAX_EAGER_BYTES as u64 {
             return None;
         }
         Some(frame)
     }
 
-    /// Returns the failure of a send whose receiver, rank `at` of the group, expects another type or length.
-    pub(super) fn refused(&self, dtype: DType, len: u64, at: usize, rank: Rank) -> Failure {
+    /// Returns the failure of the send of this message, on the sender: rank `at` of the group, which is `rank` in the
+    /// world, has refused it, since its receive expects `expected` bytes of type `dtype`.
+    pub(super) fn refused(&self, dtype: DType, expected: u64, at: usize, rank: Rank) -> Failure {
         let message = format!(
-            "{} {} are sent with tag {}, but rank {at} of the group receives {} {dtype}",
-            elements(self.dtype, self.len),
-            self.dtype,
+            "the message with tag {} has {}, but the receive on rank {at} of the group expects {}",
             self.tag,
-            elements(dtype, len)
+            describe_length(self.dtype, self.len),
+            describe_length(dtype, expected)
         );
         Failure::Mismatch(rank, message)
     }
 
-    /// Returns the failure of a receive of this type and length, for which rank `at` of the group has sent this
-    /// frame.
-    pub(super) fn misfits(&self, dtype: DType, len: u64, at: usize, rank: Rank) -> Failure {
+    /// Returns the failure of the receive of this message, on the receiver: it expects `expected` bytes of type
+    /// `dtype`. The sender is rank `at` of the group, which is `rank` in the world.
+    pub(super) fn misfits(&self, dtype: DType, expected: u64, at: usize, rank: Rank) -> Failure {
         let message = format!(
-            "rank {at} of the group sent {} {} with tag {}, but {} {dtype} are received",
-            elements(self.dtype, self.len),
-            self.dtype,
+            "the message with tag {} from rank {at} of the group has {}, but its receive expects {}",
             self.tag,
-            elements(dtype, len)
+            describe_length(self.dtype, self.len),
+            describe_length(dtype, expected)
         );
         Failure::Mismatch(rank, message)
     }
 }
 
-fn elements(dtype: DType, len: u64) -> u64 {
-    len / dtype.size().unwrap_or(1) as u64
+/// So many elements of the type as these bytes hold; bytes, if that is no whole number or the size of an element is not
+/// known.
+fn describe_length(dtype: DType, bytes: u64) -> String {
+    let size = dtype.size().map_or(0, |size| size as u64);
+    let (count, unit) = match size > 0 && bytes.is_multiple_of(size) {
+        true => (bytes / size, "element"),
+        false => (bytes, "byte"),
+    };
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {unit}{plural} of {dtype}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_is_told_in_elements_only_if_it_is_a_whole_number_of_them() {
+        assert_eq!(describe_length(DType::I32, 32), "8 elements of Int");
+        assert_eq!(describe_length(DType::I32, 4), "1 element of Int");
+        assert_eq!(describe_length(DType::I32, 7), "7 bytes of Int");
+        assert_eq!(describe_length(DType::Other, 7), "7 bytes of Other");
+    }
 }

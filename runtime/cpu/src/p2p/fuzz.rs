@@ -1,7 +1,7 @@
 //! A channel whose other end sends the fuzzer's bytes.
 
 use super::channel::{MAX_KEPT, PeerChannel, Waiting};
-use super::frame::{EAGER, FRAME, Frame};
+use super::frame::{FRAME_BYTES, Frame, MAX_EAGER_BYTES};
 use super::request::{Request, Stage};
 use crate::transport::tcp::TcpChannel;
 use crate::transport::{Channel, Wire};
@@ -21,7 +21,7 @@ const RECEIVES: [(u32, DType, usize, bool); 5] = [
 /// Lets the receives read `bytes`: they must end, fail or wait, and the channel must not keep more bytes than its limit
 /// and one message.
 pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
-    let head = bytes.first_chunk::<FRAME>();
+    let head = bytes.first_chunk::<FRAME_BYTES>();
     if let Some(frame) = head.and_then(Frame::decode) {
         assert_eq!(Frame::decode(&frame.encode()), Some(frame));
     }
@@ -62,7 +62,7 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
                 // An error ends the group.
                 Err(_) => return Ok(()),
             }
-            assert!(channel.kept_bytes <= MAX_KEPT + EAGER + FRAME);
+            assert!(channel.kept_bytes <= MAX_KEPT + MAX_EAGER_BYTES + FRAME_BYTES);
         }
         if !moved {
             return Ok(());

@@ -1,7 +1,7 @@
 //! [`P2p`]: one group's messages, and the progress of requests.
 
 use super::channel::{Outgoing, PeerChannel, Waiting};
-use super::frame::{EAGER, FRAME, Frame, FrameKind};
+use super::frame::{FRAME_BYTES, Frame, FrameKind, MAX_EAGER_BYTES};
 use super::request::{Request, Stage, outcome};
 use crate::channels::Sockets;
 use crate::channels::neighbors::Neighbors;
@@ -269,7 +269,7 @@ impl P2p {
                 }
                 peer.queue.pop_front();
                 peer.outgoing = Outgoing::Send(request.id);
-                let offer = bytes.len() > EAGER;
+                let offer = bytes.len() > MAX_EAGER_BYTES;
                 if offer {
                     frame.kind = FrameKind::Offer;
                     frame.id = request.id;
@@ -313,7 +313,7 @@ impl P2p {
         };
         let channel = peer.channel.as_mut().ok_or(Failure::Closed)?;
         let follows: &[u8] = if *offer { &[] } else { bytes };
-        while *done < FRAME {
+        while *done < FRAME_BYTES {
             let some = channel.write_both(&frame[*done..], follows).map_err(gone)?;
             *done += some;
             if some == 0 {
@@ -327,8 +327,8 @@ impl P2p {
             request.stage = Stage::SendOffered { peer: at };
             return Ok(true);
         }
-        while *done - FRAME < bytes.len() {
-            let some = channel.write(&bytes[*done - FRAME..]).map_err(gone)?;
+        while *done - FRAME_BYTES < bytes.len() {
+            let some = channel.write(&bytes[*done - FRAME_BYTES..]).map_err(gone)?;
             *done += some;
             if some == 0 {
                 return Ok(moved);

@@ -1,6 +1,6 @@
 //! One send or receive.
 
-use super::frame::FRAME;
+use super::frame::FRAME_BYTES;
 use crate::wait::Failure;
 use rcomm_recorder::model::DType;
 
@@ -22,7 +22,7 @@ pub(super) enum Stage {
     /// were written.
     SendWriting {
         peer: usize,
-        frame: [u8; FRAME],
+        frame: [u8; FRAME_BYTES],
         done: usize,
         /// Whether the frame is an offer, without the message.
         offer: bool,

@@ -243,7 +243,7 @@ impl StatusExchange {
         let pending = report.pending.iter();
         for collective in pending.filter(|it| is_long(it.waited_ms, timeout)) {
             let absent = collective.members.iter().copied().filter(|&member| {
-                member != rank && !ask(member).is_some_and(|it| it.has_come_to(collective))
+                member != rank && !ask(member).is_some_and(|it| it.has_arrived_at(collective))
             });
             waits.extend(absent);
         }

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A time-out of another rank that is older than this, in ms, did not lead to this rank's.
-const NEW_TIME_OUT_MS: u64 = 10_000;
+/// A time-out that the reporting rank recorded longer ago than this, in ms, is not among its waits: it did not lead to
+/// the fault for which status is exchanged now.
+const RECENT_TIMEOUT_MS: u64 = 10_000;
 
 /// One rank's progress, as it publishes it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -23,7 +24,8 @@ pub(crate) struct RankReport {
     pub(super) phase_ms: u64,
     /// The step that the program set last; -1 if it set none.
     pub(super) step: i64,
-    /// The ranks that operations of this rank wait for, or waited for until their time-out, and for how long, in ms.
+    /// The ranks for which operations of this rank wait, or waited until their time-out, and for how long, in ms; 0 =
+    /// not known: the record does not hold the operation, or the time-out was that of no operation.
     #[serde(default)]
     pub(super) waits: BTreeMap<Rank, u64>,
     /// The oldest pending collective of each group of at most [`SMALL_GROUP`] members.
@@ -59,8 +61,9 @@ impl RankReport {
         }
     }
 
-    /// Adds what this rank waits for according to its record: the ranks of its connections and those that its
-    /// time-outs have named, and its pending collectives in groups of these `wire_id`s, by the groups' local numbers.
+    /// Adds what this rank waits for according to its record: the ranks at the other ends of connections on which an
+    /// operation waits, the ranks that its recent time-outs name, and the oldest pending collective of each small group
+    /// in `wire_ids`, which has the groups' wire ids by their numbers in this process.
     pub(crate) fn with_waits(mut self, record: &Dump, wire_ids: &BTreeMap<GroupId, u64>) -> Self {
         let now_ns = record.identity.dump_time_ns;
         let ms_since = |ns: i64| u64::try_from((now_ns - ns) / 1_000_000).unwrap_or(0);
@@ -71,10 +74,10 @@ impl RankReport {
                 self.waits.insert(rank, ms_since(link.waited_since_ns));
             }
         }
-        let is_new_time_out = |failure: &&Failure| {
-            failure.kind == FailureKind::Timeout && ms_since(failure.time_ns) < NEW_TIME_OUT_MS
+        let is_recent_timeout = |failure: &&Failure| {
+            failure.kind == FailureKind::Timeout && ms_since(failure.time_ns) < RECENT_TIMEOUT_MS
         };
-        for failure in record.failures.iter().filter(is_new_time_out) {
+        for failure in record.failures.iter().filter(is_recent_timeout) {
             let failed = failure.operation.as_ref().and_then(|operation| {
                 let mut entries = record.entries.iter();
                 entries.rfind(|it| it.record_id == operation.record_id)
@@ -106,22 +109,23 @@ impl RankReport {
         self
     }
 
-    /// The ranks that this one has waited for at least half of this time.
+    /// The ranks for which this rank has waited, each for at least half of this time.
     pub(super) fn long_waits(&self, timeout: Duration) -> impl Iterator<Item = Rank> {
         let long = self.waits.iter();
         let long = long.filter(move |&(_, &waited_ms)| is_long(waited_ms, timeout));
         long.map(|(&rank, _)| rank)
     }
 
-    /// Whether this rank is known to have come to this collective, or a later one of the group.
-    pub(super) fn has_come_to(&self, collective: &PendingCollective) -> bool {
+    /// Whether this rank is known to have issued this collective, or a later one of the group.
+    pub(super) fn has_arrived_at(&self, collective: &PendingCollective) -> bool {
         let status = self.groups.get(&collective.group);
         let last = status.map_or(-1, |status| status.last_enqueued);
         u64::try_from(last).is_ok_and(|last| last >= collective.seq)
     }
 }
 
-/// Whether a wait of this length may be the cause of another one that has ended at its time-out.
+/// Whether a wait of this length may be the cause of one that has ended at this time-out: it has lasted for at least
+/// half of that.
 pub(super) fn is_long(waited_ms: u64, timeout: Duration) -> bool {
     u128::from(waited_ms) >= timeout.as_millis() / 2
 }

@@ -1,12 +1,12 @@
 //! Finds the nodes of a collector: from a list, a DNS name, or the job's store.
 //!
-//! The number of nodes is determined once. The address of a node is looked up again whenever the node
-//! does not answer, since a restarted instance may have another address.
+//! The number of nodes is determined once. The address of a node is looked up again after every query that failed,
+//! since a restarted instance may have another address: the node then gets one that is listed and that no other has.
 
 use rcomm_analyzer::source::{HostPort, hosts_in_store};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time limit for reading the hosts from the job's store.
@@ -17,7 +17,9 @@ const STORE_TIME: Duration = Duration::from_secs(5);
 pub enum Nodes {
     /// The URLs of the nodes, such as `http://n07:8765`.
     List(Vec<String>),
-    /// A DNS name that resolves to the addresses of all nodes (a headless service, for example).
+    /// A DNS name that resolves to the addresses of all nodes (a headless service, for example). If it has addresses of
+    /// IPv4 and of IPv6, only those of the kind of which it has more are used, IPv4 if it has as many of both: most
+    /// nodes have one of each.
     Dns {
         /// The name.
         name: String,
@@ -37,21 +39,24 @@ pub enum Nodes {
     },
 }
 
-/// Where node addresses are looked up.
+/// Where the addresses of nodes are looked up.
 #[derive(Debug)]
-pub(crate) enum Directory {
+pub(crate) enum AddressSource {
     Dns(String),
     Store(HostPort),
 }
 
-impl Directory {
+impl AddressSource {
     /// `host:port` of each node, sorted, without duplicates.
+    ///
+    /// # Blocking
+    ///
+    /// Until the system's resolver has answered, without a limit; for a store [`STORE_TIME`] at most.
     fn look_up(&self, port: u16) -> io::Result<Vec<String>> {
         match self {
             Self::Dns(name) => {
-                let mut found: Vec<SocketAddr> = (name.as_str(), port).to_socket_addrs()?.collect();
-                found.sort();
-                found.dedup();
+                let found = (name.as_str(), port).to_socket_addrs()?;
+                let found = of_one_kind(found.collect());
                 Ok(found.iter().map(ToString::to_string).collect())
             }
             Self::Store(store) => {
@@ -71,15 +76,46 @@ impl Directory {
     }
 }
 
+/// The addresses of one kind, IPv4 or IPv6, of which there are more; IPv4 if there are as many. Sorted, without
+/// duplicates.
+///
+/// A node of a network with both kinds has an address of each, and would be read twice.
+fn of_one_kind(mut found: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    found.sort();
+    found.dedup();
+    let (four, six): (Vec<_>, Vec<_>) = found.into_iter().partition(SocketAddr::is_ipv4);
+    if six.len() > four.len() { six } else { four }
+}
+
+/// The nodes of a collector whose addresses are looked up.
+#[derive(Debug)]
+pub(crate) struct ListedNodes {
+    source: AddressSource,
+    port: u16,
+    scheme: String,
+    /// The address of each node, `host:port`.
+    addresses: Mutex<Vec<String>>,
+}
+
+/// The address of the node at `index`, now that these addresses are listed: its own, if that is among them, else one
+/// that no other node has, which it then keeps. `None` if there is none.
+fn assign(addresses: &mut [String], index: usize, listed: Vec<String>) -> Option<String> {
+    let own = addresses.get(index)?;
+    let address = match listed.contains(own) {
+        true => own.clone(),
+        false => listed.into_iter().find(|it| !addresses.contains(it))?,
+    };
+    addresses[index].clone_from(&address);
+    Some(address)
+}
+
 /// How to find one node.
 #[derive(Debug)]
 pub(crate) enum NodeAddress {
     Url(String),
-    /// The node at this index in the sorted list of a directory.
-    Nth {
-        directory: Arc<Directory>,
-        port: u16,
-        scheme: String,
+    /// The node at this index of the list.
+    Listed {
+        nodes: Arc<ListedNodes>,
         index: usize,
     },
 }
@@ -95,53 +131,104 @@ impl NodeAddress {
     ///
     /// If the name cannot be resolved, or the store cannot be read or lists no hosts.
     pub(crate) fn all(nodes: Nodes) -> io::Result<Vec<Self>> {
-        let (directory, port, scheme) = match nodes {
+        let (source, port, scheme) = match nodes {
             Nodes::List(urls) => return Ok(urls.into_iter().map(Self::Url).collect()),
-            Nodes::Dns { name, port, scheme } => (Directory::Dns(name), port, scheme),
+            Nodes::Dns { name, port, scheme } => (AddressSource::Dns(name), port, scheme),
             Nodes::Store {
                 store,
                 port,
                 scheme,
-            } => (Directory::Store(store), port, scheme),
+            } => (AddressSource::Store(store), port, scheme),
         };
-        let directory = Arc::new(directory);
-        let count = directory.look_up(port)?.len();
-        let nth = |index| Self::Nth {
-            directory: directory.clone(),
+        let addresses = source.look_up(port)?;
+        let count = addresses.len();
+        let nodes = Arc::new(ListedNodes {
+            source,
             port,
-            scheme: scheme.clone(),
+            scheme,
+            addresses: Mutex::new(addresses),
+        });
+        let listed = |index| Self::Listed {
+            nodes: nodes.clone(),
             index,
         };
-        Ok((0..count).map(nth).collect())
+        Ok((0..count).map(listed).collect())
     }
 
-    /// Name of the node's source: the URL, or the node's index in the directory.
+    /// Name of the node's source: the URL, or the number of the node and where its address is listed.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Url(url) => format!("node {url}"),
-            Self::Nth {
-                directory, index, ..
-            } => format!("node {index} of {}", directory.name()),
+            Self::Listed { nodes, index } => format!("node {index} of {}", nodes.source.name()),
         }
     }
 
-    /// The current URL of the node. Looked up in the directory at each call, which blocks as [`Self::all`] does.
+    /// The current URL of the node. Its address is looked up at each call, which blocks as [`Self::all`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::all`]; `NotFound` if neither its address nor a new one is listed.
     pub(crate) fn url(&self) -> io::Result<String> {
         match self {
             Self::Url(url) => Ok(url.clone()),
-            Self::Nth {
-                directory,
-                port,
-                scheme,
-                index,
-            } => {
-                let found = directory.look_up(*port)?;
-                let address = found.get(*index).ok_or_else(|| {
-                    let text = format!("{} now lists only {} nodes", directory.name(), found.len());
+            Self::Listed { nodes, index } => {
+                let listed = nodes.source.look_up(nodes.port)?;
+                let addresses = nodes.addresses.lock();
+                let mut addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+                let address = assign(&mut addresses, *index, listed).ok_or_else(|| {
+                    let text = format!(
+                        "{} lists neither its last address, {}, nor a new one: start rcomm-web on that node again, or, \
+                         if the job has fewer nodes now, this collector",
+                        nodes.source.name(),
+                        addresses[*index],
+                    );
                     io::Error::new(io::ErrorKind::NotFound, text)
                 })?;
-                Ok(format!("{scheme}://{address}"))
+                Ok(format!("{}://{address}", nodes.scheme))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(addresses: &[&str]) -> Vec<String> {
+        addresses.iter().map(|&it| it.to_owned()).collect()
+    }
+
+    #[test]
+    fn a_node_that_moved_gets_the_new_address_and_the_others_keep_theirs() {
+        let mut addresses = listed(&["10.0.0.3:1", "10.0.0.5:1", "10.0.0.7:1"]);
+        // The node at 5 was started anew at 1, which is now the first of the list.
+        let now = || listed(&["10.0.0.1:1", "10.0.0.3:1", "10.0.0.7:1"]);
+        let one = assign(&mut addresses, 1, now());
+        assert_eq!(one.as_deref(), Some("10.0.0.1:1"));
+        for (index, own) in ["10.0.0.3:1", "10.0.0.1:1", "10.0.0.7:1"]
+            .iter()
+            .enumerate()
+        {
+            assert_eq!(assign(&mut addresses, index, now()).as_deref(), Some(*own));
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_gone_gets_the_address_of_no_other() {
+        let mut addresses = listed(&["10.0.0.3:1", "10.0.0.5:1"]);
+        assert_eq!(assign(&mut addresses, 1, listed(&["10.0.0.3:1"])), None);
+        assert_eq!(addresses, ["10.0.0.3:1", "10.0.0.5:1"]);
+    }
+
+    #[test]
+    fn a_node_with_an_address_of_each_kind_is_one_node() {
+        let parse = |texts: &[&str]| -> Vec<SocketAddr> {
+            let all = texts.iter().map(|text| text.parse());
+            all.collect::<Result<_, _>>().expect("addresses are valid")
+        };
+        let both = parse(&["[fd00::2]:1", "10.0.0.2:1", "[fd00::1]:1", "10.0.0.1:1"]);
+        assert_eq!(of_one_kind(both), parse(&["10.0.0.1:1", "10.0.0.2:1"]));
+        let six = parse(&["[fd00::2]:1", "[fd00::1]:1", "10.0.0.1:1"]);
+        assert_eq!(of_one_kind(six), parse(&["[fd00::1]:1", "[fd00::2]:1"]));
     }
 }

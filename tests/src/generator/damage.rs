@@ -8,11 +8,11 @@ use rcomm_recorder::publish::{FormatVersion, Recorder};
 /// One kind of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Damage {
-    /// The record of a rank that is not at fault is lost.
+    /// The records of a rank that is not at fault are lost.
     Missing,
     /// The file of a rank that is not at fault ends too early.
     Cut,
-    /// Instead of the record of a rank that is not at fault there is one of an earlier run.
+    /// Instead of a record of a rank that is not at fault there is one of an earlier run, by the same recorder.
     Stale,
     /// Half of the records are of an older version, which holds less.
     MixedVersions,
@@ -32,7 +32,7 @@ impl Damage {
 }
 
 impl Job {
-    /// Damages the records; `false` if this job has none that can be damaged in this way.
+    /// Damages the records; `false` if those of this job cannot be damaged in this way, and are as they were.
     pub fn apply(&mut self, damage: Damage, random: &mut Random) -> bool {
         let guilty = self.culprits();
         let innocent = |rank: Option<Rank>| rank.is_some_and(|rank| !guilty.contains(&rank));
@@ -45,7 +45,9 @@ impl Job {
         let at = *random.pick(&candidates);
         match damage {
             Damage::Missing => {
-                self.dumps.remove(at);
+                // A process may have several recorders.
+                let rank = self.dumps[at].identity.rank;
+                self.dumps.retain(|dump| dump.identity.rank != rank);
             }
             Damage::Cut => {
                 let dump = &mut self.dumps[at];
@@ -55,7 +57,7 @@ impl Job {
                 }
                 dump.entries
                     .truncate(random.between(all as u64 / 4, all as u64 * 3 / 4) as usize);
-                // What follows the entries in a file is lost with them.
+                // In a file as PyTorch writes JSON, the status of the groups follows the entries and is lost with them.
                 for group in &mut dump.groups {
                     group.status = None;
                 }
@@ -86,37 +88,83 @@ impl Job {
         true
     }
 
-    /// Replaces a record with that of the same rank in an earlier, healthy run of another program; `false` if
-    /// the rank left none there.
+    /// Replaces a record with that of the same rank and recorder in an earlier, healthy run of another program; `false`
+    /// if the rank left none there.
     fn replace_with_stale(&mut self, at: usize) -> bool {
         const EARLIER_NS: i64 = 3_600_000_000_000;
         let mut spec = self.spec.clone();
         spec.seed = spec.seed.wrapping_add(7);
         spec.faults.clear();
         let earlier = spec.make();
-        let rank = self.dumps[at].identity.rank;
+        let (rank, recorder) = (self.dumps[at].identity.rank, self.dumps[at].recorder);
         let Some(mut stale) = earlier
             .dumps
             .into_iter()
-            .find(|dump| dump.identity.rank == rank)
+            .find(|dump| dump.identity.rank == rank && dump.recorder == recorder)
         else {
             return false;
         };
+        // A time of 0 is not known.
+        let earlier = |time: &mut i64| *time -= if *time > 0 { EARLIER_NS } else { 0 };
         for entry in &mut stale.entries {
-            entry.time_created_ns -= EARLIER_NS;
-            for time in [
-                &mut entry.time_discovered_started_ns,
-                &mut entry.time_discovered_completed_ns,
-            ] {
-                *time -= if *time > 0 { EARLIER_NS } else { 0 };
-            }
+            earlier(&mut entry.time_created_ns);
+            earlier(&mut entry.time_discovered_started_ns);
+            earlier(&mut entry.time_discovered_completed_ns);
         }
-        stale.identity.dump_time_ns -= if stale.identity.dump_time_ns > 0 {
-            EARLIER_NS
-        } else {
-            0
-        };
+        if let Some(status) = &mut stale.status {
+            earlier(&mut status.heartbeat_ns);
+            earlier(&mut status.phase_since_ns);
+        }
+        earlier(&mut stale.identity.dump_time_ns);
         self.dumps[at] = stale;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generator::Spec;
+
+    /// Three jobs, before and after the damage; `prepare` changes what a job is made from, and says whether it fits.
+    fn damaged(damage: Damage, prepare: impl Fn(&mut Spec) -> bool) -> Vec<(Job, Job)> {
+        let jobs = (0..100).filter_map(|seed| {
+            let mut spec = Spec::random(seed, 8);
+            if !prepare(&mut spec) {
+                return None;
+            }
+            let mut after = spec.make();
+            let is_applied = after.apply(damage, &mut Random::new(seed));
+            is_applied.then(|| (spec.make(), after))
+        });
+        jobs.take(3).collect()
+    }
+
+    #[test]
+    fn all_times_of_a_stale_record_are_of_its_run() {
+        let jobs = damaged(Damage::Stale, |spec| {
+            spec.recording.recorder == Recorder::Rcomm
+        });
+        assert_eq!(jobs.len(), 3);
+        for dump in jobs.iter().flat_map(|(_, after)| &after.dumps) {
+            let Some(status) = &dump.status else { continue };
+            let since = dump.identity.dump_time_ns - status.heartbeat_ns;
+            assert!((0..60_000_000_000).contains(&since), "{since}");
+        }
+    }
+
+    #[test]
+    fn a_rank_whose_records_are_lost_has_none_by_a_second_recorder() {
+        let jobs = damaged(Damage::Missing, |spec| {
+            spec.recording.second_recorder = Some(Recorder::Hook);
+            spec.recording.recorder == Recorder::Nccl
+        });
+        assert_eq!(jobs.len(), 3);
+        for (before, after) in jobs {
+            let ranks = |job: &Job| -> std::collections::BTreeSet<Option<Rank>> {
+                job.dumps.iter().map(|dump| dump.identity.rank).collect()
+            };
+            assert_eq!(ranks(&after).len() + 1, ranks(&before).len());
+        }
     }
 }

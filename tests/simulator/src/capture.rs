@@ -125,6 +125,14 @@ impl Capture {
         std::ptr::without_provenance_mut(self.graph)
     }
 
+    /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`, or `…_INVALIDATED`.
+    pub(crate) fn status(&self) -> c_int {
+        match lock(&self.state).invalidated {
+            false => 1,
+            true => 2,
+        }
+    }
+
     pub(crate) fn invalidate(&self) {
         lock(&self.state).invalidated = true;
     }

@@ -120,6 +120,11 @@ impl Stream {
         queue.capture.as_ref().map(|member| member.capture.clone())
     }
 
+    /// The stream's `CUstreamCaptureStatus`.
+    pub(crate) fn capture_status(&self) -> c_int {
+        self.capture().map_or(0, |capture| capture.status())
+    }
+
     /// The stream's capture, and how much of the capture precedes the stream's next work.
     pub(crate) fn seen(&self) -> Option<(Arc<Capture>, Seen)> {
         let queue = lock(&self.queue);

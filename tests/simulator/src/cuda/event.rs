@@ -64,8 +64,9 @@ pub unsafe extern "C" fn cuEventQuery(handle: *mut c_void) -> c_int {
         capture.invalidate();
         return CAPTURED_EVENT;
     }
-    if check_capture() != SUCCESS {
-        return check_capture();
+    let allowed = check_capture();
+    if allowed != SUCCESS {
+        return allowed;
     }
     if event.is_complete() {
         SUCCESS
@@ -83,8 +84,9 @@ pub unsafe extern "C" fn cuEventSynchronize(handle: *mut c_void) -> c_int {
     if event.captured().is_some() {
         return CAPTURED_EVENT;
     }
-    if check_capture() != SUCCESS {
-        return check_capture();
+    let allowed = check_capture();
+    if allowed != SUCCESS {
+        return allowed;
     }
     event.synchronize();
     SUCCESS

@@ -188,8 +188,9 @@ pub unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
     if size == 0 {
         return INVALID_VALUE;
     }
-    if check_capture() != SUCCESS {
-        return check_capture();
+    let allowed = check_capture();
+    if allowed != SUCCESS {
+        return allowed;
     }
     match allocate(size) {
         None => OUT_OF_MEMORY,
@@ -284,8 +285,9 @@ fn is_pinned(at: usize, size: usize) -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(at: u64) -> c_int {
     crate::calls::note();
-    if check_capture() != SUCCESS {
-        return check_capture();
+    let allowed = check_capture();
+    if allowed != SUCCESS {
+        return allowed;
     }
     let device = match lock(&MEMORY).get(&at) {
         Some(allocation) => allocation.device,

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 static STREAMS: Handles<Stream> = Handles::new("stream");
 
-/// All streams but the default one, including destroyed ones whose work has not ended.
-static MADE: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
+/// All streams that were created, which the default one is not, including destroyed ones whose work has not ended.
+static CREATED: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
 
 /// The stream behind a handle; null is the default stream.
 pub(crate) fn stream_of(handle: *mut c_void) -> Arc<Stream> {
@@ -34,12 +34,12 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
     if current() == 0 {
         return INVALID_CONTEXT;
     }
-    // "clamped to the nearest value in the range" of cuCtxGetStreamPriorityRange.
+    // The driver clamps a priority to the range of cuCtxGetStreamPriorityRange.
     let stream = Stream::new(current(), priority.clamp(-5, 0));
     {
-        let mut made = lock(&MADE);
-        made.retain(|it| it.strong_count() > 0);
-        made.push(Arc::downgrade(&stream));
+        let mut created = lock(&CREATED);
+        created.retain(|it| it.strong_count() > 0);
+        created.push(Arc::downgrade(&stream));
     }
     // SAFETY: `out` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(out, STREAMS.insert(stream)) }
@@ -80,8 +80,9 @@ pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> c_int {
         capture.invalidate();
         return capture::UNSUPPORTED;
     }
-    if check_capture() != SUCCESS {
-        return check_capture();
+    let allowed = check_capture();
+    if allowed != SUCCESS {
+        return allowed;
     }
     stream.synchronize();
     SUCCESS
@@ -94,18 +95,18 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> c_int {
     if current() == 0 {
         return INVALID_CONTEXT;
     }
-    if check_capture() != SUCCESS {
-        return check_capture();
+    let allowed = check_capture();
+    if allowed != SUCCESS {
+        return allowed;
     }
     synchronize(current());
     SUCCESS
 }
 
-/// Waits for the default stream and for all streams of a device that is counted from 1, also for those that were
-/// destroyed: "the resources will be released automatically once all preceding work in the stream has completed"
-/// (`cuStreamDestroy`).
+/// Waits for the default stream and for all streams of a device, which is counted from 1; also for those that were
+/// destroyed, whose work still runs to its end.
 pub(crate) fn synchronize(device: c_int) {
-    let streams: Vec<Arc<Stream>> = lock(&MADE).iter().filter_map(Weak::upgrade).collect();
+    let streams: Vec<Arc<Stream>> = lock(&CREATED).iter().filter_map(Weak::upgrade).collect();
     let of_device = streams.iter().filter(|it| it.device == device);
     of_device.for_each(|stream| stream.synchronize());
     stream_of(std::ptr::null_mut()).synchronize();
@@ -114,9 +115,8 @@ pub(crate) fn synchronize(device: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(handle: *mut c_void, status: *mut c_int) -> c_int {
     crate::calls::note();
-    let is_captured = stream_of(handle).capture().is_some();
     // SAFETY: `status` is null, which `put` refuses, or the caller lets an int be written there.
-    unsafe { put(status, c_int::from(is_captured)) }
+    unsafe { put(status, stream_of(handle).capture_status()) }
 }
 
 #[unsafe(no_mangle)]
@@ -146,16 +146,17 @@ pub unsafe extern "C" fn cuStreamWaitEvent(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetCtx(handle: *mut c_void, context: *mut *mut c_void) -> c_int {
     crate::calls::note();
-    // The default stream is that of whichever context is current.
-    let device = if handle.is_null() {
-        current()
-    } else {
-        stream_of(handle).device
+    // The default stream is that of the context that is current.
+    let device = match handle.is_null() {
+        true if current() == 0 => return INVALID_CONTEXT,
+        true => current(),
+        false => stream_of(handle).device,
     };
     // SAFETY: `context` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(context, handle_of(device)) }
 }
 
+/// Dependencies are not simulated: their number is always 0, and the pointer to them null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
     handle: *mut c_void,
@@ -166,7 +167,8 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
     count: *mut usize,
 ) -> c_int {
     crate::calls::note();
-    let capture = stream_of(handle).capture();
+    let stream = stream_of(handle);
+    let capture = stream.capture();
     // SAFETY: each is null, which `put` refuses, or the caller lets a value of its type be written there.
     unsafe {
         put(id, capture.as_ref().map_or(0, |capture| capture.id));
@@ -174,7 +176,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
         put(graph, handle.unwrap_or(std::ptr::null_mut()));
         put(dependencies, std::ptr::null());
         put(count, 0);
-        put(status, c_int::from(capture.is_some()))
+        put(status, stream.capture_status())
     }
 }
 
@@ -210,22 +212,23 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     SUCCESS
 }
 
-/// Holds the stream up until the word is at least `value` (flag 0, the only one that is simulated).
+/// Holds the stream up until the word at `address` is at least `value`, compared cyclically: their difference, as a
+/// signed number, is not negative (CU_STREAM_WAIT_VALUE_GEQ, which is 0, the only flag that is simulated).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamWaitValue32_v2(
     handle: *mut c_void,
-    at: u64,
+    address: u64,
     value: c_uint,
     flags: c_uint,
 ) -> c_int {
     crate::calls::note();
-    if flags != 0 || !at.is_multiple_of(4) {
+    if flags != 0 || address == 0 || !address.is_multiple_of(4) {
         return super::INVALID_VALUE;
     }
     stream_of(handle).push(Arc::new(move || {
-        // SAFETY: the caller keeps the word for atomic access until the work is done, and `at` is a
-        // multiple of four (checked above).
-        let word = unsafe { AtomicU32::from_ptr(at as *mut u32) };
+        // SAFETY: the caller keeps the word for atomic access until the work is done, and `address` is not null and
+        // a multiple of four (checked above).
+        let word = unsafe { AtomicU32::from_ptr(address as *mut u32) };
         while (word.load(Ordering::Acquire).wrapping_sub(value)).cast_signed() < 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -236,18 +239,58 @@ pub unsafe extern "C" fn cuStreamWaitValue32_v2(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamWriteValue32_v2(
     handle: *mut c_void,
-    at: u64,
+    address: u64,
     value: c_uint,
     flags: c_uint,
 ) -> c_int {
     crate::calls::note();
-    if flags != 0 || !at.is_multiple_of(4) {
+    if flags != 0 || address == 0 || !address.is_multiple_of(4) {
         return super::INVALID_VALUE;
     }
     stream_of(handle).push(Arc::new(move || {
-        // SAFETY: the caller keeps the word for atomic access until the work is done, and `at` is a
-        // multiple of four (checked above).
-        unsafe { AtomicU32::from_ptr(at as *mut u32) }.store(value, Ordering::Release);
+        // SAFETY: the caller keeps the word for atomic access until the work is done, and `address` is not null and
+        // a multiple of four (checked above).
+        unsafe { AtomicU32::from_ptr(address as *mut u32) }.store(value, Ordering::Release);
     }));
     SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::Capture;
+    use crate::cuda::INVALID_VALUE;
+
+    #[test]
+    fn the_default_stream_has_no_context_where_none_is_current() {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the context is written to a local; a null handle is the default stream.
+        let status = unsafe { cuStreamGetCtx(std::ptr::null_mut(), &mut context) };
+        assert_eq!(status, INVALID_CONTEXT);
+    }
+
+    #[test]
+    fn a_word_at_null_is_neither_waited_for_nor_written() {
+        // SAFETY: a null handle is the default stream, and a null address is refused.
+        let statuses = unsafe {
+            [
+                cuStreamWaitValue32_v2(std::ptr::null_mut(), 0, 1, 0),
+                cuStreamWriteValue32_v2(std::ptr::null_mut(), 0, 1, 0),
+            ]
+        };
+        assert_eq!(statuses, [INVALID_VALUE; 2]);
+    }
+
+    #[test]
+    fn an_invalidated_capture_is_neither_active_nor_none() {
+        let stream = Stream::new(1, 0);
+        assert_eq!(stream.capture_status(), 0);
+        // A capture that is not global forbids nothing to the tests beside this one.
+        assert!(Capture::begin(&stream, 1));
+        assert_eq!(stream.capture_status(), 1);
+        stream.capture().expect("it is captured").invalidate();
+        assert_eq!(stream.capture_status(), 2);
+        assert!(Capture::end(&stream).is_err());
+        assert_eq!(stream.capture_status(), 0);
+    }
 }

@@ -292,7 +292,10 @@ mod tests {
             "rank 0: stopped by a signal; it gets SIGTERM if nothing continues it within 50 s, and SIGKILL after 5 s \
              more (--stop-timeout). rank 2: stopped by a debugger; rcomm-run waits for it"
         );
-        assert_eq!(why, "rank 0 was stopped by a signal for 1 min, and is ended");
+        assert_eq!(
+            why,
+            "rank 0 was stopped by a signal for 1 min, and is ended"
+        );
         assert_eq!(
             runs,
             "rank 1: not ended 1 min after the first rank; rcomm-run waits, since it is not stopped"

@@ -269,6 +269,8 @@ pub(super) fn other_group_slow(world: &World, gpu: &Gpu) -> Result<()> {
     let second = second.expect("all ranks have the same color");
     count(group, gpu)?;
     count(&second, gpu)?;
+    // A rank that has not seen the end of the last operation would fail when another one aborts the group.
+    stay_for(world, "counted", 0..world.size());
     let buffers = [gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?];
     if world.rank() == CULPRIT {
         stay_for(world, "aborted", 0..world.size());

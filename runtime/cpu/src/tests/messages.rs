@@ -222,8 +222,11 @@ fn a_message_of_the_wrong_size_fails_its_receive_and_the_next_one_arrives() {
                     assert_eq!(error.kind(), ErrorKind::Mismatch);
                     assert_eq!(error.rank(), Some(0));
                     let text = error.to_string();
-                    assert!(text.contains(&format!("{count} Int")), "{text}");
-                    assert!(text.contains(&format!("{} Int", count - 1)), "{text}");
+                    assert!(text.contains(&format!("{count} elements of Int")), "{text}");
+                    assert!(
+                        text.contains(&format!("{} elements of Int", count - 1)),
+                        "{text}"
+                    );
                     let mut into = vec![0; count];
                     rig.run(receive(Some(0), 1, &mut into)).unwrap();
                     assert!(into == message(0, 2, count));

@@ -6,6 +6,9 @@ import { age, ask, at, color } from "./format.js";
 /** Maximum number of points in the browser; the server has its own limit. */
 const MAX_POINTS = 7200;
 const HEIGHT = 150;
+/** Room for the labels of the axis of ages, up to `16 h 40 min`. Were it to grow with the labels, the plot would move, and
+    uPlot leaves labels cut that change while it looks for the width. */
+const AGES_WIDTH = 84;
 
 /** @type {object[]} */
 let points = [];
@@ -21,7 +24,7 @@ function build() {
     width: Math.max(200, at("history-plot").clientWidth), height: HEIGHT, legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false } },
     scales: { x: { time: true }, s: { range: (_, __, most) => [0, Math.max(1, most)] }, n: { range: (_, __, most) => [0, Math.max(1, most)] } },
-    axes: [{ ...axis, size: 26, space: 90, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200], values: (_, ticks) => ticks.map((s) => new Date(s * 1e3).toLocaleTimeString([], { hour12: false })) }, { ...axis, scale: "s", size: (_, labels) => 18 + 6.2 * Math.max(5, ...(labels ?? []).map((it) => it.length)), values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
+    axes: [{ ...axis, size: 26, space: 90, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200], values: (_, ticks) => ticks.map((s) => new Date(s * 1e3).toLocaleTimeString([], { hour12: false })) }, { ...axis, scale: "s", size: AGES_WIDTH, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
       { ...axis, scale: "n", side: 1, size: 40, grid: { show: false } }],
     series: [{}, { scale: "s", stroke: color("--bad"), width: 2, label: "oldest pending" },
       { scale: "n", stroke: color("--busy"), width: 1, dash: [4, 3], label: "in flight" }],

@@ -18,12 +18,13 @@ const complaints = [];
 // The browser logs every failed request. The invalid filter is sent again for each snapshot.
 let refused = 0;
 // How far elements move without the user's input, as browsers measure it.
-await page.addInitScript(() => {
+const watchShifts = () => {
   window.shifted = 0;
   new PerformanceObserver((list) => {
     for (const shift of list.getEntries()) if (!shift.hadRecentInput) window.shifted += shift.value;
   }).observe({ type: "layout-shift", buffered: true });
-});
+};
+await page.addInitScript(watchShifts);
 page.on("console", (message) => {
   if (!["error", "warning"].includes(message.type())) return;
   if (/400 \(Bad Request\)/.test(message.text()) && message.location().url.includes("filter=hots")) refused += 1;
@@ -148,6 +149,17 @@ await page.waitForFunction(() => document.body.dataset.number);
 assert.match(await text("#age"), /report on dumps/);
 await page.screenshot({ path: join(pictures, "dumps.png") });
 said("dropped dumps: ok");
+
+// On a phone, too, nothing moves while the page loads, and the labels of ages in the history have room.
+const phone = await (await browser.newContext({ viewport: { width: 390, height: 844 } })).newPage();
+await phone.addInitScript(watchShifts);
+await phone.goto(url);
+await phone.waitForFunction(() => document.body.dataset.number && document.querySelector("#verdict .stuck"));
+// uPlot once left labels cut that became longer while it looked for the width of their axis.
+assert.equal(await phone.locator("#history-plot .u-over").evaluate((it) => it.offsetLeft), 84);
+const onPhone = await phone.evaluate(() => window.shifted);
+assert.ok(onPhone < 0.1, `the page moved by ${onPhone} on a phone`);
+said("phone: ok");
 
 assert.ok(refused > 0, "the browser did not log the invalid filter");
 assert.deepEqual(complaints, [], "the browser complained");

@@ -1,18 +1,20 @@
 // The wait-for graph: each column waits for the one to its left; root causes are leftmost. Ranks
 // that wait in the same operation share a box.
 
-import { at, draw, label, make, rankSet, ranksInWords } from "./format.js";
+import { at, draw, make, rankSet, ranksInWords } from "./format.js";
+import { namer } from "./tables.js";
 
 // Three columns fit beside another pane in a window of 1,440 pixels.
 const WIDTH = 196, HEIGHT = 52, GAP_X = 38, GAP_Y = 14, MAX_IN_COLUMN = 10;
 
 /** Groups waiting ranks into boxes; each box lists the boxes that it waits for. @param {object} report */
 export function boxes(report) {
+  const name = namer(report);
   const byOperation = new Map();
   const waiters = new Set(report.waits.map((wait) => wait.rank));
   for (const wait of report.waits) {
     const key = `${wait.group.name} ${wait.group.ranks[0]} ${wait.seq_kind} ${wait.seq} ${wait.op}`;
-    const box = byOperation.get(key) ?? { ranks: [], on: new Set(), title: `${wait.op} #${wait.seq}`, text: label(wait.group), kind: "waits" };
+    const box = byOperation.get(key) ?? { ranks: [], on: new Set(), title: `${wait.op} #${wait.seq}`, text: name(wait.group), kind: "waits" };
     box.ranks.push(wait.rank);
     for (const rank of wait.on) box.on.add(rank);
     byOperation.set(key, box);
@@ -85,7 +87,7 @@ export function drawGraph(report) {
     if (!place[i].shown) return;
     const { x, y } = place[i];
     svg.append(draw("g", { class: `box ${box.kind}` },
-      draw("title", {}, `${box.kind === "root" ? "root cause: " : ""}${ranksInWords(box.ranks)}: ${box.title} on ${box.text}`),
+      draw("title", {}, `${box.kind === "root" ? "root cause: " : ""}${ranksInWords(box.ranks)}: ${box.title}${box.on.size > 0 ? " on " : "; "}${box.text}`),
       draw("rect", { x, y, width: WIDTH, height: HEIGHT, rx: 4 }),
       draw("text", { x: x + 9, y: y + 18, class: "head" }, cut(`${box.kind === "root" ? "! " : ""}${box.ranks.length === 1 ? "rank" : `${box.ranks.length} ranks`} ${rankSet(box.ranks, 3)}`)),
       draw("text", { x: x + 9, y: y + 33 }, cut(box.title)), draw("text", { x: x + 9, y: y + 46 }, cut(box.text))));

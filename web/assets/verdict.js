@@ -1,6 +1,7 @@
 // The top of the page: the verdict in one sentence, then every finding with its evidence.
 
-import { age, ask, at, label, make } from "./format.js";
+import { age, ask, at, make } from "./format.js";
+import { namer } from "./tables.js";
 
 /** The finding that the verdict's sentence describes. @param {object} report */
 const headline = (report) => report.end && ["ended", "cancelled", "inconclusive"].includes(report.verdict)
@@ -98,8 +99,9 @@ function explained(code) {
   return details;
 }
 
-/** @param {object} finding @param {boolean} isHeadline whether the headline already shows its sentence */
-function article(finding, isHeadline) {
+/** @param {object} finding @param {boolean} isHeadline whether the headline already shows its sentence
+ * @param {(group: object) => string} name names groups */
+function article(finding, isHeadline, name) {
   const kind = finding.caused_by == null ? "" : " consequence";
   const element = make("article", { class: finding.severity + kind },
     make("p", { class: "code" }, `${finding.severity} ${finding.code} ${finding.name.replaceAll("_", " ")}`));
@@ -107,9 +109,9 @@ function article(finding, isHeadline) {
   if (finding.next) element.append(make("p", { class: "next" }, `Next: ${finding.next}`));
   const facts = [
     ...finding.evidence.map((e) =>
-      `rank ${e.rank}: ${e.op} #${e.seq}${e.group ? ` on ${label(e.group)}` : ""} ${e.state} (record ${e.record_id})`),
+      `rank ${e.rank}: ${e.op} #${e.seq}${e.group ? ` on ${name(e.group)}` : ""} ${e.state} (record ${e.record_id})`),
     ...finding.ruled_out.map((text) => `ruled out: ${text}`),
-    ...finding.frames.map((f) => `rank ${f.rank} ${f.when.replace("_", " ")}: ${f.name} at ${f.filename}:${f.line}`),
+    ...finding.frames.map((f) => `rank ${f.rank} ${f.when.replace("_", " ")}: ${f.name ? `${f.name} at ` : ""}${f.filename}:${f.line}`),
   ];
   const programs = finding.diff ?? [];
   if (facts.length + programs.length > 0) {
@@ -125,8 +127,9 @@ function article(finding, isHeadline) {
 export function drawFindings(report, passes) {
   const shown = report.findings.filter((_, index) => passes("findings", index)).slice(0, 50);
   const before = new Map([...document.querySelectorAll("#findings details")].map((it) => [it.dataset.key, it]));
+  const name = namer(report);
   const articles = shown.map((finding) => {
-    const element = article(finding, finding === headline(report));
+    const element = article(finding, finding === headline(report), name);
     for (const details of element.querySelectorAll("details")) {
       const key = `${details.className} ${finding.code} ${finding.culprit_ranks}`;
       const old = before.get(key);

@@ -46,6 +46,15 @@ said("live update: ok");
 await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
 assert.match(await text("#verdict"), new RegExp(`rank ${culprit} never issued`));
 assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
+assert.match(await text("#graph .box.root title"), /^root cause: rank \d+: not waiting; last: /);
+// Groups that share a label are told apart by their ranks.
+const texts = await page.evaluate(async () => {
+  const { boxes } = await import("/assets/graph.js");
+  const [one, other] = [[0, 1], [2, 3]].map((ranks) => ({ name: "tp", desc: "tp", ranks }));
+  const waits = [{ rank: 0, on: [1], op: "all_reduce", seq: 6, seq_kind: "collective_seq_id", group: one }];
+  return boxes({ groups: [{ group: one }, { group: other }], findings: [], ranks: [], waits }).map((box) => box.text);
+});
+assert.ok(texts.includes("tp of 0,1"), `${texts}`);
 assert.equal(await page.locator("#ranks .root").count(), 1);
 assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegExp(`^rank ${culprit}:`));
 assert.ok(await page.locator("#matrix .never_issued").count() >= 1);

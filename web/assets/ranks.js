@@ -13,7 +13,7 @@ const METRICS = {
   lost: { of: (r) => r.lost, steps: [1, 1000, 100000], words: String, title: "records lost" },
 };
 const GLYPHS = [".", "o", "O", "@"];
-/** With more ranks than this, cells are small, and hosts without trouble are folded into one line. */
+/** With more ranks than this, cells are small, and hosts whose ranks are all fine or only wait are folded into one line. */
 const MANY = 256;
 /** The classes of cells that keep a host from being folded: states, and the upper steps of the other metrics. */
 const TROUBLE = new Set(["root", "unread", "silent", "late", "heat2", "heat3"]);
@@ -78,7 +78,8 @@ function fold(many) {
   const button = at("ranks-fold");
   button.hidden = !many || hosts === 0;
   at("ranks").classList.toggle("folded", many && !unfolded);
-  const what = `${hosts} ${hosts === 1 ? "host" : "hosts"} (${ranks} ranks) without trouble`;
+  // Not "without trouble": their ranks may wait.
+  const what = `${hosts} more ${hosts === 1 ? "host" : "hosts"} (${ranks} ranks)`;
   const text = unfolded ? `Fold ${what}` : `Show ${what}`;
   if (button.textContent !== text) button.textContent = text;
   button.onclick = () => { unfolded = !unfolded; fold(many); };

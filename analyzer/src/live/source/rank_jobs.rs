@@ -2,10 +2,11 @@
 
 use super::RankProcess;
 use super::processes::ProcessJob;
+use rcomm_recorder::record::is_ring_or_unnamed;
 use rcomm_verdict::format::{printable, time_of_day};
 use std::cmp::Reverse;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The longest command that is shown, in characters.
@@ -166,12 +167,19 @@ pub(super) fn mapped(pid: u32) -> (Program, Option<PathBuf>) {
     } else {
         Program::Other
     };
-    let ring = maps.lines().find(|line| line.ends_with(".ring"));
-    let ring = ring.and_then(|line| Some(PathBuf::from(line.get(line.find('/')?..)?)));
+    let ring = maps.lines().find_map(mapped_ring);
     (
         program,
         ring.and_then(|path| path.parent().map(PathBuf::from)),
     )
+}
+
+/// The path of a ring, from a line of a process's mappings. A process maps its ring before the ring has its name, and
+/// the kernel goes on showing the first name, which is then a deleted one.
+fn mapped_ring(line: &str) -> Option<&Path> {
+    let path = line.get(line.find('/')?..)?;
+    let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));
+    is_ring_or_unnamed(path.file_name()?.to_str()?).then_some(path)
 }
 
 /// When a process started, s since the boot of this node. The fields of `stat` are counted from the last `)`, since a
@@ -192,6 +200,7 @@ fn started(pid: u32) -> Option<f64> {
 mod tests {
     use super::*;
     use rcomm_recorder::launch::Launched;
+    use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 
     fn process(rank: u32, job: &str, pid: u32) -> RankProcess {
         RankProcess {
@@ -233,6 +242,27 @@ mod tests {
             u32::MAX - 1
         );
         assert_eq!(lines[1], expected);
+    }
+
+    #[test]
+    fn the_rings_of_a_process_are_found_by_its_mappings() {
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let mut config = RecorderConfig::new("it runs", 0, 2);
+        config.placement = Placement::Dir(directory.path().to_owned());
+        let _recorder = FlightRecorder::create(&config).expect("a ring can be made");
+        let maps = fs::read_to_string("/proc/self/maps").expect("a process may read its mappings");
+        let own = |line: &&str| line.contains(directory.path().to_str().expect("it is UTF-8"));
+        let line = maps.lines().find(own).expect("the ring is mapped");
+        let ring = mapped_ring(line).expect("the line is of a ring");
+        let folder = ring.parent().expect("a ring is in a folder");
+        assert_eq!(folder.parent(), Some(directory.path()));
+        assert!(folder.is_dir(), "{line}");
+        for other in [
+            "7f-7f rw-s 00 00:1b 8 /dev/shm/a/1.0.sock",
+            "7f-7f rw-p 00 00:00 0",
+        ] {
+            assert_eq!(mapped_ring(other), None);
+        }
     }
 
     #[test]

@@ -91,6 +91,18 @@ impl RingName {
     }
 }
 
+/// Whether a file of this name is a ring, or one that has not got its name yet. A process maps its ring before the ring
+/// has its name, and the kernel's list of its mappings keeps the name of then.
+pub fn is_ring_or_unnamed(name: &str) -> bool {
+    let unnamed = || {
+        let stem = name.strip_prefix('.')?.strip_suffix(".new")?;
+        let (rank, rest) = stem.split_once('.')?;
+        let (attempt, _) = rest.split_once('.')?;
+        Some(rank.parse::<Rank>().is_ok() && attempt.parse::<u32>().is_ok())
+    };
+    RingName::parse(name).is_some() || unnamed().unwrap_or(false)
+}
+
 /// A job's name as one path component. Names that had to change contain a hash, so that they stay distinct.
 pub(crate) fn job_directory_name(job: &str) -> String {
     let keep = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -577,6 +589,15 @@ mod tests {
             "7.2.a.b.ring",
         ] {
             assert_eq!(RingName::parse(other), None, "{other}");
+        }
+        for (name, expected) in [
+            ("7.2.nccl.ring", true),
+            (".7.2.99.new", true),
+            (".7.2.nccl99.new", true),
+            (".launch.99.new", false),
+            ("7.2.sock", false),
+        ] {
+            assert_eq!(is_ring_or_unnamed(name), expected, "{name}");
         }
     }
 }

@@ -46,11 +46,11 @@ pub fn run(demo: &Demo) -> Result<ExitCode> {
     options.job_id = Some(job.clone());
     options.grace = GRACE;
     options.linger = LINGER;
+    let dumps = std::env::var_os("RCOMM_DUMP_DIR");
+    let dumps = dumps.map_or_else(|| dump_directory(&job), PathBuf::from);
+    let text = introduction(demo, &job, &program, &ring_dir(), &dumps);
     // The job is started even if standard output is closed.
-    let _ = std::io::Write::write_all(
-        &mut std::io::stdout(),
-        introduction(demo, &job, &program).as_bytes(),
-    );
+    let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
     let code = launch::run(&options);
     std::thread::sleep(LAST_LOOK);
     clean_up(&job);
@@ -63,8 +63,19 @@ fn dump_directory(job: &str) -> PathBuf {
 }
 
 /// A text that says which job is started, what will happen to it and when, and by which commands to look at it.
-fn introduction(demo: &Demo, job: &str, program: &Path) -> String {
+fn introduction(
+    demo: &Demo,
+    job: &str,
+    program: &Path,
+    ring_dir: &RingDir,
+    dumps: &Path,
+) -> String {
     let command = |name: &str| command_for(program, name);
+    // The other terminal need not have the variables of this one.
+    let rings = match ring_dir {
+        RingDir::Dir(directory) => format!(" --ring-dir {}", directory.display()),
+        RingDir::Shared | RingDir::Memory => String::new(),
+    };
     let (top, web) = (command("rcomm-top"), command("rcomm-web"));
     let mut text = format!(
         "== job {job}: {} ranks. {}\n",
@@ -72,15 +83,18 @@ fn introduction(demo: &Demo, job: &str, program: &Path) -> String {
         demo.kind.describe(demo)
     );
     text.push_str("== in another terminal:\n");
-    let _ = writeln!(text, "==   {top} --job {job}          the live view");
-    let _ = writeln!(text, "==   {top} --once --job {job}   the verdict as text");
-    let _ = writeln!(text, "==   {web} --job {job}          the page");
+    let _ = writeln!(text, "==   {top} --job {job}{rings}          the live view");
+    let _ = writeln!(
+        text,
+        "==   {top} --once --job {job}{rings}   the verdict as text"
+    );
+    let _ = writeln!(text, "==   {web} --job {job}{rings}          the page");
     if matches!(demo.kind, Kind::Kill | Kind::Mismatch) {
         let _ = writeln!(
             text,
             "==   {} analyze {}   the dumps that the ranks write when they fail",
             command("rcomm-fr"),
-            dump_directory(job).display()
+            dumps.display()
         );
     }
     text.push_str("== ctrl-c ends the job and removes its records\n");
@@ -104,17 +118,22 @@ fn command_for(program: &Path, name: &str) -> String {
     }
 }
 
+/// Where the ranks keep their rings; in memory if the configuration cannot be read, since no rank starts then.
+fn ring_dir() -> RingDir {
+    Config::from_environment().map_or(RingDir::Memory, |config| config.ring_dir)
+}
+
 /// Removes the job's rings, launch record and dumps. Errors are ignored: `rcomm-fr rings remove-stale` finds the rings
 /// that stay.
 fn clean_up(job: &str) {
     if std::env::var_os("RCOMM_DUMP_DIR").is_none() {
         let _ = std::fs::remove_dir_all(dump_directory(job));
     }
-    let directory = match Config::from_environment().map(|config| config.ring_dir) {
-        Ok(RingDir::Shared) => default_directory(),
-        Ok(RingDir::Dir(directory)) => directory,
+    let directory = match ring_dir() {
+        RingDir::Shared => default_directory(),
+        RingDir::Dir(directory) => directory,
         // There is nothing on disk.
-        Ok(RingDir::Memory) | Err(_) => return,
+        RingDir::Memory => return,
     };
     let _ = remove_stale_rings(&directory, Some(job));
     let launch_record = LaunchRecord::path(&directory, job, 0);
@@ -122,5 +141,31 @@ fn clean_up(job: &str) {
     if let Some(folder) = launch_record.parent() {
         // Only an empty folder is removed.
         let _ = std::fs::remove_dir(folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_to_copy_name_the_folders_of_this_job() {
+        let demo = Demo::parse_after(["kill".into()].into_iter());
+        let text = |ring_dir| {
+            let program = Path::new("/nowhere/rcomm-run");
+            introduction(
+                &demo,
+                "demo-kill-7",
+                program,
+                &ring_dir,
+                Path::new("/var/dumps"),
+            )
+        };
+        let here = text(RingDir::Dir("/var/rings".into()));
+        let to_rings = " --job demo-kill-7 --ring-dir /var/rings ";
+        assert_eq!(here.matches(to_rings).count(), 3, "{here}");
+        assert!(here.contains("rcomm-fr analyze /var/dumps "), "{here}");
+        let usual = text(RingDir::Shared);
+        assert!(!usual.contains("--ring-dir"), "{usual}");
     }
 }

@@ -395,6 +395,9 @@ fn once(
     print_result(cli, state, &snapshot)
 }
 
+/// The least height of the screen that `--once` prints.
+const ROWS_OF_ONCE: u16 = 24;
+
 /// Prints the report or the first screen; returns the exit code. Without any rank, prints to standard error what each
 /// source reported, and returns 2.
 fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
@@ -417,12 +420,14 @@ fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Res
         let columns = ratatui::crossterm::terminal::size().map_or(100, |(columns, _)| columns);
         // Bounds for scripts, which may have no terminal or a very wide one.
         let columns = columns.clamp(80, 200);
-        update(&mut state, Event::Resize(columns, 24));
-        let rows = layout::needed(&state.page, state.size).min(500);
+        update(&mut state, Event::Resize(columns, ROWS_OF_ONCE));
+        // On lower screens the sentences of the head are cut.
+        let rows = layout::needed(&state.page, state.size).clamp(ROWS_OF_ONCE, 500);
         update(&mut state, Event::Resize(columns, rows));
-        // The last line lists keys, which a script cannot press.
+        // The last line lists keys, which a script cannot press. Blank lines only fill the screen.
         let screen = text::of(&state);
-        let lines: Vec<&str> = screen.lines().take(usize::from(rows) - 1).collect();
+        let shown = screen.lines().take(usize::from(rows) - 1);
+        let lines: Vec<&str> = shown.filter(|line| !line.trim_end().is_empty()).collect();
         writeln!(out, "{}", lines.join("\n").trim_end())
     };
     match written {

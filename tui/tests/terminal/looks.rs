@@ -172,3 +172,23 @@ fn a_terminal_that_cannot_move_its_cursor_is_refused_with_advice() {
     session.wait_text("use --once or --json");
     assert_eq!(session.end(), 2);
 }
+
+#[test]
+fn the_screen_that_is_printed_once_has_the_whole_sentence() {
+    let dumps = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/dumps/mixed-world-w4/pickle"
+    );
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let (_, text, _) = run(&["replay", dumps, "--once"], directory.path());
+    let head: Vec<&str> = text
+        .lines()
+        .take_while(|line| !line.starts_with('─'))
+        .collect();
+    assert!(
+        head.iter().any(|line| line.contains("(train.py:61)")),
+        "{text}"
+    );
+    assert!(head.iter().all(|line| !line.contains('…')), "{text}");
+    assert!(text.lines().all(|line| !line.is_empty()), "{text}");
+}

@@ -4,7 +4,7 @@ mod common;
 
 use common::{START_NS, judged, moment, press, recorded, showing, simulation, with_reducer_steps};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{Code, EndKind, JobEnd, NodeJob, Report, Snapshot, Verdict};
+use rcomm_analyzer::{Code, EndKind, JobEnd, NodeJob, Report, SeqKind, Snapshot, Verdict};
 use rcomm_recorder::publish::Dump;
 use rcomm_top::page::theme::Tone;
 use rcomm_top::state::event::{Command, Event};
@@ -154,6 +154,32 @@ fn the_newest_step_of_each_reducer_is_shown() {
     press(&mut state, "0");
     let _ = writeln!(all, "=== none\n{}", text::of(&state));
     insta::assert_snapshot!(all);
+}
+
+#[test]
+fn the_first_screen_shows_every_rank_in_every_size() {
+    for situation in [Situation::StuckRank, Situation::Deadlock] {
+        for size in [(80, 24), (100, 36), (120, 38), (120, 40), (200, 50)] {
+            let screen = text::of(&showing(recorded(situation), size));
+            let (_, below) = screen.split_once("#=ok").expect("the legend is shown");
+            let glyphs = |line: &str| line.chars().filter(|c| ".!#".contains(*c)).count();
+            let lines = below.lines().skip(1).filter(|line| !line.contains('['));
+            let shown: usize = lines.map(glyphs).sum();
+            assert_eq!(shown, 32, "{size:?}\n{screen}");
+        }
+    }
+}
+
+#[test]
+fn pending_messages_of_a_group_are_counted() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let report = Arc::make_mut(&mut snapshot.report);
+    report.in_flight[0].seq_kind = SeqKind::P2pSeqId;
+    for it in &mut report.groups {
+        it.in_flight *= usize::from(it.group != report.in_flight[0].group);
+    }
+    let screen = text::of(&showing(snapshot, (120, 40)));
+    assert!(screen.contains(" 1 (3/4) "), "{screen}");
 }
 
 #[test]
@@ -415,7 +441,7 @@ fn the_age_of_a_hang_ends_with_its_job() {
 fn a_warning_about_a_job_that_ended_has_its_own_sentence() {
     let mut snapshot = recorded(Situation::Straggler);
     let mut report = Report::clone(&snapshot.report);
-    assert!(text::of(&showing(snapshot.clone(), (80, 24))).contains("see the first line"));
+    assert!(text::of(&showing(snapshot.clone(), (80, 24))).contains("see above"));
     report.verdict = Verdict::Ended;
     report.end = Some(JobEnd {
         how: EndKind::Ended,
@@ -426,7 +452,7 @@ fn a_warning_about_a_job_that_ended_has_its_own_sentence() {
     snapshot.report = Arc::new(report);
     let screen = text::of(&showing(snapshot, (80, 24)));
     assert!(screen.contains("ENDED all 32 ranks ended"), "{screen}");
-    assert!(!screen.contains("see the first line"), "{screen}");
+    assert!(!screen.contains("see above"), "{screen}");
     assert!(screen.contains("are repeatedly last"), "{screen}");
 }
 
@@ -565,6 +591,8 @@ fn groups_that_share_a_label_are_distinguished_by_their_ranks() {
     press(&mut state, "2<enter>");
     let screen = text::of(&state);
     assert!(screen.contains("dp of 5,13,21,29  4 ranks"), "{screen}");
+    let trail = " 2:groups > group dp of 5,13,21,29 ";
+    assert!(screen.contains(trail), "{screen}");
 }
 
 /// A recorded hang with one more finding, which accuses these ranks.

@@ -149,8 +149,7 @@ fn wanted_rows(pane: &Pane, width: u16) -> u16 {
             .div_ceil(usize::from(width.max(2)) - 1)
             .clamp(1, 3),
         Body::Text(lines) => lines.len(),
-        // The headings of the columns and the legend take a row each.
-        Body::Grid(grid) => grid.rows.len() + 2,
+        Body::Grid(grid) => grid.rows.len() + grid.rows_around(),
         // The axis takes a row.
         Body::Timeline(timeline) => timeline.lanes.len() + 1,
     };
@@ -177,6 +176,12 @@ pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
         .saturating_add(left.max(right))
         .saturating_add(2);
     without_head.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
+}
+
+/// Whether a pane has all its rows on a terminal of this size.
+pub(crate) fn is_whole(page: &Page, pane: usize, (width, height): (u16, u16)) -> bool {
+    let rect = of(page, Rect::new(0, 0, width, height)).panes[pane];
+    wanted_rows(&page.panes[pane], rect.width) <= rect.height
 }
 
 /// Distributes `available` rows: small panes get what they need, the others share the rest. Rows that no pane needs go

@@ -86,8 +86,18 @@ pub struct Grid {
     pub rows: Vec<String>,
     /// Row by row: the rank and the dot of each cell; `None` if there is no cell.
     pub dots: Vec<Vec<Option<(Rank, Dot)>>>,
-    /// Explanation of the characters.
+    /// Explanation of the characters, which takes a row; empty if the pane's title has it.
     pub legend: Line,
+}
+
+impl Grid {
+    /// Width of the rows' labels.
+    pub(crate) const LABEL: u16 = 7;
+
+    /// The rows of the screen that it takes besides its rows: the headings of the columns, and the legend.
+    pub(crate) fn rows_around(&self) -> usize {
+        1 + usize::from(!self.legend.is_empty())
+    }
 }
 
 /// Timeline glyph: within an operation.

@@ -2,7 +2,7 @@
 
 use crate::page::table::Mark;
 use crate::page::theme::Tone;
-use rcomm_analyzer::format::group_label;
+use rcomm_analyzer::format::{group_label, rank_set};
 use rcomm_analyzer::{
     Code, Finding, GroupRef, InstanceReport, InstanceState, RankReport, Severity, Snapshot, Verdict,
 };
@@ -235,9 +235,14 @@ impl FrameIndex {
         self.shared_labels = labels.filter(|label| !seen.insert(label.clone())).collect();
     }
 
-    /// Whether several groups have this label.
-    pub fn is_shared_label(&self, label: &str) -> bool {
-        self.shared_labels.contains(label)
+    /// The label of a group. One that shares its label with others is shown with its ranks: `tp of 2,3`.
+    pub fn label_of(&self, group: &GroupRef) -> String {
+        let label = group_label(group);
+        if self.shared_labels.contains(&label) {
+            format!("{label} of {}", rank_set(&group.ranks, 4))
+        } else {
+            label
+        }
     }
 
     /// The state of a group; `Idle` if the report does not include it.

@@ -27,7 +27,7 @@ use input::Input;
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::format::group_label;
 use rcomm_analyzer::source::{Surroundings, TakenStacks};
-use rcomm_analyzer::{Code, Moment, NodeJob, Snapshot};
+use rcomm_analyzer::{Code, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use screen::{Navigation, Screen};
 use screens::{Fold, Metric, OverviewPane, Scale, ViewModel};
@@ -289,6 +289,11 @@ impl State {
     pub fn hosts(&self) -> usize {
         let hosts = self.index.hosts.iter();
         hosts.filter(|host| !host.name.is_empty()).count()
+    }
+
+    /// The label of a group, as on every screen.
+    pub fn label_of(&self, group: &GroupRef) -> String {
+        self.index.label_of(group)
     }
 
     /// The index of the pane and that of its row at this column and row of the terminal; `None` if there is no row.

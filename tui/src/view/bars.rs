@@ -10,7 +10,7 @@ use crate::state::input::Purpose;
 use crate::state::screen::{Screen, VIEWS};
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
-use rcomm_analyzer::format::{count, group_label};
+use rcomm_analyzer::format::count;
 use rcomm_recorder::model::text::time_of_day;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -34,7 +34,7 @@ fn name(state: &State, screen: &Screen) -> String {
     match screen {
         Screen::Rank(rank) => format!("rank {rank}"),
         Screen::RanksOf(ranks) => count(ranks.len() as u64, "rank"),
-        Screen::Group(group) => format!("group {}", group_label(group)),
+        Screen::Group(group) => format!("group {}", state.label_of(group)),
         Screen::GroupsOf(groups) => count(groups.len() as u64, "group"),
         Screen::Finding(id) => {
             let findings = state.snapshot().map(|it| it.report.findings.iter());

@@ -7,9 +7,6 @@ use crate::page::theme::{Theme, Tone};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-/// Width of the rows' labels.
-const LABEL: u16 = 7;
-
 pub(super) fn draw(
     grid: &Grid,
     area: Rect,
@@ -17,11 +14,12 @@ pub(super) fn draw(
     theme: &Theme,
     buffer: &mut Buffer,
 ) {
-    if area.height < 2 || area.width <= LABEL {
+    let around = grid.rows_around();
+    if usize::from(area.height) < around || area.width <= Grid::LABEL {
         return;
     }
     let dim = theme.style(Tone::Dim);
-    let room = usize::from(area.width - LABEL);
+    let room = usize::from(area.width - Grid::LABEL);
     let widest = grid.columns.iter().map(String::len).max().unwrap_or(1) + 1;
     // Show the names of the columns if all fit; else each column is one character wide.
     let each = if grid.columns.len() * widest <= room {
@@ -32,12 +30,12 @@ pub(super) fn draw(
     let fitting = (room / each).max(1);
     let (row, column) = selected.unwrap_or((0, 0));
     let left = first_shown(column, grid.columns.len(), fitting);
-    let body = usize::from(area.height) - 2;
+    let body = usize::from(area.height) - around;
     let top = first_shown(row, grid.rows.len(), body);
     let shown = left..(left + fitting).min(grid.columns.len());
     if each > 1 {
         for (at, name) in grid.columns[shown.clone()].iter().enumerate() {
-            let x = area.x + LABEL + u16::try_from(at * each).unwrap_or(0);
+            let x = area.x + Grid::LABEL + u16::try_from(at * each).unwrap_or(0);
             buffer.set_stringn(x, area.y, name, each, dim);
         }
     } else if let (Some(first), Some(last)) = (
@@ -49,15 +47,22 @@ pub(super) fn draw(
             shown.len(),
             grid.columns.len()
         );
-        buffer.set_stringn(area.x + LABEL, area.y, text, room, dim);
+        buffer.set_stringn(area.x + Grid::LABEL, area.y, text, room, dim);
     }
-    for (y, at) in (area.y + 1..area.bottom() - 1).zip(top..grid.rows.len()) {
-        buffer.set_stringn(area.x + 1, y, &grid.rows[at], usize::from(LABEL) - 2, dim);
+    let lines = (area.y + 1..area.bottom()).take(body);
+    for (y, at) in lines.zip(top..grid.rows.len()) {
+        buffer.set_stringn(
+            area.x + 1,
+            y,
+            &grid.rows[at],
+            usize::from(Grid::LABEL) - 2,
+            dim,
+        );
         for column in shown.clone() {
             let Some(Some((_, dot))) = grid.dots[at].get(column) else {
                 continue;
             };
-            let x = area.x + LABEL + u16::try_from((column - left) * each).unwrap_or(0);
+            let x = area.x + Grid::LABEL + u16::try_from((column - left) * each).unwrap_or(0);
             let mut style = theme.style(dot.tone);
             if selected == Some((at, column)) {
                 style = style.patch(theme.selected());
@@ -65,6 +70,8 @@ pub(super) fn draw(
             buffer.set_string(x, y, dot.glyph.to_string(), style);
         }
     }
-    let last = Rect::new(area.x + 1, area.bottom() - 1, area.width - 1, 1);
-    put_line(&grid.legend, last, theme, buffer);
+    if !grid.legend.is_empty() {
+        let last = Rect::new(area.x + 1, area.bottom() - 1, area.width - 1, 1);
+        put_line(&grid.legend, last, theme, buffer);
+    }
 }

@@ -7,7 +7,7 @@ use crate::page::table::{Cell, Headings, Row, Table, number, rest};
 use crate::page::theme::Tone;
 use crate::state::index::GroupState;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::{GroupRef, GroupReport};
+use rcomm_analyzer::{GroupRef, GroupReport, SeqKind};
 use rcomm_recorder::model::text::{age, millis};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -62,6 +62,12 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
             }
         }
     }
+    let mut messages: HashMap<&GroupRef, usize> = HashMap::new();
+    for instance in &model.snapshot.report.in_flight {
+        if instance.seq_kind == SeqKind::P2pSeqId {
+            *messages.entry(&instance.group).or_default() += 1;
+        }
+    }
     // Causes first, then waiting groups by waiting time, then the rest in the report's order.
     folds.sort_by(|(a, left), (b, right)| {
         let order = |state: GroupState| state.min(GroupState::Busy);
@@ -86,7 +92,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         ],
         rows: folds
             .iter()
-            .map(|(state, reports)| row(model, *state, reports))
+            .map(|(state, reports)| row(model, *state, reports, &messages))
             .collect(),
         headings: Headings::Shown,
         empty: if model.snapshot.report.groups.is_empty() {
@@ -106,10 +112,17 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Row {
+/// One row; `messages` counts the pending messages of each group, which its report does not count.
+fn row(
+    model: &ViewModel<'_>,
+    state: GroupState,
+    reports: &[&GroupReport],
+    messages: &HashMap<&GroupRef, usize>,
+) -> Row {
     let groups: Vec<&GroupRef> = reports.iter().map(|r| &r.group).collect();
     let members = groups.first().map_or(0, |group| group.ranks.len());
-    let in_flight: usize = reports.iter().map(|r| r.in_flight).sum();
+    let pending = |r: &&GroupReport| r.in_flight + messages.get(&r.group).copied().unwrap_or(0);
+    let in_flight: usize = reports.iter().map(pending).sum();
     // Of the oldest operations of the folded groups, the one that the fewest members have joined.
     let joined = groups
         .iter()

@@ -31,7 +31,7 @@ use super::trends::Trends;
 use crate::keys::Keymap;
 use crate::page::Page;
 use rcomm_analyzer::filter::{Filter, Subject};
-use rcomm_analyzer::format::{group_label, group_labels, rank_set};
+use rcomm_analyzer::format::{group_label, group_labels};
 use rcomm_analyzer::source::{Surroundings, TakenStacks};
 use rcomm_analyzer::{Code, Finding, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
@@ -184,17 +184,15 @@ impl ViewModel<'_> {
         finding.sentence_after(self.later_ms).into_owned()
     }
 
-    /// The label of groups together. A single group that shares its label with others is shown with its ranks: `tp of
-    /// 2,3`.
+    /// The label of groups together.
     fn labels<'a>(&self, groups: impl IntoIterator<Item = &'a GroupRef>) -> String {
         let groups: Vec<&GroupRef> = groups.into_iter().collect();
-        let labels: Vec<String> = groups.iter().map(|group| group_label(group)).collect();
-        let label = group_labels(&labels);
         match groups[..] {
-            [one] if self.index.is_shared_label(&label) => {
-                format!("{label} of {}", rank_set(&one.ranks, 4))
+            [one] => self.index.label_of(one),
+            _ => {
+                let labels: Vec<String> = groups.iter().map(|group| group_label(group)).collect();
+                group_labels(&labels)
             }
-            _ => label,
         }
     }
 

@@ -1,10 +1,10 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
 use super::{ViewModel, groups, in_flight, jobs, look_further, ranks, timeline, warnings, why};
-use crate::page::layout::needed;
+use crate::page::layout::{is_whole, needed};
 use crate::page::table::{Cell, Headings, Row, Table, Target};
 use crate::page::theme::Tone;
-use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
+use crate::page::{Body, Grid, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{RankState, since_ms};
 use crate::state::trends::Trend;
 use rcomm_analyzer::format::{count, duration_ms, rank_set};
@@ -95,9 +95,9 @@ impl OverviewPane {
                 ("in flight".into(), Body::Table(table))
             }
             Self::Ranks if is_roomy(model) && model.index.hosts.len() > 1 => {
-                ("ranks: host by host".into(), ranks::heat_map(model))
+                (heat_map_title(), ranks::heat_map(model))
             }
-            Self::Ranks => (strip_title(model), Body::Strip(strip(model))),
+            Self::Ranks => return strip_pane(model),
             Self::Trends => ("trends".into(), Body::Text(trends(model, 1))),
             Self::Why => ("why".into(), Body::Table(why::whole(model))),
             Self::Timeline => ("timeline".into(), timeline::of_first(model, LANES)),
@@ -142,8 +142,24 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         right: right.map(|(at, _)| at).collect(),
         panes: panes.iter().map(|pane| pane.pane(model)).collect(),
     };
+    replace_cut_heat_map(model, &mut page);
     enlarge_trends(model, panes, &mut page);
     page
+}
+
+/// A heat map that does not fit would hide ranks, and perhaps the one at fault: the strip takes its place.
+fn replace_cut_heat_map(model: &ViewModel<'_>, page: &mut Page) {
+    let is_cut = |(at, pane): (usize, &Pane)| match &pane.body {
+        Body::Grid(grid) => {
+            !is_whole(page, at, model.size)
+                || grid.columns.len() > usize::from(model.size.0.saturating_sub(Grid::LABEL))
+        }
+        _ => false,
+    };
+    let cut = page.panes.iter().enumerate().position(is_cut);
+    if let Some(at) = cut {
+        page.panes[at] = strip_pane(model);
+    }
 }
 
 /// For a simulated job whose fault has not been found yet, a line that says when its fault begins or began.
@@ -281,7 +297,7 @@ fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
     if let Some(row) = table.rows.iter_mut().find(about)
         && let Some(cell) = row.cells.last_mut()
     {
-        *cell = Cell::text("see the first line; [enter] evidence, [!] explanation");
+        *cell = Cell::text("see above; [enter] evidence, [!] explanation");
     }
 }
 
@@ -411,13 +427,27 @@ fn by_host(model: &ViewModel<'_>) -> bool {
     hosts.len() > 1 && model.snapshot.ranks.len() > 256
 }
 
-fn strip_title(model: &ViewModel<'_>) -> String {
+/// What the glyphs of the ranks mean.
+fn legend() -> String {
     let mut legend = String::new();
     for (_, glyph, _, word) in RankState::ALL {
         legend.push_str(&format!(" {glyph}={word}"));
     }
+    legend
+}
+
+/// The title of the heat map, with its legend.
+fn heat_map_title() -> String {
+    format!("ranks: host by host {}", legend())
+}
+
+/// The ranks or hosts as a strip, and its title with the legend.
+fn strip_pane(model: &ViewModel<'_>) -> Pane {
     let unit = if by_host(model) { "hosts" } else { "ranks" };
-    format!("{unit} {legend}")
+    Pane {
+        title: format!("{unit} {}", legend()),
+        body: Body::Strip(strip(model)),
+    }
 }
 
 fn strip(model: &ViewModel<'_>) -> Strip {

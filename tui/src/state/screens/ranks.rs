@@ -107,9 +107,12 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     }
 }
 
-/// The heat map alone, for the first screen.
+/// The heat map alone, for the first screen, whose title has the legend.
 pub(super) fn heat_map(model: &ViewModel<'_>) -> Body {
-    Body::Grid(grid(model, &pending_ages(model)))
+    Body::Grid(Grid {
+        legend: vec![],
+        ..grid(model, &pending_ages(model))
+    })
 }
 
 /// The age of each rank's oldest pending operation, ms. Ranks without a pending operation of known age are left out.

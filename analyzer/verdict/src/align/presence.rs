@@ -224,10 +224,11 @@ impl Aligned<'_> {
     /// Whether other records than this one and `except` show that its rank issued collectives that it lacks, or completed
     /// some that are pending in it: then it was taken before that, and what it lacks proves nothing.
     ///
-    /// A record that states when it was taken is judged by that time.
+    /// A record that states when it was taken is judged by that time, and the ring of a stopped process lacks nothing: an
+    /// operation in which the process had done its part may complete for the others after the stop.
     pub(crate) fn ends_before_its_peers(&self, record: RecordIx, except: Option<RecordIx>) -> bool {
         let whole = &self.records[record];
-        if whole.identity.dump_time_ns > 0 || whole.only_active {
+        if whole.identity.dump_time_ns > 0 || whole.only_active || whole.stop().is_some() {
             return false;
         }
         self.lanes[record].iter().any(|lane| {

@@ -319,6 +319,32 @@ fn a_stopped_rank_is_named_whether_it_came_or_not() {
 }
 
 #[test]
+fn the_record_of_a_stopped_rank_is_not_out_of_date() {
+    // The rank was stopped inside an operation in which it had done its part: the other completed it after the stop.
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let went_on = [
+        (0.0, State::Done(0.1)),
+        (1.0, State::Done(1.3)),
+        (1.4, State::Pending),
+    ];
+    let mut dumps = [
+        alive(record(0, 2, &went_on), 9.0),
+        stopped(record(1, 2, &inside), 1.2, 9.0),
+    ];
+    // Rings that a live view reads state no time.
+    for dump in &mut dumps {
+        dump.identity.dump_time_ns = 0;
+    }
+    let policy = Policy {
+        now_ns: Some(at(9.0)),
+        ..Policy::default()
+    };
+    let report = analyze(&dumps, &policy);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+}
+
+#[test]
 fn a_job_whose_processes_are_all_stopped_is_one_finding() {
     let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let between = [(0.0, State::Done(0.1))];

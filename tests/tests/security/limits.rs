@@ -28,6 +28,7 @@ data port: such connections of one host, before the oldest goes for the next | r
 data port: time before one goes for another | runtime/cpu/src/mesh/listener.rs | LEAST_TIME
 data port: time for the proof | runtime/cpu/src/mesh/listener.rs | HANDSHAKE_TIME
 messages of one peer that no receive has taken (CPU backend) | runtime/cpu/src/p2p/channel.rs | MAX_KEPT
+a message that a peer sends without an offer (CPU backend) | runtime/cpu/src/p2p/frame.rs | MAX_EAGER_BYTES
 an object of an object collective, as JSON | runtime/core/src/group/objects/encoding.rs | MAX_OBJECT_BYTES
 the text of a world that is made anew | runtime/core/src/world/round.rs | MAX_BYTES
 the file of `RCOMM_TUNING_FILE` | runtime/core/src/config/mod.rs | MAX_TABLE
@@ -133,6 +134,7 @@ runtime/core/src/store/collectives.rs | MAX_RANKS | shortens a list in a message
 runtime/core/src/world/departure.rs | MAX_RANKS | shortens a list in a message
 runtime/core/src/world/init.rs | MAX_RANKS | shortens a list in a message
 runtime/core/src/world/round.rs | MAX_RANKS | shortens a list in a message
+runtime/cpu/src/mesh/host.rs | MAX_NAMED | shortens a list in a message
 analyzer/src/input/load/unpack.rs | MOST_UNPACKED | a ratio, above the limit of a file
 analyzer/src/input/load/manifest.rs | MOST_PROCESSES | shortens a list in a message
 analyzer/src/input/log/mod.rs | MAX_ATTEMPTS | facts of older attempts are counted in place of kept

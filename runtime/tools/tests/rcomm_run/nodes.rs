@@ -300,6 +300,6 @@ fn a_job_without_enough_hosts_says_which_came() {
     let options = ["--nnodes", "2:3", "--timeout", "1"];
     let (_, err, code) = job.run(&options, "true").finish();
     assert_eq!(code, 125, "{err}");
-    let expected = "the job needs 2 hosts, and within 1s there were only 1: ";
+    let expected = "the job needs 2 hosts, and within 1 s there were only 1: ";
     assert!(err.contains(expected), "{err}");
 }

@@ -16,7 +16,7 @@ fn a_rank_that_stays_stopped_after_the_others_have_ended_is_named_and_ended() {
         "{stderr}"
     );
     assert!(
-        stderr.contains("was stopped by a signal for 1s, and is ended"),
+        stderr.contains("was stopped by a signal for 1 s, and is ended"),
         "{stderr}"
     );
     let lines = by_rank(&output.stdout);

@@ -4,5 +4,6 @@ pub(super) mod rank_failed;
 pub(super) mod rank_frozen;
 pub(super) mod recorded_failure;
 pub(super) mod store_lost;
+mod timed_out;
 pub(super) mod unreachable;
 pub(super) mod watchdog_stalled;

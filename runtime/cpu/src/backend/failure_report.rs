@@ -172,7 +172,7 @@ impl CpuGroup {
     ///
     /// # Blocking
     /// For about [`REASON_TIME`], whether or not the store answers, and [`OTHERS_TIME`] more if the process is
-    /// gone. A host that does not answer may add the time-out of one try to connect.
+    /// gone.
     pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<io::Error>) -> Error {
         if let Some(cause) = cause.as_ref().filter(|cause| is_local(cause)) {
             let own_rank = self.mesh.rank();

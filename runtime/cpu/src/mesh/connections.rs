@@ -26,8 +26,10 @@ use std::time::{Duration, Instant};
 
 /// How long a rank waits for a peer to connect before it checks whether the peer is still alive.
 const LIVENESS_CHECK: Duration = Duration::from_millis(50);
-/// The time-out of one try to connect.
+/// The longest time-out of one try to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// The time-out of a try that begins just before its caller's deadline.
+const SHORTEST_TRY: Duration = Duration::from_millis(1);
 
 /// This rank's connections to the other ranks of the world.
 ///
@@ -405,7 +407,9 @@ impl Mesh {
             policy
                 .check()
                 .map_err(|why| Failure::of_wait_for(handshake.to, why))?;
-            match TcpStream::connect_timeout(&address, CONNECT_TIME) {
+            // A host that does not answer must not hold up a caller beyond its own deadline. Zero is refused.
+            let time = policy.time_left().clamp(SHORTEST_TRY, CONNECT_TIME);
+            match TcpStream::connect_timeout(&address, time) {
                 Ok(stream) => break stream,
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     tries += 1;

@@ -5,8 +5,9 @@ use crate::mesh::ChannelRequest;
 use crate::mesh::handshake::ChannelKind;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
+use std::time::Instant;
 
 /// Runs `then` once, when its rank looks up the address of rank 1. A rank does so when it has waited for
 /// rank 1 for some time without a channel, to find out whether rank 1 is still alive.
@@ -140,4 +141,30 @@ fn a_message_that_a_rank_sent_before_it_left_is_received() {
         received.unwrap_or_else(|error| panic!("{wiring:?}: {error}"));
         assert_eq!(data, [7, 8], "{wiring:?}");
     }
+}
+
+#[test]
+fn a_host_that_does_not_answer_holds_up_no_question_beyond_its_limit() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let address = listener.local_addr().unwrap();
+    // With a full queue the system answers no further connection, as a host that is cut off.
+    let mut queued = Vec::new();
+    while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+        queued.push(stream);
+        assert!(queued.len() < 16, "the queue does not fill");
+    }
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    store
+        .set("cpu/addr/1", address.to_string().as_bytes())
+        .unwrap();
+    let context = world_context(store, 0, 2, Wiring::Tcp);
+    let factory = CpuFactory::open(&context).unwrap();
+    // On a busy machine a question may take longer, but not every time.
+    let is_short = |_| {
+        let began = Instant::now();
+        assert!(!factory.is_lost(1, Duration::from_millis(50)));
+        began.elapsed() < Duration::from_secs(1)
+    };
+    assert!((0..5).any(is_short));
 }

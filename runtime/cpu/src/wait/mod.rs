@@ -188,6 +188,12 @@ impl<'a> WaitPolicy<'a> {
             .map_or(Duration::ZERO, |since| since.elapsed())
     }
 
+    /// The time until the deadline; zero once it has passed.
+    pub(crate) fn time_left(&self) -> Duration {
+        let deadline = self.deadline.start();
+        deadline.saturating_duration_since(Instant::now())
+    }
+
     /// Fails if the wait should end now. Starts the deadline if it was not started yet.
     pub(crate) fn check(&mut self) -> Result<(), Interrupted> {
         if let Some(reason) = self.stop.reason() {

@@ -10,6 +10,7 @@ mod joined;
 mod launched;
 mod links;
 mod quiet;
+mod timed_out;
 mod unnoted;
 
 use job::{State, alive, at, closed, dead, fails, launch, record, stopped};

@@ -1,4 +1,4 @@
-//! E101 and E150 from failures that the runtime recorded, used if the waits alone show no cause.
+//! E101, E135, E150 and E151 from failures that the runtime recorded, used if the waits alone show no cause.
 //!
 //! The survivors record that a rank is gone, even if its own record is lost. A rank that arrived after its peers had
 //! given up has completed its operation, and only their records name it. A program that aborted a group gave a reason.
@@ -22,7 +22,7 @@ pub(crate) struct RecordedFailure;
 
 impl Check for RecordedFailure {
     fn codes(&self) -> &'static [Code] {
-        &[Code::E101, Code::E150]
+        &[Code::E101, Code::E135, Code::E150, Code::E151]
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {

@@ -1,4 +1,4 @@
-//! E101 from time-outs that the runtime recorded: whom the ranks that gave up had waited for.
+//! E101, E135 and E151 from time-outs that the runtime recorded: whom the ranks that gave up had waited for.
 
 use super::recorded_failure::{Recorded, complete, operation, text};
 use crate::align::Presence;
@@ -21,18 +21,13 @@ struct Wait<'a> {
 fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<Wait<'a>> {
     let record = ctx.aligned.record_of(rank)?;
     let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
-    let is_pending = |op: &Op| {
-        let created = ctx.aligned.created_ns(record, op);
-        let ended = created.saturating_add(i64::from(op.completed_us).saturating_mul(1_000));
-        created <= witness.at_ns && (!op.completed() || ended > witness.at_ns)
-    };
     let lanes = &ctx.aligned.lanes[record];
     let whole = &ctx.aligned.records[record];
     let also = whole.also.iter().map(|(_, op)| op);
     let waits = whole.ops.iter().chain(also).filter_map(|op| {
         let group = lanes.get(usize::from(op.group))?.group;
         let other = timed_out != Some((group, op.seq, op.is_p2p));
-        (other && is_pending(op)).then_some(Wait { record, group, op })
+        (other && is_pending(ctx, record, op, witness.at_ns)).then_some(Wait { record, group, op })
     });
     waits.min_by_key(|wait| ctx.aligned.created_ns(wait.record, wait.op))
 }
@@ -62,15 +57,40 @@ fn absent(ctx: &Context<'_>, wait: &Wait<'_>, at_ns: i64) -> Vec<Rank> {
         .collect()
 }
 
+/// The wait of a rank that a time-out of a collective names in that same collective, if its record shows that it had
+/// issued it and not completed it by then: it had arrived. A collective passes data from rank to rank, so the rank that
+/// was waited for directly may itself wait for the one that is missing.
+fn wait_inside<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<Wait<'a>> {
+    let record = ctx.aligned.record_of(rank)?;
+    let (group, timed_out) = operation(ctx, witness).filter(|(_, op)| !op.is_p2p)?;
+    let lanes = ctx.aligned.lanes[record].iter();
+    let collectives = lanes
+        .filter(|lane| lane.group == group)
+        .flat_map(|lane| &lane.collectives);
+    let mut ops = collectives.map(|&at| ctx.aligned.op(record, at));
+    let op = ops.find(|op| op.seq == timed_out.seq)?;
+    is_pending(ctx, record, op, witness.at_ns).then_some(Wait { record, group, op })
+}
+
+/// Whether a rank had issued an operation and not completed it at this common time, ns.
+fn is_pending(ctx: &Context<'_>, record: usize, op: &Op, at_ns: i64) -> bool {
+    let created = ctx.aligned.created_ns(record, op);
+    let ended = created.saturating_add(i64::from(op.completed_us).saturating_mul(1_000));
+    created <= at_ns && (!op.completed() || ended > at_ns)
+}
+
+/// Whom time-outs name as the cause.
+enum Cause<'f, 'a> {
+    /// The last time-out on the path to the cause, the wait in which the cause was absent (`None` if the time-out
+    /// itself names the cause), and the ranks that are the cause.
+    Found(Recorded<'a>, Option<Wait<'f>>, Vec<Rank>),
+    /// A time-out outside of operations, and ranks of which each had given up on another one, ascending.
+    OneOf(Recorded<'a>, Vec<Rank>),
+}
+
 /// Starts at the first time-out and follows the waits of the ranks that it names: a rank that was itself waiting for
-/// others is not the cause. `None` if no time-out names a rank, or the waits form a cycle.
-///
-/// Returns the last time-out on this path, the wait in which the cause was absent (`None` if the time-out itself names
-/// the cause), and the ranks that are the cause.
-fn first_cause<'f, 'a>(
-    ctx: &'f Context<'_>,
-    failures: &[Recorded<'a>],
-) -> Option<(Recorded<'a>, Option<Wait<'f>>, Vec<Rank>)> {
+/// others is not the cause. `None` if no time-out names a rank, or the waits in operations form a cycle.
+fn first_cause<'f, 'a>(ctx: &'f Context<'_>, failures: &[Recorded<'a>]) -> Option<Cause<'f, 'a>> {
     let named = |one: &&Recorded<'_>| !one.failure.ranks.is_empty();
     let mut witness = *failures.iter().find(named)?;
     let mut culprits = witness.failure.ranks.clone();
@@ -78,15 +98,28 @@ fn first_cause<'f, 'a>(
     let mut seen: BTreeSet<Rank> = BTreeSet::new();
     loop {
         let mut next = None;
+        // If some of them had not arrived, those that had do not matter.
+        let arrived = |rank: &Rank| wait_inside(ctx, *rank, &witness).is_some();
+        let all_arrived = within.is_none() && culprits.iter().all(arrived);
         for &rank in &culprits {
-            let Some(wait) = wait_of(ctx, rank, &witness) else {
+            let of_rank = |one: &&Recorded<'a>| rank_of(ctx, one) == rank;
+            let on_others = |one: &&Recorded<'a>| !one.failure.ranks.contains(&rank);
+            let mut timeouts = failures.iter().filter(named).filter(of_rank);
+            // At the start and at the end of a job no operation shows that the rank waited.
+            if witness.failure.operation.is_none()
+                && let Some(timeout) = timeouts
+                    .clone()
+                    .filter(|one| waited_too(ctx, &witness, one))
+                    .find(on_others)
+            {
+                next = Some((*timeout, None, timeout.failure.ranks.clone()));
+                break;
+            }
+            let inside = || wait_inside(ctx, rank, &witness).filter(|_| all_arrived);
+            let Some(wait) = wait_of(ctx, rank, &witness).or_else(inside) else {
                 continue;
             };
-            let its_timeout = failures
-                .iter()
-                .filter(named)
-                .filter(|one| ctx.aligned.records[one.record].rank == rank)
-                .find(|one| !one.failure.ranks.contains(&rank));
+            let its_timeout = timeouts.find(on_others);
             let absent = absent(ctx, &wait, witness.at_ns);
             next = match its_timeout {
                 Some(timeout) => Some((*timeout, None, timeout.failure.ranks.clone())),
@@ -99,18 +132,71 @@ fn first_cause<'f, 'a>(
             break;
         }
         let Some((after, wait, ranks)) = next else {
-            return Some((witness, within, culprits));
+            return Some(Cause::Found(witness, within, culprits));
         };
         if culprits.iter().any(|rank| !seen.insert(*rank)) {
-            return None;
+            return outside_operations(ctx, failures).filter(|_| after.failure.operation.is_none());
         }
         (witness, within, culprits) = (after, wait, ranks);
     }
 }
 
+fn rank_of(ctx: &Context<'_>, one: &Recorded<'_>) -> Rank {
+    ctx.aligned.records[one.record].rank
+}
+
+/// Whether a rank whose time-out belongs to no operation already waited when the witness gave up: its time-out then came
+/// at most one limit later. The limit of such a wait is not recorded; that of the rank's newest operation is as long.
+fn waited_too(ctx: &Context<'_>, witness: &Recorded<'_>, other: &Recorded<'_>) -> bool {
+    let newest = ctx.aligned.records[other.record].ops.last();
+    let limit_ms = newest.map_or(0, |op| ctx.aligned.shared.calls.get(op.call).timeout_ms);
+    let limit_ns = (limit_ms as i64).saturating_mul(1_000_000);
+    let later_ns = other.at_ns.saturating_sub(witness.at_ns);
+    other.failure.operation.is_none() && (limit_ns == 0 || later_ns < limit_ns)
+}
+
+/// The cause if ranks gave up outside of operations, at the start or at the end of the job, and each also named another
+/// that gave up. A rank that is cut off names one that waits with all others, so the cause is the one rank that all
+/// others name.
+fn outside_operations<'f, 'a>(
+    ctx: &Context<'_>,
+    failures: &[Recorded<'a>],
+) -> Option<Cause<'f, 'a>> {
+    let outside: Vec<&Recorded<'a>> = failures
+        .iter()
+        .filter(|one| one.failure.operation.is_none() && !one.failure.ranks.is_empty())
+        .collect();
+    let witnesses: BTreeSet<Rank> = outside.iter().map(|one| rank_of(ctx, one)).collect();
+    let named: BTreeSet<Rank> = outside
+        .iter()
+        .flat_map(|one| &one.failure.ranks)
+        .copied()
+        .collect();
+    let names = |by: Rank, rank: Rank| {
+        let mut of = outside.iter().filter(|one| rank_of(ctx, one) == by);
+        of.any(|one| one.failure.ranks.contains(&rank))
+    };
+    let by_all = |rank: &&Rank| {
+        let mut others = witnesses.iter().filter(|by| by != rank);
+        others.all(|&by| names(by, **rank))
+    };
+    let mut by_all = named.iter().filter(by_all);
+    if let (Some(&rank), None) = (by_all.next(), by_all.next()) {
+        let witness = outside.iter().find(|one| one.failure.ranks == [rank])?;
+        return Some(Cause::Found(**witness, None, vec![rank]));
+    }
+    Some(Cause::OneOf(
+        **outside.first()?,
+        named.into_iter().collect(),
+    ))
+}
+
 /// E101: ranks that had not arrived when the others timed out.
 pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
-    let (witness, within, culprits) = first_cause(ctx, failures)?;
+    let (witness, within, culprits) = match first_cause(ctx, failures)? {
+        Cause::Found(witness, within, culprits) => (witness, within, culprits),
+        Cause::OneOf(witness, ranks) => return Some(each_gave_up(ctx, &witness, &ranks)),
+    };
     let witness = &witness;
     if let Some(wait) = within {
         return Some(absent_elsewhere(ctx, witness, &wait, culprits));
@@ -136,6 +222,10 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
         0 => String::new(),
         ms => format!(" after {}", format_time(ms as f64)),
     };
+    let inside = culprits.iter().map(|&rank| wait_inside(ctx, rank, witness));
+    if let Some(inside) = inside.collect::<Option<Vec<_>>>() {
+        return Some(all_inside(ctx, witness, &inside, culprits, &witnesses));
+    }
     let came = came_after(ctx, witness, &culprits);
     let sentence = format!(
         "{} had not arrived in {} when it timed out{limit} on {}, at {}{came}",
@@ -145,6 +235,86 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
         time_of_day(witness.at_ns),
     );
     Some(not_arrived(ctx, culprits, sentence, witness))
+}
+
+/// A rank that ends an operation later than this after its deadline had no processor meanwhile, ns. A rank that looks
+/// for the reason of another takes up to two seconds for it.
+const OVERRUN_NS: i64 = 2_500_000_000;
+
+/// How much longer than its time-out an operation that failed lasted, ns; `None` if it ended soon after its deadline.
+fn overran_ns(ctx: &Context<'_>, op: &Op) -> Option<i64> {
+    let limit_ms = ctx.aligned.shared.calls.get(op.call).timeout_ms;
+    let limit_ns = (limit_ms as i64).saturating_mul(1_000_000);
+    let took_ns = op.failed_ns()?.saturating_sub(op.created_ns);
+    let over_ns = took_ns.saturating_sub(limit_ns);
+    (limit_ns > 0 && over_ns >= OVERRUN_NS).then_some(over_ns)
+}
+
+/// The finding on ranks that a time-out names and that had arrived in the operation: E151 if they ended it long after
+/// their own deadline, and no other member did. Otherwise no rank is blamed: E135 if all members had issued it, else
+/// E101.
+fn all_inside(
+    ctx: &Context<'_>,
+    witness: &Recorded<'_>,
+    inside: &[Wait<'_>],
+    culprits: Vec<Rank>,
+    witnesses: &[Rank],
+) -> FindingDraft {
+    let named = format_ranks(&culprits);
+    let members = &ctx.aligned.groups[inside[0].group].ranks;
+    let others_overran = members
+        .iter()
+        .filter(|rank| !culprits.contains(rank))
+        .filter_map(|&rank| wait_inside(ctx, rank, witness))
+        .any(|wait| overran_ns(ctx, wait.op).is_some());
+    let overran = inside.iter().map(|wait| overran_ns(ctx, wait.op));
+    let overran = overran.collect::<Option<Vec<i64>>>();
+    let overran = overran.filter(|_| !others_overran);
+    let place = ctx.describe_op(inside[0].record, inside[0].op);
+    let (waiting, when) = (format_ranks(witnesses), time_of_day(witness.at_ns));
+    if let Some(over_ns) = overran.and_then(|all| all.into_iter().min()) {
+        let whose = match culprits.len() {
+            1 => "the process of",
+            _ => "the processes of",
+        };
+        let was = if culprits.len() == 1 { "was" } else { "were" };
+        let sentence = format!(
+            "{whose} {named} {was} stopped or without processor time inside {place}, which ended there {} after its \
+             time-out; {waiting} waited for {named} and gave up at {when}",
+            format_time(over_ns as f64 / 1e6),
+        );
+        let mut draft = not_arrived(ctx, culprits, sentence, witness);
+        draft.code = Code::E151;
+        draft.confidence = 0.7;
+        draft.next = format!(
+            "find out whether {named} {was} stopped, and look at load, quota and memory of the host"
+        );
+        return draft;
+    }
+    let (group, seq) = (inside[0].group, inside[0].op.seq);
+    let unknown: Vec<Vec<Rank>> = members
+        .iter()
+        .enumerate()
+        .filter(|&(member, _)| {
+            !matches!(
+                ctx.aligned.presence(group, member, seq),
+                Presence::Issued(_)
+            )
+        })
+        .map(|(_, &rank)| vec![rank])
+        .collect();
+    let sentence = format!(
+        "{place} timed out on {waiting}, which waited for {named}, at {when}; {named} had issued it, too, and the \
+         records do not show whose part was missing",
+    );
+    let mut draft = not_arrived(ctx, Vec::new(), sentence, witness);
+    if unknown.is_empty() {
+        draft.code = Code::E135;
+    }
+    draft.alternatives = unknown.into_iter().take(16).collect();
+    draft.confidence = 0.5;
+    draft.next = "look at the network between the hosts, and at the logs of all members".to_owned();
+    draft
 }
 
 /// E101 on ranks that had not arrived in an operation; place and targets come from the time-out.
@@ -208,6 +378,28 @@ fn never_came(
     draft.culprits = culprits;
     draft.confidence = 0.9;
     complete(ctx, &mut draft, witness);
+    draft
+}
+
+/// E101 that blames no rank: ranks gave up at the start or at the end of the job, and named each other.
+fn each_gave_up(ctx: &Context<'_>, witness: &Recorded<'_>, ranks: &[Rank]) -> FindingDraft {
+    let sentence = format!(
+        "rank {} gave up at {}{}; those that gave up name {}, and the records do not show which of these did not come",
+        rank_of(ctx, witness),
+        time_of_day(witness.at_ns),
+        text(witness.failure),
+        format_ranks(ranks),
+    );
+    let mut draft = FindingDraft::new(Code::E101, sentence);
+    draft.next = format!(
+        "look at the logs of {} and at the network between their hosts",
+        format_ranks(ranks)
+    );
+    draft.alternatives = ranks.iter().take(16).map(|&rank| vec![rank]).collect();
+    draft.confidence = 0.5;
+    complete(ctx, &mut draft, witness);
+    let nodes = ranks.iter().filter_map(|&rank| ctx.graph.node(rank));
+    draft.targets.extend(nodes);
     draft
 }
 

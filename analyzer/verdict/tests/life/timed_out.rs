@@ -1,0 +1,165 @@
+//! Time-outs that name different ranks: who waited for whom.
+
+use crate::job::{State, at, closed, fails, record};
+use crate::root;
+use rcomm_recorder::model::{Failure, FailureKind, Rank};
+use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
+
+const RANKS: Rank = 4;
+
+/// The rings of ranks whose second all_reduce timed out after 30 s, each with when it did and the rank that this one
+/// names. `second` is that operation of rank 2.
+fn around_a_ring(others: [(Rank, f64, Option<Rank>); 3], second: &[(f64, State)]) -> Report {
+    let first = (0.0, State::Done(0.1));
+    let rank_2: Vec<_> = [first].iter().chain(second).copied().collect();
+    let waited = others.map(|(rank, then, about)| {
+        let dump = record(rank, RANKS, &[first, (1.0, State::Failed(then))]);
+        match about {
+            Some(about) => fails(dump, FailureKind::Timeout, &[about], then),
+            None => dump,
+        }
+    });
+    let mut dumps: Vec<Dump> = waited.into_iter().collect();
+    dumps.push(record(2, RANKS, &rank_2));
+    analyze(&dumps, &Policy::default())
+}
+
+#[test]
+fn a_rank_inside_the_operation_that_timed_out_is_not_the_one_that_had_not_arrived() {
+    // Data goes around the ranks in a ring: rank 3 waits for rank 1, which waits for rank 2.
+    let late = [(40.0, State::Failed(40.1))];
+    for others in [
+        [(3, 31.0, Some(1)), (1, 31.1, Some(2)), (0, 31.2, Some(2))],
+        // Rank 1 passed on what rank 3 had found, and recorded no other rank.
+        [(3, 31.0, Some(1)), (1, 31.1, Some(1)), (0, 31.2, Some(1))],
+        [(3, 31.0, Some(1)), (1, 31.1, None), (0, 31.2, None)],
+    ] {
+        let report = around_a_ring(others, &late);
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
+        let sentence = &report.findings[0].sentence;
+        let said = "rank 2 had not arrived in all_reduce #2 on group default_pg";
+        assert!(sentence.starts_with(said), "{sentence}");
+    }
+}
+
+#[test]
+fn a_rank_that_had_issued_the_operation_is_not_said_to_be_absent_from_it() {
+    // Rank 2 was stopped after it had issued the operation, and its own deadline passed meanwhile.
+    let others = [(3, 31.0, Some(1)), (1, 31.1, Some(2)), (0, 31.2, Some(2))];
+    let report = around_a_ring(others, &[(1.0, State::Failed(61.0))]);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2][..]));
+    let sentence = &report.findings[0].sentence;
+    let said = "the process of rank 2 was stopped or without processor time inside all_reduce #2 on group default_pg, which \
+                ended there 30 s after its time-out; ranks 0 and 1 waited for rank 2 and gave up at 13:00:31 UTC";
+    assert!(sentence.starts_with(said), "{sentence}");
+    // It ended in time: what it had sent may be lost, or what others had sent to it.
+    let report = around_a_ring(others, &[(1.0, State::Failed(33.0))]);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E135, &[][..]));
+    let sentence = &report.findings[0].sentence;
+    let said = "all_reduce #2 on group default_pg timed out on ranks 0 and 1, which waited for rank 2, at 13:00:31 UTC; rank 2 had \
+                issued it, too, and the records do not show whose part was missing";
+    assert!(sentence.starts_with(said), "{sentence}");
+}
+
+/// The rings of ranks that gave up at the end of the job, each with when it did and whom its time-out names.
+fn at_the_end(ranks: Rank, time_outs: &[(Rank, f64, &[Rank])]) -> Report {
+    let gave_up = |&(rank, then, about): &(Rank, f64, &[Rank])| {
+        let mut dump = record(rank, ranks, &[(0.0, State::Done(0.1))]);
+        dump.failures.push(Failure {
+            id: 1,
+            time_ns: at(then),
+            ..Failure::new(FailureKind::Timeout, about, rank, "it did not come")
+        });
+        closed(dump, then + 1.0)
+    };
+    let dumps: Vec<Dump> = time_outs.iter().map(gave_up).collect();
+    analyze(&dumps, &Policy::default())
+}
+
+#[test]
+fn a_rank_that_is_cut_off_at_the_end_does_not_make_its_peers_culprits() {
+    let (of_2, of_others): (&[Rank], &[Rank]) = (&[0], &[2]);
+    // Rank 2 gave up first, or last.
+    for then in [32.0, 34.0] {
+        let report = at_the_end(
+            RANKS,
+            &[
+                (0, 33.0, of_others),
+                (1, 33.1, of_others),
+                (2, then, of_2),
+                (3, 32.9, of_others),
+            ],
+        );
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
+        let sentence = &report.findings[0].sentence;
+        let said = "rank 2 had not arrived when ranks 0, 1 and 3 gave up, at 13:00:32 UTC";
+        assert!(sentence.starts_with(said), "{sentence}");
+    }
+}
+
+#[test]
+fn ranks_that_gave_up_on_each_other_at_the_end_are_both_possible() {
+    // Either of two ranks may be cut off, and so may either half of four.
+    let two: [(Rank, f64, &[Rank]); 2] = [(0, 32.0, &[1]), (1, 32.1, &[0])];
+    let four: [(Rank, f64, &[Rank]); 4] = [
+        (0, 32.0, &[2, 3]),
+        (1, 32.1, &[2, 3]),
+        (2, 32.2, &[0]),
+        (3, 32.3, &[0]),
+    ];
+    let (two, four) = (at_the_end(2, &two), at_the_end(4, &four));
+    for (report, possible) in [(two, [0, 1].as_slice()), (four, &[0, 2, 3])] {
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[][..]));
+        let finding = &report.findings[0];
+        let possible: Vec<Vec<Rank>> = possible.iter().map(|&rank| vec![rank]).collect();
+        assert_eq!(finding.alternatives, possible, "{finding:?}");
+        assert!(
+            finding.sentence.contains("the records do not show which"),
+            "{finding:?}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_came_to_the_end_after_the_others_had_given_up_is_the_one_that_was_missing() {
+    // Its time-out of 30 s began when the others had gone.
+    let (of_1, of_others): (&[Rank], &[Rank]) = (&[0], &[1]);
+    let report = at_the_end(2, &[(0, 32.0, of_others), (1, 70.0, of_1)]);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+}
+
+#[test]
+fn a_rank_that_still_waited_in_an_operation_at_the_end_is_not_blamed_by_those_that_gave_up() {
+    // Ranks 0 and 3 end; rank 1 waits for rank 2, which works on, and gives up later.
+    let first = (0.0, State::Done(0.1));
+    let ended = |rank| {
+        let mut dump = record(rank, RANKS, &[first]);
+        dump.failures.push(Failure {
+            id: 1,
+            time_ns: at(32.0),
+            ..Failure::new(FailureKind::Timeout, &[1], rank, "it did not come")
+        });
+        closed(dump, 33.0)
+    };
+    let waits = record(1, RANKS, &[first, (5.0, State::Failed(35.0))]);
+    let mut dumps = vec![
+        ended(0),
+        fails(waits, FailureKind::Timeout, &[2], 35.0),
+        record(2, RANKS, &[first]),
+        ended(3),
+    ];
+    for dump in &mut dumps[1..3] {
+        let mut pair = dump.groups[0].clone();
+        pair.info.id = 1;
+        pair.info.name = "pair".to_owned();
+        pair.info.desc = "pair".to_owned();
+        pair.info.ranks = [1, 2].as_slice().into();
+        dump.groups.push(pair);
+    }
+    dumps[1].entries[1].group = 1;
+    dumps[1].entries[1].collective_seq_id = 1;
+    dumps[1].failures[0].group = Some(1);
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
+}

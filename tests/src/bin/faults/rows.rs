@@ -35,6 +35,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     row("pause-short", Memory, Pause(1_500), Healthy),
     row("pause-all", Memory, Pause(1_500), Healthy).of(&[0, 1, 2, 3]),
     row("pause-long", Memory, Pause(6_000), Named),
+    row("pause-long-tcp", Tcp, Pause(6_000), Named),
     row("orphan-freeze", Memory, Itself(Freeze, Between), Named).with_orphans(),
     row("orphan-freeze-tcp", Tcp, Itself(Freeze, Between), Named).with_orphans(),
     row("messages-freeze", Memory, Itself(Freeze, Between), Named).with(Extra::Messages),
@@ -132,6 +133,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "end-freeze-last",
         Tcp,
         InShutdown(Hit::Process(Freeze)),
+        Named,
+    ),
+    row(
+        "end-cut",
+        Hosts,
+        InShutdown(Hit::Network(Cut::BothWays)),
+        // Not `CutOff`: a shutdown closes the connections of groups before it waits, so no record shows that the links are
+        // silent. Rank 2 is named as one that did not come, and itself names the rank with the store.
         Named,
     ),
     row("end-kill-launched", Launcher, Itself(Kill, End), Named),

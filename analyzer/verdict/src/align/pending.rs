@@ -229,7 +229,18 @@ fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, one: &Pending) -> bool 
     };
     let receives = |half: &Half| aligned.op(record, half.position).kind == OpType::Recv;
     let op = aligned.op(record, one.position);
-    if op.thread == NONE || op.state == EntryState::Failed || !halves.iter().all(receives) {
+    halves.iter().all(receives) && goes_on_beside(aligned, record, op, one.position)
+}
+
+/// Whether the thread that issued this unfinished operation has issued nothing of another kind, and other threads of the
+/// rank went on after it.
+pub(crate) fn goes_on_beside(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    op: &Op,
+    position: u32,
+) -> bool {
+    if op.thread == NONE || op.state == EntryState::Failed {
         return false;
     }
     let ops = &aligned.records[record].ops;
@@ -238,7 +249,7 @@ fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, one: &Pending) -> bool 
         let lane = aligned.lanes[record].get(usize::from(other.group));
         lane.is_some_and(|lane| aligned.groups[lane.group].ranks.len() != 1)
     };
-    let of_others = ops[one.position as usize..].iter();
+    let of_others = ops[position as usize..].iter();
     of_others
         .filter(|other| other.thread != NONE && !its(other))
         .filter(|other| other.completed() && other.kind != OpType::Send)
@@ -246,7 +257,7 @@ fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, one: &Pending) -> bool 
         .take(GOES_ON)
         .count()
         == GOES_ON
-        && ops.iter().filter(its).all(|it| it.kind == OpType::Recv)
+        && ops.iter().filter(its).all(|it| it.kind == op.kind)
 }
 
 /// For each unfinished operation of a record: when the thread that issued it last completed an operation that it issued

@@ -126,7 +126,7 @@ fn victims(ctx: &Context<'_>, draft: &FindingDraft) -> Vec<Rank> {
     }
     let waits = |rank: &Rank| {
         let node = ctx.graph.node(*rank);
-        node.is_some_and(|node| !ctx.graph.waits_in[node].is_empty())
+        node.is_some_and(|node| ctx.graph.waits(node))
     };
     victims.into_iter().filter(waits).collect()
 }
@@ -190,7 +190,7 @@ fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     // Ranks at fault wait as well, where they are in the operation, or in a cycle.
     let waits = |rank: &&Rank| {
         let node = ctx.graph.node(**rank);
-        node.is_some_and(|node| !ctx.graph.waits_in[node].is_empty())
+        node.is_some_and(|node| ctx.graph.waits(node))
     };
     let waiting = waiting + draft.culprits.iter().filter(waits).count();
     if !tells || !draft.is_root || waiting <= members.max(named) {

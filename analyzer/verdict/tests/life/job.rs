@@ -96,6 +96,29 @@ pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, State)]) -> Du
     dump
 }
 
+/// Adds an access to a window of the group to the record of a rank: of which kind, to whom, when it was issued, and its
+/// state. Its time-out is 30 s.
+pub(crate) fn accesses(
+    mut dump: Dump,
+    op: OpType,
+    peer: Rank,
+    (issued, state): (f64, State),
+) -> Dump {
+    let mut entry = record(0, 1, &[(issued, state)]).entries.remove(0);
+    let number = dump.entries.len() as u64 + 1;
+    (entry.record_id, entry.op_id) = (number, number);
+    (entry.op, entry.peer) = (op, Peer::Rank(peer));
+    entry.collective_seq_id = 0;
+    entry.signature = dump.signatures.len() as u32;
+    dump.signatures.push(Signature {
+        backend: "window".to_owned(),
+        op_name: op.name().to_owned(),
+        ..Signature::default()
+    });
+    dump.entries.push(entry);
+    dump
+}
+
 /// The ring of a dead process that gave its last sign of life at this time.
 pub(crate) fn dead(dump: Dump, last: f64) -> Dump {
     taken(dump, last, RingReader::OWNER_IS_DEAD)

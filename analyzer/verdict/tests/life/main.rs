@@ -12,6 +12,7 @@ mod links;
 mod quiet;
 mod timed_out;
 mod unnoted;
+mod windows;
 
 use job::{State, alive, at, closed, dead, fails, launch, record, stopped};
 use launched::judge_launched;

@@ -40,6 +40,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     row("orphan-freeze-tcp", Tcp, Itself(Freeze, Between), Named).with_orphans(),
     row("messages-freeze", Memory, Itself(Freeze, Between), Named).with(Extra::Messages),
     row("messages-kill", Tcp, Itself(Kill, Between), Named).with(Extra::Messages),
+    row("window-freeze", Memory, Itself(Freeze, Between), Named).with(Extra::Window),
+    row("window-kill", Tcp, Itself(Kill, Between), Named).with(Extra::Window),
     row("objects-freeze", Memory, Itself(Freeze, Between), Named).with(Extra::Objects),
     row("objects-kill", Tcp, Itself(Kill, Between), Named).with(Extra::Objects),
     row("monitored-freeze", Memory, Itself(Freeze, Between), Named).with(Extra::MonitoredBarrier),

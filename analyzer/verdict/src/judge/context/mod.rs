@@ -108,7 +108,7 @@ impl Context<'_> {
             .filter(|node| !targets.contains(node))
             .count();
         if waiting > counted {
-            let waits = |node: &Node| !self.graph.waits_in[*node].is_empty();
+            let waits = |node: &Node| self.graph.waits(*node);
             let all = (0..self.graph.ranks).filter(waits);
             let why = match all.filter(|node| !targets.contains(node)).count() > waiting {
                 false => "in all",

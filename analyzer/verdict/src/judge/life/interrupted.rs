@@ -2,7 +2,7 @@
 
 use crate::align::pending::{Pending, PendingKind};
 use crate::align::{Aligned, RecordIx};
-use crate::judge::life::Life;
+use crate::judge::life::{Gone, Life};
 use crate::judge::policy::Policy;
 use crate::judge::waits::wait_graph::{Node, Place, WaitGraph};
 use std::time::Duration;
@@ -32,11 +32,7 @@ impl WaitGraph {
                     let mut pending = self.pending[record].iter().enumerate();
                     let here = pending.find(|&(at, one)| self.is_at(place, record, at, one));
                     here.is_none_or(|(_, one)| {
-                        let op = aligned.op(record, one.position);
-                        let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
-                        let age = gone.at_ns().saturating_sub(aligned.created_ns(record, op));
-                        let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
-                        age < policy.overdue_after(timeout_ms)
+                        is_young(aligned, policy, gone, record, one.position)
                     })
                 })
             };
@@ -76,4 +72,19 @@ impl WaitGraph {
             _ => false,
         }
     }
+}
+
+/// Whether a process that is gone had issued this operation of its record only shortly before it ended.
+pub(crate) fn is_young(
+    aligned: &Aligned<'_>,
+    policy: &Policy,
+    gone: &Gone,
+    record: RecordIx,
+    position: u32,
+) -> bool {
+    let op = aligned.op(record, position);
+    let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
+    let age = gone.at_ns().saturating_sub(aligned.created_ns(record, op));
+    let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
+    age < policy.overdue_after(timeout_ms)
 }

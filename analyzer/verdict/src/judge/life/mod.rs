@@ -7,7 +7,7 @@
 //! failed long before their time-outs. If the records do not show it, the kind of end is unknown.
 
 pub(crate) mod ending;
-mod interrupted;
+pub(crate) mod interrupted;
 mod order;
 
 use crate::align::record::Record;

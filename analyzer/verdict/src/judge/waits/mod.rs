@@ -3,5 +3,6 @@
 
 mod components;
 pub(crate) mod missed;
+mod one_sided;
 pub(crate) mod wait_graph;
 pub(crate) mod wait_root;

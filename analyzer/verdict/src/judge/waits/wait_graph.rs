@@ -2,7 +2,7 @@
 //!
 //! The graph has two kinds of nodes: ranks, and the operations that they are in ([`Place`]: a collective of a group, or
 //! a batch of messages of one rank). A rank points to every place where it has arrived and that has not completed; a
-//! place points to every rank that has not arrived there. From a waiting rank, the edges lead to the cause: a rank that
+//! place points to every rank that has not arrived there. A rank in an access to a window points to its peer. From a waiting rank, the edges lead to the cause: a rank that
 //! waits for nothing, a place where all have arrived and none finishes, or a cycle. These are the *sinks* of the graph
 //! of strongly connected components.
 //!
@@ -69,6 +69,8 @@ pub(crate) struct WaitGraph {
     pub(crate) missing: Vec<Vec<(Node, Missing)>>,
     /// For each rank: the places where it waits.
     pub(crate) waits_in: Vec<Vec<usize>>,
+    /// For each rank: the ranks without which its accesses to windows do not complete.
+    pub(super) one_sided: Vec<Vec<Node>>,
     /// The number of ranks.
     pub(crate) ranks: usize,
     by_collective: HashMap<(GroupIx, u32), usize>,
@@ -106,6 +108,7 @@ impl WaitGraph {
             arrived: Vec::new(),
             missing: Vec::new(),
             waits_in: vec![Vec::new(); ranks],
+            one_sided: vec![Vec::new(); ranks],
             ranks,
             by_collective: HashMap::new(),
             node_of_rank,
@@ -190,6 +193,7 @@ impl WaitGraph {
             prefer_known(&mut graph.missing[place]);
         }
         graph.drop_waits(&young);
+        graph.enter_one_sided(aligned, policy, life);
         graph
     }
 
@@ -267,14 +271,16 @@ impl WaitGraph {
 
     /// The nodes that a node points to.
     pub(crate) fn successors(&self, node: Node) -> impl Iterator<Item = Node> + '_ {
-        let (places, missing): (&[usize], &[(Node, Missing)]) = if node < self.ranks {
-            (&self.waits_in[node], &[])
+        let (places, ranks, missing): (&[usize], &[Node], &[(Node, Missing)]) = if node < self.ranks
+        {
+            (&self.waits_in[node], &self.one_sided[node], &[])
         } else {
-            (&[], &self.missing[node - self.ranks])
+            (&[], &[], &self.missing[node - self.ranks])
         };
         places
             .iter()
             .map(|&place| place + self.ranks)
+            .chain(ranks.iter().copied())
             .chain(missing.iter().map(|&(rank, _)| rank))
     }
 

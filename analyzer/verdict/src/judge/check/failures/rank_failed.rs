@@ -222,7 +222,7 @@ impl Check for UnmissedProcessGone {
         gone.sort_unstable();
         let waits = |&(rank, _): &(Rank, usize)| {
             let node = ctx.graph.node(rank);
-            node.is_some_and(|node| !ctx.graph.waits_in[node].is_empty())
+            node.is_some_and(|node| ctx.graph.waits(node))
         };
         let mut draft = unmissed_draft(ctx, &gone);
         draft.is_root = !(explained && gone.iter().all(waits));

@@ -212,8 +212,7 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         })
         .collect();
     // The peers may have completed the operation and wait for the stopped ranks elsewhere.
-    let waits =
-        |node: &Node| frozen_rank(ctx, *node).is_none() && !ctx.graph.waits_in[*node].is_empty();
+    let waits = |node: &Node| frozen_rank(ctx, *node).is_none() && ctx.graph.waits(*node);
     let waiting = (0..ctx.graph.ranks).filter(waits).count();
     if stopped.is_empty() || waiting == 0 {
         return None;

@@ -250,7 +250,7 @@ fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraf
     let alternatives = sides(ctx, ranks, places);
     let groups: BTreeSet<_> = places.iter().map(|&place| ctx.group_at(place)).collect();
     let sentence = match groups.len() {
-        1 => format!(
+        0 | 1 => format!(
             "{} wait on each other in a cycle; which of them took the wrong order or left an operation out is not known",
             format_ranks(&all)
         ),

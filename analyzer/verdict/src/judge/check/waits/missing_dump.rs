@@ -147,7 +147,7 @@ fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
         return None;
     }
     let ranks: Vec<Node> = (0..ctx.graph.ranks)
-        .filter(|&node| !ctx.graph.waits_in[node].is_empty())
+        .filter(|&node| ctx.graph.waits(node))
         .collect();
     let places: Vec<usize> = (0..ctx.graph.places.len()).collect();
     let minority = strongest_minority(ctx, &ranks, &places);

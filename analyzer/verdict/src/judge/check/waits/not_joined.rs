@@ -300,7 +300,7 @@ fn ruled_out(
     let absent = ctx.graph.missing[place].len();
     let held = ctx.graph.missing[place]
         .iter()
-        .filter(|&&(node, _)| !ctx.graph.waits_in[node].is_empty())
+        .filter(|&&(node, _)| ctx.graph.waits(node))
         .count();
     if held > 0 {
         reasons.push(format!(

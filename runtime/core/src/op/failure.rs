@@ -2,8 +2,10 @@
 //! ranks get the same facts.
 
 use super::error::{Error, ErrorKind};
-use rcomm_recorder::model::{Failure, FailureKind, Rank};
+use rcomm_recorder::model::{Failure, FailureKind, Rank, text};
 
+/// The most ranks that an error lists by number.
+const MAX_RANKS: usize = 64;
 /// How many bytes of another rank's note are read. A longer note is cut, and then cannot be parsed.
 const MAX_NOTE_BYTES: usize = 64 << 10;
 
@@ -35,6 +37,12 @@ impl Error {
         Self::new(ErrorKind::Aborted, message).with_failure(failure)
     }
 
+    /// The error of the loss of processes that are known to have ended, which its message begins with; `why` follows.
+    pub fn gone(ranks: &[Rank], why: &str) -> Self {
+        let message = format!("{}{why}", are_gone(ranks));
+        Self::new(ErrorKind::PeerLost, message).with_ranks(ranks)
+    }
+
     /// The facts as rank `own_rank` (this rank) records and publishes them: without group, operation and time.
     pub fn failure(&self, own_rank: Rank) -> Failure {
         match self.known_failure() {
@@ -54,7 +62,20 @@ impl Error {
         self.kind() == ErrorKind::Timeout || self.passes_on(FailureKind::Timeout)
     }
 
-    /// Whether processes have ended, as this rank has found, or the rank whose failure this error passes on.
+    /// Whether the processes that this error names are known to have ended: to this rank, or to the rank whose failure
+    /// it passes on. The only field of a failure that tells it from the loss of a connection is its text.
+    pub(crate) fn are_gone(&self) -> bool {
+        self.is_loss()
+            && match self.known_failure() {
+                Some(known) => known.text.starts_with(&are_gone(&known.ranks)),
+                None => self
+                    .message_with_cause()
+                    .starts_with(&are_gone(self.ranks())),
+            }
+    }
+
+    /// Whether processes or the connections to them have ended, as this rank has found, or the rank whose failure this
+    /// error passes on.
     pub(crate) fn is_loss(&self) -> bool {
         self.kind() == ErrorKind::PeerLost
             && (self.known_failure().is_none() || self.passes_on(FailureKind::PeerGone))
@@ -102,9 +123,38 @@ impl Error {
     }
 }
 
+/// The beginning of a sentence on processes that have ended.
+fn are_gone(ranks: &[Rank]) -> String {
+    let verb = if ranks.len() == 1 { "is" } else { "are" };
+    format!("{} {verb} gone", text::ranks(ranks, MAX_RANKS))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lost_connection_is_not_a_process_that_is_gone() {
+        let broke = "the connection to rank 2 ended, but its process still runs";
+        let broke = Error::new(ErrorKind::PeerLost, broke).with_rank(2);
+        let gone = Error::gone(&[2, 3], ": their connections ended");
+        assert_eq!(
+            gone.to_string(),
+            "ranks 2, 3 are gone: their connections ended"
+        );
+        for (original, are_gone) in [(broke, false), (gone, true)] {
+            for error in [Error::from_note(&original.to_note(0), 0, 1), original] {
+                assert_eq!(
+                    (error.is_loss(), error.are_gone()),
+                    (true, are_gone),
+                    "{error}"
+                );
+            }
+        }
+        // Rank 3 reads that it is gone itself: the note is about rank 2, too.
+        let note = Error::gone(&[2, 3], "").to_note(0);
+        assert!(Error::from_note(&note, 0, 3).are_gone());
+    }
 
     #[test]
     fn a_time_out_that_is_passed_on_is_no_loss() {

@@ -3,7 +3,7 @@
 use super::group::CpuGroup;
 use super::note::Note;
 use crate::channels::{Sockets, cut};
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, PeerState};
 use crate::transport::shm::CloseGuard;
 use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
@@ -167,7 +167,7 @@ impl CpuGroup {
     }
 
     /// Returns the error for a channel to `rank` that has ended: the reason from its note if it gave up, else
-    /// that its process is gone, or still running, or that this could not be found out. If this host's own system
+    /// that its process is gone, or still runs, or that this could not be found out. If this host's own system
     /// ended the channel, the error names this rank instead.
     ///
     /// # Blocking
@@ -187,14 +187,15 @@ impl CpuGroup {
         let stop = Stop::default();
         let deadline = Instant::now() + REASON_TIME;
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);
-        let mut is_first_look = true;
+        let (mut is_first_look, mut still_runs) = (true, false);
         loop {
             // The peer is checked before its note is read: a peer that is gone has already written any
             // note that it leaves. On a busy host the check may take all of its time, so it has only half of the whole
             // time, and the note has the rest.
             let half = deadline.min(Instant::now() + REASON_TIME / 2);
             let mut looking = WaitPolicy::new(&stop, Deadline::At(half), self.wait_mode);
-            let gone = self.mesh.find_gone(rank, &mut looking);
+            let found = self.mesh.find_gone(rank, &mut looking);
+            still_runs |= matches!(found, Ok(PeerState::Runs));
             let time_left = deadline.saturating_duration_since(Instant::now());
             if let Some(note) = self.note_of(rank, time_left) {
                 let reason = note.error(rank, self.mesh.rank());
@@ -202,33 +203,23 @@ impl CpuGroup {
                 // there was a reason broke by itself, and if that reason is another broken channel of the
                 // same rank, then that rank is what the two have in common.
                 if !is_first_look && self.names_running_ranks(&reason, rank, &mut policy) {
-                    return with_cause(broken(rank), cause);
+                    return with_cause(ended(rank, still_runs), cause);
                 }
                 return reason;
             }
             is_first_look = false;
-            match gone {
-                Ok(true) => return self.lost(rank, cause),
-                Ok(false) if Instant::now() < deadline => {
+            match found {
+                Ok(PeerState::Gone) => return self.lost(rank, cause),
+                Ok(_) | Err(Failure::Gone(..)) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
-                Ok(false) if cause.as_ref().is_some_and(has_broken) => {
-                    return with_cause(broken(rank), cause);
-                }
-                Ok(false) => {
-                    let message = format!("rank {rank} closed its connection but is still running");
-                    return Error::new(ErrorKind::PeerLost, message).with_rank(rank);
-                }
+                Ok(_) => return with_cause(ended(rank, still_runs), cause),
                 Err(Failure::Interrupted(_) | Failure::Late(_)) if Instant::now() < deadline => {}
                 Err(Failure::Io(error)) => {
                     let what = format!("cannot find out whether rank {rank} is gone");
                     return Error::io(what, error);
                 }
-                Err(_) => {
-                    let message = format!("the connection of rank {rank} ended");
-                    let error = Error::new(ErrorKind::PeerLost, message).with_rank(rank);
-                    return with_cause(error, cause);
-                }
+                Err(_) => return with_cause(ended(rank, false), cause),
             }
         }
     }
@@ -246,19 +237,11 @@ impl CpuGroup {
     fn lost(&self, rank: Rank, cause: Option<io::Error>) -> Error {
         let mut lost = self.other_lost(rank);
         if lost.is_empty() {
-            let message = format!("rank {rank} is gone: its connection ended");
-            return with_cause(
-                Error::new(ErrorKind::PeerLost, message).with_rank(rank),
-                cause,
-            );
+            return with_cause(Error::gone(&[rank], ": its connection ended"), cause);
         }
         lost.push(rank);
         lost.sort_unstable();
-        let message = format!(
-            "{} are gone: their connections ended",
-            text::ranks(&lost, MAX_RANKS)
-        );
-        Error::new(ErrorKind::PeerLost, message).with_ranks(&lost)
+        Error::gone(&lost, ": their connections ended")
     }
 
     /// Returns the other members that were found to be gone within [`OTHERS_TIME`]; none if the group has more
@@ -274,9 +257,9 @@ impl CpuGroup {
             return Vec::new();
         }
         others.retain(|&other| {
-            let is_gone = self.mesh.is_gone(other, &mut policy);
+            let found = self.mesh.find_gone(other, &mut policy);
             let time_left = deadline.saturating_duration_since(Instant::now());
-            matches!(is_gone, Ok(true))
+            matches!(found, Ok(PeerState::Gone))
                 && matches!(self.has_note(other, time_left), Some(Ok(false)))
         });
         others
@@ -348,13 +331,14 @@ fn is_local(cause: &io::Error) -> bool {
     cause.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error())
 }
 
-/// Whether a connection ended by an error of the system, not by the peer's closing of it.
-fn has_broken(cause: &io::Error) -> bool {
-    cause.raw_os_error().is_some()
-}
-
-fn broken(rank: Rank) -> Error {
-    let message = format!("the connection to rank {rank} broke, but its process still runs");
+/// The error of a connection that ended. It does not say which end closed it: a read that follows a broken connection's
+/// error sees the same end as one that follows the peer's closing.
+fn ended(rank: Rank, still_runs: bool) -> Error {
+    let runs = match still_runs {
+        true => ", but its process still runs",
+        false => "",
+    };
+    let message = format!("the connection to rank {rank} ended{runs}");
     Error::new(ErrorKind::PeerLost, message).with_rank(rank)
 }
 

@@ -4,7 +4,7 @@ use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdic
 use super::host::Host;
 use super::links::Links;
 use super::listener::{ChannelId, Listener, ListenerState, milliseconds};
-use super::{KeysToPublish, fill_random, lock};
+use super::{KeysToPublish, PeerState, fill_random, lock};
 use crate::registered::Registry;
 use crate::transport::Wire;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
@@ -276,34 +276,36 @@ impl Mesh {
         ))
     }
 
-    /// Whether `peer` is known to be gone: it has dropped its mesh, or its process has ended. If no connection to
+    /// Whether `peer` is gone, or cannot be reached: then it is not waited for. If no connection to
     /// `peer` is watched, opens one to find out. Returns `false` also if the store fails, if `peer` has published no
     /// address, or if another thread is already opening the connection. Fails if the wait ends before it is known, or
     /// if `peer` refuses the connection.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         match self.find_gone(peer, policy) {
             Err(Failure::Store(_)) => Ok(false),
-            found => found,
+            Err(Failure::Gone(..)) => Ok(true),
+            found => Ok(found? == PeerState::Gone),
         }
     }
 
-    /// Works as [`is_gone`](Self::is_gone), but fails with `Failure::Store` if the store was needed and failed.
+    /// Works as [`is_gone`](Self::is_gone), but fails with `Failure::Gone` if a new connection broke, and with
+    /// `Failure::Store` if the store was needed and failed.
     pub(crate) fn find_gone(
         &self,
         peer: Rank,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<bool, Failure> {
+    ) -> Result<PeerState, Failure> {
         let mut watched = lock(&self.watched);
         match watched.get(&peer) {
             Some(WatchedPeer::Open(stream)) => match stream.peek(&mut [0]) {
-                Ok(read) => return Ok(read == 0),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Ok(0) => return Ok(PeerState::Gone),
                 // The connection broke, which does not show whether the process has ended.
-                Err(_) => {
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
                     watched.insert(peer, WatchedPeer::Dialing);
                 }
+                _ => return Ok(PeerState::Unknown),
             },
-            Some(WatchedPeer::Dialing) => return Ok(false),
+            Some(WatchedPeer::Dialing) => return Ok(PeerState::Unknown),
             None => {
                 watched.insert(peer, WatchedPeer::Dialing);
             }
@@ -311,22 +313,16 @@ impl Mesh {
         drop(watched);
         let dialed = self.dial_to_watch(peer, policy);
         let mut watched = lock(&self.watched);
+        watched.remove(&peer);
         match dialed {
             Ok(Some(stream)) => {
                 watched.insert(peer, WatchedPeer::Open(stream));
-                Ok(false)
+                Ok(PeerState::Runs)
             }
-            Ok(None) => {
-                watched.remove(&peer);
-                Ok(false)
-            }
-            Err(failure) => {
-                watched.remove(&peer);
-                match failure {
-                    Failure::Gone(..) => Ok(true),
-                    other => Err(other),
-                }
-            }
+            Ok(None) => Ok(PeerState::Unknown),
+            // Only a refusal shows that it does not listen any more; any other error may be one of the network.
+            Err(Failure::Gone(_, Some(error))) if is_refusal(&error) => Ok(PeerState::Gone),
+            Err(failure) => Err(failure),
         }
     }
 
@@ -511,6 +507,10 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
 }
 
 fn address_key(rank: Rank) -> String {

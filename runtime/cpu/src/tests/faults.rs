@@ -166,6 +166,29 @@ fn a_rank_that_leaves_is_named_by_all_the_others() {
 }
 
 #[test]
+fn a_rank_whose_connections_end_while_it_answers_is_not_called_gone() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    std::thread::scope(|scope| {
+        let there = store.clone();
+        scope.spawn(move || {
+            let rig = Rig::new(there, 1, 2, Wiring::Tcp);
+            rig.run(Op::Barrier).unwrap();
+            // The group's connections end without a reason, and the rank's mesh still answers.
+            drop(rig.backend);
+            rig.store.wait(&["failed"], LONG).unwrap();
+        });
+        let rig = Rig::new(store.clone(), 0, 2, Wiring::Tcp);
+        rig.run(Op::Barrier).unwrap();
+        let error = rig.run(Op::Barrier).unwrap_err();
+        store.set("failed", b"").unwrap();
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(1)));
+        let text = error.to_string();
+        let said = "the connection to rank 1 ended, but its process still runs";
+        assert!(text.starts_with(said), "{text}");
+    });
+}
+
+#[test]
 fn an_abort_ends_pending_operations_and_refuses_later_ones() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {

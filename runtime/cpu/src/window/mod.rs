@@ -11,7 +11,7 @@ mod service;
 #[allow(unsafe_code)]
 mod shared;
 
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, PeerState};
 use crate::registered::{Backing, RegionHandle};
 use crate::wait::{Pause, Stop, WaitMode, WaitPolicy};
 use rcomm_core::Buffer;
@@ -458,11 +458,10 @@ impl BackendWindow for CpuWindow {
                     }
                     next_check = Instant::now() + LIVENESS_CHECK;
                     // A signal that the sender has sent before it ended is still valid.
-                    if mesh.is_gone(rank, &mut policy).unwrap_or(false)
+                    if matches!(mesh.find_gone(rank, &mut policy), Ok(PeerState::Gone))
                         && counter.load(Ordering::Acquire) == 0
                     {
-                        let message = format!("rank {rank} is gone and will send no signal");
-                        return Err(Error::new(ErrorKind::PeerLost, message).with_rank(rank));
+                        return Err(Error::gone(&[rank], " and will send no signal"));
                     }
                 }
                 Err(crate::wait::Interrupted::Stopped(reason)) => return Err(reason),

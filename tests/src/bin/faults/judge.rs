@@ -85,6 +85,16 @@ impl Row {
             if scenario.kills() && text.contains("still run") {
                 self.wrong.push(format!("rank {rank}: {text}"));
             }
+            // A rank whose operation has failed may leave before another one gets its error.
+            let has_failed_before = |other: u32| {
+                let mut failed = events.iter().filter(has_failed);
+                failed.any(|event| event.rank == other && event.at_ms <= *at_ms)
+            };
+            let gone = said_gone(text);
+            if !scenario.kills() && !gone.iter().all(|&other| has_failed_before(other)) {
+                self.wrong
+                    .push(format!("rank {rank} calls a rank gone that runs: {text}"));
+            }
             latest = latest.max(at_ms.saturating_sub(fault_ms));
             // A rank that was cut off itself may name any rank that it cannot reach.
             if scenario.expect == Expect::CutOff && scenario.culprits.contains(&rank) {
@@ -227,8 +237,26 @@ impl Row {
 
 /// The ranks that an error's text lists as gone, without an answer, or missing.
 fn listed(text: &str) -> BTreeSet<u32> {
+    listed_after(text, &["gone: rank", "no answer: rank", "missing rank"])
+}
+
+/// The ranks whose processes have ended according to an error's text, or which closed their connections.
+fn said_gone(text: &str) -> BTreeSet<u32> {
+    let mut said = listed_after(text, &["gone: rank"]);
+    for words in [" is gone: ", " are gone: ", " closed its connection"] {
+        for (at, _) in text.match_indices(words) {
+            let list = text[..at].rsplit("rank").next().unwrap_or_default();
+            let ranks = list.trim_start_matches('s').split(", ");
+            said.extend(ranks.filter_map(|rank| rank.trim().parse::<u32>().ok()));
+        }
+    }
+    said
+}
+
+/// The ranks of the lists that begin with one of `heads`.
+fn listed_after(text: &str, heads: &[&str]) -> BTreeSet<u32> {
     let mut listed = BTreeSet::new();
-    for head in ["gone: rank", "no answer: rank", "missing rank"] {
+    for head in heads {
         for (at, _) in text.match_indices(head) {
             let list = text[at + head.len()..].trim_start_matches('s');
             for word in list.trim_start().split(", ") {
@@ -278,6 +306,12 @@ mod tests {
         let text = "3.0 s after its issue; arrived: rank 0; gone: ranks 1, 3; no answer: rank 2 (3 of 4 members";
         assert_eq!(listed(text), [1, 2, 3].into());
         assert_eq!(listed("missing ranks 5, 12: 3 s"), [5, 12].into());
+        let gone = "ranks 2, 3 are gone: their connections ended; gone: rank 1; no answer: rank 0";
+        assert_eq!(said_gone(gone), [1, 2, 3].into());
+        let closed = "all_reduce #33 on group default_pg: rank 2 closed its connection";
+        assert_eq!(said_gone(closed), [2].into());
+        let broke = "the connection to rank 2 ended, but its process still runs; arrived: rank 0";
+        assert_eq!(said_gone(broke), BTreeSet::new());
     }
 
     #[test]

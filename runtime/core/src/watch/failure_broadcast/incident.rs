@@ -19,6 +19,8 @@ pub(crate) struct Incident {
     pub(super) finding: String,
     /// Members whose processes are known to have ended: their status is not waited for.
     gone: Vec<Rank>,
+    /// Members to which a connection was lost: their processes may have ended.
+    lost: Vec<Rank>,
     /// The ranks for which this rank waited until its time-out.
     waited_for: Vec<Rank>,
     timeout: Duration,
@@ -55,7 +57,8 @@ impl Incident {
             wire_id,
             cause: error.to_string(),
             finding: finding.to_owned(),
-            gone: named_if(error.is_loss()),
+            gone: named_if(error.are_gone()),
+            lost: named_if(error.is_loss() && !error.are_gone()),
             waited_for: named_if(error.is_time_out()),
             timeout: op_info.timeout,
             seq: op_info.seq,
@@ -82,6 +85,7 @@ impl Incident {
             cause: cause.to_owned(),
             finding: cause.to_owned(),
             gone: Vec::new(),
+            lost: Vec::new(),
             waited_for: Vec::new(),
             timeout: Duration::ZERO,
             progress: Mutex::default(),
@@ -97,6 +101,7 @@ impl Incident {
             seq: self.seq,
             is_p2p: self.is_p2p,
             gone: &self.gone,
+            lost: &self.lost,
             waited_for: &self.waited_for,
             timeout: self.timeout,
         }

@@ -30,6 +30,8 @@ use std::time::{Duration, Instant};
 
 /// The largest group in which every member reads all answers.
 const SMALL_GROUP: usize = 64;
+/// The longest wait for the answers of ranks whose processes may have ended, once all others have answered.
+const LOST_TIME: Duration = Duration::from_millis(250);
 /// The most answers that are read in one call to the store.
 const CHUNK: usize = 256;
 /// The most ranks that an error lists by number.
@@ -43,6 +45,9 @@ pub(crate) struct StatusQuery<'a> {
     pub(crate) is_p2p: bool,
     /// Members whose processes are known to have ended: their answers are not waited for.
     pub(crate) gone: &'a [Rank],
+    /// Members to which a connection was lost. Their processes may have ended, so their answers are waited for only
+    /// shortly.
+    pub(crate) lost: &'a [Rank],
     /// The ranks for which this rank waited until its time-out; empty after any other failure.
     pub(crate) waited_for: &'a [Rank],
     /// The operation's time-out.
@@ -125,8 +130,19 @@ impl StatusExchange {
         }
         let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        // The result of the wait is not used: those answers that have arrived are read below.
-        let _ = store.wait(&keys, self.wait_time);
+        let by_rank = || ranks.iter().zip(&keys);
+        let of = |lost: bool| by_rank().filter(move |(rank, _)| query.lost.contains(rank) == lost);
+        let (lost, others): (Vec<&str>, Vec<&str>) = (
+            of(true).map(|(_, key)| *key).collect(),
+            of(false).map(|(_, key)| *key).collect(),
+        );
+        // The results of the waits are not used: those answers that have arrived are read below.
+        let began = Instant::now();
+        let _ = store.wait(&others, self.wait_time);
+        if !lost.is_empty() {
+            let time_left = self.wait_time.saturating_sub(began.elapsed());
+            let _ = store.wait(&lost, time_left.min(LOST_TIME));
+        }
         let until = Instant::now() + self.read_time;
         let came = which_are_set(store, &keys, until);
         let present: Vec<&str> = keys
@@ -277,6 +293,7 @@ mod tests {
             seq: 41,
             is_p2p: false,
             gone: &[],
+            lost: &[],
             waited_for: &[],
             timeout: Duration::from_secs(3),
         }
@@ -443,6 +460,32 @@ mod tests {
         assert_eq!((answers.arrived, answers.absent), (vec![0, 1], vec![2, 3]));
         let answers = answers.text;
         assert!(answers.ends_with("; gone: rank 3"), "{answers}");
+    }
+
+    #[test]
+    fn a_rank_to_which_a_connection_was_lost_is_asked_and_not_called_gone() {
+        let store = HashStore::new();
+        let members = [0, 1, 2, 3];
+        for rank in [0, 1, 2] {
+            let published = exchange(rank, Duration::ZERO).publish(&store, &report(41, ""));
+            published.expect("the store in memory failed");
+        }
+        let lost = |lost: &[Rank]| {
+            let query = StatusQuery {
+                lost,
+                ..query(&members)
+            };
+            let asks = exchange(0, Duration::from_secs(60));
+            let began = Instant::now();
+            let text = asks.collect(&store, &query).text;
+            (text, began.elapsed() < Duration::from_secs(30))
+        };
+        let silent = "arrived: ranks 0, 1, 2; no answer: rank 3 (3 of 4 members answered)";
+        assert_eq!(lost(&[2, 3]), (silent.to_owned(), true));
+        let published = exchange(3, Duration::ZERO).publish(&store, &report(41, ""));
+        published.expect("the store in memory failed");
+        let all = "arrived: ranks 0, 1, 2, 3";
+        assert_eq!(lost(&[2, 3]), (all.to_owned(), true));
     }
 
     #[test]

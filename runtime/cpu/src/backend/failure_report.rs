@@ -3,6 +3,7 @@
 use super::group::CpuGroup;
 use super::note::Note;
 use crate::channels::{Sockets, cut};
+use crate::mesh::links::is_abort;
 use crate::mesh::{Mesh, PeerState};
 use crate::transport::shm::CloseGuard;
 use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
@@ -10,7 +11,6 @@ use rcomm_core::Deadline;
 use rcomm_core::store::{Store, StoreQuery};
 use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::{FailureKind, Rank, text};
-use rustix::io::Errno;
 use std::io;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
@@ -174,12 +174,14 @@ impl CpuGroup {
     /// For about [`REASON_TIME`], whether or not the store answers, and [`OTHERS_TIME`] more if the process is
     /// gone.
     pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<io::Error>) -> Error {
-        if let Some(cause) = cause.as_ref().filter(|cause| is_local(cause)) {
+        // Another operation may have read the error before.
+        let local = cause.as_ref().filter(|cause| is_abort(cause));
+        if local.is_some() || self.mesh.links().is_aborted(rank) {
             let own_rank = self.mesh.rank();
             let message =
                 format!("the host of rank {own_rank} aborted its connection to rank {rank}");
             let error = Error::new(ErrorKind::PeerLost, message).with_rank(own_rank);
-            return match cause.raw_os_error() {
+            return match local.and_then(io::Error::raw_os_error) {
                 Some(errno) => error.with_source(io::Error::from_raw_os_error(errno)),
                 None => error,
             };
@@ -324,11 +326,6 @@ impl WaitingPeers {
             close_guard.leave();
         }
     }
-}
-
-/// Whether this host's own system ended the connection: a reset or an end by the peer is reported otherwise.
-fn is_local(cause: &io::Error) -> bool {
-    cause.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error())
 }
 
 /// The error of a connection that ended. It does not say which end closed it: a read that follows a broken connection's

@@ -11,6 +11,7 @@ use crate::transport::tcp::{Counts, keep_alive};
 use rcomm_core::backend::WorldContext;
 use rcomm_recorder::model::{LinkEnd, Rank, WaitingOperation};
 use rcomm_recorder::record::{FlightRecorder, PeerFacts, PeerHandle, Timestamp};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::TcpStream;
@@ -42,6 +43,8 @@ struct Peer {
     row: PeerHandle,
     counts: Arc<Counts>,
     sockets: Vec<Weak<TcpStream>>,
+    /// Whether this host's own system has ended one of them.
+    is_aborted: bool,
 }
 
 impl Links {
@@ -113,12 +116,20 @@ impl Links {
         }
     }
 
+    /// Whether this host's own system has ended a connection to this peer, as its errors that were recorded show.
+    pub(crate) fn is_aborted(&self, rank: Rank) -> bool {
+        lock(&self.peers)
+            .get(&rank)
+            .is_some_and(|peer| peer.is_aborted)
+    }
+
     /// Records an error of the system on a connection to this peer.
     pub(crate) fn note_error(&self, rank: Rank, error: &std::io::Error) {
         let (Some(recorder), Some(errno)) = (self.recorder.as_deref(), error.raw_os_error()) else {
             return;
         };
-        if let Some(peer) = lock(&self.peers).get(&rank) {
+        if let Some(peer) = lock(&self.peers).get_mut(&rank) {
+            peer.is_aborted |= is_abort(error);
             let now = recorder.now();
             recorder.update_peer(peer.row, |facts| {
                 facts.errno = errno.unsigned_abs();
@@ -135,9 +146,11 @@ impl Links {
         };
         let now = recorder.now();
         self.sample(recorder, now);
-        for peer in lock(&self.peers).values() {
+        for peer in lock(&self.peers).values_mut() {
             let mut sockets = peer.sockets.iter().filter_map(Weak::upgrade);
             let error = sockets.find_map(|socket| socket.take_error().ok()?);
+            // The system reports it once, so a read of the socket sees only its end.
+            peer.is_aborted |= error.as_ref().is_some_and(is_abort);
             if let Some(errno) = error.and_then(|error| error.raw_os_error()) {
                 recorder.update_peer(peer.row, |facts| {
                     (facts.errno, facts.sampled) = (errno.unsigned_abs(), now);
@@ -198,8 +211,14 @@ fn known<'a>(
             row: recorder.peer(LinkEnd::Rank(rank))?,
             counts: Arc::default(),
             sockets: Vec::new(),
+            is_aborted: false,
         })),
     }
+}
+
+/// Whether this host's own system ended the connection: a reset or an end by the peer is reported otherwise.
+pub(crate) fn is_abort(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error())
 }
 
 fn nanoseconds(duration: Duration) -> u64 {

@@ -1,10 +1,10 @@
 //! What the records of connections show: who is cut off from whom, and whether the store is lost.
 
-use crate::job::{State, alive, at, record};
+use crate::job::{State, alive, at, fails, record};
 use crate::root;
-use rcomm_recorder::model::{LinkEnd, PeerLink, Rank};
+use rcomm_recorder::model::{FailureKind, LinkEnd, PeerLink, Rank};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, Finding, Policy, Verdict, analyze};
+use rcomm_verdict::{Code, Finding, Policy, Report, Verdict, analyze};
 
 const RANKS: Rank = 4;
 /// When the links break, in seconds as for [`at`].
@@ -140,6 +140,31 @@ fn connections_that_were_reset_at_both_ends_are_a_fault_of_the_network() {
         reset(&mut dumps, 2, other);
     }
     assert_eq!(first(&dumps).culprit_ranks, [2]);
+}
+
+#[test]
+fn a_process_that_answers_after_its_connection_broke_is_not_called_gone() {
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.1))];
+    let judge = |text: &str| {
+        let dump = |rank| {
+            let dump = record(rank, 3, &failed);
+            let mut dump = fails(dump, FailureKind::PeerGone, &[1], 1.1);
+            text.clone_into(&mut dump.failures[0].text);
+            dump
+        };
+        // Rank 1 left no record.
+        analyze(&[dump(0), dump(2)], &Policy::default())
+    };
+    let said = |report: &Report| {
+        let mut findings = report.findings.iter();
+        findings.any(|finding| finding.code == Code::E150)
+    };
+    assert!(said(&judge("rank 1 is gone: its connection ended")));
+    let broke = "the connection to rank 1 ended, but its process still runs";
+    let report = judge(&format!("{broke}: connection reset"));
+    assert!(!said(&report), "{:?}", report.findings);
+    let all = format!("{report:?}");
+    assert!(!all.contains("the process of rank 1 is gone"), "{all}");
 }
 
 #[test]

@@ -36,6 +36,7 @@ impl Check for RecordedFailure {
         };
         let given_up = given_up_ns(&recorded);
         let mut lost = of(FailureKind::PeerGone);
+        lost.retain(|one| !one.failure.text.contains(RUNS));
         let after = lost.split_off(lost.partition_point(|one| one.at_ns < given_up));
         let draft = gone(ctx, &lost)
             .or_else(|| late(ctx, &of(FailureKind::Timeout)))
@@ -45,6 +46,10 @@ impl Check for RecordedFailure {
         draft.into_iter().collect()
     }
 }
+
+/// What the runtime says of the process at the other end of a connection that broke, if it answers: such a failure is no
+/// sign that the process is gone.
+const RUNS: &str = "its process still runs";
 
 /// A failure with the record that holds it.
 #[derive(Clone, Copy)]

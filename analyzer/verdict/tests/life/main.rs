@@ -10,11 +10,12 @@ mod joined;
 mod launched;
 mod links;
 mod quiet;
+mod stopped;
 mod timed_out;
 mod unnoted;
 mod windows;
 
-use job::{State, alive, at, closed, dead, fails, launch, record, stopped};
+use job::{State, alive, at, closed, dead, fails, launch, record};
 use launched::judge_launched;
 use rcomm_recorder::model::{Failure, FailureKind, ProcessExit, Rank};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
@@ -286,140 +287,6 @@ fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
     assert_eq!(judge_with(3, 2.2).verdict, Verdict::Cancelled);
     // A launcher that was killed together with its ranks records no further end.
     assert_eq!(judge_with(0, 2.4).verdict, Verdict::Cancelled);
-}
-
-#[test]
-fn a_stopped_rank_is_named_whether_it_came_or_not() {
-    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let between = [(0.0, State::Done(0.1))];
-    for (operations, word) in [(&waits[..], "is inside"), (&between, "never issued")] {
-        let dumps = [
-            alive(record(0, 2, &waits), 9.0),
-            stopped(record(1, 2, operations), 1.2, 9.0),
-        ];
-        let report = analyze(&dumps, &Policy::default());
-        assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
-        let sentence = &report.findings[0].sentence;
-        assert!(
-            sentence.starts_with(
-                "the process of rank 1 is stopped by a signal since 13:00:01 UTC: it "
-            ) && sentence.contains(word),
-            "{sentence}"
-        );
-        let [waits, mut held] = dumps;
-        held.identity.reason = rcomm_recorder::publish::RingReader::OWNER_IS_TRACED.to_owned();
-        let finding = analyze(&[waits, held], &Policy::default())
-            .findings
-            .remove(0);
-        assert!(finding.sentence.contains("held by a debugger"));
-        assert!(
-            finding.next.contains("TracerPid /proc/101/status"),
-            "{}",
-            finding.next
-        );
-    }
-}
-
-#[test]
-fn the_record_of_a_stopped_rank_is_not_out_of_date() {
-    // The rank was stopped inside an operation in which it had done its part: the other completed it after the stop.
-    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let went_on = [
-        (0.0, State::Done(0.1)),
-        (1.0, State::Done(1.3)),
-        (1.4, State::Pending),
-    ];
-    let mut dumps = [
-        alive(record(0, 2, &went_on), 9.0),
-        stopped(record(1, 2, &inside), 1.2, 9.0),
-    ];
-    // Rings that a live view reads state no time.
-    for dump in &mut dumps {
-        dump.identity.dump_time_ns = 0;
-    }
-    let policy = Policy {
-        now_ns: Some(at(9.0)),
-        ..Policy::default()
-    };
-    let report = analyze(&dumps, &policy);
-    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
-    assert!(report.problems.is_empty(), "{:?}", report.problems);
-}
-
-#[test]
-fn a_job_whose_processes_are_all_stopped_is_one_finding() {
-    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let between = [(0.0, State::Done(0.1))];
-    for (others, last) in [
-        (&inside[..], &inside[..]),
-        (&inside, &between),
-        (&between, &between),
-    ] {
-        let dumps = [
-            stopped(record(0, 3, others), 1.2, 9.0),
-            stopped(record(1, 3, others), 1.3, 9.0),
-            stopped(record(2, 3, last), 1.2, 9.0),
-        ];
-        let report = analyze(&dumps, &Policy::default());
-        assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[0, 1, 2][..]));
-        assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
-        let sentence = &report.findings[0].sentence;
-        assert!(
-            sentence.starts_with(
-                "the processes of ranks 0-2 are stopped by a signal since 13:00:01 UTC: these are all ranks of the job"
-            ),
-            "{sentence}"
-        );
-        if others.len() == between.len() {
-            continue;
-        }
-        // Rank 0 is not stopped: it waits for the others.
-        let mut one_waits = dumps.clone();
-        one_waits[0] = alive(record(0, 3, &inside), 9.0);
-        let report = analyze(&one_waits, &Policy::default());
-        assert!(!report.findings[0].culprit_ranks.contains(&0));
-    }
-}
-
-#[test]
-fn a_stopped_rank_is_named_when_the_job_was_killed_as_soon_as_it_was_called_stuck() {
-    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let between = [(0.0, State::Done(0.1))];
-    // The watchdogs' last rounds were up to a tenth of a second before the ends.
-    let dumps = [
-        dead(record(0, 3, &waits), 5.9),
-        dead(record(1, 3, &between), 1.0),
-        dead(record(2, 3, &waits), 5.8),
-    ];
-    let report = analyze(&dumps, &Policy::default());
-    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
-    // As long as the launcher has not recorded the ends, the records do not show that rank 1 was stopped.
-    let mut launch = launch(None, &[(None, Some(9), 6.0); 3]);
-    launch.ranks.iter_mut().for_each(|rank| rank.end = None);
-    let policy = Policy {
-        snapshot: true,
-        now_ns: Some(at(6.1)),
-        launches: vec![launch],
-        ..Policy::default()
-    };
-    let report = analyze(&dumps, &policy);
-    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
-}
-
-#[test]
-fn a_stopped_rank_is_named_when_the_last_signs_of_life_are_old() {
-    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    // On a busy host the watchdogs' last rounds were one and a half seconds before the ends, which the launcher
-    // has noticed.
-    let dumps = [
-        dead(record(0, 3, &waits), 4.7),
-        dead(record(1, 3, &waits), 1.1),
-        dead(record(2, 3, &waits), 4.8),
-    ];
-    let killed = |then| (None, Some(15), then);
-    let ends = [killed(6.3), killed(8.3), killed(6.3)];
-    let report = judge_launched(&dumps, launch(Some((15, 6.2)), &ends));
-    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
 }
 
 #[test]

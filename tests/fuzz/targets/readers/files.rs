@@ -1,7 +1,11 @@
 //! The readers of files and texts that the user gives.
 
+#[path = "../../../../recorder/tests/indices/mod.rs"]
+mod indices;
+
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use indices::check_indices;
 use rcomm_analyzer::filter::{Filter, Subject, parse_duration_ms};
 use rcomm_analyzer::load::{LoadOptions, Loaded, LoadedDump, load};
 use rcomm_analyzer::ras::RasReport;
@@ -17,27 +21,6 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
-
-/// Asserts that every index in a dump is valid.
-fn check_indices(dump: &Dump) {
-    for entry in &dump.entries {
-        assert!((entry.group as usize) < dump.groups.len());
-        assert!((entry.signature as usize) < dump.signatures.len());
-        assert!(
-            entry
-                .stack
-                .is_none_or(|at| (at as usize) < dump.stacks.len())
-        );
-        assert!(
-            entry
-                .thread
-                .is_none_or(|at| (at as usize) < dump.threads.len())
-        );
-    }
-    for &frame in dump.stacks.iter().flatten() {
-        assert!((frame as usize) < dump.frames.len());
-    }
-}
 
 /// A dump: what was read can be written and read again.
 pub(crate) fn read_dump(bytes: &[u8]) {

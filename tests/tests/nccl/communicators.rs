@@ -51,14 +51,17 @@ fn launches_that_are_ordered_cannot_wait_for_each_other_on_a_device_that_holds_o
     };
     // Both jobs run at once, since one waits most of the time.
     let (mut without, mut ordered) = (begin("library", "5000"), begin("implicit", "60000"));
+    let mut lost = 0;
     for rank in 0..RANKS {
         let ended = ordered.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
         assert!(ended.stderr.contains("both are done"), "{ended:?}");
         let ended = without.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
-        assert_eq!(lines(&ended.stderr, "lost:").len(), 1, "{ended:?}");
+        lost += lines(&ended.stderr, "lost:").len();
     }
+    // A rank that gives up frees its device, and another may get through then.
+    assert!(lost > 0, "launches without an order waited for no other");
 }
 
 #[test]

@@ -92,7 +92,7 @@ pub struct Config {
     /// How many operations the ring holds, rounded up to a power of two; at most 1,048,576.
     pub ring_entries: u32,
     /// How much memory the ring may take with its tables, in MiB: it holds as many operations as fit, at most
-    /// 1,048,576, and [`ring_entries`](Self::ring_entries) does not count. `None` = as much as `ring_entries` needs.
+    /// 1,048,576, and [`ring_entries`](Self::ring_entries) has no effect. `None` = as much as `ring_entries` needs.
     pub ring_mib: Option<u32>,
     /// How many dead jobs keep their rings, and how much memory these rings may take together. Once this rank has
     /// made its ring, it removes the rings of older dead jobs.
@@ -278,7 +278,7 @@ impl Config {
                 Some((_, name)) => name,
                 None => part,
             });
-        names.any(|it| it.trim() == name)
+        names.any(|named| named.trim() == name)
     }
 
     /// The defaults, overridden by the variables that `lookup` finds.
@@ -347,11 +347,11 @@ impl Config {
                 _ => return Err(wrong_value("RCOMM_TRANSPORT", &value, "auto, shm or tcp")),
             };
         }
-        let first_of_gloo = || {
+        let first_gloo_interface = || {
             let list = text("GLOO_SOCKET_IFNAME")?;
             list.split(',').next().map(str::to_owned)
         };
-        let ifname = text("RCOMM_SOCKET_IFNAME").or_else(first_of_gloo);
+        let ifname = text("RCOMM_SOCKET_IFNAME").or_else(first_gloo_interface);
         config.socket_ifname = ifname.map(|name| name.trim().to_owned());
         config.host_id = text("RCOMM_HOST_ID");
         if let Some(path) = text("RCOMM_TUNING_FILE") {
@@ -430,10 +430,8 @@ impl Config {
             }
         }
         // Of the two variables, the first that is set counts.
-        let propagates = ["RCOMM_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"];
-        let set = propagates
-            .into_iter()
-            .find_map(|name| Some((name, text(name)?)));
+        let names = ["RCOMM_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"];
+        let set = names.into_iter().find_map(|name| Some((name, text(name)?)));
         if let Some((name, value)) = set
             && is_on(name, &value)?
         {

@@ -125,7 +125,7 @@ fn a_wrong_value_gives_an_error_that_names_the_variable() {
     let lines = refusal("RCOMM_TUNING", "all_reduce sockets any 1X notice");
     assert!(lines.starts_with("RCOMM_TUNING: the line"), "{lines}");
     assert!(refusal("RCOMM_TUNING_FILE", "/no/such/file").contains("cannot read /no/such/file"));
-    // It has no end.
+    // This file has no end.
     let endless = refusal("RCOMM_TUNING_FILE", "/dev/zero");
     assert!(endless.contains("more than 1048576 bytes"), "{endless}");
     assert!(refusal("RCOMM_SOCKET_STREAMS", "17").contains("give 1 to 16"));

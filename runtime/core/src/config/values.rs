@@ -54,16 +54,16 @@ pub(super) fn ring_size(text: impl Fn(&str) -> Option<String>, config: &mut Conf
     let (name, value) = match &set[..] {
         [] => return Ok(()),
         [(name, value)] => (*name, value),
-        [(one, _), (other, _), ..] => {
+        [(first, _), (second, _), ..] => {
             let message = format!(
-                "{one} and {other} are both set: the ring has one size, so set one of them"
+                "{first} and {second} are both set: the ring has one size, so set one of them"
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
     };
     if name == STEPS {
         let product = value.split_once('x').and_then(|(steps, operations)| {
-            let factor = |text: &str| text.trim().parse::<u32>().ok().filter(|&it| it > 0);
+            let factor = |text: &str| text.trim().parse::<u32>().ok().filter(|&factor| factor > 0);
             factor(steps)?.checked_mul(factor(operations)?)
         });
         let entries = product.filter(|&entries| entries <= RecorderConfig::MAX_ENTRIES);

@@ -32,28 +32,28 @@ pub fn assign_buckets(sizes: &[usize], limits: BucketSizes) -> Vec<Vec<usize>> {
     assign(&order, sizes, &|_| false, limits)
 }
 
-/// As [`assign_buckets`], but in this order of the parameters, and each parameter that is `alone` is the only one of
-/// its bucket.
+/// As [`assign_buckets`], but takes the parameters in the order `order`. A parameter for which `is_alone` returns true
+/// has a bucket of its own.
 fn assign(
     order: &[usize],
     sizes: &[usize],
-    alone: &dyn Fn(usize) -> bool,
+    is_alone: &dyn Fn(usize) -> bool,
     limits: BucketSizes,
 ) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     let mut current = Vec::new();
     let mut filled = 0usize;
-    for &at in order {
-        if alone(at) {
+    for &parameter in order {
+        if is_alone(parameter) {
             if !current.is_empty() {
                 buckets.push(std::mem::take(&mut current));
                 filled = 0;
             }
-            buckets.push(vec![at]);
+            buckets.push(vec![parameter]);
             continue;
         }
-        current.push(at);
-        filled = filled.saturating_add(sizes[at]);
+        current.push(parameter);
+        filled = filled.saturating_add(sizes[parameter]);
         let limit = if buckets.is_empty() {
             limits.first
         } else {
@@ -93,7 +93,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Puts parameters of these lengths, with elements of `size` bytes, into buckets in this order.
+    /// Puts parameters of the lengths `lens`, with elements of `size` bytes, into buckets, in the order `order`.
     pub(super) fn new(
         order: &[usize],
         lens: &[usize],

@@ -30,7 +30,7 @@ impl Parameter {
         let len = self
             .shape
             .iter()
-            .try_fold(1u64, |all, &n| all.checked_mul(n))?;
+            .try_fold(1u64, |product, &n| product.checked_mul(n))?;
         usize::try_from(len)
             .ok()
             .filter(|&len| len <= isize::MAX as usize / size_of::<f64>())
@@ -47,40 +47,40 @@ pub(super) fn check_parameters(
     is_sparse: &[bool],
 ) -> Result<()> {
     let description = (parameters.to_vec(), is_sparse.to_vec());
-    let all: Vec<(Vec<Parameter>, Vec<bool>)> = group.all_gather_object(&description)?;
-    let sparse: Vec<&[bool]> = all.iter().map(|(_, sparse)| sparse.as_slice()).collect();
-    let all: Vec<&[Parameter]> = all
+    let descriptions: Vec<(Vec<Parameter>, Vec<bool>)> = group.all_gather_object(&description)?;
+    let sparse: Vec<&[bool]> = descriptions
+        .iter()
+        .map(|(_, sparse)| sparse.as_slice())
+        .collect();
+    let models: Vec<&[Parameter]> = descriptions
         .iter()
         .map(|(parameters, _)| parameters.as_slice())
         .collect();
-    let first = &all[0];
-    for ((theirs, theirs_sparse), &rank) in all.iter().zip(&sparse).zip(group.ranks()) {
+    let first = &models[0];
+    for ((model, model_sparse), &rank) in models.iter().zip(&sparse).zip(group.ranks()) {
         let differs = |message: String| {
             let error = Error::new(ErrorKind::Mismatch, message).with_rank(rank);
             Err(error.in_group(group.desc()))
         };
         let first_rank = group.ranks()[0];
-        if theirs.len() != first.len() {
+        if model.len() != first.len() {
             return differs(format!(
                 "rank {rank} has {} parameters, rank {first_rank} has {}",
-                theirs.len(),
+                model.len(),
                 first.len()
             ));
         }
-        for (at, (their, expected)) in theirs.iter().zip(*first).enumerate() {
-            if their != expected {
+        for (index, (parameter, expected)) in model.iter().zip(*first).enumerate() {
+            if parameter != expected {
                 return differs(format!(
-                    "parameter {at} is {} {:?} on rank {rank}, {} {:?} on rank {first_rank}",
-                    their.name, their.shape, expected.name, expected.shape
+                    "parameter {index} is {} {:?} on rank {rank}, {} {:?} on rank {first_rank}",
+                    parameter.name, parameter.shape, expected.name, expected.shape
                 ));
             }
         }
-        if theirs_sparse != &sparse[0] {
-            let differ = theirs_sparse
-                .iter()
-                .zip(sparse[0])
-                .position(|(a, b)| a != b);
-            let name = differ.map_or("a parameter", |at| theirs[at].name.as_str());
+        if model_sparse != &sparse[0] {
+            let differ = model_sparse.iter().zip(sparse[0]).position(|(a, b)| a != b);
+            let name = differ.map_or("a parameter", |index| model[index].name.as_str());
             return differs(format!(
                 "{name} is sparse on one of rank {rank} and rank {first_rank}, and dense on the other"
             ));
@@ -105,12 +105,12 @@ pub(super) fn check_values<T: Gradient>(
         let bytes = Buffer::from_slice(values);
         hashes.extend_from_slice(&Sha256::digest(bytes.as_bytes()?));
     }
-    let mut all = vec![0; hashes.len() * group.size() as usize];
-    group.all_gather_single(&hashes, &mut all)?;
+    let mut all_hashes = vec![0; hashes.len() * group.size() as usize];
+    group.all_gather_single(&hashes, &mut all_hashes)?;
     if hashes.is_empty() {
         return Ok(());
     }
-    let hash = |rank: usize, at: usize| &all[rank * hashes.len() + at * HASH..][..HASH];
+    let hash = |rank: usize, at: usize| &all_hashes[rank * hashes.len() + at * HASH..][..HASH];
     for (at, parameter) in parameters.iter().enumerate() {
         let ranks = group.ranks();
         let differ = (0..ranks.len()).filter(|&rank| hash(rank, at) != hash(0, at));

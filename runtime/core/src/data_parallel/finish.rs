@@ -41,17 +41,19 @@ impl<T: Gradient> Reducer<T> {
     /// As [`finish_in_place`](Self::finish_in_place).
     pub fn finish(&mut self) -> Result<Vec<Option<Vec<T>>>> {
         self.finish_in_place()?;
-        let all = 0..self.parameters.len();
-        Ok(all.map(|at| self.average(at).map(<[T]>::to_vec)).collect())
+        let parameters = 0..self.parameters.len();
+        let averages = parameters.map(|parameter| self.average(parameter).map(<[T]>::to_vec));
+        Ok(averages.collect())
     }
 
     /// Refuses a step in which a parameter that must have a gradient has none.
     fn check_used(&self) -> Result<()> {
         let is_static = !self.uses.is_empty();
-        let must_all = self.options.unused == UnusedParameters::Refuse;
-        let must = |at: usize| self.uses.get(at).copied().unwrap_or(must_all);
+        let all_required = self.options.unused == UnusedParameters::Refuse;
+        let is_required = |at: usize| self.uses.get(at).copied().unwrap_or(all_required);
         let states = self.step.states.iter().enumerate();
-        let missing = states.filter(|&(at, state)| *state == GradientState::Absent && must(at));
+        let missing =
+            states.filter(|&(at, state)| *state == GradientState::Absent && is_required(at));
         let missing: Vec<&str> = missing
             .map(|(at, _)| self.parameters[at].name.as_str())
             .collect();
@@ -94,7 +96,7 @@ impl<T: Gradient> Reducer<T> {
         self.meter.begin_finish();
         for parameter in 0..self.parameters.len() {
             if self.step.states[parameter] != GradientState::Ready {
-                self.give_none(parameter);
+                self.complete_gradient(parameter);
             }
         }
         self.send_full_buckets()?;
@@ -112,7 +114,7 @@ impl<T: Gradient> Reducer<T> {
                 None
             }
         };
-        let waited = Instant::now();
+        let wait_began = Instant::now();
         let factor = match self.step.active.take() {
             None => 1.0,
             Some(vote) => self.factor(vote)?,
@@ -140,7 +142,7 @@ impl<T: Gradient> Reducer<T> {
             self.rebuild()?;
         }
         self.steps += 1;
-        self.meter.finish(self.steps, waited);
+        self.meter.finish(self.steps, wait_began);
         let group = &self.group.group;
         self.meter.record(group.recorder(), group.info().id);
         self.step.reset(&self.layout);

@@ -81,7 +81,7 @@ pub(super) fn compress<T: Gradient, N: Gradient>(gradients: &[T], size: u32, nar
     narrow.extend(shares);
 }
 
-/// Overwrites `gradients` with the sums of what [`compress`] made.
+/// Overwrites `gradients` with `sums`, the sums over the ranks of the shares that [`compress`] made.
 pub(super) fn expand<T: Gradient, N: Gradient>(sums: &[N], gradients: &mut [T]) {
     for (gradient, sum) in gradients.iter_mut().zip(sums) {
         *gradient = T::from_f32(sum.to_f32());

@@ -46,7 +46,7 @@ impl Parts {
     }
 
     /// The length of the message with one part, in bytes: its scales, then its elements. The same for all parts.
-    fn message(&self) -> usize {
+    fn message_len(&self) -> usize {
         self.part.div_ceil(BLOCK) * SCALE_BYTES + self.part
     }
 
@@ -59,7 +59,8 @@ impl Parts {
         let blocks = values.chunks_mut(BLOCK).zip(elements.chunks_mut(BLOCK));
         for ((values, elements), to) in blocks.zip(scales.chunks_exact_mut(SCALE_BYTES)) {
             let is_finite = values.iter().all(|value| value.is_finite());
-            let largest = values.iter().fold(0.0f32, |most, it| most.max(it.abs()));
+            let magnitudes = values.iter().map(|value| value.abs());
+            let largest = magnitudes.fold(0.0f32, f32::max);
             let scale = if is_finite {
                 largest / MAX_QUANTIZED
             } else {
@@ -94,12 +95,12 @@ impl Parts {
 
 /// The rounding errors of one rank, to be added to the values that this rank quantizes next.
 #[derive(Default)]
-struct Lost {
+struct RoundingErrors {
     /// Of this rank's own elements.
     elements: Vec<f32>,
     /// Of the sums of this rank's part.
     sums: Vec<f32>,
-    /// The rank and the size of the group to which the part belongs.
+    /// This rank in the group and the group's size, by which the part of `sums` is chosen.
     place: (u32, u32),
 }
 
@@ -113,9 +114,9 @@ struct Scattered {
 #[track_caller]
 fn scatter(group: &ProcessGroup, values: &mut [f32]) -> Result<Scattered> {
     let parts = Parts::new(values.len(), group.size());
-    let mut messages = vec![0; parts.ranks * parts.message()];
+    let mut messages = vec![0; parts.ranks * parts.message_len()];
     for (rank, message) in messages
-        .chunks_exact_mut(parts.message().max(1))
+        .chunks_exact_mut(parts.message_len().max(1))
         .enumerate()
     {
         parts.quantize(&mut values[parts.range(rank)], message);
@@ -136,25 +137,25 @@ fn gather(
     mut each: impl FnMut(usize, f32),
 ) -> Result<()> {
     let Scattered { parts, work } = scattered;
-    let (mut all, received) = work.wait()?;
-    if all.is_empty() {
+    let (mut messages, received) = work.wait()?;
+    if messages.is_empty() {
         return Ok(());
     }
     let own_part = parts.range(group.rank() as usize);
     let mut sums = vec![0.0f32; own_part.len()];
     // The parts are added in the order of the ranks. Only this rank computes these sums, so all ranks get the same
     // bits.
-    for message in received.chunks_exact(parts.message()) {
+    for message in received.chunks_exact(parts.message_len()) {
         parts.dequantize(message, own_part.len(), |at, value| sums[at] += value);
     }
     lost.resize(own_part.len(), 0.0);
     for (lost, sum) in lost.iter_mut().zip(&sums) {
         *lost += sum * factor;
     }
-    let mut message = vec![0; parts.message()];
+    let mut message = vec![0; parts.message_len()];
     parts.quantize(lost, &mut message);
-    group.all_gather_single(&message, &mut all)?;
-    for (rank, message) in all.chunks_exact(parts.message()).enumerate() {
+    group.all_gather_single(&message, &mut messages)?;
+    for (rank, message) in messages.chunks_exact(parts.message_len()).enumerate() {
         let range = parts.range(rank);
         parts.dequantize(message, range.len(), |at, value| {
             each(range.start + at, value)
@@ -191,7 +192,7 @@ impl ProcessGroup {
                 ));
             }
         };
-        let mut values: Vec<f32> = buffer.iter().map(|&it| it.to_f32()).collect();
+        let mut values: Vec<f32> = buffer.iter().map(|&value| value.to_f32()).collect();
         let scattered = scatter(self, &mut values)?;
         gather(self, scattered, factor, &mut Vec::new(), |at, value| {
             buffer[at] = T::from_f32(value);
@@ -210,8 +211,8 @@ impl ProcessGroup {
 /// when the reducer calls it at the end of the step.
 #[derive(Default)]
 pub struct Int8CompressHook {
-    /// By bucket.
-    lost: Arc<Mutex<HashMap<usize, Lost>>>,
+    /// This rank's rounding errors, by bucket.
+    lost: Arc<Mutex<HashMap<usize, RoundingErrors>>>,
 }
 
 impl<T: Gradient> CommHook<T> for Int8CompressHook {
@@ -221,14 +222,14 @@ impl<T: Gradient> CommHook<T> for Int8CompressHook {
             mut gradients,
             ..
         } = bucket;
-        let mut all = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = all.entry(index).or_default();
+        let mut by_bucket = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = by_bucket.entry(index).or_default();
         lost.elements.resize(gradients.len(), 0.0);
         for (lost, gradient) in lost.elements.iter_mut().zip(&gradients) {
             *lost += gradient.to_f32();
         }
         let scattered = scatter(group, &mut lost.elements)?;
-        drop(all);
+        drop(by_bucket);
         let (group, lost) = (group.clone(), Arc::clone(&self.lost));
         let factor = 1.0 / group.size() as f32;
         Ok(Box::new(move || {
@@ -253,7 +254,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn quantized_values_and_what_the_rounding_took_add_up_to_the_values(
+        fn quantized_values_and_rounding_errors_add_up_to_the_values(
             values in proptest::collection::vec(-1e6f32..1e6, 0..700),
             ranks in 1u32..5,
         ) {
@@ -264,7 +265,7 @@ mod tests {
                 prop_assert_eq!(range.start, covered);
                 covered = range.end;
                 let mut lost = values[range.clone()].to_vec();
-                let mut message = vec![0xFF; parts.message()];
+                let mut message = vec![0xFF; parts.message_len()];
                 parts.quantize(&mut lost, &mut message);
                 let mut read = Vec::new();
                 parts.dequantize(&message, range.len(), |_, value| read.push(value));
@@ -273,7 +274,8 @@ mod tests {
                 for (at, (read, value)) in read.iter().zip(part).enumerate() {
                     let begin = at / BLOCK * BLOCK;
                     let block = &part[begin..(begin + BLOCK).min(part.len())];
-                    let largest = block.iter().fold(0.0f32, |most, it| most.max(it.abs()));
+                    let magnitudes = block.iter().map(|value| value.abs());
+                    let largest = magnitudes.fold(0.0f32, f32::max);
                     prop_assert!((read - value).abs() <= largest / 254.0 * 1.001);
                     prop_assert!((read + lost[at] - value).abs() <= largest * 1e-6);
                 }
@@ -288,7 +290,7 @@ mod tests {
             let mut values = vec![1.0; BLOCK + 3];
             values[7] = bad;
             let parts = Parts::new(values.len(), 1);
-            let mut message = vec![0; parts.message()];
+            let mut message = vec![0; parts.message_len()];
             parts.quantize(&mut values, &mut message);
             let mut read = Vec::new();
             parts.dequantize(&message, values.len(), |_, value| read.push(value));

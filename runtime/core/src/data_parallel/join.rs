@@ -53,7 +53,7 @@ impl<T: Gradient> Reducer<T> {
         })
     }
 
-    /// Takes part in a step whose vote has ended.
+    /// Takes part, without input, in a step whose vote has ended.
     fn shadow(&mut self) -> Result<()> {
         self.touch();
         self.step.has_begun = true;

@@ -46,7 +46,7 @@ pub struct PowerSgdHook {
 struct LowRank {
     rows: usize,
     columns: usize,
-    /// What the steps so far did not send.
+    /// The part of the gradients so far that compression has lost, to be sent in later steps.
     error: Vec<f32>,
     /// `columns` by rank: the right factor of the step before.
     q: Vec<f32>,
@@ -185,10 +185,10 @@ fn orthonormalize(matrix: &mut [f32], rank: usize) {
     }
 }
 
-/// Takes the first `len` elements out of `all`, or all of them if there are fewer.
-fn split_front<'a, T>(all: &mut &'a [T], len: usize) -> &'a [T] {
-    let (front, rest) = all.split_at(len.min(all.len()));
-    *all = rest;
+/// Takes the first `len` elements out of `values`, or all of them if there are fewer.
+fn split_front<'a, T>(values: &mut &'a [T], len: usize) -> &'a [T] {
+    let (front, rest) = values.split_at(len.min(values.len()));
+    *values = rest;
     front
 }
 
@@ -245,11 +245,11 @@ impl<T: Gradient> CommHook<T> for PowerSgdHook {
         Ok(Box::new(move || {
             let left = left.map_or(Ok(Vec::new()), Work::wait)?;
             let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut all = left.as_slice();
+            let mut left = left.as_slice();
             let mut right = Vec::new();
             for &(at, _) in parameters.iter() {
                 if let Some(state) = states.get_mut(&at) {
-                    let p = split_front(&mut all, state.rows * rank);
+                    let p = split_front(&mut left, state.rows * rank);
                     state.project_back(p, rank);
                     right.extend_from_slice(&state.q);
                 }

@@ -394,17 +394,18 @@ impl<T: Gradient> Reducer<T> {
         if self.options.uneven != UnevenInputs::No {
             self.step.active = Some(self.vote(1)?);
         }
+        // With a static graph, no bucket waits for a parameter that this rank does not use.
         for parameter in 0..self.uses.len() {
             if !self.uses[parameter] {
                 self.step.states[parameter] = GradientState::Absent;
-                self.give_none(parameter);
+                self.complete_gradient(parameter);
             }
         }
         Ok(())
     }
 
-    /// Counts a parameter without a gradient on this rank as ready.
-    pub(super) fn give_none(&mut self, parameter: usize) {
+    /// Counts a parameter as ready that was not marked as that. Without a gradient on this rank, its gradient is zero.
+    pub(super) fn complete_gradient(&mut self, parameter: usize) {
         if self.is_sparse[parameter] {
             return self.note_ready(parameter);
         }
@@ -448,7 +449,7 @@ impl<T: Gradient> Reducer<T> {
             let given = self.sparse[bucket].take();
             let gradient = match given {
                 Some(gradient) => gradient,
-                None => self.no_rows(parameter)?,
+                None => self.empty_gradient(parameter)?,
             };
             let bytes = size_of_val(gradient.values());
             self.meter.sent(1, bytes);
@@ -475,7 +476,7 @@ impl<T: Gradient> Reducer<T> {
     }
 
     /// The gradient of a sparse parameter that this rank has not used.
-    fn no_rows(&self, parameter: usize) -> Result<SparseTensor<T>> {
+    fn empty_gradient(&self, parameter: usize) -> Result<SparseTensor<T>> {
         let shape = self.parameters[parameter].shape.clone();
         SparseTensor::new(shape, 1, Vec::new(), Vec::new())
     }

@@ -17,7 +17,7 @@ pub struct StepStatistics {
     pub backward: Duration,
     /// For how long at least one bucket was under way.
     pub communication: Duration,
-    /// For how long `finish` waited: the part of communication that the backward pass did not hide.
+    /// For how long `finish` wait_began: the part of communication that the backward pass did not hide.
     pub exposed: Duration,
     /// The buckets in the order in which they were sent.
     pub buckets: Vec<BucketStatistics>,
@@ -46,7 +46,7 @@ impl StepStatistics {
 pub struct BucketStatistics {
     /// How many parameters it has.
     pub parameters: usize,
-    /// The size of its gradients in their own type, in bytes. Of a sparse gradient: of its values.
+    /// The size of its gradients in their own type, in bytes; of a sparse gradient, only that of its values.
     pub bytes: usize,
     /// The time from the first gradient of the step until its last gradient was given.
     pub ready: Duration,
@@ -55,7 +55,7 @@ pub struct BucketStatistics {
     /// For how long it was under way, not counting the time until the bucket before it had ended. With a hook: until
     /// `finish` saw its end.
     pub communication: Duration,
-    /// For how long `finish` waited for it.
+    /// For how long `finish` wait_began for it.
     pub exposed: Duration,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Meter {
     last: StepStatistics,
     /// The end of the step before, or the beginning of the forward pass.
     since: Instant,
-    /// The first gradient of the step.
+    /// When the first gradient of the step was given.
     backward: Option<Instant>,
     /// By bucket, when its last gradient was given.
     ready: Vec<Instant>,
@@ -139,27 +139,27 @@ impl Meter {
         self.current.backward = backward.unwrap_or_default();
     }
 
-    /// Notes that a bucket has ended, for which `finish` has waited since `waited`. `elapsed` is how long the bucket
-    /// was under way; `None` if that is not known, and now counts as its end.
-    pub(super) fn ended(&mut self, bucket: usize, waited: Instant, elapsed: Option<Duration>) {
+    /// Notes that a bucket has ended, for which `finish` has waited since `wait_began`. `elapsed` is how long the
+    /// bucket was under way; `None` if that is not known, and now counts as its end.
+    pub(super) fn ended(&mut self, bucket: usize, wait_began: Instant, elapsed: Option<Duration>) {
         let now = Instant::now();
-        let (Some(&sent), Some(known)) =
+        let (Some(&sent), Some(statistics)) =
             (self.sent.get(bucket), self.current.buckets.get_mut(bucket))
         else {
             return;
         };
         let end = elapsed.map_or(now, |elapsed| sent + elapsed).min(now);
         let begin = self.ended.map_or(sent, |ended| ended.max(sent));
-        known.communication = end.saturating_duration_since(begin);
-        known.exposed = now.duration_since(waited);
-        self.current.communication += known.communication;
+        statistics.communication = end.saturating_duration_since(begin);
+        statistics.exposed = now.duration_since(wait_began);
+        self.current.communication += statistics.communication;
         self.ended = Some(end.max(begin));
     }
 
-    /// Ends the step, whose waiting began at `waited`.
-    pub(super) fn finish(&mut self, step: u64, waited: Instant) {
+    /// Ends the step, whose waiting began at `wait_began`.
+    pub(super) fn finish(&mut self, step: u64, wait_began: Instant) {
         let now = Instant::now();
-        self.current.exposed = now.duration_since(waited);
+        self.current.exposed = now.duration_since(wait_began);
         self.current.step = step;
         self.since = now;
         self.backward = None;
@@ -223,13 +223,13 @@ mod tests {
         meter.sent(2, 80);
         meter.sent(1, 40);
         meter.begin_finish();
-        let waited = Instant::now();
+        let wait_began = Instant::now();
         // As if the two had been sent at once, 4 ms before: the first took 1 ms, and the second 2 ms more.
         let ms = Duration::from_millis;
-        meter.sent = vec![waited - ms(4); 2];
-        meter.ended(0, waited, Some(ms(1)));
-        meter.ended(1, waited, Some(ms(3)));
-        meter.finish(1, waited);
+        meter.sent = vec![wait_began - ms(4); 2];
+        meter.ended(0, wait_began, Some(ms(1)));
+        meter.ended(1, wait_began, Some(ms(3)));
+        meter.finish(1, wait_began);
         let step = meter.last();
         assert_eq!((step.step, step.bytes(), step.buckets.len()), (1, 120, 2));
         assert_eq!(step.buckets[0].communication, ms(1));

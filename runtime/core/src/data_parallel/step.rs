@@ -103,14 +103,14 @@ impl Narrow {
     }
 
     pub(super) fn allocate(&mut self, lens: &[usize]) {
-        fn all<N>(memory: &mut Vec<Vec<N>>, lens: &[usize]) {
+        fn allocate_each<N>(memory: &mut Vec<Vec<N>>, lens: &[usize]) {
             memory.clear();
             memory.extend(lens.iter().map(|&len| Vec::with_capacity(len)));
         }
         match self {
             Self::None => {}
-            Self::F16(memory) => all(memory, lens),
-            Self::Bf16(memory) => all(memory, lens),
+            Self::F16(memory) => allocate_each(memory, lens),
+            Self::Bf16(memory) => allocate_each(memory, lens),
         }
     }
 

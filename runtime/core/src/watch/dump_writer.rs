@@ -128,7 +128,7 @@ impl Dumps {
         Some(UnderWay(self.clone()))
     }
 
-    /// Waits until no dump is under way, for this long at most; returns whether none is under way now.
+    /// Waits until no dump is under way, for `limit` at most; returns whether none is under way now.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let under_way = self.under_way();
         let waited = self
@@ -156,7 +156,12 @@ impl Dumps {
         let mut dump = self.recorder.snapshot();
         reason.clone_into(&mut dump.identity.reason);
         let states = &mut dump.nccl_comm_state;
-        for state in self.watch.groups().iter().flat_map(|it| it.comm_state()) {
+        for state in self
+            .watch
+            .groups()
+            .iter()
+            .flat_map(|group| group.comm_state())
+        {
             // Two groups may report the same communicator.
             if states.iter().all(|(id, _)| *id != state.id) {
                 states.push((state.id, state.facts));

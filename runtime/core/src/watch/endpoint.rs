@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long it may take to find out which other ranks have published endpoints.
+/// The longest time to find out which other ranks have published endpoints.
 const LOOKUP_TIME: Duration = Duration::from_secs(1);
 /// The most addresses that are read in one call to the store.
 const CHUNK: usize = 256;
@@ -72,8 +72,8 @@ pub(crate) fn serve(
     }
 }
 
-/// The address with this rank's port. All ranks of a host are given the same port, to which each adds its
-/// local rank, if the launcher sets that. Port 0, for which the kernel chooses one, stays.
+/// The address with this rank's port. All ranks of a host have the same address in their configuration: each adds
+/// its local rank to the port, if the launcher sets local ranks. Port 0, for which the kernel chooses one, stays.
 fn own_port(mut address: SocketAddr, rendezvous: &Rendezvous) -> SocketAddr {
     if let (port @ 1.., Some(local)) = (address.port(), rendezvous.local_rank) {
         let local = u16::try_from(local).unwrap_or(u16::MAX);
@@ -137,7 +137,7 @@ impl Peers {
         let present = which_are_set(&*self.root, &keys, until);
         let present = ranks.into_iter().zip(keys).zip(present);
         let (ranks, keys): (Vec<Rank>, Vec<&str>) = present
-            .filter_map(|(it, present)| present.then_some(it))
+            .filter_map(|(rank_and_key, present)| present.then_some(rank_and_key))
             .unzip();
         for (ranks, keys) in ranks.chunks(CHUNK).zip(keys.chunks(CHUNK)) {
             // The keys exist, so this does not wait.
@@ -197,7 +197,10 @@ mod tests {
             .map(|peer| (peer.rank, peer.address.to_string()))
             .collect();
         let expected = [(1, "unix:/a"), (3, "tcp:10.0.0.1:7003")];
-        assert_eq!(found, expected.map(|(rank, at)| (rank, at.to_owned())));
+        assert_eq!(
+            found,
+            expected.map(|(rank, address)| (rank, address.to_owned()))
+        );
     }
 
     #[test]

@@ -48,11 +48,11 @@ impl DumpPipe {
     /// Whether anything was written since the last call. Reads what was written, and does not wait.
     pub(crate) fn was_written(&self) -> bool {
         let mut bytes = [0; 256];
-        let mut any = false;
+        let mut written = false;
         while let Ok(1..) = rustix::io::read(&self.fd, &mut bytes) {
-            any = true;
+            written = true;
         }
-        any
+        written
     }
 }
 

@@ -1,5 +1,5 @@
-//! How often and for how long threads of this process wait, by the name of the wait: of the runtime itself, and of the
-//! program ([`World::wait_counter`](crate::World::wait_counter)).
+//! Counters of waits: how often and for how long threads of this process wait, by the name of the wait. The runtime
+//! has some of its own; the program makes others ([`World::wait_counter`](crate::World::wait_counter)).
 
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::publish::{WaitStatistics, is_wait_name};
@@ -37,10 +37,10 @@ impl RuntimeWait {
     ];
 }
 
-/// The waits of one name, without a lock.
+/// Counts the waits of one name, without a lock. Times are in ns.
 #[derive(Debug)]
 struct Counter {
-    /// From when on `since` counts.
+    /// The moment from which `since` counts.
     began: Instant,
     count: AtomicU64,
     total: AtomicU64,
@@ -149,6 +149,9 @@ impl WaitCounters {
     }
 
     /// The program's counter of this name, made if there is none.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the name is malformed or reserved, or would be one more than [`MAX_NAMES`].
     pub(crate) fn named(&self, name: &str) -> Result<WaitCounter> {
         let refused = |why: String| Err(Error::new(ErrorKind::InvalidArgument, why));
         if !is_wait_name(name) {
@@ -162,7 +165,7 @@ impl WaitCounters {
             ));
         }
         let mut program = self.program.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, counter)) = program.iter().find(|(it, _)| it == name) {
+        if let Some((_, counter)) = program.iter().find(|(known, _)| known == name) {
             return Ok(counter.clone());
         }
         if program.len() >= MAX_NAMES {
@@ -178,16 +181,16 @@ impl WaitCounters {
     /// The waits of all names: the runtime's, then the program's in the order in which they were made.
     pub(crate) fn statistics(&self) -> Vec<WaitStatistics> {
         let runtime = RuntimeWait::NAMES.iter().zip(&self.runtime);
-        let mut all: Vec<WaitStatistics> = runtime
+        let mut statistics: Vec<WaitStatistics> = runtime
             .map(|(name, counter)| counter.statistics(name))
             .collect();
         let program = self.program.lock().unwrap_or_else(PoisonError::into_inner);
-        all.extend(
+        statistics.extend(
             program
                 .iter()
                 .map(|(name, counter)| counter.0.statistics(name)),
         );
-        all
+        statistics
     }
 }
 
@@ -200,23 +203,23 @@ mod tests {
         let counters = WaitCounters::default();
         let own = counters.named("checkpoint.disk").unwrap();
         let find = |name: &str| {
-            let mut all = counters.statistics().into_iter();
-            all.find(|it| it.name == name).unwrap()
+            let mut statistics = counters.statistics().into_iter();
+            statistics.find(|wait| wait.name == name).unwrap()
         };
         let first = own.begin();
         let second = counters.named("checkpoint.disk").unwrap();
         let second = second.begin();
         std::thread::sleep(Duration::from_millis(2));
-        let now = find("checkpoint.disk");
-        assert_eq!((now.count, now.waiting, now.total_ns), (0, 2, 0));
-        assert!(now.waiting_ns >= 2_000_000, "{now:?}");
+        let during = find("checkpoint.disk");
+        assert_eq!((during.count, during.waiting, during.total_ns), (0, 2, 0));
+        assert!(during.waiting_ns >= 2_000_000, "{during:?}");
         drop(first);
         assert_eq!(find("checkpoint.disk").waiting, 1);
         drop(second);
-        let then = find("checkpoint.disk");
-        assert_eq!((then.count, then.waiting, then.waiting_ns), (2, 0, 0));
-        assert!(then.max_ns >= 2_000_000, "{then:?}");
-        assert!(then.total_ns >= then.max_ns, "{then:?}");
+        let after = find("checkpoint.disk");
+        assert_eq!((after.count, after.waiting, after.waiting_ns), (2, 0, 0));
+        assert!(after.max_ns >= 2_000_000, "{after:?}");
+        assert!(after.total_ns >= after.max_ns, "{after:?}");
 
         drop(counters.begin(RuntimeWait::Shutdown));
         assert_eq!(find("rcomm.shutdown").count, 1);

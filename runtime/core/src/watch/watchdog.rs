@@ -1,6 +1,6 @@
 //! [`Watchdog`]: watches operations in flight, including those that no caller waits for.
 //!
-//! In its rounds it stores the outcome of operations that have ended, and stops watching them. An operation is a
+//! In each round it stores the outcome of operations that have ended, and stops watching them. An operation is a
 //! *fault* if it is overdue, or if it failed with an error after which its group is unusable. For a fault the watchdog
 //! raises the alarm so that the other ranks write dumps, makes this rank's dump, collects the others' answers, and then
 //! aborts the group with an error that contains the answers and the location of the dump; it ends the process if a
@@ -68,8 +68,8 @@ impl<S: Shared<Requests>> Inbox<S> {
         self.leave_urgent(|requests| requests.stopped = true);
     }
 
-    /// Waits for an urgent request, for `limit` at most if there is one. Then passes all requests to `body`, which
-    /// takes them.
+    /// Waits for an urgent request, for at most `limit` if that is not `None`. Then passes all requests to `body`,
+    /// which takes them, and returns what `body` returns.
     fn take<R>(&self, limit: Option<Duration>, body: impl FnOnce(&mut Requests) -> R) -> R {
         self.0.when(
             limit,
@@ -133,9 +133,9 @@ impl Watch {
     /// It begins after a delay and touches the pages in small parts, since other ranks that share a core with
     /// this one may still be starting.
     pub(crate) fn world_is_made(&self) {
-        const AFTER: Duration = Duration::from_millis(50);
+        const TOUCH_DELAY: Duration = Duration::from_millis(50);
         // The watchdog reads this in its next round: waking it now would lengthen this rank's start.
-        let touch_at = Some(Instant::now() + AFTER);
+        let touch_at = Some(Instant::now() + TOUCH_DELAY);
         self.inbox.leave(|requests| requests.touch_at = touch_at);
     }
 
@@ -168,7 +168,7 @@ struct RunningSlot {
     seq: AtomicU64,
     /// The operation in bits 0 to 7, whether it is point-to-point in bit 8, the time-out in ms from bit 16
     /// on.
-    what: AtomicU64,
+    packed: AtomicU64,
 }
 
 impl Running {
@@ -182,11 +182,11 @@ impl Running {
         // free. So it cannot attribute them to the previous call.
         fence(Ordering::Release);
         let timeout_ms = u64::try_from(op_info.timeout.as_millis()).unwrap_or(u64::MAX);
-        let what = u64::from(op_info.op.code())
+        let packed = u64::from(op_info.op.code())
             | u64::from(op_info.is_p2p) << 8
             | timeout_ms.min(u64::MAX >> 16) << 16;
         slot.seq.store(op_info.seq, Ordering::Relaxed);
-        slot.what.store(what, Ordering::Relaxed);
+        slot.packed.store(packed, Ordering::Relaxed);
         slot.record_id.store(op_info.record_id, Ordering::Release);
         Some(at)
     }
@@ -203,7 +203,7 @@ impl Running {
         self.slots.iter().filter_map(|slot| {
             let record_id = slot.record_id.load(Ordering::Acquire);
             let seq = slot.seq.load(Ordering::Relaxed);
-            let what = slot.what.load(Ordering::Relaxed);
+            let packed = slot.packed.load(Ordering::Relaxed);
             // If a value belongs to a later call, this fence synchronizes with the one in `enter`, and the slot no
             // longer holds the record id that was read first. The next round will see the later call.
             fence(Ordering::Acquire);
@@ -212,12 +212,12 @@ impl Running {
             }
             Some(OpInfo {
                 record_id,
-                op: OpType::from_code(what as u8)?,
+                op: OpType::from_code(packed as u8)?,
                 seq,
-                is_p2p: what >> 8 & 1 == 1,
-                takes_turn: what >> 8 & 1 == 0,
+                is_p2p: packed >> 8 & 1 == 1,
+                takes_turn: packed >> 8 & 1 == 0,
                 ends_itself: false,
-                timeout: Duration::from_millis(what >> 16),
+                timeout: Duration::from_millis(packed >> 16),
             })
         })
     }
@@ -419,7 +419,7 @@ impl Rounds {
                     let overdue_at = (!in_flight.op_info().ends_itself)
                         .then(|| in_flight.due() + in_flight.group().overdue_time());
                     if overdue_at.is_some_and(|due| due <= now) && !in_flight.group().has_failed() {
-                        let mut error = overdue(in_flight.op_info());
+                        let mut error = overdue_error(in_flight.op_info());
                         if !in_flight.is_issued() {
                             let rank = in_flight.group().global_rank();
                             let stuck = "is still inside the library's call that starts it";
@@ -453,7 +453,7 @@ impl Rounds {
                     self.handle(Fault {
                         wire_id: group.wire_id(),
                         op_info,
-                        error: overdue(&op_info),
+                        error: overdue_error(&op_info),
                     });
                 }
             }
@@ -521,7 +521,7 @@ fn fault_of(in_flight: &dyn WatchedOperation, error: Error) -> Fault {
     }
 }
 
-fn overdue(op_info: &OpInfo) -> Error {
+fn overdue_error(op_info: &OpInfo) -> Error {
     Error::new(
         ErrorKind::Timeout,
         format!("not done after {}", text::duration(op_info.timeout)),

@@ -1,5 +1,5 @@
-//! Checks the watchdog's inbox under the orders of events that loom explores, and checks that an error in its wake-ups
-//! is detected.
+//! Runs the watchdog's inbox in each order of events that loom explores. Another test shows that this model detects a
+//! missing wake-up.
 
 use super::{Fault, Inbox, Requests};
 use crate::op::error::{Error, ErrorKind};
@@ -29,8 +29,8 @@ fn fault(wire_id: u64) -> Fault {
     }
 }
 
-/// Two callers report a fault each. The watchdog must find both, although no time-out ends its waits; then it is
-/// stopped.
+/// Two callers report a fault each, then the watchdog is stopped. It must find both faults, although no time-out ends
+/// its waits. Returns the number of orders.
 fn every_fault_is_found<W: Wakes + 'static>() -> usize {
     count_orders(|| {
         let inbox: Arc<Inbox<Model<Requests, W>>> = Arc::new(Inbox::default());

@@ -75,10 +75,10 @@ pub(crate) trait WatchedOperation: Send + Sync {
     /// The moment at which the operation's time-out has passed.
     fn due(&self) -> Instant;
 
-    /// Whether the call to the backend that starts it has returned.
+    /// Whether the call to the backend that starts the operation has returned.
     fn is_issued(&self) -> bool;
 
-    /// Whether the backend rejected it, so that the issuing thread handles its end.
+    /// Whether the backend rejected the operation. The issuing thread then handles its end.
     fn was_rejected(&self) -> bool;
 
     /// Records the failure and wakes the waiters. Called once the dump is made and the group's error is

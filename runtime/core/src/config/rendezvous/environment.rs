@@ -109,7 +109,7 @@ impl Rendezvous {
                     .to_owned(),
             ));
         };
-        let needed = |name: &str| {
+        let missing = |name: &str| {
             let advice = match (name, names.launcher) {
                 ("MASTER_ADDR", _) => "give all ranks the host of rank 0",
                 ("MASTER_PORT", Launcher::Pmi) => {
@@ -120,21 +120,21 @@ impl Rendezvous {
             };
             refused(format!("{} is set but {name} is not: {advice}", names.rank))
         };
-        let rank = env.number(names.rank)?.ok_or_else(|| needed(names.rank))?;
+        let rank = env.number(names.rank)?.ok_or_else(|| missing(names.rank))?;
         let world_size = env
             .first(names.world_size)?
-            .ok_or_else(|| needed(names.world_size[0]))?;
+            .ok_or_else(|| missing(names.world_size[0]))?;
         let local_world_size = env.number(names.local_world_size)?;
         let job = job_of(&env, names.launcher);
         let master_addr = match env.text("MASTER_ADDR") {
             Some(addr) => addr,
             None => default_addr(&env, names.launcher, world_size, local_world_size)
-                .ok_or_else(|| needed("MASTER_ADDR"))?,
+                .ok_or_else(|| missing("MASTER_ADDR"))?,
         };
         let master_port = match (env.number("MASTER_PORT")?, &job) {
             (Some(port), _) => port,
             (None, Some(job)) => port_of(job),
-            (None, None) => return Err(needed("MASTER_PORT")),
+            (None, None) => return Err(missing("MASTER_PORT")),
         };
         Self {
             launcher: names.launcher,
@@ -152,6 +152,7 @@ impl Rendezvous {
     }
 }
 
+/// The job's name by the launcher's variables; `None` if they do not have it.
 fn job_of<F: Fn(&str) -> Option<String>>(
     env: &Environment<F>,
     launcher: Launcher,
@@ -173,6 +174,7 @@ fn job_of<F: Fn(&str) -> Option<String>>(
     }
 }
 
+/// The store's host where `MASTER_ADDR` is not set; `None` if the launcher's variables do not show it.
 fn default_addr<F: Fn(&str) -> Option<String>>(
     env: &Environment<F>,
     launcher: Launcher,
@@ -185,11 +187,11 @@ fn default_addr<F: Fn(&str) -> Option<String>>(
     let nodes = env
         .text("SLURM_STEP_NUM_NODES")
         .or_else(|| env.text("SLURM_NNODES"));
-    let one_host = match launcher {
+    let is_one_host = match launcher {
         Launcher::Slurm => nodes.as_deref() == Some("1"),
         _ => local_world_size == Some(world_size),
     };
-    if one_host {
+    if is_one_host {
         return Some("127.0.0.1".to_owned());
     }
     if launcher != Launcher::Slurm {

@@ -266,7 +266,7 @@ impl Rendezvous {
         keys: &CheckInKeys,
         replies: &[BatchReply],
     ) -> Result<()> {
-        let [BatchReply::Value(held), BatchReply::Count(times), ..] = replies else {
+        let [BatchReply::Value(held), BatchReply::Count(starts), ..] = replies else {
             return Err(Error::new(
                 ErrorKind::Store,
                 format!("the store answered a check-in with {replies:?}"),
@@ -276,10 +276,10 @@ impl Rendezvous {
         if held != ours.as_bytes() {
             let held = String::from_utf8_lossy(held);
             let (size, job) = held.split_once('\n').unwrap_or(("?", &held));
-            let at = format!("{}:{}", self.master_addr, self.master_port);
+            let address = format!("{}:{}", self.master_addr, self.master_port);
             if job != self.job {
                 return Err(refused(format!(
-                    "the store at {at} serves job {job:?}, not {:?}: two jobs share MASTER_PORT",
+                    "the store at {address} serves job {job:?}, not {:?}: two jobs share MASTER_PORT",
                     self.job
                 )));
             }
@@ -290,15 +290,15 @@ impl Rendezvous {
             // The other ranks would wait for this rank: publish the refusal to them, unless a result is
             // already published.
             if size.parse().is_ok_and(|size: u32| self.rank < size) {
-                let waited_for = format!("rcomm/{}/{ALL_HERE}", self.attempt);
-                store.compare_set(&waited_for, b"", refusal.as_bytes())?;
+                let result_key = format!("rcomm/{}/{ALL_HERE}", self.attempt);
+                store.compare_set(&result_key, b"", refusal.as_bytes())?;
             }
             store.add(&format!("rcomm/{}/{REFUSAL_READ}", self.attempt), 1)?;
             return Err(refused(refusal));
         }
-        if *times > 1 {
+        if *starts > 1 {
             return Err(refused(format!(
-                "rank {} of job {:?} was started {times} times",
+                "rank {} of job {:?} was started {starts} times",
                 self.rank, self.job
             )));
         }

@@ -6,10 +6,10 @@ use rcomm_recorder::model::Rank;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where a URL says that the ranks of a job meet.
+/// Where the ranks of a job meet, by a URL.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum InitMethod {
-    /// Where the launcher's variables say.
+    /// At the store that the launcher's variables name.
     Environment,
     /// At a store that rank 0 serves.
     Tcp(Rendezvous),
@@ -23,7 +23,7 @@ impl InitMethod {
     /// # Errors
     /// `Rendezvous` says what is missing or wrong.
     pub(crate) fn parse(url: &str, rank: Option<Rank>, world_size: Option<u32>) -> Result<Self> {
-        let wrong = |what: &str| refused(format!("the URL {url:?} {what}"));
+        let wrong = |problem: &str| refused(format!("the URL {url:?} {problem}"));
         let (scheme, rest) = url
             .split_once("://")
             .ok_or_else(|| wrong("has no scheme: env://, tcp:// or file://"))?;
@@ -100,8 +100,8 @@ mod tests {
             (1, 4, 29500)
         );
         assert_eq!(place.master_addr, "node0");
-        let six = InitMethod::parse("tcp://[::1]:29500", Some(0), Some(1)).unwrap();
-        assert!(matches!(six, InitMethod::Tcp(place) if place.master_addr == "::1"));
+        let ipv6 = InitMethod::parse("tcp://[::1]:29500", Some(0), Some(1)).unwrap();
+        assert!(matches!(ipv6, InitMethod::Tcp(place) if place.master_addr == "::1"));
         let file = InitMethod::parse("file:///tmp/meet", Some(2), Some(3)).unwrap();
         let InitMethod::File(path, place) = file else {
             panic!("not read as a file");

@@ -1,8 +1,8 @@
-//! Checks the alarm under the orders of the ranks' requests to the store that loom explores, and checks that a store
-//! whose compare-and-set is not one operation is detected.
+//! Raises alarms in each order of the ranks' requests to the store that loom explores. Another test shows that this
+//! model detects a store whose compare-and-set is not atomic.
 //!
-//! The code is that of the product. A request is a point where loom changes between ranks; the store itself does not
-//! use loom's locks, and so runs each request whole, as its server does.
+//! The code under test is the product's. loom may switch to another rank before each request. The store itself does
+//! not use loom's locks, so no other rank runs during a request, as on a store's server.
 
 use super::Incident;
 use super::responder::Responder;
@@ -44,7 +44,8 @@ fn responder(rank: u32, store: &Arc<Hooked>, reasons: &Reasons) -> Responder {
     Responder::new(broadcast, Vec::new())
 }
 
-/// Two ranks fail at once. They raise one alarm, both publish their status, and both know whose cause is the alarm's.
+/// Two ranks fail at once. They raise one alarm and both publish their status. The rank whose cause is not the alarm's
+/// reads the other's cause.
 fn two_failures_are_one_alarm(is_atomic: bool) -> usize {
     count_orders(move || {
         let store = store(is_atomic);
@@ -84,22 +85,22 @@ fn a_store_whose_compare_and_set_is_not_atomic_fails_the_model() {
 
 #[test]
 fn a_rank_that_polls_answers_the_alarm_once_with_its_cause() {
-    let visited = count_orders(|| {
+    let orders = count_orders(|| {
         let (store, reasons) = (store(true), Reasons::default());
         let mut failed = responder(0, &store, &Reasons::default());
-        let mut polls = responder(1, &store, &reasons);
+        let mut poller = responder(1, &store, &reasons);
         let other = loom::thread::spawn(move || {
-            polls.read_store().expect("the store failed");
-            polls
+            poller.read_store().expect("the store failed");
+            poller
         });
         let alarm = failed.raise(&Incident::of_rank("late"));
         assert_eq!(alarm.expect("the store failed"), 1);
-        let mut polls = other.join().expect("the thread panicked");
-        polls.read_store().expect("the store failed");
+        let mut poller = other.join().expect("the thread panicked");
+        poller.read_store().expect("the store failed");
         let reasons = reasons.0.lock().expect("a thread has panicked");
         assert_eq!(*reasons, ["rank 0: late"]);
         let status = store.store.check(&["rcomm/status/0/1/1"]);
         assert!(status.expect("the store failed"));
     });
-    assert!(visited > 5, "{visited}");
+    assert!(orders > 5, "{orders}");
 }

@@ -7,7 +7,7 @@ use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// One fault, from the alarm to the answers.
+/// One fault of this rank: what its alarm says, and what the other ranks have answered.
 pub(crate) struct Incident {
     info: ProcessGroupInfo,
     wire_id: u64,
@@ -35,7 +35,7 @@ pub(super) struct IncidentProgress {
     pub(super) raise_ended: bool,
     /// The other ranks' status, or why it is not known; `None` until the exchange has ended.
     pub(super) answers: Option<StatusReplies>,
-    /// Whether the store has failed the alarm and then another request, so that its server is taken to have ended.
+    /// Whether the store has failed the alarm and then another request: its server counts as ended.
     pub(super) store_gone: bool,
 }
 
@@ -48,7 +48,7 @@ impl Incident {
         finding: &str,
         error: &Error,
     ) -> Arc<Self> {
-        let named_if = |is_such: bool| match is_such {
+        let ranks_if = |condition: bool| match condition {
             true => error.ranks().to_vec(),
             false => Vec::new(),
         };
@@ -57,9 +57,9 @@ impl Incident {
             wire_id,
             cause: error.to_string(),
             finding: finding.to_owned(),
-            gone: named_if(error.are_gone()),
-            lost: named_if(error.is_loss() && !error.are_gone()),
-            waited_for: named_if(error.is_time_out()),
+            gone: ranks_if(error.are_gone()),
+            lost: ranks_if(error.is_loss() && !error.are_gone()),
+            waited_for: ranks_if(error.is_time_out()),
             timeout: op_info.timeout,
             seq: op_info.seq,
             is_p2p: op_info.is_p2p,

@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 /// PyTorch's flag: a rank that finds it in the root store makes a dump.
 pub(crate) const FLAG: &str = "exception_dump";
 /// How long a world that ends waits for dumps that are being written.
-const WRITING: Duration = Duration::from_secs(10);
+const FINISH_TIME: Duration = Duration::from_secs(10);
 
 /// The parts of a rank that the failure broadcast uses.
 pub(crate) struct FailureBroadcastParts {
@@ -76,7 +76,7 @@ pub(crate) struct FailureBroadcast {
 }
 
 /// How long the thread `rcomm/dump` waits at most for a dump that another rank's alarm or a FIFO has requested.
-const DUMPING: Duration = Duration::from_secs(1);
+const DUMP_WAIT: Duration = Duration::from_secs(1);
 /// A store that has not answered for this long counts as down: a working one answers in microseconds.
 const STORE_SILENT: Duration = Duration::from_secs(2);
 
@@ -134,7 +134,7 @@ impl FailureBroadcast {
     /// Until `until` at most: a disk that does not respond must not keep this rank's callers from their
     /// error. The thread finishes the dump later; [`finish_dumps`](Self::finish_dumps) waits for it.
     pub(crate) fn dump_for_fault(&self, reason: &str, until: Instant) -> String {
-        self.dump_apart(reason, until, Dumps::make_for_fault)
+        self.dump_on_thread(reason, until, Dumps::make_for_fault)
     }
 
     /// Makes this rank's dump on the thread `rcomm/dump-file`, even if one was made recently.
@@ -142,12 +142,13 @@ impl FailureBroadcast {
     /// # Blocking
     /// Until `until` at most, as [`dump_for_fault`](Self::dump_for_fault).
     pub(crate) fn dump(&self, reason: &str, until: Instant) {
-        self.dump_apart(reason, until, |dumps, reason| {
+        self.dump_on_thread(reason, until, |dumps, reason| {
             dumps.make(reason).unwrap_or_default()
         });
     }
 
-    fn dump_apart(
+    /// Runs `make` on the thread `rcomm/dump-file`. Returns the text that it returns, or why there is none by `until`.
+    fn dump_on_thread(
         &self,
         reason: &str,
         until: Instant,
@@ -174,9 +175,9 @@ impl FailureBroadcast {
     /// Waits until this rank's dumps are written, before the process ends.
     ///
     /// # Blocking
-    /// For [`WRITING`] at most: a disk that does not respond must not keep the process from its end.
+    /// For [`FINISH_TIME`] at most: a disk that does not respond must not keep the process from its end.
     pub(crate) fn finish_dumps(&self) {
-        if !self.parts.dumps.wait(WRITING) {
+        if !self.parts.dumps.wait(FINISH_TIME) {
             tracing::warn!("a dump is not written yet, and may be missing");
         }
     }
@@ -184,17 +185,22 @@ impl FailureBroadcast {
     /// How long ago an operation was issued, if its record is still there.
     pub(crate) fn age_of(&self, record_id: u64) -> Option<Duration> {
         let dump = self.parts.recorder.snapshot();
-        let entry = dump.entries.iter().rfind(|it| it.record_id == record_id)?;
+        let entry = dump
+            .entries
+            .iter()
+            .rfind(|entry| entry.record_id == record_id)?;
         let age = dump.identity.dump_time_ns - entry.time_created_ns;
         u64::try_from(age).ok().map(Duration::from_nanos)
     }
 
-    /// Adds the other ranks' status to an error, and changes the ranks that it names by what that status shows. If a
-    /// time-out names ranks that wait for others themselves, it then names the ranks at which the waits end. If it
-    /// names no rank, or only ranks that have arrived, it names the absent ranks. Its sentence then begins with the new
-    /// ranks. If another process, rank 0, serves the store, the error names rank 0 if that process has ended. A
-    /// time-out, and an error that names rank 0 among others, also names rank 0 if the store has left the alarm
-    /// unanswered and has not replied for [`STORE_SILENT`].
+    /// Adds the other ranks' status to an error, and corrects the ranks that it names:
+    ///
+    /// - If the ranks of a time-out wait for others themselves, the error names the ranks at which these waits end.
+    ///   If it names no rank, or only ranks that have arrived, it names the absent ranks. In both cases its sentence
+    ///   begins with the new ranks.
+    /// - If rank 0 is another process and serves the store, the error names rank 0 if that process has ended. A
+    ///   time-out, and an error that names rank 0 among others, also names it if the store has left the alarm
+    ///   unanswered and has not replied for [`STORE_SILENT`].
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.
@@ -219,7 +225,7 @@ impl FailureBroadcast {
             && silence >= STORE_SILENT
             && !incident.wait(Duration::ZERO, |_| true).raise_ended
         {
-            // It cannot be known here whether the rank that this one waited for works; rank 0 does not.
+            // Whether the rank that this one waited for works is not known here. Rank 0 does not answer.
             let silent = format!(
                 "rank 0, which serves the store, has not answered for {}",
                 text::duration(silence)
@@ -316,12 +322,12 @@ impl FailureBroadcast {
 /// The `errno` of the system call that caused an error; 0 if there is none.
 fn errno_of(error: &Error) -> u32 {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(one) = cause {
-        let io = one.downcast_ref::<std::io::Error>();
+    while let Some(error) = cause {
+        let io = error.downcast_ref::<std::io::Error>();
         if let Some(errno) = io.and_then(std::io::Error::raw_os_error) {
             return errno.unsigned_abs();
         }
-        cause = one.source();
+        cause = error.source();
     }
     0
 }

@@ -1,7 +1,7 @@
 //! [`ResponderThread`]: the thread `rcomm/dump`, which uses the store: it raises this rank's alarm, answers those of
 //! other ranks, and watches the FIFOs by which dumps are requested.
 
-use super::{DUMPING, FLAG, FailureBroadcast, Incident};
+use super::{DUMP_WAIT, FLAG, FailureBroadcast, Incident};
 use crate::config::Propagation;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::pipe::DumpPipe;
@@ -19,11 +19,11 @@ const SAME_FAULT: Duration = Duration::from_secs(2);
 /// If many alarms were raised since the last poll, how many are answered besides the newest.
 const MAX_ANSWERS: i64 = 16;
 /// The longest time for which a rank reads the answers that have arrived.
-const READING: Duration = Duration::from_millis(500);
+const READ_TIME: Duration = Duration::from_millis(500);
 /// How long a world that ends waits for the thread that uses the store.
-const ENDING: Duration = Duration::from_millis(500);
+const STOP_WAIT: Duration = Duration::from_millis(500);
 /// For how long another rank's alarm is reported as the likely cause of this rank's faults.
-const RECENT: Duration = Duration::from_secs(60);
+const RECENT_ALARM: Duration = Duration::from_secs(60);
 
 /// Owns the thread `rcomm/dump`, which uses the store and watches the FIFOs.
 pub(crate) struct ResponderThread {
@@ -53,17 +53,17 @@ impl ResponderThread {
     }
 
     /// Ends the thread, and waits for this rank's dumps. If the thread still waits for the store after
-    /// [`ENDING`], it is not joined; it ends when the store replies or the request times out.
+    /// [`STOP_WAIT`], it is not joined; it ends when the store replies or the request times out.
     ///
     /// # Blocking
-    /// For [`ENDING`] at most, and while a dump is being written, for ten seconds more.
+    /// For [`STOP_WAIT`] at most, and while a dump is being written, for ten seconds more.
     pub(crate) fn stop(&mut self) {
         self.broadcast.stopped.store(true, Ordering::Release);
         self.broadcast.wake();
         let Some(thread) = self.thread.take() else {
             return;
         };
-        if self.at_work.recv_timeout(ENDING) == Err(RecvTimeoutError::Timeout) {
+        if self.at_work.recv_timeout(STOP_WAIT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
                 "the thread rcomm/dump ends when the store answers or its time-out passes"
             );
@@ -122,10 +122,10 @@ impl Responder {
             for incident in incidents {
                 self.respond_to_own_fault(&incident);
             }
-            for at in 0..self.pipes.len() {
-                if self.pipes[at].was_written() {
-                    let path = self.pipes[at].path().display().to_string();
-                    let until = Instant::now() + DUMPING;
+            for pipe in &self.pipes {
+                if pipe.was_written() {
+                    let path = pipe.path().display().to_string();
+                    let until = Instant::now() + DUMP_WAIT;
                     self.broadcast.dump(&format!("requested by {path}"), until);
                 }
             }
@@ -138,7 +138,7 @@ impl Responder {
         }
     }
 
-    /// Sleeps until this moment, or until the thread is woken or a FIFO is written to.
+    /// Sleeps until `wake`, or until the thread is woken or a FIFO is written to.
     fn sleep_until(&self, wake: Instant) {
         let rest = wake.saturating_duration_since(Instant::now());
         let mut fds = vec![PollFd::new(&self.broadcast.bell, PollFlags::IN)];
@@ -155,7 +155,7 @@ impl Responder {
     }
 
     /// The key of the number of alarms.
-    fn key(&self) -> String {
+    fn alarm_key(&self) -> String {
         format!("rcomm/alarm/{}", self.broadcast.parts.attempt)
     }
 
@@ -182,7 +182,7 @@ impl Responder {
         // A rank of rcomm sets the flag after it has raised the alarm. If the alarm were read first, one that is raised
         // between the two reads would look like a failure of a PyTorch rank, whose cause is not known.
         let flag = parts.root.check(&[FLAG])?;
-        let raised = parts.root.add(&self.key(), 0)?;
+        let raised = parts.root.add(&self.alarm_key(), 0)?;
         if raised > self.answered {
             return self.answer(raised);
         }
@@ -207,7 +207,7 @@ impl Responder {
     /// Until when a dump for another rank's alarm may keep this rank's status from being published: a disk that does
     /// not respond must not make it look as if this rank did not answer.
     fn dump_until(&self) -> Instant {
-        Instant::now() + DUMPING.min(self.broadcast.parts.status_wait / 4)
+        Instant::now() + DUMP_WAIT.min(self.broadcast.parts.status_wait / 4)
     }
 
     /// Makes this rank's dump, then publishes its status for the alarms up to number `raised` that it has not
@@ -284,7 +284,7 @@ impl Responder {
             // Waiting, reading and the store's reply must together fit in the time for which a fault waits
             // for the answers.
             wait_time: parts.status_wait * 3 / 4,
-            read_time: READING.min(parts.status_wait / 8),
+            read_time: READ_TIME.min(parts.status_wait / 8),
         }
     }
 
@@ -313,7 +313,7 @@ impl Responder {
                 let exchange = self.exchange(alarm);
                 let mut answers = exchange.collect(&*self.broadcast.parts.root, &incident.query());
                 if let Some((at, cause)) = &self.announced
-                    && at.elapsed() < RECENT
+                    && at.elapsed() < RECENT_ALARM
                 {
                     answers.text.push_str("; ");
                     let before = reported_before(cause, &incident.finding);
@@ -323,8 +323,8 @@ impl Responder {
             }
             Err(error) => {
                 // A store that refuses a request, such as a full one, still answers others.
-                let answers_others = || self.broadcast.parts.root.check(&["rcomm/alive"]).is_ok();
-                store_gone = error.kind() == ErrorKind::Store && !answers_others();
+                let still_answers = || self.broadcast.parts.root.check(&["rcomm/alive"]).is_ok();
+                store_gone = error.kind() == ErrorKind::Store && !still_answers();
                 StatusReplies::text(format!(
                     "the status of the other ranks is not known: {error}"
                 ))
@@ -347,7 +347,7 @@ impl Responder {
     /// publishes this rank's status. Returns the number of the alarm.
     pub(super) fn raise(&mut self, incident: &Incident) -> Result<i64> {
         let parts = &self.broadcast.parts;
-        let key = self.key();
+        let key = self.alarm_key();
         let mut alarm = parts.root.add(&key, 0)?;
         if alarm > self.answered {
             self.announced = self.cause_of(alarm).map(|cause| (Instant::now(), cause));
@@ -365,7 +365,7 @@ impl Responder {
             )?;
             let held = std::str::from_utf8(&held)
                 .ok()
-                .and_then(|it| it.parse().ok());
+                .and_then(|text| text.parse().ok());
             alarm = held.ok_or_else(|| {
                 Error::new(ErrorKind::Store, format!("the key {key} holds no number"))
             })?;

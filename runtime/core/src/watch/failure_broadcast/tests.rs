@@ -127,7 +127,7 @@ fn a_disk_that_does_not_respond_delays_neither_the_status_nor_the_next_dump() {
     }
     let refused = slow.dump_for_fault("late", Instant::now());
     assert_eq!(refused, "no dump: earlier ones are not written yet");
-    // The sender's end lets every write end.
+    // Without a sender, no write waits any more.
     drop(go);
     slow_thread.stop();
 }
@@ -170,7 +170,7 @@ fn ranks_that_time_out_at_once_raise_one_alarm() {
 }
 
 #[test]
-fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
+fn a_fault_just_after_another_ranks_alarm_belongs_to_it() {
     let store = Arc::new(HashStore::new());
     let often = Duration::from_millis(10);
     let (first, _, _first) = broadcast(0, &store, often);

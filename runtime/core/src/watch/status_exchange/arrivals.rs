@@ -51,15 +51,15 @@ impl Arrivals {
         self.missing.push((rank, progress));
     }
 
-    /// The members that are not known to have arrived, ascending. Of a message, those without an answer: an answer
-    /// does not show whether its rank has come to the message.
+    /// The members that are not known to have arrived, ascending. For a message, only those that have not answered or
+    /// have ended: an answer does not show whether its rank has come to the message.
     pub(super) fn absent(&self, is_p2p: bool) -> Vec<Rank> {
         let missing = self.missing.iter().map(|(rank, _)| rank);
         let missing = missing.filter(|_| !is_p2p);
-        let all = missing.chain(&self.silent).chain(&self.gone);
-        let mut all: Vec<Rank> = all.copied().collect();
-        all.sort_unstable();
-        all
+        let absent = missing.chain(&self.silent).chain(&self.gone);
+        let mut absent: Vec<Rank> = absent.copied().collect();
+        absent.sort_unstable();
+        absent
     }
 
     pub(super) fn to_text(&self, is_p2p: bool) -> String {
@@ -76,10 +76,10 @@ impl Arrivals {
             ));
         }
         if !self.missing.is_empty() {
-            let what = if is_p2p { "members" } else { "not arrived" };
-            let mut text = format!("{what}: ");
-            for (at, (rank, progress)) in self.missing.iter().take(MAX_RANKS).enumerate() {
-                let comma = if at == 0 { "" } else { ", " };
+            let title = if is_p2p { "members" } else { "not arrived" };
+            let mut text = format!("{title}: ");
+            for (index, (rank, progress)) in self.missing.iter().take(MAX_RANKS).enumerate() {
+                let comma = if index == 0 { "" } else { ", " };
                 let _ = write!(text, "{comma}rank {rank} ({progress})");
             }
             if let Some(more) = self.missing.len().checked_sub(MAX_RANKS + 1) {

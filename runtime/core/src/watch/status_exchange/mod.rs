@@ -67,8 +67,8 @@ pub(crate) struct StatusExchange {
 }
 
 impl StatusExchange {
-    fn key(&self, what: impl std::fmt::Display) -> String {
-        format!("rcomm/status/{}/{}/{what}", self.attempt, self.alarm)
+    fn key(&self, name: impl std::fmt::Display) -> String {
+        format!("rcomm/status/{}/{}/{name}", self.attempt, self.alarm)
     }
 
     /// Publishes this rank's status.
@@ -101,12 +101,12 @@ impl StatusExchange {
                 Ok(summary) => match serde_json::from_slice::<Summary>(&summary) {
                     Ok(summary) => summary.replies(query.members),
                     Err(error) => StatusReplies::text(format!(
-                        "what the {} members answered cannot be read: {error}",
+                        "the answers of the {} members cannot be read: {error}",
                         query.members.len()
                     )),
                 },
                 Err(error) => StatusReplies::text(format!(
-                    "what the {} members answered was not passed on: {error}",
+                    "the answers of the {} members were not passed on: {error}",
                     query.members.len()
                 )),
             },
@@ -131,10 +131,11 @@ impl StatusExchange {
         let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let by_rank = || ranks.iter().zip(&keys);
-        let of = |lost: bool| by_rank().filter(move |(rank, _)| query.lost.contains(rank) == lost);
+        let keys_of =
+            |lost: bool| by_rank().filter(move |(rank, _)| query.lost.contains(rank) == lost);
         let (lost, others): (Vec<&str>, Vec<&str>) = (
-            of(true).map(|(_, key)| *key).collect(),
-            of(false).map(|(_, key)| *key).collect(),
+            keys_of(true).map(|(_, key)| *key).collect(),
+            keys_of(false).map(|(_, key)| *key).collect(),
         );
         // The results of the waits are not used: those answers that have arrived are read below.
         let began = Instant::now();
@@ -144,11 +145,11 @@ impl StatusExchange {
             let _ = store.wait(&lost, time_left.min(LOST_TIME));
         }
         let until = Instant::now() + self.read_time;
-        let came = which_are_set(store, &keys, until);
+        let are_set = which_are_set(store, &keys, until);
         let present: Vec<&str> = keys
             .iter()
-            .zip(&came)
-            .filter_map(|(key, came)| came.then_some(*key))
+            .zip(&are_set)
+            .filter_map(|(key, is_set)| is_set.then_some(*key))
             .collect();
         let mut answers = present.chunks(CHUNK).flat_map(|keys| {
             // The keys exist, so this does not wait.
@@ -164,8 +165,12 @@ impl StatusExchange {
             )
         });
         let mut reports = BTreeMap::new();
-        for (rank, came) in ranks.into_iter().zip(came) {
-            let value = if came { answers.next().flatten() } else { None };
+        for (rank, is_set) in ranks.into_iter().zip(are_set) {
+            let value = if is_set {
+                answers.next().flatten()
+            } else {
+                None
+            };
             let report: Option<RankReport> =
                 value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
             arrivals.add(query, rank, report.as_ref());
@@ -173,13 +178,13 @@ impl StatusExchange {
         }
         let mut text = arrivals.to_text(query.is_p2p);
         let (arrived, absent) = (arrivals.arrived.clone(), arrivals.absent(query.is_p2p));
-        // A rank that has come to the operation has not kept it from its end.
+        // A rank that has come to the operation does not hold it up.
         let have_come = query.waited_for.iter().all(|rank| arrived.contains(rank));
         let roots = match have_come && !query.waited_for.is_empty() {
             true => &absent,
             false => query.waited_for,
         };
-        let unheard = query.is_p2p || !arrivals.silent.is_empty();
+        let is_uncertain = query.is_p2p || !arrivals.silent.is_empty();
         let last_in_chain = match self.follow_waits(store, query, roots, &mut reports, until) {
             Some((hops, last)) => {
                 text.push_str(&hops);
@@ -191,7 +196,7 @@ impl StatusExchange {
             text,
             arrived,
             absent,
-            unheard,
+            is_uncertain,
             last_in_chain,
         }
     }
@@ -541,7 +546,7 @@ mod tests {
         };
         let answers = second.collect(&store, &query(&members)).text;
         assert!(
-            answers.starts_with("what the 100 members answered was not passed on: key"),
+            answers.starts_with("the answers of the 100 members were not passed on: key"),
             "{answers}"
         );
     }

@@ -1,4 +1,4 @@
-//! [`StatusReplies`]: what the members of an operation answered, and which ranks this rank really waited for.
+//! [`StatusReplies`]: what the members of an operation have answered, and which ranks hold it up by these answers.
 
 use super::MAX_RANKS;
 use rcomm_recorder::model::{Rank, text};
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 /// The status of an operation's members.
 #[derive(Debug, Default)]
 pub(crate) struct StatusReplies {
-    /// All of it, as text.
+    /// The whole status, as text.
     pub(crate) text: String,
     /// Members that have issued the operation. Empty for messages, and if another member's summary was read that has
     /// only the text.
     pub(crate) arrived: Vec<Rank>,
-    /// Members that have not issued the operation (of a message, none of these), have not answered, or have ended.
-    /// Empty if another member's summary was read that has only the text.
+    /// Members that have not issued the operation, have not answered, or have ended; for a message, only the latter
+    /// two. Empty if another member's summary was read that has only the text.
     pub(crate) absent: Vec<Rank>,
-    /// Whether some of `absent` may have come: they have not answered.
-    pub(super) unheard: bool,
+    /// Whether some of `absent` may have come: they have not answered, or the operation is a message.
+    pub(super) is_uncertain: bool,
     /// Where the waits of the ranks that this rank waited for end; empty if those wait for no other rank.
     pub(crate) last_in_chain: Vec<Rank>,
 }
@@ -27,15 +27,15 @@ impl StatusReplies {
         if !self.last_in_chain.is_empty() {
             return Some(CauseOfWait {
                 ranks: &self.last_in_chain,
-                how: How::EndOfChain,
+                why: WhyNamed::EndOfChain,
             });
         }
         let have_arrived = waited_for.iter().all(|rank| self.arrived.contains(rank));
         (have_arrived && !self.absent.is_empty()).then_some(CauseOfWait {
             ranks: &self.absent,
-            how: match self.unheard {
-                true => How::Unheard,
-                false => How::Absent,
+            why: match self.is_uncertain {
+                true => WhyNamed::AbsentOrSilent,
+                false => WhyNamed::Absent,
             },
         })
     }
@@ -53,16 +53,16 @@ impl StatusReplies {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CauseOfWait<'a> {
     pub(crate) ranks: &'a [Rank],
-    how: How,
+    why: WhyNamed,
 }
 
-/// What is known of these ranks.
+/// Why a time-out names ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum WhyNamed {
     /// They have not come to the operation.
     Absent,
     /// They have not come, or have not answered.
-    Unheard,
+    AbsentOrSilent,
     /// The ranks that were waited for wait for these, directly or through others.
     EndOfChain,
 }
@@ -72,21 +72,22 @@ impl CauseOfWait<'_> {
     pub(crate) fn to_text(self) -> String {
         let ranks = text::ranks(self.ranks, MAX_RANKS);
         let has = if self.ranks.len() == 1 { "has" } else { "have" };
-        match self.how {
-            How::Absent => format!("{ranks} {has} not come"),
-            How::Unheard => format!("{ranks} {has} not come or not answered"),
-            How::EndOfChain => format!("the waits lead to {ranks}"),
+        match self.why {
+            WhyNamed::Absent => format!("{ranks} {has} not come"),
+            WhyNamed::AbsentOrSilent => format!("{ranks} {has} not come or not answered"),
+            WhyNamed::EndOfChain => format!("the waits lead to {ranks}"),
         }
     }
 }
 
-/// What the first member of a large group that asked passes on to the others.
+/// The answers, as the first member of a large group that asked passes them on to the others.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Summary {
     text: String,
     /// The absent members; `None` if they are more than [`Summary::MAX_ABSENT`].
     absent: Option<Vec<Rank>>,
-    unheard: bool,
+    #[serde(rename = "unheard")]
+    is_uncertain: bool,
 }
 
 impl Summary {
@@ -98,7 +99,7 @@ impl Summary {
         Self {
             text: replies.text.clone(),
             absent: are_few.then(|| replies.absent.clone()),
-            unheard: replies.unheard,
+            is_uncertain: replies.is_uncertain,
         }
     }
 
@@ -106,12 +107,15 @@ impl Summary {
         let Some(absent) = self.absent else {
             return StatusReplies::text(self.text);
         };
-        let arrived = members.iter().copied().filter(|it| !absent.contains(it));
+        let arrived = members
+            .iter()
+            .copied()
+            .filter(|rank| !absent.contains(rank));
         StatusReplies {
             text: self.text,
             arrived: arrived.collect(),
             absent,
-            unheard: self.unheard,
+            is_uncertain: self.is_uncertain,
             last_in_chain: Vec::new(),
         }
     }
@@ -137,9 +141,9 @@ mod tests {
             Some((vec![1], "rank 1 has not come".to_owned()))
         );
         replies.absent.push(3);
-        replies.unheard = true;
-        let unheard = "ranks 1, 3 have not come or not answered";
-        assert_eq!(lead(&replies), Some((vec![1, 3], unheard.to_owned())));
+        replies.is_uncertain = true;
+        let uncertain = "ranks 1, 3 have not come or not answered";
+        assert_eq!(lead(&replies), Some((vec![1, 3], uncertain.to_owned())));
         // The others read the same from the summary.
         let members = [0, 1, 2, 3];
         let passed_on = Summary::of(&replies).replies(&members);

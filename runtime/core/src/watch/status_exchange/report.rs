@@ -24,8 +24,8 @@ pub(crate) struct RankReport {
     pub(super) phase_ms: u64,
     /// The step that the program set last; -1 if it set none.
     pub(super) step: i64,
-    /// The ranks for which operations of this rank wait, or waited until their time-out, and for how long, in ms; 0 =
-    /// not known: the record does not hold the operation, or the time-out was that of no operation.
+    /// The ranks for which operations of this rank wait, or waited until their time-out, and for how long, in ms. 0 if
+    /// that is not known: the record does not hold the operation, or the time-out belongs to no operation.
     #[serde(default)]
     pub(super) waits: BTreeMap<Rank, u64>,
     /// The oldest pending collective of each group of at most [`SMALL_GROUP`] members.
@@ -80,7 +80,7 @@ impl RankReport {
         for failure in record.failures.iter().filter(is_recent_timeout) {
             let failed = failure.operation.as_ref().and_then(|operation| {
                 let mut entries = record.entries.iter();
-                entries.rfind(|it| it.record_id == operation.record_id)
+                entries.rfind(|entry| entry.record_id == operation.record_id)
             });
             for &rank in &failure.ranks {
                 let waited_ms = failed.map_or(0, |entry| ms_since(entry.time_created_ns));
@@ -109,7 +109,7 @@ impl RankReport {
         self
     }
 
-    /// The ranks for which this rank has waited, each for at least half of this time.
+    /// The ranks for which this rank has waited for at least half of `timeout`.
     pub(super) fn long_waits(&self, timeout: Duration) -> impl Iterator<Item = Rank> {
         let long = self.waits.iter();
         let long = long.filter(move |&(_, &waited_ms)| is_long(waited_ms, timeout));
@@ -124,8 +124,8 @@ impl RankReport {
     }
 }
 
-/// Whether a wait of this length may be the cause of one that has ended at this time-out: it has lasted for at least
-/// half of that.
+/// Whether a wait of `waited_ms` may have caused another that ended at its time-out of `timeout`: it has lasted for at
+/// least half of that time-out.
 pub(super) fn is_long(waited_ms: u64, timeout: Duration) -> bool {
     u128::from(waited_ms) >= timeout.as_millis() / 2
 }
